@@ -1,0 +1,28 @@
+"""ampscope: diagnostics for mixed-precision training, with measurements.
+
+The package keeps torch out of its import: the dashboard and the command line load in milliseconds,
+and only the child processes that train (``ampscope.run``) pay for torch.
+
+    from ampscope import Workload      # the protocol of a user's own workload file
+
+``Workload`` is loaded on first use because it needs torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ampscope.workloads.protocol import Workload
+
+__all__ = ["Workload", "__version__"]
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    """Load the torch-dependent names only when they are asked for (PEP 562)."""
+    if name == "Workload":
+        from ampscope.workloads.protocol import Workload
+
+        return Workload
+    raise AttributeError(f"module 'ampscope' has no attribute {name!r}")

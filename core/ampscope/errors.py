@@ -1,0 +1,30 @@
+"""The failure tree. Each message says what happened, where, and what to do next.
+
+    AmpscopeError
+    ├── BadInput        the user asked for something that cannot be done as asked
+    ├── StoreError      the store cannot be read or written (path, disk, schema, not SQLite)
+    ├── ProbeFailed     a child run ended badly; the message is the run's own sentence
+    └── Cancelled       a person stopped the run
+"""
+
+from __future__ import annotations
+
+
+class AmpscopeError(Exception):
+    """Base of every error that ampscope raises on purpose; its text is fit for a person."""
+
+
+class BadInput(AmpscopeError):
+    """What was asked for cannot be done as asked."""
+
+
+class StoreError(AmpscopeError):
+    """The store cannot be opened, read or written."""
+
+
+class ProbeFailed(AmpscopeError):
+    """A child run ended without finishing its work."""
+
+
+class Cancelled(AmpscopeError):
+    """A person stopped the run."""

@@ -1,0 +1,1 @@
+"""The only room that knows SQLite: schema, packing of histograms, writer, reader."""

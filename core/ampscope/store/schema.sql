@@ -1,0 +1,113 @@
+-- ampscope store, schema version 1. This text is the documentation of the store.
+-- One SQLite file, WAL mode. Evidence is stored, verdicts are recomputed.
+--
+-- Numbers that may be non-finite (loss, scale, norms) are REAL where finite and infinite, and the
+-- text 'nan' for NaN, because SQLite turns a REAL NaN into NULL. NULL means "not recorded".
+--
+-- Versions:  1  first
+
+-- One recorded training. `state` is queued, running, finished, failed or cancelled; a reader shows
+-- an active run whose process is gone or whose heartbeat is old as lost.
+CREATE TABLE run (
+    id          TEXT PRIMARY KEY,      -- 12 hexadecimal digits, the first 9 of them a time stamp
+    spec        TEXT NOT NULL,         -- records.RunSpec as JSON
+    state       TEXT NOT NULL,
+    created     REAL NOT NULL,         -- seconds since 1970-01-01 UTC, as all times here
+    started     REAL,
+    ended       REAL,
+    heartbeat   REAL,                  -- last sign of life of the process that writes
+    pid         INTEGER,
+    pid_started REAL,                  -- start time of that process: a pid alone can be reused
+    machine     TEXT,                  -- records.Machine as JSON
+    message     TEXT NOT NULL DEFAULT '',  -- one sentence on how it ended
+    traceback   TEXT NOT NULL DEFAULT '',  -- the child's own
+    steps_done  INTEGER NOT NULL DEFAULT 0,
+    cancel      INTEGER NOT NULL DEFAULT 0 -- set by whoever wants it to stop
+);
+CREATE INDEX run_created ON run (created);
+
+-- One optimizer step of a run (records.StepRecord).
+CREATE TABLE step (
+    run            TEXT NOT NULL REFERENCES run (id) ON DELETE CASCADE,
+    step           INTEGER NOT NULL,
+    loss           REAL,
+    scale          REAL,               -- loss scale used in this step
+    growth_counter INTEGER,            -- finite steps since the last growth, after this step
+    skipped        INTEGER NOT NULL,   -- 1 when GradScaler left the optimizer step out
+    grad_norm      REAL,               -- 2-norm of the unscaled gradients
+    lr             REAL,
+    step_time_s    REAL,               -- without the instruments
+    overhead_s     REAL,               -- the instruments
+    peak_bytes     INTEGER,
+    moved_share    REAL,               -- share of the weights that this step changed
+    op_set         INTEGER,            -- op_set.id; NULL when the step was not traced
+    PRIMARY KEY (run, step)
+) WITHOUT ROWID;
+
+-- The modules of a run's model; `module` is its number within the run (records.ModuleRecord).
+CREATE TABLE module (
+    run             TEXT NOT NULL REFERENCES run (id) ON DELETE CASCADE,
+    module          INTEGER NOT NULL,
+    path            TEXT NOT NULL,     -- dotted, '' for the root
+    type            TEXT NOT NULL,
+    weight_dtypes   TEXT NOT NULL,
+    parameter_count INTEGER NOT NULL,  -- own parameters only
+    is_leaf         INTEGER NOT NULL,
+    shared_with     TEXT NOT NULL,     -- path of the module whose parameters these are
+    PRIMARY KEY (run, module)
+) WITHOUT ROWID;
+
+-- Ops of a step by module, phase and dtypes (records.OpRecord). Steps that ran the same ops share
+-- one set, so tracing every step costs the store next to nothing.
+CREATE TABLE op (
+    run     TEXT NOT NULL REFERENCES run (id) ON DELETE CASCADE,
+    op_set  INTEGER NOT NULL,
+    module  INTEGER NOT NULL,
+    phase   TEXT NOT NULL,             -- forward, backward, step
+    op      TEXT NOT NULL,             -- aten name
+    inputs  TEXT NOT NULL,             -- dtypes of tensor inputs
+    outputs TEXT NOT NULL,
+    count   INTEGER NOT NULL,
+    flops   INTEGER NOT NULL,          -- of all `count` calls, torch.utils.flop_counter's formulas
+    is_cast INTEGER NOT NULL,
+    PRIMARY KEY (run, op_set, module, phase, op, inputs, outputs)
+) WITHOUT ROWID;
+
+-- Exponent histograms of all modules for one role at one step, packed (store/frames.py).
+CREATE TABLE frame (
+    run   TEXT NOT NULL REFERENCES run (id) ON DELETE CASCADE,
+    role  TEXT NOT NULL,               -- activation, grad_output, weight, weight_grad, update
+    step  INTEGER NOT NULL,
+    scale REAL NOT NULL,               -- loss scale that multiplies these values, 1 when none does
+    blob  BLOB NOT NULL,
+    PRIMARY KEY (run, role, step)
+);
+
+-- Half precision against the fp32 shadow (records.ShadowRecord).
+CREATE TABLE shadow (
+    run            TEXT NOT NULL REFERENCES run (id) ON DELETE CASCADE,
+    step           INTEGER NOT NULL,
+    module         INTEGER NOT NULL,
+    role           TEXT NOT NULL,
+    total          INTEGER NOT NULL,
+    lost           INTEGER NOT NULL,   -- zero in half, not zero in fp32
+    subnormal      INTEGER NOT NULL,   -- subnormal in half, normal magnitude for half in fp32
+    zero_before    INTEGER NOT NULL,   -- zero in both
+    relative_error REAL,
+    cosine         REAL,
+    max_abs_fp32   REAL,               -- largest magnitude in the shadow, unscaled
+    PRIMARY KEY (run, step, role, module)
+) WITHOUT ROWID;
+
+-- Parameters whose gradient held NaN or Inf (records.NonFiniteRecord).
+CREATE TABLE nonfinite (
+    run       TEXT NOT NULL REFERENCES run (id) ON DELETE CASCADE,
+    step      INTEGER NOT NULL,
+    "order"   INTEGER NOT NULL,        -- 0 is the first that backward reached
+    parameter TEXT NOT NULL,
+    total     INTEGER NOT NULL,
+    nan       INTEGER NOT NULL,
+    pos_inf   INTEGER NOT NULL,
+    neg_inf   INTEGER NOT NULL,
+    PRIMARY KEY (run, step, "order")
+) WITHOUT ROWID;

@@ -1,0 +1,83 @@
+"""Character text for language models: sources of the Python standard library on this machine.
+
+It is real text, about 1.4 MB, and ships with every Python, so nothing has to be downloaded. The list of
+modules is fixed; their text differs between Python versions, so a loss curve on text is comparable
+between runs on one Python only. Where the sources are missing (a frozen or zipped library) a short
+text that ships with the package takes their place, and a warning says so.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+import warnings
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# Single-file modules that Python 3.11 to 3.13 all have, in sorted order.
+_MODULES = (
+    *("argparse", "ast", "calendar", "configparser", "csv", "difflib", "dis", "doctest", "enum"),
+    *("fractions", "functools", "heapq", "inspect", "ipaddress", "locale", "mailbox", "pickle"),
+    *("random", "shutil", "socket", "statistics", "subprocess", "tarfile", "tempfile", "textwrap"),
+    *("threading", "tokenize", "typing", "uuid", "weakref"),
+)
+_FALLBACK = Path(__file__).parent / "data" / "fallback.txt"
+
+# Newline and printable ASCII: 96 symbols. A multiple of 8, as Tensor Cores want for the last layer
+# (NVIDIA, "Matrix Multiplication Background User's Guide"); everything else is read as "?".
+VOCABULARY = "\n" + "".join(map(chr, range(32, 127)))
+_BATCH_SEED_OFFSET = 1  # batches are drawn from another stream than the weights
+
+TextBatch = tuple[Tensor, Tensor]  # (batch, context) int64: characters, and the ones after them
+
+
+def encode(text: str) -> Tensor:
+    """One uint8 index into VOCABULARY for each character; tabs are read as one space."""
+    raw = text.replace("\t", " ").encode("ascii", errors="replace")
+    table = np.full(256, VOCABULARY.index("?"), dtype=np.uint8)
+    table[np.frombuffer(VOCABULARY.encode("ascii"), dtype=np.uint8)] = np.arange(len(VOCABULARY))
+    return torch.from_numpy(table[np.frombuffer(raw, dtype=np.uint8)])
+
+
+@lru_cache(maxsize=1)
+def read_text() -> Tensor:
+    """The whole text as indices, a (characters,) uint8 tensor."""
+    return encode(_standard_library_text() or _fallback_text())
+
+
+def text_batches(seed: int, batch_size: int, context: int) -> Callable[[], Iterator[TextBatch]]:
+    """A function that starts the same endless sequence of random windows each time it is called."""
+    text = read_text()
+    offsets = torch.arange(context + 1)
+
+    def start() -> Iterator[TextBatch]:
+        generator = torch.Generator().manual_seed(seed + _BATCH_SEED_OFFSET)
+        while True:
+            first = torch.randint(len(text) - context, (batch_size, 1), generator=generator)
+            window = text[first + offsets].long()
+            yield window[:, :-1], window[:, 1:]
+
+    return start
+
+
+def _standard_library_text() -> str:
+    """All modules of the list, or nothing: a part of them would be a third kind of text."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    try:
+        sources = [(folder / f"{name}.py").read_text(encoding="utf-8") for name in _MODULES]
+    except OSError:
+        return ""
+    return "\n".join(sources)
+
+
+def _fallback_text() -> str:
+    warnings.warn(
+        "The sources of the Python standard library were not found: text workloads train on the "
+        "short text that ships with ampscope.",
+        stacklevel=2,
+    )
+    return _FALLBACK.read_text(encoding="utf-8")
