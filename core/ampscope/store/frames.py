@@ -73,6 +73,30 @@ def unpack(blob: bytes) -> tuple[tuple[int, ...], tuple[str, ...], Raw]:
     return tuple(modules.tolist()), tuple(DTYPE_CODES[c] for c in codes.tolist()), rows
 
 
+def unpack_module(blob: bytes, module: int) -> Raw | None:
+    """Sum of one module's rows, None when it has none: a quarter of the time of :func:`unpack`,
+    for a series over many frames. Raises StoreError for a blob that is not one."""
+    try:
+        width, body = blob[0], zlib.decompress(blob[1:])
+        count = int(np.frombuffer(body, "<u4", 1)[0])
+        hits = np.flatnonzero(np.frombuffer(body, "<u4", count, 4) == module).tolist()
+        ends = np.cumsum(np.frombuffer(body, "<u2", count, 4 + 5 * count), dtype=np.int64)
+        cells, at = int(ends[-1]) if count else 0, 4 + 7 * count
+        out = np.zeros(RAW_LEN, np.int64)
+        for hit in hits:
+            start, end = int(ends[hit - 1]) if hit else 0, int(ends[hit])
+            planes = [
+                np.frombuffer(body, np.uint8, end - start, at + plane * cells + start)
+                for plane in range(2 + width)
+            ]
+            gaps = planes[0].astype(np.int64) + (planes[1].astype(np.int64) << 8)
+            values = sum(p.astype(np.int64) << (8 * i) for i, p in enumerate(planes[2:]))
+            out[np.cumsum(gaps)] += values
+    except (IndexError, ValueError, zlib.error) as error:
+        raise StoreError(f"A stored histogram is damaged ({error}); delete this run.") from error
+    return out if hits else None
+
+
 def _planes16(values: NDArray[np.int64]) -> bytes:
     """Low bytes, then high bytes."""
     return (values & 0xFF).astype(np.uint8).tobytes() + (values >> 8).astype(np.uint8).tobytes()

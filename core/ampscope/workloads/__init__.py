@@ -7,6 +7,7 @@
     text       character text: the sources of the Python standard library
     scaling    the same workload with its loss made smaller or larger
     load       what a person types (a name, `file.py:build`, `package.module:build`) -> Workload
+    factory    runs a user's `build`, and explains its failures
 
 This file imports nothing, so that `ampscope.workloads.catalog` stays free of torch.
 """

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from types import MappingProxyType
 
 SIZES = ("tiny", "small", "medium")
@@ -37,41 +38,51 @@ _ALL = (
         "gpt",
         "GPT",
         "A transformer that learns to continue Python source text, character by character.",
-        314_912,
-        4_820_064,
-        28_531_296,
+        314_464,
+        4_821_088,
+        28_536_416,
     ),
     _info(
         "lenet",
         "LeNet",
         "Two convolutions and two linear layers that learn to read handwritten digits.",
-        12_118,
+        20_522,
         431_080,
-        29_842_410,
+        29_850_506,
     ),
     _info(
         "resnet",
         "ResNet",
         "Residual convolutions with batch normalisation that learn to read handwritten digits.",
-        0,
-        0,
-        0,
+        19_706,
+        272_186,
+        29_772_802,
     ),
     _info(
         "mlp",
         "MLP",
         "Linear layers and ReLU that learn to read handwritten digits; the fastest of all.",
-        0,
-        0,
-        0,
+        8_970,
+        563_722,
+        29_786_890,
     ),
     _info(
         "rnn",
         "Recurrent network",
         "A gated recurrent cell built on linear layers, on the characters of Python source text.",
-        0,
-        0,
-        0,
+        27_936,
+        1_046_112,
+        29_641_248,
     ),
 )
 BUILTIN: Mapping[str, BuiltinInfo] = MappingProxyType({info.name: info for info in _ALL})
+
+
+def unknown_workload(name: str) -> str:
+    """The sentence for a name that there is not, with near matches and the whole list."""
+    near = get_close_matches(name.lower(), BUILTIN, n=2)
+    guess = f" Did you mean {' or '.join(near)}?" if near else ""
+    return (
+        f"There is no workload {name!r}.{guess} Built in are {', '.join(sorted(BUILTIN))}; a file "
+        "of your own is named as path/to/file.py:build or package.module:build."
+    )

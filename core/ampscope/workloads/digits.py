@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 _FILE = Path(__file__).parent / "data" / "digits.npz"
 _PIXEL_MAX = 16.0
@@ -37,6 +37,12 @@ def enlarge(images: Tensor) -> Tensor:
     """
     tripled = images.repeat_interleave(3, dim=2).repeat_interleave(3, dim=3)
     return F.pad(tripled, (2, 2, 2, 2))
+
+
+def classification_loss(model: nn.Module, batch: DigitBatch) -> Tensor:
+    """Mean cross-entropy of the logits; runs in fp32 under autocast."""
+    images, labels = batch
+    return F.cross_entropy(model(images), labels)
 
 
 def digit_batches(

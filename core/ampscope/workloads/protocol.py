@@ -145,7 +145,9 @@ def _start(workload: Workload) -> Iterator[Batch]:
         return iter(source)
     except TypeError as error:
         message = f"`batches` of {workload.name or 'the workload'} gave {_kind(source)}"
-        raise BadInput(f"{message}, which is not iterable. Return an iterable of batches.") from error
+        raise BadInput(
+            f"{message}, which is not iterable. Return an iterable of batches."
+        ) from error
 
 
 def _is_source(batches: object) -> bool:

@@ -46,11 +46,16 @@ def with_loss_factor(workload: Workload, factor: float) -> Workload:
 
 
 def _correct(optimizer: Optimizer, factor: float) -> Optimizer:
-    """SGD moves by lr * (g + decay * w); Adam by lr * m / (sqrt(v) + eps), blind to g's unit."""
+    """SGD moves by lr * (g + decay * w); Adam by lr * m / (sqrt(v) + eps), blind to g's unit.
+
+    Decay that Adam adds to the gradient scales with it; AdamW's, which bypasses it, does not.
+    """
     for group in optimizer.param_groups:
         if isinstance(optimizer, SGD):
             group["lr"] /= factor
             group["weight_decay"] *= factor
-        elif isinstance(optimizer, Adam):  # AdamW is a subclass, or has its own class before 2.9
+        elif isinstance(optimizer, Adam):  # AdamW is a subclass
             group["eps"] *= factor
+            if not group["decoupled_weight_decay"]:
+                group["weight_decay"] *= factor
     return optimizer

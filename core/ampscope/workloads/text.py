@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 # Single-file modules that Python 3.11 to 3.13 all have, in sorted order.
 _MODULES = (
@@ -47,6 +48,13 @@ def encode(text: str) -> Tensor:
 def read_text() -> Tensor:
     """The whole text as indices, a (characters,) uint8 tensor."""
     return encode(_standard_library_text() or _fallback_text())
+
+
+def next_character_loss(model: nn.Module, batch: TextBatch) -> Tensor:
+    """Mean cross-entropy over all positions, in nats; ln(96) = 4.56 is that of a guess."""
+    characters, targets = batch
+    logits: Tensor = model(characters)
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def text_batches(seed: int, batch_size: int, context: int) -> Callable[[], Iterator[TextBatch]]:

@@ -1,0 +1,46 @@
+"""One way to show a chart: its data as CSV and its picture as SVG, on every page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pandas as pd
+import plotly.graph_objects as go
+import streamlit as st
+
+_REMOVED = ["lasso2d", "select2d", "autoScale2d"]  # three ways to lose one's place
+
+
+def show(figure: go.Figure, name: str, table: Callable[[], pd.DataFrame], *, key: str) -> None:
+    """Draw ``figure``; ``table`` is called only when somebody downloads the data.
+
+    ``name`` names the files: letters, digits and hyphens.
+    """
+    st.plotly_chart(figure, key=key, config=config(name))
+    download(table, name, key=key)
+
+
+def download(table: Callable[[], pd.DataFrame], name: str, *, key: str) -> None:
+    """A quiet button for the data behind a chart or a table."""
+
+    def as_csv() -> bytes:
+        return table().to_csv(index=False).encode()
+
+    st.download_button(
+        "Data as CSV",
+        as_csv,
+        f"{name}.csv",
+        "text/csv",
+        key=f"{key}-csv",
+        type="tertiary",
+        on_click="ignore",
+    )
+
+
+def config(name: str) -> dict[str, object]:
+    """Plotly's tool bar: SVG export, zoom and pan, no logo."""
+    return {
+        "displaylogo": False,
+        "modeBarButtonsToRemove": _REMOVED,
+        "toImageButtonOptions": {"format": "svg", "filename": name},
+    }

@@ -1,0 +1,87 @@
+"""One histogram as bars: exponent on x, elements on a log axis, bars in the colours of the zones.
+
+Zeros have a bar of their own on the left, NaN and infinities on the right.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import plotly.graph_objects as go
+from ampscope.analysis.distribution import aligned, occupied_range
+from ampscope.exponents import NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO, Raw
+from ampscope.formats import NumberFormat
+
+from app.figures.exponent_axis import exponent_range, set_exponent_axis, zone_spans
+from app.palette import NONFINITE, OUTLINE, ZERO, ZONES
+
+HEIGHT_PX, TOP = 380, 74
+LEAST = 0.5  # the log axis starts below 1, so that a single element has a bar
+
+
+def exponent_bars(row: Raw, fmt: NumberFormat, shift: int, *, x_title: str) -> go.Figure:
+    """Figure of one raw row, moved by ``shift`` powers of two."""
+    occupied = occupied_range(row[None, :])
+    moved = None if occupied is None else (occupied[0] + shift, occupied[1] + shift)
+    shown = exponent_range(moved, fmt)
+    counts = aligned(row[None, :], [shift], shown.lowest, shown.highest)[0]
+    total = max(int(row.sum()), 1)
+    figure = go.Figure()
+    for zone, first, end in zone_spans(fmt, shown):
+        part = counts[first - shown.lowest : end - shown.lowest]
+        exponents = np.arange(first, end)
+        labels = [f"2^{e}" for e in exponents]
+        _add_bars(figure, zone, exponents + 0.5, part, total, ZONES[zone], "x2", labels)
+    zeros = np.array([row[POS_ZERO], row[NEG_ZERO]])
+    _add_bars(figure, "zero", ["+0", "−0"], zeros, total, ZERO, "x", ["+0", "−0"])
+    names = ["NaN", "+Inf", "−Inf"]
+    special = row[[NAN, POS_INF, NEG_INF]]
+    _add_bars(figure, "not finite", names, special, total, NONFINITE, "x3", names)
+    _lay_out(figure, max(int(row.max()), 1))
+    set_exponent_axis(figure, fmt, shown, "x2", x_title)
+    return figure
+
+
+def _add_bars(
+    figure: go.Figure,
+    zone: str,
+    x: object,
+    counts: Raw,
+    total: int,
+    color: str,
+    axis: str,
+    labels: list[str],
+) -> None:
+    hover = [
+        f"<b>{label}</b><br>{n:,} of {total:,}, {100 * n / total:.3g} %<br>{zone}"
+        for label, n in zip(labels, counts.tolist(), strict=True)
+    ]
+    figure.add_trace(
+        go.Bar(
+            name=zone,
+            x=x,
+            y=np.where(counts > 0, counts, np.nan),
+            xaxis=axis,
+            marker={"color": color, "line": {"color": OUTLINE, "width": 0.5}},
+            hovertext=hover,
+            hovertemplate="%{hovertext}<extra></extra>",
+            showlegend=False,
+        )
+    )
+
+
+def _lay_out(figure: go.Figure, largest: int) -> None:
+    figure.update_layout(
+        height=HEIGHT_PX,
+        margin={"t": TOP, "b": 64, "l": 10, "r": 10},
+        plot_bgcolor="rgba(0,0,0,0)",
+        bargap=0.06,
+        xaxis={"domain": (0.0, 0.07), "title": {"text": "zero"}, "type": "category"},
+        xaxis2={"domain": (0.09, 0.86), "anchor": "y"},
+        xaxis3={"domain": (0.88, 1.0), "title": {"text": "not finite"}, "type": "category"},
+        yaxis={
+            "title": {"text": "elements (log)"},
+            "type": "log",
+            "range": [float(np.log10(LEAST)), float(np.log10(largest)) + 0.15],
+            "dtick": 1,
+        },
+    )

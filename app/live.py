@@ -1,0 +1,103 @@
+"""A group of probes while they run: progress, place in the queue, live curves, cancel.
+
+live.panel(group, key="new")      # redraws itself every second until all have ended
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+import streamlit as st
+from ampscope.records import RunInfo, State, StepRecord
+
+from app import chart, probes, sitemap, states, store
+from app.figures.progress import progress_figure
+from app.run_page import name_of
+from app.text import duration, escape, number
+
+REFRESH_EVERY_S = 1.0
+
+
+def panel(group: str, *, key: str) -> list[RunInfo]:
+    """Draw the group; returns its runs as they are now (empty when there is no such group)."""
+    runs = probes.of_group(group)
+    if any(run.state.is_active for run in runs):
+        _refreshing(group, key)
+    elif runs:
+        _draw(runs, key)
+    return runs
+
+
+@st.fragment(run_every=REFRESH_EVERY_S)
+def _refreshing(group: str, key: str) -> None:
+    runs = probes.of_group(group)
+    if not any(run.state.is_active for run in runs):
+        st.rerun(scope="app")  # ended: the page goes on, and this clock stops
+    _draw(runs, key)
+
+
+def _draw(runs: list[RunInfo], key: str) -> None:
+    for run in runs:
+        _row(run, key)
+    recorded = [(run, store.steps(run)) for run in runs]
+    if any(steps for _, steps in recorded):
+        st.markdown(escape(_what_to_see(recorded)))
+        chart.show(
+            progress_figure(recorded),
+            "progress",
+            lambda: _table(recorded),
+            key=f"{key}-progress",
+        )
+
+
+def _row(run: RunInfo, key: str) -> None:
+    name, progress, action = st.columns([3, 5, 2], vertical_alignment="center")
+    with name.container(horizontal=True, vertical_alignment="center", gap="small"):
+        st.markdown(f"**{escape(run.spec.precision)}**", width="content")
+        st.badge(run.state, color=states.BADGE_COLORS[run.state])
+    if run.state.is_active:
+        progress.progress(run.steps_done / run.spec.steps, text=_progress_text(run))
+        if action.button("Cancel", key=f"{key}-cancel-{run.id}", width="stretch"):
+            probes.cancel(run)
+            st.toast(f"{escape(name_of(run))} stops at its next step.")
+    elif run.state is State.FINISHED:
+        progress.progress(1.0, text=_progress_text(run))
+        link = {"run": run.id}
+        action.page_link(sitemap.LAYERS.file, label="Open", query_params=link)
+    else:
+        with progress:
+            states.explain(run)
+        if run.steps_done:
+            link = {"run": run.id}
+            action.page_link(sitemap.LAYERS.file, label="Open", query_params=link)
+
+
+def _progress_text(run: RunInfo) -> str:
+    if run.state is State.QUEUED:
+        return f"Waits, place {run.place} in the queue" if run.place > 1 else "Starting"
+    done = f"{run.steps_done:,} of {run.spec.steps:,} steps"
+    if run.started is None:
+        return done
+    end = run.ended or run.heartbeat or run.started
+    return f"{done}, {duration(max(0.0, end - run.started))}"
+
+
+def _what_to_see(recorded: list[tuple[RunInfo, list[StepRecord]]]) -> str:
+    """The last loss of each run, side by side."""
+    parts = [
+        f"{run.spec.precision} {number(steps[-1].loss)} (step {steps[-1].step})"
+        for run, steps in recorded
+        if steps
+    ]
+    skips = sum(step.skipped for _, steps in recorded for step in steps)
+    tail = f" GradScaler has left out {skips} steps." if skips else ""
+    return f"Loss so far: {'; '.join(parts)}.{tail}"
+
+
+def _table(recorded: list[tuple[RunInfo, list[StepRecord]]]) -> pd.DataFrame:
+    rows = [
+        (run.id, run.spec.precision, s.step, s.loss, s.scale, s.skipped)
+        for run, steps in recorded
+        for s in steps
+    ]
+    columns = ["run", "precision", "step", "loss", "loss_scale", "skipped"]
+    return pd.DataFrame(rows, columns=columns)

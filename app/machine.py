@@ -1,0 +1,21 @@
+"""This machine, read at most every few seconds: one line for Home, the whole for Hardware."""
+
+from __future__ import annotations
+
+import streamlit as st
+from ampscope.hardware.describe import HardwareReport, describe_machine, one_line
+
+from app.text import escape
+
+READ_EVERY_S = 2.0
+
+
+@st.cache_data(ttl=READ_EVERY_S, show_spinner=False)
+def report() -> HardwareReport:
+    """What the machine is and how busy it is now."""
+    return describe_machine()
+
+
+def line() -> None:
+    """Device, capability, torch and policy in one line."""
+    st.caption(escape(one_line(report())))

@@ -1,0 +1,65 @@
+"""What the operator decided when the dashboard was started. A browser can change none of it.
+
+    streamlit run app/main.py -- --store runs.db --workloads ./mine
+
+or the environment variables AMPSCOPE_STORE and AMPSCOPE_WORKLOADS; the command line wins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from ampscope.errors import BadInput
+from ampscope.store.db import default_path
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``workloads`` is the one folder whose files a browser may choose; None offers none."""
+
+    store: Path
+    workloads: Path | None = None
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse that raises instead of ending the server."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BadInput(f"{message}. After `--` come only --store FILE and --workloads DIR.")
+
+
+def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
+    """Raises BadInput for an unknown option or a workloads folder that is none."""
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--store", type=Path)
+    parser.add_argument("--workloads", type=Path)
+    given = parser.parse_args(arguments)
+    workloads = given.workloads or _path(environment.get("AMPSCOPE_WORKLOADS"))
+    if workloads is not None and not workloads.expanduser().is_dir():
+        raise BadInput(f"--workloads {workloads} is not a folder.")
+    return Options(
+        store=(given.store or default_path()).expanduser().absolute(),
+        workloads=workloads and workloads.expanduser().resolve(),
+    )
+
+
+def current() -> Options:
+    """The options of this process."""
+    return parse(_own_arguments(sys.argv), os.environ)
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text) if text else None
+
+
+def _own_arguments(argv: Sequence[str]) -> Sequence[str]:
+    """`streamlit run app/main.py -- …` leaves the script at the front; under a test runner or a
+    notebook the arguments are another program's."""
+    is_ours = bool(argv) and Path(argv[0]).parts[-2:] == ("app", "main.py")
+    return argv[1:] if is_ours else ()

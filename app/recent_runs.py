@@ -1,0 +1,69 @@
+"""The list of recent runs on Home: state, name, what it was, links to its pages, deletion."""
+
+from __future__ import annotations
+
+import streamlit as st
+from ampscope.records import RunInfo
+
+from app import probes, run_page, sitemap, store
+from app.text import ago, escape, plural
+
+AT_FIRST = 10
+_SHOWN = "recent-shown"
+
+
+def show(runs: list[RunInfo]) -> None:
+    """Newest first, ten at a time."""
+    title, delete = st.columns([5, 1], vertical_alignment="bottom")
+    title.subheader("Recent runs", anchor=False)
+    if delete.button("Delete runs", key="delete-open", width="stretch"):
+        _delete_dialog()
+    shown = st.session_state.setdefault(_SHOWN, AT_FIRST)
+    for run in runs[:shown]:
+        _row(run)
+    if len(runs) > shown and st.button(f"Show {min(AT_FIRST, len(runs) - shown)} older"):
+        st.session_state[_SHOWN] = shown + AT_FIRST
+        st.rerun()
+
+
+def _row(run: RunInfo) -> None:
+    with st.container(border=True):
+        what, links = st.columns([6, 4], vertical_alignment="center")
+        with what:
+            run_page.title_line(run)
+            st.caption(escape(" · ".join(_facts(run))))
+        with links.container(horizontal=True, horizontal_alignment="right"):
+            for entry in sitemap.RUN_PAGES:
+                st.page_link(entry.file, label=entry.title, query_params={"run": run.id})
+
+
+def _facts(run: RunInfo) -> list[str]:
+    steps = f"{run.steps_done:,} of {plural(run.spec.steps, 'step')}"
+    place = [f"place {run.place} in the queue"] if run.place else []
+    return [
+        run_page.described(run),
+        run_page.policy_of(run.machine),
+        steps,
+        *place,
+        ago(run.created),
+    ]
+
+
+@st.dialog("Delete runs")
+def _delete_dialog() -> None:
+    ended = {run.id: run for run in store.runs() if not run.state.is_active}
+    if not ended:
+        st.markdown("No run has ended yet. Cancel a run before deleting it.")
+        return
+    chosen = st.multiselect(
+        "Runs to delete",
+        list(ended),
+        format_func=lambda id_: run_page.label(ended[id_]),
+        key="delete-which",
+        placeholder="Type to search",
+    )
+    st.caption("What was recorded of them is deleted from the store. This cannot be undone.")
+    label = f"Delete {plural(len(chosen), 'run')}" if chosen else "Delete"
+    if st.button(label, type="primary", disabled=not chosen, key="delete-confirm"):
+        probes.delete(chosen)
+        st.rerun()

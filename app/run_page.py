@@ -1,0 +1,129 @@
+"""What every page about one run begins with: the run picker, the header line, the run's state.
+
+run = run_page.opened("Gradients")     # stops here when there is nothing to show
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import PurePath
+
+import streamlit as st
+from ampscope.errors import BadInput
+from ampscope.records import Machine, RunInfo
+
+from app import links, states, store
+from app.text import ago, code, cut, escape, percent, plural, power_of_two
+
+FOLLOW_EVERY_S = 2.0
+NAME_LENGTH = 60
+POLICIES = {
+    "cuda": "CUDA",
+    "rehearsal": "CUDA's rules, rehearsed on a CPU",
+    "native": "the CPU's own rules",
+}
+
+
+def opened(title: str) -> RunInfo:
+    """Title, run picker, header and state; returns the run, which has at least one step.
+
+    Ends the page when the store is empty or the run has recorded nothing yet.
+    """
+    st.title(title, anchor=False)
+    runs = store.runs()
+    if not runs:
+        states.empty_store()
+        st.stop()
+    run = _picked(runs)
+    header(run)
+    states.explain(run)
+    if run.state.is_active:
+        _follow(run.id, store.version(run))
+    if run.steps_done == 0:
+        st.stop()
+    return run
+
+
+def header(run: RunInfo) -> None:
+    """Which run this is, its state, and under which policy it ran."""
+    title_line(run)
+    st.caption(escape(" · ".join(facts(run))))
+
+
+def title_line(run: RunInfo) -> None:
+    """Name and state."""
+    name = name_of(run)
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        st.markdown(
+            f"**{escape(cut(name, NAME_LENGTH))}**",
+            width="content",
+            help=code(name) if len(name) > NAME_LENGTH else None,
+        )
+        st.badge(run.state, color=states.BADGE_COLORS[run.state])
+
+
+def name_of(run: RunInfo) -> str:
+    """The label, else what it was."""
+    return run.spec.label or described(run)
+
+
+def described(run: RunInfo) -> str:
+    """``gpt tiny fp16``; of a file its name only, because paths are long."""
+    path, is_file, entry = run.spec.workload.rpartition(".py")
+    workload = f"{PurePath(path).name}.py{entry}" if is_file else run.spec.workload
+    return f"{workload} {run.spec.size} {run.spec.precision}"
+
+
+def facts(run: RunInfo) -> list[str]:
+    """The header line's parts."""
+    spec = run.spec
+    parts = [described(run)] if spec.label else []
+    parts += [policy_of(run.machine), plural(run.steps_done, "step"), f"seed {spec.seed}"]
+    if spec.loss_factor != 1:
+        parts.append(f"loss × {power_of_two(spec.loss_factor)}")
+    if run.overhead_share is not None:
+        parts.append(f"instruments took {percent(run.overhead_share)} of the time")
+    return [*parts, ago(run.created)]
+
+
+def policy_of(machine: Machine | None) -> str:
+    """``CUDA's rules, rehearsed on a CPU (AMD EPYC)``"""
+    if machine is None:
+        return "policy not known before it starts"
+    policy = POLICIES.get(machine.policy, machine.policy)
+    return f"{policy} ({machine.device_name})" if machine.device_name else policy
+
+
+def label(run: RunInfo) -> str:
+    """One line of the run picker."""
+    when = time.strftime("%d %b %H:%M", time.localtime(run.created))
+    return f"{cut(name_of(run), NAME_LENGTH)} · {run.state} · {when}"
+
+
+def _picked(runs: list[RunInfo]) -> RunInfo:
+    """The run that the URL names, else the last one chosen, else the newest."""
+    by_id = {run.id: run for run in runs}
+    asked = links.wanted("run")
+    if asked and asked not in by_id:
+        try:
+            older = store.run(asked)  # further back than the list, or the beginning of an id
+            by_id[older.id] = older
+            links.keep("run", older.id)
+        except BadInput as error:
+            st.warning(f"{escape(str(error))}\n\nThe newest run is shown instead.")
+    run_id = links.select(
+        "Run",
+        "run",
+        list(by_id),
+        format_func=lambda id_: label(by_id[id_]),
+        help="Type to search. The address of this page names the run.",
+        place=st.sidebar,
+    )
+    return by_id[run_id]
+
+
+@st.fragment(run_every=FOLLOW_EVERY_S)
+def _follow(run_id: str, version: str) -> None:
+    """Draw the page anew when the run has recorded more."""
+    if store.version(store.run(run_id)) != version:
+        st.rerun(scope="app")

@@ -1,0 +1,35 @@
+"""The pages, their sections and addresses: one table, in the order of the navigation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+PAGES_FOLDER = Path(__file__).resolve().parent.parent / "pages"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One page; ``url_path`` is empty for the page that opens first."""
+
+    file: Path
+    title: str
+    icon: str
+    url_path: str
+    section: str
+
+
+def _entry(name: str, title: str, icon: str, section: str, url_path: str | None = None) -> Entry:
+    path = name.replace("_", "-") if url_path is None else url_path
+    return Entry(PAGES_FOLDER / f"{name}.py", title, f":material/{icon}:", path, section)
+
+
+HOME = _entry("home", "Home", "home", "Probes", url_path="")
+NEW_PROBE = _entry("new_probe", "New probe", "add_circle", "Probes")
+LAYERS = _entry("layers", "Layers", "account_tree", "One run")
+GRADIENTS = _entry("gradients", "Gradients", "blur_on", "One run")
+LOSS_SCALE = _entry("loss_scale", "Loss scale", "show_chart", "One run")
+HARDWARE = _entry("hardware", "Hardware", "memory", "This machine")
+
+ENTRIES = (HOME, NEW_PROBE, LAYERS, GRADIENTS, LOSS_SCALE, HARDWARE)
+RUN_PAGES = tuple(e for e in (LAYERS, GRADIENTS, LOSS_SCALE) if e.file.exists())  # DEVELOPMENT

@@ -1,0 +1,89 @@
+"""The states of a store and of a run, each designed: one sentence, and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
+
+import streamlit as st
+from ampscope.records import RunInfo, State
+
+from app import sitemap
+from app.text import escape, plural
+
+BadgeColor: TypeAlias = Literal["gray", "blue", "green", "red", "orange"]
+BADGE_COLORS: Mapping[State, BadgeColor] = {
+    State.QUEUED: "gray",
+    State.RUNNING: "blue",
+    State.FINISHED: "green",
+    State.FAILED: "red",
+    State.CANCELLED: "gray",
+    State.LOST: "orange",
+}
+_NEXT = {
+    State.FAILED: "Mend what the sentence names and start it again, or look at its last steps.",
+    State.CANCELLED: "It can be started again from New probe.",
+    State.LOST: "Start it again with fewer modules in memory or a smaller size if memory ran out.",
+}
+
+
+def empty_store() -> None:
+    """Nothing recorded yet."""
+    st.info("**No run has been recorded yet.** Start the demo on Home, or a probe of your own.")
+    with st.container(horizontal=True):
+        st.page_link(sitemap.HOME.file, label="Home")
+        st.page_link(sitemap.NEW_PROBE.file, label="New probe")
+
+
+def unreadable(sentence: str) -> None:
+    """The store, an option or an address cannot be used; ``sentence`` says why and what to do."""
+    st.error(escape(sentence))
+
+
+def broken(page: str) -> None:
+    """A fault of ampscope's own; the traceback is in the terminal, never on the page."""
+    st.error(
+        f"**The page {escape(page)} could not be drawn.** The recorded runs are untouched. "
+        "The terminal that runs the dashboard shows the reason."
+    )
+
+
+def nothing_recorded(what: str, next_step: str) -> None:
+    """The run is fine but holds no such fact, for example no shadow. Both texts are the page's."""
+    st.info(f"**{escape(what)}** {escape(next_step)}")
+
+
+def explain(run: RunInfo) -> None:
+    """Say what state the run is in when that is not plainly finished."""
+    if run.state is State.QUEUED:
+        st.info(f"**This probe waits, place {run.place} in the queue.** It starts by itself.")
+    elif run.state is State.RUNNING and run.steps_done == 0:
+        st.info("**This probe has started.** Its first step has not come yet.")
+    elif run.state is State.RUNNING:
+        done, asked = run.steps_done, run.spec.steps
+        st.info(f"**Running: {done:,} of {plural(asked, 'step')}.** This page follows it.")
+    elif run.state is not State.FINISHED:
+        _ended_early(run)
+
+
+def _ended_early(run: RunInfo) -> None:
+    box = st.error if run.state is State.FAILED else st.warning
+    kept = (
+        f"The first {plural(run.steps_done, 'step')} are kept."
+        if run.steps_done > 1
+        else "One step is kept."
+        if run.steps_done
+        else "No step was recorded."
+    )
+    reason = run.message or "No reason was recorded."
+    box(f"**This run {_ENDED[run.state]}.** {escape(reason)}\n\n{kept} {_NEXT[run.state]}")
+    if run.traceback:
+        with st.expander("The probe's own traceback"):
+            st.code(run.traceback, language=None, wrap_lines=True)
+
+
+_ENDED = {
+    State.FAILED: "failed",
+    State.CANCELLED: "was cancelled",
+    State.LOST: "was lost",
+}

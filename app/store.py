@@ -1,0 +1,134 @@
+"""Cached, read-only access to the store. Pages ask here and nowhere else.
+
+What a run recorded is kept under (store, run, version): a finished run is read once, a run that is
+still being written is read again whenever its version moves. Every function takes the RunInfo that
+the page holds, so a page sees one version throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import streamlit as st
+from ampscope.records import (
+    Frame,
+    ModuleRecord,
+    NonFiniteRecord,
+    OpRecord,
+    Role,
+    RunInfo,
+    ShadowRecord,
+    StepRecord,
+)
+from ampscope.store.reader import Reader
+
+from app import options
+
+P = ParamSpec("P")
+T = TypeVar("T")
+MAX_ENTRIES = 96  # of about 1 MiB each for one frame of 500 modules
+
+
+def path() -> Path:
+    """The store that the operator named."""
+    return options.current().store
+
+
+def runs(limit: int = 200) -> list[RunInfo]:
+    """Newest first; empty when there is no store yet. Raises StoreError when it cannot be read."""
+    if not path().exists():
+        return []
+    with Reader(path()) as reader:
+        return reader.runs(limit)
+
+
+def run(run_id: str) -> RunInfo:
+    """As it is now, never cached. Raises BadInput when there is no such run."""
+    with Reader(path()) as reader:
+        return reader.run(run_id)
+
+
+def version(info: RunInfo) -> str:
+    """Changes whenever something may have been recorded. Steps alone do not tell: modules and ops
+    can be flushed between two steps, and each flush moves the heartbeat."""
+    moving = f":{info.heartbeat}" if info.state.is_active else ""
+    return f"{info.state}:{info.steps_done}{moving}"
+
+
+def of_run(
+    read: Callable[Concatenate[Reader, str, P], T],
+) -> Callable[Concatenate[RunInfo, P], T]:
+    """Turn ``read(reader, run_id, …)`` into ``read(run_info, …)``, cached per run and version.
+
+        @store.of_run
+        def lost_by_module(reader: Reader, run_id: str, role: Role) -> …
+
+    The function's name is part of the cache's key, so it must be its own (no lambda). Arguments
+    must be hashable. Results are copied on every use, so a page may change what it gets.
+    """
+
+    def cached(info: RunInfo, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        name = f"{read.__module__}.{read.__qualname__}"
+        named = tuple(sorted(kwargs.items()))
+        result: T = _read(str(path()), info.id, version(info), name, args, named, read)
+        return result
+
+    return cached
+
+
+@st.cache_data(show_spinner=False, max_entries=MAX_ENTRIES)
+def _read(
+    store: str,
+    run_id: str,
+    version: str,
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: tuple[tuple[str, Any], ...],
+    _read: Callable[..., Any],  # the leading underscore keeps it out of the key; `name` is in
+) -> Any:
+    with Reader(Path(store)) as reader:
+        return _read(reader, run_id, *args, **dict(kwargs))
+
+
+@of_run
+def steps(reader: Reader, run_id: str) -> list[StepRecord]:
+    """All steps in order."""
+    return reader.steps(run_id)
+
+
+@of_run
+def modules(reader: Reader, run_id: str) -> list[ModuleRecord]:
+    """In the order of ``named_modules``."""
+    return reader.modules(run_id)
+
+
+@of_run
+def ops(reader: Reader, run_id: str, op_set: int) -> list[OpRecord]:
+    """Of the steps whose ``op_set`` this is."""
+    return reader.ops(run_id, op_set)
+
+
+@of_run
+def frame_steps(reader: Reader, run_id: str, role: Role) -> list[int]:
+    """Steps that have histograms of ``role``."""
+    return reader.frame_steps(run_id, role)
+
+
+@of_run
+def frame(reader: Reader, run_id: str, role: Role, step: int) -> Frame | None:
+    """Histograms of one role at one step."""
+    return reader.frame(run_id, role, step)
+
+
+@of_run
+def shadows(reader: Reader, run_id: str, role: Role | None = None) -> list[ShadowRecord]:
+    """Half precision against the fp32 shadow."""
+    return reader.shadows(run_id, role)
+
+
+@of_run
+def nonfinite(reader: Reader, run_id: str, step: int | None = None) -> Sequence[NonFiniteRecord]:
+    """Parameters with NaN or Inf gradients, in backward order."""
+    return reader.nonfinite(run_id, step)

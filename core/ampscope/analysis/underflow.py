@@ -1,0 +1,104 @@
+"""Underflow as three numbers a module and step, from the fp32 shadow; what is known without one.
+
+Only a reference tells a value that became zero from one that was zero already:
+
+    lost         zero in half, not zero in the shadow
+    subnormal    kept, with fewer mantissa bits
+    zero_before  zero in both (ReLU, padding, unused rows)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ampscope.analysis.dtypes import split
+from ampscope.exponents import ABOVE, FIRST, LOWEST, NEG_ZERO, POS_ZERO, Raw
+from ampscope.formats import FORMATS
+from ampscope.records import ShadowRecord
+
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class UnderflowOverTime:
+    """Shadow counts of one role, each array [modules, steps]; ``total`` 0 where none was taken."""
+
+    modules: tuple[int, ...]
+    steps: tuple[int, ...]
+    total: Counts
+    lost: Counts
+    subnormal: Counts
+    zero_before: Counts
+
+    def share(self, name: str) -> NDArray[np.float64]:
+        """``name`` as a share of all elements, NaN where no shadow was taken."""
+        counts: Counts = getattr(self, name)
+        out = np.full(counts.shape, np.nan)
+        np.divide(counts, self.total, out=out, where=self.total > 0)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class WithoutShadow:
+    """What a histogram alone says about one module's underflow.
+
+    ``zero`` elements are zero; how many of them were lost is inconclusive, between 0 and ``zero``.
+    """
+
+    total: int
+    zero: int
+    subnormal: int
+
+
+def underflow_over_time(records: Sequence[ShadowRecord]) -> UnderflowOverTime:
+    """Records of one role as matrices; modules and steps ascending."""
+    modules = sorted({r.module for r in records})
+    steps = sorted({r.step for r in records})
+    shape = (len(modules), len(steps))
+    rows = np.searchsorted(modules, [r.module for r in records]) if records else np.array([], int)
+    columns = np.searchsorted(steps, [r.step for r in records]) if records else np.array([], int)
+
+    def matrix(name: str) -> Counts:
+        out = np.zeros(shape, np.int64)
+        out[rows, columns] = [getattr(r, name) for r in records]
+        return out
+
+    return UnderflowOverTime(
+        modules=tuple(modules),
+        steps=tuple(steps),
+        total=matrix("total"),
+        lost=matrix("lost"),
+        subnormal=matrix("subnormal"),
+        zero_before=matrix("zero_before"),
+    )
+
+
+def worst_modules(series: UnderflowOverTime, name: str, limit: int) -> list[int]:
+    """Rows of ``series`` with the highest share of ``name`` at any step, highest first."""
+    if not series.modules:
+        return []
+    peak = np.nan_to_num(series.share(name)).max(axis=1)
+    return [int(i) for i in np.argsort(-peak, kind="stable")[:limit]]
+
+
+def without_shadow(row: Raw, dtypes: str) -> WithoutShadow:
+    """Counts of one module's row, recorded in ``dtypes`` (``"fp16"``, ``"fp16+fp32"``).
+
+    A row of several dtypes is judged by the narrowest of them, the one that could have underflowed.
+    """
+    formats = [FORMATS[d] for d in split(dtypes) if d in FORMATS]
+    subnormal = 0
+    if formats:
+        fmt = max(formats, key=lambda f: f.min_normal_exponent)
+        first, end = (bin_of(e) for e in (fmt.min_subnormal_exponent, fmt.min_normal_exponent))
+        subnormal = int(row[first:end].sum())
+    return WithoutShadow(int(row.sum()), int(row[POS_ZERO] + row[NEG_ZERO]), subnormal)
+
+
+def bin_of(exponent: int) -> int:
+    """Index in a raw row of the bin of an exponent; the end bins take what lies beyond."""
+    return min(max(exponent - LOWEST + FIRST, 0), ABOVE)

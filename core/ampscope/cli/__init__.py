@@ -1,0 +1,1 @@
+"""The command ``ampscope``: thin; every command parses, calls one room, and prints."""

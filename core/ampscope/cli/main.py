@@ -1,0 +1,47 @@
+"""``ampscope``: the group of commands, and how an error becomes one sentence.
+
+    ampscope probe gpt --precision fp16,fp32     record a short run of a built-in model or your own
+    ampscope runs list|show|delete|export        what the store holds
+    ampscope hardware                            what this machine can do
+    ampscope dashboard                           look at it in a browser
+"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from ampscope import __version__
+from ampscope.cli.dashboard import dashboard
+from ampscope.cli.hardware import hardware
+from ampscope.cli.probe import probe
+from ampscope.cli.runs import runs
+from ampscope.errors import AmpscopeError
+
+EXIT_BAD_INPUT = 2
+
+
+class _Group(click.Group):
+    """A group whose commands may raise AmpscopeError."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except AmpscopeError as error:
+            click.echo(f"ampscope: {error}", err=True)
+            sys.exit(EXIT_BAD_INPUT)
+
+
+@click.group(cls=_Group)
+@click.version_option(__version__)
+def main() -> None:
+    """Diagnostics for mixed-precision training, with measurements."""
+
+
+for command in (probe, runs, hardware, dashboard):
+    main.add_command(command)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""``ampscope runs``: list, show, delete and export what the store holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from ampscope.cli.options import store_option
+from ampscope.cli.tables import run_as_json, runs_table
+from ampscope.store import export as exports
+from ampscope.store.reader import Reader
+from ampscope.store.writer import delete_run, request_cancel
+
+
+@click.group()
+def runs() -> None:
+    """List, show, cancel, delete and export recorded runs."""
+
+
+@runs.command("list")
+@click.option("--limit", default=50, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@store_option
+def list_runs(limit: int, as_json: bool, store: Path) -> None:
+    """Newest first."""
+    with Reader(store) as reader:
+        infos = reader.runs(limit)
+        if as_json:
+            click.echo(json.dumps([run_as_json(reader, info) for info in infos], indent=2))
+        elif infos:
+            Console().print(runs_table(infos))
+        else:
+            click.echo("The store is empty. Record a run with: ampscope probe gpt")
+
+
+@runs.command()
+@click.argument("run")
+@store_option
+def show(run: str, store: Path) -> None:
+    """One run as JSON; RUN is its id or a unique beginning of it."""
+    with Reader(store) as reader:
+        click.echo(json.dumps(run_as_json(reader, reader.run(run)), indent=2))
+
+
+@runs.command()
+@click.argument("run")
+@store_option
+def cancel(run: str, store: Path) -> None:
+    """Ask an active run to stop."""
+    with Reader(store) as reader:
+        info = reader.run(run)
+    if not info.state.is_active:
+        click.echo(f"{info.id} is {info.state} already.")
+        return
+    request_cancel(store, info.id)
+    click.echo(f"{info.id} was asked to stop.")
+
+
+@runs.command()
+@click.argument("run", nargs=-1, required=True)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@store_option
+def delete(run: tuple[str, ...], yes: bool, store: Path) -> None:
+    """Delete runs and everything recorded of them."""
+    with Reader(store) as reader:
+        infos = [reader.run(name) for name in run]
+    for info in infos:
+        if yes or click.confirm(f"Delete {info.id} ({info.title}, {info.steps_done} steps)?"):
+            delete_run(store, info.id)
+            click.echo(f"Deleted {info.id}.")
+
+
+@runs.command()
+@click.argument("run")
+@click.option("--format", "kind", type=click.Choice(("json", "parquet")), default="json")
+@click.option("--out", type=click.Path(path_type=Path), required=True)
+@store_option
+def export(run: str, kind: str, out: Path, store: Path) -> None:
+    """Export a run: one JSON file, or a folder of Parquet files, one a table."""
+    with Reader(store) as reader:
+        info = reader.run(run)
+        written = (
+            exports.to_json(reader, info, out)
+            if kind == "json"
+            else exports.to_parquet(reader, info, out)
+        )
+    for path in written:
+        click.echo(path)

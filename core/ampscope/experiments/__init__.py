@@ -1,0 +1,1 @@
+"""Starts child processes and follows them. Imports no torch."""

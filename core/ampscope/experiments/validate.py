@@ -1,0 +1,55 @@
+"""Refuse a spec that cannot work, before a process is started for it: one sentence each."""
+
+from __future__ import annotations
+
+import math
+
+from ampscope.errors import BadInput
+from ampscope.policy.modes import PRECISIONS
+from ampscope.records import RunSpec
+from ampscope.workloads.catalog import SIZES
+
+MAX_STEPS = 1_000_000
+
+
+def checked(spec: RunSpec) -> RunSpec:
+    """The spec itself. Raises BadInput with what is wrong and what would be right."""
+    _check_numbers(spec)
+    if spec.precision not in PRECISIONS:
+        raise BadInput(
+            f"There is no precision called {spec.precision!r}. Use one of: {', '.join(PRECISIONS)}."
+        )
+    if spec.size not in SIZES:
+        raise BadInput(f"There is no size called {spec.size!r}. Use one of: {', '.join(SIZES)}.")
+    if spec.policy not in ("auto", "cuda", "native"):
+        raise BadInput(f"There is no policy called {spec.policy!r}. Use auto, cuda or native.")
+    if not spec.workload:
+        raise BadInput("Name a workload, for example gpt, or path/to/file.py:build.")
+    return spec
+
+
+def _check_numbers(spec: RunSpec) -> None:
+    if not 1 <= spec.steps <= MAX_STEPS:
+        raise BadInput(f"Steps must be from 1 to {MAX_STEPS:,}, not {spec.steps:,}.")
+    if not 0 <= spec.seed < 2**63:
+        raise BadInput(f"The seed must be from 0 to 2^63 - 1, not {spec.seed}.")
+    if not spec.time_limit_s > 0:
+        raise BadInput(f"The time limit must be more than 0 s, not {spec.time_limit_s:g} s.")
+    if spec.memory_limit_mib < 0:
+        raise BadInput("The memory limit must be 0 (none) or a number of MiB.")
+    if not (math.isfinite(spec.loss_factor) and spec.loss_factor > 0):
+        raise BadInput(f"The loss factor must be a positive number, not {spec.loss_factor:g}.")
+    cadence = spec.cadence
+    if min(cadence.histogram, cadence.trace, cadence.shadow) < 0:
+        raise BadInput("A cadence is a number of steps: 1 every step, 10 every tenth, 0 never.")
+    scaler = spec.scaler
+    if not (math.isfinite(scaler.init_scale) and scaler.init_scale > 0):
+        raise BadInput(f"The initial loss scale must be positive, not {scaler.init_scale:g}.")
+    if not scaler.growth_factor > 1:
+        raise BadInput(f"The growth factor must be above 1, not {scaler.growth_factor:g}.")
+    if not 0 < scaler.backoff_factor < 1:
+        raise BadInput(
+            f"The backoff factor must lie between 0 and 1, not {scaler.backoff_factor:g}."
+        )
+    if scaler.growth_interval < 1:
+        raise BadInput("The growth interval must be at least 1 step.")

@@ -1,0 +1,10 @@
+"""What this machine is, and what it can do in half precision. Imports no torch.
+
+capability     Tensor Cores by CUDA compute capability; a table, with its sources
+gpu            NVIDIA GPUs as NVML reads them now
+cpu            model, half-precision instructions, memory and load of the CPU
+accelerators   AMD, Apple and Intel GPUs: named where they can be seen without torch
+software       versions of torch, CUDA and cuDNN, read without importing torch
+inventory      all of the above in one frozen report
+describe       that report as a sentence, as one line, as JSON
+"""

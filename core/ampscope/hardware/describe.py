@@ -1,0 +1,169 @@
+"""What mixed precision can and cannot give on this machine, in words.
+
+    report = describe_machine()
+    sentence(report)       what AMP can give here, and what stays unknown
+    one_line(report)       for the head of the Home page
+
+The words come from tables and flags, never from a measurement, and say so: a dtype that the
+hardware accelerates *can* be faster; whether it is must be measured.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from ampscope.hardware.capability import DTYPE_LABELS, Presence, TensorCoreInfo
+from ampscope.hardware.cpu import CpuReading, half_flags
+from ampscope.hardware.gpu import GpuReading
+from ampscope.hardware.inventory import HardwareReport, describe_machine
+from ampscope.hardware.obstacles import obstacles, uses_cuda
+
+__all__ = [
+    "HardwareReport",
+    "describe_machine",
+    "obstacles",
+    "one_line",
+    "report_json",
+    "sentence",
+    "uses_cuda",
+]
+
+JSON_SCHEMA = 1
+ORDINALS = {1: "1st", 2: "2nd", 3: "3rd", 4: "4th", 5: "5th"}
+REHEARSAL = (
+    "Probes run on the CPU and rehearse CUDA's rules: that shows what half precision does to the "
+    "numbers, not what it does to the speed."
+)
+NOT_MEASURED = "This comes from tables and flags; nothing was measured."
+
+
+def one_line(report: HardwareReport) -> str:
+    """Device, capability, torch and policy: "CPU AMD EPYC, 2 cores · … · rehearses CUDA"."""
+    torch = f"torch {report.software.torch}" if report.software.torch else "torch not installed"
+    if not uses_cuda(report):
+        return f"{_cpu_name(report.cpu)} · no CUDA · {torch} · runs rehearse CUDA's rules"
+    return f"{_gpu_names(report)} · {torch} · runs follow CUDA's own rules"
+
+
+def sentence(report: HardwareReport) -> str:
+    """What AMP can and cannot give here: a few plain sentences."""
+    parts, kinds = [gpu.problem for gpu in report.gpus if gpu.problem], _kinds(report)
+    if uses_cuda(report):
+        parts += [_gpu_sentence(gpu, count) for gpu, count in kinds.values()]
+        parts += [_state_sentence(gpu) for gpu in report.gpus]
+    else:
+        parts.append(report.nvidia.message)
+        if kinds:  # readable GPUs that torch does not reach
+            parts += [f"{_gpu_names(report)}: here, but torch does not reach it."]
+            parts += obstacles(report)
+        parts += [
+            f"An {other.name} is here ({other.backend} in torch); what it accelerates is unknown "
+            "to ampscope, which does not read it."
+            for other in report.accelerators
+        ]
+        parts += [REHEARSAL, _cpu_sentence(report.cpu)]
+    return " ".join(part for part in (*parts, NOT_MEASURED) if part)
+
+
+def report_json(report: HardwareReport) -> str:
+    """The whole report, the table's row for each GPU and the words, as JSON."""
+    data = {"schema": JSON_SCHEMA, **asdict(report)}
+    for entry, gpu in zip(data["nvidia"]["gpus"], report.gpus, strict=True):
+        entry["tensor_cores"] = asdict(gpu.tensor_cores)
+    data["obstacles"] = obstacles(report)
+    data["one_line"], data["sentence"] = one_line(report), sentence(report)
+    return json.dumps(data, indent=2, ensure_ascii=False)
+
+
+def _kinds(report: HardwareReport) -> dict[tuple[str, str], tuple[GpuReading, int]]:
+    """(name, capability) -> the first such GPU and how many there are; lost ones left out."""
+    kinds: dict[tuple[str, str], tuple[GpuReading, int]] = {}
+    for gpu in report.gpus:
+        if not gpu.problem:
+            key = (gpu.name or "", gpu.capability or "")
+            first, count = kinds.get(key, (gpu, 0))
+            kinds[key] = (first, count + 1)
+    return kinds
+
+
+def _gpu_names(report: HardwareReport) -> str:
+    return ", ".join(_counted(_gpu_line(gpu), count) for gpu, count in _kinds(report).values())
+
+
+def _counted(name: str, count: int) -> str:
+    return name if count == 1 else f"{count} × {name}"
+
+
+def _joined(words: tuple[str, ...]) -> str:
+    return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
+
+
+def _gpu_line(gpu: GpuReading) -> str:
+    size = gpu.memory_total_bytes
+    memory = "" if size is None else f", {size / 2**30:.1f} GiB"
+    return f"{gpu.name or 'NVIDIA GPU'} (capability {gpu.capability or 'unknown'}{memory})"
+
+
+def _gpu_sentence(gpu: GpuReading, count: int) -> str:
+    info = gpu.tensor_cores
+    named = _counted(gpu.name or "NVIDIA GPU", count)
+    if info.presence is Presence.UNKNOWN:
+        return f"{named}: whether it has Tensor Cores is unknown. {info.note}"
+    if info.presence is Presence.ABSENT:
+        return (
+            f"{named} (compute capability {info.capability}) has no Tensor Cores. {info.note} AMP "
+            "can save activation memory here, and shows half precision's numerics; matrix products "
+            "have no Tensor Cores to gain from."
+        )
+    return (
+        f"{named} (compute capability {info.capability}, {info.architecture}) has Tensor Cores of "
+        f"the {ORDINALS[info.generation or 1]} generation for "
+        f"{_joined(tuple(DTYPE_LABELS[d] for d in info.dtypes))} inputs. {_amp_sentence(info)}"
+    )
+
+
+def _amp_sentence(info: TensorCoreInfo) -> str:
+    if info.accelerates("bf16"):
+        return (
+            "AMP can make matrix products faster in bf16, which needs no loss scale, and in fp16, "
+            "which does."
+        )
+    return (
+        "AMP can make matrix products faster in fp16, which needs a loss scale; bf16 has no Tensor "
+        "Cores here, so expect no speed from it."
+    )
+
+
+def _state_sentence(gpu: GpuReading) -> str:
+    parts = []
+    if gpu.throttled_by:
+        parts.append(f"GPU {gpu.index}'s clocks are held down now ({_joined(gpu.throttled_by)}).")
+    if gpu.mig_enabled:
+        parts.append(
+            f"GPU {gpu.index} is in MIG mode with {len(gpu.mig_slices)} slices; a run sees one "
+            "slice and its share of the memory and the Tensor Cores."
+        )
+    return " ".join(parts)
+
+
+def _cpu_name(cpu: CpuReading) -> str:
+    cores = cpu.usable_cores or cpu.logical_cores
+    counted = "cores unknown" if cores is None else f"{cores} core{'' if cores == 1 else 's'}"
+    return f"CPU {cpu.model or cpu.architecture}, {counted}"
+
+
+def _cpu_sentence(cpu: CpuReading) -> str:
+    bf16, fp16 = half_flags(cpu.flags, "bf16"), half_flags(cpu.flags, "fp16")
+    name = cpu.model or cpu.architecture
+    if bf16 is None or fp16 is None:
+        return f"Which half-precision instructions the CPU ({name}) has is unknown."
+    if bf16 and fp16:
+        return f"The CPU ({name}) multiplies bf16 ({_joined(bf16)}) and fp16 ({_joined(fp16)})."
+    if not bf16 and not fp16:
+        return f"The CPU ({name}) multiplies neither bf16 nor fp16: both go through fp32."
+    have, flags, lack = ("bf16", bf16, "fp16") if bf16 else ("fp16", fp16, "bf16")
+    return (
+        f"The CPU ({name}) has instructions that multiply {have} ({_joined(flags)}) and none for "
+        f"{lack}, which goes through fp32: expect no speed from {lack} in runs on this CPU."
+    )

@@ -1,0 +1,152 @@
+"""Tensor Core arithmetic on a CPU: half in, fp32 accumulate, half out.
+
+A CPU's own fp16 kernels are correct but one to two orders of magnitude slower than fp32 (a
+512x256x256 matmul took 21 ms against 0.4 ms in fp32, oneDNN without AVX512-FP16), and a few half
+ops that CUDA has do not exist on a CPU. Inside `TensorCoreMode` such an op is computed by the fp32
+kernel on the half inputs and its result rounded to half once, which is what a Tensor Core does:
+
+    with TensorCoreMode():
+        loss = model(batch)         # half mm, addmm, convolution, attention: fp32 inside
+        loss.backward()             # and their backward ops
+
+Where the rounding falls: cublasLt adds addmm's bias before the rounding; a cuDNN convolution's bias
+is added to the rounded output (`output.add_(reshape_bias(...))` in pytorch `Convolution.cpp`), so
+a convolution with a bias rounds twice.
+
+bf16 runs natively where the CPU has bf16 instructions: fp32 accumulation and one rounding too, and
+twice as fast as fp32 (at most 1 result in 2,000 differed from fp32-and-round, by the order of
+summation). But these instructions take bf16 subnormals (below 2^-126) for zero, which a Tensor
+Core does not, and a convolution's bias is added before the rounding; `native_bf16=False` emulates.
+
+What stays different from a GPU: the order of summation; attention's probabilities, which a GPU
+rounds to half before it multiplies them with V; random numbers; and ops written with `out=` or in
+place (`addmm_`), which are left to the CPU's own kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# An op's arguments and results are what its schema says, so they are Any here.
+Arguments: TypeAlias = tuple[Any, ...]
+Keywords: TypeAlias = dict[str, Any]
+Kernel: TypeAlias = Callable[[Any, Arguments, Keywords], Any]
+
+_aten = torch.ops.aten
+
+
+def _rounded(func: Any, args: Arguments, kwargs: Keywords) -> Any:
+    """The op in fp32, every result rounded to the dtype of the first argument."""
+    result = func(*[_wide(arg) for arg in args], **{k: _wide(v) for k, v in kwargs.items()})
+    dtype = args[0].dtype
+    if isinstance(result, Tensor):
+        return result.to(dtype)
+    return tuple(None if part is None else part.to(dtype) for part in result)
+
+
+def _convolution(func: Any, args: Arguments, kwargs: Keywords) -> Any:
+    """As `_rounded`, with the bias added to the rounded output, as the cuDNN path does."""
+    x, weight, bias, *geometry = args
+    output = _rounded(func, (x, weight, None, *geometry), kwargs)
+    if bias is not None:
+        output.add_(bias.view(-1, *[1] * (weight.dim() - 2)))
+    return output
+
+
+def _attention(func: Any, args: Arguments, kwargs: Keywords) -> Any:
+    """As `_rounded` for the output; the logsumexp for backward is fp32 on CUDA as well."""
+    output, logsumexp = func(
+        *[_wide(arg) for arg in args], **{k: _wide(v) for k, v in kwargs.items()}
+    )
+    return output.to(args[0].dtype), logsumexp
+
+
+def _wide(arg: Any) -> Any:
+    if isinstance(arg, Tensor) and arg.dtype in _HALF:
+        return arg.float()
+    return arg
+
+
+_HALF: Final = frozenset({torch.float16, torch.bfloat16})
+
+# Kernel by op, and how many leading arguments must share one half dtype (None: all of them).
+# Attention's backward takes an fp32 logsumexp after grad_output, query, key, value and output.
+_KERNELS: Final[dict[Any, tuple[Kernel, int | None]]] = {
+    _aten.mm.default: (_rounded, None),
+    _aten.addmm.default: (_rounded, None),
+    _aten._addmm_activation.default: (_rounded, None),
+    _aten.bmm.default: (_rounded, None),
+    _aten.baddbmm.default: (_rounded, None),
+    _aten.addbmm.default: (_rounded, None),
+    _aten.mv.default: (_rounded, None),
+    _aten.addmv.default: (_rounded, None),
+    _aten.dot.default: (_rounded, None),
+    _aten.vdot.default: (_rounded, None),
+    _aten.convolution.default: (_convolution, None),
+    _aten.convolution_backward.default: (_rounded, None),
+    _aten._scaled_dot_product_flash_attention_for_cpu.default: (_attention, 3),
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: (_rounded, 5),
+}
+
+# Ops with half kernels on CUDA and none on a CPU: those of torch's OpInfo database whose
+# `dtypesIfCUDA` has half and whose `dtypes` has not, where running them failed. Left out because
+# they fail on CUDA too: cdist, pdist, ctc_loss, linalg.*. Left out all the same: rrelu, which
+# writes to an argument, and FFTs, which are complex.
+_NO_HALF_KERNEL: Final[dict[Any, tuple[Kernel, int | None]]] = dict.fromkeys(
+    (
+        _aten.avg_pool3d.default,
+        _aten.avg_pool3d_backward.default,
+        _aten._upsample_bilinear2d_aa.default,
+        _aten._upsample_bilinear2d_aa_backward.default,
+        _aten._upsample_bicubic2d_aa.default,
+        _aten._upsample_bicubic2d_aa_backward.default,
+        _aten.multi_margin_loss.default,
+        _aten.multi_margin_loss_backward.default,
+        _aten.multilabel_margin_loss_forward.default,
+        _aten.multilabel_margin_loss_backward.default,
+    ),
+    (_rounded, None),
+)
+
+
+class TensorCoreMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own hook is untyped
+    """Run half matmuls, convolutions and attention in fp32 kernels, rounding the result to half.
+
+    `native_bf16`: leave bf16 to the CPU's own instructions; None does so where the CPU has them.
+    An op given mixed dtypes is not touched, so that it raises its error as it would on CUDA.
+    """
+
+    def __init__(self, native_bf16: bool | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # torch leaves it untyped
+        self.native_bf16 = has_bf16_instructions() if native_bf16 is None else native_bf16
+        self._fp16 = _KERNELS | _NO_HALF_KERNEL
+        self._bf16 = _NO_HALF_KERNEL if self.native_bf16 else self._fp16
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[Any], args: Arguments = (), kwargs: Keywords | None = None
+    ) -> Any:
+        # Most ops are not in the table: one lookup, then on. fp16's table holds bf16's.
+        if func in self._fp16:
+            dtype = args[0].dtype
+            table = self._fp16 if dtype is torch.float16 else self._bf16
+            if dtype in _HALF and func in table:
+                kernel, leading = table[func]
+                if _share_dtype(args[:leading], dtype):
+                    return kernel(func, args, kwargs or {})
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+
+def has_bf16_instructions() -> bool:
+    """Whether the CPU multiplies bf16 in hardware (AVX512-BF16 or AMX)."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def _share_dtype(args: Arguments, dtype: torch.dtype) -> bool:
+    return all(
+        arg.dtype is dtype for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()
+    )

@@ -1,0 +1,106 @@
+"""Child process of a probe: ``python -m ampscope.run --store FILE --run ID``.
+
+The parent has registered the run; this process adopts it, waits for its device's turn, trains, and
+writes how it ended. Whatever happens here, the parent and the store survive it.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import traceback
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from ampscope.errors import AmpscopeError, Cancelled, StoreError
+from ampscope.records import RunSpec, State
+from ampscope.run.watchdog import Watchdog
+from ampscope.store.reader import Reader
+from ampscope.store.writer import RunWriter
+
+EXIT_FAILED = 1
+
+
+@click.command()
+@click.option("--store", type=click.Path(path_type=Path), required=True)
+@click.option("--run", "run_id", required=True)
+def main(store: Path, run_id: str) -> None:
+    """Run the queued probe RUN_ID of STORE."""
+    signal.signal(signal.SIGINT, _raise_cancelled)
+    signal.signal(signal.SIGTERM, _raise_cancelled)
+    try:
+        with Reader(store) as reader:
+            spec = reader.run(run_id).spec
+        writer = RunWriter(store, run_id)
+        writer.adopt()
+    except (AmpscopeError, Cancelled) as error:
+        print(error, file=sys.stderr)
+        sys.exit(EXIT_FAILED)
+    sys.exit(_conclude(writer, spec, store))
+
+
+def _conclude(writer: RunWriter, spec: RunSpec, store: Path) -> int:
+    """Run, and turn whatever happened into a state with one sentence."""
+    state, message, details = State.FINISHED, "", ""
+    try:
+        with Watchdog(writer, spec.time_limit_s) as watchdog:
+            _run(writer, spec, store, watchdog)
+    except Cancelled as cancelled:
+        state, message = State.CANCELLED, str(cancelled)
+    except StoreError as error:
+        print(error, file=sys.stderr)
+        state, message = State.FAILED, str(error)
+    except AmpscopeError as error:
+        state, message, details = State.FAILED, str(error), traceback.format_exc()
+    except BaseException as error:
+        state, message, details = State.FAILED, _sentence(error, spec), traceback.format_exc()
+    try:
+        writer.finish(state, message, details)
+    except StoreError as error:  # a full disk: the reader will show the run as lost
+        print(error, file=sys.stderr)
+        return EXIT_FAILED
+    return 0 if state is State.FINISHED else EXIT_FAILED
+
+
+def _run(writer: RunWriter, spec: RunSpec, store: Path, watchdog: Watchdog) -> None:
+    # torch is imported while other runs may hold the device: that overlaps the slow part.
+    from ampscope.run.device import choose_device, choose_policy, describe, limit_memory
+    from ampscope.run.probe import drive, prepare
+    from ampscope.run.turn import device_turn
+
+    device = choose_device(spec.device)
+
+    def is_next() -> bool:
+        if watchdog.cancelled.is_set():
+            raise Cancelled("Cancelled while it waited for its turn.")
+        with Reader(store) as reader:
+            return reader.run(writer.run_id).place <= 1
+
+    with device_turn(str(device), is_next):
+        limit_memory(spec.memory_limit_mib)
+        writer.start(describe(spec, device))
+        watchdog.start_clock()
+        training = prepare(spec, device)
+        drive(spec, training, choose_policy(spec.policy, device), writer, watchdog.cancelled.is_set)
+
+
+def _sentence(error: BaseException, spec: RunSpec) -> str:
+    text = f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error) or (
+        type(error).__name__ == "OutOfMemoryError"
+    ):
+        limit = f" (limit {spec.memory_limit_mib} MiB)" if spec.memory_limit_mib else ""
+        return f"Out of memory{limit}. Use a smaller size, fewer instruments, or a higher limit."
+    if isinstance(error, SystemExit):
+        return f"The workload called sys.exit({error.code}). Remove that call from it."
+    return f"The training step raised {text}. The traceback is kept with the run."
+
+
+def _raise_cancelled(number: int, frame: FrameType | None) -> None:
+    raise Cancelled("Cancelled by a signal.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Which device a run uses, under which policy, and what that machine is called."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import socket
+import sys
+from pathlib import Path
+
+import torch
+
+from ampscope.errors import BadInput
+from ampscope.records import Machine, RunSpec
+
+
+def choose_device(requested: str) -> torch.device:
+    """``auto`` is CUDA where present, else the CPU. Raises BadInput for a device that is absent."""
+    if requested == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(requested)
+    except RuntimeError:
+        raise BadInput(f"There is no device called {requested!r}. Use cpu, cuda or cuda:N.") from None
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type != "cuda":
+        raise BadInput(f"Probes run on cpu and cuda; {requested!r} is neither.")
+    if not torch.cuda.is_available():
+        raise BadInput("This machine has no CUDA device. Use --device cpu for a rehearsal.")
+    index = device.index or 0
+    if index >= torch.cuda.device_count():
+        raise BadInput(f"cuda:{index} does not exist; there are {torch.cuda.device_count()}.")
+    return torch.device("cuda", index)
+
+
+def choose_policy(requested: str, device: torch.device) -> str:
+    """``cuda`` on CUDA; on a CPU ``rehearsal`` (CUDA's rules) unless ``native`` was asked for."""
+    if device.type == "cuda":
+        return "cuda"
+    return "native" if requested == "native" else "rehearsal"
+
+
+def describe(spec: RunSpec, device: torch.device) -> Machine:
+    """The machine as recorded with the run."""
+    capability = ""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
+    else:
+        name = _cpu_name()
+    return Machine(
+        device=str(device),
+        device_name=name,
+        policy=choose_policy(spec.policy, device),
+        capability=capability,
+        torch=torch.__version__,
+        python=platform.python_version(),
+        platform=platform.platform(),
+        host=socket.gethostname(),
+    )
+
+
+def limit_memory(limit_mib: int) -> None:
+    """Bound the process's private memory (RLIMIT_DATA; Linux counts anonymous mappings in it).
+
+    Raises BadInput where the platform has no such limit. RLIMIT_AS is not used: torch maps several
+    GiB of address space that it never touches.
+    """
+    if limit_mib <= 0:
+        return
+    if not sys.platform.startswith("linux"):
+        raise BadInput("A memory limit needs Linux. Leave it out here.")
+    limit = limit_mib * 2**20
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Peak memory so far: allocated on CUDA, resident set on a CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2): bytes on macOS, KiB on Linux
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    name = names[0] if names else platform.machine()
+    return f"{name}, {len(os.sched_getaffinity(0))} cores"

@@ -1,0 +1,101 @@
+"""Run one probe from its spec: build the workload, choose device and precision, drive the loop."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import torch
+
+from ampscope.errors import BadInput, Cancelled
+from ampscope.formats import dtype_name
+from ampscope.policy.modes import Precision, resolve
+from ampscope.policy.precision import convert_model, precision_context, torch_dtype
+from ampscope.policy.rehearsal import cuda_autocast_lists
+from ampscope.policy.tensor_core import TensorCoreMode
+from ampscope.records import RunSpec
+from ampscope.run.loop import ProbeLoop, Training
+from ampscope.run.scaler import ObservedScaler
+from ampscope.store.writer import RunWriter
+from ampscope.workloads.load import load
+from ampscope.workloads.protocol import Workload, iterate, move
+
+
+def prepare(spec: RunSpec, device: torch.device) -> Training:
+    """Workload, model, optimizer and scaler of ``spec`` on ``device``.
+
+    Raises BadInput for anything about the workload or the precision that cannot be done.
+    """
+    precision = resolve(spec.precision, device.type)
+    torch.manual_seed(spec.seed)
+    workload = load(spec.workload, size=spec.size, seed=spec.seed, loss_factor=spec.loss_factor)
+    model = workload.model.to(device=device)
+    convert_model(model, precision)
+    scaler = ObservedScaler(
+        device.type,
+        enabled=precision.scaler,
+        init_scale=spec.scaler.init_scale,
+        growth_factor=spec.scaler.growth_factor,
+        backoff_factor=spec.scaler.backoff_factor,
+        growth_interval=spec.scaler.growth_interval,
+    )
+    return Training(
+        workload=workload,
+        model=model,
+        optimizer=_optimizer(workload),
+        scaler=scaler,
+        autocast=_autocast(precision, device),
+        device=device,
+        compute_format=dtype_name(precision.autocast_dtype or precision.model_dtype or "float32"),
+        twin_batch=lambda batch: move(batch, device, torch.float32),
+    )
+
+
+@contextlib.contextmanager
+def arithmetic(policy: str) -> Iterator[None]:
+    """Under the policy ``rehearsal`` a CPU follows CUDA's autocast lists and computes half
+    products as Tensor Cores do; under any other the device's own rules apply."""
+    if policy != "rehearsal":
+        yield
+        return
+    with cuda_autocast_lists(), TensorCoreMode():
+        yield
+
+
+def drive(
+    spec: RunSpec,
+    training: Training,
+    policy: str,
+    writer: RunWriter | None,
+    is_cancelled: Callable[[], bool] = lambda: False,
+) -> ProbeLoop:
+    """Run the spec's steps. Raises Cancelled when ``is_cancelled()`` turns true between steps."""
+    loop = ProbeLoop(training, spec.cadence, writer)
+    precision = resolve(spec.precision, training.device.type)
+    batches = iterate(training.workload)
+    model_dtype = torch_dtype(precision.model_dtype) if precision.model_dtype else None
+    torch.manual_seed(spec.seed)  # the loop starts from the same state however the build went
+    with arithmetic(policy), loop.observing():
+        for number in range(spec.steps):
+            if is_cancelled():
+                raise Cancelled(f"Cancelled after {number} steps.")
+            loop.step(number, move(next(batches), training.device, model_dtype))
+    return loop
+
+
+def _autocast(
+    precision: Precision, device: torch.device
+) -> Callable[[], contextlib.AbstractContextManager[object]]:
+    return lambda: precision_context(precision, device.type)
+
+
+def _optimizer(workload: Workload) -> torch.optim.Optimizer:
+    try:
+        optimizer = workload.optimizer(workload.model.parameters())
+    except Exception as error:
+        raise BadInput(f"`optimizer` raised {type(error).__name__}: {error}") from error
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise BadInput(f"`optimizer` returned {type(optimizer).__name__}, not an optimizer.")
+    return optimizer
+
+

@@ -1,0 +1,234 @@
+"""NVML readings, replayed from documented values (tests/nvml_replay.py says what that means)."""
+
+from __future__ import annotations
+
+import builtins
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from types import ModuleType
+
+import pytest
+from nvml_replay import (
+    A100_MIG,
+    DRIVER_NOT_LOADED,
+    GIB,
+    GPU_IS_LOST,
+    GTX_1660_TI,
+    H100,
+    LIBRARY_NOT_FOUND,
+    NO_PERMISSION,
+    NOT_SUPPORTED,
+    SYSTEM,
+    UNKNOWN,
+    VERSION_MISMATCH,
+    Refusal,
+    ReplayedNvml,
+)
+
+from ampscope.hardware import gpu as room
+from ampscope.hardware import nvml as talk
+from ampscope.hardware.capability import Presence
+from ampscope.hardware.gpu import GpuReading, cuda_version_text, read_gpus
+
+# What the replayed H100 means, in the units of GpuReading.
+H100_READING = GpuReading(
+    index=0,
+    name="NVIDIA H100 80GB HBM3",
+    capability="9.0",
+    memory_total_bytes=80 * GIB,
+    memory_used_bytes=2 * GIB,
+    gpu_busy_percent=37,
+    memory_busy_percent=12,
+    temperature_c=41,
+    power_w=118.4,
+    power_limit_w=700.0,
+    sm_clock_mhz=1755,
+    sm_clock_max_mhz=1980,
+    memory_clock_mhz=2619,
+    clock_reasons=("power cap",),
+    mig_enabled=False,
+)
+# Which fields an unsupported call takes away; written down apart from the table in gpu.py.
+FIELDS_OF_CALL = {
+    "nvmlDeviceGetName": {"name"},
+    "nvmlDeviceGetCudaComputeCapability": {"capability"},
+    "nvmlDeviceGetMemoryInfo": {"memory_total_bytes", "memory_used_bytes"},
+    "nvmlDeviceGetUtilizationRates": {"gpu_busy_percent", "memory_busy_percent"},
+    "nvmlDeviceGetTemperature": {"temperature_c"},
+    "nvmlDeviceGetPowerUsage": {"power_w"},
+    "nvmlDeviceGetEnforcedPowerLimit": {"power_limit_w"},
+    "nvmlDeviceGetClockInfo": {"sm_clock_mhz", "memory_clock_mhz"},
+    "nvmlDeviceGetMaxClockInfo": {"sm_clock_max_mhz"},
+    "nvmlDeviceGetCurrentClocksEventReasons": {"clock_reasons"},
+    "nvmlDeviceGetMigMode": {"mig_enabled"},
+}
+
+
+def test_every_question_is_answered_in_its_unit() -> None:
+    nvml = ReplayedNvml((H100,))
+    survey = read_gpus(nvml)
+    assert survey.gpus == (H100_READING,)
+    assert (survey.driver, survey.cuda_driver, survey.message) == ("580.65.06", "13.0", "")
+    assert nvml.depth == 0  # shut down again
+
+
+@pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION, UNKNOWN])
+@pytest.mark.parametrize("function", H100)
+def test_a_refused_question_costs_its_own_fields_and_no_others(function: str, code: int) -> None:
+    survey = read_gpus(ReplayedNvml(({**H100, function: Refusal(code)},)))
+    expected = replace(H100_READING, **dict.fromkeys(FIELDS_OF_CALL[function]))
+    assert survey.gpus == (expected,)
+
+
+@pytest.mark.parametrize("function", SYSTEM)
+def test_a_refused_system_question_is_none(function: str) -> None:
+    survey = read_gpus(ReplayedNvml((H100,), {**SYSTEM, function: Refusal(NOT_SUPPORTED)}))
+    assert None in (survey.driver, survey.cuda_driver)
+    assert survey.gpus == (H100_READING,)
+
+
+def test_a_function_that_nvidia_ml_py_lacks_is_none() -> None:
+    without = {k: v for k, v in H100.items() if k != "nvmlDeviceGetMigMode"}
+    assert read_gpus(ReplayedNvml((without,))).gpus == (replace(H100_READING, mig_enabled=None),)
+
+
+def test_a_geforce_answers_half_of_the_questions() -> None:
+    (gpu,) = read_gpus(ReplayedNvml((GTX_1660_TI,))).gpus
+    assert gpu.name == "NVIDIA GeForce GTX 1660 Ti"  # bytes are decoded
+    assert gpu.clock_reasons == ("idle",)  # by the older function's name
+    assert gpu.throttled_by == ()
+    assert (gpu.power_limit_w, gpu.mig_enabled, gpu.problem) == (None, None, "")
+    assert gpu.tensor_cores.presence is Presence.ABSENT
+
+
+def test_mig_slices_are_listed_with_their_own_memory() -> None:
+    (gpu,) = read_gpus(ReplayedNvml((A100_MIG,))).gpus
+    assert gpu.mig_enabled is True
+    assert gpu.gpu_busy_percent is None
+    assert [(s.index, s.name, s.memory_total_bytes) for s in gpu.mig_slices] == [
+        (0, "NVIDIA A100 MIG 3g.20gb", 20 * GIB),
+        (2, "NVIDIA A100 MIG 3g.20gb", None),
+    ]
+
+
+def test_a_mig_slice_that_is_lost_is_a_problem_of_its_gpu() -> None:
+    lost = {**A100_MIG, "nvmlDeviceGetMigDeviceHandleByIndex": Refusal(GPU_IS_LOST)}
+    (gpu,) = read_gpus(ReplayedNvml((lost,))).gpus
+    assert gpu.name == "NVIDIA A100-SXM4-40GB"
+    assert gpu.problem
+
+
+@pytest.mark.parametrize("function", ["nvmlDeviceGetHandleByIndex", *H100])
+def test_a_gpu_that_vanishes_keeps_what_it_had_said(function: str) -> None:
+    second: Mapping[str, object] = dict(H100)  # another object, the same answers
+    nvml = ReplayedNvml((second, H100), lost_at=(0, function))
+    lost, healthy = read_gpus(nvml).gpus
+    assert healthy == replace(H100_READING, index=1)
+    assert lost.problem.startswith("GPU 0 does not answer")
+    for field in fields(GpuReading):
+        if field.name not in ("problem", "mig_slices"):
+            assert getattr(lost, field.name) in (None, getattr(H100_READING, field.name))
+    if function == "nvmlDeviceGetPowerUsage":
+        assert (lost.name, lost.temperature_c, lost.power_w) == (H100_READING.name, 41, None)
+    assert nvml.depth == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (LIBRARY_NOT_FOUND, "No NVIDIA driver was found"),
+        (DRIVER_NOT_LOADED, "not loaded"),
+        (NO_PERMISSION, "no permission"),
+        (VERSION_MISMATCH, "differ in version"),
+        (UNKNOWN, "NVML error 999"),
+    ],
+)
+def test_nvml_that_does_not_start_is_one_sentence(code: int, words: str) -> None:
+    survey = read_gpus(ReplayedNvml(start=Refusal(code)))
+    assert words in survey.message
+    assert survey.message.endswith(".")
+    assert (survey.gpus, survey.driver, survey.cuda_driver) == ((), None, None)
+
+
+def test_a_driver_without_a_gpu() -> None:
+    survey = read_gpus(ReplayedNvml())
+    assert survey.gpus == ()
+    assert "sees no GPU" in survey.message
+
+
+def test_a_driver_that_is_lost_before_the_first_gpu() -> None:
+    survey = read_gpus(ReplayedNvml((H100,), {"nvmlDeviceGetCount": Refusal(GPU_IS_LOST)}))
+    assert "stopped answering" in survey.message
+
+
+def test_without_nvidia_ml_py(monkeypatch: pytest.MonkeyPatch) -> None:
+    real_import = builtins.__import__
+
+    def refuse(name: str, *rest: object) -> ModuleType:
+        if name == "pynvml":
+            raise ImportError(name)
+        return real_import(name, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    assert "pip install nvidia-ml-py" in read_gpus().message
+
+
+def test_codes_and_names_are_those_of_nvidia_ml_py() -> None:
+    """The installed binding, generated from nvml.h, is the oracle for every constant used."""
+    import pynvml
+
+    assert talk.GONE_CODES == {
+        pynvml.NVML_ERROR_GPU_IS_LOST,
+        pynvml.NVML_ERROR_RESET_REQUIRED,
+        pynvml.NVML_ERROR_GPU_NOT_FOUND,
+    }
+    assert set(talk.INIT_SENTENCES) == {
+        pynvml.NVML_ERROR_NO_PERMISSION,
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
+        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+    }
+    assert (room.TEMPERATURE_GPU, room.CLOCK_SM, room.CLOCK_MEMORY) == (
+        pynvml.NVML_TEMPERATURE_GPU,
+        pynvml.NVML_CLOCK_SM,
+        pynvml.NVML_CLOCK_MEM,
+    )
+    bits = dict((word, bit) for bit, word in room.CLOCK_REASONS)
+    assert bits["power cap"] == pynvml.nvmlClocksEventReasonSwPowerCap
+    assert bits["hardware slowdown"] == pynvml.nvmlClocksEventReasonHwSlowdown
+    assert bits["software thermal slowdown"] == pynvml.nvmlClocksEventReasonSwThermalSlowdown
+    assert bits["hardware thermal slowdown"] == pynvml.nvmlClocksEventReasonHwThermalSlowdown
+    assert bits["power brake"] == pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown
+    assert bits["sync boost"] == pynvml.nvmlClocksEventReasonSyncBoost
+    assert bits["idle"] == pynvml.nvmlClocksEventReasonGpuIdle
+    assert sum(bits.values()) == pynvml.nvmlClocksEventReasonAll
+    for function in (*H100, *A100_MIG, *GTX_1660_TI, *SYSTEM, "nvmlDeviceGetHandleByIndex"):
+        assert callable(getattr(pynvml, function))
+
+
+@pytest.mark.parametrize(("number", "text"), [(13000, "13.0"), (12040, "12.4"), (11080, "11.8")])
+def test_cuda_version_text(number: int, text: str) -> None:
+    assert cuda_version_text(number) == text
+
+
+def test_this_machine_is_read_without_an_exception() -> None:
+    survey = read_gpus()
+    assert bool(survey.gpus) != bool(survey.message)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="nvidia-smi is the oracle here")
+def test_readings_agree_with_nvidia_smi() -> None:
+    query = "--query-gpu=name,compute_cap,memory.total,driver_version"
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    survey = read_gpus()
+    assert len(survey.gpus) == len(lines), sys.version
+    for gpu, line in zip(survey.gpus, lines, strict=True):
+        name, capability, mebibytes, driver = (part.strip() for part in line.split(","))
+        assert (gpu.name, gpu.capability, survey.driver) == (name, capability, driver)
+        assert gpu.memory_total_bytes is not None
+        assert abs(gpu.memory_total_bytes / 2**20 - int(mebibytes)) <= 1
