@@ -44,6 +44,7 @@ def invite() -> None:
             links.keep(GROUP, probes.start(specs()))
             st.session_state[_OPENS] = True
             st.rerun()
+    st.page_link(sitemap.NEW_PROBE.file, label="Or set up a probe of your own")
 
 
 def follow() -> bool:

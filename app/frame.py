@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import streamlit as st
 from ampscope.errors import AmpscopeError
@@ -10,12 +11,14 @@ from ampscope.errors import AmpscopeError
 from app import states
 from app.sitemap import ENTRIES, HOME, Entry
 
+LOGO = Path(__file__).with_name("logo.svg")
 logger = logging.getLogger("ampscope.dashboard")
 
 
 def show() -> None:
     """Draw the page that the address names."""
-    st.set_page_config(page_title="ampscope", layout="wide")
+    st.set_page_config(page_title="ampscope", page_icon=str(LOGO), layout="wide")
+    st.logo(str(LOGO), size="large")
     sections: dict[str, list[st.Page]] = {}
     for entry in (e for e in ENTRIES if e.file.exists()):  # DEVELOPMENT
         sections.setdefault(entry.section, []).append(_page(entry))
@@ -30,10 +33,4 @@ def show() -> None:
 
 
 def _page(entry: Entry) -> st.Page:
-    return st.Page(
-        entry.file,
-        title=entry.title,
-        icon=entry.icon,
-        url_path=entry.url_path or None,
-        default=entry is HOME,
-    )
+    return st.Page(entry.file, title=entry.title, icon=entry.icon, default=entry is HOME)

@@ -9,7 +9,7 @@ from ampscope.analysis.dtypes import is_half
 from ampscope.analysis.flops import FlopShare
 from ampscope.analysis.fp32_ops import Fp32Op, ModulesByPrecision
 
-from app.text import count, percent, plural, share
+from app.text import count, cut, percent, plural, share
 
 REASONS = {
     "fp32_list": "autocast's fp32 list: it overflows or loses accuracy in half",
@@ -44,13 +44,25 @@ def flops_seen(shares: Sequence[tuple[str, FlopShare]], shown: int) -> str:
         return "No op with a FLOP formula (matrix product, convolution, attention) ran."
     name, largest = shares[0]
     wide = [(n, s) for n, s in shares if s.total > s.half]
-    text = f"{name} does most: {percent(largest.total / total)} of {total / 1e6:,.1f} M operations."
+    text = f"{cut(name)} does most: {percent(largest.total / total)} of {total / 1e6:,.1f} M operations."
     if wide and len(wide) < len(shares):
         slow = sum(s.total - s.half for _, s in wide)
-        text += f" Not in half: {percent(slow / total)}, most of it in {wide[0][0]}."
+        text += f" Not in half: {percent(slow / total)}, most of it in {cut(wide[0][0])}."
     if len(shares) > shown:
         text += f" The {shown} largest of {len(shares)} modules are shown."
     return text
+
+
+def tree_seen(shown: int, whole: int, text: str) -> str:
+    """Above the table of modules."""
+    if text:
+        return f"{share(shown, whole)} modules hold “{text}” in their path or type."
+    if shown == whole:
+        return f"All {plural(whole, 'module')}. Click a row to open it below."
+    return (
+        f"{share(shown, whole)} modules are unfolded; what lies deeper is added up in the last row "
+        "above it. Click a row to open it below."
+    )
 
 
 def casts_seen(sites: Sequence[CastSite], names: dict[int, str]) -> str:
@@ -60,7 +72,7 @@ def casts_seen(sites: Sequence[CastSite], names: dict[int, str]) -> str:
     kinds = cast_kinds(sites)
     total = sum(s.count for s in sites)
     listed = ", ".join(f"{n:,} from {a} to {b}" for a, b, n in kinds[:3])
-    where = names.get(sites[0].module, "outside the model")
+    where = cut(names.get(sites[0].module, "outside the model"))
     return (
         f"{plural(total, 'cast')} a step: {listed}. Most in one place: {count(sites[0].count)} in "
         f"{where} ({sites[0].phase})."

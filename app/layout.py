@@ -36,10 +36,11 @@ def key_figures(figures: Sequence[KeyFigure]) -> None:
     """At most four, side by side."""
     if len(figures) > MAX_KEY_FIGURES:
         raise ValueError(f"{len(figures)} key figures; a page has at most {MAX_KEY_FIGURES}")
-    for column, figure in zip(st.columns(len(figures)), figures, strict=True):
-        column.metric(
-            escape(figure.label), figure.value, help=escape(figure.help) or None, border=True
-        )
+    with st.container(horizontal=True):  # wraps where four do not fit beside each other
+        for figure in figures:
+            st.metric(
+                escape(figure.label), figure.value, help=escape(figure.help) or None, border=True
+            )
 
 
 def details(title: str) -> DeltaGenerator:

@@ -7,14 +7,14 @@ same run, step and module are still chosen there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
-from urllib.parse import urlencode
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Hashable)
 _MEMORY = "link:"  # session keys of remembered choices
 _WIDGET = "widget:"
 
@@ -55,16 +55,16 @@ def select(
     place: DeltaGenerator | None = None,
 ) -> T:
     """A select box (with search) bound to the URL's ``name``. ``options`` must not be empty."""
-    first = options[0] if default is None else default
-    _follow_url(name, options, first)
-    value = (place or st).selectbox(
+    key, value = _prepared(name, options, default)
+    (place or st).selectbox(
         label,
         options,
-        key=_WIDGET + name,
-        format_func=format_func,
+        key=key,
+        format_func=_labels(options, format_func),
         help=help,
+        on_change=_remember,
+        args=(name,),
     )
-    keep(name, value)
     return value
 
 
@@ -79,13 +79,16 @@ def pick(
     place: DeltaGenerator | None = None,
 ) -> T:
     """One of a few, side by side, bound to the URL's ``name``."""
-    first = options[0] if default is None else default
-    _follow_url(name, options, first)
-    value = (place or st).segmented_control(
-        label, options, key=_WIDGET + name, format_func=format_func, help=help
+    key, value = _prepared(name, options, default)
+    (place or st).segmented_control(
+        label,
+        options,
+        key=key,
+        format_func=_labels(options, format_func),
+        help=help,
+        on_change=_remember,
+        args=(name,),
     )
-    value = first if value is None else value  # a click on the chosen one takes the choice away
-    keep(name, value)
     return value
 
 
@@ -100,31 +103,47 @@ def slide(
     place: DeltaGenerator | None = None,
 ) -> T:
     """A slider over ``options``, bound to the URL's ``name``; a single option is shown as text."""
-    first = options[0] if default is None else default
+    key, value = _prepared(name, options, default)
     if len(options) == 1:
-        (place or st).text(f"{label}: {format_func(options[0])}")
-        keep(name, options[0])
-        return options[0]
-    _follow_url(name, options, first)
-    value = (place or st).select_slider(
-        label, options, key=_WIDGET + name, format_func=format_func, help=help
+        (place or st).text(f"{label}: {format_func(value)}")
+        return value
+    (place or st).select_slider(
+        label,
+        options,
+        key=key,
+        format_func=_labels(options, format_func),
+        help=help,
+        on_change=_remember,
+        args=(name,),
     )
-    keep(name, value)
     return value
 
 
-def address(url_path: str, **params: object) -> str:
-    """Relative address of a view: ``gradients?run=0a1b…&step=12``."""
-    given = {key: str(value) for key, value in params.items() if value is not None}
-    return f"{url_path}?{urlencode(given)}" if given else url_path
+def _prepared(name: str, options: Sequence[T], default: T | None) -> tuple[str, T]:
+    """Key and value of a widget that is about to be drawn.
 
-
-def _follow_url(name: str, options: Sequence[T], default: T) -> None:
-    """Set the widget's state before it is drawn: from the URL when that changed from outside, from
-    memory when the page is new, and to the default when its value is no longer on offer."""
+    The URL and the session's memory decide, never the widget's own state: that is lost or stale
+    when a person walks from page to page.
+    """
+    value = chosen(name, options, options[0] if default is None else default)
     key = _WIDGET + name
-    from_outside = name in st.query_params and st.query_params[name] != st.session_state.get(
-        _MEMORY + name
+    st.session_state[key] = value
+    keep(name, value)
+    return key, value
+
+
+def _remember(name: str) -> None:
+    """A person moved the widget. A click on the chosen one of a few takes the choice away, which
+    is not wanted: it stays."""
+    value = st.session_state[_WIDGET + name]
+    if value is not None:
+        keep(name, value)
+
+
+def _labels(options: Sequence[T], format_func: Callable[[T], str]) -> Callable[[T], str]:
+    """``format_func`` made unique: the browser sends an option's label back, not its place."""
+    labels = {option: format_func(option) for option in options}
+    counts = Counter(labels.values())
+    return lambda option: (
+        labels[option] if counts[labels[option]] == 1 else f"{labels[option]} ({option})"
     )
-    if from_outside or key not in st.session_state or st.session_state[key] not in options:
-        st.session_state[key] = chosen(name, options, default)

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import streamlit as st
-from ampscope.hardware.describe import HardwareReport, describe_machine, one_line
+from ampscope.hardware.describe import (
+    HardwareReport,
+    describe_machine,
+    one_line,
+    report_json,
+    sentence,
+)
 
 from app.text import escape
 
@@ -19,3 +25,13 @@ def report() -> HardwareReport:
 def line() -> None:
     """Device, capability, torch and policy in one line."""
     st.caption(escape(one_line(report())))
+
+
+def verdict(report: HardwareReport) -> None:
+    """What AMP can and cannot give here; the first sentence large."""
+    st.markdown(escape(sentence(report)))
+
+
+def as_json(report: HardwareReport) -> str:
+    """The whole report."""
+    return report_json(report)

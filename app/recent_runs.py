@@ -13,11 +13,17 @@ _SHOWN = "recent-shown"
 
 
 def show(runs: list[RunInfo]) -> None:
-    """Newest first, ten at a time."""
+    """Newest first, ten at a time; follows the runs that are under way."""
     title, delete = st.columns([5, 1], vertical_alignment="bottom")
     title.subheader("Recent runs", anchor=False)
     if delete.button("Delete runs", key="delete-open", width="stretch"):
         _delete_dialog()
+    is_moving = any(run.state.is_active for run in runs)
+    st.fragment(_rows, run_every=run_page.FOLLOW_EVERY_S if is_moving else None)()
+
+
+def _rows() -> None:
+    runs = store.runs()
     shown = st.session_state.setdefault(_SHOWN, AT_FIRST)
     for run in runs[:shown]:
         _row(run)
@@ -29,7 +35,7 @@ def show(runs: list[RunInfo]) -> None:
 def _row(run: RunInfo) -> None:
     with st.container(border=True):
         what, links = st.columns([6, 4], vertical_alignment="center")
-        with what:
+        with what.container(gap="xxsmall"):
             run_page.title_line(run)
             st.caption(escape(" · ".join(_facts(run))))
         with links.container(horizontal=True, horizontal_alignment="right"):
@@ -38,15 +44,10 @@ def _row(run: RunInfo) -> None:
 
 
 def _facts(run: RunInfo) -> list[str]:
-    steps = f"{run.steps_done:,} of {plural(run.spec.steps, 'step')}"
+    what = [run_page.described(run)] if run.spec.label else []
     place = [f"place {run.place} in the queue"] if run.place else []
-    return [
-        run_page.described(run),
-        run_page.policy_of(run.machine),
-        steps,
-        *place,
-        ago(run.created),
-    ]
+    steps = f"{run.steps_done:,} of {plural(run.spec.steps, 'step')}"
+    return [*what, run_page.policy_name(run.machine), *place, steps, ago(run.created)]
 
 
 @st.dialog("Delete runs")

@@ -89,9 +89,16 @@ def facts(run: RunInfo) -> list[str]:
 def policy_of(machine: Machine | None) -> str:
     """``CUDA's rules, rehearsed on a CPU (AMD EPYC)``"""
     if machine is None:
-        return "policy not known before it starts"
-    policy = POLICIES.get(machine.policy, machine.policy)
+        return "not started"
+    policy = policy_name(machine)
     return f"{policy} ({machine.device_name})" if machine.device_name else policy
+
+
+def policy_name(machine: Machine | None) -> str:
+    """Under whose rules a run took place."""
+    if machine is None:
+        return "not started"
+    return POLICIES.get(machine.policy, machine.policy)
 
 
 def label(run: RunInfo) -> str:

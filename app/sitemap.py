@@ -10,21 +10,19 @@ PAGES_FOLDER = Path(__file__).resolve().parent.parent / "pages"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One page; ``url_path`` is empty for the page that opens first."""
+    """One page; its address is the file's name (``/loss_scale?run=…``)."""
 
     file: Path
     title: str
     icon: str
-    url_path: str
     section: str
 
 
-def _entry(name: str, title: str, icon: str, section: str, url_path: str | None = None) -> Entry:
-    path = name.replace("_", "-") if url_path is None else url_path
-    return Entry(PAGES_FOLDER / f"{name}.py", title, f":material/{icon}:", path, section)
+def _entry(name: str, title: str, icon: str, section: str) -> Entry:
+    return Entry(PAGES_FOLDER / f"{name}.py", title, f":material/{icon}:", section)
 
 
-HOME = _entry("home", "Home", "home", "Probes", url_path="")
+HOME = _entry("home", "Home", "home", "Probes")
 NEW_PROBE = _entry("new_probe", "New probe", "add_circle", "Probes")
 LAYERS = _entry("layers", "Layers", "account_tree", "One run")
 GRADIENTS = _entry("gradients", "Gradients", "blur_on", "One run")

@@ -4,7 +4,7 @@ import streamlit as st
 
 from app import demo, machine, recent_runs, store
 
-st.title("ampscope", anchor=False)
+st.title("Home", anchor=False)
 machine.line()
 
 demo_is_shown = demo.follow()

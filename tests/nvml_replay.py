@@ -109,9 +109,9 @@ class ReplayedNvml:
             return _given(self.system[function])
         gpu = arguments[0]
         assert isinstance(gpu, Mapping)
-        if self.lost_at is not None and gpu is self.gpus[self.lost_at[0]]:
-            if function == self.lost_at[1]:
-                raise NVMLError(GPU_IS_LOST)
+        lost = self.lost_at is not None and gpu is self.gpus[self.lost_at[0]]
+        if lost and function == self.lost_at[1]:
+            raise NVMLError(GPU_IS_LOST)
         answer = gpu.get(function, Refusal(NOT_SUPPORTED))
         if len(arguments) == 2 and isinstance(answer, dict):
             answer = answer.get(arguments[1], Refusal(NOT_FOUND))

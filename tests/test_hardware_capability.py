@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from ampscope.formats import FORMATS
 from ampscope.hardware.capability import (
     CAPABILITIES,
@@ -52,7 +51,14 @@ FACTS = [
     ("8.9", "NVIDIA L4", "Ada Lovelace", 4, "e4m3", "fp64"),  # Ada GPU architecture paper
     ("9.0", "NVIDIA H100 80GB HBM3", "Hopper", 4, "e5m2", "e2m1"),  # H100 architecture paper
     ("10.0", "NVIDIA B200", "Blackwell", 5, "e2m1", "int4"),  # Blackwell technical brief
-    ("12.0", "NVIDIA GeForce RTX 5090", "Blackwell (RTX)", 5, "e2m1", "fp64"),  # RTX Blackwell paper
+    (
+        "12.0",
+        "NVIDIA GeForce RTX 5090",
+        "Blackwell (RTX)",
+        5,
+        "e2m1",
+        "fp64",
+    ),  # RTX Blackwell paper
 ]
 
 

@@ -1,5 +1,8 @@
 """The x axis of every exponent chart: powers of two, a format's limits as labelled lines, and its
 four zones as a coloured band above the plot.
+
+The bin of exponent e covers [e, e + 1) in log2. It is drawn at x = e, so that a hover box can name
+e; everything that has a place in log2 is therefore drawn half a bin to the left.
 """
 
 from __future__ import annotations
@@ -20,8 +23,10 @@ ZONE_TEXT = {
 }
 MARGIN_BINS = 5  # room beside the outermost limit: the words "lost" and "overflow" fit in it
 MAX_TICKS = 14
+LABEL_SIZE = 13
 MIN_LABEL_SHARE = 0.06  # a zone narrower than this has no room for its name
-BAND = (1.01, 1.035)  # paper coordinates of the zone band
+BAND_PX = (4, 12)  # of the zone band above the plot
+ZONE_LABEL_PX, LIMIT_LABEL_PX = 21, 40  # heights of the two lines of text above it
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,11 @@ def zone_spans(fmt: NumberFormat, shown: ExponentRange) -> list[tuple[str, int, 
     return list(zip(ZONE_TEXT, edges[:-1], edges[1:], strict=True))
 
 
+def place(log2: float) -> float:
+    """x coordinate of a magnitude."""
+    return log2 - 0.5
+
+
 def power(exponent: int) -> str:
     """Plotly markup of a power of two."""
     return f"2<sup>{str(exponent).replace('-', '−')}</sup>"
@@ -71,9 +81,11 @@ def set_exponent_axis(
         {
             axis.replace("x", "xaxis"): {
                 "title": {"text": title},
-                "range": [shown.lowest, shown.highest + 1],
-                "tickvals": ticks,
+                "range": [place(shown.lowest), place(shown.highest + 1)],
+                "tickvals": [place(e) for e in ticks],
                 "ticktext": [power(e) for e in ticks],
+                "tickangle": 0,
+                "tickfont": {"size": LABEL_SIZE},
                 "showgrid": False,
                 "zeroline": False,
             }
@@ -91,30 +103,30 @@ def _draw_limits(figure: go.Figure, fmt: NumberFormat, axis: str) -> None:
             f"min subnormal {power(fmt.min_subnormal_exponent)} ",
         ),
         (fmt.min_normal_exponent, "left", f" min normal {power(fmt.min_normal_exponent)}"),
-        (math.log2(fmt.max), "right", f"max {_largest(fmt)} "),
+        (math.log2(fmt.max), "left", f" max {_largest(fmt)}"),
     )
     for x, side, text in limits:
         figure.add_shape(
             type="line",
             xref=axis,
             yref="paper",
-            x0=x,
-            x1=x,
+            x0=place(x),
+            x1=place(x),
             y0=0,
-            y1=BAND[1],
+            y1=1,
             line={"color": OUTLINE, "width": 1.5, "dash": "dash"},
         )
         figure.add_annotation(
             xref=axis,
             yref="paper",
-            x=x,
-            y=BAND[1],
-            yshift=27,
+            x=place(x),
+            y=1,
+            yshift=LIMIT_LABEL_PX,
             text=text,
             showarrow=False,
             xanchor=side,
             yanchor="middle",
-            font={"size": 12},
+            font={"size": LABEL_SIZE},
         )
 
 
@@ -130,10 +142,12 @@ def _draw_zones(figure: go.Figure, fmt: NumberFormat, shown: ExponentRange, axis
             type="rect",
             xref=axis,
             yref="paper",
-            x0=first,
-            x1=end,
-            y0=BAND[0],
-            y1=BAND[1],
+            x0=place(first),
+            x1=place(end),
+            ysizemode="pixel",
+            yanchor=1,
+            y0=BAND_PX[0],
+            y1=BAND_PX[1],
             fillcolor=ZONES[zone],
             line={"color": OUTLINE, "width": 0.5},
         )
@@ -141,11 +155,11 @@ def _draw_zones(figure: go.Figure, fmt: NumberFormat, shown: ExponentRange, axis
             figure.add_annotation(
                 xref=axis,
                 yref="paper",
-                x=(first + end) / 2,
-                y=BAND[1],
-                yshift=9,
+                x=place((first + end) / 2),
+                y=1,
+                yshift=ZONE_LABEL_PX,
                 text=f"<b>{ZONE_TEXT[zone]}</b>",
                 showarrow=False,
                 yanchor="middle",
-                font={"size": 12},
+                font={"size": LABEL_SIZE},
             )

@@ -30,7 +30,7 @@ def exponent_bars(row: Raw, fmt: NumberFormat, shift: int, *, x_title: str) -> g
         part = counts[first - shown.lowest : end - shown.lowest]
         exponents = np.arange(first, end)
         labels = [f"2^{e}" for e in exponents]
-        _add_bars(figure, zone, exponents + 0.5, part, total, ZONES[zone], "x2", labels)
+        _add_bars(figure, zone, exponents, part, total, ZONES[zone], "x2", labels)
     zeros = np.array([row[POS_ZERO], row[NEG_ZERO]])
     _add_bars(figure, "zero", ["+0", "−0"], zeros, total, ZERO, "x", ["+0", "−0"])
     names = ["NaN", "+Inf", "−Inf"]
@@ -76,8 +76,8 @@ def _lay_out(figure: go.Figure, largest: int) -> None:
         plot_bgcolor="rgba(0,0,0,0)",
         bargap=0.06,
         xaxis={"domain": (0.0, 0.07), "title": {"text": "zero"}, "type": "category"},
-        xaxis2={"domain": (0.09, 0.86), "anchor": "y"},
-        xaxis3={"domain": (0.88, 1.0), "title": {"text": "not finite"}, "type": "category"},
+        xaxis2={"domain": (0.09, 0.85), "anchor": "y"},
+        xaxis3={"domain": (0.87, 1.0), "title": {"text": "not finite"}, "type": "category"},
         yaxis={
             "title": {"text": "elements (log)"},
             "type": "log",

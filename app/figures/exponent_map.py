@@ -18,15 +18,17 @@ from ampscope.exponents import NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO, Raw
 from ampscope.formats import NumberFormat
 from numpy.typing import NDArray
 
-from app.figures.exponent_axis import ExponentRange, exponent_range, set_exponent_axis, zone_spans
+from app.figures.exponent_axis import LABEL_SIZE, exponent_range, set_exponent_axis, zone_spans
+from app.figures.strength import SHARE_BAR, SHARE_BAR_PX, STRONGEST, WEAKEST, fade, log_share
 from app.palette import NONFINITE, OUTLINE, ZERO, ZONES
 from app.text import for_plotly
 
-FAINTEST = -6.0  # log10 of the share with the faintest colour; smaller ones look the same
-ZERO_DOMAIN, MAIN_DOMAIN, SPECIAL_DOMAIN = (0.0, 0.035), (0.045, 0.885), (0.9, 1.0)
+ZERO_DOMAIN, MAIN_DOMAIN, SPECIAL_DOMAIN = (0.0, 0.035), (0.045, 0.86), (0.875, 1.0)
 SPECIALS = (("NaN", NAN), ("+Inf", POS_INF), ("−Inf", NEG_INF))
-TOP, BOTTOM, ROW_PX, MIN_PLOT_PX = 74, 64, 18, 150
-LABEL_PX = 15  # height of a tick's text
+TOP, BOTTOM, ROW_PX, MIN_PLOT_PX = 74, 64 + SHARE_BAR_PX, 18, 150
+LABEL_PX = 15  # height of a text
+_HOVER = "<b>%{y}</b><br>%{customdata:,} elements, %{text:.3g} %<br>"
+_INT32_MAX = 2**31 - 1  # Plotly's typed arrays have no 64-bit integers
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class MapRows:
 
     rows: Raw  # [n, RAW_LEN]
     ticks: Sequence[str]  # short, for the axis
-    names: Sequence[str]  # whole, for the hover box
+    names: Sequence[str]  # whole and distinct, for the hover box
     shifts: Sequence[int]
 
 
@@ -44,16 +46,23 @@ def exponent_map(
 ) -> go.Figure:
     """Figure of ``data``; zones and limits are those of ``fmt``."""
     shown = exponent_range(_range_after_shift(data), fmt)
-    figure = go.Figure()
-    totals = np.maximum(data.rows.sum(axis=1, keepdims=True), 1)
     counts = aligned(data.rows, data.shifts, shown.lowest, shown.highest)
+    names = [for_plotly(name) for name in data.names]
+    totals = np.maximum(data.rows.sum(axis=1, keepdims=True), 1)
+    figure = go.Figure()
     for zone, first, end in zone_spans(fmt, shown):
-        _add_zone(figure, data, zone, counts, totals, shown, first, end)
+        part = counts[:, first - shown.lowest : end - shown.lowest]
+        if part.any():
+            hover = f"{_HOVER}magnitude from 2^%{{x}} on: {zone}<extra></extra>"
+            trace = _cells(part, totals, names, list(range(first, end)), ZONES[zone], hover)
+            figure.add_trace(trace.update(xaxis="x2", showscale=False))
     zeros = data.rows[:, [POS_ZERO]] + data.rows[:, [NEG_ZERO]]
-    _add_zeros(figure, data, zeros, totals)
-    _add_specials(figure, data)
-    _lay_out(figure, data, y_title, row_px)
+    zero_cells = _cells(zeros, totals, names, ["0"], ZERO, f"{_HOVER}exactly zero<extra></extra>")
+    figure.add_trace(zero_cells.update(colorbar=SHARE_BAR))  # its grey stands for every hue
+    figure.add_trace(_special_cells(data.rows, totals, names, row_px >= LABEL_PX))
+    _lay_out(figure, data.ticks, names, y_title, row_px)
     set_exponent_axis(figure, fmt, shown, "x2", x_title)
+    _frame_specials(figure, is_empty=not data.rows[:, NAN : NEG_INF + 1].any())
     return figure
 
 
@@ -66,115 +75,73 @@ def _range_after_shift(data: MapRows) -> tuple[int, int] | None:
     return None if not ends else (min(e[0] for e in ends), max(e[1] for e in ends))
 
 
-def _add_zone(
-    figure: go.Figure,
-    data: MapRows,
-    zone: str,
-    counts: Raw,
-    totals: Raw,
-    shown: ExponentRange,
-    first: int,
-    end: int,
-) -> None:
-    part = counts[:, first - shown.lowest : end - shown.lowest]
-    if not part.any():
-        return
-    figure.add_trace(
-        go.Heatmap(
-            z=_strength(part, totals),
-            x=np.arange(first, end) + 0.5,
-            y=np.arange(len(part)),
-            xaxis="x2",
-            zmin=FAINTEST,
-            zmax=0,
-            colorscale=_fade(ZONES[zone]),
-            showscale=False,
-            hovertext=_texts(data.names, totals, part, np.arange(first, end)),
-            hovertemplate=f"%{{hovertext}}<br>{zone}<extra></extra>",
-            hoverongaps=False,
-        )
+def _cells(
+    counts: Raw, totals: Raw, names: list[str], x: Sequence[object], color: str, hover: str
+) -> go.Heatmap:
+    """Cells of one zone; none where nothing was counted."""
+    return go.Heatmap(
+        z=log_share(counts, totals),
+        x=x,
+        y=names,
+        zmin=WEAKEST,
+        zmax=STRONGEST,
+        colorscale=fade(color),
+        customdata=_exact(counts),
+        text=(100 * counts / totals).astype(np.float32),
+        hovertemplate=hover,
+        hoverongaps=False,
     )
 
 
-def _add_zeros(figure: go.Figure, data: MapRows, zeros: Raw, totals: Raw) -> None:
-    """Also carries the colour bar: its grey stands for the strength of every hue."""
-    figure.add_trace(
-        go.Heatmap(
-            z=_strength(zeros, totals),
-            x=[0],
-            y=np.arange(len(zeros)),
-            zmin=FAINTEST,
-            zmax=0,
-            colorscale=_fade(ZERO),
-            hovertext=_texts(data.names, totals, zeros, None),
-            hovertemplate="%{hovertext}<br>zero<extra></extra>",
-            hoverongaps=False,
-            colorbar={
-                "title": {"text": "share of<br>elements"},
-                "tickvals": [0, -2, -4, -6],
-                "ticktext": ["100 %", "1 %", "0.01 %", "≤ 1 ppm"],
-                "thickness": 10,
-                "outlinewidth": 0.5,
-                "outlinecolor": OUTLINE,
-                "len": 1.0,
-            },
-        )
-    )
-
-
-def _add_specials(figure: go.Figure, data: MapRows) -> None:
-    counts = data.rows[:, [column for _, column in SPECIALS]]
-    known = np.where(counts > 0, 1.0, np.nan)
+def _special_cells(rows: Raw, totals: Raw, names: list[str], labelled: bool) -> go.Heatmap:
+    counts = rows[:, [column for _, column in SPECIALS]]
     labels = [[_short(n) if n else "" for n in row] for row in counts.tolist()]
-    figure.add_trace(
-        go.Heatmap(
-            z=known,
-            x=[name for name, _ in SPECIALS],
-            y=np.arange(len(counts)),
-            xaxis="x3",
-            zmin=0,
-            zmax=1,
-            colorscale=[[0, NONFINITE], [1, NONFINITE]],
-            showscale=False,
-            text=labels,
-            texttemplate="%{text}",
-            textfont={"size": 11, "color": "#12161C"},
-            hovertext=_texts(data.names, data.rows.sum(axis=1, keepdims=True), counts, None),
-            hovertemplate="%{hovertext}<br>%{x}<extra></extra>",
-            hoverongaps=False,
-        )
+    return go.Heatmap(
+        z=np.where(counts > 0, 1.0, np.nan),
+        x=[name for name, _ in SPECIALS],
+        y=names,
+        xaxis="x3",
+        zmin=0,
+        zmax=1,
+        colorscale=[[0, NONFINITE], [1, NONFINITE]],
+        showscale=False,
+        text=labels,
+        texttemplate="%{text}" if labelled else None,
+        textfont={"size": 11, "color": "#000000"},
+        customdata=_exact(counts),
+        hovertemplate="<b>%{y}</b><br>%{customdata:,} elements<br>%{x}<extra></extra>",
+        hoverongaps=False,
     )
 
 
-def _strength(counts: Raw, totals: Raw) -> NDArray[np.float32]:
-    """log10 of the share; NaN (no cell) where there is nothing."""
-    out = np.full(counts.shape, np.nan)
-    np.log10(counts / totals, out=out, where=counts > 0)
-    return out.astype(np.float32)
+def _frame_specials(figure: go.Figure, *, is_empty: bool) -> None:
+    """The columns of NaN and infinities are outlined, and say so when there are none."""
+    figure.add_shape(
+        type="rect",
+        xref="x3 domain",
+        yref="paper",
+        x0=0,
+        x1=1,
+        y0=0,
+        y1=1,
+        line={"color": OUTLINE, "width": 1},
+    )
+    if is_empty:
+        figure.add_annotation(
+            xref="x3 domain",
+            yref="paper",
+            x=0.5,
+            y=0.5,
+            text="none",
+            showarrow=False,
+            font={"size": LABEL_SIZE},
+        )
 
 
-def _texts(
-    names: Sequence[str], totals: Raw, counts: Raw, exponents: NDArray[np.int64] | None
-) -> list[list[str]]:
-    """Hover texts, only where there is a cell."""
-    out = []
-    for name, total, row in zip(names, totals[:, 0].tolist(), counts.tolist(), strict=True):
-        start, whole = f"<b>{for_plotly(name)}</b><br>", f" of {total:,}, "
-        texts = []
-        for column, n in enumerate(row):
-            if not n:
-                texts.append("")
-                continue
-            at = "" if exponents is None else f"magnitude 2^{exponents[column]} and up: "
-            texts.append(f"{start}{at}{n:,}{whole}{100 * n / max(total, 1):.3g} %")
-        out.append(texts)
-    return out
-
-
-def _fade(color: str) -> list[list[object]]:
-    """From a quarter of the colour's strength to all of it."""
-    r, g, b = (int(color[i : i + 2], 16) for i in (1, 3, 5))
-    return [[0, f"rgba({r},{g},{b},0.22)"], [1, f"rgba({r},{g},{b},1)"]]
+def _exact(counts: Raw) -> NDArray[np.int32] | NDArray[np.float64]:
+    """As 32-bit integers, or as floats that hold each count below 2^53 exactly."""
+    fits = not counts.size or counts.max() <= _INT32_MAX
+    return counts.astype(np.int32) if fits else counts.astype(np.float64)
 
 
 def _short(count: int) -> str:
@@ -185,33 +152,36 @@ def _short(count: int) -> str:
     return str(count)
 
 
-def _lay_out(figure: go.Figure, data: MapRows, y_title: str, row_px: float) -> None:
-    n = len(data.rows)
-    plot_px = max(MIN_PLOT_PX, round(row_px * n))
+def _lay_out(
+    figure: go.Figure, ticks: Sequence[str], names: list[str], y_title: str, row_px: float
+) -> None:
+    n = len(names)
     every = max(1, math.ceil(LABEL_PX / row_px))
-    places = list(range(0, n, every))
     figure.update_layout(
-        height=plot_px + TOP + BOTTOM,
+        height=max(MIN_PLOT_PX, round(row_px * n)) + TOP + BOTTOM,
         margin={"t": TOP, "b": BOTTOM, "l": 10, "r": 10},
         plot_bgcolor="rgba(0,0,0,0)",
-        xaxis={"domain": ZERO_DOMAIN, "tickvals": [0], "ticktext": ["0"], "showgrid": False},
+        xaxis={"domain": ZERO_DOMAIN, "type": "category", "showgrid": False},
         xaxis2={"domain": MAIN_DOMAIN, "anchor": "y"},
         xaxis3={
             "domain": SPECIAL_DOMAIN,
             "anchor": "y",
             "title": {"text": "not finite"},
             "type": "category",
-            "categoryarray": [name for name, _ in SPECIALS],
             "range": [-0.5, len(SPECIALS) - 0.5],
+            "tickvals": list(range(len(SPECIALS))),
+            "ticktext": [name for name, _ in SPECIALS],
             "showgrid": False,
         },
         yaxis={
             "title": {"text": y_title},
+            "type": "category",
             "range": [n - 0.5, -0.5],
-            "tickvals": places,
-            "ticktext": [for_plotly(data.ticks[i]) for i in places],
+            "tickvals": names[::every],
+            "ticktext": [for_plotly(tick) for tick in ticks[::every]],
             "showgrid": False,
             "zeroline": False,
             "automargin": True,
+            "tickfont": {"size": LABEL_SIZE},
         },
     )

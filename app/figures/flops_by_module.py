@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 from ampscope.analysis.flops import FlopShare
 
+from app.figures.exponent_axis import LABEL_SIZE
 from app.palette import OUTLINE, dtype_color
 from app.text import for_plotly
 
@@ -46,12 +47,13 @@ def flops_by_module(
         margin={"t": TOP, "b": BOTTOM, "l": 10, "r": 10},
         showlegend=True,
         legend={"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom"},
-        xaxis={"title": {"text": "floating-point operations a step (millions)"}},
+        xaxis={"title": {"text": "million operations a step"}},
         yaxis={
             "range": [len(shares) - 0.5, -0.5],
             "tickvals": list(range(len(shares))),
             "ticktext": [for_plotly(t) for t in ticks],
             "automargin": True,
+            "tickfont": {"size": LABEL_SIZE},
             "showgrid": False,
             "title": {"text": "module"},
         },

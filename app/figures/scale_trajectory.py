@@ -19,7 +19,8 @@ from app.palette import MEASURE, NONFINITE, OUTLINE
 ROW_TITLES = ("loss scale", "loss", "gradient norm (unscaled)", "not finite")
 ROW_HEIGHTS = (0.36, 0.26, 0.26, 0.12)
 HEIGHT_PX = 720
-KINDS = (("NaN", "x"), ("+Inf", "triangle-up"), ("−Inf", "triangle-down"))
+LOG_FROM = 100.0  # ratio of largest to smallest norm
+KINDS = (("NaN", "diamond"), ("+Inf", "triangle-up"), ("−Inf", "triangle-down"))
 
 
 def scale_trajectory(
@@ -67,8 +68,8 @@ def _add_scale(figure: go.Figure, scaled: list[StepRecord]) -> None:
             mode="markers",
             marker={
                 "symbol": "x",
-                "size": 10,
-                "color": NONFINITE,
+                "size": 11,
+                "color": MEASURE,
                 "line": {"color": OUTLINE, "width": 1},
             },
             text=[_scale_text(s) for s, _ in skipped],
@@ -147,10 +148,8 @@ def _lay_out(figure: go.Figure, steps: Sequence[StepRecord], norm: FiniteParts) 
     figure.update_yaxes(row=1, col=1, title="log2", tickprefix="2<sup>", ticksuffix="</sup>")
     figure.update_yaxes(row=1, col=1, dtick=_scale_tick(steps))
     figure.update_yaxes(row=2, col=1, title="loss")
-    positive = all(v > 0 for v in norm.values)
-    figure.update_yaxes(
-        row=3, col=1, title="2-norm", type="log" if positive and norm.values else "linear"
-    )
+    kind = "log" if _spans_decades(norm.values) else "linear"
+    figure.update_yaxes(row=3, col=1, title="2-norm", type=kind, dtick=1 if kind == "log" else None)
     figure.update_yaxes(
         row=4,
         col=1,
@@ -163,6 +162,11 @@ def _lay_out(figure: go.Figure, steps: Sequence[StepRecord], norm: FiniteParts) 
         pad = max(0.5, 0.01 * (steps[-1].step - steps[0].step))
         figure.update_xaxes(range=[steps[0].step - pad, steps[-1].step + pad])
     figure.update_xaxes(row=4, col=1, title="step")
+
+
+def _spans_decades(values: Sequence[float]) -> bool:
+    """A log axis pays from two decades on; it cannot show zeros."""
+    return bool(values) and min(values) > 0 and max(values) / min(values) >= LOG_FROM
 
 
 def _scale_tick(steps: Sequence[StepRecord]) -> int:

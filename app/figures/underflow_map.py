@@ -8,11 +8,11 @@ import numpy as np
 import plotly.graph_objects as go
 from ampscope.analysis.underflow import Counts
 
-from app.palette import OUTLINE
+from app.figures.exponent_axis import LABEL_SIZE
+from app.figures.strength import SHARE_BAR, SHARE_BAR_PX, STRONGEST, WEAKEST, fade, log_share
 from app.text import for_plotly
 
-FAINTEST = -6.0  # log10 of the share with the faintest colour
-ROW_PX, MIN_PLOT_PX, TOP, BOTTOM = 18, 120, 20, 56
+ROW_PX, MIN_PLOT_PX, TOP, BOTTOM = 18, 120, 20, 56 + SHARE_BAR_PX
 
 
 def underflow_map(
@@ -25,9 +25,6 @@ def underflow_map(
 ) -> go.Figure:
     """``counts`` and ``totals`` are [modules, steps]; a cell without a shadow stays empty, one with
     a count of zero is outlined grey."""
-    share = np.divide(counts, totals, out=np.full(counts.shape, np.nan), where=totals > 0)
-    strength = np.full(counts.shape, np.nan)
-    np.log10(share, out=strength, where=share > 0)
     texts = [
         [
             f"<b>{for_plotly(name)}</b><br>step {step}: {n:,} of {t:,}, {100 * n / t:.3g} %"
@@ -37,30 +34,22 @@ def underflow_map(
         ]
         for name, row, whole in zip(names, counts.tolist(), totals.tolist(), strict=True)
     ]
-    r, g, b = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     figure = go.Figure()
     figure.add_trace(_known_zeros(counts, totals, texts))
     figure.add_trace(
         go.Heatmap(
-            z=strength.astype(np.float32),
+            z=log_share(counts, totals),
             x=np.arange(len(steps)),
             y=np.arange(len(names)),
-            zmin=FAINTEST,
-            zmax=0,
-            colorscale=[[0, f"rgba({r},{g},{b},0.25)"], [1, f"rgba({r},{g},{b},1)"]],
+            zmin=WEAKEST,
+            zmax=STRONGEST,
+            colorscale=fade(color),
             hovertext=texts,
             hovertemplate="%{hovertext}<extra></extra>",
             hoverongaps=False,
             xgap=1,
             ygap=1,
-            colorbar={
-                "title": {"text": "share of<br>elements"},
-                "tickvals": [0, -2, -4, -6],
-                "ticktext": ["100 %", "1 %", "0.01 %", "≤ 1 ppm"],
-                "thickness": 10,
-                "outlinewidth": 0.5,
-                "outlinecolor": OUTLINE,
-            },
+            colorbar=SHARE_BAR,
         )
     )
     _lay_out(figure, steps, ticks)
@@ -104,6 +93,7 @@ def _lay_out(figure: go.Figure, steps: Sequence[int], ticks: Sequence[str]) -> N
             "ticktext": [for_plotly(t) for t in ticks],
             "showgrid": False,
             "automargin": True,
+            "tickfont": {"size": LABEL_SIZE},
             "title": {"text": "module"},
         },
     )

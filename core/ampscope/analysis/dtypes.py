@@ -117,7 +117,11 @@ def _row(
     def dtypes_of(role: Role) -> tuple[str, ...]:
         return held.get(role, {}).get(record.index, ())
 
-    computed = {compute_dtype(op.inputs) for op in ops if not op.is_cast} - {""}
+    computing = [op for op in ops if not op.is_cast]
+    # The optimizer computes in the weights' dtype; that says nothing on the layer, so it counts
+    # only where nothing else is asked about.
+    layer = [op for op in computing if op.phase != "step"] or computing
+    computed = {compute_dtype(op.inputs) for op in layer} - {""}
     return ModuleDtypes(
         module=record.index,
         path=record.path,

@@ -5,10 +5,11 @@ each program counts one segment and adds to the row that its line names::
 
     address  count  row  width  mantissa  rank_offset  infinity  largest  multiplicity
 
-`tl.histogram` costs one ballot per index bit and one population count per 32 bins and element, so
-that 512 bins would be bound by arithmetic. A tile is therefore counted in 64 bins that end at its
-largest exponent, with both zeros; what lies outside (values 2^60 times smaller than the largest,
-infinities, NaNs) is counted in a second pass that ordinary tiles do not need.
+`tl.histogram` of Triton 3.6 costs a ballot per bit of the index and a population count per 32 bins
+for each element, so that 512 bins would be bound by arithmetic, not by memory. A tile is therefore
+counted in 32 bins: both zeros, and 29 powers of two up to its largest. What lies outside (values
+2^29 times smaller, subnormals) takes a second pass that ordinary tiles do not need; a tile with an
+infinity or a NaN, and the end of a tensor, take that pass alone.
 """
 
 # Triton's functions are compiled from their source and have no types that Python knows.
@@ -28,20 +29,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ampscope.capture.exponent_layout import LAYOUTS
-from ampscope.exponents import NAN, NEG_ZERO, POS_INF, POS_ZERO, RAW_LEN
+from ampscope.exponents import NAN, POS_INF, POS_ZERO, RAW_LEN
 
 TILE = 4096  # elements counted at once: 32 a thread with 4 warps
 SEGMENT = 4 * TILE  # elements a program: a tensor of 2^20 gives 64 programs, about half of an A100
 COLUMNS = 9
 
-_WINDOW = tl.constexpr(64)
-_EXPONENTS = tl.constexpr(60)  # bins of the window that are powers of two
-_REST = tl.constexpr(62)  # bin of the window for what needs the second pass
-_NOTHING = tl.constexpr(63)  # bin of the window for lanes past the segment's end
-_ALL = tl.constexpr(512)
+_WINDOW = tl.constexpr(32)
+_EXPONENTS = tl.constexpr(29)  # bins 0 … 28: exponent fields; bins 29 and 30: +0 and -0
+_REST = tl.constexpr(31)  # everything else
+_ALL = tl.constexpr(512)  # bins of a whole row, which `tl.histogram` wants as a power of two
 _ROW = tl.constexpr(RAW_LEN)
-_POS_ZERO, _NEG_ZERO = tl.constexpr(POS_ZERO), tl.constexpr(NEG_ZERO)
-_NAN, _POS_INF = tl.constexpr(NAN), tl.constexpr(POS_INF)
+_POS_ZERO, _POS_INF, _NAN = tl.constexpr(POS_ZERO), tl.constexpr(POS_INF), tl.constexpr(NAN)
 
 
 class Entry(NamedTuple):
@@ -53,22 +52,36 @@ class Entry(NamedTuple):
 
 
 @triton.jit
-def _load(address, place, inside, width):
-    """Bits of a tile, whatever the width. A whole, aligned tile loads 16 bytes a thread."""
+def _pointers(address, place, kind: tl.constexpr, align: tl.constexpr):
+    """Addresses of a tile. Aligned to 16 bytes, the compiler gives 8 neighbours to each thread:
+    one access in the 16-bit formats, two in fp32."""
+    pointers = address.to(tl.pointer_type(kind)) + place
+    return tl.max_contiguous(tl.multiple_of(pointers, align), (align + 1) // 2)
+
+
+@triton.jit
+def _load(address, place, inside, width, align: tl.constexpr):
+    """Bits of a tile, sign-extended to 32."""
     if width == 16:
-        bits = tl.load(address.to(tl.pointer_type(tl.int16)) + place, mask=inside).to(tl.int32)
+        bits = tl.load(_pointers(address, place, tl.int16, align), mask=inside).to(tl.int32)
     elif width == 32:
-        bits = tl.load(address.to(tl.pointer_type(tl.int32)) + place, mask=inside)
+        bits = tl.load(_pointers(address, place, tl.int32, align), mask=inside)
     else:
-        bits = tl.load(address.to(tl.pointer_type(tl.int8)) + place, mask=inside).to(tl.int32)
+        bits = tl.load(_pointers(address, place, tl.int8, align), mask=inside).to(tl.int32)
     return bits
 
 
 @triton.jit
-def _bins(bits, width, mantissa, rank_offset, infinity, largest):
-    """Row index of each element, and whether it is finite and not zero."""
-    magnitude = bits & (((1 << (width - 1)) - 1).to(tl.int32))
-    negative = (bits < 0).to(tl.int32)  # narrow formats were sign-extended
+def _add(row, bins, counts, keep, times):
+    keep = keep & (counts > 0)
+    tl.atomic_add(row + bins, counts.to(tl.int64) * times, mask=keep, sem="relaxed")
+
+
+@triton.jit
+def _count_all(bits, chosen, row, width, mantissa, rank_offset, infinity, largest, times):
+    """Count the chosen elements, whatever they are."""
+    magnitude = bits & ((1 << (width - 1)) - 1).to(tl.int32)
+    negative = (bits < 0).to(tl.int32)
     # An integer below 2^24 is exact in fp32: its exponent is the position of its highest bit.
     highest = (magnitude.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 126
     field = magnitude >> mantissa
@@ -76,30 +89,32 @@ def _bins(bits, width, mantissa, rank_offset, infinity, largest):
     bins = tl.where(magnitude == 0, _POS_ZERO + negative, bins)
     bins = tl.where(magnitude == infinity, _POS_INF + negative, bins)
     bins = tl.where(magnitude > largest, _NAN, bins)
-    return bins, bins < _POS_ZERO
+    found = tl.histogram(tl.where(chosen, bins, _ALL - 1), _ALL)
+    everything = tl.arange(0, _ALL)
+    _add(row, everything, found, everything < _ROW, times)
 
 
 @triton.jit
-def _add(row, bins, counts, keep, times):
-    tl.atomic_add(row + bins, counts.to(tl.int64) * times, mask=keep & (counts > 0), sem="relaxed")
-
-
-@triton.jit
-def _count_tile(bits, inside, row, width, mantissa, rank_offset, infinity, largest, times):
-    bins, regular = _bins(bits, width, mantissa, rank_offset, infinity, largest)
-    first = tl.max(tl.where(regular & inside, bins, 0), 0) - (_EXPONENTS - 1)
-    local = tl.where(regular & (bins >= first), bins - first, _REST)
-    local = tl.where(bins == _POS_ZERO, _EXPONENTS, local)
-    local = tl.where(bins == _NEG_ZERO, _EXPONENTS + 1, local)
-    local = tl.where(inside, local, _NOTHING)
+def _count_tile(bits, row, width, mantissa, rank_offset, infinity, largest, times):
+    """Count a whole tile."""
+    magnitude = bits & ((1 << (width - 1)) - 1).to(tl.int32)
+    top = tl.max(magnitude, 0)
+    nonfinite = (top > largest) | (top == infinity)
+    first = (top >> mantissa) - (_EXPONENTS - 1)
+    # Fields below the window wrap around to huge unsigned numbers.
+    local = ((magnitude >> mantissa) - first).to(tl.uint32, bitcast=True)
+    local = tl.minimum(local, _REST).to(tl.int32)
+    local = tl.where(magnitude == 0, _EXPONENTS + (bits < 0).to(tl.int32), local)
     found = tl.histogram(local, _WINDOW)
     window = tl.arange(0, _WINDOW)
-    zeros = window - _EXPONENTS + _POS_ZERO
-    _add(row, tl.where(window < _EXPONENTS, window + first, zeros), found, window < _REST, times)
-    if tl.sum(tl.where(window == _REST, found, 0), 0) > 0:
-        everything = tl.arange(0, _ALL)
-        rest = tl.histogram(tl.where(local == _REST, bins, _ALL - 1), _ALL)
-        _add(row, everything, rest, everything < _ROW, times)
+    subnormal = tl.where(first <= 0, -first, _REST)  # the bin that the field 0 fell into
+    rest = (window == _REST) | (window == subnormal) | nonfinite
+    zero_bins = window - _EXPONENTS + _POS_ZERO
+    bins = tl.where(window < _EXPONENTS, window + first + mantissa + rank_offset, zero_bins)
+    _add(row, bins, found, rest == 0, times)
+    if tl.sum(tl.where(rest, found, 0), 0) > 0:
+        chosen = (local == _REST) | (local == subnormal) | nonfinite
+        _count_all(bits, chosen, row, width, mantissa, rank_offset, infinity, largest, times)
 
 
 @triton.jit
@@ -110,19 +125,20 @@ def _count_segments(table, counts, columns: tl.constexpr, tile: tl.constexpr, en
     row = counts + tl.load(line + 2) * _ROW
     width = tl.load(line + 3).to(tl.int32)
     mantissa = tl.load(line + 4).to(tl.int32)
-    rank_offset = tl.load(line + 5).to(tl.int32)
+    offset = tl.load(line + 5).to(tl.int32)
     infinity = tl.load(line + 6).to(tl.int32)
     largest = tl.load(line + 7).to(tl.int32)
     times = tl.load(line + 8)
     for start in range(0, end, tile):
         if start < count:
             place = start + tl.arange(0, tile)
-            inside = place < count
             if (start + tile <= count) & (address % 16 == 0):
-                bits = _load(tl.multiple_of(address, 16), place, None, width)
+                bits = _load(address, place, None, width, 16)
+                _count_tile(bits, row, width, mantissa, offset, infinity, largest, times)
             else:
-                bits = _load(address, place, inside, width)
-            _count_tile(bits, inside, row, width, mantissa, rank_offset, infinity, largest, times)
+                inside = place < count
+                bits = _load(address, place, inside, width, 1)
+                _count_all(bits, inside, row, width, mantissa, offset, infinity, largest, times)
 
 
 def launch(entries: Sequence[Entry], counts: Tensor) -> None:

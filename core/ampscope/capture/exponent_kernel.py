@@ -74,8 +74,9 @@ def _rank(bits: Bits, magnitude: int, smallest: int, mantissa: int, ranks: Any) 
     mantissa is the position of its highest bit; no instruction touches a subnormal float."""
     for i in range(bits.size):
         m = np.int32(bits[i] & magnitude)
-        highest = (np.float32(m).view(np.int32) >> np.int32(23)) - np.int32(126)  # type: ignore[attr-defined]  # numba's view of a scalar
-        ranks[i] = np.uint16((m >> mantissa) + mantissa if m >= smallest else max(highest, 0))
+        exponent = np.float32(m).view(np.int32) >> np.int32(23)  # type: ignore[attr-defined]  # numba's view of a scalar
+        highest = max(exponent - np.int32(126), np.int32(0))
+        ranks[i] = np.uint16((m >> mantissa) + mantissa if m >= smallest else highest)
 
 
 @_inner
@@ -107,33 +108,33 @@ def _tally_specials(bits: Bits, sign: int, infinity: int, specials: NDArray[np.i
 
 
 @_inner
-def _fold(
-    fields: NDArray[np.int64], ranks: NDArray[np.int64], specials: NDArray[np.int64],
-    width: int, mantissa: int, rank_offset: int, row: NDArray[np.int64], multiplicity: int,
-) -> None:  # fmt: skip
-    """Add the two tables, summed over their copies, to the raw row. ``width`` is the number of
-    exponent fields: ``fields[width + e]`` holds the negative numbers of the field e."""
-    for rank in range(1, mantissa + width - 1):
-        count = ranks[rank]
-        if rank > mantissa:
-            count += fields[rank - mantissa] + fields[rank - mantissa + width]
-        row[rank + rank_offset] += count * multiplicity
-    negative_zeros, positive, negative = specials[0], specials[1], specials[2]
-    nonfinite = ranks[mantissa + width - 1]
-    row[POS_ZERO] += (fields[0] + ranks[0] - negative_zeros) * multiplicity
-    row[NEG_ZERO] += (fields[width] + negative_zeros) * multiplicity
-    row[NAN] += (nonfinite - positive - negative) * multiplicity
-    row[POS_INF] += positive * multiplicity
-    row[NEG_INF] += negative * multiplicity
+def _sum(tables: Tables, key: int) -> int:
+    """Counts are 32 bits wide and their sum is 64."""
+    total = np.int64(0)
+    for i in range(TABLES):
+        total += tables[i, key]
+    return total
 
 
 @_inner
-def _sum_tables(tables: Tables) -> NDArray[np.int64]:
-    total = np.zeros(tables.shape[1], np.int64)
-    for table in tables:
-        for i in range(total.size):
-            total[i] += table[i]
-    return total
+def _fold(
+    fields: Tables, ranks: Tables, specials: NDArray[np.int64],
+    width: int, mantissa: int, rank_offset: int, row: NDArray[np.int64], multiplicity: int,
+) -> None:  # fmt: skip
+    """Add the counts to the raw row. ``width`` is the number of exponent fields:
+    ``fields[width + e]`` holds the negative numbers of the field e."""
+    for rank in range(1, mantissa + width - 1):
+        count = _sum(ranks, rank)
+        if rank > mantissa:
+            count += _sum(fields, rank - mantissa) + _sum(fields, rank - mantissa + width)
+        row[rank + rank_offset] += count * multiplicity
+    negative_zeros, positive, negative = specials[0], specials[1], specials[2]
+    nonfinite = _sum(ranks, mantissa + width - 1)
+    row[POS_ZERO] += (_sum(fields, 0) + _sum(ranks, 0) - negative_zeros) * multiplicity
+    row[NEG_ZERO] += (_sum(fields, width) + negative_zeros) * multiplicity
+    row[NAN] += (nonfinite - positive - negative) * multiplicity
+    row[POS_INF] += positive * multiplicity
+    row[NEG_INF] += negative * multiplicity
 
 
 def _count(
@@ -157,5 +158,4 @@ def _count(
             _tally_specials(chunk, sign, infinity, specials)
         else:
             _tally(chunk, np.uint64(mantissa), fields)
-    _fold(_sum_tables(fields), _sum_tables(ranks), specials, width, mantissa, rank_offset, row,
-          multiplicity)  # fmt: skip
+    _fold(fields, ranks, specials, width, mantissa, rank_offset, row, multiplicity)

@@ -14,6 +14,7 @@ import numpy as np
 
 from ampscope.errors import BadInput
 from ampscope.exponents import RAW_LEN, Raw
+from ampscope.observations import Observation
 from ampscope.records import (
     Frame,
     ModuleRecord,
@@ -26,6 +27,7 @@ from ampscope.records import (
     StepRecord,
 )
 from ampscope.store import codec, db, frames
+from ampscope.store.observation_codec import decode
 from ampscope.store.processes import HEARTBEAT_STALE_S, is_alive
 
 _STEP = (
@@ -140,6 +142,11 @@ class Reader:
             ' WHERE run=? AND (?2 IS NULL OR step=?2) ORDER BY step,"order"'
         )
         return [NonFiniteRecord(*r) for r in self._all(sql, run_id, step)]
+
+    def observations(self, run_id: str) -> list[Observation]:
+        """What was seen of a script, in order; empty for a probe."""
+        sql = "SELECT kind,data FROM observation WHERE run=? ORDER BY seq"
+        return [decode(kind, data) for kind, data in self._all(sql, run_id)]
 
     def _all(self, sql: str, *values: object) -> Sequence[tuple[Any, ...]]:
         with db.translated(self.path):

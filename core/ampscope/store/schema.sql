@@ -111,3 +111,13 @@ CREATE TABLE nonfinite (
     neg_inf   INTEGER NOT NULL,
     PRIMARY KEY (run, step, "order")
 ) WITHOUT ROWID;
+
+-- What was seen of an untouched script (observations.py), in order; `data` is the record as JSON.
+CREATE TABLE observation (
+    run  TEXT NOT NULL REFERENCES run (id) ON DELETE CASCADE,
+    seq  INTEGER NOT NULL,
+    kind TEXT NOT NULL,                -- Call, Attempt, ParameterGradient, Scan, BadOp, OpUse, Outcome
+    data TEXT NOT NULL,
+    PRIMARY KEY (run, seq)
+) WITHOUT ROWID;
+

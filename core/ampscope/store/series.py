@@ -39,5 +39,6 @@ def module_series(reader: Reader, run_id: str, role: Role, module: int) -> Modul
 
 def first_nonfinite(reader: Reader, run_id: str) -> dict[int, tuple[int, str]]:
     """Step -> (parameters with NaN or Inf gradients, the first of them in backward order)."""
-    sql = 'SELECT step, count(*), min("order"), parameter FROM nonfinite WHERE run=? GROUP BY step'  # with a single min(), SQLite takes bare columns from the row that holds it
+    # With a single min(), SQLite takes the bare column from the row that holds the minimum.
+    sql = 'SELECT step, count(*), min("order"), parameter FROM nonfinite WHERE run=? GROUP BY step'
     return {step: (count, name) for step, count, _, name in reader._all(sql, run_id)}

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from ampscope.observations import Observation
 from ampscope.records import (
     Frame,
     Machine,
@@ -28,6 +29,7 @@ from ampscope.records import (
     StepRecord,
 )
 from ampscope.store import codec, db, frames
+from ampscope.store.observation_codec import encode
 from ampscope.store.processes import process_start_time
 
 FLUSH_EVERY_S = 0.5  # the dashboard follows a run with at most 2 s delay
@@ -121,6 +123,12 @@ class RunWriter:
 
     def add_nonfinite(self, records: Iterable[NonFiniteRecord]) -> None:
         self._queue("nonfinite", records)
+
+    def add_observations(self, observations: Iterable[Observation]) -> None:
+        """What was seen of a script, numbered in the given order."""
+        for seq, observation in enumerate(observations):
+            kind, data = encode(observation)
+            self._queue_rows("observation(run,seq,kind,data)", [(seq, kind, data)])
 
     def flush_if_due(self) -> None:
         """Flush when the last one is :data:`FLUSH_EVERY_S` ago."""

@@ -31,7 +31,7 @@ def read_digits() -> DigitBatch:
 
 
 def enlarge(images: Tensor) -> Tensor:
-    """(n, 1, 8, 8) -> (n, 1, 28, 28), LeNet's input: each pixel 3x3 times, then 2 blank pixels around.
+    """(n, 1, 8, 8) -> (n, 1, 28, 28), LeNet's input: each pixel 3x3 times, then a border.
 
     28 = 3 * 8 + 2 * 2, so the classic layer sizes fit with no change and no pixel is interpolated.
     """

@@ -16,6 +16,7 @@ import importlib.util
 import inspect
 import random
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from ampscope.errors import AmpscopeError, BadInput
 from ampscope.workloads.protocol import Workload
 
 _NUMPY_SEEDS = 2**32  # np.random.seed takes 0 to 2^32 - 1
+_TEXT_LENGTH = 300  # characters of an exception's own text; the whole is in __cause__
 
 
 @contextmanager
@@ -102,19 +104,20 @@ def _find(module: ModuleType, function: str, file: str) -> Callable[..., object]
         raise BadInput(f"{file} has no function {function!r}. {advice}")
     if not callable(factory):
         kind = type(factory).__name__
-        raise BadInput(f"{function!r} in {file} is a {kind}, which cannot be called. {advice}")
+        raise BadInput(f"{function!r} in {file} is not a function but of type {kind}. {advice}")
     return factory
 
 
 def _arguments(
     factory: Callable[..., object], offered: dict[str, int | str], where: str
 ) -> dict[str, int | str]:
-    signature = inspect.signature(factory)
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    taken = {name: v for name, v in offered.items() if takes_all or name in signature.parameters}
     try:
+        signature = inspect.signature(factory)
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+        names = [name for name in offered if takes_all or name in signature.parameters]
+        taken = {name: offered[name] for name in names}
         signature.bind(**taken)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # ValueError: a built-in without a signature
         raise BadInput(
             f"{where} is called with `seed` (and with `size`, if it has such a parameter), which "
             f"does not fit: {error}."
@@ -135,6 +138,7 @@ def _failed(what: str, error: BaseException, file: str | None) -> BadInput:
     if isinstance(error, SystemExit):
         return BadInput(f"{what} ended the program{_line(error, file)} (exit status {error.code}).")
     text = error.msg if isinstance(error, SyntaxError) else str(error)
+    text = textwrap.shorten(text, _TEXT_LENGTH, placeholder=" …")  # one line; torch's can be pages
     return BadInput(f"{what} raised {type(error).__name__}{_line(error, file)}: {text}")
 
 

@@ -1,6 +1,6 @@
 """A GPT on character text, with attention written out: q, k, v, scores, softmax, mix, projection.
 
-Pre-norm blocks of attention and a four times wider feed-forward part with GELU, learned positions, and
+Pre-norm blocks of attention and a four times wider feed-forward part with GELU, learned positions,
 no dropout (Radford et al., 2019, without weight tying, so that each parameter has one place and one
 gradient). Attention is not fused: every product is the output of a module, so its magnitude can be
 seen, and q·k and softmax are where half precision bites.
@@ -21,7 +21,7 @@ from ampscope.workloads.text import VOCABULARY, next_character_loss, text_batche
 
 @dataclass(frozen=True, slots=True)
 class GPTSize:
-    """Blocks, width of the residual stream, attention heads; characters a window, windows a step."""
+    """Blocks, width, attention heads; characters a window, windows a step."""
 
     blocks: int
     width: int
@@ -85,7 +85,8 @@ class Attention(nn.Module):
 
     def _split(self, x: Tensor) -> Tensor:
         """(batch, context, width) -> (batch, heads, context, width / heads)."""
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        batch, context, width = x.shape
+        return x.view(batch, context, self.heads, width // self.heads).transpose(1, 2)
 
 
 class FeedForward(nn.Module):

@@ -49,7 +49,8 @@ def _split(spec: str) -> tuple[Path | str, str]:
     module, colon, function = spec.partition(":")
     if "/" in module or Path(module).is_file():
         raise BadInput(
-            f"{module!r} is not a Python file. Write path/to/file.py:build for a workload of your own."
+            f"{module!r} is not a Python file. A workload of your own is named as "
+            "path/to/file.py:build."
         )
     if (colon or "." in module) and all(part.isidentifier() for part in module.split(".")):
         return module, function or _DEFAULT_FUNCTION

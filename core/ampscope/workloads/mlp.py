@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -52,9 +53,10 @@ class MLP(nn.Module):
     def __init__(self, size: MLPSize) -> None:
         super().__init__()
         widths = [64] + [size.width] * size.hidden_layers
-        pairs = zip(widths[:-1], widths[1:], strict=True)
         self.flatten = nn.Flatten()
-        self.layers = nn.ModuleList(HiddenLayer(inputs, outputs) for inputs, outputs in pairs)
+        self.layers = nn.ModuleList(
+            HiddenLayer(inputs, outputs) for inputs, outputs in pairwise(widths)
+        )
         self.head = nn.Linear(size.width, 10)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""`Workload`: what a probe trains. A user's own file follows the same protocol as the built-in models.
+"""`Workload`: what a probe trains. A user's file follows the same protocol as the built-in models.
 
     from ampscope import Workload
 
@@ -123,7 +123,8 @@ def move(batch: Batch, device: torch.device | str, dtype: torch.dtype | None = N
     if isinstance(batch, Tensor):
         return batch.to(device, dtype if batch.is_floating_point() else None)
     if isinstance(batch, PackedSequence):  # a named tuple whose batch_sizes must stay on the CPU
-        return batch.to(device) if dtype is None else batch.to(device, dtype)
+        to: Callable[..., Batch] = batch.to  # its overloads leave out what it accepts
+        return to(device=device, dtype=dtype)
     if isinstance(batch, tuple):
         moved = [move(part, device, dtype) for part in batch]
         return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
@@ -141,13 +142,12 @@ def _start(workload: Workload) -> Iterator[Batch]:
     source = workload.batches
     if callable(source) and not isinstance(source, Iterable):
         source = source()
-    try:
-        return iter(source)
-    except TypeError as error:
-        message = f"`batches` of {workload.name or 'the workload'} gave {_kind(source)}"
-        raise BadInput(
-            f"{message}, which is not iterable. Return an iterable of batches."
-        ) from error
+        if not (isinstance(source, Iterable) or hasattr(source, "__getitem__")):
+            raise BadInput(
+                f"`batches` of {workload.name or 'the workload'} is a function, and what it "
+                f"returned is {_kind(source)}. It must return an iterable of batches."
+            )
+    return iter(source)
 
 
 def _is_source(batches: object) -> bool:

@@ -1,8 +1,8 @@
 """A gated recurrent network on character text, its cell built on nn.Linear.
 
 The cell is the GRU of Cho et al. (2014). It is written out because nn.GRU and nn.LSTM are one fused
-op to a hook and follow other autocast rules on a CPU than on CUDA. Each linear layer is called once a time step,
-so its histograms add up over time, and gradients that shrink or grow on their way back show.
+op to a hook and follow other autocast rules on a CPU than on CUDA. Each linear layer is called once
+a time step, so its histogram holds all time steps of an optimizer step.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Character text for language models: sources of the Python standard library on this machine.
 
-It is real text, about 1.4 MB, and ships with every Python, so nothing has to be downloaded. The list of
+It is real text, about 1.7 MB, and comes with Python, so nothing has to be downloaded. The list of
 modules is fixed; their text differs between Python versions, so a loss curve on text is comparable
 between runs on one Python only. Where the sources are missing (a frozen or zipped library) a short
 text that ships with the package takes their place, and a warning says so.

@@ -26,7 +26,7 @@ def rate_from_score(a):
 
 def poisson_loss(rate, counts):
     rate = rate.float()
-    return (rate - counts * torch.log(rate + 1e-6)).mean()
+    return (rate - counts * torch.log(rate + 1e-6) + torch.lgamma(counts + 1)).mean()
 
 
 def main():

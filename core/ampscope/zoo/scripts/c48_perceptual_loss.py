@@ -48,7 +48,7 @@ class Solver:
         self.optim.zero_grad()
         with torch.autocast(self.device, dtype=torch.float16):
             fake = self.net(low)
-            loss = F.l1_loss(fake, high) + self.perceptual(fake, high)
+            loss = F.l1_loss(fake, high) + 8.0 * self.perceptual(fake, high)
         self.gradscaler.scale(loss).backward()
         self.gradscaler.step(self.optim)
         self.gradscaler.update()

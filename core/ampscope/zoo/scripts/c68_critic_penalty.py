@@ -19,7 +19,7 @@ def gradient_penalty(critic, real, fake, scaler):
     mix = torch.rand(len(real), 1, device=real.device)
     x = (mix * real + (1 - mix) * fake).requires_grad_()
     with torch.autocast(x.device.type, dtype=torch.float16):
-        score = critic(x)
+        score = critic(x).float()
     (grad,) = torch.autograd.grad(scaler.scale(score.sum()), x, create_graph=True)
     return ((grad.norm(dim=1) - 1) ** 2).mean()
 
@@ -29,7 +29,7 @@ def main():
     device = "cuda" if torch.cuda.is_available() else "cpu"
     critic = Critic().to(device)
     optimizer = torch.optim.Adam(critic.parameters(), lr=3e-3, betas=(0.5, 0.9))
-    scaler = torch.amp.GradScaler(device)
+    scaler = torch.amp.GradScaler(device, init_scale=2.0**12)
     for step in range(60):
         real = (torch.randn(64, 4) + 1.0).to(device)
         fake = (torch.randn(64, 4) - 1.0).to(device)

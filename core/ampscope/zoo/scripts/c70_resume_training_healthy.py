@@ -46,12 +46,12 @@ class Trainer:
     def train(self, until):
         while self.step < until:
             x = torch.randn(256, 20)
-            y = (x @ self.teacher).argmax(dim=1)
+            y = 4.0 * torch.tanh(x @ self.teacher)
             x, y = x.to(self.device), y.to(self.device)
             self.optimizer.zero_grad()
             with torch.autocast(self.device, dtype=torch.float16):
                 logits = self.model(x)
-                loss = F.cross_entropy(logits, y, reduction="sum", label_smoothing=0.05)
+                loss = F.mse_loss(logits, y, reduction="sum")
             self.scaler.scale(loss).backward()
             self.scaler.step(self.optimizer)
             self.scaler.update()

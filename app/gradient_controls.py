@@ -1,0 +1,121 @@
+"""Pickers of the Gradients page: role, step with play and pause, loss scale, format."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import streamlit as st
+from ampscope.formats import FORMATS, NumberFormat
+from ampscope.records import Role, RunInfo
+
+from app import links, store
+from app.gradient_words import ROLE_NAMES
+
+FORMAT_NAMES = ("fp16", "bf16", "e4m3", "e5m2", "fp32")
+LOWEST_SCALE, HIGHEST_SCALE = -24, 40  # log2: past both ends fp16 holds no gradient at all
+BESIDE = (5, 2)  # a slider and its buttons
+PLAY_EVERY_S = 0.8  # a drawn frame takes about 0.1 s; slower than this and the eye loses the thread
+_PLAYING, _MOVED_AT, _SCALE = "gradients:playing", "gradients:moved-at", "gradients:scale"
+
+
+def recorded_roles(run: RunInfo) -> list[Role]:
+    """Roles that have histograms, gradients first."""
+    return [role for role in ROLE_NAMES if store.frame_steps(run, role)]
+
+
+def pick_role(roles: Sequence[Role]) -> Role:
+    """What to look at."""
+    return links.pick("Values", "role", roles, format_func=lambda r: ROLE_NAMES[r].capitalize())
+
+
+def is_playing() -> bool:
+    """Whether the steps are being played."""
+    return bool(st.session_state.get(_PLAYING))
+
+
+def pick_step(steps: Sequence[int]) -> int:
+    """Slider over the recorded steps with a play button; moves on by itself while playing."""
+    if is_playing():
+        _move_on(steps)
+    left, right = st.columns(BESIDE, vertical_alignment="bottom", gap="small")
+    step = links.slide("Step", "step", steps, default=steps[-1], place=left)
+    label = "Pause" if is_playing() else "Play"
+    icon = ":material/pause:" if is_playing() else ":material/play_arrow:"
+    if right.button(label, icon=icon, disabled=len(steps) < 2):
+        _toggle(steps, step)
+    return step
+
+
+def pick_format(run: RunInfo) -> NumberFormat:
+    """The format whose limits are drawn; the run's own half format to begin with."""
+    own = "bf16" if "bf16" in run.spec.precision else "fp16"
+    name = links.pick("Format", "format", FORMAT_NAMES, default=own)
+    return FORMATS[name]
+
+
+def pick_scale(recorded: int) -> int:
+    """log2 of the loss scale to look at. It follows the run's own until somebody moves it."""
+    st.session_state[_SCALE] = asked = _asked_scale(recorded)
+    left, right = st.columns(BESIDE, vertical_alignment="bottom", gap="small")
+    left.slider(
+        "Loss scale",
+        LOWEST_SCALE,
+        HIGHEST_SCALE,
+        key=_SCALE,
+        format="2^%d",
+        on_change=_keep_scale,
+        help=f"Now 2^{asked} = {2.0**asked:,.10g}. It moves every histogram and counts again. This "
+        f"step ran at 2^{recorded} = {2.0**recorded:,.10g}; 2^0 shows the gradients themselves.",
+    )
+    buttons = right.container(horizontal=True, gap="small")
+    buttons.button(
+        "Recorded",
+        disabled=asked == recorded,
+        help=f"2^{recorded}, the run's own",
+        on_click=links.keep,
+        args=("scale", None),
+    )
+    buttons.button(
+        "Unscaled",
+        disabled=asked == 0,
+        help="2^0: the gradients themselves",
+        on_click=links.keep,
+        args=("scale", 0),
+    )
+    return asked
+
+
+def _asked_scale(recorded: int) -> int:
+    try:
+        asked = int(links.wanted("scale"))
+    except ValueError:
+        asked = recorded
+    return min(max(asked, LOWEST_SCALE), HIGHEST_SCALE)
+
+
+def _keep_scale() -> None:
+    links.keep("scale", st.session_state[_SCALE])
+
+
+def _toggle(steps: Sequence[int], step: int) -> None:
+    st.session_state[_PLAYING] = not is_playing()
+    st.session_state[_MOVED_AT] = time.monotonic()
+    if is_playing() and step == steps[-1]:
+        st.query_params["step"] = str(steps[0])
+    st.rerun(scope="app")  # the fragment's own pace is set outside of it
+
+
+def _move_on(steps: Sequence[int]) -> None:
+    """One step further when it is time; stop at the last."""
+    now = time.monotonic()
+    if now - st.session_state.get(_MOVED_AT, now) < PLAY_EVERY_S / 2:
+        return  # somebody moved another slider in between
+    st.session_state[_MOVED_AT] = now
+    current = links.chosen("step", steps, steps[-1])
+    at = steps.index(current)
+    if at + 1 < len(steps):
+        st.query_params["step"] = str(steps[at + 1])
+    else:
+        st.session_state[_PLAYING] = False
+        st.rerun(scope="app")

@@ -1,0 +1,178 @@
+"""The heat map of the Gradients page: what is looked at, which modules, and how it is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import streamlit as st
+from ampscope.analysis.distribution import (
+    merged,
+    scale_exponent,
+    selected,
+    shift_between,
+    trouble,
+    zone_counts,
+)
+from ampscope.exponents import EXPONENTS, NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO, Raw
+from ampscope.formats import NumberFormat
+from ampscope.records import Frame, Role, RunInfo
+
+from app import chart, gradient_controls, gradient_words, layout, links, store
+from app.figures.exponent_map import MapRows, exponent_map
+from app.gradient_words import View
+from app.layout import KeyFigure
+from app.module_names import names_by_index, short_names
+from app.text import count, percent, share
+
+TICK_LENGTH = 26  # characters beside the plot: 180 px of the 470 that 800 px leave it
+SHOWN = (40, 100, 1000)  # rows of the heat map; more than a screenful is asked for
+MODEL_ORDER, WORST_FIRST = "model order", "worst first"
+ZONE_COLUMNS = ("lost", "subnormal", "normal", "overflow", "zero", "not finite")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One role at one step in one view: everything the page draws of it."""
+
+    view: View
+    frame: Frame  # one row a module, in the model's order
+    fmt: NumberFormat
+    counts: Raw  # [modules, 6]
+    names: dict[int, str]
+
+
+def choose(run: RunInfo, role: Role, fmt: NumberFormat) -> Look:
+    """Step and loss scale, and the histograms they lead to."""
+    step = gradient_controls.pick_step(store.frame_steps(run, role))
+    recorded = store.frame(run, role, step)
+    if recorded is None:
+        raise LookupError(f"step {step} of {role} was listed and is gone")
+    frame = merged(recorded)
+    exponent = scale_exponent(frame.scale) if role.is_gradient else None
+    wanted = None if exponent is None else gradient_controls.pick_scale(exponent)
+    shift = (shift_between(frame.scale, wanted) if wanted is not None else None) or 0
+    view = View(role, step, fmt.name, frame.scale, wanted, shift)
+    names = names_by_index(store.modules(run))
+    return Look(view, frame, fmt, zone_counts(frame, fmt, shift), names)
+
+
+def overview(look: Look) -> None:
+    """The sentence and the key figures."""
+    layout.sentence(gradient_words.answer(look.view, look.counts))
+    total = look.counts.sum(axis=0).tolist()
+    finite, whole = sum(total[:4]), sum(total)
+    fmt = look.fmt.name
+    layout.key_figures(
+        [
+            _figure("Lost", total[0], finite, f"finite non-zero elements too small for {fmt}"),
+            _figure("Subnormal", total[1], finite, f"kept in {fmt} with fewer bits"),
+            _figure("Overflow", total[3], finite, f"beyond {fmt}'s largest number"),
+            _figure("Not finite", total[5], whole, "NaN, +Inf and -Inf, as recorded"),
+        ]
+    )
+
+
+def heat_map(look: Look) -> None:
+    """Module by exponent."""
+    places = _pick_rows(look)
+    order = links.wanted("order") or MODEL_ORDER
+    layout.see(gradient_words.map_seen(len(places), len(look.frame.modules), order))
+    if not places:
+        st.info("No module's name holds this text.")
+        return
+    part = selected(look.frame, [look.frame.modules[i] for i in places])
+    names = [name_in(look, module) for module in part.modules]
+    rows = MapRows(
+        rows=part.rows,
+        ticks=short_names(names, TICK_LENGTH),
+        names=[f"{name} ({dtype})" for name, dtype in zip(names, part.dtypes, strict=True)],
+        shifts=[look.view.shift] * len(names),
+    )
+    figure = exponent_map(rows, look.fmt, x_title=look.view.axis_title, y_title="module")
+    chart.show(figure, "histograms", lambda: histogram_table(look), key="gradients-map")
+    st.caption(gradient_words.zeros_seen(look.view, look.counts))
+
+
+def zone_table(look: Look) -> None:
+    """Counts of every module, folded."""
+    with layout.details("Counts of every module"):
+        table = counts_table(look)
+        st.dataframe(table, hide_index=True, key="gradients-counts", height=420)
+        chart.download(lambda: table, "zones", key="gradients-counts")
+
+
+def counts_table(look: Look) -> pd.DataFrame:
+    """One line a module: dtype and the six counts."""
+    return pd.DataFrame(
+        {
+            "Module": [name_in(look, m) for m in look.frame.modules],
+            "Recorded in": list(look.frame.dtypes),
+            **{
+                name.capitalize(): look.counts[:, column]
+                for column, name in enumerate(ZONE_COLUMNS)
+            },
+            "Elements": look.counts.sum(axis=1),
+        }
+    )
+
+
+def histogram_table(look: Look) -> pd.DataFrame:
+    """One line a module and occupied bin, with magnitudes as drawn."""
+    names = [name_in(look, module) for module in look.frame.modules]
+    shifts = [look.view.shift] * len(names)
+    return bins_table(
+        [("step", [look.view.step] * len(names)), ("module", names)], look.frame.rows, shifts
+    )
+
+
+def bins_table(
+    labels: Sequence[tuple[str, Sequence[object]]], rows: Raw, shifts: Sequence[int]
+) -> pd.DataFrame:
+    """One line an occupied bin of [n, RAW_LEN] rows; ``labels`` are columns with n values each."""
+    which, column = np.nonzero(rows)
+    special = {POS_ZERO: "+0", NEG_ZERO: "-0", NAN: "NaN", POS_INF: "+Inf", NEG_INF: "-Inf"}
+    magnitudes = [
+        special.get(c) or f"2^{int(EXPONENTS[c]) + shifts[i]}"
+        for i, c in zip(which.tolist(), column.tolist(), strict=True)
+    ]
+    return pd.DataFrame(
+        {
+            **{title: [values[i] for i in which.tolist()] for title, values in labels},
+            "magnitude": magnitudes,
+            "count": rows[which, column],
+        }
+    )
+
+
+def _pick_rows(look: Look) -> list[int]:
+    """Places in the frame to draw, by search, order and limit."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        text = st.text_input("Find", key="gradients-find", placeholder="part of a module's path")
+        limits = [
+            n for i, n in enumerate(SHOWN) if i == 0 or SHOWN[i - 1] < len(look.frame.modules)
+        ]
+        order = links.pick("Order", "order", (MODEL_ORDER, WORST_FIRST))
+        limit = links.pick("Rows", "rows", limits) if len(limits) > 1 else limits[0]
+    return rows_to_show(look, text, order, limit)
+
+
+def rows_to_show(look: Look, text: str, order: str, limit: int) -> list[int]:
+    """At most ``limit`` places: the worst ones, and then in the order asked for."""
+    wanted = text.strip().lower()
+    hits = [i for i, m in enumerate(look.frame.modules) if wanted in name_in(look, m).lower()]
+    score = trouble(look.counts)
+    worst = sorted(hits, key=lambda i: (-score[i], i))[:limit]
+    return worst if order == WORST_FIRST else sorted(worst)
+
+
+def _figure(label: str, n: int, whole: int, meaning: str) -> KeyFigure:
+    value = f"{count(n)} ({percent(n / whole)})" if n and whole else count(n)
+    return KeyFigure(label, value, f"{share(n, whole)}: {meaning}")
+
+
+def name_in(look: Look, module: int) -> str:
+    """The module's name."""
+    return look.names.get(module, f"module {module}")

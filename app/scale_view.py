@@ -1,0 +1,177 @@
+"""Sections of the Loss scale page: trajectory, and for every skip who held the NaN or Inf."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pandas as pd
+import streamlit as st
+from ampscope.analysis.loss_scale import FiniteParts, ScaleSummary, finite_parts, summarize
+from ampscope.analysis.skips import BadStep, bad_steps
+from ampscope.records import NonFiniteRecord, RunInfo, StepRecord
+from ampscope.store.reader import Reader
+from ampscope.store.series import first_nonfinite
+
+from app import chart, layout, links, scale_words, sitemap, states, store
+from app.figures.scale_trajectory import scale_trajectory
+from app.layout import KeyFigure
+from app.text import percent, plural, power_of_two
+
+TABLE_PX = 380
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Trajectory:
+    """The steps of a run and what the page says of them."""
+
+    steps: list[StepRecord]
+    summary: ScaleSummary
+    loss: FiniteParts
+    norm: FiniteParts
+
+
+def read(run: RunInfo) -> Trajectory:
+    """All steps, summarised."""
+    steps = store.steps(run)
+    numbers = [s.step for s in steps]
+    return Trajectory(
+        steps,
+        summarize(steps),
+        finite_parts(numbers, [s.loss for s in steps]),
+        finite_parts(numbers, [s.grad_norm for s in steps]),
+    )
+
+
+def overview(found: Trajectory) -> None:
+    """The sentence and the key figures."""
+    summary, loss = found.summary, found.loss
+    layout.sentence(scale_words.answer(summary, loss))
+    skips = len(summary.skips)
+    layout.key_figures(
+        [
+            KeyFigure(
+                "Skipped steps",
+                f"{skips:,} of {summary.step_count:,}",
+                f"{percent(skips / summary.step_count)} of the steps left the weights as they were",
+            ),
+            _scale_figure(summary.last_scale),
+            KeyFigure("Growths", f"{len(summary.growths):,}", _growth_help(found.steps)),
+            KeyFigure(
+                "Losses not finite",
+                f"{loss.nonfinite_count:,}",
+                f"NaN {len(loss.nan_steps)}, +Inf {len(loss.pos_inf_steps)}, "
+                f"-Inf {len(loss.neg_inf_steps)}",
+            ),
+        ]
+    )
+
+
+def trajectory(found: Trajectory) -> None:
+    """The chart."""
+    if found.summary.last_scale is None:
+        states.nothing_recorded(
+            "This run has no loss scale.",
+            "It ran without a GradScaler; its loss and gradient norm are below.",
+        )
+    layout.see(scale_words.chart_seen(found.loss, found.norm, found.summary))
+    figure = scale_trajectory(found.steps, found.loss, found.norm)
+    chart.show(figure, "loss-scale", lambda: steps_table(found.steps), key="loss-scale")
+
+
+def skips(run: RunInfo, found: Trajectory) -> None:
+    """Every skipped step, and the parameters of one."""
+    st.subheader("Skipped steps", anchor=False)
+    bad = bad_steps(found.steps, _first_nonfinite(run))
+    layout.see(scale_words.bad_steps_seen(bad, found.summary))
+    if not bad:
+        return
+    table = _bad_table(bad)
+    st.dataframe(
+        table,
+        key="loss-scale-skips",
+        hide_index=True,
+        height=min(TABLE_PX, 38 + 35 * len(bad)),
+        column_config={"Scale": st.column_config.NumberColumn(format="localized")},
+    )
+    chart.download(lambda: table, "skips", key="loss-scale-skips")
+    _one_skip(run, bad)
+
+
+def steps_table(steps: list[StepRecord]) -> pd.DataFrame:
+    """All that is known of every step."""
+    return pd.DataFrame([dataclasses.asdict(s) for s in steps])
+
+
+def parameters_table(records: list[NonFiniteRecord]) -> pd.DataFrame:
+    """In backward order, the first that backward reached at the top."""
+    return pd.DataFrame(
+        {
+            "Backward order": [r.order + 1 for r in records],
+            "Parameter": [r.parameter for r in records],
+            "NaN": [r.nan for r in records],
+            "+Inf": [r.pos_inf for r in records],
+            "-Inf": [r.neg_inf for r in records],
+            "Elements": [r.total for r in records],
+            "Not finite, %": [
+                100 * (r.nan + r.pos_inf + r.neg_inf) / r.total if r.total else None
+                for r in records
+            ],
+        }
+    )
+
+
+@store.of_run
+def _first_nonfinite(reader: Reader, run_id: str) -> dict[int, tuple[int, str]]:
+    return first_nonfinite(reader, run_id)
+
+
+def _one_skip(run: RunInfo, bad: list[BadStep]) -> None:
+    steps = [b.step for b in bad if b.parameter_count]
+    if not steps:
+        st.caption("Which parameters held NaN or Inf was not recorded at these steps.")
+        return
+    step = links.select("Parameters of step", "skip", steps)
+    records = list(store.nonfinite(run, step))
+    layout.see(f"At step {step}, {plural(len(records), 'parameter')} held NaN or Inf.")
+    table = parameters_table(records)
+    st.dataframe(
+        table,
+        key="loss-scale-parameters",
+        hide_index=True,
+        height=min(TABLE_PX, 38 + 35 * len(records)),
+        column_config={"Not finite, %": st.column_config.NumberColumn(format="%.3g")},
+    )
+    chart.download(lambda: table, f"nonfinite-step-{step}", key="loss-scale-parameters")
+    st.page_link(
+        sitemap.GRADIENTS.file,
+        label=f"Step {step} on the Gradients page",
+        icon=sitemap.GRADIENTS.icon,
+        query_params={"run": run.id, "step": str(step), "role": "weight_grad"},
+    )
+
+
+def _bad_table(bad: list[BadStep]) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "Step": [b.step for b in bad],
+            "Loss scale": [power_of_two(b.scale) if b.scale else "none" for b in bad],
+            "Scale": [b.scale for b in bad],
+            "Skipped": [b.skipped for b in bad],
+            "Parameters not finite": [b.parameter_count for b in bad],
+            "First in backward": [b.first_parameter or "not recorded" for b in bad],
+        }
+    )
+
+
+def _scale_figure(scale: float | None) -> KeyFigure:
+    if scale is None:
+        return KeyFigure("Scale at the end", "none", "This run has no GradScaler")
+    value = power_of_two(scale)
+    return KeyFigure("Scale at the end", value, f"{value} = {scale:,.10g}, used in the last step")
+
+
+def _growth_help(steps: list[StepRecord]) -> str:
+    known = [s.growth_counter for s in steps if s.growth_counter is not None]
+    if not known:
+        return "Steps that ran at a larger scale than the step before"
+    return f"{plural(known[-1], 'finite step')} since the last growth or skip (growth counter)"

@@ -1,0 +1,119 @@
+"""Sentences of the Loss scale page, computed from the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ampscope.analysis.loss_scale import SETTLED_STEPS, FiniteParts, Pattern, ScaleSummary
+from ampscope.analysis.skips import BadStep
+
+from app.text import cut, plural, power_of_two, share
+
+
+def answer(summary: ScaleSummary, loss: FiniteParts) -> str:
+    """The page's sentence: the skips, what they are, and where the scale stands."""
+    parts = [_SKIPS[summary.pattern](summary)]
+    if summary.pattern is not Pattern.NO_SCALER:
+        parts.append(_scale(summary))
+    if loss.nonfinite_count:
+        first = min((*loss.nan_steps, *loss.pos_inf_steps, *loss.neg_inf_steps))
+        parts.append(
+            f"the loss was not finite at {plural(loss.nonfinite_count, 'step')}, first at step "
+            f"{first}"
+        )
+    return "; ".join(parts) + "."
+
+
+def chart_seen(loss: FiniteParts, norm: FiniteParts, summary: ScaleSummary) -> str:
+    """Above the chart."""
+    text = "All panels share the axis of steps."
+    if summary.skips:
+        text += " A cross on the scale is a skipped step."
+    told = [
+        f"{name} at {plural(s.nonfinite_count, 'step')}"
+        for name, s in (("the loss", loss), ("the gradient norm", norm))
+        if s.nonfinite_count
+    ]
+    if told:
+        return f"{text} Not finite, and so in the band at the bottom: {' and '.join(told)}."
+    return f"{text} Every recorded loss and norm is finite: the band at the bottom is empty."
+
+
+def bad_steps_seen(found: Sequence[BadStep], summary: ScaleSummary) -> str:
+    """Above the table of skips."""
+    taken = [b for b in found if not b.skipped]
+    if not found:
+        return "No step was skipped, and no gradient held NaN or Inf."
+    text = f"{share(len(found) - len(taken), summary.step_count)} steps were skipped."
+    if taken:
+        text += (
+            f" At {plural(len(taken), 'step')} gradients held NaN or Inf and the optimizer ran all "
+            "the same."
+        )
+    firsts = [b.first_parameter for b in found if b.first_parameter]
+    if firsts:
+        most = max(dict.fromkeys(firsts), key=firsts.count)
+        text += (
+            f" Backward met {cut(most)} first at {firsts.count(most)} of "
+            f"{plural(len(firsts), 'such step')}."
+        )
+    return text
+
+
+def _no_scaler(summary: ScaleSummary) -> str:
+    return f"No loss scale was used in {plural(summary.step_count, 'step')}"
+
+
+def _none(summary: ScaleSummary) -> str:
+    return f"No step of {summary.step_count:,} was skipped"
+
+
+def _search(summary: ScaleSummary) -> str:
+    skips, length = plural(summary.search_skips, "skip"), summary.search_steps
+    if summary.good_since == 0:
+        return f"{skips} in the first {plural(length, 'step')}: still searching for a scale"
+    first = "the first step" if length == 1 else f"the first {length} steps"
+    then = "then none" if summary.good_since >= SETTLED_STEPS else "then none so far"
+    return f"{skips} in {first}, {then}: the scale search"
+
+
+def _after_growth(summary: ScaleSummary) -> str:
+    later = len(summary.skips) - summary.search_skips
+    after = f" after the search of {plural(summary.search_steps, 'step')}" * bool(
+        summary.search_skips
+    )
+    return f"{plural(later, 'skip')}{after}, each right after the scale grew: it tests the ceiling"
+
+
+def _recurring(summary: ScaleSummary) -> str:
+    return (
+        f"{plural(len(summary.skips), 'skip')} in {plural(summary.step_count, 'step')}, the last "
+        f"at step {summary.skips[-1]}"
+    )
+
+
+def _never_ending(summary: ScaleSummary) -> str:
+    return (
+        f"{plural(len(summary.skips), 'skip')} in {plural(summary.step_count, 'step')}, and no "
+        "step was taken any more at the end: the scale cannot cure this"
+    )
+
+
+def _scale(summary: ScaleSummary) -> str:
+    if summary.first_scale is None or summary.last_scale is None:
+        return "no scale was recorded"
+    last = power_of_two(summary.last_scale)
+    if summary.first_scale == summary.last_scale and not summary.skips and not summary.growths:
+        return f"the scale stayed at {last}"
+    grew = f", after {plural(len(summary.growths), 'growth')}" if summary.growths else ""
+    return f"{'steady scale' if summary.is_steady else 'the scale is now'} {last}{grew}"
+
+
+_SKIPS = {
+    Pattern.NO_SCALER: _no_scaler,
+    Pattern.NONE: _none,
+    Pattern.SEARCH: _search,
+    Pattern.AFTER_GROWTH: _after_growth,
+    Pattern.RECURRING: _recurring,
+    Pattern.NEVER_ENDING: _never_ending,
+}

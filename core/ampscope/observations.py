@@ -1,0 +1,187 @@
+"""What is recorded of an untouched script: calls, steps, tensors, bad ops, and how it ended.
+
+These records are evidence for the rules; :mod:`ampscope.records` holds what every run has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One watched call, in the order in which it was made.
+
+    ``name``: scale, unscale_, scaler_step, update, optimizer_step, zero_grad, backward, grad, clip,
+    autocast, scaler_new, scaler_state_dict, scaler_load_state_dict, save, load.
+    """
+
+    seq: int
+    attempt: int  # optimizer steps attempted before this call
+    name: str
+    nested: bool = False  # made inside another watched call, such as unscale_ in scaler.step
+    subject: str = ""  # "scaler0", "optimizer1"
+    value: float | None = None  # scale, loss or norm
+    scaled: bool = False  # the tensor came from scaler.scale, or the gradients still carry the scale
+    create_graph: bool = False
+    enabled: bool = True  # of a scaler or of autocast
+    dtype: str = ""
+    line: str = ""  # "train.py:41"
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempted optimizer step: taken, or skipped by a scaler."""
+
+    attempt: int
+    optimizer: str
+    scaler: str  # "" when it was called directly
+    loss: float | None  # of the last backward before it, unscaled
+    loss_dtype: str
+    scale: float  # 1 without a scaler
+    skipped: bool
+    unscaled_before: bool  # unscale_ was called before the step
+    backwards: int  # backward calls since the last attempt of this optimizer
+    grad_total: int
+    grad_zero: int
+    grad_nonfinite: int
+    grad_max: float | None  # largest finite magnitude, unscaled
+    grad_norm: float | None  # unscaled
+    lr: float
+    moved_share: float | None
+    update_norm: float | None
+    weight_nonfinite: int
+    grad_dtypes: str
+    weight_dtypes: str
+    state_dtypes: str
+    state_nonfinite: int = 0
+    state_zero_share: float | None = None  # second moments that are zero although gradients are not
+    eps: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterGradient:
+    """One parameter's gradient at an attempt (kept for the first attempts and for bad ones)."""
+
+    attempt: int
+    optimizer: str
+    name: str
+    order: int
+    total: int
+    zero: int
+    nonfinite: int
+    norm: float | None  # unscaled, of the finite entries
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """A tensor that was looked at outside the ops: ``moment`` is start, batch or end."""
+
+    moment: str
+    kind: str  # parameter, buffer, batch, frozen (a parameter that no optimizer has)
+    name: str
+    dtype: str
+    total: int
+    nan: int
+    inf: int
+    max_abs: float | None
+    attempt: int = 0
+    change: float | None = None  # |now - first sight| / |first sight|, 2-norms; at the end only
+    distinct: int | None = None  # distinct values; half-precision buffers only
+    sample: tuple[float, ...] = ()  # some values, evenly spaced; half-precision buffers only
+    std: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One input of a bad op."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    max_abs: float | None
+    min_abs: float | None  # smallest non-zero magnitude
+    zeros: int
+    nonfinite: int
+    producers: tuple[str, ...] = ()  # ops that led to it, nearest first
+    is_parameter: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BadOp:
+    """An op whose finite inputs gave a non-finite output (or lost it, see ``kind``).
+
+    ``kind``: nonfinite; stall (the sum equals its first term although the second is not zero);
+    coarse (a half-precision result far from the fp32 result of the same inputs).
+    """
+
+    id: int
+    kind: str
+    attempt: int
+    phase: str  # forward | backward | other
+    op: str  # "aten.addmm"
+    node: str  # autograd node in backward, "ExpBackward0"
+    module: str
+    module_type: str
+    line: str  # the script's own line that made the op or, in backward, its forward op
+    code: str  # that line's text
+    dtype: str  # of the output
+    inputs: tuple[Operand, ...]
+    scalars: tuple[float, ...]
+    nan: int
+    pos_inf: int
+    neg_inf: int
+    total: int
+    fp32_max: float | None  # largest magnitude of the same op in fp32 on the same inputs
+    fp32_finite: bool | None
+    autocast: bool
+    consumers: tuple[str, ...] = ()  # ops that took its output, nearest first
+    count: int = 1
+    last_attempt: int = 0
+    reached_loss: bool = False
+    reached_gradient: bool = False
+    error: float | None = None  # relative, for coarse; share of stalled elements for stall
+    function: str = ""  # the user's autograd.Function around it
+    grad_enabled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class OpUse:
+    """A fact about how an op was used that a rule may want, once per op and line."""
+
+    name: str  # "binary_cross_entropy under autocast", "custom Function without custom_fwd" …
+    op: str
+    module: str
+    line: str
+    attempt: int
+    value: float | None = None
+    other: float | None = None
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the script ended."""
+
+    ended: str  # returned | exit | exception | steps | time | killed
+    exit_code: int = 0
+    error_type: str = ""
+    error_text: str = ""
+    error_line: str = ""
+    error_in_function: str = ""
+    attempts: int = 0
+    elapsed_s: float = 0.0
+    backwards: int = 0
+    models: tuple[str, ...] = ()
+    optimizers: tuple[str, ...] = ()
+    scalers: tuple[str, ...] = ()
+    uses_autocast: str = ""  # dtypes seen, "fp16"
+    uses_half_model: str = ""  # dtypes of half parameters seen
+    notes: tuple[str, ...] = ()
+    last_loss: float | None = None
+    eval_nonfinite: bool = False  # a forward pass without gradients gave NaN or Inf after training
+    eval_module: str = ""
+    traced_ops: int = 0
+
+
+Observation = Call | Attempt | ParameterGradient | Scan | BadOp | OpUse | Outcome

@@ -1,0 +1,57 @@
+"""Controls and interventions: the same script in another precision, at another scale, with a fix.
+
+A control is a word, so that it can be stored with the run and repeated:
+
+    as_is  fp32  bf16  scale:1024 (frozen)  init_scale:1024  add_scaler  unscale_first  lr:0.1
+    eps:1e-4  fp32_params  fp32_state  separate_scalers  fp32_modules:encoder.0,head
+    fp32_lines:train.py:41
+
+They work through torch functions and public methods only, and are undone on exit. Several are
+joined with ``;``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+
+from ampscope.errors import BadInput
+from ampscope.run import fp32_islands, interventions, precision_controls
+
+_PLAIN: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    "fp32": precision_controls.everything_fp32,
+    "bf16": precision_controls.half_as_bf16,
+    "add_scaler": interventions.add_scaler,
+    "unscale_first": interventions.unscale_first,
+    "fp32_params": precision_controls.parameters_fp32,
+    "fp32_state": interventions.fp32_state,
+    "separate_scalers": interventions.separate_scalers,
+}
+_VALUED: dict[str, Callable[[str], AbstractContextManager[object]]] = {
+    "scale": lambda text: interventions.frozen_scale(float(text)),
+    "init_scale": lambda text: interventions.initial_scale(float(text)),
+    "lr": lambda text: interventions.scaled_lr(float(text)),
+    "eps": lambda text: fp32_islands.larger_eps(float(text)),
+    "fp32_modules": lambda text: fp32_islands.fp32_modules(text.split(",")),
+}
+
+
+@contextlib.contextmanager
+def applied(control: str, own_folder: str = "") -> Iterator[None]:
+    """Run the body under ``control``; ``own_folder`` holds the script. Raises BadInput for a word that is not one."""
+    with contextlib.ExitStack() as stack:
+        for word in filter(None, control.split(";")):
+            name, _, value = word.partition(":")
+            if name == "as_is":
+                continue
+            if name in _PLAIN:
+                stack.enter_context(_PLAIN[name]())
+            elif name == "fp32_lines":
+                stack.enter_context(fp32_islands.fp32_lines(value.split(","), own_folder))
+            elif name in _VALUED:
+                stack.enter_context(_VALUED[name](value))
+            else:
+                known = ", ".join([*_PLAIN, *(f"{n}:VALUE" for n in _VALUED)])
+                raise BadInput(f"There is no control called {word!r}. Use one of: {known}.")
+        yield

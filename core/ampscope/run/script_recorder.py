@@ -1,0 +1,182 @@
+"""Everything that watches an untouched script, put together; the result is a list of observations."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+
+from ampscope.capture.attempts import Attempts
+from ampscope.capture.call_log import CallLog
+from ampscope.capture.module_paths import ModulePaths
+from ampscope.capture.op_watch import OpWatch
+from ampscope.capture.patches import Patches
+from ampscope.capture.scans import relative_change, scan, scan_model
+from ampscope.capture.source_lines import SourceLines
+from ampscope.capture.tensors import floating_tensors
+from ampscope.formats import dtype_name
+from ampscope.observations import Observation, Outcome, Scan
+
+OP_BUDGET = 400_000  # ops looked at: about 15 s of watching on a slow core
+MAX_FIRST_SIGHT_NUMEL = 20_000_000  # weights kept to see what moved by the end
+MAX_BATCH_SCANS = 2_000
+
+
+class ScriptRecorder:
+    """Records one run of a script; :meth:`watching` around it, then :meth:`observations`."""
+
+    def __init__(self, own_folder: str, on_attempt: Callable[[int], None]) -> None:
+        self.lines = SourceLines(own_folder)
+        self.paths = ModulePaths()
+        self.watch = OpWatch(self.paths, self.lines, OP_BUDGET)
+        self.attempts = Attempts(self.watch.taint_of)
+        self.log = CallLog(self.watch, self.attempts)
+        self.scans: list[Scan] = []
+        self.started = time.perf_counter()
+        self.eval_nonfinite = False
+        self.eval_module = ""
+        self._on_attempt = on_attempt
+        self._first_sight: dict[int, tuple[weakref.ref[nn.Module], dict[str, Tensor]]] = {}
+        self._batches = 0
+        self._names_known = 0
+        self.attempts.on_attempt_end = self._attempt_ended
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """All instruments on; all off on exit, whatever happens."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.paths)
+            # Global pre-hooks get no keyword arguments, and many models take their batch in them.
+            patches = Patches()
+            patches.replace(nn.Module, "__call__", self._call)
+            stack.callback(patches.undo)
+            after = register_module_forward_hook(self._after_forward)
+            stack.callback(after.remove)
+            stack.enter_context(self.attempts)
+            stack.enter_context(self.log)
+            stack.enter_context(self.watch)
+            yield
+
+    def observations(self, outcome: Outcome) -> list[Observation]:
+        """Everything recorded, closed with the outcome."""
+        self._scan_end()
+        bad = []
+        for record in self.watch.records():
+            bad.append(
+                dataclasses.replace(
+                    record,
+                    reached_loss=record.id in self.attempts.loss_taints,
+                    reached_gradient=record.id in self.attempts.gradient_taints,
+                )
+            )
+        return [
+            *self.log.calls,
+            *self.attempts.records,
+            *self.attempts.gradients,
+            *self.scans,
+            *bad,
+            *self.watch.uses.records(),
+            outcome,
+        ]
+
+    def _call(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not self.paths.stack and torch._C._current_autograd_node() is None:
+                self._before_forward(module, args, kwargs)
+            return original(module, *args, **kwargs)
+
+        return wrapper
+
+    def _before_forward(self, module: nn.Module, args: object, kwargs: object) -> None:
+        root = self.paths.root_of(module)
+        self._see_model(root)
+        if self._batches < MAX_BATCH_SCANS:
+            for n, tensor in enumerate(floating_tensors([args, kwargs])):
+                leaf = tensor.grad_fn is None and not hasattr(tensor, "_ampscope_maker")
+                if tensor.numel() and leaf or tensor.numel() and not bool(
+                    torch.isfinite(tensor).all()
+                ):
+                    self._batches += 1
+                    name = f"input {n} of {type(module).__name__}"
+                    self.scans.append(scan("batch", "batch", name, tensor, self.attempts.count))
+
+    def _after_forward(self, module: nn.Module, inputs: object, output: object) -> None:
+        if self.paths.stack or torch.is_grad_enabled() or not self.attempts.count:
+            return
+        for tensor in floating_tensors(output):
+            if not bool(torch.isfinite(tensor).all()):
+                self.eval_nonfinite, self.eval_module = True, type(module).__name__
+
+    def _see_model(self, root: nn.Module) -> None:
+        if id(root) in self._first_sight:
+            return
+        trained = {
+            id(p) for o in self.attempts.optimizers for g in o.param_groups for p in g["params"]
+        }
+        kept: dict[str, Tensor] = {}
+        if sum(p.numel() for p in root.parameters()) <= MAX_FIRST_SIGHT_NUMEL:
+            kept = {n: p.detach().clone() for n, p in root.named_parameters()}
+        self._first_sight[id(root)] = (weakref.ref(root), kept)
+        self.scans += scan_model("start", root, trained, self.attempts.count)
+        for name, parameter in root.named_parameters():
+            self.attempts.names.setdefault(id(parameter), name)
+
+    def _attempt_ended(self, count: int) -> None:
+        self.watch.new_attempt(count)
+        self._on_attempt(count)
+
+    def _scan_end(self) -> None:
+        trained = {
+            id(p) for o in self.attempts.optimizers for g in o.param_groups for p in g["params"]
+        }
+        for ref, kept in self._first_sight.values():
+            model = ref()
+            if model is None:
+                continue
+            for name, parameter in model.named_parameters():
+                first = kept.get(name)
+                same = first is not None and first.shape == parameter.shape
+                change = relative_change(parameter, first) if same and first is not None else None
+                kind = "parameter" if id(parameter) in trained else "frozen"
+                self.scans.append(scan("end", kind, name, parameter, self.attempts.count, change))
+            for name, buffer in model.named_buffers():
+                if buffer.is_floating_point() and buffer.numel():
+                    self.scans.append(scan("end", "buffer", name, buffer, self.attempts.count))
+
+    def outcome(self, ended: str, **facts: object) -> Outcome:
+        """The outcome so far, with what the script was seen to use."""
+        records = self.attempts.records
+        autocast = sorted({c.dtype for c in self.log.calls if c.name == "autocast" and c.dtype})
+        half = sorted(
+            {
+                dtype_name(p.dtype)
+                for m in self.paths.models()
+                for p in m.parameters()
+                if p.dtype in (torch.float16, torch.bfloat16)
+            }
+        )
+        return Outcome(
+            ended=ended,
+            attempts=self.attempts.count,
+            elapsed_s=time.perf_counter() - self.started,
+            backwards=sum(c.name == "backward" for c in self.log.calls),
+            models=tuple(type(m).__name__ for m in self.paths.models()),
+            optimizers=tuple(type(o).__name__ for o in self.attempts.optimizers),
+            scalers=tuple(f"scaler{i}" for i in range(len(self.log.scalers))),
+            uses_autocast="+".join(autocast),
+            uses_half_model="+".join(half),
+            last_loss=records[-1].loss if records else None,
+            eval_nonfinite=self.eval_nonfinite,
+            eval_module=self.eval_module,
+            traced_ops=self.watch.seen_ops,
+            **facts,  # type: ignore[arg-type]  # error_* and exit_code, checked by the dataclass
+        )

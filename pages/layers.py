@@ -1,0 +1,24 @@
+"""Layers: what ran in which precision, module by module, and why some of it stayed in fp32."""
+
+import streamlit as st
+
+from app import layers_view, run_page, states
+
+run = run_page.opened("Layers")
+layers = layers_view.choose(run)
+if not layers.modules:
+    states.nothing_recorded(
+        "This run holds no module.", "A run that failed while its model was built has none."
+    )
+    st.stop()
+if not layers.all_ops:
+    states.nothing_recorded(
+        "The ops of this run were not traced.",
+        "Only stored dtypes are shown. Start the probe with --trace-every 1 to see its ops.",
+    )
+layers_view.overview(run, layers)
+layers_view.flops(layers)
+layers_view.tree(layers)
+layers_view.one_module(run, layers)
+layers_view.in_fp32(run, layers)
+layers_view.casts(layers)

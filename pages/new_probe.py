@@ -1,0 +1,20 @@
+"""New probe: choose what is trained and how, start it, follow it, cancel it."""
+
+import streamlit as st
+
+from app import links, live, probe_form, probes
+
+st.title("New probe", anchor=False)
+
+group = links.wanted("group")
+if group and live.panel(group, key="new"):
+    if st.button("Set up another probe", key="np-another"):
+        links.keep("group", None)
+        st.rerun()
+    st.stop()
+
+specs = probe_form.filled()
+label = f"Start {len(specs)} probes" if len(specs) > 1 else "Start the probe"
+if st.button(label, type="primary", disabled=not specs, key="np-start"):
+    links.keep("group", probes.start(specs))
+    st.rerun()

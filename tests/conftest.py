@@ -1,0 +1,73 @@
+"""Fixtures of the dashboard's tests: a store of its own, pages under AppTest, Chromium.
+
+A test that drives Chromium carries the marker ``browser``. Without a Chromium it is skipped with a
+reason, except in CI, where a missing browser is a failure.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def store_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store that does not exist yet, and that the dashboard will read."""
+    path = tmp_path / "runs.db"
+    monkeypatch.setenv("AMPSCOPE_STORE", str(path))
+    monkeypatch.delenv("AMPSCOPE_WORKLOADS", raising=False)
+    return path
+
+
+@pytest.fixture
+def open_page(store_path: Path) -> Callable[..., object]:
+    """``open_page("home", run=…)``: the page under AppTest, run once, through the real frame."""
+    from streamlit.testing.v1 import AppTest
+
+    def opened(page: str, **query: object) -> AppTest:
+        app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=30)
+        if page != "home":
+            app.switch_page(str(ROOT / "pages" / f"{page}.py"))
+        for name, value in query.items():
+            app.query_params[name] = str(value)
+        return app.run()
+
+    return opened
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[object]:
+    """One headless Chromium for all browser tests."""
+    import browser
+
+    found = browser.executable()
+    if found is None:
+        reason = "Chromium is not installed (Debian: apt install chromium)"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with browser.launched(found) as running:
+        yield running
+
+
+@pytest.fixture
+def dashboard(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """``dashboard(store, workloads=None)`` starts `streamlit run app/main.py`; returns its URL."""
+    import browser
+
+    with browser.Servers(tmp_path) as servers:
+        yield servers.start
+
+
+@pytest.fixture
+def browser_page(chromium: object) -> Iterator[object]:
+    """A fresh browser page, 1400 x 1000."""
+    import browser
+
+    with browser.page_of(chromium) as page:
+        yield page

@@ -1,0 +1,107 @@
+"""The precision modes: their names, what they refuse, what they switch, and switch back."""
+
+import dataclasses
+
+import pytest
+import torch
+from ampscope.errors import BadInput
+from ampscope.policy.modes import PRECISIONS, resolve
+from ampscope.policy.precision import convert_model, precision_context, tf32_switches
+from torch import nn
+
+HALF = {"fp16": torch.float16, "fp16-noscaler": torch.float16, "bf16": torch.bfloat16}
+PURE = {"fp16-pure": torch.float16, "bf16-pure": torch.bfloat16}
+
+
+def tf32_state():
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    new = (matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision)
+    return (*new, matmul.allow_tf32, cudnn.allow_tf32, torch.get_float32_matmul_precision())
+
+
+def test_modes_are_the_seven_of_the_documentation():
+    names = ["fp32", "tf32", "fp16", "fp16-noscaler", "bf16", "fp16-pure", "bf16-pure"]
+    assert list(PRECISIONS) == names
+    assert [name for name, mode in PRECISIONS.items() if mode.scaler] == ["fp16"]
+
+
+def test_modes_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        PRECISIONS["fp16"].scaler = False
+
+
+def test_unknown_mode_lists_the_known_ones():
+    with pytest.raises(BadInput, match=r"no precision 'fp8'.*fp32, tf32, fp16"):
+        resolve("fp8", "cpu")
+
+
+def test_tf32_off_cuda_is_refused_with_the_reason():
+    with pytest.raises(BadInput, match=r"needs a CUDA device.*'cpu'.*Choose fp32"):
+        resolve("tf32", "cpu")
+    assert resolve("tf32", "cuda").tf32 is True
+
+
+@pytest.mark.parametrize("name", [name for name in PRECISIONS if name != "tf32"])
+def test_matmul_runs_in_the_dtype_of_the_mode(name):
+    precision = resolve(name, "cpu")
+    model, x = nn.Linear(4, 4), torch.ones(2, 4)
+    convert_model(model, precision)
+    with precision_context(precision, "cpu"):
+        output = model(x.to(model.weight.dtype))
+    assert output.dtype is (HALF | PURE).get(name, torch.float32)
+    assert model.weight.dtype is PURE.get(name, torch.float32)
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_mode_without_autocast_switches_an_outer_one_off():
+    with torch.autocast("cpu", torch.float16):
+        with precision_context(PRECISIONS["fp32"], "cpu"):
+            assert nn.Linear(4, 4)(torch.ones(2, 4)).dtype is torch.float32
+        assert nn.Linear(4, 4)(torch.ones(2, 4)).dtype is torch.float16
+
+
+def test_context_restores_autocast_after_an_error():
+    with pytest.raises(ZeroDivisionError), precision_context(PRECISIONS["fp16"], "cpu"):
+        raise ZeroDivisionError
+    assert not torch.is_autocast_enabled("cpu")
+
+
+# The switches are plain settings, so they can be tested without a GPU.
+@pytest.mark.parametrize("allowed", [True, False])
+@pytest.mark.parametrize("matmul_before", ["none", "tf32", "ieee"])
+def test_tf32_switches_are_set_and_put_back(allowed, matmul_before):
+    untouched = tf32_state()
+    torch.backends.cuda.matmul.allow_tf32 = matmul_before == "tf32"
+    torch.backends.cuda.matmul.fp32_precision = matmul_before
+    before = tf32_state()
+    with tf32_switches(allowed):
+        assert torch.backends.cuda.matmul.allow_tf32 is allowed
+        assert torch.backends.cudnn.allow_tf32 is allowed
+        assert torch.get_float32_matmul_precision() == ("high" if allowed else "highest")
+    assert tf32_state() == before
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cuda.matmul.fp32_precision = "none"
+    assert tf32_state() == untouched
+
+
+def test_cpu_run_leaves_the_tf32_switches_alone():
+    before = tf32_state()
+    with precision_context(PRECISIONS["fp32"], "cpu"):
+        assert tf32_state() == before
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_cuda_without_a_gpu_is_refused():
+    with (
+        pytest.raises(BadInput, match="no CUDA device"),
+        precision_context(PRECISIONS["fp16"], "cuda"),
+    ):
+        pass
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_fp32_on_cuda_is_exact_fp32():
+    x = torch.full((64, 64), 1 + 2.0**-12, device="cuda")  # TF32 keeps 10 bits and drops 2^-12
+    with precision_context(resolve("fp32", "cuda"), "cuda"):
+        assert (x @ torch.eye(64, device="cuda")).equal(x)
