@@ -20,7 +20,7 @@ def show() -> None:
     st.set_page_config(page_title="ampscope", page_icon=str(LOGO), layout="wide")
     st.logo(str(LOGO), size="large")
     sections: dict[str, list[st.Page]] = {}
-    for entry in (e for e in ENTRIES if e.file.exists()):  # DEVELOPMENT
+    for entry in ENTRIES:
         sections.setdefault(entry.section, []).append(_page(entry))
     page = st.navigation(sections)
     try:

@@ -26,7 +26,7 @@ def recorded_roles(run: RunInfo) -> list[Role]:
 
 def pick_role(roles: Sequence[Role]) -> Role:
     """What to look at."""
-    return links.pick("Values", "role", roles, format_func=lambda r: ROLE_NAMES[r].capitalize())
+    return links.select("Values", "role", roles, format_func=lambda r: ROLE_NAMES[r].capitalize())
 
 
 def is_playing() -> bool:

@@ -13,7 +13,6 @@ from ampscope.records import OpRecord
 from streamlit.elements.lib.column_types import ColumnConfig
 
 from app import chart
-from app.layers_words import REASONS
 from app.module_names import in_tree, name_of, open_module
 from app.palette import OTHER_DTYPE, dtype_color
 from app.text import plural
@@ -119,14 +118,16 @@ def cast_table(sites: Sequence[CastSite], names: dict[int, str], *, key: str) ->
     _show(table, "casts", key, {t: _chip_column(t, dtypes) for t in ("From", "To")})
 
 
-def fp32_table(ops: Sequence[Fp32Op], names: dict[int, str], *, key: str) -> None:
+def fp32_table(
+    ops: Sequence[Fp32Op], names: dict[int, str], reasons: dict[str, str], *, key: str
+) -> None:
     """Ops that computed in fp32, and why."""
 
     def table(limit: int | None) -> pd.DataFrame:
         return pd.DataFrame(
             {
                 "Op": [o.op for o in ops],
-                "Why": [REASONS[o.reason] for o in ops],
+                "Why": [reasons[o.reason] for o in ops],
                 "Autocast list": [o.autocast_list or "" for o in ops],
                 "Calls a step": [o.count for o in ops],
                 "Modules": [len(o.modules) for o in ops],

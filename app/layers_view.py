@@ -130,11 +130,12 @@ def casts(layers: Layers) -> None:
 def in_fp32(run: RunInfo, layers: Layers) -> None:
     """What stayed in fp32 in the forward pass, and why."""
     found = fp32_ops(layers.all_ops, list_lookup(run.machine))
-    kinds = modules_by_precision(layers.all_ops)
+    precision = run.spec.precision
     with layout.details("What stayed in fp32, and why"):
-        layout.see(layers_words.fp32_seen(found, kinds))
+        layout.see(layers_words.fp32_seen(found, precision))
         if found:
-            layers_tables.fp32_table(found, names_by_index(layers.modules), key="layers-fp32")
+            names, reasons = names_by_index(layers.modules), layers_words.reasons(precision)
+            layers_tables.fp32_table(found, names, reasons, key="layers-fp32")
 
 
 def _pick_ops(sets: list[OpSet]) -> OpSet:

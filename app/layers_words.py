@@ -17,7 +17,15 @@ REASONS = {
     "not_cast": "autocast would run it in half, but autocast was off there",
     "follows": "in no list: it follows its inputs, and they were fp32",
 }
+# The same lists in a run that did not use autocast at all.
+REASONS_WITHOUT_AUTOCAST = {
+    "fp32_list": "no autocast in this run; with it, the fp32 list keeps this op in fp32",
+    "promoted": "no autocast in this run; with it, the promote list decides by its inputs",
+    "not_cast": "no autocast in this run; with it, this op runs in half",
+    "follows": "in no list: it follows its inputs, and they were fp32",
+}
 HALF_MODES = ("fp16", "bf16")
+WITHOUT_AUTOCAST = ("fp32", "tf32", "pure")  # beginnings of precision modes
 
 
 def answer(flops: FlopShare, kinds: ModulesByPrecision, cast_count: int, is_half_run: bool) -> str:
@@ -44,7 +52,8 @@ def flops_seen(shares: Sequence[tuple[str, FlopShare]], shown: int) -> str:
         return "No op with a FLOP formula (matrix product, convolution, attention) ran."
     name, largest = shares[0]
     wide = [(n, s) for n, s in shares if s.total > s.half]
-    text = f"{cut(name)} does most: {percent(largest.total / total)} of {total / 1e6:,.1f} M operations."
+    most = percent(largest.total / total)
+    text = f"{cut(name)} does most: {most} of {total / 1e6:,.1f} million operations."
     if wide and len(wide) < len(shares):
         slow = sum(s.total - s.half for _, s in wide)
         text += f" Not in half: {percent(slow / total)}, most of it in {cut(wide[0][0])}."
@@ -79,20 +88,30 @@ def casts_seen(sites: Sequence[CastSite], names: dict[int, str]) -> str:
     )
 
 
-def fp32_seen(found: Sequence[Fp32Op], kinds: ModulesByPrecision) -> str:
+def fp32_seen(found: Sequence[Fp32Op], precision: str) -> str:
     """Above the table of ops that computed in fp32."""
     if not found:
         return "No forward op computed in fp32."
     calls = sum(f.count for f in found)
     listed = sum(f.count for f in found if f.reason == "fp32_list")
     skipped = sum(f.count for f in found if f.reason == "not_cast")
+    if precision.startswith(WITHOUT_AUTOCAST):
+        return (
+            f"{plural(calls, 'forward call')} in fp32, in a run without autocast; with it "
+            f"{share(skipped, calls)} of them would run in half."
+        )
     text = (
-        f"{plural(calls, 'forward call')} in fp32: {share(listed, calls)} because an autocast "
+        f"{plural(calls, 'forward call')} in fp32: {share(listed, calls)}, because an autocast "
         "list asks for it."
     )
-    if skipped and kinds.half:
-        text += f" {plural(skipped, 'call')} would run in half had autocast been on."
+    if skipped:
+        text += f" {plural(skipped, 'call')} would have run in half had autocast been on there."
     return text
+
+
+def reasons(precision: str) -> dict[str, str]:
+    """What to call each reason in a run of this precision mode."""
+    return REASONS_WITHOUT_AUTOCAST if precision.startswith(WITHOUT_AUTOCAST) else REASONS
 
 
 def is_half_precision(precision: str) -> bool:

@@ -6,7 +6,7 @@ are the root's too.
 
 from __future__ import annotations
 
-import os
+import itertools
 from collections.abc import Sequence
 
 import streamlit as st
@@ -16,7 +16,7 @@ from app import links
 from app.text import cut
 
 ROOT = "(model)"
-PART_LENGTH = 10  # of one part of a path that is too long
+SHORTEST_PART = 5  # two letters at each end of a part of a path
 INDENT = "\u2003"  # em space: a table's cell drops plain spaces at its start
 
 
@@ -40,16 +40,27 @@ def short_names(names: Sequence[str], length: int) -> list[str]:
     the middle of long parts, then the middle of the whole.
 
     >>> short_names(["model.encoder.block_01.projection_out", "model.encoder.block_02.mlp"], 20)
-    ['block_01.proj…n_out', 'block_02.mlp']
+    ['block_01.proje…n_out', 'block_02.mlp']
     """
-    paths = [name.split(".") for name in names]
-    common = len(os.path.commonprefix(paths)) if len(paths) > 1 else 0
-    longest = max((len(name) for name in names), default=0)
-    if longest <= length:
+    if max((len(name) for name in names), default=0) <= length:
         return list(names)
-    kept = [path[min(common, len(path) - 1) :] for path in paths]
-    parted = [".".join(cut(part, PART_LENGTH) for part in path) for path in kept]
-    return [cut(name, length) for name in parted]
+    paths = [name.split(".") for name in names]
+    common = _common_parts(paths) if len(paths) > 1 else 0
+    return [_short(path[min(common, len(path) - 1) :], length) for path in paths]
+
+
+def _short(parts: Sequence[str], length: int) -> str:
+    """Long parts give way before short ones do."""
+    for part_length in range(length, SHORTEST_PART - 1, -1):
+        name = ".".join(cut(part, part_length) for part in parts)
+        if len(name) <= length:
+            return name
+    return cut(name, length)
+
+
+def _common_parts(paths: Sequence[Sequence[str]]) -> int:
+    same = itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
+    return len(list(same))
 
 
 def pick_module(

@@ -51,4 +51,4 @@ MEASURE = "#5B7FD4"  # one curve of one run (loss, norm, scale) where no dtype n
 
 def dtype_color(name: str) -> str:
     """Colour of a dtype or of a precision mode (``fp16-noscaler`` is fp16's)."""
-    return DTYPES.get(name.removeprefix("pure-").partition("-")[0], OTHER_DTYPE)
+    return DTYPES.get(name.partition("-")[0], OTHER_DTYPE)

@@ -9,9 +9,9 @@ from ampscope.errors import AmpscopeError, BadInput
 from ampscope.experiments.validate import checked
 from ampscope.hardware.describe import uses_cuda
 from ampscope.policy.modes import PRECISIONS, resolve
-from ampscope.records import Cadence, RunSpec, ScalerSpec
+from ampscope.records import RunSpec
 
-from app import machine, states, store, workload_choice
+from app import machine, probe_details, states, store, workload_choice
 from app.text import escape
 from app.workload_choice import Choice
 
@@ -23,11 +23,6 @@ POLICY_HELP = (
     "On a GPU a probe runs under CUDA. On a CPU it rehearses CUDA by default: CUDA's autocast "
     "lists decide which op runs in half, and products are summed in fp32 as Tensor Cores do. "
     "The CPU's own rules keep more ops in half (softmax, norms, sums) and fp16 is much slower."
-)
-SCALE_HELP = "The loss is multiplied by this before backward. 65536 is torch's default (2^16)."
-FACTOR_HELP = (
-    "Multiplies the loss and corrects the optimizer for it, so that in exact arithmetic nothing "
-    "changes. A small factor shows what fp16 does to small gradients."
 )
 
 
@@ -77,7 +72,7 @@ def _widgets() -> tuple[RunSpec, Choice, list[str]]:
         st.subheader("How it is computed", anchor=False)
         precisions = _precisions(start.precision)
         asked = _where(asked)
-    return _details(asked), choice, precisions
+    return probe_details.draw(asked), choice, precisions
 
 
 def _template() -> RunSpec:
@@ -130,78 +125,3 @@ def _where(spec: RunSpec) -> RunSpec:
         key="np-policy",
     )
     return replace(spec, device=device, policy=policy)
-
-
-def _details(spec: RunSpec) -> RunSpec:
-    """The three folded groups."""
-    with st.expander("Loss scaler"):
-        spec = replace(spec, scaler=_scaler(spec.scaler), loss_factor=_factor(spec.loss_factor))
-    with st.expander("What is recorded, and how often"):
-        spec = replace(spec, cadence=_cadence(spec.cadence))
-    with st.expander("Limits"):
-        left, right = st.columns(2)
-        time_limit_s = left.number_input(
-            "Time limit, s", value=spec.time_limit_s, step=60.0, format="%g", key="np-time"
-        )
-        memory = right.number_input(
-            "Memory limit, MiB",
-            value=spec.memory_limit_mib,
-            step=1024,
-            help="0 is none. A limit needs Linux.",
-            key="np-memory",
-        )
-    return replace(spec, time_limit_s=float(time_limit_s), memory_limit_mib=int(memory))
-
-
-def _scaler(scaler: ScalerSpec) -> ScalerSpec:
-    columns = st.columns(4)
-    scale, growth, backoff = (
-        float(column.number_input(label, value=value, format="%g", help=help_, key=key))
-        for column, label, value, help_, key in (
-            (columns[0], "Initial scale", scaler.init_scale, SCALE_HELP, "np-scale"),
-            (columns[1], "Growth factor", scaler.growth_factor, None, "np-growth"),
-            (columns[2], "Backoff factor", scaler.backoff_factor, None, "np-backoff"),
-        )
-    )
-    interval = columns[3].number_input(
-        "Growth interval, steps", value=scaler.growth_interval, step=100, key="np-interval"
-    )
-    return ScalerSpec(scale, growth, backoff, int(interval))
-
-
-def _factor(value: float) -> float:
-    return float(
-        st.number_input("Loss factor", value=value, format="%g", help=FACTOR_HELP, key="np-factor")
-    )
-
-
-def _cadence(cadence: Cadence) -> Cadence:
-    st.caption("In steps: 1 is every step, 10 every tenth, 0 never.")
-    columns = st.columns(3)
-    histogram, trace, shadow = (
-        int(column.number_input(label, value=value, step=1, help=help_, key=key))
-        for column, label, value, help_, key in (
-            (
-                columns[0],
-                "Histograms",
-                cadence.histogram,
-                "One count per power of two, module and role.",
-                "np-histogram",
-            ),
-            (
-                columns[1],
-                "Op trace",
-                cadence.trace,
-                "Each op with its dtypes and casts. The dearest instrument.",
-                "np-trace",
-            ),
-            (
-                columns[2],
-                "fp32 shadow",
-                cadence.shadow,
-                "The same step in fp32: the only way to tell lost values from zeros.",
-                "np-shadow",
-            ),
-        )
-    )
-    return Cadence(histogram, trace, shadow)

@@ -16,8 +16,8 @@ def show(runs: list[RunInfo]) -> None:
     """Newest first, ten at a time; follows the runs that are under way."""
     title, delete = st.columns([5, 1], vertical_alignment="bottom")
     title.subheader("Recent runs", anchor=False)
-    if delete.button("Delete runs", key="delete-open", width="stretch"):
-        _delete_dialog()
+    with delete.popover("Delete runs", width="stretch"):
+        _delete()
     is_moving = any(run.state.is_active for run in runs)
     st.fragment(_rows, run_every=run_page.FOLLOW_EVERY_S if is_moving else None)()
 
@@ -50,8 +50,8 @@ def _facts(run: RunInfo) -> list[str]:
     return [*what, run_page.policy_name(run.machine), *place, steps, ago(run.created)]
 
 
-@st.dialog("Delete runs")
-def _delete_dialog() -> None:
+def _delete() -> None:
+    """Choose, read what it means, confirm."""
     ended = {run.id: run for run in store.runs() if not run.state.is_active}
     if not ended:
         st.markdown("No run has ended yet. Cancel a run before deleting it.")

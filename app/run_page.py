@@ -103,7 +103,7 @@ def policy_name(machine: Machine | None) -> str:
 
 def label(run: RunInfo) -> str:
     """One line of the run picker."""
-    when = time.strftime("%d %b %H:%M", time.localtime(run.created))
+    when = time.strftime("%d %b %H:%M:%S", time.localtime(run.created))
     return f"{cut(name_of(run), NAME_LENGTH)} · {run.state} · {when}"
 
 

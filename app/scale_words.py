@@ -53,10 +53,8 @@ def bad_steps_seen(found: Sequence[BadStep], summary: ScaleSummary) -> str:
     firsts = [b.first_parameter for b in found if b.first_parameter]
     if firsts:
         most = max(dict.fromkeys(firsts), key=firsts.count)
-        text += (
-            f" Backward met {cut(most)} first at {firsts.count(most)} of "
-            f"{plural(len(firsts), 'such step')}."
-        )
+        often = "" if len(firsts) == 1 else f", at {firsts.count(most)} of {len(firsts)} such steps"
+        text += f" Backward met {cut(most)} first{often}."
     return text
 
 
@@ -86,10 +84,9 @@ def _after_growth(summary: ScaleSummary) -> str:
 
 
 def _recurring(summary: ScaleSummary) -> str:
-    return (
-        f"{plural(len(summary.skips), 'skip')} in {plural(summary.step_count, 'step')}, the last "
-        f"at step {summary.skips[-1]}"
-    )
+    skips, last = plural(len(summary.skips), "skip"), f"step {summary.skips[-1]}"
+    where = f"at {last}" if len(summary.skips) == 1 else f"the last at {last}"
+    return f"{skips} in {plural(summary.step_count, 'step')}, {where}"
 
 
 def _never_ending(summary: ScaleSummary) -> str:

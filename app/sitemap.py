@@ -30,4 +30,4 @@ LOSS_SCALE = _entry("loss_scale", "Loss scale", "show_chart", "One run")
 HARDWARE = _entry("hardware", "Hardware", "memory", "This machine")
 
 ENTRIES = (HOME, NEW_PROBE, LAYERS, GRADIENTS, LOSS_SCALE, HARDWARE)
-RUN_PAGES = tuple(e for e in (LAYERS, GRADIENTS, LOSS_SCALE) if e.file.exists())  # DEVELOPMENT
+RUN_PAGES = (LAYERS, GRADIENTS, LOSS_SCALE)  # what a recorded run can be looked at with

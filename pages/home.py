@@ -7,9 +7,9 @@ from app import demo, machine, recent_runs, store
 st.title("Home", anchor=False)
 machine.line()
 
-demo_is_shown = demo.follow()
-runs = store.runs()
-if runs:
-    recent_runs.show(runs)
-elif not demo_is_shown:
-    demo.invite()
+if not demo.follow():
+    runs = store.runs()
+    if runs:
+        recent_runs.show(runs)
+    else:
+        demo.invite()

@@ -41,6 +41,7 @@ def executable() -> str | None:
 @contextlib.contextmanager
 def launched(path: str) -> Iterator[Browser]:
     """A running Chromium."""
+    expect.set_options(timeout=WAIT_MS)
     with sync_playwright() as playwright:
         running = playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS))
         yield running

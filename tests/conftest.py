@@ -43,7 +43,7 @@ def open_page(store_path: Path) -> Callable[..., object]:
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[object]:
     """One headless Chromium for all browser tests."""
-    import browser
+    from tests import browser
 
     found = browser.executable()
     if found is None:
@@ -58,7 +58,7 @@ def chromium() -> Iterator[object]:
 @pytest.fixture
 def dashboard(tmp_path: Path) -> Iterator[Callable[..., str]]:
     """``dashboard(store, workloads=None)`` starts `streamlit run app/main.py`; returns its URL."""
-    import browser
+    from tests import browser
 
     with browser.Servers(tmp_path) as servers:
         yield servers.start
@@ -67,7 +67,7 @@ def dashboard(tmp_path: Path) -> Iterator[Callable[..., str]]:
 @pytest.fixture
 def browser_page(chromium: object) -> Iterator[object]:
     """A fresh browser page, 1400 x 1000."""
-    import browser
+    from tests import browser
 
     with browser.page_of(chromium) as page:
         yield page

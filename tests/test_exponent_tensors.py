@@ -1,4 +1,4 @@
-"""What a counter is handed in training: parameters, sparse and complex gradients, several threads."""
+"""What a counter is handed in training: parameters, sparse and complex gradients, in threads."""
 
 from __future__ import annotations
 
@@ -171,15 +171,20 @@ def test_machine_code_is_cached_by_processes_that_start_together(tmp_path: Path)
         output, _ = process.communicate(timeout=240)
         assert process.returncode == 0, output
     assert len(list(tmp_path.rglob("*.nbc"))) >= 2
-    hits = "\nfrom ampscope.capture.exponent_cpu import _kernel\nassert not _kernel().stats.cache_misses"
-    warm = run_python(COUNT + hits, NUMBA_CACHE_DIR=str(tmp_path))
+    loaded = (
+        "from ampscope.capture import exponent_cpu as e\nassert not e._kernel().stats.cache_misses"
+    )
+    warm = run_python(COUNT + loaded, NUMBA_CACHE_DIR=str(tmp_path))
     output, _ = warm.communicate(timeout=120)
     assert warm.returncode == 0, output
 
 
 def test_counting_works_where_nothing_can_be_cached() -> None:
     broken = "from numba.core.caching import CacheImpl\nCacheImpl._locator_classes = []\n"
-    process = run_python(broken + COUNT, NUMBA_CACHE_DIR="")
+    cached = (
+        "from ampscope.capture import exponent_cpu as e\nassert not e._kernel().stats.cache_path"
+    )
+    process = run_python(broken + COUNT + cached)
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
 

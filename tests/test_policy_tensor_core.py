@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
-has_bf16 = pytest.mark.skipif(not has_bf16_instructions(), reason="this CPU multiplies no bf16")
+native_only = pytest.mark.skipif(not has_bf16_instructions(), reason="this CPU has no bf16")
 
 
 def emulated(call, *args):
@@ -37,7 +37,7 @@ def _seeded_on_one_thread():
 
 @pytest.mark.parametrize(
     ("dtype", "native_bf16"),
-    [(FP16, True), (BF16, False), pytest.param(BF16, True, marks=has_bf16)],
+    [(FP16, True), (BF16, False), pytest.param(BF16, True, marks=native_only)],
 )
 @pytest.mark.parametrize(
     ("call", "shapes"),

@@ -1,8 +1,7 @@
 """The x axis of every exponent chart: powers of two, a format's limits as labelled lines, and its
 four zones as a coloured band above the plot.
 
-The bin of exponent e covers [e, e + 1) in log2. It is drawn at x = e, so that a hover box can name
-e; everything that has a place in log2 is therefore drawn half a bin to the left.
+x is log2 of the magnitude. The bin of exponent e covers [e, e + 1) and is drawn round e + CENTRE.
 """
 
 from __future__ import annotations
@@ -22,11 +21,15 @@ ZONE_TEXT = {
     "overflow": "overflow",
 }
 MARGIN_BINS = 5  # room beside the outermost limit: the words "lost" and "overflow" fit in it
-MAX_TICKS = 14
+MAX_TICKS = 14  # Plotly takes fewer where the chart is narrow
+CENTRE = 0.49  # not 0.5, so that a hover box's %{x:.0f} rounds to the exponent
 LABEL_SIZE = 13
 MIN_LABEL_SHARE = 0.06  # a zone narrower than this has no room for its name
 BAND_PX = (4, 12)  # of the zone band above the plot
-ZONE_LABEL_PX, LIMIT_LABEL_PX = 21, 40  # heights of the two lines of text above it
+TOP_PX = 92  # margin that the band and the lines of text above it need
+LIMIT_LABEL_PX = 57  # the highest line: the limits
+# Neighbouring zones on two lines, so that their names stay apart in a narrow chart.
+ZONE_LABEL_PX = {"lost": 21, "subnormal": 38, "normal": 21, "overflow": 38}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +64,6 @@ def zone_spans(fmt: NumberFormat, shown: ExponentRange) -> list[tuple[str, int, 
     return list(zip(ZONE_TEXT, edges[:-1], edges[1:], strict=True))
 
 
-def place(log2: float) -> float:
-    """x coordinate of a magnitude."""
-    return log2 - 0.5
-
-
 def power(exponent: int) -> str:
     """Plotly markup of a power of two."""
     return f"2<sup>{str(exponent).replace('-', '−')}</sup>"
@@ -75,16 +73,15 @@ def set_exponent_axis(
     figure: go.Figure, fmt: NumberFormat, shown: ExponentRange, axis: str, title: str
 ) -> None:
     """Ticks, title, limit lines and zone band on ``axis`` (``"x2"``) of ``figure``."""
-    step = 2 ** math.ceil(math.log2(max(1.0, shown.width / MAX_TICKS)))
-    ticks = [e for e in range(shown.lowest, shown.highest + 2) if e % step == 0]
     figure.update_layout(
         {
             axis.replace("x", "xaxis"): {
                 "title": {"text": title},
-                "range": [place(shown.lowest), place(shown.highest + 1)],
-                "tickvals": [place(e) for e in ticks],
-                "ticktext": [power(e) for e in ticks],
+                "range": [shown.lowest, shown.highest + 1],
+                "tickprefix": "2<sup>",
+                "ticksuffix": "</sup>",
                 "tickangle": 0,
+                "nticks": MAX_TICKS,
                 "tickfont": {"size": LABEL_SIZE},
                 "showgrid": False,
                 "zeroline": False,
@@ -110,8 +107,8 @@ def _draw_limits(figure: go.Figure, fmt: NumberFormat, axis: str) -> None:
             type="line",
             xref=axis,
             yref="paper",
-            x0=place(x),
-            x1=place(x),
+            x0=x,
+            x1=x,
             y0=0,
             y1=1,
             line={"color": OUTLINE, "width": 1.5, "dash": "dash"},
@@ -119,7 +116,7 @@ def _draw_limits(figure: go.Figure, fmt: NumberFormat, axis: str) -> None:
         figure.add_annotation(
             xref=axis,
             yref="paper",
-            x=place(x),
+            x=x,
             y=1,
             yshift=LIMIT_LABEL_PX,
             text=text,
@@ -142,8 +139,8 @@ def _draw_zones(figure: go.Figure, fmt: NumberFormat, shown: ExponentRange, axis
             type="rect",
             xref=axis,
             yref="paper",
-            x0=place(first),
-            x1=place(end),
+            x0=first,
+            x1=end,
             ysizemode="pixel",
             yanchor=1,
             y0=BAND_PX[0],
@@ -155,9 +152,9 @@ def _draw_zones(figure: go.Figure, fmt: NumberFormat, shown: ExponentRange, axis
             figure.add_annotation(
                 xref=axis,
                 yref="paper",
-                x=place((first + end) / 2),
+                x=(first + end) / 2,
                 y=1,
-                yshift=ZONE_LABEL_PX,
+                yshift=ZONE_LABEL_PX[zone],
                 text=f"<b>{ZONE_TEXT[zone]}</b>",
                 showarrow=False,
                 yanchor="middle",

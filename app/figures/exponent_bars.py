@@ -11,10 +11,10 @@ from ampscope.analysis.distribution import aligned, occupied_range
 from ampscope.exponents import NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO, Raw
 from ampscope.formats import NumberFormat
 
-from app.figures.exponent_axis import exponent_range, set_exponent_axis, zone_spans
+from app.figures.exponent_axis import TOP_PX, exponent_range, set_exponent_axis, zone_spans
 from app.palette import NONFINITE, OUTLINE, ZERO, ZONES
 
-HEIGHT_PX, TOP = 380, 74
+HEIGHT_PX = 400
 LEAST = 0.5  # the log axis starts below 1, so that a single element has a bar
 
 
@@ -30,7 +30,7 @@ def exponent_bars(row: Raw, fmt: NumberFormat, shift: int, *, x_title: str) -> g
         part = counts[first - shown.lowest : end - shown.lowest]
         exponents = np.arange(first, end)
         labels = [f"2^{e}" for e in exponents]
-        _add_bars(figure, zone, exponents, part, total, ZONES[zone], "x2", labels)
+        _add_bars(figure, zone, exponents + 0.5, part, total, ZONES[zone], "x2", labels)
     zeros = np.array([row[POS_ZERO], row[NEG_ZERO]])
     _add_bars(figure, "zero", ["+0", "−0"], zeros, total, ZERO, "x", ["+0", "−0"])
     names = ["NaN", "+Inf", "−Inf"]
@@ -72,7 +72,7 @@ def _add_bars(
 def _lay_out(figure: go.Figure, largest: int) -> None:
     figure.update_layout(
         height=HEIGHT_PX,
-        margin={"t": TOP, "b": 64, "l": 10, "r": 10},
+        margin={"t": TOP_PX, "b": 64, "l": 10, "r": 24},
         plot_bgcolor="rgba(0,0,0,0)",
         bargap=0.06,
         xaxis={"domain": (0.0, 0.07), "title": {"text": "zero"}, "type": "category"},

@@ -18,14 +18,21 @@ from ampscope.exponents import NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO, Raw
 from ampscope.formats import NumberFormat
 from numpy.typing import NDArray
 
-from app.figures.exponent_axis import LABEL_SIZE, exponent_range, set_exponent_axis, zone_spans
+from app.figures.exponent_axis import (
+    CENTRE,
+    LABEL_SIZE,
+    TOP_PX,
+    exponent_range,
+    set_exponent_axis,
+    zone_spans,
+)
 from app.figures.strength import SHARE_BAR, SHARE_BAR_PX, STRONGEST, WEAKEST, fade, log_share
 from app.palette import NONFINITE, OUTLINE, ZERO, ZONES
 from app.text import for_plotly
 
 ZERO_DOMAIN, MAIN_DOMAIN, SPECIAL_DOMAIN = (0.0, 0.035), (0.045, 0.86), (0.875, 1.0)
 SPECIALS = (("NaN", NAN), ("+Inf", POS_INF), ("−Inf", NEG_INF))
-TOP, BOTTOM, ROW_PX, MIN_PLOT_PX = 74, 64 + SHARE_BAR_PX, 18, 150
+BOTTOM_PX, ROW_PX, MIN_PLOT_PX = 64 + SHARE_BAR_PX, 18, 150
 LABEL_PX = 15  # height of a text
 _HOVER = "<b>%{y}</b><br>%{customdata:,} elements, %{text:.3g} %<br>"
 _INT32_MAX = 2**31 - 1  # Plotly's typed arrays have no 64-bit integers
@@ -53,8 +60,10 @@ def exponent_map(
     for zone, first, end in zone_spans(fmt, shown):
         part = counts[:, first - shown.lowest : end - shown.lowest]
         if part.any():
-            hover = f"{_HOVER}magnitude from 2^%{{x}} on: {zone}<extra></extra>"
-            trace = _cells(part, totals, names, list(range(first, end)), ZONES[zone], hover)
+            hover = f"{_HOVER}magnitude from 2^%{{x:.0f}} on: {zone}<extra></extra>"
+            trace = _cells(
+                part, totals, names, [e + CENTRE for e in range(first, end)], ZONES[zone], hover
+            )
             figure.add_trace(trace.update(xaxis="x2", showscale=False))
     zeros = data.rows[:, [POS_ZERO]] + data.rows[:, [NEG_ZERO]]
     zero_cells = _cells(zeros, totals, names, ["0"], ZERO, f"{_HOVER}exactly zero<extra></extra>")
@@ -158,8 +167,8 @@ def _lay_out(
     n = len(names)
     every = max(1, math.ceil(LABEL_PX / row_px))
     figure.update_layout(
-        height=max(MIN_PLOT_PX, round(row_px * n)) + TOP + BOTTOM,
-        margin={"t": TOP, "b": BOTTOM, "l": 10, "r": 10},
+        height=max(MIN_PLOT_PX, round(row_px * n)) + TOP_PX + BOTTOM_PX,
+        margin={"t": TOP_PX, "b": BOTTOM_PX, "l": 10, "r": 24},
         plot_bgcolor="rgba(0,0,0,0)",
         xaxis={"domain": ZERO_DOMAIN, "type": "category", "showgrid": False},
         xaxis2={"domain": MAIN_DOMAIN, "anchor": "y"},

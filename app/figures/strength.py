@@ -13,11 +13,10 @@ from app.palette import OUTLINE
 
 WEAKEST, STRONGEST = -6.0, 0.0  # log10 of the share
 WEAKEST_ALPHA = 0.22  # still 1.2:1 against both backgrounds beside an empty cell
-SHARE_BAR_PX = 58  # height it needs below the plot
+SHARE_BAR_PX = 40  # height it needs below the plot
 SHARE_BAR = {
-    "title": {"text": "share of the row's elements", "side": "top"},
     "tickvals": [-6, -4, -2, 0],
-    "ticktext": ["≤ 1 ppm", "0.01 %", "1 %", "100 %"],
+    "ticktext": ["≤ 1 ppm of the row", "0.01 %", "1 %", "100 %"],
     "orientation": "h",  # below the plot: the names of modules need the width
     "thickness": 10,
     "lenmode": "pixels",

@@ -181,6 +181,7 @@ class Outcome:
     last_loss: float | None = None
     eval_nonfinite: bool = False  # a forward pass without gradients gave NaN or Inf after training
     eval_module: str = ""
+    eval_taint: int = -1  # the bad op that the evaluation's non-finite output descends from
     traced_ops: int = 0
 
 

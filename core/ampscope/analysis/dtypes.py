@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ampscope.analysis.arithmetic import computes
 from ampscope.formats import FORMATS
 from ampscope.records import Frame, ModuleRecord, OpRecord, Role
 
@@ -117,7 +118,7 @@ def _row(
     def dtypes_of(role: Role) -> tuple[str, ...]:
         return held.get(role, {}).get(record.index, ())
 
-    computing = [op for op in ops if not op.is_cast]
+    computing = [op for op in ops if computes(op)]
     # The optimizer computes in the weights' dtype; that says nothing on the layer, so it counts
     # only where nothing else is asked about.
     layer = [op for op in computing if op.phase != "step"] or computing

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from ampscope.analysis.arithmetic import computes
 from ampscope.analysis.dtypes import compute_dtype, is_half
 from ampscope.records import OpRecord
 
@@ -82,7 +83,7 @@ def modules_by_precision(ops: Iterable[OpRecord]) -> ModulesByPrecision:
 
 
 def _is_compute(op: OpRecord) -> bool:
-    return op.phase == "forward" and not op.is_cast
+    return op.phase == "forward" and computes(op)
 
 
 def _reason(autocast_list: str | None) -> str:

@@ -39,6 +39,7 @@ class Attempts:
         self.loss_taints: dict[int, int] = {}  # bad op -> attempts whose loss descends from it
         self.gradient_taints: dict[int, int] = {}
         self.count = 0
+        self.scale_of: Callable[[Any], float] = lambda scaler: float(scaler.get_scale())
         self.on_direct_step: Callable[[str, float], None] = lambda name, lr: None
         self.on_attempt_end: Callable[[int], None] = lambda count: None
         self.optimizers: list[Optimizer] = []
@@ -111,7 +112,7 @@ class Attempts:
     def through_scaler(self, optimizer: Optimizer, scaler: Any, name: str) -> Iterator[None]:
         """Around ``scaler.step``: one attempt, skipped unless the optimizer's step runs inside."""
         self._scaler, self._stepped = (scaler, name), False
-        scale = float(scaler.get_scale())
+        scale = self.scale_of(scaler)
         unscaled = id(optimizer) in self._user_unscaled
         factor = 1.0 if id(optimizer) in self._unscaled else scale
         self._facts = self._read(optimizer, factor)
@@ -147,7 +148,7 @@ class Attempts:
             return
         scaler, name = self._scaler
         unscaled = id(optimizer) in self._user_unscaled
-        self._finish(optimizer, scaler_name=name, scale=float(scaler.get_scale()), skipped=False,
+        self._finish(optimizer, scaler_name=name, scale=self.scale_of(scaler), skipped=False,
                      unscaled=unscaled, moved=moved, norm=norm)  # fmt: skip
 
     def _read(self, optimizer: Optimizer, factor: float) -> GradientFacts:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ampscope.capture.attempts import Attempts
 from ampscope.capture.checkpoint_facts import has_scaler_state
-from ampscope.capture.op_watch import OpWatch
+from ampscope.capture.op_watch import OpWatch, root_of_loss
 from ampscope.capture.patches import Patches
 from ampscope.capture.source_lines import line_name
 from ampscope.formats import dtype_name
@@ -39,6 +39,7 @@ class CallLog:
         self._autocast: list[str] = []
         self._seen_autocast: set[tuple[str, str]] = set()
         self._patches = Patches()
+        attempts.scale_of = self.scale_of
         attempts.on_direct_step = lambda name, lr: self.add("optimizer_step", subject=name)
 
     def __enter__(self) -> CallLog:
@@ -49,6 +50,7 @@ class CallLog:
         wrap(scaler, "unscale_", self._unscale)
         wrap(scaler, "step", self._scaler_step)
         wrap(scaler, "update", self._update)
+        wrap(scaler, "get_scale", self._simple("get_scale"))
         wrap(scaler, "state_dict", self._simple("scaler_state_dict"))
         wrap(scaler, "load_state_dict", self._simple("scaler_load_state_dict"))
         wrap(torch.Tensor, "backward", self._backward)
@@ -96,6 +98,10 @@ class CallLog:
         self.scalers.append(scaler)
         return f"scaler{len(self.scalers) - 1}"
 
+    def scale_of(self, scaler: Any) -> float:
+        """The scaler's scale, read without leaving a trace in the log."""
+        return float(self._inside(scaler.get_scale))
+
     def _inside(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call ``function``; what it calls in turn is nested."""
         self._depth += 1
@@ -109,7 +115,7 @@ class CallLog:
         def wrapper(scaler: Any, *args: Any, **kwargs: Any) -> None:
             original(scaler, *args, **kwargs)
             enabled = scaler.is_enabled()
-            value = float(scaler.get_scale()) if enabled else None
+            value = self.scale_of(scaler) if enabled else None
             self.add("scaler_new", subject=self.scaler_name(scaler), value=value, enabled=enabled)
 
         return wrapper
@@ -124,7 +130,7 @@ class CallLog:
             for tensor in (scaled,) if isinstance(scaled, Tensor) else _flat(scaled):
                 if tensor.grad_fn is not None:
                     tensor.grad_fn.metadata[SCALED] = name
-            value = float(scaler.get_scale())
+            value = self.scale_of(scaler)
             self.add("scale", subject=name, value=value, scaled=True)
             return scaled
 
@@ -159,7 +165,7 @@ class CallLog:
             result = self._inside(original, scaler, *args, **kwargs)
             if scaler.is_enabled():
                 name = self.scaler_name(scaler)
-                self.add("update", subject=name, value=float(scaler.get_scale()))
+                self.add("update", subject=name, value=self.scale_of(scaler))
                 self.attempts.after_update(scaler)
             return result
 
@@ -170,7 +176,8 @@ class CallLog:
             @functools.wraps(original)
             def wrapper(scaler: Any, *args: Any, **kwargs: Any) -> Any:
                 result = self._inside(original, scaler, *args, **kwargs)
-                self.add(name, subject=self.scaler_name(scaler))
+                if name != "get_scale" or self._depth == 0:
+                    self.add(name, subject=self.scaler_name(scaler))
                 return result
 
             return wrapper
@@ -193,7 +200,7 @@ class CallLog:
             scale = 1.0
             for number, known in enumerate(self.scalers):
                 if f"scaler{number}" == scaler:
-                    scale = float(known.get_scale())
+                    scale = self.scale_of(known)
             value = value / scale if scale else value
             self.add(
                 "backward",
@@ -202,6 +209,7 @@ class CallLog:
                 scaled=bool(scaler),
                 create_graph=create_graph,
                 dtype=dtype_name(root.dtype),
+                note=root_of_loss(root),
             )
             taint = self.watch.taint_of(root)
             self.attempts.before_backward(
@@ -235,11 +243,13 @@ class CallLog:
 
     def _clip(self, original: Any) -> Any:
         @functools.wraps(original)
-        def wrapper(parameters: Any, limit: Any, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(parameters: Any, *args: Any, **kwargs: Any) -> Any:
             tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
             scaled = self.attempts.carries_scale(tensors)
-            norm = self._inside(original, tensors, limit, *args, **kwargs)
+            norm = self._inside(original, tensors, *args, **kwargs)
             value = float(norm) if isinstance(norm, Tensor) else None
+            limits = [*args, kwargs.get("max_norm"), kwargs.get("clip_value")]
+            limit = next((x for x in limits if x is not None), 0.0)
             self.add("clip", value=value, scaled=scaled, note=f"{float(limit):g}")
             return norm
 

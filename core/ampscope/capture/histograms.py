@@ -2,7 +2,8 @@
 
 One global forward hook sees every module's output; a tensor hook on that output sees its gradient,
 in the dtype in which it really flows and still multiplied by the loss scale. Modules that hand on a
-child's very output (``Sequential``) are not counted twice.
+child's very output (``Sequential``) are not counted twice; a module that changes its input in place
+(``nn.ReLU(inplace=True)``) hands on the same tensor with other values, and is counted.
 """
 
 from __future__ import annotations
@@ -11,29 +12,30 @@ import time
 from functools import partial
 from types import TracebackType
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.hooks import RemovableHandle
 
 from ampscope.capture.accumulator import Accumulator
 from ampscope.capture.model_map import ModelMap
-from ampscope.capture.tensors import floating_tensors
+from ampscope.capture.tensors import floating_tensors, version
 from ampscope.records import Role
 
-_SEEN = "_ampscope_seen"  # attribute on an output tensor: the step in which it was counted
+_SEEN = "_ampscope_seen"  # attribute on an output tensor: the step and version that were counted
 
 
 class HistogramHooks:
     """Counts activations and grad_outputs while :attr:`active`; asleep it costs one check a call."""
 
-    def __init__(self, names: ModelMap) -> None:
+    def __init__(self, names: ModelMap, counts: Accumulator) -> None:
         self.names = names
+        self.counts = counts
         self.active = False
-        self.step = -1
-        self.activations = Accumulator(Role.ACTIVATION)
-        self.grad_outputs = Accumulator(Role.GRAD_OUTPUT)
         self.elapsed_s = 0.0  # time spent counting, since the loop last reset it
+        self._step = -1
         self._handle: RemovableHandle | None = None
+        self._on_leaves: list[tuple[Tensor, RemovableHandle]] = []
 
     def __enter__(self) -> HistogramHooks:
         self._handle = register_module_forward_hook(self._after_forward)
@@ -47,7 +49,20 @@ class HistogramHooks:
     ) -> None:
         if self._handle is not None:
             self._handle.remove()
+        self.end_step()
+
+    def start_step(self, step: int, *, active: bool) -> None:
+        """Count this step, or sleep through it."""
+        self._step, self.active = step, active
+
+    def end_step(self) -> None:
+        """Stop counting. Hooks on the graph die with the graph; those on leaves (a module that puts
+        out its own parameter) would stay, and are taken off."""
         self.active = False
+        for leaf, handle in self._on_leaves:
+            handle.remove()
+            leaf.__dict__.pop(_SEEN, None)
+        self._on_leaves.clear()
 
     def _after_forward(self, module: nn.Module, inputs: object, output: object) -> None:
         if not self.active:
@@ -56,18 +71,25 @@ class HistogramHooks:
         if index is None:
             return
         started = time.perf_counter()
-        for tensor in (output,) if isinstance(output, Tensor) else floating_tensors(output):
-            if getattr(tensor, _SEEN, None) == self.step or not tensor.is_floating_point():
+        # Activation checkpointing repeats a forward pass inside the backward pass. Its activations
+        # were counted the first time; its gradients may be the only ones that flow.
+        is_repeated = torch._C._current_graph_task_id() != -1
+        for tensor in floating_tensors(output):
+            seen = (self._step, version(tensor))
+            if tensor.__dict__.get(_SEEN) == seen:
                 continue
-            setattr(tensor, _SEEN, self.step)
-            self.activations.add(index, tensor.detach())
+            tensor.__dict__[_SEEN] = seen
+            if not is_repeated:
+                self.counts.add(Role.ACTIVATION, index, tensor)
             if tensor.requires_grad:
-                tensor.register_hook(partial(self._count_gradient, index))
+                handle = tensor.register_hook(partial(self._count_gradient, index))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                if tensor.is_leaf:
+                    self._on_leaves.append((tensor, handle))
         self.elapsed_s += time.perf_counter() - started
 
     def _count_gradient(self, index: int, gradient: Tensor) -> None:
         if not self.active:
             return
         started = time.perf_counter()
-        self.grad_outputs.add(index, gradient)
+        self.counts.add(Role.GRAD_OUTPUT, index, gradient)
         self.elapsed_s += time.perf_counter() - started

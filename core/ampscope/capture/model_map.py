@@ -1,13 +1,13 @@
 """Names for modules and parameters: which number and path a live ``nn.Module`` has in the run.
 
-    names = ModelMap(model)
-    names.index(model.blocks[0])      # 2
-    names.records()[2].path           # "blocks.0"
+>>> names = ModelMap(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+>>> names.index(names.model[1]), names.records()[2].path
+(2, '1')
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
@@ -15,31 +15,40 @@ from ampscope.formats import dtype_name
 from ampscope.records import ModuleRecord
 
 
+@dataclass(frozen=True, slots=True)
+class NamedParameter:
+    """A parameter, its dotted name, and the number of the module that owns it."""
+
+    owner: int
+    name: str
+    tensor: nn.Parameter
+
+
 class ModelMap:
-    """Numbers the modules of one model in the order of ``named_modules``."""
+    """Numbers the modules of one model in the order of ``named_modules``.
+
+    Modules and parameters are those of the moment at which the map is made.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        named = list(model.named_modules())
-        self._index = {id(module): i for i, (_, module) in enumerate(named)}
-        self._named = named
-        self._parameters = list(model.named_parameters())
+        self._named = list(model.named_modules())
+        self._index = {id(module): i for i, (_, module) in enumerate(self._named)}
+        paths = {path: i for i, (path, _) in enumerate(self._named)}
+        # A parameter that several modules share belongs to the first of them, as here.
+        self.parameters = tuple(
+            NamedParameter(paths[name.rpartition(".")[0]], name, parameter)
+            for name, parameter in model.named_parameters()
+        )
+        self._owners = {id(p.tensor): p.owner for p in self.parameters}
 
     def index(self, module: nn.Module) -> int | None:
         """The module's number, or None when it is not part of the model."""
         return self._index.get(id(module))
 
-    def modules(self) -> Iterator[tuple[int, nn.Module]]:
-        yield from enumerate(module for _, module in self._named)
-
-    def parameters(self) -> list[tuple[int, str, Tensor]]:
-        """(owning module's number, dotted name, parameter); a shared one belongs to its first."""
-        owners: list[tuple[int, str, Tensor]] = []
-        for name, parameter in self._parameters:
-            path = name.rpartition(".")[0]
-            owner = self._index[id(self.model.get_submodule(path))]
-            owners.append((owner, name, parameter))
-        return owners
+    def owner(self, parameter: Tensor) -> int | None:
+        """The number of the module that owns ``parameter``, or None when no module does."""
+        return self._owners.get(id(parameter))
 
     def records(self) -> list[ModuleRecord]:
         """One record a module."""

@@ -83,7 +83,7 @@ def max_abs(tensor: Tensor | None) -> float | None:
     return float(finite.max()) if finite.numel() else None
 
 
-def operand(tensor: Tensor, producers: tuple[str, ...]) -> Operand:
+def operand(tensor: Tensor, producers: tuple[str, ...], is_parameter: bool) -> Operand:
     """Facts about one input."""
     floating = tensor.is_floating_point() and tensor.numel() > 0
     nonzero = None
@@ -99,7 +99,7 @@ def operand(tensor: Tensor, producers: tuple[str, ...]) -> Operand:
         zeros=int((tensor == 0).sum()) if floating else 0,
         nonfinite=int((~torch.isfinite(tensor)).sum()) if floating else 0,
         producers=producers,
-        is_parameter=isinstance(tensor, torch.nn.Parameter),
+        is_parameter=is_parameter,
     )
 
 

@@ -34,24 +34,24 @@ class Uses:
         """Look at one op; ``place`` gives (module, line) and is asked only when a fact is found."""
         name = func._opname
         if name == "binary_cross_entropy" and autocast:
-            self._add("bce_under_autocast", name, attempt, place)
+            self.add("bce_under_autocast", name, attempt, place)
         elif name in ("arange", "linspace") and isinstance(out, Tensor):
             if out.dtype in HALF_EPSILON and out.numel() > 1:
                 distinct = int(out.unique().numel())
                 if distinct < out.numel():
-                    self._add("half_range", name, attempt, place, distinct, out.numel())
+                    self.add("half_range", name, attempt, place, distinct, out.numel())
         elif name in ("sin", "cos") and tensors and tensors[0].dtype in HALF_EPSILON:
             largest = float(tensors[0].detach().abs().float().max()) if tensors[0].numel() else 0.0
             error = largest * HALF_EPSILON[tensors[0].dtype]
             if math.isfinite(error) and error > PHASE_ERROR:
-                self._add("half_phase", name, attempt, place, error, largest)
+                self.add("half_phase", name, attempt, place, error, largest)
         elif name in ("_softmax", "_log_softmax") and tensors:
             self._softmax_row(tensors[0], args, name, attempt, place)
 
     def custom_function(self, name: str, decorated: bool, attempt: int, place: Place) -> None:
         """A user's autograd.Function ran under autocast."""
         fact = "custom_function" if decorated else "undecorated_function"
-        self._add(fact, name, attempt, place)
+        self.add(fact, name, attempt, place)
 
     def _softmax_row(
         self, scores: Tensor, args: Any, name: str, attempt: int, place: Place
@@ -61,12 +61,13 @@ class Uses:
         empty = torch.isneginf(scores).all(dim=args[1]) if scores.dim() else torch.isneginf(scores)
         rows = int(empty.sum())
         if rows:
-            self._add("fully_masked_row", name, attempt, place, rows, empty.numel())
+            self.add("fully_masked_row", name, attempt, place, rows, empty.numel())
 
-    def _add(
+    def add(
         self, fact: str, op: str, attempt: int, place: Place, value: float | None = None,
         other: float | None = None,
     ) -> None:  # fmt: skip
+        """Note a fact at the place where it was seen; again only counts it."""
         module, line = place()
         known = self._found.get((fact, line))
         if known is not None:

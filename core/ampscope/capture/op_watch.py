@@ -44,13 +44,17 @@ class _Maker:
     Names are flattened and bounded: a linked graph of ops would keep a whole training run alive.
     """
 
-    __slots__ = ("names", "watchers")
+    __slots__ = ("names", "parameter", "scalar", "watchers")
 
-    def __init__(self, name: str, parents: list[_Maker], watchers: tuple[int, ...]) -> None:
+    def __init__(
+        self, name: str, parents: list[_Maker], watchers: tuple[int, ...], scalar: float | None
+    ) -> None:
         chains = [parent.names for parent in parents[:3]]
         mixed = [n for group in zip_longest(*chains) for n in group if n is not None]
         self.names: tuple[str, ...] = (name, *mixed[: CHAIN - 1])
         self.watchers = watchers  # bad ops whose consumers are still being collected
+        self.parameter = False  # a view or cast of a parameter
+        self.scalar = scalar  # the Python constant that the op took, if any
 
 
 class OpWatch:
@@ -114,7 +118,10 @@ class OpWatch:
         tensors = op_facts.tensors(args, kwargs)
         parents = [m for t in tensors if (m := getattr(t, MAKER, None)) is not None]
         watchers = self._tell_watchers(name, parents)
-        maker = _Maker(name, parents, watchers)
+        maker = _Maker(name, parents, watchers, _constant(args))
+        maker.parameter = (name in _SKIP or name == "_to_copy") and bool(tensors) and (
+            is_parameter(tensors[0])
+        )
         if node is None and torch.is_grad_enabled():
             self._note_origin()
         outputs = op_facts.tensors(out, None)
@@ -196,6 +203,7 @@ class OpWatch:
             return
         if not clean:
             out.__dict__.setdefault(TAINT, -1)  # came with the data or from an intended -inf
+            self._note_source(func, inputs, node)
             kind = "softmax" in func._opname and op_facts.has_nan(out)
             if not kind and not (op_facts.has_nan(out) and not any(map(op_facts.has_nan, inputs))):
                 return
@@ -203,6 +211,14 @@ class OpWatch:
         if bad_id is not None:
             out.__dict__[TAINT] = bad_id
             maker.watchers = (*maker.watchers, bad_id)
+
+    def _note_source(self, func: Any, inputs: list[Tensor], node: Any) -> None:
+        """A tensor that no watched op made brought a non-finite value: data or a parameter."""
+        for tensor in inputs:
+            fresh = not hasattr(tensor, MAKER) and tensor.is_floating_point()
+            if node is None and fresh and not op_facts.all_finite(tensor):
+                kind = "nan_operand" if op_facts.has_nan(tensor) else "inf_operand"
+                self.uses.add(kind, func._opname, self.attempt, lambda: self._named_place(None))
 
     def _finite_half(
         self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor], out: Tensor, node: Any,
@@ -248,7 +264,9 @@ class OpWatch:
             line=line_name(place),
             code=line_text(place),
             dtype=dtype_name(out.dtype),
-            inputs=tuple(op_facts.operand(t, _producers(t)) for t in inputs[:4]),
+            inputs=tuple(
+                op_facts.operand(t, _producers(t), is_parameter(t)) for t in inputs[:4]
+            ),
             scalars=op_facts.scalars(args, kwargs),
             **op_facts.special_counts(out),
             total=out.numel(),
@@ -261,6 +279,30 @@ class OpWatch:
             grad_enabled=torch.is_grad_enabled(),
         )
         return bad_id
+
+
+def is_parameter(tensor: Tensor) -> bool:
+    """A parameter, or a view or cast of one."""
+    return isinstance(tensor, nn.Parameter) or getattr(
+        getattr(tensor, MAKER, None), "parameter", False
+    )
+
+
+def root_of_loss(loss: Tensor) -> str:
+    """How the root of a backward pass was made, "mul 65536" for a loss times a constant."""
+    maker = getattr(loss, MAKER, None)
+    if maker is None:
+        return ""
+    return maker.names[0] if maker.scalar is None else f"{maker.names[0]} {maker.scalar:g}"
+
+
+def _constant(args: Any) -> float | None:
+    for part in args[1:] if isinstance(args, tuple) else ():
+        if isinstance(part, int | float) and not isinstance(part, bool):
+            return float(part)
+        if isinstance(part, Tensor) and part.dim() == 0 and not hasattr(part, MAKER):
+            return float(part) if part.is_floating_point() else None
+    return None
 
 
 def _producers(tensor: Tensor) -> tuple[str, ...]:

@@ -43,6 +43,7 @@ class ScriptRecorder:
         self.started = time.perf_counter()
         self.eval_nonfinite = False
         self.eval_module = ""
+        self.eval_taint = -1
         self._on_attempt = on_attempt
         self._first_sight: dict[int, tuple[weakref.ref[nn.Module], dict[str, Tensor]]] = {}
         self._batches = 0
@@ -115,6 +116,8 @@ class ScriptRecorder:
         for tensor in floating_tensors(output):
             if not bool(torch.isfinite(tensor).all()):
                 self.eval_nonfinite, self.eval_module = True, type(module).__name__
+                taint = self.watch.taint_of(tensor)
+                self.eval_taint = -1 if taint is None else taint
 
     def _see_model(self, root: nn.Module) -> None:
         if id(root) in self._first_sight:
@@ -177,6 +180,7 @@ class ScriptRecorder:
             last_loss=records[-1].loss if records else None,
             eval_nonfinite=self.eval_nonfinite,
             eval_module=self.eval_module,
+            eval_taint=self.eval_taint,
             traced_ops=self.watch.seen_ops,
             **facts,  # type: ignore[arg-type]  # error_* and exit_code, checked by the dataclass
         )

@@ -1,0 +1,107 @@
+"""Which kind of forward failure a bad op is, by what it computes and what went in.
+
+The classes exclude each other, so at most one of the forward causes is named for one root op.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+
+from ampscope.analysis.root_op import (
+    ADDITIONS,
+    CASTS,
+    DIVISIONS,
+    FILLS,
+    LOGARITHMS,
+    MATMULS,
+    REDUCTIONS,
+    SATURATING,
+    feeds_softmax,
+)
+from ampscope.formats import FORMATS
+from ampscope.observations import BadOp
+
+
+class ForwardClass(StrEnum):
+    """What went wrong in one op of the forward pass."""
+
+    ACTIVATION = "activation_overflow"
+    ATTENTION = "attention_logit_overflow"
+    MASK = "mask_constant_overflow"
+    MASKED_ROW = "fully_masked_row"
+    ELEMENTWISE = "elementwise_overflow"
+    REDUCTION = "reduction_overflow"
+    LOG_ZERO = "log_zero_saturation"
+    EPS = "norm_eps_underflow"
+    EMPTY = "empty_loss_reduction"
+    OTHER = ""
+
+
+def forward_class(op: BadOp) -> ForwardClass:
+    """Class of a forward bad op; OTHER when the evidence fits none."""
+    name = op.op.rpartition(".")[2]
+    if "softmax" in name:
+        return ForwardClass.MASKED_ROW
+    if name in LOGARITHMS:
+        return ForwardClass.LOG_ZERO if _has_zero(op) else ForwardClass.OTHER
+    if _is_empty(op, name):
+        return ForwardClass.EMPTY
+    if name in DIVISIONS and _divides_by_zero(op, name):
+        return ForwardClass.EPS
+    if name in FILLS and _constant_too_large(op):
+        return ForwardClass.MASK
+    if name in MATMULS:
+        return ForwardClass.ATTENTION if _is_attention(op, name) else ForwardClass.ACTIVATION
+    if name in REDUCTIONS:
+        return ForwardClass.REDUCTION
+    if name in CASTS or name in ADDITIONS:
+        return ForwardClass.ACTIVATION
+    return ForwardClass.ELEMENTWISE
+
+
+def saturates(op: BadOp) -> bool:
+    """Whether a squashing function lies just before the logarithm."""
+    return any(n in SATURATING for operand in op.inputs for n in operand.producers)
+
+
+def _is_attention(op: BadOp, name: str) -> bool:
+    """A product of two activations whose result goes into a softmax.
+
+    A product with a parameter (a linear layer) is an activation, even right before a softmax.
+    """
+    two_activations = not any(o.is_parameter for o in op.inputs)
+    return (
+        name in ("bmm", "baddbmm", "matmul", "mm", "einsum")
+        and two_activations
+        and (feeds_softmax(op))
+    )
+
+
+def _has_zero(op: BadOp) -> bool:
+    return any(o.zeros for o in op.inputs)
+
+
+def _divides_by_zero(op: BadOp, name: str) -> bool:
+    """The denominator (or the argument of rsqrt, reciprocal, a negative power) is exactly zero."""
+    at = 1 if name in ("div", "div_", "true_divide") else 0
+    if name == "pow" and not any(s < 0 for s in op.scalars):
+        return False
+    return len(op.inputs) > at and op.inputs[at].zeros > 0
+
+
+def _is_empty(op: BadOp, name: str) -> bool:
+    """A mean over nothing: no elements, or a single zero count as denominator."""
+    if name in ("mean", "var", "std", "nll_loss_forward", "nll_loss2d_forward") and op.nan:
+        empty = any(math.prod(o.shape) == 0 for o in op.inputs)
+        return empty or name.startswith("nll_loss")
+    if name in ("div", "true_divide", "div_") and len(op.inputs) == 2:
+        count = op.inputs[1]
+        return math.prod(count.shape) == 1 and count.zeros == 1 and op.total == 1
+    return False
+
+
+def _constant_too_large(op: BadOp) -> bool:
+    """A finite constant beyond the result's format, and no tensor of that size went in."""
+    limit = FORMATS[op.dtype].max if op.dtype in FORMATS else math.inf
+    return any(math.isfinite(s) and abs(s) > limit for s in op.scalars)

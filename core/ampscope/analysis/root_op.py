@@ -1,0 +1,126 @@
+"""The root: the first op whose finite inputs gave the non-finite value that the user met.
+
+Marks on tensors tell which bad op a non-finite loss, gradient or evaluation output descends from.
+Where nothing non-finite arrives although something was born (an infinity that rsqrt turned into
+zero), the bad ops that recur in most steps are suspects, and an intervention has to decide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ampscope.analysis.run_view import RunView
+from ampscope.observations import BadOp
+
+MATMULS = frozenset(
+    [
+        "mm", "addmm", "bmm", "baddbmm", "addbmm", "matmul", "linear", "convolution",
+        "_convolution", "mkldnn_convolution", "convolution_overrideable", "addmv", "mv",
+        "dot", "einsum", "convolution_backward", "mkldnn_linear", "mkldnn_rnn_layer",
+    ]
+)  # fmt: skip
+REDUCTIONS = frozenset(
+    [
+        "sum", "mean", "var", "std", "var_mean", "std_mean", "norm", "linalg_vector_norm",
+        "cumsum", "prod", "logsumexp", "cumprod", "native_layer_norm", "native_group_norm",
+        "native_batch_norm", "_native_batch_norm_legit", "amax", "cudnn_batch_norm",
+        "nansum", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div",
+        "_cdist_forward", "avg_pool2d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d",
+        "dot", "logcumsumexp", "nll_loss_forward",
+    ]
+)  # fmt: skip
+LOGARITHMS = frozenset(
+    [
+        "log", "log_", "log2", "log10", "log1p", "xlogy", "special_xlogy",
+        "log_sigmoid_forward", "logit",
+    ]
+)  # fmt: skip
+DIVISIONS = frozenset(
+    [
+        "div", "div_", "rsqrt", "rsqrt_", "reciprocal", "true_divide", "reciprocal_", "pow",
+    ]
+)  # fmt: skip
+CASTS = frozenset(["_to_copy", "to", "copy_"])
+FILLS = frozenset(
+    [
+        "masked_fill", "masked_fill_", "where", "full", "fill_", "scalar_tensor",
+        "full_like", "new_full", "fill", "lift_fresh_copy", "_to_copy", "clone", "copy_",
+    ]
+)  # fmt: skip
+ADDITIONS = frozenset(
+    [
+        "add", "add_", "sub", "sub_", "rsub", "cat", "stack", "index_add", "residual",
+    ]
+)  # fmt: skip
+SATURATING = frozenset(
+    [
+        "sigmoid", "_softmax", "softmax", "exp", "tanh", "rsub", "sub", "clamp",
+        "clamp_min", "hardsigmoid",
+    ]
+)  # fmt: skip
+
+
+class Arrives(StrEnum):
+    """Where the non-finite value was met."""
+
+    LOSS = "loss"
+    GRADIENT = "gradient"
+    EVALUATION = "evaluation"
+    NOWHERE = "nowhere"
+
+
+@dataclass(frozen=True, slots=True)
+class RootOp:
+    """A bad op and where its value arrived."""
+
+    op: BadOp
+    arrives: Arrives
+
+    @property
+    def name(self) -> str:
+        """Without namespace: "addmm"."""
+        return self.op.op.rpartition(".")[2]
+
+
+def root_op(run: RunView) -> RootOp | None:
+    """The earliest bad op that reached the loss, else a gradient, else the evaluation."""
+    nonfinite = [b for b in run.bad_ops if b.kind == "nonfinite"]
+    by_time = sorted(nonfinite, key=lambda b: (b.attempt, b.id))
+    for arrives, reached in (
+        (Arrives.LOSS, [b for b in by_time if b.reached_loss]),
+        (Arrives.GRADIENT, [b for b in by_time if b.reached_gradient]),
+        (Arrives.EVALUATION, [b for b in by_time if b.id == run.outcome.eval_taint]),
+    ):
+        if reached:
+            return RootOp(reached[0], arrives)
+    return None
+
+
+def silent_suspects(run: RunView) -> list[BadOp]:
+    """Forward bad ops in half that recur in most attempts and arrive nowhere."""
+    needed = max(1, len(run.attempts) // 2)
+    return [
+        b
+        for b in run.bad_ops
+        if b.kind == "nonfinite"
+        and b.phase == "forward"
+        and b.count >= needed
+        and b.dtype in ("fp16", "bf16")
+        and b.grad_enabled
+    ]
+
+
+def feeds_softmax(op: BadOp) -> bool:
+    """Whether the output goes into a softmax through nothing but scaling, masking and views."""
+    passing = FILLS | ADDITIONS | {
+        "mul", "mul_", "div", "div_", "_unsafe_view", "view", "reshape", "expand", "masked_fill",
+        "transpose", "permute", "slice", "unsqueeze", "squeeze", "detach", "tril", "triu", "clone",
+        "_softmax", "softmax", "amax", "max", "sub", "relu", "t", "select", "contiguous", "logical_not",
+    }  # fmt: skip
+    for name in op.consumers:
+        if name in ("_softmax", "softmax", "_log_softmax", "_safe_softmax"):
+            return name != "_log_softmax"
+        if name not in passing:
+            return False
+    return False

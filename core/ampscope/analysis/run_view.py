@@ -1,0 +1,130 @@
+"""One run of a script as the rules see it: its observations by kind, and numbers read off them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+
+from ampscope.observations import (
+    Attempt,
+    BadOp,
+    Call,
+    Observation,
+    OpUse,
+    Outcome,
+    ParameterGradient,
+    Scan,
+)
+
+TAIL_SHARE = 0.2  # the last fifth of a run says where its loss ended
+
+
+class RunView:
+    """Immutable by convention; every derived view is computed once."""
+
+    def __init__(self, control: str, run_id: str, observations: Sequence[Observation]) -> None:
+        self.control = control
+        self.run_id = run_id
+        self.calls = [o for o in observations if isinstance(o, Call)]
+        self.attempts = [o for o in observations if isinstance(o, Attempt)]
+        self.gradients = [o for o in observations if isinstance(o, ParameterGradient)]
+        self.scans = [o for o in observations if isinstance(o, Scan)]
+        self.bad_ops = [o for o in observations if isinstance(o, BadOp)]
+        self.uses = [o for o in observations if isinstance(o, OpUse)]
+        outcomes = [o for o in observations if isinstance(o, Outcome)]
+        self.outcome = outcomes[-1] if outcomes else Outcome(ended="killed")
+
+    @cached_property
+    def losses(self) -> list[float]:
+        """Loss of every backward that the script ran at top level, unscaled."""
+        return [c.value for c in self.calls if c.name == "backward" and c.value is not None]
+
+    @cached_property
+    def first_bad_attempt(self) -> int | None:
+        """First attempt whose loss, gradients or weights are not finite."""
+        for attempt in self.attempts:
+            if attempt.grad_nonfinite or attempt.weight_nonfinite or not _finite(attempt.loss):
+                return attempt.attempt
+        return None
+
+    @cached_property
+    def bad_loss_attempts(self) -> list[int]:
+        return [a.attempt for a in self.attempts if not _finite(a.loss)]
+
+    @cached_property
+    def bad_gradient_attempts(self) -> list[int]:
+        return [a.attempt for a in self.attempts if a.grad_nonfinite]
+
+    @cached_property
+    def weights_broken(self) -> bool:
+        """Weights are not finite after the last attempt."""
+        return bool(self.attempts) and self.attempts[-1].weight_nonfinite > 0
+
+    @cached_property
+    def skips(self) -> list[int]:
+        return [a.attempt for a in self.attempts if a.skipped]
+
+    @cached_property
+    def leading_skips(self) -> int:
+        """Skipped attempts before the first that was taken."""
+        for number, attempt in enumerate(self.attempts):
+            if not attempt.skipped:
+                return number
+        return len(self.attempts)
+
+    @cached_property
+    def has_scaler(self) -> bool:
+        """An enabled scaler scaled at least one loss."""
+        return any(c.name == "scale" for c in self.calls)
+
+    @cached_property
+    def scales(self) -> list[float]:
+        return [a.scale for a in self.attempts if a.scaler]
+
+    @cached_property
+    def zero_share(self) -> float | None:
+        """Exactly zero gradient entries in the first attempts with finite gradients."""
+        seen = [a for a in self.attempts if not a.grad_nonfinite and a.grad_total][:3]
+        total = sum(a.grad_total for a in seen)
+        return sum(a.grad_zero for a in seen) / total if total else None
+
+    @cached_property
+    def moved_share(self) -> float | None:
+        """Median share of weights that a taken step changed."""
+        seen = sorted(
+            a.moved_share for a in self.attempts if a.moved_share is not None and not a.skipped
+        )
+        return seen[len(seen) // 2] if seen else None
+
+    @cached_property
+    def head_loss(self) -> float | None:
+        finite = [x for x in self.losses if math.isfinite(x)]
+        head = finite[: max(1, min(3, len(finite)))]
+        return sum(head) / len(head) if head else None
+
+    @cached_property
+    def tail_loss(self) -> float | None:
+        """Mean of the last fifth of the losses; NaN when one of them is not finite."""
+        if not self.losses:
+            return None
+        tail = self.losses[-max(1, int(len(self.losses) * TAIL_SHARE)) :]
+        return sum(tail) / len(tail)
+
+    @cached_property
+    def has_exception(self) -> bool:
+        return self.outcome.ended == "exception"
+
+    def bad_op(self, op_id: int) -> BadOp | None:
+        return next((b for b in self.bad_ops if b.id == op_id), None)
+
+    def use(self, name: str) -> OpUse | None:
+        """The first use of that name."""
+        return next((u for u in self.uses if u.name == name), None)
+
+    def scans_of(self, moment: str, kind: str) -> list[Scan]:
+        return [s for s in self.scans if s.moment == moment and s.kind == kind]
+
+
+def _finite(value: float | None) -> bool:
+    return value is None or math.isfinite(value)

@@ -1,0 +1,102 @@
+"""What is wrong with a run, seen from outside: the things that a cured run no longer shows."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+
+from ampscope.analysis.run_view import RunView
+
+# A dynamic scale that starts at 2^16 needs at most 16 skips to reach 1; a start at 2^24 needs 24.
+MAX_SEARCH_SKIPS = 20
+MIN_AFTER_SEARCH = 3  # taken steps that must follow a search before it counts as ended
+LATE_SKIP_SHARE = 0.1  # torch's growth interval of 2000 gives one skip in 2000 steps
+LEARNS_SHARE = 0.03  # fp32 must have lowered its loss by this share for a comparison to mean much
+BEHIND_SHARE = 0.5  # less than half of fp32's progress is worse learning
+DIVERGED_FACTOR = 100.0
+
+
+class Symptom(StrEnum):
+    """Each is seen without knowing any cause."""
+
+    EXCEPTION = "the script raised"
+    LOSS = "the loss is not finite"
+    GRADIENTS = "gradients are not finite although nothing skipped the step"
+    WEIGHTS = "weights are not finite"
+    SKIPS = "optimizer steps are skipped beyond a search for the scale"
+    EVALUATION = "the evaluation is not finite"
+    BUFFERS = "buffers are not finite"
+    BEHIND = "the loss falls less than in fp32"
+    FROZEN = "weights stand still"
+    DIVERGED = "the loss grows without bound"
+
+
+def symptoms(run: RunView, fp32: RunView | None) -> frozenset[Symptom]:
+    """All symptoms of ``run``; the comparing ones need the fp32 control."""
+    found = set()
+    if run.has_exception:
+        found.add(Symptom.EXCEPTION)
+    if run.bad_loss_attempts or any(not math.isfinite(x) for x in run.losses):
+        found.add(Symptom.LOSS)
+    if any(a.grad_nonfinite and not a.skipped for a in run.attempts):
+        found.add(Symptom.GRADIENTS)
+    if run.weights_broken:
+        found.add(Symptom.WEIGHTS)
+    if skips_too_often(run):
+        found.add(Symptom.SKIPS)
+    if run.outcome.eval_nonfinite:
+        found.add(Symptom.EVALUATION)
+    if any(s.nan or s.inf for s in run.scans_of("end", "buffer")):
+        found.add(Symptom.BUFFERS)
+    if diverged(run):
+        found.add(Symptom.DIVERGED)
+    if fp32 is not None:
+        if is_behind(run, fp32):
+            found.add(Symptom.BEHIND)
+        if is_frozen(run, fp32):
+            found.add(Symptom.FROZEN)
+    return frozenset(found)
+
+
+def skips_too_often(run: RunView) -> bool:
+    """More than a search at the start: it does not end, or skips come back again and again."""
+    search, total = run.leading_skips, len(run.attempts)
+    if not run.skips:
+        return False
+    late = [s for s in run.skips if s >= search]
+    taken_after = total - search - len(late)
+    if search > MAX_SEARCH_SKIPS or (search and taken_after < MIN_AFTER_SEARCH):
+        return True
+    return len(late) >= 2 and len(late) > LATE_SKIP_SHARE * max(total - search, 1)
+
+
+def progress(run: RunView) -> float | None:
+    """How far the loss fell, from its first values to the mean of its last fifth."""
+    head, tail = run.head_loss, run.tail_loss
+    if head is None or tail is None or not math.isfinite(tail):
+        return None
+    return head - tail
+
+
+def is_behind(run: RunView, fp32: RunView) -> bool:
+    """fp32 learned clearly and this run learned less than half as much."""
+    reference, own = progress(fp32), progress(run)
+    if reference is None or fp32.head_loss is None:
+        return False
+    if reference <= LEARNS_SHARE * abs(fp32.head_loss):
+        return False
+    return own is None or own < BEHIND_SHARE * reference
+
+
+def is_frozen(run: RunView, fp32: RunView) -> bool:
+    """Taken steps leave most weights as they are, and fp32's do not."""
+    own, reference = run.moved_share, fp32.moved_share
+    return own is not None and reference is not None and own < 0.5 * reference
+
+
+def diverged(run: RunView) -> bool:
+    """The last losses are a hundred times the first, or worse."""
+    head, tail = run.head_loss, run.tail_loss
+    if head is None or tail is None or not math.isfinite(tail):
+        return False
+    return abs(tail) > DIVERGED_FACTOR * max(abs(head), 1e-6)

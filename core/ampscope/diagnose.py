@@ -1,0 +1,70 @@
+"""Run the rules over the evidence, contain their failures, nest consequences, rank.
+
+>>> diagnose(evidence).verdict
+'fault'
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ampscope.analysis.evidence import Evidence
+from ampscope.rules.catalog import all_rules
+from ampscope.rules.verdict import Rule, Status, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A root cause with the causes that are its consequences."""
+
+    cause: str
+    verdict: Verdict
+    consequences: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What is known about one script. ``verdict`` is fault, no_fault or inconclusive."""
+
+    verdict: str
+    findings: tuple[Finding, ...]
+    answers: tuple[tuple[Rule, Verdict], ...]
+    symptoms: tuple[str, ...]
+    policy: str
+
+
+def diagnose(evidence: Evidence) -> Diagnosis:
+    """All rules' answers, and the findings ranked with the root cause first."""
+    answers = tuple((rule, _contained(rule, evidence)) for rule in all_rules())
+    found = [(rule, verdict) for rule, verdict in answers if verdict.status is Status.FOUND]
+    found.sort(key=lambda pair: pair[0].order)
+    findings = _nested(found)
+    symptoms = tuple(sorted(evidence.symptoms))
+    if findings:
+        word = "fault"
+    else:
+        word = "inconclusive" if symptoms else "no_fault"
+    return Diagnosis(word, findings, answers, symptoms, evidence.policy)
+
+
+def _contained(rule: Rule, evidence: Evidence) -> Verdict:
+    """A rule that fails is an answer of its own, never the end of the diagnosis."""
+    missing = [need for need in rule.needs if need not in evidence.runs]
+    if missing:
+        return Verdict(Status.INCONCLUSIVE, f"The control {missing[0]} was not run.")
+    try:
+        return rule.check(evidence)
+    except Exception as error:
+        return Verdict(Status.ERRORED, f"{type(error).__name__}: {error}")
+
+
+def _nested(found: list[tuple[Rule, Verdict]]) -> tuple[Finding, ...]:
+    """Findings that an earlier one explains become its consequences."""
+    roots: list[tuple[Rule, Verdict, list[Finding]]] = []
+    for rule, verdict in found:
+        owner = next((root for root in roots if rule.id in root[0].explains), None)
+        if owner is None:
+            roots.append((rule, verdict, []))
+        else:
+            owner[2].append(Finding(rule.id, verdict))
+    return tuple(Finding(rule.id, verdict, tuple(nested)) for rule, verdict, nested in roots)

@@ -1,0 +1,41 @@
+"""Attention logits overflowed half precision.
+
+What it detects
+    A product of two activations that feeds a softmax and is infinite in half, finite in fp32.
+
+Why it matters
+    The softmax of a row with infinity is NaN.
+
+Blind spots
+    Fused attention kernels compute the product inside and show no op of their own.
+
+Remedy
+    Scale the queries before the product (q * scale) @ k, normalise q and k, or compute the logits in
+    fp32.
+"""
+
+from __future__ import annotations
+
+from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.overflow_class import ForwardClass
+from ampscope.analysis.root_op import RootOp
+from ampscope.rules.forward_root import forward_root
+from ampscope.rules.verdict import Rule, Verdict
+from ampscope.rules.wording import island, op_verdict, place
+
+def check(evidence: Evidence) -> Verdict:
+    """Found when the root op of what went wrong is of this class and fp32 does not share it."""
+    found = forward_root(evidence, ForwardClass.ATTENTION)
+    if not isinstance(found, RootOp):
+        return found
+    op = found.op
+    reason = (
+        f"The attention logits of {place(op)} overflowed: the product of queries and keys reaches"
+        f" {op.fp32_max or float('inf'):,.6g} before it is scaled."
+    )
+    text = "Scale q before the product, or compute the logits in fp32."
+    return op_verdict(found, reason, island(op, "fp32_module", text))
+
+
+
+RULE = Rule("attention_logit_overflow", check, ('as_is', 'fp32'), 50, explains=('batchnorm_stats_corrupted', 'loss_scale_too_high', 'gradient_underflow'))

@@ -1,0 +1,48 @@
+"""The root op of a backward failure: born in the backward pass, or sent back by a discarded branch."""
+
+from __future__ import annotations
+
+from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.root_op import Arrives, RootOp
+from ampscope.analysis.symptoms import Symptom
+
+# Functions whose derivative is infinite (or undefined) at zero although they are finite there.
+SINGULAR = ("Sqrt", "Norm", "Rsqrt", "Pow", "Atan2", "Cdist", "Pdist", "Acos", "Asin", "Reciprocal",
+            "Std", "Hypot", "Div", "Log", "Acosh", "Normalize", "Angle", "Abs")  # fmt: skip
+NUMBERS = frozenset(
+    {Symptom.LOSS, Symptom.GRADIENTS, Symptom.WEIGHTS, Symptom.SKIPS, Symptom.EVALUATION, Symptom.BEHIND}
+)
+
+
+def backward_root(evidence: Evidence) -> RootOp | None:
+    """The earliest bad op that reached a gradient while the loss was finite, if harm was done.
+
+    The fp32 control stands in where the script as it is shows none: one NaN ends an fp32 run, and
+    AMP skips it.
+    """
+    if not (evidence.symptoms | evidence.fp32_symptoms) & NUMBERS:
+        return None
+    root = evidence.root
+    if root is None or root.arrives is not Arrives.GRADIENT:
+        return None
+    return root
+
+
+def is_discarded_branch(root: RootOp) -> bool:
+    """The gradient that came in was zero because ``where`` or a mask had discarded the branch."""
+    op = root.op
+    masks = {"where", "masked_fill", "masked_fill_", "clamp", "clamp_backward", "threshold_backward"}
+    if op.phase != "backward":
+        return "where" in op.consumers or "masked_fill" in op.consumers
+    from_mask = any(masks & set(o.producers[:3]) and o.zeros for o in op.inputs)
+    return from_mask and op.nan > 0
+
+
+def is_overflow(root: RootOp) -> bool:
+    """A backward op whose fp32 result is finite and beyond the format: a matter of scale."""
+    op = root.op
+    if op.phase != "backward" or op.dtype not in ("fp16", "bf16"):
+        return False
+    finite_in_fp32 = op.fp32_finite is not False
+    divides_by_zero = "div" in op.op and len(op.inputs) > 1 and op.inputs[1].zeros > 0
+    return finite_in_fp32 and not op.nan and not divides_by_zero

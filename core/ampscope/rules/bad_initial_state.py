@@ -1,0 +1,50 @@
+"""Weights were not finite before training.
+
+What it detects
+    NaN or infinity in a parameter at its first sight, in fp32 as well.
+
+Why it matters
+    Nothing that follows can be finite.
+
+Blind spots
+    Weights that are finite and absurd show as an overflow instead.
+
+Remedy
+    Initialise every parameter; torch.empty is not an initialisation.
+"""
+
+from __future__ import annotations
+
+from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.run_view import RunView
+from ampscope.observations import Scan
+from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, passed
+
+def check(evidence: Evidence) -> Verdict:
+    """Found by the scan of parameters at the first forward pass."""
+    if evidence.fp32 is None:
+        return inconclusive("Without the fp32 control a cast may have made them so.")
+    reference = {s.name for s in _bad(evidence.fp32)}
+    bad = [s for s in _bad(evidence.as_is) if s.name in reference]
+    if not bad:
+        return passed("All parameters are finite before the first step.")
+    first = bad[0]
+    return Verdict(
+        Status.FOUND,
+        f"Parameter {first.name} holds {first.nan} NaN and {first.inf} infinities before training.",
+        module=first.name.rpartition(".")[0] or None,
+        step=first.attempt,
+        evidence=tuple(
+            Measurement(f"NaN and infinities in {s.name}", s.nan + s.inf, 0, "as_is", s.attempt)
+            for s in bad[:5]
+        ),
+        fix=Fix("fix_init", f"Initialise {first.name}.", "nn.init.normal_(parameter, std=0.02)\n"),
+    )
+
+
+def _bad(run: RunView) -> list[Scan]:
+    kinds = ("parameter", "frozen")
+    return [s for s in run.scans if s.moment == "start" and s.kind in kinds and s.nan + s.inf and not s.attempt]
+
+
+RULE = Rule("bad_initial_state", check, ('as_is', 'fp32'), 20, explains=('bad_input_data', 'activation_overflow', 'not_amp_divergence', 'batchnorm_stats_corrupted', 'singular_gradient'))

@@ -1,0 +1,64 @@
+"""The data holds NaN or infinity.
+
+What it detects
+    A batch, or a tensor that no op made, with NaN or infinity before the first op sees it, in fp32 too.
+
+Why it matters
+    One bad sample kills an fp32 run for good; AMP skips that step and learns on, so it looks like an
+    AMP problem when it is not.
+
+Blind spots
+    A value that a cast to half made infinite is finite in the fp32 control and is not blamed on the data.
+
+Remedy
+    Repair or drop the bad samples; check the loader's arithmetic (division by a zero deviation).
+"""
+
+from __future__ import annotations
+
+from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.run_view import RunView
+from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, passed
+
+def check(evidence: Evidence) -> Verdict:
+    """Found when the first non-finite value came in with a tensor, in both precisions."""
+    if evidence.fp32 is None:
+        return inconclusive("Without the fp32 control a cast may have made it so.")
+    own, reference = _first(evidence.as_is), _first(evidence.fp32)
+    if own is None or reference is None:
+        return passed("Every batch was finite.")
+    if not evidence.symptoms and not evidence.fp32_symptoms:
+        return passed("A non-finite constant came in, and did no harm.")
+    name, step, line, count = own
+    return Verdict(
+        Status.FOUND,
+        f"{name} is not finite at step {step}, before any op has seen it. AMP is innocent: the fp32 "
+        "control meets the same values.",
+        phase="forward",
+        step=step,
+        line=line,
+        evidence=(
+            Measurement("non-finite values came in", count, 0, "as_is", step),
+            Measurement("the same in the fp32 control", reference[3], 0, "fp32", reference[1]),
+        ),
+        fix=Fix("fix_data", "Repair or drop the bad samples.", PATCH),
+    )
+
+
+PATCH = "if not torch.isfinite(batch).all():\n    continue  # and find out where it comes from\n"
+
+
+def _first(run: RunView) -> tuple[str, int, str, int] | None:
+    """(what, step, line, count) of the first non-finite tensor that no op of the script made."""
+    found = [
+        (s.name, s.attempt, "", s.nan + s.inf)
+        for s in run.scans
+        if s.moment == "batch" and s.nan + s.inf
+    ]
+    found += [(f"an operand of {u.op}", u.attempt, u.line, u.count) for u in run.uses if u.name == "nan_operand"]
+    bad = run.first_bad_attempt
+    near = [f for f in found if bad is None or f[1] <= bad]
+    return min(near, key=lambda f: f[1]) if near else None
+
+
+RULE = Rule("bad_input_data", check, ('as_is', 'fp32'), 22, explains=('not_amp_divergence', 'batchnorm_stats_corrupted'))

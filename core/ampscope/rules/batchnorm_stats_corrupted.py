@@ -1,0 +1,58 @@
+"""Running statistics are not finite while the weights are.
+
+What it detects
+    NaN or infinity in a buffer at the end, finite weights, and fp32 buffers that are finite.
+
+Why it matters
+    GradScaler protects the weights from a bad forward pass, but BatchNorm has updated its statistics by
+    then: training looks healthy and the evaluation is NaN.
+
+Blind spots
+    Statistics that went bad and were reset by the script.
+
+Remedy
+    Cure the overflow; re-estimate the statistics; keep BatchNorm's inputs in range.
+"""
+
+from __future__ import annotations
+
+from ampscope.analysis.evidence import Evidence
+from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, passed
+
+def check(evidence: Evidence) -> Verdict:
+    """Found by the scan at the end."""
+    run = evidence.as_is
+    bad = [s for s in run.scans_of("end", "buffer") if s.nan + s.inf]
+    if not bad:
+        return passed("All buffers are finite at the end.")
+    if run.weights_broken or any(s.nan + s.inf for s in run.scans_of("end", "parameter")):
+        return passed("The weights are not finite either: the buffers are a consequence.")
+    if run.attempts and len(run.bad_loss_attempts) > 0.5 * len(run.attempts):
+        return passed("Most steps have no finite loss: the buffers are a consequence.")
+    if evidence.fp32 is not None and any(s.nan + s.inf for s in evidence.fp32.scans_of("end", "buffer")):
+        return inconclusive("fp32 ends with such buffers too.")
+    first = bad[0]
+    step = run.first_bad_attempt
+    module = first.name.rpartition(".")[0]
+    return Verdict(
+        Status.FOUND,
+        f"{first.name} holds {first.nan} NaN and {first.inf} infinities at the end, and every weight is "
+        f"finite. The forward pass of step {step} did it; the scaler skipped only the update.",
+        module=module or None,
+        phase="forward",
+        step=step,
+        evidence=tuple(
+            Measurement(f"NaN and infinities in {s.name}", s.nan + s.inf, 0, "as_is", s.attempt)
+            for s in bad[:5]
+        ),
+        fix=Fix("fp32_module", "Cure the overflow of that step, and re-estimate the statistics.", PATCH,
+                (f"fp32_modules:{module}", "bf16")),
+    )  # fmt: skip
+
+
+PATCH = """if not torch.isfinite(loss):
+    bn.reset_running_stats()  # or restore them from before this forward pass
+"""
+
+
+RULE = Rule("batchnorm_stats_corrupted", check, ('as_is', 'fp32'), 28, explains=('activation_overflow', 'elementwise_overflow', 'reduction_overflow', 'bad_input_data', 'loss_scale_too_high'))

@@ -1,0 +1,56 @@
+"""Gradients were clipped while they still carried the loss scale.
+
+What it detects
+    clip_grad_norm_ or clip_grad_value_ on gradients of a scaled loss, with no unscale_ before it.
+
+Why it matters
+    The threshold meets gradients that are 65,536 times too large, so every step is cut to almost nothing.
+    Adam hides it in the loss curve.
+
+Blind spots
+    Clipping by hand, without torch's functions.
+
+Remedy
+    scaler.unscale_(optimizer) before the clip.
+"""
+
+from __future__ import annotations
+
+from ampscope.analysis.evidence import Evidence
+from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_applicable, passed
+
+def check(evidence: Evidence) -> Verdict:
+    """Found in the call log alone; the curves need not show it."""
+    run = evidence.as_is
+    if not run.has_scaler:
+        return not_applicable("No loss was scaled.")
+    wrong = [c for c in run.calls if c.name == "clip" and c.scaled and not c.nested]
+    if not wrong:
+        return passed("No scaled gradients were clipped.")
+    first = wrong[0]
+    clips = [c for c in run.calls if c.name == "clip"]
+    scale = next((a.scale for a in run.attempts if a.attempt >= first.attempt), 0.0)
+    return Verdict(
+        Status.FOUND,
+        f"Line {first.line} clips gradients that are still multiplied by the loss scale ({scale:,.6g}), "
+        f"in {len(wrong)} of {len(clips)} clips.",
+        step=first.attempt,
+        line=first.line,
+        evidence=(
+            Measurement("clips of scaled gradients", len(wrong), 0, "as_is", first.attempt),
+            Measurement("norm that the clip saw", first.value if first.value is not None else "not returned", float(first.note or 0), "as_is", first.attempt),
+            Measurement("loss scale", scale, 1, "as_is", first.attempt),
+        ),
+        fix=Fix("move_unscale", "Call scaler.unscale_(optimizer) before the clip.", PATCH, ("unscale_first",)),
+    )
+
+
+PATCH = """scaler.scale(loss).backward()
+scaler.unscale_(optimizer)
+torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+scaler.step(optimizer)
+scaler.update()
+"""
+
+
+RULE = Rule("clip_before_unscale", check, ('as_is',), 30, explains=('gradient_underflow', 'small_update_lost', 'not_amp_divergence'))

@@ -1,0 +1,38 @@
+"""An element-wise op overflowed half precision.
+
+What it detects
+    A square, exponential, product or quotient with finite inputs and an infinite result in half.
+
+Why it matters
+    The infinity becomes NaN, or worse: rsqrt turns it into zero, and the layer silently stops
+    learning with no NaN anywhere.
+
+Blind spots
+    Where nothing non-finite arrives, only an intervention can tell a fault from a harmless infinity.
+
+Remedy
+    Compute that expression in fp32 (x.float()), or rescale it.
+"""
+
+from __future__ import annotations
+
+from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.overflow_class import ForwardClass
+from ampscope.analysis.root_op import RootOp
+from ampscope.rules.forward_root import forward_root
+from ampscope.rules.verdict import Rule, Verdict
+from ampscope.rules.wording import island, op_verdict, place
+
+def check(evidence: Evidence) -> Verdict:
+    """Found when the root op of what went wrong is of this class and fp32 does not share it."""
+    found = forward_root(evidence, ForwardClass.ELEMENTWISE)
+    if not isinstance(found, RootOp):
+        return found
+    op = found.op
+    silent = " It becomes zero further on: no NaN shows." if found.arrives == "nowhere" else ""
+    reason = f"{op.op} in {place(op)} overflowed {op.dtype}.{silent}"
+    return op_verdict(found, reason, island(op, "fp32_module", "Compute this expression in fp32."))
+
+
+
+RULE = Rule("elementwise_overflow", check, ('as_is', 'fp32'), 50, explains=('batchnorm_stats_corrupted', 'loss_scale_too_high', 'gradient_underflow'))

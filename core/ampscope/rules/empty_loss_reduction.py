@@ -1,0 +1,48 @@
+"""The loss averaged an empty set.
+
+What it detects
+    A mean, a cross entropy or a quotient by a count, NaN because there was nothing to average, in fp32 as
+    well.
+
+Why it matters
+    The loss of that step is NaN although nothing overflowed; often its gradients are zero and training
+    goes on.
+
+Blind spots
+    A custom reduction that hides its count in several ops.
+
+Remedy
+    Skip the batch, or divide by max(count, 1).
+"""
+
+from __future__ import annotations
+
+from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.overflow_class import ForwardClass, forward_class
+from ampscope.analysis.root_op import Arrives, RootOp
+from ampscope.analysis.symptoms import Symptom
+from ampscope.rules.forward_root import same_in_fp32
+from ampscope.rules.verdict import Fix, Rule, Verdict, passed
+from ampscope.rules.wording import op_verdict
+
+def check(evidence: Evidence) -> Verdict:
+    """Found when the root op of the loss averages nothing, in both precisions."""
+    if Symptom.LOSS not in evidence.symptoms | evidence.fp32_symptoms:
+        return passed("Every loss is finite.")
+    for op in sorted(evidence.as_is.bad_ops, key=lambda b: (b.attempt, b.id)):
+        if op.kind == "nonfinite" and forward_class(op) is ForwardClass.EMPTY and op.reached_loss:
+            if not same_in_fp32(evidence, op):
+                continue
+            return op_verdict(
+                RootOp(op, Arrives.LOSS),
+                f"Line {op.line} averages nothing at step {op.attempt}: the count is zero. AMP is "
+                "innocent: fp32 gives NaN too.",
+                Fix("guard_reduction", "Divide by max(count, 1), or skip such a batch.", PATCH),
+            )
+    return passed("No reduction was empty.")
+
+
+PATCH = "loss = total / count.clamp(min=1)\n"
+
+
+RULE = Rule("empty_loss_reduction", check, ('as_is', 'fp32'), 24, explains=('not_amp_divergence',))

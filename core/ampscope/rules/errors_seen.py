@@ -1,0 +1,24 @@
+"""A verdict from the exception that the script itself raised."""
+
+from __future__ import annotations
+
+from ampscope.analysis.evidence import Evidence
+from ampscope.rules.verdict import Fix, Measurement, Status, Verdict
+
+
+def error_verdict(evidence: Evidence, fix: Fix, reason: str = "") -> Verdict:
+    """Found: the exception's own words are the evidence."""
+    run = evidence.as_is
+    outcome = run.outcome
+    text = outcome.error_text.strip().splitlines()[0][:300] if outcome.error_text else ""
+    return Verdict(
+        Status.FOUND,
+        reason or f"Line {outcome.error_line} raised {outcome.error_type}: {text}",
+        step=outcome.attempts,
+        line=outcome.error_line,
+        evidence=(
+            Measurement(outcome.error_type, text, run="as_is", step=outcome.attempts),
+            Measurement("fp32 control raises", str(bool(evidence.fp32 and evidence.fp32.has_exception))),
+        ),
+        fix=fix,
+    )

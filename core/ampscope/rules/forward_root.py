@@ -1,0 +1,63 @@
+"""The root op of a forward failure, if it belongs to a class: shared by the forward rules."""
+
+from __future__ import annotations
+
+from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.overflow_class import ForwardClass, forward_class
+from ampscope.analysis.root_op import Arrives, RootOp, silent_suspects
+from ampscope.analysis.symptoms import Symptom
+from ampscope.observations import BadOp
+from ampscope.rules.verdict import Verdict, inconclusive, not_applicable, passed
+
+HARM = frozenset(Symptom) - {Symptom.DIVERGED}
+
+
+def forward_root(evidence: Evidence, wanted: ForwardClass) -> RootOp | Verdict:
+    """The root when it is a forward op of class ``wanted`` that did harm in half precision only;
+    else the verdict that says why not."""
+    if not evidence.uses_half:
+        return not_applicable("The script computes nothing in half precision.")
+    root = evidence.root
+    if not evidence.symptoms & HARM:
+        return passed("Nothing went wrong that such an op could explain.")
+    if root is not None and root.op.phase != "backward":
+        return _judged(evidence, root, wanted)
+    if root is not None and Symptom.SKIPS in evidence.symptoms:
+        return passed("The first non-finite value was born in the backward pass.")
+    return _silent(evidence, wanted)
+
+
+def same_in_fp32(evidence: Evidence, op: BadOp) -> bool:
+    """Whether the fp32 control had a bad op of the same name at the same line."""
+    fp32 = evidence.fp32
+    if fp32 is None:
+        return False
+    return any(b.line == op.line and _family(b) == _family(op) for b in fp32.bad_ops)
+
+
+def _judged(evidence: Evidence, root: RootOp, wanted: ForwardClass) -> RootOp | Verdict:
+    if forward_class(root.op) is not wanted:
+        return passed(f"The root is {root.op.op}, which is of another kind.")
+    if root.arrives is Arrives.GRADIENT and "where" in root.op.consumers:
+        return passed("The infinite branch was discarded; only its gradient came back.")
+    if evidence.fp32 is None:
+        return inconclusive("Without the fp32 control AMP may be innocent.")
+    if same_in_fp32(evidence, root.op):
+        return passed("fp32 has the same non-finite value at the same line.")
+    if evidence.fp32_fails_first:
+        return inconclusive("fp32 fails as early as half precision does.")
+    return root
+
+
+def _silent(evidence: Evidence, wanted: ForwardClass) -> RootOp | Verdict:
+    """An infinity that arrives nowhere counts when learning suffers, and an intervention cures it."""
+    if not evidence.symptoms & {Symptom.BEHIND, Symptom.FROZEN}:
+        return passed("No op of this kind made a non-finite value that mattered.")
+    for op in silent_suspects(evidence.as_is):
+        if forward_class(op) is wanted and not same_in_fp32(evidence, op):
+            return RootOp(op, Arrives.NOWHERE)
+    return passed("No op of this kind overflows in most steps.")
+
+
+def _family(op: BadOp) -> str:
+    return op.op.rstrip("_")

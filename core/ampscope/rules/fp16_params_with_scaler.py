@@ -1,0 +1,36 @@
+"""The trained parameters are fp16, which GradScaler refuses.
+
+What it detects
+    GradScaler's exception 'Attempting to unscale FP16 gradients'.
+
+Why it matters
+    Gradients of fp16 parameters have lost what the scaler would save; the update is lost as well.
+
+Blind spots
+    bf16 parameters raise nothing.
+
+Remedy
+    Keep the parameters in fp32 and let autocast choose the compute precision.
+"""
+
+from __future__ import annotations
+
+from ampscope.analysis.evidence import Evidence
+from ampscope.rules.errors_seen import error_verdict
+from ampscope.rules.verdict import Fix, Rule, Verdict, passed
+
+def check(evidence: Evidence) -> Verdict:
+    """Found by the text of the exception."""
+    if "unscale FP16 gradients" not in evidence.as_is.outcome.error_text:
+        return passed("GradScaler did not refuse the gradients.")
+    return error_verdict(evidence, Fix("fp32_params", TEXT, PATCH, ("fp32_params",)))
+
+
+TEXT = "Remove .half() from the model; autocast casts where it pays."
+PATCH = """model = model.float()  # no .half()
+with torch.autocast(device_type, dtype=torch.float16):
+    loss = ...
+"""
+
+
+RULE = Rule("fp16_params_with_scaler", check, ('as_is',), 10)

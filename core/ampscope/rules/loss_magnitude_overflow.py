@@ -1,0 +1,68 @@
+"""The loss is so large that its gradients overflow at scale 1.
+
+What it detects
+    A finite loss whose steps are skipped until the scale has fallen below 1; or gradients that overflow
+    in the backward pass without any scale; fp32 trains.
+
+Why it matters
+    A summed loss grows with the batch and with resolution; half precision ends at 65,504.
+
+Blind spots
+    A single gigantic gradient in one layer looks the same; the module that is named tells.
+
+Remedy
+    Average the loss (reduction='mean'), or divide it by a constant.
+"""
+
+from __future__ import annotations
+
+from ampscope.analysis.evidence import Evidence
+from ampscope.rules.backward_root import is_overflow
+from ampscope.rules.scale_facts import fails_forward, scale_facts, static_scale
+from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, not_applicable, passed
+from ampscope.rules.wording import place
+
+LARGE = 1e3  # a mean loss of classification or regression is of the order of 1
+
+
+def check(evidence: Evidence) -> Verdict:
+    """Found when only a scale below 1 is borne."""
+    run, fp32 = evidence.as_is, evidence.fp32
+    if fails_forward(evidence):
+        return passed("The loss itself is not finite.")
+    if fp32 is None:
+        return inconclusive("Without the fp32 control the gradients may be infinite there too.")
+    if fp32.bad_gradient_attempts or evidence.fp32_fails:
+        return passed("fp32 fails as well.")
+    root, facts = evidence.root, scale_facts(run)
+    largest = max((a.grad_max or 0.0 for a in fp32.attempts), default=0.0)
+    loss = fp32.head_loss or 0.0
+    if facts is not None:
+        if facts.last >= 1 or facts.bearable is None or not facts.skipped:
+            return passed("A scale of 1 or more is borne.")
+        words = f"takes a loss scale of {facts.last:.3g} to be finite, after {facts.skipped} skipped steps"
+    else:
+        if root is None or not evidence.symptoms or not is_overflow(root):
+            return not_applicable("No gradient overflowed.")
+        if static_scale(run) is not None or max(abs(loss), largest) < LARGE:
+            return passed("The loss is of ordinary size.")
+        words = f"overflows in the backward pass at {place(root.op)}"
+    op = root.op if root is not None and root.op.phase == "backward" else None
+    return Verdict(
+        Status.FOUND,
+        f"The loss is about {loss:,.6g} and {words}.",
+        module=(op.module or None) if op else None,
+        op=op.op if op else None,
+        phase="backward",
+        step=run.first_bad_attempt,
+        line=op.line if op else "",
+        evidence=(
+            Measurement("loss in fp32", loss, LARGE, "fp32", 0),
+            Measurement("largest gradient in fp32", largest, None, "fp32"),
+            *((Measurement("scale at the end", facts.last, 1.0, "as_is"),) if facts else ()),
+        ),
+        fix=Fix("rewrite_op", "Average the loss instead of summing it, or use bf16.", "loss = criterion(output, target)  # reduction='mean'\n", ("bf16",)),
+    )
+
+
+RULE = Rule("loss_magnitude_overflow", check, ('as_is', 'fp32'), 59, explains=('loss_scale_too_high',))

@@ -1,0 +1,46 @@
+"""A mask constant does not fit half precision.
+
+What it detects
+    A finite constant such as -1e9 or finfo(float32).min that becomes infinite when it meets a half
+    tensor; or the exception that torch raises for it.
+
+Why it matters
+    A row that is masked completely then gives NaN instead of a uniform distribution.
+
+Blind spots
+    A constant that is cast to infinity without harm is not reported.
+
+Remedy
+    torch.finfo(scores.dtype).min, -1e4, or a boolean mask.
+"""
+
+from __future__ import annotations
+
+from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.overflow_class import ForwardClass
+from ampscope.analysis.root_op import RootOp
+from ampscope.rules.errors_seen import error_verdict
+from ampscope.rules.forward_root import forward_root
+from ampscope.rules.verdict import Fix, Rule, Verdict
+from ampscope.rules.wording import island, op_verdict, place
+
+TEXT = "Use torch.finfo(scores.dtype).min, or a boolean mask with -inf."
+PATCH = "scores = scores.masked_fill(mask, torch.finfo(scores.dtype).min)\n"
+
+
+def check(evidence: Evidence) -> Verdict:
+    """Found by torch's own error, or by a root op that made a constant infinite."""
+    outcome = evidence.as_is.outcome
+    if "cannot be converted to type" in outcome.error_text and "overflow" in outcome.error_text:
+        return error_verdict(evidence, Fix("rewrite_op", TEXT, PATCH))
+    found = forward_root(evidence, ForwardClass.MASK)
+    if not isinstance(found, RootOp):
+        return found
+    op = found.op
+    reason = f"The constant {min(op.scalars, default=0.0):g} of {place(op)} does not fit {op.dtype}."
+    fix = Fix("rewrite_op", TEXT, PATCH, island(op, "", "").controls)
+    return op_verdict(found, reason, fix)
+
+
+
+RULE = Rule("mask_constant_overflow", check, ('as_is', 'fp32'), 50, explains=('batchnorm_stats_corrupted', 'loss_scale_too_high', 'gradient_underflow'))

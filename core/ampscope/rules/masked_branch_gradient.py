@@ -1,0 +1,47 @@
+"""The branch that was not taken sent back NaN.
+
+What it detects
+    A non-finite value that where, a mask or a clamp discarded in the forward pass, and NaN gradients with
+    a finite loss.
+
+Why it matters
+    The gradient of the discarded branch is zero times infinity, which is NaN.
+
+Blind spots
+    A branch that is discarded by multiplication with a mask.
+
+Remedy
+    Make the input of the branch safe before the branch: the double where.
+"""
+
+from __future__ import annotations
+
+from ampscope.analysis.evidence import Evidence
+from ampscope.rules.backward_root import backward_root, is_discarded_branch, is_overflow
+from ampscope.rules.verdict import Fix, Rule, Verdict, passed
+from ampscope.rules.wording import op_verdict
+
+def check(evidence: Evidence) -> Verdict:
+    """Found when a discarded branch is the root of a gradient's NaN."""
+    root = backward_root(evidence)
+    if root is None or not is_discarded_branch(root):
+        return passed("No discarded branch sent back NaN.")
+    if is_overflow(root):
+        return passed("The gradient overflowed.")
+    op = root.op
+    shared = evidence.fp32_fails
+    words = "in fp32 as well" if shared else "in half precision only, where it overflows earlier"
+    return op_verdict(
+        root,
+        f"The branch at line {op.line} is not finite where it is not taken ({words}); its gradient is "
+        "0 times infinity.",
+        Fix("rewrite_op", "Make the argument safe before the branch.", PATCH, () if shared else (f"fp32_lines:{op.line}",)),
+    )
+
+
+PATCH = """safe = torch.where(taken, x, torch.zeros_like(x))  # a harmless argument where it is not taken
+y = torch.where(taken, torch.exp(safe), other)
+"""
+
+
+RULE = Rule("masked_branch_gradient", check, ('as_is', 'fp32'), 44, explains=('not_amp_divergence', 'loss_scale_too_high', 'singular_gradient', 'elementwise_overflow', 'loss_magnitude_overflow'))

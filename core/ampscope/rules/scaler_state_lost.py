@@ -1,0 +1,68 @@
+"""Training resumed with a fresh scaler.
+
+What it detects
+    A checkpoint that is loaded, a scaler that was created and whose load_state_dict is never called, and a
+    scale that jumps back to its initial value, with a burst of skips.
+
+Why it matters
+    The scale that training had found is lost; the steps after the resume are skipped or unstable.
+
+Blind spots
+    A resume in which the fresh scale happens to fit.
+
+Remedy
+    Save scaler.state_dict() with the checkpoint, and load it.
+"""
+
+from __future__ import annotations
+
+from ampscope.analysis.evidence import Evidence
+from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_applicable, passed
+
+JUMP = 8.0  # the fresh scale over the last one before
+
+
+def check(evidence: Evidence) -> Verdict:
+    """Found from the log: load, no load_state_dict, and the scale's jump or a burst of skips."""
+    run = evidence.as_is
+    loads = [c for c in run.calls if c.name == "load" and not c.nested]
+    if not loads or not run.has_scaler:
+        return not_applicable("Nothing was resumed under a scaler.")
+    load = loads[-1]
+    if any(c.name == "scaler_load_state_dict" and c.seq > load.seq for c in run.calls):
+        return passed("The scaler's state was restored.")
+    if not any(c.name == "scale" and c.seq > load.seq for c in run.calls):
+        return passed("Nothing was trained with a scaler after the load.")
+    before = [a.scale for a in run.attempts if a.scaler and a.attempt < load.attempt]
+    after = [a for a in run.attempts if a.scaler and a.attempt >= load.attempt]
+    if not after:
+        return passed("No step followed the load.")
+    burst = 0
+    while burst < len(after) and after[burst].skipped:
+        burst += 1
+    jump = after[0].scale / before[-1] if before and before[-1] else None
+    jumped = jump is not None and jump >= JUMP
+    had_state = load.note == "with scaler state"
+    if not jumped and not (had_state and burst) and burst < 4:
+        return passed("The scale did not jump at the load.")
+    values = [Measurement("skips right after the load", burst, 0, "as_is", load.attempt),
+              Measurement("checkpoint", load.note, "with scaler state", "as_is", load.attempt)]  # fmt: skip
+    if jump is not None:
+        values.append(Measurement("scale after the load over scale before", jump, JUMP, "as_is", load.attempt))
+    return Verdict(
+        Status.FOUND,
+        f"Line {load.line} resumes training, and the scaler starts anew at {after[0].scale:,.6g}"
+        + (f" instead of {before[-1]:,.6g}" if before else "") + f"; {burst} steps are skipped.",
+        step=load.attempt,
+        line=load.line,
+        evidence=tuple(values),
+        fix=Fix("save_scaler_state", "Save the scaler's state with the checkpoint, and load it.", PATCH),
+    )
+
+
+PATCH = """torch.save({"model": model.state_dict(), "scaler": scaler.state_dict()}, path)
+scaler.load_state_dict(checkpoint["scaler"])
+"""
+
+
+RULE = Rule("scaler_state_lost", check, ('as_is',), 33, explains=('loss_scale_too_high', 'loss_magnitude_overflow'))

@@ -1,0 +1,63 @@
+"""Two losses share one scaler, and one of them drags the scale down.
+
+What it detects
+    One scaler, several optimizers; one keeps overflowing, the others never do, and the scale falls by a
+    factor of a thousand or more.
+
+Why it matters
+    The loss that is well behaved loses its gradients to underflow.
+
+Blind spots
+    A single optimizer with two losses.
+
+Remedy
+    One scaler for each optimizer, and a cure for the loss that overflows.
+"""
+
+from __future__ import annotations
+
+from ampscope.analysis.evidence import Evidence
+from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_applicable, passed
+
+OFTEN = 0.1  # of an optimizer's attempts
+FALL = 2.0**10
+
+
+def check(evidence: Evidence) -> Verdict:
+    """Found from the attempts of each optimizer."""
+    run = evidence.as_is
+    own = [a for a in run.attempts if a.scaler]
+    names = sorted({a.optimizer for a in own})
+    if len(names) < 2 or len({a.scaler for a in own}) != 1:
+        return not_applicable("No scaler is shared by several optimizers.")
+    bad = {n: [a for a in own if a.optimizer == n and a.grad_nonfinite] for n in names}
+    count = {n: sum(a.optimizer == n for a in own) for n in names}
+    culprits = [n for n in names if len(bad[n]) > OFTEN * count[n]]
+    victims = [n for n in names if not bad[n]]
+    fall = own[0].scale / min(a.scale for a in own) if min(a.scale for a in own) else float("inf")
+    if not culprits or not victims or fall < FALL:
+        return passed("No optimizer drags the common scale down.")
+    culprit, victim = culprits[0], victims[0]
+    lost = [a for a in own if a.optimizer == victim and a.grad_total]
+    zero = lost[-1].grad_zero / lost[-1].grad_total if lost else 0.0
+    return Verdict(
+        Status.FOUND,
+        f"{culprit} overflows in {len(bad[culprit])} of {count[culprit]} steps and takes the shared scale "
+        f"from {own[0].scale:,.6g} to {min(a.scale for a in own):.3g}; {victim} never overflows and ends "
+        f"with {zero:.1%} zero gradients.",
+        step=bad[culprit][0].attempt,
+        evidence=(
+            Measurement(f"overflowing steps of {culprit}", len(bad[culprit]), OFTEN * count[culprit], "as_is"),
+            Measurement(f"overflowing steps of {victim}", 0, 0, "as_is"),
+            Measurement("fall of the shared scale", fall, FALL, "as_is"),
+            Measurement(f"zero gradients of {victim} at the end", zero, None, "as_is"),
+        ),
+        fix=Fix("separate_scalers", "Give each optimizer a scaler of its own.", PATCH, ("separate_scalers",)),
+    )
+
+
+PATCH = """scaler_d, scaler_g = torch.amp.GradScaler(device), torch.amp.GradScaler(device)
+"""
+
+
+RULE = Rule("shared_scaler_interference", check, ('as_is',), 33, explains=('loss_magnitude_overflow', 'loss_scale_too_high', 'gradient_underflow'))

@@ -1,0 +1,58 @@
+"""House rules of the dashboard that a reader can check and a tool should."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted((ROOT / "pages").glob("*.py"))
+APP = sorted((ROOT / "app").rglob("*.py"))
+MAX_PAGE_LINES = 60
+MAX_FILE_LINES = 200
+
+
+def imported(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module or "")
+    return names
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
+def test_a_page_is_short_and_thin(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= MAX_PAGE_LINES
+    others = {n for n in imported(path) if n.split(".")[0] not in ("streamlit", "app")}
+    assert not others
+
+
+@pytest.mark.parametrize("path", APP, ids=lambda p: p.name)
+def test_a_module_has_one_subject(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= MAX_FILE_LINES
+    assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+@pytest.mark.parametrize("path", [*APP, *PAGES], ids=lambda p: p.name)
+def test_nothing_is_drawn_as_html(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            assert not any(k.arg == "unsafe_allow_html" for k in node.keywords), node.lineno
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+            assert name not in ("html", "iframe"), node.lineno
+
+
+@pytest.mark.parametrize("path", [*APP, *PAGES], ids=lambda p: p.name)
+def test_the_dashboard_does_not_import_torch_or_sqlite(path: Path) -> None:
+    tops = {name.split(".")[0] for name in imported(path)}
+    assert not tops & {"torch", "sqlite3"}
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    from app.sitemap import ENTRIES
+
+    assert sorted(entry.file for entry in ENTRIES) == PAGES
