@@ -46,12 +46,18 @@ class View:
     shift: int
 
     @property
+    def is_plain(self) -> bool:
+        """True where the recorded gradients carry no scale: it is 1, or there is no scaler."""
+        return self.recorded_scale == 1.0
+
+    @property
     def axis_title(self) -> str:
         """The same in a few words, for an axis."""
         if not self.role.is_gradient:
             return "magnitude, as recorded"
         if self.wanted_exponent is None or self.shift == 0:
-            return f"magnitude, as recorded (× {power_of_two(self.recorded_scale)})"
+            factor = "" if self.is_plain else f" (× {power_of_two(self.recorded_scale)})"
+            return f"magnitude, as recorded{factor}"
         kind = "unscaled" if self.wanted_exponent == 0 else "at another scale"
         return f"magnitude, {kind} (× 2^{self.wanted_exponent})"
 
@@ -59,10 +65,12 @@ class View:
     def title(self) -> str:
         """Which of the views this is; the views are never mixed."""
         if not self.role.is_gradient:
-            return "as recorded; no loss scale multiplies them"
+            return "as recorded"
         recorded = power_of_two(self.recorded_scale)
         if self.wanted_exponent is None:
             return f"as recorded, at loss scale {recorded}"
+        if self.shift == 0 and self.is_plain:
+            return "as recorded, with no loss scale in them"
         if self.shift == 0:
             return f"as recorded, at the run's loss scale {recorded}"
         if self.wanted_exponent == 0:

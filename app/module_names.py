@@ -16,7 +16,7 @@ from app import links
 from app.text import cut
 
 ROOT = "(model)"
-SHORTEST_PART = 5  # two letters at each end of a part of a path
+READABLE_PART, SHORTEST_PART = 9, 5  # characters of one part of a path: four, two at each end
 INDENT = "\u2003"  # em space: a table's cell drops plain spaces at its start
 
 
@@ -36,26 +36,25 @@ def in_tree(path: str, depth: int) -> str:
 
 
 def short_names(names: Sequence[str], length: int) -> list[str]:
-    """Names cut to ``length`` so that they stay apart: what all of them begin with goes first, then
-    the middle of long parts, then the middle of the whole.
+    """Names cut to ``length`` so that they stay apart: the middle of long parts goes first, then
+    what all names begin with, then the middle of the whole.
 
     >>> short_names(["model.encoder.block_01.projection_out", "model.encoder.block_02.mlp"], 20)
     ['block_01.proje…n_out', 'block_02.mlp']
     """
-    if max((len(name) for name in names), default=0) <= length:
-        return list(names)
     paths = [name.split(".") for name in names]
     common = _common_parts(paths) if len(paths) > 1 else 0
-    return [_short(path[min(common, len(path) - 1) :], length) for path in paths]
+    return [_short(path, min(common, len(path) - 1), length) for path in paths]
 
 
-def _short(parts: Sequence[str], length: int) -> str:
+def _short(parts: Sequence[str], common: int, length: int) -> str:
     """Long parts give way before short ones do."""
-    for part_length in range(length, SHORTEST_PART - 1, -1):
-        name = ".".join(cut(part, part_length) for part in parts)
-        if len(name) <= length:
-            return name
-    return cut(name, length)
+    for start, shortest in ((0, READABLE_PART), (common, SHORTEST_PART)):
+        for part_length in range(max(length, shortest), shortest - 1, -1):
+            name = ".".join(cut(part, part_length) for part in parts[start:])
+            if len(name) <= length:
+                return name
+    return cut(".".join(parts[common:]), length)
 
 
 def _common_parts(paths: Sequence[Sequence[str]]) -> int:

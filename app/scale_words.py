@@ -36,7 +36,7 @@ def chart_seen(loss: FiniteParts, norm: FiniteParts, summary: ScaleSummary) -> s
     ]
     if told:
         return f"{text} Not finite, and so in the band at the bottom: {' and '.join(told)}."
-    return f"{text} Every recorded loss and norm is finite: the band at the bottom is empty."
+    return f"{text} Every recorded loss and gradient norm is finite."
 
 
 def bad_steps_seen(found: Sequence[BadStep], summary: ScaleSummary) -> str:

@@ -153,11 +153,11 @@ def test_a_forked_child_counts_with_threads_of_its_own() -> None:
     child = """
 import os
 from ampscope.capture import exponent_cpu
-assert exponent_cpu._pool is not None
+assert exponent_cpu._pool.cache_info().currsize == 1
 pid = os.fork()
 if pid == 0:
     count_into(values, row)
-    os._exit(0 if row[150] == 2 << 21 and exponent_cpu._pool is not None else 1)
+    os._exit(0 if row[150] == 2 << 21 and exponent_cpu._pool.cache_info().currsize == 1 else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 """
     process = run_python(COUNT + child)

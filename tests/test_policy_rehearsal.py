@@ -1,5 +1,7 @@
 """What a CPU rehearsal of CUDA's autocast does beside the casts: range, caching, undoing, RNNs."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -38,6 +40,7 @@ class Casts(TorchDispatchMode):
         (lambda: torch.cumsum(torch.full([2], 6e4, dtype=FP16), 0)[1], 120000.0),
         (lambda: torch.full([4], 6e4, dtype=FP16).norm(), 120000.0),
         (lambda: torch.full([4], 6e4, dtype=FP16).norm(dim=0), 120000.0),
+        (lambda: torch.ops.aten.norm.Scalar(torch.full([4], 6e4, dtype=FP16)), 120000.0),
         (lambda: torch.linalg.vector_norm(torch.full([4], 6e4, dtype=FP16)), 120000.0),
         (lambda: torch.cosh(torch.tensor([12.0], dtype=FP16)), 81377.4),
         (lambda: torch.reciprocal(torch.tensor([2.0**-17], dtype=FP16)), 131072.0),
@@ -78,11 +81,11 @@ def dispatcher_state():
 
 
 def test_exit_puts_the_dispatcher_back():
-    before, clear = dispatcher_state(), torch.clear_autocast_cache
+    before = dispatcher_state()
     with cuda_autocast_lists():
         assert dispatcher_state() != before
     assert dispatcher_state() == before
-    assert torch.clear_autocast_cache is clear
+    assert torch.clear_autocast_cache is torch._C.clear_autocast_cache
 
 
 def test_exit_by_an_exception_puts_the_dispatcher_back():
@@ -130,19 +133,22 @@ def test_weight_used_twice_is_cast_once_if_the_cache_is_on(cache_enabled, casts)
 
 
 def test_only_leaves_that_need_a_gradient_are_cached(fp16):
-    x = torch.ones(4, 4)
-    with Casts() as seen:
-        torch.einsum("ij,jk->ik", x, x * 2)
-        torch.einsum("ij,jk->ik", x, x * 2)
-    assert seen.count == 4
+    x = torch.ones(4, 4, dtype=FP16)
+    for not_cached in (torch.ones(4, 4), nn.Parameter(torch.ones(4, 4)) * 2):
+        with Casts() as seen:
+            torch.einsum("ij,jk->ik", x, not_cached)
+            torch.einsum("ij,jk->ik", x, not_cached)
+        assert seen.count == 2
 
 
-def test_updated_weight_is_cast_anew_in_the_next_region():
+# einsum is cast by a kernel of the rehearsal, linear by torch's own; each has its cache
+@pytest.mark.parametrize("call", [F.linear, partial(torch.einsum, "ij,kj->ik")])
+def test_updated_weight_is_cast_anew_in_the_next_region(call):
     weight, x = nn.Parameter(torch.ones(1, 1)), torch.ones(1, 1)
     with cuda_autocast_lists():
         for step in range(3):
             with torch.autocast("cpu", FP16):
-                assert torch.einsum("ij,jk->ik", x, weight).item() == 1 + step
+                assert call(x, weight).item() == 1 + step
             with torch.no_grad():
                 weight.add_(1)
 

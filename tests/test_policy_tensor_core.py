@@ -119,29 +119,45 @@ def test_gradients_are_half_and_close_to_exact(call, shapes, dtype):
         torch.testing.assert_close(grad.double(), exact, atol=tolerance, rtol=0)
 
 
+TENSOR_CORE_OPS = {"addmm", "mm", "bmm", "convolution", "convolution_backward"}
+
+
 class Seen(TorchDispatchMode):
+    """Dtypes of the first argument of matmuls, convolutions and attention, by op."""
+
     def __init__(self):
         super().__init__()
-        self.matmul_dtypes = []
+        self.ops = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten.mm.default:
-            self.matmul_dtypes.append(args[0].dtype)
+        name = func._schema.name.removeprefix("aten::")
+        if name in TENSOR_CORE_OPS or "attention" in name:
+            self.ops[name] = args[0].dtype
         return func(*args, **(kwargs or {}))
 
 
-def test_trace_inside_sees_half_and_the_kernel_below_is_fp32():
-    x = half(FP16, 4, 4)
+@pytest.mark.parametrize(
+    ("call", "shapes"),
+    [
+        (F.linear, [(6, 32), (16, 32), (16,)]),
+        (torch.bmm, [(2, 4, 4)] * 2),
+        (F.conv2d, [(2, 3, 8, 8), (4, 3, 3, 3), (4,)]),
+        (causal_attention, [(1, 2, 8, 16)] * 3),
+    ],
+)
+def test_trace_inside_sees_half_and_the_kernels_below_are_fp32(call, shapes):
+    args = [half(FP16, *shape).requires_grad_() for shape in shapes]
     with Seen() as below, TensorCoreMode(), Seen() as inside:
-        x @ x
-    assert (inside.matmul_dtypes, below.matmul_dtypes) == ([FP16], [FP32])
+        call(*args).sum().backward()
+    assert set(inside.ops.values()) == {FP16}
+    assert below.ops == dict.fromkeys(inside.ops, FP32)
 
 
 def test_native_bf16_is_left_to_the_cpu():
     x = half(BF16, 4, 4)
     with Seen() as below, TensorCoreMode(native_bf16=True):
         x @ x
-    assert below.matmul_dtypes == [BF16]
+    assert below.ops == {"mm": BF16}
 
 
 def test_emulated_bf16_keeps_subnormals():

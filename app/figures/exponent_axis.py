@@ -21,9 +21,8 @@ ZONE_TEXT = {
     "overflow": "overflow",
 }
 MARGIN_BINS = 5  # room beside the outermost limit: the words "lost" and "overflow" fit in it
-MAX_TICKS = 14  # Plotly takes fewer where the chart is narrow
 CENTRE = 0.49  # not 0.5, so that a hover box's %{x:.0f} rounds to the exponent
-LABEL_SIZE = 13
+LABEL_SIZE, NAME_SIZE = 13, 12  # names of modules need the width
 MIN_LABEL_SHARE = 0.06  # a zone narrower than this has no room for its name
 BAND_PX = (4, 12)  # of the zone band above the plot
 TOP_PX = 92  # margin that the band and the lines of text above it need
@@ -81,7 +80,6 @@ def set_exponent_axis(
                 "tickprefix": "2<sup>",
                 "ticksuffix": "</sup>",
                 "tickangle": 0,
-                "nticks": MAX_TICKS,
                 "tickfont": {"size": LABEL_SIZE},
                 "showgrid": False,
                 "zeroline": False,

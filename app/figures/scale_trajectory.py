@@ -16,9 +16,14 @@ from plotly.subplots import make_subplots
 
 from app.palette import MEASURE, NONFINITE, OUTLINE
 
-ROW_TITLES = ("loss scale", "loss", "gradient norm (unscaled)", "not finite")
-ROW_HEIGHTS = (0.36, 0.26, 0.26, 0.12)
-HEIGHT_PX = 720
+# Panels from top to bottom: title, height in pixels.
+PANELS = {
+    "scale": ("loss scale", 210),
+    "loss": ("loss", 160),
+    "norm": ("gradient norm (unscaled)", 160),
+    "band": ("not finite", 70),
+}
+SPACING_PX, TOP_PX, BOTTOM_PX = 46, 44, 50
 LOG_FROM = 100.0  # ratio of largest to smallest norm
 KINDS = (("NaN", "diamond"), ("+Inf", "triangle-up"), ("−Inf", "triangle-down"))
 
@@ -26,23 +31,60 @@ KINDS = (("NaN", "diamond"), ("+Inf", "triangle-up"), ("−Inf", "triangle-down"
 def scale_trajectory(
     steps: Sequence[StepRecord], loss: FiniteParts, norm: FiniteParts
 ) -> go.Figure:
-    """``loss`` and ``norm`` are the series of ``steps``."""
-    figure = make_subplots(
-        rows=4,
-        shared_xaxes=True,
-        vertical_spacing=0.055,
-        row_heights=list(ROW_HEIGHTS),
-        subplot_titles=ROW_TITLES,
+    """``loss`` and ``norm`` are the series of ``steps``. The panel of the scale is left out where
+    there is none, and the band of non-finite values where there is none."""
+    scaled = [s for s in steps if s.scale is not None]
+    shown = ["scale"] * bool(scaled) + ["loss", "norm"]
+    shown += ["band"] * bool(loss.nonfinite_count + norm.nonfinite_count)
+    row = {name: i for i, name in enumerate(shown, start=1)}
+    figure = _panels(shown)
+    if scaled:
+        _add_scale(figure, scaled, row["scale"])
+    _add_series(figure, loss, row["loss"], "loss")
+    _add_series(figure, norm, row["norm"], "gradient norm")
+    if "band" in row:
+        _add_band(figure, {"loss": loss, "gradient norm": norm}, row["band"])
+    kind = "log" if _spans_decades(norm.values) else "linear"
+    figure.update_yaxes(row=row["loss"], col=1, title="loss")
+    figure.update_yaxes(
+        row=row["norm"], col=1, title="2-norm", type=kind, dtick=1 if kind == "log" else None
     )
-    _add_scale(figure, [s for s in steps if s.scale is not None])
-    _add_series(figure, loss, 2, "loss")
-    _add_series(figure, norm, 3, "gradient norm")
-    _add_band(figure, {"loss": loss, "gradient norm": norm})
-    _lay_out(figure, steps, norm)
+    if steps:
+        pad = max(0.5, 0.01 * (steps[-1].step - steps[0].step))
+        figure.update_xaxes(range=[steps[0].step - pad, steps[-1].step + pad])
+    figure.update_xaxes(row=len(shown), col=1, title="step")
     return figure
 
 
-def _add_scale(figure: go.Figure, scaled: list[StepRecord]) -> None:
+def _panels(shown: Sequence[str]) -> go.Figure:
+    """Empty panels on a shared axis of steps."""
+    heights = [PANELS[name][1] for name in shown]
+    plot_px = sum(heights) + SPACING_PX * (len(shown) - 1)
+    figure = make_subplots(
+        rows=len(shown),
+        shared_xaxes=True,
+        vertical_spacing=SPACING_PX / plot_px,
+        row_heights=heights,
+        subplot_titles=[PANELS[name][0] for name in shown],
+    )
+    figure.update_layout(
+        height=plot_px + TOP_PX + BOTTOM_PX,
+        margin={"t": TOP_PX, "b": BOTTOM_PX, "l": 10, "r": 10},
+        legend={
+            "orientation": "h",
+            "x": 1,
+            "xanchor": "right",
+            "y": 1,
+            "yanchor": "top",
+            "yref": "container",
+        },
+        hovermode="closest",
+    )
+    figure.update_annotations(x=0, xanchor="left", font={"size": 13})
+    return figure
+
+
+def _add_scale(figure: go.Figure, scaled: list[StepRecord], row: int) -> None:
     drawn = [(s, math.log2(s.scale)) for s in scaled if s.scale and math.isfinite(s.scale)]
     texts = [_scale_text(s) for s, _ in drawn]
     figure.add_trace(
@@ -57,7 +99,7 @@ def _add_scale(figure: go.Figure, scaled: list[StepRecord]) -> None:
             name="loss scale",
             showlegend=False,
         ),
-        row=1,
+        row=row,
         col=1,
     )
     skipped = [(s, exponent) for s, exponent in drawn if s.skipped]
@@ -76,9 +118,12 @@ def _add_scale(figure: go.Figure, scaled: list[StepRecord]) -> None:
             hovertemplate="%{text}<extra></extra>",
             name="skipped step",
         ),
-        row=1,
+        row=row,
         col=1,
     )
+
+    ticks = {"tickprefix": "2<sup>", "ticksuffix": "</sup>", "dtick": _scale_tick(scaled)}
+    figure.update_yaxes(row=row, col=1, title="log2", **ticks)
 
 
 def _scale_text(step: StepRecord) -> str:
@@ -111,7 +156,7 @@ def _add_series(figure: go.Figure, series: FiniteParts, row: int, name: str) -> 
     )
 
 
-def _add_band(figure: go.Figure, series: dict[str, FiniteParts]) -> None:
+def _add_band(figure: go.Figure, series: dict[str, FiniteParts], row: int) -> None:
     for (kind, symbol), field in zip(
         KINDS, ("nan_steps", "pos_inf_steps", "neg_inf_steps"), strict=True
     ):
@@ -132,36 +177,13 @@ def _add_band(figure: go.Figure, series: dict[str, FiniteParts]) -> None:
                 name=kind,
                 hovertemplate=f"step %{{x}}<br>%{{y}} is {kind}<extra></extra>",
             ),
-            row=4,
+            row=row,
             col=1,
         )
-
-
-def _lay_out(figure: go.Figure, steps: Sequence[StepRecord], norm: FiniteParts) -> None:
-    figure.update_layout(
-        height=HEIGHT_PX,
-        margin={"t": 40, "b": 50, "l": 10, "r": 10},
-        legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.05, "yanchor": "bottom"},
-        hovermode="closest",
-    )
-    figure.update_annotations(x=0, xanchor="left", font={"size": 13})
-    figure.update_yaxes(row=1, col=1, title="log2", tickprefix="2<sup>", ticksuffix="</sup>")
-    figure.update_yaxes(row=1, col=1, dtick=_scale_tick(steps))
-    figure.update_yaxes(row=2, col=1, title="loss")
-    kind = "log" if _spans_decades(norm.values) else "linear"
-    figure.update_yaxes(row=3, col=1, title="2-norm", type=kind, dtick=1 if kind == "log" else None)
+    names = list(reversed(series))
     figure.update_yaxes(
-        row=4,
-        col=1,
-        type="category",
-        categoryarray=["gradient norm", "loss"],
-        range=[-0.6, 1.6],
-        tickvals=["gradient norm", "loss"],
+        row=row, col=1, type="category", categoryarray=names, tickvals=names, range=[-0.6, 1.6]
     )
-    if steps:
-        pad = max(0.5, 0.01 * (steps[-1].step - steps[0].step))
-        figure.update_xaxes(range=[steps[0].step - pad, steps[-1].step + pad])
-    figure.update_xaxes(row=4, col=1, title="step")
 
 
 def _spans_decades(values: Sequence[float]) -> bool:

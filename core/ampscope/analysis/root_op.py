@@ -61,6 +61,9 @@ SATURATING = frozenset(
 )  # fmt: skip
 
 
+SEARCH_SPAN = 24  # attempts that a search from 2^24 takes at most
+
+
 class Arrives(StrEnum):
     """Where the non-finite value was met."""
 
@@ -85,7 +88,7 @@ class RootOp:
 
 def root_op(run: RunView) -> RootOp | None:
     """The earliest bad op that reached the loss, else a gradient, else the evaluation."""
-    nonfinite = [b for b in run.bad_ops if b.kind == "nonfinite"]
+    nonfinite = [b for b in run.bad_ops if b.kind == "nonfinite" and not _was_search(run, b)]
     by_time = sorted(nonfinite, key=lambda b: (b.attempt, b.id))
     for arrives, reached in (
         (Arrives.LOSS, [b for b in by_time if b.reached_loss]),
@@ -95,6 +98,16 @@ def root_op(run: RunView) -> RootOp | None:
         if reached:
             return RootOp(reached[0], arrives)
     return None
+
+
+def _was_search(run: RunView, op: BadOp) -> bool:
+    """A backward overflow that a lower scale ended, while other trouble went on: not the root."""
+    last_bad = max(run.bad_gradient_attempts, default=-1)
+    return (
+        op.phase == "backward"
+        and op.attempt in run.skips
+        and op.last_attempt < min(last_bad, op.attempt + SEARCH_SPAN)
+    )
 
 
 def silent_suspects(run: RunView) -> list[BadOp]:

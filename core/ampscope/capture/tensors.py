@@ -11,21 +11,32 @@ from torch import Tensor
 MAX_DEPTH = 4  # outputs of Transformers models nest two deep (past key values: three)
 
 
-def floating_tensors(value: object, depth: int = 0) -> Iterator[Tensor]:
+def floating_tensors(value: object) -> list[Tensor]:
     """Every floating-point tensor in ``value``, in order, down to :data:`MAX_DEPTH`."""
+    if isinstance(value, Tensor):  # nearly always, and called for every module of every step
+        return [value] if value.is_floating_point() and value.layout is torch.strided else []
+    return list(_search(value, 0))
+
+
+def version(tensor: Tensor) -> int:
+    """How often ``tensor`` was written to; inference tensors do not count, and say 0."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _search(value: object, depth: int) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
-        if value.is_floating_point() and value.layout == torch.strided:
+        if value.is_floating_point() and value.layout is torch.strided:
             yield value
         return
     if depth == MAX_DEPTH or value is None or isinstance(value, str | bytes | int | float):
         return
     if isinstance(value, Mapping):
-        parts: object = value.values()
+        parts: list[object] = list(value.values())
     elif isinstance(value, list | tuple):
-        parts = value
+        parts = list(value)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         parts = [getattr(value, f.name) for f in dataclasses.fields(value)]
     else:
         return
-    for part in parts:  # type: ignore[attr-defined]  # each branch above made it iterable
-        yield from floating_tensors(part, depth + 1)
+    for part in parts:
+        yield from _search(part, depth + 1)

@@ -8,34 +8,38 @@ which a person should look for the first NaN or Inf.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._mode_utils import no_dispatch
 from torch.utils.hooks import RemovableHandle
 
 from ampscope.capture.accumulator import Accumulator
 from ampscope.capture.model_map import ModelMap
-from ampscope.exponents import NAN, NEG_INF, POS_INF
+from ampscope.exponents import NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO
 from ampscope.records import Frame, NonFiniteRecord, Role
 
 
 class WeightObserver:
     """Reads the parameters at the moments that the training loop names."""
 
-    def __init__(self, names: ModelMap) -> None:
-        self._parameters = names.parameters()
-        self._order: list[int] = []
+    def __init__(self, names: ModelMap, counts: Accumulator) -> None:
+        self.counts = counts
+        self.elapsed_s = 0.0
+        self._parameters = tuple(p for p in names.parameters if p.tensor.is_floating_point())
+        self._tensors = [p.tensor for p in self._parameters]
+        self._order: list[int] = []  # positions of parameters, as backward reached them
         self._before: list[Tensor] = []
         self._handles: list[RemovableHandle] = []
-        self.elapsed_s = 0.0
 
     def __enter__(self) -> WeightObserver:
-        for position, (_, _, parameter) in enumerate(self._parameters):
-            if parameter.requires_grad:
-                hook = self._note_order(position)
-                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+        for position, parameter in enumerate(self._parameters):
+            if parameter.tensor.requires_grad:
+                handle = parameter.tensor.register_post_accumulate_grad_hook(self._note(position))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                self._handles.append(handle)
         return self
 
     def __exit__(
@@ -52,85 +56,84 @@ class WeightObserver:
         """Forget the previous step's backward order."""
         self._order.clear()
 
-    def gradients(self, step: int, scale: float) -> tuple[Frame | None, list[NonFiniteRecord]]:
-        """Histograms of all gradients, a row a module, and the parameters that are not finite."""
+    def count_weights(self) -> None:
+        """Count the weights as they are now."""
         started = time.perf_counter()
-        reached = list(dict.fromkeys(self._order))
-        grads = [(position, self._parameters[position][2].grad) for position in reached]
-        frame = self._count(step, Role.WEIGHT_GRAD, scale, grads)
-        bad: list[NonFiniteRecord] = []
-        if frame is not None:
-            for order, position in enumerate(reached):
-                row = frame.rows[frame.modules.index(position)]
-                if row[NAN] or row[POS_INF] or row[NEG_INF]:
-                    nan, pos, neg = (int(row[i]) for i in (NAN, POS_INF, NEG_INF))
-                    name = self._parameters[position][1]
-                    bad.append(NonFiniteRecord(step, name, order, int(row.sum()), nan, pos, neg))
-            frame = self._by_module(frame)
+        for parameter in self._parameters:
+            self.counts.add(Role.WEIGHT, parameter.owner, parameter.tensor, stable=True)
+        self.counts.flush()
         self.elapsed_s += time.perf_counter() - started
-        return frame, bad
 
-    def weights(self, step: int) -> Frame | None:
-        """Histograms of the weights as they are now."""
+    def count_gradients(self) -> None:
+        """Count the gradients that this step's backward passes reached."""
         started = time.perf_counter()
-        tensors = [(i, p.detach()) for i, (_, _, p) in enumerate(self._parameters)]
-        frame = self._count(step, Role.WEIGHT, 1.0, tensors)
+        for position in self._reached():
+            gradient = self._tensors[position].grad
+            if gradient is not None:
+                self.counts.add(Role.WEIGHT_GRAD, position, gradient, stable=True)
+        self.counts.flush()
         self.elapsed_s += time.perf_counter() - started
-        return None if frame is None else self._by_module(frame)
 
     def remember(self) -> None:
         """Keep a copy of the weights, to be compared after the optimizer's step."""
         started = time.perf_counter()
-        with torch.no_grad():
-            if len(self._before) == len(self._parameters):
-                torch._foreach_copy_(self._before, [p.detach() for _, _, p in self._parameters])
-            else:
-                self._before = [p.detach().clone() for _, _, p in self._parameters]
+        with torch.no_grad(), no_dispatch():
+            if not self._before:
+                self._before = [torch.empty_like(tensor) for tensor in self._tensors]
+            if self._before:
+                torch._foreach_copy_(self._before, self._tensors)
         self.elapsed_s += time.perf_counter() - started
 
-    def updates(self, step: int) -> tuple[Frame | None, float | None]:
-        """Histograms of new minus old weights, and the share of weights that moved at all."""
+    def count_updates(self) -> None:
+        """Count new minus old weights."""
         started = time.perf_counter()
-        moved = total = 0
-        changes: list[tuple[int, Tensor]] = []
-        with torch.no_grad():
-            for i, (_, _, parameter) in enumerate(self._parameters):
-                before = self._before[i]
-                if parameter.requires_grad:
-                    # Whether a weight moved is a comparison: a difference can underflow to zero.
-                    moved += int(torch.ne(parameter, before).sum())
-                    total += parameter.numel()
-                changes.append((i, parameter.detach().sub(before)))
-        frame = self._count(step, Role.UPDATE, 1.0, changes)
+        if self._before:
+            with torch.no_grad(), no_dispatch():
+                # In the old weights' own memory, as -old + new: new - old, and +0 where they agree.
+                torch._foreach_neg_(self._before)
+                torch._foreach_add_(self._before, self._tensors)
+            for parameter, change in zip(self._parameters, self._before, strict=True):
+                self.counts.add(Role.UPDATE, parameter.owner, change, stable=True)
+            self.counts.flush()
         self.elapsed_s += time.perf_counter() - started
-        by_module = None if frame is None else self._by_module(frame)
-        return by_module, (moved / total if total else None)
 
-    def _note_order(self, position: int):  # type: ignore[no-untyped-def]  # torch's hook type is private
+    def moved_share(self, updates: Frame) -> float | None:
+        """Share of the weights that moved at all. A difference of two numbers of one IEEE format is
+        zero only if they are equal (gradual underflow), so the zeros are those that stayed."""
+        total = int(updates.rows.sum())
+        stayed = int(updates.rows[:, [POS_ZERO, NEG_ZERO]].sum())
+        return (total - stayed) / total if total else None
+
+    def nonfinite(self, gradients: Frame) -> list[NonFiniteRecord]:
+        """The parameters of :meth:`count_gradients`'s frame that hold NaN or Inf, in backward
+        order."""
+        row_of = {position: row for row, position in enumerate(gradients.modules)}
+        bad = []
+        for order, position in enumerate(self._reached()):
+            row = gradients.rows[row_of[position]] if position in row_of else None
+            if row is not None and row[[NAN, POS_INF, NEG_INF]].any():
+                counts = (int(row.sum()), int(row[NAN]), int(row[POS_INF]), int(row[NEG_INF]))
+                name = self._parameters[position].name
+                bad.append(NonFiniteRecord(gradients.step, name, order, *counts))
+        return bad
+
+    def by_module(self, gradients: Frame) -> Frame:
+        """The frame of :meth:`count_gradients` with the parameters of each module added up."""
+        owners = (self._parameters[position].owner for position in gradients.modules)
+        keys = list(zip(owners, gradients.dtypes, strict=True))
+        at = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+        rows = np.zeros((len(at), gradients.rows.shape[1]), np.int64)
+        np.add.at(rows, [at[key] for key in keys], gradients.rows)
+        modules = tuple(module for module, _ in at)
+        dtypes = tuple(dtype for _, dtype in at)
+        return Frame(gradients.step, gradients.role, modules, dtypes, rows, gradients.scale)
+
+    def _reached(self) -> list[int]:
+        """Positions in the order of their first arrival; accumulation reaches them repeatedly."""
+        return list(dict.fromkeys(self._order))
+
+    def _note(self, position: int) -> Callable[[Tensor], None]:
         def hook(_: Tensor) -> None:
             self._order.append(position)
 
         return hook
-
-    @staticmethod
-    def _count(
-        step: int, role: Role, scale: float, tensors: list[tuple[int, Tensor | None]] | list[tuple[int, Tensor]]
-    ) -> Frame | None:
-        counter = Accumulator(role)
-        for position, tensor in tensors:
-            if tensor is not None and tensor.is_floating_point():
-                values = tensor.coalesce().values() if tensor.is_sparse else tensor
-                counter.add(position, values)
-        return counter.take(step, scale)
-
-    def _by_module(self, frame: Frame) -> Frame:
-        """Add up the parameters of each module: rows of (module, dtype)."""
-        owners = [self._parameters[position][0] for position in frame.modules]
-        keys = list(dict.fromkeys(zip(owners, frame.dtypes, strict=True)))
-        at = {key: i for i, key in enumerate(keys)}
-        rows = np.zeros((len(keys), frame.rows.shape[1]), np.int64)
-        for i, key in enumerate(zip(owners, frame.dtypes, strict=True)):
-            rows[at[key]] += frame.rows[i]
-        modules = tuple(module for module, _ in keys)
-        dtypes = tuple(dtype for _, dtype in keys)
-        return Frame(frame.step, frame.role, modules, dtypes, rows, frame.scale)

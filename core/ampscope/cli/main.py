@@ -1,5 +1,7 @@
 """``ampscope``: the group of commands, and how an error becomes one sentence.
 
+    ampscope diagnose train.py                   why a script diverges, and a fix that was run
+    ampscope run train.py                        record a script, untouched
     ampscope probe gpt --precision fp16,fp32     record a short run of a built-in model or your own
     ampscope runs list|show|delete|export        what the store holds
     ampscope hardware                            what this machine can do
@@ -14,6 +16,7 @@ import click
 
 from ampscope import __version__
 from ampscope.cli.dashboard import dashboard
+from ampscope.cli.diagnose import diagnose, run_script
 from ampscope.cli.hardware import hardware
 from ampscope.cli.probe import probe
 from ampscope.cli.runs import runs
@@ -39,7 +42,7 @@ def main() -> None:
     """Diagnostics for mixed-precision training, with measurements."""
 
 
-for command in (probe, runs, hardware, dashboard):
+for command in (diagnose, run_script, probe, runs, hardware, dashboard):
     main.add_command(command)
 
 

@@ -31,6 +31,7 @@ _PLAIN: dict[str, Callable[[], AbstractContextManager[object]]] = {
 _VALUED: dict[str, Callable[[str], AbstractContextManager[object]]] = {
     "scale": lambda text: interventions.frozen_scale(float(text)),
     "init_scale": lambda text: interventions.initial_scale(float(text)),
+    "growth_interval": lambda text: interventions.growth_interval(int(text)),
     "lr": lambda text: interventions.scaled_lr(float(text)),
     "eps": lambda text: fp32_islands.larger_eps(float(text)),
     "fp32_modules": lambda text: fp32_islands.fp32_modules(text.split(",")),

@@ -41,6 +41,17 @@ def initial_scale(scale: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def growth_interval(steps: int) -> Iterator[None]:
+    """Every scaler grows after this many finite steps, and backs off by half."""
+
+    def set_interval(scaler: Any) -> None:
+        scaler._growth_interval, scaler._growth_factor, scaler._backoff_factor = steps, 2.0, 0.5
+
+    with _patched(torch.amp.GradScaler, ("__init__",), set_interval, only_enabled=True):
+        yield
+
+
+@contextlib.contextmanager
 def add_scaler() -> Iterator[None]:
     """Scale every loss, unscale before every clip and step, leave out steps that are not finite."""
     patches, state = Patches(), {"scale": ADDED_SCALE}

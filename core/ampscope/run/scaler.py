@@ -14,12 +14,13 @@ class ObservedScaler(torch.amp.GradScaler):
     """Calls ``on_gradients`` before gradients are unscaled and ``on_step`` before the step.
 
     Both are called with a disabled scaler too, whose four methods are then plain pass-throughs.
+    ``on_step`` is told whether the gradients no longer carry the loss scale.
     """
 
     def __init__(self, device: str, **settings: Any) -> None:
         super().__init__(device, **settings)
-        self.on_gradients: Callable[[], None] = lambda: None
-        self.on_step: Callable[[Optimizer, bool], None] = lambda optimizer, unscaled: None
+        self.on_gradients: Callable[[], None] = _nothing
+        self.on_step: Callable[[bool], None] = _nothing
         self._seen: set[int] = set()
 
     def unscale_(self, optimizer: Optimizer) -> None:
@@ -29,14 +30,22 @@ class ObservedScaler(torch.amp.GradScaler):
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> float | None:
         was_unscaled = id(optimizer) in self._seen
         self._gradients_complete(optimizer)
-        self.on_step(optimizer, was_unscaled or not self.is_enabled())
+        self.on_step(was_unscaled or not self.is_enabled())
         return super().step(optimizer, *args, **kwargs)
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
         self._seen.clear()
         super().update(new_scale)
 
+    def unobserved(self) -> None:
+        """Call nobody any more."""
+        self.on_gradients = self.on_step = _nothing
+
     def _gradients_complete(self, optimizer: Optimizer) -> None:
         if id(optimizer) not in self._seen:
             self._seen.add(id(optimizer))
             self.on_gradients()
+
+
+def _nothing(*_: object) -> None:
+    pass

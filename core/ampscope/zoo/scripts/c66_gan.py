@@ -23,7 +23,7 @@ def main():
     D_opt = torch.optim.Adam(gan.D.parameters(), lr=2e-3, betas=(0.0, 0.99))
     G_opt = torch.optim.Adam(gan.G.parameters(), lr=2e-3, betas=(0.0, 0.99))
     scaler = torch.amp.GradScaler(device)
-    d_weight, g_weight = 1e5, 1e-6
+    d_weight, g_weight = 2e4, 1e-6
 
     for step in range(60):
         real = torch.randn(64, 2) * 0.3 + torch.tensor([2.0, -1.0])

@@ -31,7 +31,8 @@ def main():
         y = torch.tanh(x @ mixing)
         x, y = x.to(device, dtype), y.to(device)
         optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(x).float(), y)
+        error = model(x).float() - y
+        loss = error.square().sum(dim=1).mean()
         loss.backward()
         optimizer.step()
         if step % 10 == 0:

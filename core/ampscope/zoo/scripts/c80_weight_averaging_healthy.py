@@ -40,12 +40,12 @@ def main():
     with torch.no_grad():
         for p in model.parameters():  # pretrained weights are of order one
             p.normal_()
-    ema = EMAModel(model, decay=0.9995)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2)
+    ema = EMAModel(model, decay=0.99)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scaler = torch.amp.GradScaler(device)
     held_out = torch.randn(256, 4, device=device)
 
-    for step in range(300):
+    for step in range(250):
         x = torch.randn(64, 4, device=device)
         with torch.autocast(device, dtype=torch.float16):
             loss = F.mse_loss(model(x), torch.sin(2 * x))

@@ -1,4 +1,4 @@
-"""Attention with rotary positions learns to look a fixed number of tokens back."""
+"""Attention with rotary positions copies the token a few places back."""
 
 import torch
 import torch.nn as nn
@@ -29,18 +29,18 @@ class RotaryAttention(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(VOCAB, DIM)
         self.rotary = Rotary(DIM).to(torch.bfloat16)  # match the activations
-        self.q = nn.Parameter(torch.randn(DIM))
-        self.k = nn.Parameter(torch.randn(DIM))
+        self.q = nn.Parameter(torch.ones(DIM))
+        self.k = nn.Parameter(torch.ones(DIM))
         self.v = nn.Linear(DIM, DIM)
         self.lm_head = nn.Linear(DIM, VOCAB)
 
     def forward(self, ids):
-        x = self.embed(ids)
-        cos, sin = self.rotary(ids.size(1))
-        q = rotate(self.q.expand(ids.size(1), DIM), cos, sin)
-        k = rotate(self.k.expand(ids.size(1), DIM), cos, sin)
-        scores = q @ k.t()
-        weights = F.softmax(scores, dim=-1)
+        x, n = self.embed(ids), ids.size(1)
+        cos, sin = self.rotary(n + LOOK_BACK)
+        q = rotate(self.q.expand(n, DIM), cos[:n], sin[:n])
+        # a key carries the position from which it is to be read
+        k = rotate(self.k.expand(n, DIM), cos[LOOK_BACK:], sin[LOOK_BACK:])
+        weights = F.softmax(q @ k.t(), dim=-1)
         return self.lm_head(weights @ self.v(x))
 
 
@@ -48,8 +48,8 @@ def main():
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = RotaryAttention().to(device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-2)
-    for step in range(60):
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-2)
+    for step in range(40):
         ids = torch.randint(0, VOCAB, (4, SEQ), device=device)
         with torch.autocast(device, dtype=torch.bfloat16):
             logits = model(ids)[:, LOOK_BACK:]
@@ -58,7 +58,7 @@ def main():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if step % 10 == 0:
+        if step % 8 == 0:
             print(f"step {step}: loss {loss.item():.4f}")
 
 

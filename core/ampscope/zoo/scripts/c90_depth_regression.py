@@ -43,7 +43,7 @@ def main():
         for batch in loader:
             x, depth = batch["x"].to(device), batch["depth"].to(device)
             with torch.autocast(device, dtype=torch.float16):
-                loss = nn.functional.l1_loss(model(x), depth)
+                loss = nn.functional.mse_loss(model(x), depth)
             optimizer.zero_grad()
             scaler.scale(loss).backward()
             scaler.step(optimizer)

@@ -8,7 +8,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
 model.to(device)
-lr = 0.05
+lr = 0.2
 optimizer = torch.optim.SGD(model.parameters(), lr=lr)
 scaler = torch.amp.GradScaler(device)
 mse = nn.MSELoss()

@@ -25,7 +25,7 @@ mixing = torch.randn(20, 10) / 3
 
 for step in range(60):
     x = torch.randn(64, 20)
-    y = 4.0 * torch.tanh(x @ mixing)
+    y = 3.0 * torch.tanh(x @ mixing)
     x, y = x.to(device), y.to(device)
     optimizer.zero_grad()
     with torch.autocast(device, dtype=torch.float16):

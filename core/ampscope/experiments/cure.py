@@ -1,0 +1,51 @@
+"""Did a fix work? A run with it is judged like the original: the symptom, and the rule, are asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.run_view import RunView
+from ampscope.analysis.symptoms import Symptom, symptoms
+from ampscope.diagnose import Finding, diagnose
+
+NUMBERS = frozenset({Symptom.LOSS, Symptom.WEIGHTS, Symptom.GRADIENTS, Symptom.DIVERGED})
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One fix that was run. ``price`` is its time an optimizer step over the time as it is."""
+
+    control: str
+    kind: str
+    cured: bool
+    price: float | None
+
+
+def is_cured(
+    finding: Finding, evidence: Evidence, fixed: RunView, fixed_fp32: RunView | None
+) -> bool:
+    """Whether ``fixed`` shows none of the original's symptoms, and the cause is found no more."""
+    if not fixed.attempts or fixed.has_exception:
+        return False
+    if finding.cause == "not_amp_divergence":
+        reference = symptoms(fixed_fp32, None) if fixed_fp32 is not None else NUMBERS
+        return not (reference & NUMBERS) and not (symptoms(fixed, None) & NUMBERS)
+    if symptoms(fixed, evidence.fp32) & evidence.symptoms:
+        return False
+    if finding.cause == "clip_before_unscale":
+        return _clips_unscaled(evidence.as_is, fixed)
+    again = diagnose(Evidence({"as_is": fixed, "fp32": evidence.fp32 or fixed}, evidence.policy))
+    return all(f.cause != finding.cause for f in again.findings)
+
+
+def _clips_unscaled(before: RunView, after: RunView) -> bool:
+    """The log sees the script's own clip in both runs; the norm that it met tells them apart."""
+    norms = [
+        next((c.value for c in run.calls if c.name == "clip" and c.value is not None), None)
+        for run in (before, after)
+    ]
+    moved = [next((a.update_norm for a in r.attempts if a.update_norm), 0.0) for r in (before, after)]
+    if norms[0] is not None and norms[1] is not None:
+        return norms[1] < norms[0] / 2
+    return (moved[1] or 0.0) > 2 * (moved[0] or 0.0)

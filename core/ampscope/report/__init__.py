@@ -1,0 +1,1 @@
+"""One diagnosis on several surfaces: JSON and terminal."""

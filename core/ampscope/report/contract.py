@@ -1,0 +1,103 @@
+"""A diagnosis as JSON, contract version 1. Non-finite numbers are the strings nan, inf and -inf."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from ampscope.diagnose import Finding
+from ampscope.experiments.cure import Trial
+from ampscope.experiments.diagnosis import Report
+from ampscope.records import RunInfo
+from ampscope.rules.verdict import Measurement
+
+SCHEMA = 1
+
+
+def to_json(report: Report) -> str:
+    """The document, indented."""
+    return json.dumps(document(report), indent=2)
+
+
+def document(report: Report) -> dict[str, Any]:
+    """The document as plain values."""
+    diagnosis = report.diagnosis
+    return {
+        "schema": SCHEMA,
+        "script": report.script,
+        "verdict": "inconclusive" if report.could_not_run else diagnosis.verdict,
+        "reason": report.could_not_run,
+        "policy": diagnosis.policy,
+        "elapsed_s": round(report.elapsed_s, 2),
+        "findings": [
+            _finding(f, report.trials if n == 0 else (), report.runs)
+            for n, f in enumerate(diagnosis.findings)
+        ],
+        "symptoms": list(diagnosis.symptoms),
+        "controls": {name: _control(report, name) for name in ("fp32", "bf16")},
+        "tried": [
+            {"control": t.control, "kind": t.kind, "cured": t.cured, "run": _run(report.runs, t.control)}
+            for t in report.trials
+        ],
+        "runs": {name: info.id for name, info in report.runs.items()},
+        "notes": list(report.notes),
+    }
+
+
+def best_trial(trials: tuple[Trial, ...]) -> Trial | None:
+    """The fix that cured, if one did."""
+    return next((t for t in trials if t.cured), None)
+
+
+def _finding(finding: Finding, trials: tuple[Trial, ...], runs: dict[str, RunInfo]) -> dict[str, Any]:
+    verdict = finding.verdict
+    cured = best_trial(trials)
+    fix: dict[str, Any] = {
+        "kind": cured.kind if cured else verdict.fix.kind,
+        "text": verdict.fix.text,
+        "patch": verdict.fix.patch,
+        "verified": True if cured else (False if trials else None),
+        "cost": {"step_time_ratio": _number(cured.price)} if cured else None,
+        "control": cured.control if cured else None,
+    }
+    return {
+        "cause": finding.cause,
+        "severity": verdict.severity,
+        "module": verdict.module,
+        "op": verdict.op,
+        "phase": verdict.phase,
+        "step": verdict.step,
+        "line": verdict.line or None,
+        "explanation": verdict.reason,
+        "evidence": [_measurement(m, runs) for m in verdict.evidence],
+        "fix": fix,
+        "consequences": [_finding(c, (), runs) for c in finding.consequences],
+    }
+
+
+def _measurement(measurement: Measurement, runs: dict[str, RunInfo]) -> dict[str, Any]:
+    return {
+        "name": measurement.name,
+        "value": _number(measurement.value),
+        "threshold": _number(measurement.threshold),
+        "run": _run(runs, measurement.run) or measurement.run,
+        "step": measurement.step,
+    }
+
+
+def _control(report: Report, name: str) -> dict[str, Any]:
+    symptoms = report.control_symptoms.get(name)
+    if symptoms is None:
+        return {"ok": None}
+    return {"ok": not symptoms, "symptoms": list(symptoms), "run": _run(report.runs, name)}
+
+
+def _run(runs: dict[str, RunInfo], control: str) -> str:
+    return runs[control].id if control in runs else ""
+
+
+def _number(value: float | str | None) -> float | str | None:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

@@ -1,0 +1,70 @@
+"""What a probe trains, ready to run, and the usual training step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ampscope.errors import BadInput
+from ampscope.run.scaler import ObservedScaler
+from ampscope.workloads.protocol import Batch, Workload
+
+
+@dataclass(slots=True)
+class Training:
+    """Everything a step needs, on its device and in its precision."""
+
+    workload: Workload
+    model: nn.Module
+    optimizer: Optimizer
+    scaler: ObservedScaler
+    autocast: Callable[[], AbstractContextManager[object]]
+    device: torch.device
+    compute_format: str  # "fp16", "bf16" or "fp32": what the precision mode computes in
+    twin_batch: Callable[[Batch], Batch]  # a batch for the fp32 shadow
+
+
+def training_step(training: Training, batch: Batch) -> Tensor:
+    """One optimizer step by the workload's own step or by the usual one; the unscaled loss."""
+    custom = training.workload.step
+    if custom is None:
+        return default_step(training, batch)
+    loss = custom(
+        training.model, batch, training.optimizer, training.scaler, training.autocast
+    )
+    return checked_loss(loss, "`step`")
+
+
+def default_step(training: Training, batch: Batch) -> Tensor:
+    """The usual calls; returns the unscaled loss."""
+    optimizer, scaler = training.optimizer, training.scaler
+    optimizer.zero_grad(set_to_none=True)
+    with training.autocast():
+        loss = checked_loss(training.workload.loss(training.model, batch))
+    scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    return loss
+
+
+def checked_loss(loss: object, source: str = "`loss`") -> Tensor:
+    """The loss if it can be trained on. Raises BadInput otherwise."""
+    if not isinstance(loss, Tensor):
+        kind = "None" if loss is None else f"an object of type {type(loss).__name__}"
+        raise BadInput(f"{source} of the workload returned {kind}. It must return a scalar tensor.")
+    if loss.numel() != 1:
+        raise BadInput(
+            f"{source} of the workload returned a tensor of shape {tuple(loss.shape)}. Reduce it "
+            "to one number, for example with .mean()."
+        )
+    if source == "`loss`" and not loss.requires_grad:
+        raise BadInput(
+            "The loss does not depend on any trainable parameter. Check requires_grad and detach()."
+        )
+    return loss
