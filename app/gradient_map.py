@@ -24,10 +24,10 @@ from app import chart, gradient_controls, gradient_words, layout, links, store
 from app.figures.exponent_map import MapRows, exponent_map
 from app.gradient_words import View
 from app.layout import KeyFigure
-from app.module_names import names_by_index, short_names
+from app.module_names import find_box, names_by_index, short_names
 from app.text import count, percent, share
 
-TICK_LENGTH = 26  # characters beside the plot: 180 px of the 470 that 800 px leave it
+TICK_LENGTH = 24  # characters beside the plot: 150 px of the 470 that 800 px leave it
 SHOWN = (40, 100, 1000)  # rows of the heat map; more than a screenful is asked for
 MODEL_ORDER, WORST_FIRST = "model order", "worst first"
 ZONE_COLUMNS = ("lost", "subnormal", "normal", "overflow", "zero", "not finite")
@@ -150,7 +150,7 @@ def bins_table(
 def _pick_rows(look: Look) -> list[int]:
     """Places in the frame to draw, by search, order and limit."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        text = st.text_input("Find", key="gradients-find", placeholder="part of a module's path")
+        text = find_box("part of a module's path")
         limits = [
             n for i, n in enumerate(SHOWN) if i == 0 or SHOWN[i - 1] < len(look.frame.modules)
         ]
@@ -169,8 +169,13 @@ def rows_to_show(look: Look, text: str, order: str, limit: int) -> list[int]:
 
 
 def _figure(label: str, n: int, whole: int, meaning: str) -> KeyFigure:
-    value = f"{count(n)} ({percent(n / whole)})" if n and whole else count(n)
+    value = f"{_brief(n)} ({percent(n / whole)})" if n and whole else count(n)
     return KeyFigure(label, value, f"{share(n, whole)}: {meaning}")
+
+
+def _brief(n: int) -> str:
+    """Four figures side by side have room for six digits; the whole count is on hover."""
+    return count(n) if n < 10**6 else f"{n / 1e6:,.1f} M"
 
 
 def name_in(look: Look, module: int) -> str:

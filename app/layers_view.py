@@ -16,12 +16,12 @@ from app import chart, layers_tables, layers_words, layout, links, states, store
 from app.figures import flops_by_module as flops_figure
 from app.layers_data import PHASES, Layers, OpSet, list_lookup, op_sets, read
 from app.layout import KeyFigure
-from app.module_names import names_by_index, pick_module, short_names
+from app.module_names import find_box, names_by_index, pick_module, short_names
 from app.text import count, percent, share
 
-TICK_LENGTH = 26  # characters beside the plot, as on Gradients
+TICK_LENGTH = 24  # characters beside the plot, as on Gradients
 SHOWN_MODULES = 15  # bars of the FLOP chart
-UNFOLDED = 60  # a larger tree starts folded to at most so many rows
+UNFOLDED = 200  # a larger tree starts folded to at most so many rows
 
 
 def choose(run: RunInfo) -> Layers:
@@ -89,7 +89,8 @@ def tree(layers: Layers) -> None:
     st.subheader("Modules", anchor=False)
     deepest = layers_tables.max_depth(layers.rows)
     left, right = st.columns([3, 2], vertical_alignment="bottom")
-    text = left.text_input("Find", key="layers-find", placeholder="part of a path or a type")
+    with left:
+        text = find_box("part of a path or a type")
     depths = list(range(1, deepest + 1)) or [0]
     start = layers_tables.depth_for(layers.rows, UNFOLDED)
     depth = links.slide("Unfold to depth", "depth", depths, default=start, place=right)

@@ -42,7 +42,8 @@ def answer(flops: FlopShare, kinds: ModulesByPrecision, cast_count: int, is_half
     if kinds.total:
         parts.append(_stayed(kinds))
     parts.append(f"{plural(cast_count, 'cast')} a step")
-    return "; ".join(parts) + "."
+    text = "; ".join(parts) + "."
+    return text[0].upper() + text[1:]
 
 
 def flops_seen(shares: Sequence[tuple[str, FlopShare]], shown: int) -> str:

@@ -15,9 +15,11 @@ from app.figures.exponent_bars import exponent_bars
 from app.figures.exponent_map import MapRows, exponent_map
 from app.gradient_map import Look, bins_table, name_in
 from app.module_names import pick_module
+from app.text import plural
 
 HISTORY_PX, TALLEST_ROW_PX = 560, 18
 AT_ONCE_STEPS = 200  # 30 ms of reading; a longer history is read when somebody asks for it
+_HISTORY = "gradients:history"
 RECORDED, UNSCALED = "as recorded", "unscaled"
 
 
@@ -44,9 +46,7 @@ def at_step(look: Look, module: int) -> None:
 def over_time(run: RunInfo, look: Look, module: int) -> None:
     """Its histograms at all recorded steps, as recorded or unscaled, never a mixture."""
     steps = len(store.frame_steps(run, look.view.role))
-    if not st.toggle(
-        f"All {steps:,} recorded steps", value=steps <= AT_ONCE_STEPS, key="gradients-history"
-    ):
+    if not _wants_history(steps):
         return
     series = _series(run, look.view.role, module)
     unscaled = look.view.role.is_gradient and _pick_view() == UNSCALED
@@ -82,6 +82,14 @@ def shifts_of(series: ModuleSeries, *, unscaled: bool) -> list[int]:
 @store.of_run
 def _series(reader: Reader, run_id: str, role: Role, module: int) -> ModuleSeries:
     return module_series(reader, run_id, role, module)
+
+
+def _wants_history(steps: int) -> bool:
+    """Bound to the URL's ``history``; a long one waits until somebody asks for it."""
+    asked = links.wanted("history") or ("on" if steps <= AT_ONCE_STEPS else "off")
+    is_on = st.toggle(f"All {plural(steps, 'recorded step')}", asked == "on", key=_HISTORY)
+    links.keep("history", "on" if is_on else "off")
+    return is_on
 
 
 def _pick_view() -> str:

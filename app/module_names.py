@@ -17,6 +17,7 @@ from app.text import cut
 
 ROOT = "(model)"
 READABLE_PART, SHORTEST_PART = 9, 5  # characters of one part of a path: four, two at each end
+_FIND = "widget:find"
 INDENT = "\u2003"  # em space: a table's cell drops plain spaces at its start
 
 
@@ -36,25 +37,34 @@ def in_tree(path: str, depth: int) -> str:
 
 
 def short_names(names: Sequence[str], length: int) -> list[str]:
-    """Names cut to ``length`` so that they stay apart: the middle of long parts goes first, then
-    what all names begin with, then the middle of the whole.
+    """Names cut to ``length`` so that they stay apart, all in the same way: first goes what all of
+    them begin with (but for its last part) and the middle of long parts, then that last part and
+    more of the middles, then the middle of the whole.
 
-    >>> short_names(["model.encoder.block_01.projection_out", "model.encoder.block_02.mlp"], 20)
+    >>> short_names(["model.block_01.projection_out", "model.block_02.mlp"], 20)
     ['block_01.proje…n_out', 'block_02.mlp']
     """
+    if max((len(name) for name in names), default=0) <= length:
+        return list(names)
     paths = [name.split(".") for name in names]
     common = _common_parts(paths) if len(paths) > 1 else 0
-    return [_short(path, min(common, len(path) - 1), length) for path in paths]
+    for start, part_length in ((common - 1, length), (common - 1, READABLE_PART), (common, 0)):
+        kept = [path[max(0, min(start, len(path) - 1)) :] for path in paths]
+        if part_length and all(len(_parted(path, part_length)) <= length for path in kept):
+            return [_parted(path, part_length) for path in kept]
+    return [_fitted(path, length) for path in kept]
 
 
-def _short(parts: Sequence[str], common: int, length: int) -> str:
-    """Long parts give way before short ones do."""
-    for start, shortest in ((0, READABLE_PART), (common, SHORTEST_PART)):
-        for part_length in range(max(length, shortest), shortest - 1, -1):
-            name = ".".join(cut(part, part_length) for part in parts[start:])
-            if len(name) <= length:
-                return name
-    return cut(".".join(parts[common:]), length)
+def _fitted(parts: Sequence[str], length: int) -> str:
+    """As much of each part as fits, long parts giving way before short ones do."""
+    for part_length in range(length, SHORTEST_PART - 1, -1):
+        if len(_parted(parts, part_length)) <= length:
+            return _parted(parts, part_length)
+    return cut(".".join(parts), length)
+
+
+def _parted(parts: Sequence[str], part_length: int) -> str:
+    return ".".join(cut(part, part_length) for part in parts)
 
 
 def _common_parts(paths: Sequence[Sequence[str]]) -> int:
@@ -70,6 +80,15 @@ def pick_module(
     first = next((n for n, i in by_name.items() if i == default), None)
     chosen = links.select(label, "module", list(by_name), default=first, help="Type to search.")
     return by_name[chosen]
+
+
+def find_box(placeholder: str) -> str:
+    """What to look for in names, bound to the URL's ``find``; empty for all."""
+    if _FIND not in st.session_state:
+        st.session_state[_FIND] = links.wanted("find")
+    text = st.text_input("Find", key=_FIND, placeholder=placeholder).strip()
+    links.keep("find", text or None)
+    return text
 
 
 def open_module(path: str) -> None:

@@ -12,7 +12,7 @@ if not roles:
         "Start the probe with --histogram-every 1 to see its numbers.",
     )
     st.stop()
-left, right = st.columns([1, 2])
+left, right = st.columns([2, 5])
 with left:
     role = gradient_controls.pick_role(roles)
 with right:

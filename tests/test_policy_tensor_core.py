@@ -21,6 +21,13 @@ def causal_attention(query, key, value):
     return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
+LAYERS = [
+    (F.linear, [(6, 32), (16, 32), (16,)]),
+    (F.conv2d, [(2, 3, 8, 8), (4, 3, 3, 3), (4,)]),
+    (causal_attention, [(1, 2, 8, 16)] * 3),
+]
+
+
 def half(dtype, *shape):
     return torch.randn(shape).to(dtype)
 
@@ -95,9 +102,7 @@ def test_result_beyond_65504_is_inf():
 @pytest.mark.parametrize(
     ("call", "shapes"),
     [
-        (F.linear, [(6, 32), (16, 32), (16,)]),
-        (F.conv2d, [(2, 3, 8, 8), (4, 3, 3, 3), (4,)]),
-        (causal_attention, [(1, 2, 8, 16)] * 3),
+        *LAYERS,
         (lambda x: F.avg_pool3d(x, 2), [(1, 2, 4, 4, 4)]),
         (lambda x: F.interpolate(x, (3, 3), mode="bilinear", antialias=True), [(1, 2, 6, 6)]),
         (lambda x: F.interpolate(x, (3, 3), mode="bicubic", antialias=True), [(1, 2, 6, 6)]),
@@ -136,15 +141,7 @@ class Seen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(
-    ("call", "shapes"),
-    [
-        (F.linear, [(6, 32), (16, 32), (16,)]),
-        (torch.bmm, [(2, 4, 4)] * 2),
-        (F.conv2d, [(2, 3, 8, 8), (4, 3, 3, 3), (4,)]),
-        (causal_attention, [(1, 2, 8, 16)] * 3),
-    ],
-)
+@pytest.mark.parametrize(("call", "shapes"), [*LAYERS, (torch.bmm, [(2, 4, 4)] * 2)])
 def test_trace_inside_sees_half_and_the_kernels_below_are_fp32(call, shapes):
     args = [half(FP16, *shape).requires_grad_() for shape in shapes]
     with Seen() as below, TensorCoreMode(), Seen() as inside:
@@ -157,7 +154,9 @@ def test_native_bf16_is_left_to_the_cpu():
     x = half(BF16, 4, 4)
     with Seen() as below, TensorCoreMode(native_bf16=True):
         x @ x
+        pooled = F.avg_pool3d(half(BF16, 1, 1, 2, 2, 2), 2)
     assert below.ops == {"mm": BF16}
+    assert pooled.dtype is BF16  # no CPU kernel, so this one is computed in fp32 all the same
 
 
 def test_emulated_bf16_keeps_subnormals():

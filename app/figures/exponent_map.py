@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from app.figures.exponent_axis import (
     CENTRE,
     LABEL_SIZE,
+    NAME_SIZE,
     TOP_PX,
     exponent_range,
     set_exponent_axis,
@@ -116,7 +117,7 @@ def _special_cells(rows: Raw, totals: Raw, names: list[str], labelled: bool) -> 
         showscale=False,
         text=labels,
         texttemplate="%{text}" if labelled else None,
-        textfont={"size": 11, "color": "#000000"},
+        textfont={"color": "#000000"},
         customdata=_exact(counts),
         hovertemplate="<b>%{y}</b><br>%{customdata:,} elements<br>%{x}<extra></extra>",
         hoverongaps=False,
@@ -191,6 +192,6 @@ def _lay_out(
             "showgrid": False,
             "zeroline": False,
             "automargin": True,
-            "tickfont": {"size": LABEL_SIZE},
+            "tickfont": {"size": NAME_SIZE},
         },
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 from ampscope.analysis.flops import FlopShare
 
-from app.figures.exponent_axis import LABEL_SIZE
+from app.figures.exponent_axis import NAME_SIZE
 from app.palette import OUTLINE, dtype_color
 from app.text import for_plotly
 
@@ -53,7 +53,7 @@ def flops_by_module(
             "tickvals": list(range(len(shares))),
             "ticktext": [for_plotly(t) for t in ticks],
             "automargin": True,
-            "tickfont": {"size": LABEL_SIZE},
+            "tickfont": {"size": NAME_SIZE},
             "showgrid": False,
             "title": {"text": "module"},
         },

@@ -16,11 +16,12 @@ WEAKEST_ALPHA = 0.22  # still 1.2:1 against both backgrounds beside an empty cel
 SHARE_BAR_PX = 40  # height it needs below the plot
 SHARE_BAR = {
     "tickvals": [-6, -4, -2, 0],
-    "ticktext": ["≤ 1 ppm of the row", "0.01 %", "1 %", "100 %"],
+    "ticktext": ["≤ 1 ppm", "0.01 %", "1 %", "100 %"],
     "orientation": "h",  # below the plot: the names of modules need the width
+    "tickangle": 0,
     "thickness": 10,
     "lenmode": "pixels",
-    "len": 260,
+    "len": 190,
     "x": 0.5,
     "yref": "container",
     "y": 0,

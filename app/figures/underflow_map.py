@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 from ampscope.analysis.underflow import Counts
 
-from app.figures.exponent_axis import LABEL_SIZE
+from app.figures.exponent_axis import NAME_SIZE
 from app.figures.strength import SHARE_BAR, SHARE_BAR_PX, STRONGEST, WEAKEST, fade, log_share
 from app.text import for_plotly
 
@@ -93,7 +93,7 @@ def _lay_out(figure: go.Figure, steps: Sequence[int], ticks: Sequence[str]) -> N
             "ticktext": [for_plotly(t) for t in ticks],
             "showgrid": False,
             "automargin": True,
-            "tickfont": {"size": LABEL_SIZE},
+            "tickfont": {"size": NAME_SIZE},
             "title": {"text": "module"},
         },
     )

@@ -143,6 +143,7 @@ class BadOp:
     error: float | None = None  # relative, for coarse; share of stalled elements for stall
     function: str = ""  # the user's autograd.Function around it
     grad_enabled: bool = True
+    tracked: bool = True  # an input requires a gradient: not mere preparation of data
 
 
 @dataclass(frozen=True, slots=True)

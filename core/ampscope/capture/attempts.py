@@ -44,7 +44,7 @@ class Attempts:
         self.on_attempt_end: Callable[[int], None] = lambda count: None
         self.optimizers: list[Optimizer] = []
         self.names: dict[int, str] = {}  # id of a parameter -> dotted name, filled in by the owner
-        self.in_optimizer = False
+        self.on_optimizer: Callable[[bool], None] = lambda inside: None
         self._taint_of = taint_of
         self._unscaled: set[int] = set()
         self._user_unscaled: set[int] = set()
@@ -129,7 +129,7 @@ class Attempts:
                 self._mark_last_skipped()
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self.in_optimizer = True
+        self.on_optimizer(not _has_closure(args, kwargs))
         self.optimizer_name(optimizer)
         self._stepped = True
         self._before = self._copy_weights(optimizer)
@@ -137,7 +137,7 @@ class Attempts:
             self._facts = self._read(optimizer, 1.0)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self.in_optimizer = False
+        self.on_optimizer(False)
         moved, norm = self._moved(optimizer)
         if self._scaler is None:
             if _has_closure(args, kwargs) or self._facts is None:

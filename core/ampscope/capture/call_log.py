@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ampscope.capture.attempts import Attempts
 from ampscope.capture.checkpoint_facts import has_scaler_state
-from ampscope.capture.op_watch import OpWatch, root_of_loss
+from ampscope.capture.op_watch import OpWatch, root_of_loss, unmark
 from ampscope.capture.patches import Patches
 from ampscope.capture.source_lines import line_name
 from ampscope.formats import dtype_name
@@ -40,6 +40,7 @@ class CallLog:
         self._seen_autocast: set[tuple[str, str]] = set()
         self._patches = Patches()
         attempts.scale_of = self.scale_of
+        attempts.on_optimizer = watch.set_in_optimizer
         attempts.on_direct_step = lambda name, lr: self.add("optimizer_step", subject=name)
 
     def __enter__(self) -> CallLog:
@@ -64,6 +65,8 @@ class CallLog:
         wrap(torch.amp.autocast_mode.autocast, "__enter__", self._autocast_enter)
         wrap(torch.amp.autocast_mode.autocast, "__exit__", self._autocast_exit)
         wrap(torch.autograd.Function, "apply", self._function_apply)
+        for owner in (torch.Tensor, torch.nn.Parameter):
+            wrap(owner, "__reduce_ex__", self._reduce)
         wrap(torch, "save", self._checkpoint("save"))
         wrap(torch, "load", self._checkpoint("load"))
         return self
@@ -294,6 +297,16 @@ class CallLog:
                 log.watch.functions.pop()
 
         return classmethod(apply)
+
+    def _reduce(self, original: Any) -> Any:
+        """A tensor that is pickled loses its marks: a checkpoint must not hold them."""
+
+        @functools.wraps(original)
+        def wrapper(tensor: Any, protocol: Any) -> Any:
+            unmark(tensor)
+            return original(tensor, protocol)
+
+        return wrapper
 
     def _checkpoint(self, name: str) -> Callable[[Any], Any]:
         def make(original: Any) -> Any:

@@ -95,16 +95,12 @@ def _tally(keys: Any, shift: int, tables: Tables) -> None:
 
 
 @_inner
-def _tally_specials(bits: Bits, sign: int, infinity: int, specials: NDArray[np.int64]) -> None:
-    """Add the numbers of -0, +Inf and -Inf."""
-    zeros = positive = negative = 0
+def _occurrences(bits: Bits, pattern: int) -> int:
+    """How often one bit pattern occurs (0.05 ns an element)."""
+    count = 0
     for i in range(bits.size):
-        zeros += bits[i] == sign
-        positive += bits[i] == infinity
-        negative += bits[i] == (sign | infinity)
-    specials[0] += zeros
-    specials[1] += positive
-    specials[2] += negative
+        count += bits[i] == pattern
+    return count
 
 
 @_inner
@@ -118,23 +114,16 @@ def _sum(tables: Tables, key: int) -> int:
 
 @_inner
 def _fold(
-    fields: Tables, ranks: Tables, specials: NDArray[np.int64],
-    width: int, mantissa: int, rank_offset: int, row: NDArray[np.int64], multiplicity: int,
+    fields: Tables, ranks: Tables, width: int, mantissa: int, rank_offset: int,
+    row: NDArray[np.int64], multiplicity: int,
 ) -> None:  # fmt: skip
-    """Add the counts to the raw row. ``width`` is the number of exponent fields:
-    ``fields[width + e]`` holds the negative numbers of the field e."""
+    """Add the counts of finite non-zero numbers to the raw row. ``width`` is the number of exponent
+    fields: ``fields[width + e]`` holds the negative numbers of the field e."""
     for rank in range(1, mantissa + width - 1):
         count = _sum(ranks, rank)
         if rank > mantissa:
             count += _sum(fields, rank - mantissa) + _sum(fields, rank - mantissa + width)
         row[rank + rank_offset] += count * multiplicity
-    negative_zeros, positive, negative = specials[0], specials[1], specials[2]
-    nonfinite = _sum(ranks, mantissa + width - 1)
-    row[POS_ZERO] += (_sum(fields, 0) + _sum(ranks, 0) - negative_zeros) * multiplicity
-    row[NEG_ZERO] += (_sum(fields, width) + negative_zeros) * multiplicity
-    row[NAN] += (nonfinite - positive - negative) * multiplicity
-    row[POS_INF] += positive * multiplicity
-    row[NEG_INF] += negative * multiplicity
 
 
 def _count(
@@ -148,14 +137,23 @@ def _count(
     smallest, infinity = unit(1 << mantissa), unit((width - 1) << mantissa)
     fields = np.zeros((TABLES, FIELDS), np.uint32)
     ranks = np.zeros((TABLES, RANKS), np.uint32)
-    specials = np.zeros(3, np.int64)
+    negative_zeros = nonfinite = positive = negative = 0
     buffer = np.empty(min(CHUNK, bits.size), np.uint16)
     for start in range(0, bits.size, CHUNK):
         chunk = bits[start : start + CHUNK]
         if _is_unusual(chunk, magnitude, smallest, infinity):
             _rank(chunk, magnitude, np.int32(smallest), np.int32(mantissa), buffer)
             _tally(buffer[: chunk.size], np.uint64(0), ranks)
-            _tally_specials(chunk, sign, infinity, specials)
+            negative_zeros += _occurrences(chunk, sign)
+            if _sum(ranks, mantissa + width - 1) > nonfinite:
+                nonfinite = _sum(ranks, mantissa + width - 1)
+                positive += _occurrences(chunk, infinity)
+                negative += _occurrences(chunk, sign | infinity)
         else:
             _tally(chunk, np.uint64(mantissa), fields)
-    _fold(fields, ranks, specials, width, mantissa, rank_offset, row, multiplicity)
+    _fold(fields, ranks, width, mantissa, rank_offset, row, multiplicity)
+    row[POS_ZERO] += (_sum(fields, 0) + _sum(ranks, 0) - negative_zeros) * multiplicity
+    row[NEG_ZERO] += (_sum(fields, width) + negative_zeros) * multiplicity
+    row[NAN] += (nonfinite - positive - negative) * multiplicity
+    row[POS_INF] += positive * multiplicity
+    row[NEG_INF] += negative * multiplicity

@@ -18,6 +18,8 @@ _ACCUMULATIONS = (
     "cumsum", "mean", "index_put_", "_index_put_impl_", "logcumsumexp", "scatter_reduce", "cumprod",
 )  # fmt: skip
 _RUNNING_SUMS = ("add", "add_", "sub", "sub_")
+_IN_PLACE = ("add_", "sub_", "lerp_", "copy_")
+STALLED = 0.9  # share of the elements that should have moved
 
 
 class SpecialCounts(TypedDict):
@@ -132,8 +134,8 @@ def fp32_error(func: Any, args: Any, kwargs: Any, out: Tensor) -> float | None:
 
 
 def remember_target(func: Any, args: Any) -> Tensor | None:
-    """A copy of the running sum that an in-place half addition is about to change."""
-    if func._opname in ("add_", "sub_") and args and isinstance(args[0], Tensor):
+    """A copy of the half-precision tensor that an in-place op is about to change."""
+    if func._opname in _IN_PLACE and args and isinstance(args[0], Tensor):
         target = args[0]
         if target.dtype in HALF and 0 < target.numel() <= 1 << 20:
             return target.clone()
@@ -141,21 +143,29 @@ def remember_target(func: Any, args: Any) -> Tensor | None:
 
 
 def stalled_share(func: Any, args: Any, out: Tensor, before: Tensor | None) -> float | None:
-    """1.0 when no element of a sum changed although every term to add was not zero; else None."""
-    if func._opname not in _RUNNING_SUMS or len(args) < 2:
+    """Share of elements that a sum left as they were although the other term was not zero.
+
+    A ``copy_`` or ``lerp_`` into a half tensor is how moving averages are written; it counts when
+    the source differs in principle, which the caller knows from how it was made. None when the op
+    is no such sum or less than :data:`STALLED` stood still.
+    """
+    name = func._opname
+    if len(args) < 2 or not isinstance(args[1], Tensor) or args[1].numel() == 0:
         return None
-    first, second = before if before is not None else args[0], args[1]
+    first = before if before is not None else args[0]
+    if name not in _RUNNING_SUMS and (before is None or name not in _IN_PLACE):
+        return None
     if not isinstance(first, Tensor) or first.shape != out.shape or first.dtype != out.dtype:
         return None
-    if isinstance(second, Tensor):
-        if second.numel() == 0 or not bool((second != 0).any()):
-            return None
-        moving = (second != 0).expand_as(out) if second.dim() <= out.dim() else None
-    else:
-        moving = torch.ones_like(out, dtype=torch.bool) if second else None
-    if moving is None:
+    other = args[1]
+    if other.dim() > out.dim():
         return None
-    return 1.0 if bool(torch.equal(out[moving], first[moving])) else None
+    moving = (other != 0).expand_as(out)
+    total = int(moving.sum())
+    if not total:
+        return None
+    share = int(((out == first) & moving).sum()) / total
+    return share if share >= STALLED else None
 
 
 def _widened(value: Any) -> Any:

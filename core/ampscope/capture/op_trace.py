@@ -76,18 +76,15 @@ class OpTrace:
     def take(self) -> tuple[int, list[OpRecord]]:
         """(id of the step's op set, its ops). Equal sets have equal ids; the ops of a set that was
         taken before are left out."""
-        started = time.perf_counter()
         mark = frozenset(self._counts.items())
         known = self._known.get(mark)
         if known is not None:
-            self.elapsed_s += time.perf_counter() - started
             return known, []
         records = self._records()
         digest = hashlib.blake2b(repr(records).encode(), digest_size=6).digest()
         number = int.from_bytes(digest, "big")
         taken_before = number in self._known.values()
         self._known[mark] = number
-        self.elapsed_s += time.perf_counter() - started
         return number, [] if taken_before else records
 
     def record(self, func: Any, args: Sequence[Any], kwargs: Any, out: Any) -> None:

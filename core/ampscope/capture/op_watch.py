@@ -68,6 +68,7 @@ class OpWatch:
         self.attempt = 0
         self.phase = "forward"
         self.enabled = True
+        self.in_optimizer = False
         self.compare_fp32 = True  # also recompute half ops in fp32 and record coarse results
         self.bad: dict[int, BadOp] = {}
         self.uses = Uses()
@@ -92,6 +93,10 @@ class OpWatch:
     ) -> None:
         if self._mode is not None:
             self._mode.__exit__(kind, error, where)
+
+    def set_in_optimizer(self, inside: bool) -> None:
+        """Ops of an optimizer's own step are not sums of the script's."""
+        self.in_optimizer = inside
 
     def taint_of(self, tensor: Tensor | None) -> int | None:
         """Id of the bad op that made ``tensor`` non-finite."""
@@ -224,8 +229,8 @@ class OpWatch:
         self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor], out: Tensor, node: Any,
         maker: _Maker, before: Any,
     ) -> None:  # fmt: skip
-        stalled = op_facts.stalled_share(func, args, out, before)
-        if stalled is not None:
+        stalled = None if self.in_optimizer else op_facts.stalled_share(func, args, out, before)
+        if stalled is not None and _is_running(func._opname, args):
             self._remember("stall", func, args, kwargs, tensors, out, node, error=stalled)
         if self.compare_fp32 and op_facts.is_accumulation(func):
             error = op_facts.fp32_error(func, args, kwargs, out)
@@ -277,8 +282,15 @@ class OpWatch:
             error=error,
             function=function,
             grad_enabled=torch.is_grad_enabled(),
+            tracked=any(t.requires_grad for t in inputs),
         )
         return bad_id
+
+
+def unmark(tensor: Tensor) -> None:
+    """Take the marks off."""
+    tensor.__dict__.pop(MAKER, None)
+    tensor.__dict__.pop(TAINT, None)
 
 
 def is_parameter(tensor: Tensor) -> bool:
@@ -294,6 +306,19 @@ def root_of_loss(loss: Tensor) -> str:
     if maker is None:
         return ""
     return maker.names[0] if maker.scalar is None else f"{maker.names[0]} {maker.scalar:g}"
+
+
+def _is_running(name: str, args: Any) -> bool:
+    """Whether the op adds to something that lives on: an in-place sum, a sum of its own result,
+    or a copy of a freshly computed average. A residual addition is none of these."""
+    if name in ("add_", "sub_", "lerp_"):
+        return not torch.is_grad_enabled() or not args[0].requires_grad
+    made = _producers(args[1])[:1] if name == "copy_" else _producers(args[0])[:3]
+    if name == "copy_":
+        return made in (("add",), ("lerp",), ("sub",)) or _producers(args[1])[:2] == (
+            "_to_copy", "add",
+        )  # fmt: skip
+    return name in made or (not torch.is_grad_enabled() and made[:1] == ("mul",))
 
 
 def _constant(args: Any) -> float | None:

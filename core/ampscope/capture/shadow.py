@@ -2,13 +2,14 @@
 
 At a sampled step a copy of the model in fp32 runs the same weights, batch and random state first.
 Then the real step runs, and each activation, grad_output and weight gradient is compared with the
-shadow's. The copy has its own buffers, and the random state is put back: the real step is
-bit-identical with the shadow on or off.
+shadow's. The copy has its own buffers, its gradients never touch a ``.grad``, and the random states
+are put back: the real step is bit-identical with the shadow on or off.
 """
 
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
@@ -16,52 +17,54 @@ from types import TracebackType
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
+from torch.utils._mode_utils import no_dispatch
 from torch.utils.hooks import RemovableHandle
 
 from ampscope.capture.model_map import ModelMap
-from ampscope.capture.tensors import floating_tensors
-from ampscope.formats import FORMATS
+from ampscope.capture.random_state import random_state_kept
+from ampscope.capture.shadow_comparison import Comparisons
+from ampscope.capture.tensors import floating_tensors, version
 from ampscope.records import Role, ShadowRecord
 
-_Key = tuple[int, int]  # module, how many outputs it had put out before
-_SEEN = "_ampscope_shadow"
+# Module, whether checkpointing repeats its forward, and how many outputs it had before.
+_Key = tuple[int, bool, int]
+_SEEN = "_ampscope_shadow"  # attribute on an output tensor: the step and version that were seen
 
 
 class Shadow:
     """One sampled step: :meth:`run_twin`, then the real step inside the context."""
 
-    def __init__(self, names: ModelMap, step: int, half: str) -> None:
-        self.names = names
-        self.step = step
-        self.scale = 1.0  # the loss scale of the real step; set before its backward
-        self.records: list[ShadowRecord] = []
-        self._min_normal = FORMATS[half].min_normal
+    def __init__(self, names: ModelMap, step: int, scale: float) -> None:
+        self.elapsed_s = 0.0  # comparing, during the real step
+        self._names = names
+        self._step = step
+        self._scale = scale  # the loss scale of the real step
+        self._comparisons = Comparisons(step)
         self._outputs: dict[_Key, Tensor] = {}
         self._gradients: dict[_Key, Tensor] = {}
-        self._weights: list[Tensor | None] = []
-        self._calls: dict[int, int] = {}
-        self._handles: list[RemovableHandle] = []
+        self._weights: dict[str, Tensor] = {}
+        self._calls: dict[tuple[int, bool], int] = {}
+        self._handle: RemovableHandle | None = None
 
     def run_twin(self, loss: Callable[[nn.Module], Tensor]) -> None:
         """Forward and backward of an fp32 copy; ``loss`` maps a model to a scalar tensor."""
-        devices = [p.device for p in self.names.model.parameters() if p.is_cuda]
-        with torch.random.fork_rng(devices={d.index for d in devices}):
-            twin = copy.deepcopy(self.names.model).float()
-            twin.zero_grad(set_to_none=True)
+        with random_state_kept(self._names.model):
+            twin = copy.deepcopy(self._names.model).float()
             hooks = [
                 module.register_forward_hook(partial(self._keep, index))
                 for index, module in enumerate(twin.modules())
             ]
-            value = loss(twin)
-            value.float().backward()
+            trained = {n: p for n, p in twin.named_parameters() if p.requires_grad}
+            value = loss(twin).float()
+            gradients = torch.autograd.grad(value, list(trained.values()), allow_unused=True)
             for hook in hooks:
                 hook.remove()
-        by_name = dict(twin.named_parameters())
-        self._weights = [by_name[name].grad for _, name, _ in self.names.parameters()]
+        found = zip(trained, gradients, strict=True)
+        self._weights = {name: gradient for name, gradient in found if gradient is not None}
         self._calls.clear()
 
     def __enter__(self) -> Shadow:
-        self._handles = [register_module_forward_hook(self._compare_output)]
+        self._handle = register_module_forward_hook(self._compare_output)
         return self
 
     def __exit__(
@@ -70,112 +73,73 @@ class Shadow:
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
-        for handle in self._handles:
-            handle.remove()
+        if self._handle is not None:
+            self._handle.remove()
 
     def compare_weights(self) -> None:
         """Compare the weight gradients; call after backward and before ``unscale_``."""
-        for (module, _, parameter), reference in zip(
-            self.names.parameters(), self._weights, strict=True
-        ):
-            if parameter.grad is not None and reference is not None:
-                self._record(module, Role.WEIGHT_GRAD, parameter.grad, reference, self.scale)
+        for parameter in self._names.parameters:
+            gradient = parameter.tensor.grad
+            reference = self._weights.pop(parameter.name, None)
+            if gradient is not None and reference is not None:
+                self._compare(parameter.owner, Role.WEIGHT_GRAD, gradient, reference, self._scale)
 
-    def merged(self) -> list[ShadowRecord]:
-        """One record a module and role: counts add, the error is the largest part's."""
-        merged: dict[tuple[int, Role], ShadowRecord] = {}
-        for record in self.records:
-            key = (record.module, record.role)
-            merged[key] = _add(merged[key], record) if key in merged else record
-        return list(merged.values())
+    def take(self) -> list[ShadowRecord]:
+        """One record a module and role; frees what was kept."""
+        self._outputs.clear()
+        self._gradients.clear()
+        self._weights.clear()
+        return self._comparisons.records()
+
+    def _unseen(self, output: object) -> list[Tensor]:
+        """The tensors of a module's output that no inner module put out before."""
+        found = []
+        for tensor in floating_tensors(output):
+            mark = (self._step, version(tensor))
+            if tensor.__dict__.get(_SEEN) != mark:
+                found.append(tensor)
+                if not tensor.is_leaf:  # a parameter would keep the mark for good
+                    tensor.__dict__[_SEEN] = mark
+        return found
 
     def _next_key(self, index: int) -> _Key:
-        nth = self._calls.get(index, 0)
-        self._calls[index] = nth + 1
-        return index, nth
+        is_repeated = torch._C._current_graph_task_id() != -1
+        nth = self._calls.get((index, is_repeated), 0)
+        self._calls[index, is_repeated] = nth + 1
+        return index, is_repeated, nth
 
     def _keep(self, index: int, module: nn.Module, inputs: object, output: object) -> None:
-        for tensor in floating_tensors(output):
-            if hasattr(tensor, _SEEN):
-                continue
-            setattr(tensor, _SEEN, True)
+        for tensor in self._unseen(output):
             key = self._next_key(index)
             self._outputs[key] = tensor.detach().clone()  # a later in-place op would change it
             if tensor.requires_grad:
-                tensor.register_hook(partial(self._keep_gradient, key))
+                tensor.register_hook(partial(self._keep_gradient, key))  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def _keep_gradient(self, key: _Key, gradient: Tensor) -> None:
-        self._gradients[key] = gradient.detach()
+        self._gradients[key] = gradient.detach().clone()
 
     def _compare_output(self, module: nn.Module, inputs: object, output: object) -> None:
-        index = self.names.index(module)
+        index = self._names.index(module)
         if index is None:
             return
-        for tensor in floating_tensors(output):
-            if hasattr(tensor, _SEEN):
-                continue
-            setattr(tensor, _SEEN, True)
+        for tensor in self._unseen(output):
             key = self._next_key(index)
             reference = self._outputs.pop(key, None)
-            if reference is not None and reference.shape == tensor.shape:
-                self._record(index, Role.ACTIVATION, tensor.detach(), reference, 1.0)
-            if tensor.requires_grad:
-                tensor.register_hook(partial(self._compare_gradient, key))
+            if reference is not None and not key[1]:  # a repeated forward was compared before
+                self._compare(index, Role.ACTIVATION, tensor, reference, 1.0)
+            if tensor.requires_grad and not tensor.is_leaf:
+                tensor.register_hook(partial(self._compare_gradient, key))  # type: ignore[no-untyped-call]  # as above
 
     def _compare_gradient(self, key: _Key, gradient: Tensor) -> None:
         reference = self._gradients.pop(key, None)
-        if reference is not None and reference.shape == gradient.shape:
-            self._record(key[0], Role.GRAD_OUTPUT, gradient, reference, self.scale)
+        if reference is not None:
+            self._compare(key[0], Role.GRAD_OUTPUT, gradient, reference, self._scale)
 
-    def _record(
+    def _compare(
         self, module: int, role: Role, half: Tensor, reference: Tensor, scale: float
     ) -> None:
-        with torch.no_grad():
-            zero, reference_zero = half == 0, reference == 0  # -0 equals 0
-            subnormal = (half.abs() < self._min_normal) & ~zero
-            value = half.float() / scale
-            norm = torch.linalg.vector_norm(reference)
-            error = torch.linalg.vector_norm(value - reference)
-            dot = torch.linalg.vecdot(value.flatten(), reference.flatten())
-            length = torch.linalg.vector_norm(value) * norm
-            numbers = torch.stack((norm, error, dot, length, reference.abs().max())).tolist()
-            counts = torch.stack(
-                ((zero & ~reference_zero).sum(), subnormal.sum(), (zero & reference_zero).sum())
-            ).tolist()
-        norm_f, error_f, dot_f, length_f, largest = numbers
-        self.records.append(
-            ShadowRecord(
-                step=self.step,
-                module=module,
-                role=role,
-                total=half.numel(),
-                lost=int(counts[0]),
-                subnormal=int(counts[1]),
-                zero_before=int(counts[2]),
-                relative_error=error_f / norm_f if norm_f else None,
-                cosine=dot_f / length_f if length_f else None,
-                max_abs_fp32=largest,
-            )
-        )
-
-
-def _add(first: ShadowRecord, second: ShadowRecord) -> ShadowRecord:
-    worse = max(first, second, key=lambda r: _badness(r.relative_error))
-    return ShadowRecord(
-        step=first.step,
-        module=first.module,
-        role=first.role,
-        total=first.total + second.total,
-        lost=first.lost + second.lost,
-        subnormal=first.subnormal + second.subnormal,
-        zero_before=first.zero_before + second.zero_before,
-        relative_error=worse.relative_error,
-        cosine=worse.cosine,
-        max_abs_fp32=max(first.max_abs_fp32 or 0.0, second.max_abs_fp32 or 0.0),
-    )
-
-
-def _badness(error: float | None) -> float:
-    if error is None:
-        return -1.0
-    return float("inf") if error != error else error
+        started = time.perf_counter()
+        if half.shape == reference.shape:
+            with torch.no_grad(), no_dispatch():
+                self._comparisons.add(module, role, half.detach(), reference, scale)
+        self.elapsed_s += time.perf_counter() - started

@@ -7,7 +7,6 @@ which a person should look for the first NaN or Inf.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from types import TracebackType
 
@@ -28,7 +27,6 @@ class WeightObserver:
 
     def __init__(self, names: ModelMap, counts: Accumulator) -> None:
         self.counts = counts
-        self.elapsed_s = 0.0
         self._parameters = tuple(p for p in names.parameters if p.tensor.is_floating_point())
         self._tensors = [p.tensor for p in self._parameters]
         self._order: list[int] = []  # positions of parameters, as backward reached them
@@ -58,35 +56,28 @@ class WeightObserver:
 
     def count_weights(self) -> None:
         """Count the weights as they are now."""
-        started = time.perf_counter()
         for parameter in self._parameters:
             self.counts.add(Role.WEIGHT, parameter.owner, parameter.tensor, stable=True)
         self.counts.flush()
-        self.elapsed_s += time.perf_counter() - started
 
     def count_gradients(self) -> None:
         """Count the gradients that this step's backward passes reached."""
-        started = time.perf_counter()
         for position in self._reached():
             gradient = self._tensors[position].grad
             if gradient is not None:
                 self.counts.add(Role.WEIGHT_GRAD, position, gradient, stable=True)
         self.counts.flush()
-        self.elapsed_s += time.perf_counter() - started
 
     def remember(self) -> None:
         """Keep a copy of the weights, to be compared after the optimizer's step."""
-        started = time.perf_counter()
         with torch.no_grad(), no_dispatch():
             if not self._before:
                 self._before = [torch.empty_like(tensor) for tensor in self._tensors]
             if self._before:
                 torch._foreach_copy_(self._before, self._tensors)
-        self.elapsed_s += time.perf_counter() - started
 
     def count_updates(self) -> None:
         """Count new minus old weights."""
-        started = time.perf_counter()
         if self._before:
             with torch.no_grad(), no_dispatch():
                 # In the old weights' own memory, as -old + new: new - old, and +0 where they agree.
@@ -95,7 +86,6 @@ class WeightObserver:
             for parameter, change in zip(self._parameters, self._before, strict=True):
                 self.counts.add(Role.UPDATE, parameter.owner, change, stable=True)
             self.counts.flush()
-        self.elapsed_s += time.perf_counter() - started
 
     def moved_share(self, updates: Frame) -> float | None:
         """Share of the weights that moved at all. A difference of two numbers of one IEEE format is

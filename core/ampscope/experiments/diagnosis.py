@@ -155,12 +155,7 @@ class _Plan:
             self.trials.append(Trial(control, "fp32_module", True, self._price(control)))
 
     def _price(self, control: str) -> float | None:
-        """Time of the fixed run over the time as it is, an attempt each."""
-        times = []
-        for name in (control, "as_is"):
-            outcome = self.views[name].outcome
-            times.append(outcome.elapsed_s / outcome.attempts if outcome.attempts else 0.0)
-        return times[0] / times[1] if times[1] else None
+        return price(self.views[control], self.views["as_is"])
 
     def _keep(self, control: str, run: ScriptRun) -> None:
         self.done[control] = run
@@ -184,6 +179,12 @@ class _Plan:
                 if name in self.views
             },
         )
+
+
+def price(fixed: RunView, before: RunView) -> float | None:
+    """Time an attempt of the fixed run over the time as it is; both were watched alike."""
+    times = [v.outcome.elapsed_s / v.outcome.attempts if v.outcome.attempts else 0.0 for v in (fixed, before)]
+    return times[0] / times[1] if times[1] else None
 
 
 def kind_of(control: str, fix: Fix) -> str:

@@ -18,12 +18,23 @@ from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
+from ampscope.observations import BadOp
+from ampscope.rules.forward_root import same_in_fp32
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, passed
+from ampscope.rules.wording import op_verdict
 
 def check(evidence: Evidence) -> Verdict:
     """Found when the first non-finite value came in with a tensor, in both precisions."""
     if evidence.fp32 is None:
         return inconclusive("Without the fp32 control a cast may have made it so.")
+    root = evidence.root
+    if root is not None and _prepares_data(root.op) and same_in_fp32(evidence, root.op):
+        return op_verdict(
+            root,
+            f"Line {root.op.line} makes a value that is not finite before any model sees it ({root.op.op}). "
+            "AMP is innocent: the fp32 control makes it too.",
+            Fix("fix_data", "Repair or drop the bad samples.", PATCH),
+        )
     own, reference = _first(evidence.as_is), _first(evidence.fp32)
     if own is None or reference is None:
         return passed("Every batch was finite.")
@@ -46,6 +57,11 @@ def check(evidence: Evidence) -> Verdict:
 
 
 PATCH = "if not torch.isfinite(batch).all():\n    continue  # and find out where it comes from\n"
+
+
+def _prepares_data(op: BadOp) -> bool:
+    """Outside every module, on tensors that depend on no parameter."""
+    return not op.tracked and not op.module_type and op.phase != "backward"
 
 
 def _first(run: RunView) -> tuple[str, int, str, int] | None:

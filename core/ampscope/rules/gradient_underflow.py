@@ -20,11 +20,12 @@ from __future__ import annotations
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.root_op import silent_suspects
 from ampscope.analysis.run_view import RunView
-from ampscope.analysis.symptoms import Symptom
+from ampscope.analysis.symptoms import Symptom, progress
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, not_applicable, passed
 
 LOST = 0.05  # of all gradient entries; a healthy scaler loses less than 0.001
-LOST_SURELY = 0.3  # without a look at the loss curve
+LOST_SURELY = 0.9  # without a look at the loss curve: hardly anything learns
+LOST_CLEARLY, SLOWER = 0.2, 0.85  # lost share at which slower progress than fp32's is put down to it
 
 
 def check(evidence: Evidence) -> Verdict:
@@ -37,7 +38,9 @@ def check(evidence: Evidence) -> Verdict:
         return inconclusive("Only the fp32 control tells a lost gradient from a structural zero.")
     late = _late_share(run) - _late_share(fp32)
     worst = max(lost, late)
-    harmed = bool(evidence.symptoms & {Symptom.BEHIND, Symptom.FROZEN})
+    harmed = bool(evidence.symptoms & {Symptom.BEHIND, Symptom.FROZEN}) or (
+        worst > LOST_CLEARLY and _is_slower(run, fp32)
+    )
     if worst < LOST or not (harmed or worst > LOST_SURELY):
         return passed(f"{max(worst, 0.0):.2%} of the gradient entries are zero here and not in fp32.")
     if evidence.root is not None and evidence.symptoms & {Symptom.LOSS}:
@@ -68,6 +71,11 @@ scaler.scale(loss).backward()
 scaler.step(optimizer)
 scaler.update()
 """
+
+
+def _is_slower(run: RunView, fp32: RunView) -> bool:
+    own, reference = progress(run), progress(fp32)
+    return bool(reference and reference > 0 and (own is None or own < SLOWER * reference))
 
 
 def _late_share(run: RunView) -> float:

@@ -28,7 +28,7 @@ def check(evidence: Evidence) -> Verdict:
     """Found from stalled additions and from results far from fp32's, at the op itself."""
     run = evidence.as_is
     coarse = [b for b in run.bad_ops if b.kind == "coarse"]
-    stalls = [b for b in run.bad_ops if b.kind == "stall" and b.count >= STALLS and _own_sum(b)]
+    stalls = [b for b in run.bad_ops if b.kind == "stall" and b.count >= STALLS and _own_sum(b) and not any(o.is_parameter for o in b.inputs)]
     found = sorted(coarse, key=lambda b: -(b.error or 0.0)) or sorted(stalls, key=lambda b: -b.count)
     if not found:
         return passed("No sum in half precision stalls.")

@@ -18,10 +18,12 @@ from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
+from ampscope.observations import BadOp
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, passed
 
 STILL = 0.5  # of what moves in fp32
 AVERAGE_STILL = 0.5  # a moving average that came less than half as far
+OFTEN = 5  # updates of an average that moved next to nothing
 
 
 def check(evidence: Evidence) -> Verdict:
@@ -59,7 +61,21 @@ def _averages(run: RunView, fp32: RunView) -> Verdict:
                 (Measurement("change over the run", scan.change or 0.0, AVERAGE_STILL * other.change, "as_is"),
                  Measurement("change over the run in fp32", other.change, None, "fp32")),
             )  # fmt: skip
+    for op in run.bad_ops:
+        if op.kind == "stall" and op.count >= OFTEN and is_average(op):
+            return _found(
+                op.module,
+                f"Line {op.line} updates an average of weights in {op.dtype}, and {op.error or 0:.0%} of its "
+                f"elements stay as they are, {op.count} times: the updates are below half the spacing.",
+                (Measurement("elements that stand still", op.error or 0.0, 0.9, "as_is", op.attempt),
+                 Measurement("times", op.count, OFTEN, "as_is", op.attempt)),
+            )  # fmt: skip
     return passed("What fp32 moves, moves here too.")
+
+
+def is_average(op: BadOp) -> bool:
+    """Weights are involved: the target, or what is added, is a parameter or made of one."""
+    return any(o.is_parameter for o in op.inputs)
 
 
 def _found(module: str, reason: str, evidence: tuple[Measurement, ...]) -> Verdict:

@@ -1,12 +1,12 @@
 """The instruments of a probe, put together: what each of them does at which moment of a step.
 
-One step, and who is called when (the loop's docstring has the training's side of it)::
-
     start       weights counted; the fp32 shadow runs its own step, at sampled steps
     recording   op trace and shadow comparison are attached to the real step
     gradients   complete, still scaled: counted, compared with the shadow's
     before      the optimizer's step: gradient norm; the weights are remembered
     finish      updates counted; everything goes to the writer
+
+The loop's docstring has the training's side of it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ import math
 import time
 from collections.abc import Iterator
 
-import torch
-from torch import nn
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampscope.capture.accumulator import Accumulator
+from ampscope.capture.gradient_norm import gradient_norm
 from ampscope.capture.histograms import HistogramHooks
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.op_trace import OpTrace
@@ -34,7 +33,10 @@ from ampscope.workloads.protocol import Batch
 
 
 class Instruments:
-    """Everything that watches one training; what it saw goes to ``writer``."""
+    """Everything that watches one training; what it saw goes to ``writer``.
+
+    ``arithmetic`` is the mode that computes the ops, or None; the step runs inside it.
+    """
 
     def __init__(
         self,
@@ -49,6 +51,7 @@ class Instruments:
         self.grad_norm: float | None = None  # of this step, unscaled
         self.moved_share: float | None = None
         self.op_set: int | None = None
+        self.note = ""  # one sentence on what could not be recorded
         self._names = ModelMap(training.model)
         self._counts = Accumulator()
         self._hooks = HistogramHooks(self._names, self._counts)
@@ -56,32 +59,40 @@ class Instruments:
         self._trace = OpTrace(self._names, executes=arithmetic)
         self._arithmetic = arithmetic
         self._shadow: Shadow | None = None
-        self._has_stepped = False
+        self._asked = self._stepped = False
         self._step, self._scale = -1, 1.0
         self._elapsed_s = 0.0
+        self._has_shadow = cadence.shadow > 0 and training.compute_format != "fp32"
+        if self._has_shadow and training.workload.step is not None:
+            self._without_shadow("the workload has a training step of its own, which it cannot run")
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
         """Hooks on; all off on exit."""
         scaler = self.training.scaler
         scaler.on_gradients, scaler.on_step = self._on_gradients, self._on_step
+        after_step = self.training.optimizer.register_step_post_hook(self._after_step)
         self.writer.add_modules(self._names.records())
         try:
             with self._hooks, self._weights:
                 yield
         finally:
             scaler.unobserved()
+            after_step.remove()
 
     def start(self, step: int, batch: Batch, scale: float) -> None:
-        """Before the step."""
+        """Before the step, which will use this loss scale."""
         with self._timed():
-            self._step, self._scale, self._has_stepped = step, scale, False
+            self._step, self._scale = step, scale
+            self._asked = self._stepped = False
             self.grad_norm = self.moved_share = self.op_set = None
             self._weights.start_step()
-            if due(self.cadence.histogram, step):
+            if self._is_due(self.cadence.histogram):
                 self._weights.count_weights()
-            self._shadow = self._new_shadow(batch) if due(self.cadence.shadow, step) else None
-            self._hooks.start_step(step, active=due(self.cadence.histogram, step))
+            self._shadow = None
+            if self._has_shadow and self._is_due(self.cadence.shadow):
+                self._shadow = self._run_shadow(batch)
+            self._hooks.start_step(step, active=self._is_due(self.cadence.histogram))
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
@@ -89,11 +100,16 @@ class Instruments:
         with contextlib.ExitStack() as stack:
             if self._shadow is not None:
                 stack.enter_context(self._shadow)
-            if due(self.cadence.trace, self._step):
+            if self._is_due(self.cadence.trace):
                 stack.enter_context(self._trace)
             elif self._arithmetic is not None:
-                stack.enter_context(self._arithmetic)  # type: ignore[arg-type]  # its __enter__ is untyped
+                stack.enter_context(self._arithmetic)
             yield
+
+    @property
+    def was_skipped(self) -> bool:
+        """The scaler was asked to step and left the optimizer out."""
+        return self._asked and not self._stepped
 
     def finish(self, *, skipped: bool) -> None:
         """After the step; what was seen goes to the writer."""
@@ -101,21 +117,85 @@ class Instruments:
             self._hooks.end_step()
             if skipped:
                 self.moved_share = 0.0
-            elif self._has_stepped:
+            elif self._asked and self._is_due(self.cadence.histogram):
                 self._weights.count_updates()
             self._write_frames()
             if self._shadow is not None:
+                self._elapsed_s += self._shadow.elapsed_s
                 self.writer.add_shadow(self._shadow.take())
                 self._shadow = None
-            if due(self.cadence.trace, self._step):
+            if self._is_due(self.cadence.trace):
                 self.op_set, ops = self._trace.take()
                 self.writer.add_ops(self.op_set, ops)
 
-    def elapsed_s(self) -> float:
-        """Wall time of the instruments since the last call."""
-        parts = (self._hooks, self._trace) if self._shadow is None else (self._hooks, self._trace, self._shadow)
-        total = self._elapsed_s + sum(part.elapsed_s for part in parts)
-        for part in parts:
-            part.elapsed_s = 0.0
-        self._elapsed_s = 0.0
+    def take_elapsed_s(self) -> float:
+        """The instruments' wall time since the last call."""
+        total = self._elapsed_s + self._hooks.elapsed_s + self._trace.elapsed_s
+        self._elapsed_s = self._hooks.elapsed_s = self._trace.elapsed_s = 0.0
         return total
+
+    def _run_shadow(self, batch: Batch) -> Shadow | None:
+        training = self.training
+        shadow = Shadow(self._names, self._step, self._scale)
+        twin_batch = training.twin_batch(batch)
+        try:
+            shadow.run_twin(lambda model: checked_loss(training.workload.loss(model, twin_batch)))
+        except Exception as error:  # whatever a copy of the user's model may raise: the run goes on
+            self._without_shadow(f"a copy of the model in fp32 raised {type(error).__name__}")
+            return None
+        return shadow
+
+    def _without_shadow(self, reason: str) -> None:
+        self._has_shadow = False
+        self.note = (
+            f"The fp32 shadow is off: {reason}. Lost values cannot be told from zeros in this run."
+        )
+
+    def _on_gradients(self) -> None:
+        """Gradients are complete and still scaled."""
+        with self._timed():
+            self._trace.place.outside = "step"
+            if self._shadow is not None:
+                self._shadow.compare_weights()
+            if self._is_due(self.cadence.histogram):
+                self._weights.count_gradients()
+
+    def _on_step(self, is_unscaled: bool) -> None:
+        """The optimizer is about to step, or to be skipped."""
+        with self._timed():
+            with no_dispatch():
+                norm = gradient_norm(self._names)
+            self.grad_norm = norm if is_unscaled else norm / self._scale
+            if self._is_due(self.cadence.histogram):
+                if not self._asked:  # a step of its own may call the optimizer several times
+                    self._weights.remember()
+            elif not math.isfinite(norm):
+                # Whatever the cadence: a skip always says which gradients were not finite.
+                self._weights.count_gradients()
+            self._asked = True
+
+    def _after_step(self, *_: object) -> None:
+        self._stepped = True
+
+    def _write_frames(self) -> None:
+        frames = self._counts.take(self._step, self._scale)
+        gradients = frames.pop(Role.WEIGHT_GRAD, None)
+        if gradients is not None:
+            self.writer.add_nonfinite(self._weights.nonfinite(gradients))
+            if self._is_due(self.cadence.histogram):
+                frames[Role.WEIGHT_GRAD] = self._weights.by_module(gradients)
+        if Role.UPDATE in frames:
+            self.moved_share = self._weights.moved_share(frames[Role.UPDATE])
+        for frame in frames.values():
+            self.writer.add_frame(frame)
+
+    def _is_due(self, every: int) -> bool:
+        return every > 0 and self._step % every == 0
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._elapsed_s += time.perf_counter() - started

@@ -14,8 +14,9 @@ from ampscope.policy.precision import convert_model, precision_context, torch_dt
 from ampscope.policy.rehearsal import cuda_autocast_lists
 from ampscope.policy.tensor_core import TensorCoreMode
 from ampscope.records import RunSpec
-from ampscope.run.loop import ProbeLoop, Training
+from ampscope.run.loop import ProbeLoop
 from ampscope.run.scaler import ObservedScaler
+from ampscope.run.training import Training
 from ampscope.store.writer import RunWriter
 from ampscope.workloads.load import load
 from ampscope.workloads.protocol import Workload, iterate, move
@@ -70,12 +71,15 @@ def drive(
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> ProbeLoop:
     """Run the spec's steps. Raises Cancelled when ``is_cancelled()`` turns true between steps."""
-    loop = ProbeLoop(training, spec.cadence, writer)
+    # Ops are sent to the arithmetic step by step, so that the op trace can run them through it.
+    rehearses = policy == "rehearsal"
+    loop = ProbeLoop(training, spec.cadence, writer, TensorCoreMode() if rehearses else None)
+    lists = cuda_autocast_lists() if rehearses else contextlib.nullcontext()
     precision = resolve(spec.precision, training.device.type)
     batches = iterate(training.workload)
     model_dtype = torch_dtype(precision.model_dtype) if precision.model_dtype else None
     torch.manual_seed(spec.seed)  # the loop starts from the same state however the build went
-    with arithmetic(policy), loop.observing():
+    with lists, loop.observing():
         for number in range(spec.steps):
             if is_cancelled():
                 raise Cancelled(f"Cancelled after {number} steps.")
@@ -97,5 +101,3 @@ def _optimizer(workload: Workload) -> torch.optim.Optimizer:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise BadInput(f"`optimizer` returned {type(optimizer).__name__}, not an optimizer.")
     return optimizer
-
-

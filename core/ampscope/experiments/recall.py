@@ -1,0 +1,63 @@
+"""A diagnosis read back from the store: evidence is kept, verdicts are computed anew.
+
+So a better rule improves old diagnoses, and what a page shows can never differ from what the
+measurements say.
+"""
+
+from __future__ import annotations
+
+from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.run_view import RunView
+from ampscope.analysis.symptoms import symptoms
+from ampscope.diagnose import diagnose
+from ampscope.errors import BadInput
+from ampscope.experiments.cure import Trial, is_cured
+from ampscope.experiments.diagnosis import Report, kind_of, price
+from ampscope.records import RunInfo, State
+from ampscope.store.reader import Reader
+
+CONTROLS = ("as_is", "fp32", "bf16")
+
+
+def recall(reader: Reader, run_id: str) -> Report:
+    """The diagnosis that ``run_id`` (any of its runs) belongs to.
+
+    Raises BadInput for a probe, or while the script as it is has not ended.
+    """
+    info = reader.run(run_id)
+    if info.spec.kind != "script":
+        raise BadInput("This run is a probe. Diagnose a script with: ampscope diagnose train.py")
+    infos = {r.spec.control: r for r in reader.group(info.spec.group)} or {info.spec.control: info}
+    first = infos.get("as_is", info)
+    if first.state.is_active:
+        raise BadInput("The script is still running as it is; the diagnosis begins when it ends.")
+    views = {name: _view(reader, r) for name, r in infos.items() if not r.state.is_active}
+    views.setdefault("as_is", _view(reader, first))
+    policy = first.machine.policy if first.machine else "native"
+    evidence = Evidence(views, policy)
+    diagnosis = diagnose(evidence)
+    trials = []
+    if diagnosis.findings:
+        finding = diagnosis.findings[0]
+        for name, view in views.items():
+            if name in finding.verdict.fix.controls or name.startswith("fp32_modules:"):
+                cured = is_cured(finding, evidence, view, views.get(f"fp32;{name}"))
+                kind = kind_of(name, finding.verdict.fix)
+                trials.append(Trial(name, kind, cured, price(view, views["as_is"])))
+    ended = [r.ended for r in infos.values() if r.ended is not None]
+    problem = first.message if first.state in (State.FAILED, State.LOST, State.CANCELLED) else ""
+    return Report(
+        script=first.spec.workload,
+        diagnosis=diagnosis,
+        runs=infos,
+        trials=tuple(trials),
+        elapsed_s=(max(ended) - first.created) if ended else 0.0,
+        could_not_run=problem,
+        control_symptoms={
+            name: tuple(sorted(symptoms(views[name], None))) for name in CONTROLS[1:] if name in views
+        },
+    )
+
+
+def _view(reader: Reader, info: RunInfo) -> RunView:
+    return RunView(info.spec.control, info.id, reader.observations(info.id))
