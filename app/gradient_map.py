@@ -27,7 +27,7 @@ from app.layout import KeyFigure
 from app.module_names import find_box, names_by_index, short_names
 from app.text import count, percent, share
 
-TICK_LENGTH = 24  # characters beside the plot: 150 px of the 470 that 800 px leave it
+TICK_LENGTH = 26  # characters beside the plot: 160 px of the 470 that 800 px leave it
 SHOWN = (40, 100, 1000)  # rows of the heat map; more than a screenful is asked for
 MODEL_ORDER, WORST_FIRST = "model order", "worst first"
 ZONE_COLUMNS = ("lost", "subnormal", "normal", "overflow", "zero", "not finite")

@@ -19,7 +19,7 @@ from app.layout import KeyFigure
 from app.module_names import find_box, names_by_index, pick_module, short_names
 from app.text import count, percent, share
 
-TICK_LENGTH = 24  # characters beside the plot, as on Gradients
+TICK_LENGTH = 26  # characters beside the plot, as on Gradients
 SHOWN_MODULES = 15  # bars of the FLOP chart
 UNFOLDED = 200  # a larger tree starts folded to at most so many rows
 

@@ -12,7 +12,7 @@ from ampscope.records import RunInfo, State, StepRecord
 from app import chart, probes, sitemap, states, store
 from app.figures.progress import progress_figure
 from app.run_page import name_of
-from app.text import duration, escape, number
+from app.text import duration, escape, number, plural
 
 REFRESH_EVERY_S = 1.0
 
@@ -36,8 +36,9 @@ def _refreshing(group: str, key: str) -> None:
 
 
 def _draw(runs: list[RunInfo], key: str) -> None:
+    is_device_taken = any(run.state is State.RUNNING for run in store.runs())
     for run in runs:
-        _row(run, key)
+        _row(run, key, is_device_taken)
     recorded = [(run, store.steps(run)) for run in runs]
     if any(steps for _, steps in recorded):
         st.markdown(escape(_what_to_see(recorded)))
@@ -49,32 +50,28 @@ def _draw(runs: list[RunInfo], key: str) -> None:
         )
 
 
-def _row(run: RunInfo, key: str) -> None:
+def _row(run: RunInfo, key: str, is_device_taken: bool) -> None:
     name, progress, action = st.columns([3, 5, 2], vertical_alignment="center")
     with name.container(horizontal=True, vertical_alignment="center", gap="small"):
         st.markdown(f"**{escape(run.spec.precision)}**", width="content")
         st.badge(run.state, color=states.BADGE_COLORS[run.state])
+    done = min(1.0, run.steps_done / run.spec.steps)
+    progress.progress(done, text=_progress_text(run, is_device_taken))
     if run.state.is_active:
-        progress.progress(run.steps_done / run.spec.steps, text=_progress_text(run))
         if action.button("Cancel", key=f"{key}-cancel-{run.id}", width="stretch"):
             probes.cancel(run)
             st.toast(f"{escape(name_of(run))} stops at its next step.")
-    elif run.state is State.FINISHED:
-        progress.progress(1.0, text=_progress_text(run))
-        link = {"run": run.id}
-        action.page_link(sitemap.LAYERS.file, label="Open", query_params=link)
-    else:
-        with progress:
-            states.explain(run)
-        if run.steps_done:
-            link = {"run": run.id}
-            action.page_link(sitemap.LAYERS.file, label="Open", query_params=link)
+        return
+    if run.steps_done:
+        action.page_link(sitemap.LAYERS.file, label="Open", query_params={"run": run.id})
+    states.explain(run)
 
 
-def _progress_text(run: RunInfo) -> str:
+def _progress_text(run: RunInfo, is_device_taken: bool) -> str:
     if run.state is State.QUEUED:
-        return f"Waits, place {run.place} in the queue" if run.place > 1 else "Starting"
-    done = f"{run.steps_done:,} of {run.spec.steps:,} steps"
+        waits = run.place > 1 or is_device_taken
+        return f"Waits, place {run.place} in the queue" if waits else "Starting"
+    done = f"{run.steps_done:,} of {plural(run.spec.steps, 'step')}"
     if run.started is None:
         return done
     end = run.ended or run.heartbeat or run.started
@@ -89,7 +86,7 @@ def _what_to_see(recorded: list[tuple[RunInfo, list[StepRecord]]]) -> str:
         if steps
     ]
     skips = sum(step.skipped for _, steps in recorded for step in steps)
-    tail = f" GradScaler has left out {skips} steps." if skips else ""
+    tail = f" GradScaler has left out {plural(skips, 'step')}." if skips else ""
     return f"Loss so far: {'; '.join(parts)}.{tail}"
 
 

@@ -90,6 +90,19 @@ def test_fp32_and_fp64_of_every_magnitude(counter: DeviceCounter) -> None:
     np.testing.assert_array_equal(counter.collect(), expected)
 
 
+def test_every_position_of_the_window(counter: DeviceCounter) -> None:
+    """Whole tiles whose largest exponent field is each of fp16's in turn, infinity without a NaN
+    among them: above it the kernel looks at 29 fields, below at the rest."""
+    rng = np.random.default_rng(4)
+    for top in range(32):
+        bits = rng.integers(0, max(1, top << 10) + 1, 4096).astype(np.uint16)
+        bits[:2] = top << 10, 0x8000 | top << 10
+        bits[2::3] |= 0x8000
+        counter.add(torch.from_numpy(bits.view(np.float16)).to(counter.device), top, stable=True)
+        expected = oracle.row_of(oracle.fp16(int(b)) for b in bits)
+        np.testing.assert_array_equal(counter.collect()[top], expected)
+
+
 def test_rows_grow_add_up_and_start_anew(counter: DeviceCounter) -> None:
     ones = torch.ones(1000, dtype=torch.bfloat16, device=counter.device)
     counter.add(ones, 0)

@@ -195,7 +195,7 @@ def test_progress_place_in_the_queue_and_the_way_back(open_page: Open, store_pat
     app = open_page("new_probe", group="g")
     running, waiting = (bar.text for bar in app.progress)
     assert running.startswith("6 of 12 steps")
-    assert waiting == "Waits, place 2 in the queue"
+    assert waiting == "Waits, place 2 in the queue"  # `other` is first
     app = app.button(key="np-another").click().run()
     assert "group" not in app.query_params
     assert app.button(key="np-start")

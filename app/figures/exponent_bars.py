@@ -20,9 +20,7 @@ LEAST = 0.5  # the log axis starts below 1, so that a single element has a bar
 
 def exponent_bars(row: Raw, fmt: NumberFormat, shift: int, *, x_title: str) -> go.Figure:
     """Figure of one raw row, moved by ``shift`` powers of two."""
-    occupied = occupied_range(row[None, :])
-    moved = None if occupied is None else (occupied[0] + shift, occupied[1] + shift)
-    shown = exponent_range(moved, fmt)
+    shown = exponent_range(occupied_range(row[None, :], [shift]), fmt)
     counts = aligned(row[None, :], [shift], shown.lowest, shown.highest)[0]
     total = max(int(row.sum()), 1)
     figure = go.Figure()

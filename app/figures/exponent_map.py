@@ -53,7 +53,7 @@ def exponent_map(
     data: MapRows, fmt: NumberFormat, *, x_title: str, y_title: str, row_px: float = ROW_PX
 ) -> go.Figure:
     """Figure of ``data``; zones and limits are those of ``fmt``."""
-    shown = exponent_range(_range_after_shift(data), fmt)
+    shown = exponent_range(occupied_range(data.rows, data.shifts), fmt)
     counts = aligned(data.rows, data.shifts, shown.lowest, shown.highest)
     names = [for_plotly(name) for name in data.names]
     totals = np.maximum(data.rows.sum(axis=1, keepdims=True), 1)
@@ -74,15 +74,6 @@ def exponent_map(
     set_exponent_axis(figure, fmt, shown, "x2", x_title)
     _frame_specials(figure, is_empty=not data.rows[:, NAN : NEG_INF + 1].any())
     return figure
-
-
-def _range_after_shift(data: MapRows) -> tuple[int, int] | None:
-    ends = []
-    for shift in set(data.shifts):
-        found = occupied_range(data.rows[np.asarray(data.shifts) == shift])
-        if found is not None:
-            ends.append((found[0] + shift, found[1] + shift))
-    return None if not ends else (min(e[0] for e in ends), max(e[1] for e in ends))
 
 
 def _cells(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 from ampscope.records import RunInfo, StepRecord
@@ -26,14 +27,15 @@ def progress_figure(runs: Sequence[tuple[RunInfo, Sequence[StepRecord]]]) -> go.
         figure.add_trace(_curve(steps, [s.loss for s in steps], look, "loss %{y:.4g}"), 1, 1)
         if any(step.scale is not None for step in steps):
             values = [_log2(step.scale) for step in steps]
-            scale = _curve(steps, values, {**look, "showlegend": False}, "scale 2^%{y:.3g}")
+            stairs = {**look, "line": {**look["line"], "shape": "hv"}, "showlegend": False}
+            scale = _curve(steps, values, stairs, "scale 2^%{y:.3g}")
             figure.add_trace(scale, 2, 1)
     last = max((run.spec.steps for run, _ in runs), default=1)
     figure.update_xaxes(range=[-0.5, max(last - 0.5, 1)], showgrid=False)
     figure.update_xaxes(title_text="step", row=rows, col=1)
     figure.update_yaxes(title_text="loss", row=1, col=1)
     if has_scale:
-        figure.update_yaxes(title_text="log2 of loss scale", row=2, col=1)
+        figure.update_yaxes(title_text="log2 of loss scale", row=2, col=1, **_whole_ticks(figure))
     figure.update_layout(
         height=HEIGHT if has_scale else HEIGHT - 120,
         margin={"t": 32, "b": 0, "l": 0, "r": 8},
@@ -44,7 +46,14 @@ def progress_figure(runs: Sequence[tuple[RunInfo, Sequence[StepRecord]]]) -> go.
     return figure
 
 
-def _look(run: RunInfo) -> dict[str, object]:
+def _whole_ticks(figure: go.Figure) -> dict[str, object]:
+    """At least two powers of two above and below, so that a constant scale is not magnified."""
+    values = [y for trace in figure.data if trace.yaxis == "y2" for y in trace.y if y is not None]
+    low, high = math.floor(min(values)) - 2, math.ceil(max(values)) + 2
+    return {"range": [low, high], "dtick": max(1, (high - low) // 5)}
+
+
+def _look(run: RunInfo) -> dict[str, Any]:
     precision = run.spec.precision
     dash = WITHOUT_SCALER if "noscaler" in precision else "solid"
     name = run.spec.label or precision

@@ -1,10 +1,10 @@
 """The failure tree. Each message says what happened, where, and what to do next.
 
-    AmpscopeError
-    ├── BadInput        the user asked for something that cannot be done as asked
-    ├── StoreError      the store cannot be read or written (path, disk, schema, not SQLite)
-    ├── ProbeFailed     a child run ended badly; the message is the run's own sentence
-    └── Cancelled       a person stopped the run
+AmpscopeError
+├── BadInput        the user asked for something that cannot be done as asked
+├── StoreError      the store cannot be read or written (path, disk, schema, not SQLite)
+├── ProbeFailed     a child run ended badly; the message is the run's own sentence
+└── Cancelled       a person stopped the run
 """
 
 from __future__ import annotations

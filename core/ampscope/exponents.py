@@ -50,9 +50,7 @@ class Zones:
 
     @property
     def total(self) -> int:
-        return (
-            self.lost + self.subnormal + self.normal + self.overflow + self.zero + self.nonfinite
-        )
+        return self.lost + self.subnormal + self.normal + self.overflow + self.zero + self.nonfinite
 
     @property
     def nonzero(self) -> int:

@@ -84,9 +84,7 @@ FP16 = NumberFormat("fp16", 5, 10)
 E4M3 = NumberFormat("e4m3", 4, 3, has_infinity=False)
 E5M2 = NumberFormat("e5m2", 5, 2)
 
-FORMATS: dict[str, NumberFormat] = {
-    f.name: f for f in (FP64, FP32, TF32, BF16, FP16, E4M3, E5M2)
-}
+FORMATS: dict[str, NumberFormat] = {f.name: f for f in (FP64, FP32, TF32, BF16, FP16, E4M3, E5M2)}
 
 # torch's spelling of a dtype -> ours. Anything else (int64, bool …) keeps its own name.
 DTYPE_NAMES: dict[str, str] = {

@@ -82,10 +82,14 @@ def shares(rows: Raw) -> NDArray[np.float64]:
     return out
 
 
-def occupied_range(rows: Raw) -> tuple[int, int] | None:
-    """Lowest and highest occupied exponent over all rows, None when there is no finite non-zero."""
-    columns = np.flatnonzero(rows[:, : ABOVE + 1].any(axis=0))
-    return None if columns.size == 0 else (int(EXPONENTS[columns[0]]), int(EXPONENTS[columns[-1]]))
+def occupied_range(rows: Raw, shifts: Sequence[int]) -> tuple[int, int] | None:
+    """Lowest and highest exponent over all rows, each moved by its own shift; None when no element
+    is finite and non-zero. The open-ended bins stay where they are, as in :func:`aligned`."""
+    occupied = rows[:, : ABOVE + 1] > 0
+    exponents = EXPONENTS[None, :] + np.asarray(shifts, np.int64)[:, None]
+    exponents[:, [BELOW, ABOVE]] = EXPONENTS[[BELOW, ABOVE]]
+    found = exponents[occupied]
+    return None if found.size == 0 else (int(found.min()), int(found.max()))
 
 
 def trouble(counts: Raw) -> NDArray[np.float64]:

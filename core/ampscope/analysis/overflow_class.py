@@ -49,7 +49,7 @@ def forward_class(op: BadOp) -> ForwardClass:
         return ForwardClass.EMPTY
     if name in DIVISIONS and _divides_by_zero(op, name):
         return ForwardClass.EPS
-    if name in FILLS and _constant_too_large(op):
+    if _is_mask_constant(op, name):
         return ForwardClass.MASK
     if name in MATMULS:
         return ForwardClass.ATTENTION if _is_attention(op, name) else ForwardClass.ACTIVATION
@@ -99,6 +99,20 @@ def _is_empty(op: BadOp, name: str) -> bool:
         count = op.inputs[1]
         return math.prod(count.shape) == 1 and count.zeros == 1 and op.total == 1
     return False
+
+
+def _is_mask_constant(op: BadOp, name: str) -> bool:
+    """A huge finite constant meets half: written into the scores, or as a mask that was cast."""
+    if name in FILLS and _constant_too_large(op):
+        return True
+    if not feeds_softmax(op):
+        return False
+    if name in CASTS:
+        return not op.tracked
+    small = all((o.max_abs or 0.0) <= 1.0 for o in op.inputs)  # a mask of zeros and ones
+    return name in ("mul", "mul_", "add", "sub", "rsub") and _constant_too_large(op) and (
+        small or name != "mul"
+    )
 
 
 def _constant_too_large(op: BadOp) -> bool:

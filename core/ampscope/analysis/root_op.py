@@ -129,11 +129,13 @@ def feeds_softmax(op: BadOp) -> bool:
     passing = FILLS | ADDITIONS | {
         "mul", "mul_", "div", "div_", "_unsafe_view", "view", "reshape", "expand", "masked_fill",
         "transpose", "permute", "slice", "unsqueeze", "squeeze", "detach", "tril", "triu", "clone",
-        "_softmax", "softmax", "amax", "max", "sub", "relu", "t", "select", "contiguous", "logical_not",
+        "amax", "max", "sub", "relu", "t", "select", "contiguous", "logical_not",
     }  # fmt: skip
+    shifted = False  # a softmax written by hand subtracts the maximum and takes the exponential
     for name in op.consumers:
-        if name in ("_softmax", "softmax", "_log_softmax", "_safe_softmax"):
-            return name != "_log_softmax"
+        if name in ("_softmax", "softmax", "_safe_softmax") or (name == "exp" and shifted):
+            return True
         if name not in passing:
             return False
+        shifted = shifted or name in ("sub", "amax", "max")
     return False

@@ -14,6 +14,7 @@ LATE_SKIP_SHARE = 0.1  # torch's growth interval of 2000 gives one skip in 2000 
 LEARNS_SHARE = 0.03  # fp32 must have lowered its loss by this share for a comparison to mean much
 BEHIND_SHARE = 0.5  # less than half of fp32's progress is worse learning
 DIVERGED_FACTOR = 100.0
+TAIL_SCATTER = 2.0  # standard deviations
 
 
 class Symptom(StrEnum):
@@ -85,7 +86,13 @@ def is_behind(run: RunView, fp32: RunView) -> bool:
         return False
     if reference <= LEARNS_SHARE * abs(fp32.head_loss):
         return False
-    return own is None or own < BEHIND_SHARE * reference
+    if len({a.optimizer for a in fp32.attempts}) != 1:
+        return False  # the losses of several optimizers play against each other
+    if own is None or run.tail_loss is None or fp32.tail_loss is None:
+        return True
+    # Mini-batch losses scatter: what is within the scatter of fp32's own tail is no difference.
+    noise = TAIL_SCATTER * fp32.tail_scatter
+    return own < BEHIND_SHARE * reference and run.tail_loss - fp32.tail_loss > noise
 
 
 def is_frozen(run: RunView, fp32: RunView) -> bool:

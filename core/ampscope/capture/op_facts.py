@@ -98,7 +98,7 @@ def operand(tensor: Tensor, producers: tuple[str, ...], is_parameter: bool) -> O
         shape=tuple(tensor.shape),
         max_abs=max_abs(tensor),
         min_abs=nonzero,
-        zeros=int((tensor == 0).sum()) if floating else 0,
+        zeros=int((tensor == 0).sum()) if tensor.numel() else 0,
         nonfinite=int((~torch.isfinite(tensor)).sum()) if floating else 0,
         producers=producers,
         is_parameter=is_parameter,

@@ -127,7 +127,9 @@ class OpTrace:
 class _Intercept(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own hook is untyped
     """Runs each op and hands it to ``record``, which owns the data."""
 
-    supports_higher_order_operators = True  # a model with flex_attention must run as it does without
+    supports_higher_order_operators = (
+        True  # a model with flex_attention must run as it does without
+    )
 
     def __init__(self, record: Callable[..., None], executes: TorchDispatchMode | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -173,12 +175,12 @@ def _dtypes(values: Iterable[Any], more: Mapping[str, Any] | None) -> _Dtypes:
 
 
 def _names(dtypes: _Dtypes) -> str:
-    """"fp16,fp16,fp32"; integers and booleans are left out."""
+    """ "fp16,fp16,fp32"; integers and booleans are left out."""
     return ",".join(dtype_name(d) for d in dtypes if d.is_floating_point)
 
 
 def _op_name(func: Any) -> str:
-    """"aten.addmm"; a higher-order operator has no overloads and one name."""
+    """ "aten.addmm"; a higher-order operator has no overloads and one name."""
     if isinstance(func, torch._ops.OpOverload):
         return f"{func.namespace}.{func._opname}"
     return f"higher_order.{func.name()}"

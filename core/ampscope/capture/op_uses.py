@@ -40,6 +40,8 @@ class Uses:
                 distinct = int(out.unique().numel())
                 if distinct < out.numel():
                     self.add("half_range", name, attempt, place, distinct, out.numel())
+        elif name == "_to_copy" and isinstance(out, Tensor) and out.dtype in HALF_EPSILON:
+            self._cast_positions(tensors, out, name, attempt, place)
         elif name in ("sin", "cos") and tensors and tensors[0].dtype in HALF_EPSILON:
             largest = float(tensors[0].detach().abs().float().max()) if tensors[0].numel() else 0.0
             error = largest * HALF_EPSILON[tensors[0].dtype]
@@ -52,6 +54,21 @@ class Uses:
         """A user's autograd.Function ran under autocast."""
         fact = "custom_function" if decorated else "undecorated_function"
         self.add(fact, name, attempt, place)
+
+    def _cast_positions(
+        self, tensors: list[Tensor], out: Tensor, name: str, attempt: int, place: Place
+    ) -> None:
+        """Whole numbers, or a range, that coincide after the cast to half."""
+        if not tensors or out.numel() < 2 or tensors[0].dtype == torch.bool:
+            return
+        source = tensors[0]
+        maker = getattr(source, "_ampscope_maker", None)
+        is_range = maker is not None and maker.names[0] in ("arange", "linspace")
+        if source.is_floating_point() and not is_range:
+            return
+        before, after = int(source.unique().numel()), int(out.unique().numel())
+        if after < before:
+            self.add("half_range", name, attempt, place, after, before)
 
     def _softmax_row(
         self, scores: Tensor, args: Any, name: str, attempt: int, place: Place

@@ -62,7 +62,11 @@ def diagnose(
     console = Console(stderr=True)
     show = None if quiet else (lambda text: click.echo(text, nl=False, err=True))
     report = run_diagnosis(
-        spec, store, lambda text: console.print(f"Running: {text}", markup=False), show, not no_verify
+        spec,
+        store,
+        lambda text: console.print(f"Running: {text}", markup=False),
+        show,
+        not no_verify,
     )
     if json_out is not None:
         try:
@@ -89,7 +93,9 @@ def run_script(
     with ScriptRuns(spec, store) as runs:
         result = runs.wait(runs.start(fix), show)
     info = result.info
-    click.echo(f"Run {info.id}: {info.state}, {info.steps_done} optimizer steps. {info.message}", err=True)
+    click.echo(
+        f"Run {info.id}: {info.state}, {info.steps_done} optimizer steps. {info.message}", err=True
+    )
     if info.state is not State.FINISHED:
         sys.exit(EXIT_COULD_NOT_RUN)
     outcome = result.observations[-1]

@@ -1,11 +1,11 @@
 """``ampscope``: the group of commands, and how an error becomes one sentence.
 
-    ampscope diagnose train.py                   why a script diverges, and a fix that was run
-    ampscope run train.py                        record a script, untouched
-    ampscope probe gpt --precision fp16,fp32     record a short run of a built-in model or your own
-    ampscope runs list|show|delete|export        what the store holds
-    ampscope hardware                            what this machine can do
-    ampscope dashboard                           look at it in a browser
+ampscope diagnose train.py                   why a script diverges, and a fix that was run
+ampscope run train.py                        record a script, untouched
+ampscope probe gpt --precision fp16,fp32     record a short run of a built-in model or your own
+ampscope runs list|show|delete|export        what the store holds
+ampscope hardware                            what this machine can do
+ampscope dashboard                           look at it in a browser
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ampscope.cli.diagnose import diagnose, run_script
 from ampscope.cli.hardware import hardware
 from ampscope.cli.probe import probe
 from ampscope.cli.runs import runs
+from ampscope.cli.zoo import zoo
 from ampscope.errors import AmpscopeError
 
 EXIT_BAD_INPUT = 2
@@ -42,7 +43,7 @@ def main() -> None:
     """Diagnostics for mixed-precision training, with measurements."""
 
 
-for command in (diagnose, run_script, probe, runs, hardware, dashboard):
+for command in (diagnose, run_script, probe, runs, zoo, hardware, dashboard):
     main.add_command(command)
 
 

@@ -122,9 +122,11 @@ class _Plan:
         return "The script ended without calling backward: there is no training to diagnose."
 
     def wants_frozen_scale(self, diagnosis: Diagnosis) -> bool:
+        """Every step was skipped at whatever scale, with a finite loss: is 1 borne?"""
         run = self.views["as_is"]
-        constant = len({a.scale for a in run.attempts}) == 1
-        return run.has_scaler and bool(run.skips) and constant and not diagnosis.findings
+        none_taken = len(run.skips) == len(run.attempts)
+        finite = not run.bad_loss_attempts
+        return run.has_scaler and bool(run.skips) and none_taken and finite
 
     def try_fixes(self, finding: Finding) -> None:
         """Run the finding's interventions until one cures; then search the module tree if asked."""

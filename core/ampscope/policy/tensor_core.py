@@ -15,8 +15,9 @@ a convolution with a bias rounds twice.
 
 bf16 runs natively where the CPU has bf16 instructions: fp32 accumulation and one rounding too, and
 up to twice as fast as fp32 (matmuls up to K = 8192 gave the exact result rounded once in at least
-99.95 % of elements; fp32-and-round in 99.97 %). But these instructions take bf16 subnormals (below 2^-126) for zero, which a Tensor
-Core does not, and a convolution's bias is added before the rounding; `native_bf16=False` emulates.
+99.95 % of elements; fp32-and-round in 99.97 %). But these instructions take bf16 subnormals (below
+2^-126) for zero, which a Tensor Core does not, and a convolution's bias is added before the
+rounding; `native_bf16=False` emulates.
 
 What stays different from a GPU: the order of summation; attention's probabilities, which a GPU
 rounds to half before it multiplies them with V; random numbers; and ops written with `out=` or in

@@ -31,7 +31,8 @@ def check(evidence: Evidence) -> Verdict:
     first = bad[0]
     return Verdict(
         Status.FOUND,
-        f"Parameter {first.name} holds {first.nan} NaN and {first.inf} infinities before training.",
+        f"Parameter {first.name} holds {first.nan} NaN, {first.inf} infinities and values up to "
+        f"{first.max_abs or 0:.3g} before training.",
         module=first.name.rpartition(".")[0] or None,
         step=first.attempt,
         evidence=tuple(
@@ -42,9 +43,13 @@ def check(evidence: Evidence) -> Verdict:
     )
 
 
+ABSURD = 1e6  # no initialisation in use gives such a weight; uninitialised memory does
+
+
 def _bad(run: RunView) -> list[Scan]:
     kinds = ("parameter", "frozen")
-    return [s for s in run.scans if s.moment == "start" and s.kind in kinds and s.nan + s.inf and not s.attempt]
+    first = [s for s in run.scans if s.moment == "start" and s.kind in kinds and not s.attempt]
+    return [s for s in first if s.nan + s.inf or (s.max_abs or 0.0) > ABSURD]
 
 
 RULE = Rule("bad_initial_state", check, ('as_is', 'fp32'), 20, explains=('bad_input_data', 'activation_overflow', 'not_amp_divergence', 'batchnorm_stats_corrupted', 'singular_gradient'))

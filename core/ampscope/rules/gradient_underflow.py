@@ -17,6 +17,8 @@ Remedy
 
 from __future__ import annotations
 
+import math
+
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.root_op import silent_suspects
 from ampscope.analysis.run_view import RunView
@@ -24,6 +26,7 @@ from ampscope.analysis.symptoms import Symptom, progress
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, not_applicable, passed
 
 LOST = 0.05  # of all gradient entries; a healthy scaler loses less than 0.001
+MATTERS = 1e-2  # of the whole gradient's norm
 LOST_SURELY = 0.9  # without a look at the loss curve: hardly anything learns
 LOST_CLEARLY, SLOWER = 0.2, 0.85  # lost share at which slower progress than fp32's is put down to it
 
@@ -37,11 +40,12 @@ def check(evidence: Evidence) -> Verdict:
     if fp32 is None or lost is None:
         return inconclusive("Only the fp32 control tells a lost gradient from a structural zero.")
     late = _late_share(run) - _late_share(fp32)
+    dead = _dead_parameters(run, fp32)
     worst = max(lost, late)
     harmed = bool(evidence.symptoms & {Symptom.BEHIND, Symptom.FROZEN}) or (
         worst > LOST_CLEARLY and _is_slower(run, fp32)
     )
-    if worst < LOST or not (harmed or worst > LOST_SURELY):
+    if not dead and (worst < LOST or not (harmed or worst > LOST_SURELY)):
         return passed(f"{max(worst, 0.0):.2%} of the gradient entries are zero here and not in fp32.")
     if evidence.root is not None and evidence.symptoms & {Symptom.LOSS}:
         return passed("The loss is not finite: zero gradients are not the trouble.")
@@ -52,9 +56,11 @@ def check(evidence: Evidence) -> Verdict:
     controls = ("init_scale:65536",) if scaler else ("add_scaler",)
     kind = "change_scale" if scaler else "add_scaler"
     words = f"at a loss scale of {scale:,.6g}" if scaler else "because the loss is not scaled"
+    which = f" Nothing arrives at {dead[0]}" + (f" and {len(dead) - 1} more." if dead[1:] else ".") if dead else ""
     return Verdict(
         Status.FOUND,
-        f"{worst:.1%} of the gradient entries are zero here and not in fp32, {words}.",
+        f"{worst:.1%} of the gradient entries are zero here and not in fp32, {words}.{which}",
+        module=dead[0].rpartition(".")[0] or None if dead else None,
         phase="backward",
         step=0,
         evidence=(
@@ -71,6 +77,23 @@ scaler.scale(loss).backward()
 scaler.step(optimizer)
 scaler.update()
 """
+
+
+def _dead_parameters(run: RunView, fp32: RunView) -> list[str]:
+    """Parameters without any gradient here that in fp32 have a part of it that matters.
+
+    A bias before a normalisation has a gradient of rounding noise in fp32 and none in half: the
+    share of the total norm tells it from a loss.
+    """
+    reference = {(g.attempt, g.name): g for g in fp32.gradients if g.norm}
+    total = math.sqrt(sum((g.norm or 0.0) ** 2 for g in fp32.gradients if g.attempt == 0))
+    names = []
+    for own in (g for g in run.gradients if g.attempt == 0 and g.total and not g.nonfinite):
+        other = reference.get((0, own.name))
+        gone = own.zero == own.total
+        if gone and other is not None and other.zero < 0.1 * other.total and (other.norm or 0) > MATTERS * total:
+            names.append(own.name)
+    return names
 
 
 def _is_slower(run: RunView, fp32: RunView) -> bool:

@@ -35,14 +35,15 @@ def check(evidence: Evidence) -> Verdict:
     facts = scale_facts(run)
     if facts is None:
         return _static(evidence)
-    if facts.bearable is None and facts.first != facts.last:
-        return passed("No scale was borne at all: look at the backward pass.")
+    if facts.bearable is None:
+        if not _bears_one(evidence):
+            return passed("No scale was borne at all: look at the backward pass.")
+        words = f"is at {facts.last:,.6g} where it cannot fall any further, and every step overflows"
+        return _found(evidence, facts, words, 1.0)
     steady = facts.last
     if facts.leading >= MANY and facts.first > USUAL_INIT and steady >= 1:
         words = f"starts at {facts.first:,.6g} and takes {facts.leading} skipped steps to reach {steady:,.6g}"
         return _found(evidence, facts, words, min(USUAL_INIT, steady))
-    if facts.skipped == facts.total and facts.first == facts.last and _bears_one(evidence):
-        return _found(evidence, facts, f"stays at {facts.first:,.6g}, and every step overflows", 1024.0)
     share = facts.late / max(facts.total - facts.leading, 1)
     if facts.late >= 3 and share > GROWS_TOO_FAST and steady >= 1 and not run.weights_broken:
         floor = min(run.scales)
@@ -55,7 +56,7 @@ def check(evidence: Evidence) -> Verdict:
 
 def _bears_one(evidence: Evidence) -> bool:
     low = evidence.runs.get("scale:1")
-    return low is not None and not low.skips and low.has_scaler
+    return low is not None and len(low.skips) < len(low.attempts) and low.has_scaler
 
 
 def _static(evidence: Evidence) -> Verdict:
@@ -92,7 +93,11 @@ def _found(evidence: Evidence, facts: ScaleFacts, words: str, better: float) -> 
             "change_scale",
             f"Start at {better:,.6g} and grow every 2,000 steps.",
             f"scaler = torch.amp.GradScaler(device, init_scale={better:g}, growth_interval=2000)\n",
-            (f"init_scale:{better:g};growth_interval:2000", f"init_scale:{better / 16:g};growth_interval:2000"),
+            (
+                f"init_scale:{better:g};growth_interval:2000",
+                f"init_scale:{better / 16:g};growth_interval:2000",
+                f"scale:{max(better / 16, 1.0):g}",
+            ),
         ),
     )
 

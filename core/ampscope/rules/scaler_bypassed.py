@@ -34,12 +34,12 @@ def check(evidence: Evidence) -> Verdict:
             last_scaled[window.optimizer] = any(c.scaled for c in window.backwards)
         if step.name == "optimizer_step" and last_scaled.get(window.optimizer):
             direct.append(step)
-        elif step.name == "scaler_step" and window.backwards and not any(c.scaled for c in window.backwards):
+        elif step.name == "scaler_step" and any(not c.scaled for c in window.backwards):
             unscaled.append(step)
     if direct:
         return _found(run, direct, "calls optimizer.step() on gradients of a scaled loss", direct[0])
     if unscaled:
-        return _found(run, unscaled, "steps through the scaler, but the loss was never scaled", unscaled[0])
+        return _found(run, unscaled, "steps through the scaler on gradients of a loss that was not scaled", unscaled[0])
     return passed("Every step went through the scaler.")
 
 

@@ -88,8 +88,10 @@ def _run(writer: RunWriter, spec: RunSpec, store: Path, watchdog: Watchdog) -> N
 
 def _sentence(error: BaseException, spec: RunSpec) -> str:
     text = f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]
-    if isinstance(error, MemoryError) or "can't allocate memory" in str(error) or (
-        type(error).__name__ == "OutOfMemoryError"
+    if (
+        isinstance(error, MemoryError)
+        or "can't allocate memory" in str(error)
+        or (type(error).__name__ == "OutOfMemoryError")
     ):
         limit = f" (limit {spec.memory_limit_mib} MiB)" if spec.memory_limit_mib else ""
         return f"Out of memory{limit}. Use a smaller size, fewer instruments, or a higher limit."

@@ -22,7 +22,9 @@ def choose_device(requested: str) -> torch.device:
     try:
         device = torch.device(requested)
     except RuntimeError:
-        raise BadInput(f"There is no device called {requested!r}. Use cpu, cuda or cuda:N.") from None
+        raise BadInput(
+            f"There is no device called {requested!r}. Use cpu, cuda or cuda:N."
+        ) from None
     if device.type == "cpu":
         return torch.device("cpu")
     if device.type != "cuda":

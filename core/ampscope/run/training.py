@@ -34,9 +34,7 @@ def training_step(training: Training, batch: Batch) -> Tensor:
     custom = training.workload.step
     if custom is None:
         return default_step(training, batch)
-    loss = custom(
-        training.model, batch, training.optimizer, training.scaler, training.autocast
-    )
+    loss = custom(training.model, batch, training.optimizer, training.scaler, training.autocast)
     return checked_loss(loss, "`step`")
 
 

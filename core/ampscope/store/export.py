@@ -35,7 +35,9 @@ def tables(reader: Reader, info: RunInfo) -> dict[str, list[Row]]:
     """Every table of the run as rows of plain values."""
     steps = reader.steps(info.id)
     op_sets = sorted({s.op_set for s in steps if s.op_set is not None})
-    ops = [{"op_set": n, **dataclasses.asdict(op)} for n in op_sets for op in reader.ops(info.id, n)]
+    ops = [
+        {"op_set": n, **dataclasses.asdict(op)} for n in op_sets for op in reader.ops(info.id, n)
+    ]
     return {
         "step": [dataclasses.asdict(s) for s in steps],
         "module": [dataclasses.asdict(m) for m in reader.modules(info.id)],

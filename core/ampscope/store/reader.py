@@ -111,7 +111,9 @@ class Reader:
             for row in cursor:
                 yield _frame(role, row)
 
-    def module_rows(self, run_id: str, role: Role, module: int) -> tuple[list[int], Raw, list[float]]:
+    def module_rows(
+        self, run_id: str, role: Role, module: int
+    ) -> tuple[list[int], Raw, list[float]]:
         """One module over time: steps, rows [steps, RAW_LEN], loss scale in those rows."""
         steps: list[int] = []
         rows: list[Raw] = []

@@ -1,9 +1,9 @@
 """The one writer of a run: collects records, writes them in one transaction a flush.
 
-    writer = RunWriter.create(path, spec)          # state queued
-    writer.start(machine)                          # state running
-    writer.add_step(record) …; writer.flush()      # everything flushed survives a SIGKILL
-    writer.finish(State.FINISHED)
+writer = RunWriter.create(path, spec)          # state queued
+writer.start(machine)                          # state running
+writer.add_step(record) …; writer.flush()      # everything flushed survives a SIGKILL
+writer.finish(State.FINISHED)
 """
 
 from __future__ import annotations
@@ -109,9 +109,7 @@ class RunWriter:
 
     def add_ops(self, op_set: int, ops: Iterable[OpRecord]) -> None:
         rows = [(op_set, *dataclasses.astuple(op)) for op in ops]
-        self._queue_rows(
-            "op(run,op_set,module,phase,op,inputs,outputs,count,flops,is_cast)", rows
-        )
+        self._queue_rows("op(run,op_set,module,phase,op,inputs,outputs,count,flops,is_cast)", rows)
 
     def add_frame(self, frame: Frame) -> None:
         blob = frames.pack(frame.modules, frame.dtypes, frame.rows)
@@ -195,5 +193,3 @@ def _execute(path: Path, statement: str, run_id: str) -> None:
             connection.execute(statement, (run_id,))
     finally:
         connection.close()
-
-

@@ -22,7 +22,7 @@ def main():
     gan = StyleGAN().to(device)
     D_opt = torch.optim.Adam(gan.D.parameters(), lr=2e-3, betas=(0.0, 0.99))
     G_opt = torch.optim.Adam(gan.G.parameters(), lr=2e-3, betas=(0.0, 0.99))
-    D_scaler = torch.amp.GradScaler(device, init_scale=4.0)
+    D_scaler = torch.amp.GradScaler(device, init_scale=2.0)
     G_scaler = torch.amp.GradScaler(device)
     d_weight, g_weight = 2e4, 1e-6
 

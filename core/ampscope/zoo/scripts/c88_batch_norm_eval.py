@@ -8,6 +8,7 @@ class TabularNet(nn.Module):
     def __init__(self, n_in=16, n_classes=3):
         super().__init__()
         self.fc1 = nn.Linear(n_in, 64)
+        nn.init.kaiming_normal_(self.fc1.weight)
         self.bn = nn.BatchNorm1d(64)
         self.fc2 = nn.Linear(64, n_classes)
 
@@ -18,10 +19,10 @@ class TabularNet(nn.Module):
 def batches(n, seed):
     g = torch.Generator().manual_seed(seed)
     for i in range(n):
-        x = torch.randn(64, 16, generator=g)
+        x = 300.0 * torch.randn(64, 16, generator=g)
         y = x[:, :3].argmax(dim=1)
         if i == 5:
-            x = x * 6e4  # one export of the table came in other units
+            x = x * 50.0  # one export of the table came in other units
         yield x, y
 
 
@@ -34,7 +35,7 @@ def main():
     scaler = torch.amp.GradScaler(device)
 
     model.train()
-    for step, (x, y) in enumerate(batches(50, seed=1)):
+    for step, (x, y) in enumerate(batches(90, seed=1)):
         x, y = x.to(device), y.to(device)
         optimizer.zero_grad()
         with torch.autocast(device, dtype=torch.float16):
@@ -42,7 +43,7 @@ def main():
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-        if step % 5 == 0:
+        if step % 10 == 0:
             print(f"train step {step}: loss {loss.item():.4f}")
 
     model.eval()

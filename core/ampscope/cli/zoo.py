@@ -1,0 +1,87 @@
+"""``ampscope zoo``: diagnose the fault zoo and print how often the answer was right."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from ampscope.cli.options import store_option
+from ampscope.errors import BadInput
+from ampscope.hardware.describe import describe_machine, one_line
+from ampscope.zoo.score import Score, scores
+
+
+@click.command()
+@click.argument("cases", nargs=-1)
+@click.option("--json", "json_out", type=click.Path(path_type=Path), help="Write the scores here.")
+@click.option("--no-twins", is_flag=True, help="Leave the healthy scripts out.")
+@store_option
+def zoo(cases: tuple[str, ...], json_out: Path | None, no_twins: bool, store: Path) -> None:
+    """Diagnose the zoo's CASES (all when none is named), and their healthy twins."""
+    console = Console(stderr=True)
+    wanted = tuple(case.lower() for case in cases)
+    found: list[Score] = []
+    for score in scores(wanted, store, lambda name: console.print(f"Running: {name}"), healthy=not no_twins):
+        found.append(score)
+    if not found:
+        raise BadInput(f"The zoo has no case {', '.join(cases)}.")
+    Console(width=150).print(score_table(found))
+    for line in summary(found):
+        click.echo(line)
+    if json_out is not None:
+        json_out.write_text(json.dumps(as_json(found), indent=1))
+
+
+def as_json(found: list[Score]) -> dict[str, object]:
+    """The kept form of a scored zoo."""
+    return {
+        "schema": 1,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": one_line(describe_machine()),
+        "summary": summary(found),
+        "scores": [dataclasses.asdict(s) | {"right": s.right, "module_right": s.module_right} for s in found],
+    }
+
+
+def score_table(found: list[Score]) -> Table:
+    """One row a faulty script; healthy ones only when they raised an alarm."""
+    table = Table()
+    for name in ("case", "expected", "found first", "in three", "module", "fix", "verified", "s"):
+        table.add_column(name)
+    for s in found:
+        if not s.case and s.right:
+            continue
+        module = {None: "", True: "right", False: f"{s.module_found} for {s.module_expected}"}[s.module_right]
+        table.add_row(
+            s.case or s.script, s.expected, s.found, "yes" if s.among_three else "no", module,
+            s.fix_kind, {None: "", True: "yes", False: "no"}[s.verified], f"{s.elapsed_s:.0f}",
+        )  # fmt: skip
+    return table
+
+
+def summary(found: list[Score]) -> list[str]:
+    """The figures that count, each with its base."""
+    faulty = [s for s in found if s.case]
+    twins = [s for s in found if not s.case]
+    lines = []
+    if faulty:
+        modules = [s for s in faulty if s.module_right is not None]
+        can = [s for s in faulty if s.can_verify]
+        lines = [
+            f"root cause first: {sum(s.right for s in faulty)} of {len(faulty)}",
+            f"among the first three: {sum(s.among_three for s in faulty)} of {len(faulty)}",
+            f"module right: {sum(bool(s.module_right) for s in modules)} of {len(modules)}",
+            f"fix verified where ampscope can apply it: {sum(bool(s.verified) for s in can)} of {len(can)}",
+            f"seconds a diagnosis: median {statistics.median(s.elapsed_s for s in faulty):.0f}, "
+            f"worst {max(s.elapsed_s for s in faulty):.0f}",
+        ]
+    if twins:
+        lines.append(f"false alarms: {sum(not s.right for s in twins)} of {len(twins)} healthy scripts")
+    return lines

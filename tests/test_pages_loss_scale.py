@@ -1,0 +1,190 @@
+"""The Loss scale page in every state, against trajectories written by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stores
+from ampscope.records import NonFiniteRecord, State, StepRecord
+from ampscope.store.writer import RunWriter
+from test_pages_layers import metrics, texts
+
+Open = Callable[..., Any]
+
+
+def written(
+    store: Path,
+    steps: Sequence[StepRecord],
+    bad: Sequence[NonFiniteRecord] = (),
+    precision: str = "fp16",
+) -> str:
+    writer = RunWriter.create(store, replace(stores.SPEC, precision=precision))
+    writer.start(stores.MACHINE)
+    for step in steps:
+        writer.add_step(step)
+    writer.add_nonfinite(bad)
+    writer.finish(State.FINISHED)
+    writer.close()
+    return writer.run_id
+
+
+def trajectory(exponents: Sequence[int], skipped: set[int]) -> list[StepRecord]:
+    return [
+        StepRecord(
+            i,
+            loss=2.0 - i / 100,
+            scale=2.0**e,
+            skipped=i in skipped,
+            grad_norm=math.inf if i in skipped else 1.0,
+            growth_counter=0 if i in skipped else i,
+        )
+        for i, e in enumerate(exponents)
+    ]
+
+
+SEARCH = trajectory([16, 15, 14, 14, 13] + [13] * 15, {0, 1, 3})
+BAD = [
+    NonFiniteRecord(0, "head.weight", 1, 100, 25, 0, 0),
+    NonFiniteRecord(0, "block.bias", 0, 10, 0, 1, 2),
+    NonFiniteRecord(1, "block.bias", 4, 10, 1, 0, 0),
+]
+
+
+def test_the_search_for_a_scale(store_path: Path, open_page: Open) -> None:
+    app = open_page("loss_scale", run=written(store_path, SEARCH, BAD))
+    assert not app.exception
+    words = texts(app)
+    assert "3 skips in the first 4 steps, then none: the scale search; steady scale 2^13." in words
+    assert metrics(app) == {
+        "Skipped steps": "3 of 20",
+        "Scale at the end": "2^13",
+        "Growths": "0",
+        "Losses not finite": "0",
+    }
+    scale = next(m for m in app.metric if m.label == "Scale at the end")
+    assert "8,192" in scale.help
+    assert "in the band at the bottom: the gradient norm at 3 steps." in words
+    assert "3 of 20, 15.0 % steps were skipped. Backward met block.bias first, at 2 of 2" in words
+
+
+def test_parameters_of_a_skip_in_backward_order(store_path: Path, open_page: Open) -> None:
+    app = open_page("loss_scale", run=written(store_path, SEARCH, BAD))
+    skips, parameters = (d.value for d in app.dataframe)
+    assert list(skips["Step"]) == [0, 1, 3]
+    assert list(skips["Loss scale"]) == ["2^16", "2^15", "2^14"]
+    assert list(skips["First in backward"]) == ["block.bias", "block.bias", "not recorded"]
+    assert list(parameters["Parameter"]) == ["block.bias", "head.weight"]
+    assert list(parameters["Backward order"]) == [1, 2]
+    assert list(parameters["Not finite, %"]) == [30.0, 25.0]
+    app.selectbox(key="widget:skip").select("1").run()
+    assert list(app.dataframe[1].value["Parameter"]) == ["block.bias"]
+    assert app.query_params["skip"] == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "sentence"),
+    [
+        (trajectory([16] * 12, set()), "No step of 12 was skipped; the scale stayed at 2^16."),
+        (
+            trajectory([16, 15, 14], {0, 1, 2}),
+            "3 skips in the first 3 steps: still searching for a scale; the scale is now 2^14.",
+        ),
+        (
+            trajectory([16, 15, 15, 15], {0}),
+            "1 skip in the first step, then none so far: the scale search; steady scale 2^15.",
+        ),
+        (
+            trajectory([10] * 8 + [11] * 8, set()),
+            "No step of 16 was skipped; steady scale 2^11, after 1 growth.",
+        ),
+        (
+            trajectory([16] * 10 + [15] * 12, {9}),
+            "1 skip in 22 steps, at step 9; steady scale 2^15.",
+        ),
+        (
+            trajectory([10] * 8 + [11] + [10] * 8 + [11] + [10] * 8, {8, 17}),
+            "2 skips, each right after the scale grew: it tests the ceiling; steady scale 2^10, "
+            "after 2 growths.",
+        ),
+        (
+            trajectory([16] * 5 + list(range(16, 0, -1)), set(range(5, 21))),
+            "16 skips in 21 steps, and no step was taken any more at the end: the scale cannot "
+            "cure this; the scale is now 2^1.",
+        ),
+    ],
+)
+def test_sentences(
+    store_path: Path, open_page: Open, steps: list[StepRecord], sentence: str
+) -> None:
+    app = open_page("loss_scale", run=written(store_path, steps))
+    assert not app.exception
+    assert sentence in texts(app)
+
+
+def test_losses_that_are_not_finite_are_counted_and_told(store_path: Path, open_page: Open) -> None:
+    steps = trajectory([4] * 6, set())
+    steps[2] = replace(steps[2], loss=math.nan)
+    steps[4] = replace(steps[4], loss=-math.inf)
+    app = open_page("loss_scale", run=written(store_path, steps))
+    words = texts(app)
+    assert "the loss was not finite at 2 steps, first at step 2." in words
+    assert metrics(app)["Losses not finite"] == "2"
+    assert "in the band at the bottom: the loss at 2 steps." in words
+
+
+def test_without_a_scaler(store_path: Path, open_page: Open) -> None:
+    steps = [StepRecord(i, loss=1.0, grad_norm=2.0) for i in range(4)]
+    bad = [NonFiniteRecord(2, "w", 0, 5, 5, 0, 0)]
+    app = open_page("loss_scale", run=written(store_path, steps, bad, "fp16-noscaler"))
+    assert not app.exception
+    words = texts(app)
+    assert "No loss scale was used in 4 steps." in words
+    assert "This run has no loss scale." in words
+    assert metrics(app)["Scale at the end"] == "none"
+    assert "At 1 step gradients held NaN or Inf and the optimizer ran all the same." in words
+
+
+def test_nothing_to_table(store_path: Path, open_page: Open) -> None:
+    app = open_page("loss_scale", run=written(store_path, trajectory([4] * 5, set())))
+    assert "No step was skipped, and no gradient held NaN or Inf." in texts(app)
+    assert not app.dataframe
+
+
+def test_a_step_of_nothing(store_path: Path, open_page: Open) -> None:
+    app = open_page("loss_scale", run=written(store_path, [StepRecord(0)]))
+    assert not app.exception
+    assert "nan" not in texts(app).lower()
+
+
+@pytest.mark.parametrize("state", ["running", "failed", "cancelled", "lost", "finished"])
+def test_every_state_shows_what_there_is(store_path: Path, open_page: Open, state: str) -> None:
+    app = open_page("loss_scale", run=getattr(stores, state)(store_path))
+    assert not app.exception
+    assert len(app.metric) == 4
+
+
+@pytest.mark.parametrize("state", ["queued", "failed"])
+def test_no_step_yet(store_path: Path, open_page: Open, state: str) -> None:
+    made = stores.queued(store_path) if state == "queued" else stores.failed(store_path, steps=0)
+    app = open_page("loss_scale", run=made)
+    assert not app.exception
+    assert not app.metric
+
+
+def test_an_empty_store(open_page: Open) -> None:
+    app = open_page("loss_scale")
+    assert not app.exception
+    assert "No run has been recorded yet." in texts(app)
+
+
+def test_names_are_text(store_path: Path, open_page: Open) -> None:
+    app = open_page("loss_scale", run=stores.hostile(store_path))
+    assert not app.exception
+    raw = " ".join(e.value for kind in ("markdown", "subheader", "caption") for e in app.get(kind))
+    assert "<script>" not in raw
+    assert "<img" not in raw
