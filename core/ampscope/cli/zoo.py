@@ -7,6 +7,7 @@ import json
 import statistics
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -15,7 +16,9 @@ from rich.table import Table
 from ampscope.cli.options import store_option
 from ampscope.errors import BadInput
 from ampscope.hardware.describe import describe_machine, one_line
-from ampscope.zoo.score import Score, scores
+
+if TYPE_CHECKING:
+    from ampscope.zoo.score import Score
 
 
 @click.command()
@@ -25,6 +28,8 @@ from ampscope.zoo.score import Score, scores
 @store_option
 def zoo(cases: tuple[str, ...], json_out: Path | None, no_twins: bool, store: Path) -> None:
     """Diagnose the zoo's CASES (all when none is named), and their healthy twins."""
+    from ampscope.zoo.score import scores  # the other commands need no answer key
+
     console = Console(stderr=True)
     wanted = tuple(case.lower() for case in cases)
     found: list[Score] = []
