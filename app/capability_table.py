@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 import streamlit as st
+
 from ampscope.hardware.capability import CAPABILITIES, DTYPE_LABELS, CapabilityRow
 from ampscope.hardware.describe import HardwareReport
-
 from app import chart, layout
 from app.text import escape
 

@@ -6,8 +6,8 @@ import logging
 from pathlib import Path
 
 import streamlit as st
-from ampscope.errors import AmpscopeError
 
+from ampscope.errors import AmpscopeError
 from app import states
 from app.sitemap import ENTRIES, HOME, Entry
 

@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 
 import streamlit as st
+
 from ampscope.formats import FORMATS, NumberFormat
 from ampscope.records import Role, RunInfo
-
 from app import links, store
 from app.gradient_words import ROLE_NAMES
 

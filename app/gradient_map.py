@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 import streamlit as st
+
 from ampscope.analysis.distribution import (
     merged,
     scale_exponent,
@@ -19,7 +20,6 @@ from ampscope.analysis.distribution import (
 from ampscope.exponents import EXPONENTS, NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO, Raw
 from ampscope.formats import NumberFormat
 from ampscope.records import Frame, Role, RunInfo
-
 from app import chart, gradient_controls, gradient_words, layout, links, store
 from app.figures.exponent_map import MapRows, exponent_map
 from app.gradient_words import View
@@ -77,12 +77,13 @@ def overview(look: Look) -> None:
 
 def heat_map(look: Look) -> None:
     """Module by exponent."""
-    places = _pick_rows(look)
-    order = links.wanted("order") or MODEL_ORDER
-    layout.see(gradient_words.map_seen(len(places), len(look.frame.modules), order))
-    if not places:
+    text, order, limit = _pick_rows(look)
+    hits = found(look, text)
+    if not hits:
         st.info("No module's name holds this text.")
         return
+    places = rows_to_show(look, hits, order, limit)
+    layout.see(gradient_words.map_seen(len(places), len(hits), text, order))
     part = selected(look.frame, [look.frame.modules[i] for i in places])
     names = [name_in(look, module) for module in part.modules]
     rows = MapRows(
@@ -147,25 +148,28 @@ def bins_table(
     )
 
 
-def _pick_rows(look: Look) -> list[int]:
-    """Places in the frame to draw, by search, order and limit."""
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        text = find_box("part of a module's path")
-        limits = [
-            n for i, n in enumerate(SHOWN) if i == 0 or SHOWN[i - 1] < len(look.frame.modules)
-        ]
-        order = links.pick("Order", "order", (MODEL_ORDER, WORST_FIRST))
-        limit = links.pick("Rows", "rows", limits) if len(limits) > 1 else limits[0]
-    return rows_to_show(look, text, order, limit)
+def found(look: Look, text: str) -> list[int]:
+    """Places in the frame of the modules whose name holds ``text``, whatever the case."""
+    wanted = text.lower()
+    return [i for i, m in enumerate(look.frame.modules) if wanted in name_in(look, m).lower()]
 
 
-def rows_to_show(look: Look, text: str, order: str, limit: int) -> list[int]:
-    """At most ``limit`` places: the worst ones, and then in the order asked for."""
-    wanted = text.strip().lower()
-    hits = [i for i, m in enumerate(look.frame.modules) if wanted in name_in(look, m).lower()]
+def rows_to_show(look: Look, hits: Sequence[int], order: str, limit: int) -> list[int]:
+    """At most ``limit`` of ``hits``: those in most trouble, and then in the order asked for."""
     score = trouble(look.counts)
     worst = sorted(hits, key=lambda i: (-score[i], i))[:limit]
     return worst if order == WORST_FIRST else sorted(worst)
+
+
+def _pick_rows(look: Look) -> tuple[str, str, int]:
+    """Search, order and limit."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        text = find_box("part of a module's path")
+        order = links.pick("Order", "order", (MODEL_ORDER, WORST_FIRST))
+        modules = len(look.frame.modules)
+        limits = [n for i, n in enumerate(SHOWN) if i == 0 or SHOWN[i - 1] < modules]
+        limit = links.pick("Rows", "rows", limits) if len(limits) > 1 else limits[0]
+    return text, order, limit
 
 
 def _figure(label: str, n: int, whole: int, meaning: str) -> KeyFigure:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
 from ampscope.analysis.distribution import (
     LOST,
     NONFINITE,
@@ -17,7 +18,6 @@ from ampscope.analysis.distribution import (
 from ampscope.analysis.underflow import Counts, UnderflowOverTime, WithoutShadow
 from ampscope.exponents import Raw
 from ampscope.records import Role
-
 from app.text import count, cut, percent, plural, power_of_two, share
 
 ROLE_NAMES = {
@@ -117,12 +117,13 @@ def zeros_seen(view: View, counts: Raw) -> str:
     return text
 
 
-def map_seen(shown: int, of: int, order: str) -> str:
-    """Above the heat map."""
-    text = "Hue is the zone, strength the share of the module's elements."
-    if shown < of:
-        return f"The {shown} modules in most trouble, of {of:,}, {order}. {text}"
-    return f"{plural(of, 'module')}, {order}. {text}"
+def map_seen(shown: int, hits: int, text: str, order: str) -> str:
+    """Above the heat map: how many of the modules that hold ``text`` it shows."""
+    found = f" whose path holds “{text}”" if text else ""
+    words = "Hue is the zone, strength the share of the module's elements."
+    if shown < hits:
+        return f"The {shown} modules in most trouble of {hits:,}{found}, {order}. {words}"
+    return f"{plural(hits, 'module')}{found}, {order}. {words}"
 
 
 def underflow_seen(series: UnderflowOverTime, names: dict[int, str]) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import streamlit as st
+
 from ampscope.formats import NumberFormat
 from ampscope.records import Role, RunInfo
-
 from app import gradient_controls, gradient_map, module_histograms, underflow_view
 
 

@@ -9,7 +9,6 @@ from itertools import groupby
 from ampscope.analysis.dtypes import ModuleDtypes, dtypes_by_module
 from ampscope.policy.autocast_lists import CPU_LISTS, LISTED_OP_OF_KERNEL, list_of
 from ampscope.records import Frame, Machine, ModuleRecord, OpRecord, Role, RunInfo, StepRecord
-
 from app import store
 
 ALL_PHASES = "all"

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 import pandas as pd
 import streamlit as st
+from streamlit.elements.lib.column_types import ColumnConfig
+
 from ampscope.analysis.casts import CastSite
 from ampscope.analysis.dtypes import ModuleDtypes, compute_dtype, depth_of
 from ampscope.analysis.fp32_ops import Fp32Op
 from ampscope.records import OpRecord
-from streamlit.elements.lib.column_types import ColumnConfig
-
 from app import chart
 from app.module_names import in_tree, name_of, open_module
 from app.palette import OTHER_DTYPE, dtype_color

@@ -6,12 +6,12 @@ from collections import Counter
 
 import pandas as pd
 import streamlit as st
+
 from ampscope.analysis.casts import cast_sites
 from ampscope.analysis.dtypes import fold, parameters_by_dtype
 from ampscope.analysis.flops import flop_share, flops_by_module
 from ampscope.analysis.fp32_ops import fp32_ops, modules_by_precision
 from ampscope.records import RunInfo
-
 from app import chart, layers_tables, layers_words, layout, links, states, store
 from app.figures import flops_by_module as flops_figure
 from app.layers_data import PHASES, Layers, OpSet, list_lookup, op_sets, read

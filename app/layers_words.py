@@ -8,7 +8,6 @@ from ampscope.analysis.casts import CastSite, cast_kinds
 from ampscope.analysis.dtypes import is_half
 from ampscope.analysis.flops import FlopShare
 from ampscope.analysis.fp32_ops import Fp32Op, ModulesByPrecision
-
 from app.text import count, cut, percent, plural, share
 
 REASONS = {

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pandas as pd
 import streamlit as st
-from ampscope.records import RunInfo, State, StepRecord
 
+from ampscope.records import RunInfo, State, StepRecord
 from app import chart, probes, sitemap, states, store
 from app.figures.progress import progress_figure
 from app.run_page import name_of

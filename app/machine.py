@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import streamlit as st
+
 from ampscope.hardware.describe import (
     HardwareReport,
     describe_machine,
@@ -10,7 +11,6 @@ from ampscope.hardware.describe import (
     report_json,
     sentence,
 )
-
 from app.text import escape
 
 READ_EVERY_S = 2.0

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import streamlit as st
+
 from ampscope.analysis.distribution import scale_exponent, trouble
 from ampscope.exponents import NAN, NEG_INF, Raw
 from ampscope.records import Role, RunInfo
 from ampscope.store.reader import Reader
 from ampscope.store.series import ModuleSeries, module_series
-
 from app import chart, gradient_words, layout, links, store
 from app.figures.exponent_bars import exponent_bars
 from app.figures.exponent_map import MapRows, exponent_map

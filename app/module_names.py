@@ -10,8 +10,8 @@ import itertools
 from collections.abc import Sequence
 
 import streamlit as st
-from ampscope.records import ModuleRecord
 
+from ampscope.records import ModuleRecord
 from app import links
 from app.text import cut
 

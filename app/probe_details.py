@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import streamlit as st
-from ampscope.records import Cadence, RunSpec, ScalerSpec
 from streamlit.delta_generator import DeltaGenerator
+
+from ampscope.records import Cadence, RunSpec, ScalerSpec
 
 SCALE_HELP = "The loss is multiplied by this before backward. torch starts with 65536 (2^16)."
 FACTOR_HELP = (

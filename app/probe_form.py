@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import streamlit as st
+
 from ampscope.errors import AmpscopeError, BadInput
 from ampscope.experiments.validate import checked
 from ampscope.hardware.describe import uses_cuda
 from ampscope.policy.modes import PRECISIONS, resolve
 from ampscope.records import RunSpec
-
 from app import machine, probe_details, states, store, workload_choice
 from app.text import escape
 from app.workload_choice import Choice

@@ -10,7 +10,6 @@ from ampscope.experiments.launch import launch
 from ampscope.experiments.validate import checked
 from ampscope.records import RunInfo, RunSpec
 from ampscope.store import writer
-
 from app import store
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import streamlit as st
+
 from ampscope.hardware.cpu import CpuReading
 from ampscope.hardware.describe import HardwareReport
 from ampscope.hardware.gpu import GpuReading
-
 from app import machine
 from app.layout import KeyFigure, key_figures
 from app.text import code, escape, size

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import streamlit as st
-from ampscope.records import RunInfo
 
+from ampscope.records import RunInfo
 from app import probes, run_page, sitemap, store
 from app.text import ago, escape, plural
 

@@ -9,9 +9,9 @@ import time
 from pathlib import PurePath
 
 import streamlit as st
+
 from ampscope.errors import BadInput
 from ampscope.records import Machine, RunInfo
-
 from app import links, states, store
 from app.text import ago, code, cut, escape, percent, plural, power_of_two
 

@@ -6,12 +6,12 @@ import dataclasses
 
 import pandas as pd
 import streamlit as st
+
 from ampscope.analysis.loss_scale import FiniteParts, ScaleSummary, finite_parts, summarize
 from ampscope.analysis.skips import BadStep, bad_steps
 from ampscope.records import NonFiniteRecord, RunInfo, StepRecord
 from ampscope.store.reader import Reader
 from ampscope.store.series import first_nonfinite
-
 from app import chart, layout, links, scale_words, sitemap, states, store
 from app.figures.scale_trajectory import scale_trajectory
 from app.layout import KeyFigure

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from ampscope.analysis.loss_scale import SETTLED_STEPS, FiniteParts, Pattern, ScaleSummary
 from ampscope.analysis.skips import BadStep
-
 from app.text import cut, plural, power_of_two, share
 
 

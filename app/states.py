@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 import streamlit as st
-from ampscope.records import RunInfo, State
 
+from ampscope.records import RunInfo, State
 from app import sitemap
 from app.text import escape, plural
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import streamlit as st
+
 from ampscope.records import (
     Frame,
     ModuleRecord,
@@ -23,7 +24,6 @@ from ampscope.records import (
     StepRecord,
 )
 from ampscope.store.reader import Reader
-
 from app import options
 
 P = ParamSpec("P")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pandas as pd
 import streamlit as st
+
 from ampscope.analysis.underflow import (
     UnderflowOverTime,
-    underflow_over_time,
+    from_columns,
     without_shadow,
     worst_modules,
 )
 from ampscope.records import Role, RunInfo
-
+from ampscope.store.reader import Reader
+from ampscope.store.series import shadow_columns
 from app import chart, gradient_words, layout, links, states, store
 from app.figures.underflow_lines import PANELS, Line, underflow_lines
 from app.figures.underflow_map import underflow_map
@@ -28,7 +30,7 @@ _COLORS = {name: ZONES[zone] for name, zone, _ in PANELS}
 def all_modules(run: RunInfo, look: Look, module: int) -> UnderflowOverTime | None:
     """Module by sampled step for one of the three numbers; None where there is no shadow."""
     st.subheader("Underflow over time", anchor=False)
-    series = underflow_over_time(store.shadows(run, look.view.role))
+    series = _series(run, look.view.role)
     if not series.steps:
         _say_inconclusive(look, module)
         return None
@@ -92,6 +94,11 @@ def table(series: UnderflowOverTime, names: dict[int, str]) -> pd.DataFrame:
             "total": [int(series.total[cell]) for cell in cells],
         }
     )
+
+
+@store.of_run
+def _series(reader: Reader, run_id: str, role: Role) -> UnderflowOverTime:
+    return from_columns(shadow_columns(reader, run_id, role))
 
 
 def _say_inconclusive(look: Look, module: int) -> None:

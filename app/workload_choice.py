@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import streamlit as st
+
 from ampscope.records import RunSpec
 from ampscope.workloads.catalog import BUILTIN, SIZES
-
 from app import options, workload_files
 from app.text import escape
 

@@ -63,6 +63,7 @@ def setting() -> dict[str, object]:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "system": platform.platform(),
         "versions": versions,
+        "scheduler": {0: "normal", 1: "fifo"}.get(os.sched_getscheduler(0), "other"),
         "load_average": round(os.getloadavg()[0], 2),
     }
 

@@ -21,11 +21,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from contest import interleaved, quartiles_ns, setting
+from torch import Tensor
+
 from ampscope.capture import exponent_torch
 from ampscope.capture.exponent_count import DeviceCounter, count_into
 from ampscope.exponents import RAW_LEN
-from contest import interleaved, quartiles_ns, setting
-from torch import Tensor
 
 RESULTS = Path(__file__).parent / "results"
 MANTISSA = {torch.float16: 10, torch.bfloat16: 7, torch.float32: 23}

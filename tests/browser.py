@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 
 from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from ampscope.store.reader import Reader
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -77,6 +80,7 @@ class Servers:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._running: list[subprocess.Popen[bytes]] = []
+        self._stores: set[Path] = set()
 
     def __enter__(self) -> Servers:
         return self
@@ -87,13 +91,16 @@ class Servers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        for store in self._stores:
+            _end_probes(store)
         for server in self._running:
-            server.terminate()
+            server.kill()
         for server in self._running:
             server.wait(timeout=START_S)
 
     def start(self, store: Path, *arguments: str) -> str:
         """Start on ``store`` with the operator's other ``arguments``; returns the URL."""
+        self._stores.add(store)
         port = _free_port()
         command = [sys.executable, "-m", "streamlit", "run", str(ROOT / "app" / "main.py")]
         command += ["--server.port", str(port), "--server.headless", "true"]
@@ -111,6 +118,18 @@ class Servers:
         url = f"http://127.0.0.1:{port}"
         _wait_until_healthy(url, server, log)
         return url
+
+
+def _end_probes(store: Path) -> None:
+    """Probes outlive the dashboard by design; those of a test must not outlive the test."""
+    if not store.exists():
+        return
+    with Reader(store) as reader:
+        active = [run for run in reader.runs() if run.state.is_active]
+    for run in active:
+        if run.pid not in (None, os.getpid()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(run.pid, signal.SIGKILL)
 
 
 def _environment() -> dict[str, str]:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from ampscope.records import Machine, RunSpec, State
 from ampscope.store.writer import RunWriter
-
 from tests.synthetic_run import add_step, is_leaf, module, module_paths, ops
 
 SPEC = RunSpec(workload="gpt", size="tiny", precision="fp16", steps=12)

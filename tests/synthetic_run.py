@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+
 from ampscope.exponents import ABOVE, EXPONENTS, FIRST, LOWEST, POS_INF, POS_ZERO, RAW_LEN, Raw
 from ampscope.records import (
     Frame,

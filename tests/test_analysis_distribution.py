@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from ampscope.analysis.distribution import (
     aligned,
     merged,
@@ -32,8 +35,6 @@ from ampscope.exponents import (
 )
 from ampscope.formats import FORMATS
 from ampscope.records import Frame, Role
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 CASTS = {"fp16": torch.float16, "bf16": torch.bfloat16, "e5m2": torch.float8_e5m2}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from ampscope.analysis.casts import CastSite, cast_kinds, cast_sites
 from ampscope.analysis.dtypes import (
     compute_dtype,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from ampscope.analysis.underflow import (
     bin_of,
     underflow_over_time,

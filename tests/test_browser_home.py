@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ampscope.records import RunSpec, State
-from ampscope.store.reader import Reader
 from playwright.sync_api import Page, expect
 
+from ampscope.records import RunSpec, State
+from ampscope.store.reader import Reader
 from tests import stores
 from tests.browser import settle
 
@@ -133,7 +133,6 @@ def test_a_run_page_follows_a_run_that_is_under_way(
     browser_page: Page, dashboard: Dashboard, tmp_path: Path
 ) -> None:
     from ampscope.store.writer import RunWriter
-
     from tests.synthetic_run import add_step, module_paths
 
     store, page = tmp_path / "runs.db", browser_page

@@ -9,25 +9,28 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from ampscope.capture import exponent_device
-from ampscope.capture.exponent_count import DeviceCounter, count_into
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ampscope.capture import exponent_device
+from ampscope.capture.exponent_count import DeviceCounter, count_into
 from tests import exponent_oracle as oracle
 
 CUDA = torch.cuda.is_available()
 # The kernel is decorated once a process: interpreted, or compiled for the GPU.
 INTERPRETED = not CUDA and importlib.util.find_spec("triton") is not None
 ONE = 1 + 149
-HALF = (torch.float16, torch.bfloat16)
+DECODERS = {
+    torch.float16: oracle.fp16,
+    torch.bfloat16: oracle.bf16,
+    torch.float8_e5m2: oracle.e5m2,
+    torch.float8_e4m3fn: oracle.e4m3fn,
+}
 
-triton_cpu = pytest.param(
-    "triton", marks=pytest.mark.skipif(not INTERPRETED, reason="no Triton, or a GPU is used")
-)
-cuda = pytest.param(
-    "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="no CUDA device")]
-)
+needs_triton = pytest.mark.skipif(not INTERPRETED, reason="no Triton, or a GPU is used")
+needs_cuda = (pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="no CUDA device"))
+triton_cpu = pytest.param("triton", marks=needs_triton)
+cuda = pytest.param("cuda", marks=needs_cuda)
 
 
 @pytest.fixture(params=["torch", triton_cpu, cuda])
@@ -55,20 +58,14 @@ def every_pattern(dtype: torch.dtype) -> Tensor:
     return bits.to(torch.uint8 if dtype.itemsize == 1 else torch.int16).view(dtype)
 
 
-@pytest.mark.parametrize("dtype", [*HALF, torch.float8_e5m2, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("dtype", DECODERS, ids=str)
 def test_every_bit_pattern(counter: DeviceCounter, dtype: torch.dtype) -> None:
-    decode = {
-        torch.float16: oracle.fp16,
-        torch.bfloat16: oracle.bf16,
-        torch.float8_e5m2: oracle.e5m2,
-        torch.float8_e4m3fn: oracle.e4m3fn,
-    }[dtype]
     patterns = every_pattern(dtype)
     # In order each tile has a narrow range of exponents; shuffled, each has all there is.
     shuffled = patterns[torch.randperm(len(patterns), generator=torch.Generator().manual_seed(0))]
     for row, tensor in enumerate((patterns, shuffled, patterns[1:])):  # the last: not aligned
         counter.add(tensor.to(counter.device), row, stable=True)
-    whole = [decode(bits) for bits in range(len(patterns))]
+    whole = [DECODERS[dtype](bits) for bits in range(len(patterns))]
     rows = [oracle.row_of(whole), oracle.row_of(whole), oracle.row_of(whole[1:])]
     np.testing.assert_array_equal(counter.collect(), rows)
 
@@ -99,8 +96,8 @@ def test_every_position_of_the_window(counter: DeviceCounter) -> None:
         bits[:2] = top << 10, 0x8000 | top << 10
         bits[2::3] |= 0x8000
         counter.add(torch.from_numpy(bits.view(np.float16)).to(counter.device), top, stable=True)
-        expected = oracle.row_of(oracle.fp16(int(b)) for b in bits)
-        np.testing.assert_array_equal(counter.collect()[top], expected)
+        row = counter.collect()[top]
+        np.testing.assert_array_equal(row, oracle.row_of(oracle.fp16(int(b)) for b in bits))
 
 
 def test_rows_grow_add_up_and_start_anew(counter: DeviceCounter) -> None:
@@ -191,7 +188,7 @@ def test_without_triton_plain_torch_counts(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="no CUDA device")
 def test_streams_are_kept_in_order() -> None:
-    """Tensors of two streams, freed at once, over several steps: no count lost or left over."""
+    """Tensors of two streams, freed at once: no count lost or left over."""
     counter, side = DeviceCounter(torch.device("cuda")), torch.cuda.Stream()
     for _ in range(20):
         for row in range(6):

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
-from ampscope.capture import exponent_count, exponent_torch
-from ampscope.capture.exponent_count import count_into
-from ampscope.capture.exponent_layout import COPY_ELEMENTS, pieces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ampscope.capture import exponent_count, exponent_torch
+from ampscope.capture.exponent_count import count_into
+from ampscope.capture.exponent_layout import COPY_ELEMENTS, pieces
 from tests import exponent_oracle as oracle
 
 Row = NDArray[np.int64]

@@ -8,16 +8,16 @@ import sys
 import threading
 from pathlib import Path
 
-import ampscope
 import numpy as np
 import pytest
 import torch
-from ampscope.capture import exponent_cpu, exponent_torch
-from ampscope.capture.exponent_count import count_into
-from ampscope.capture.exponent_layout import pieces
 from numpy.typing import NDArray
 from torch import Tensor
 
+import ampscope
+from ampscope.capture import exponent_cpu, exponent_torch
+from ampscope.capture.exponent_count import count_into
+from ampscope.capture.exponent_layout import pieces
 from tests import exponent_oracle as oracle
 
 ONE = 1 + 149  # index of 2^0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from ampscope.hardware.describe import HardwareReport, sentence
 from streamlit.testing.v1 import AppTest
 
+from ampscope.hardware.describe import HardwareReport, sentence
 from app import capability_table, machine
 from tests import hardware_reports
 from tests.hardware_reports import H100, named, report

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ampscope.records import RunSpec
-from ampscope.store.reader import Reader
 from streamlit.testing.v1 import AppTest
 
+from ampscope.records import RunSpec
+from ampscope.store.reader import Reader
 from app import probes
 from tests import stores
 

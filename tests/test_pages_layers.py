@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import stores
+
 from ampscope.records import ModuleRecord, OpRecord, RunSpec, State, StepRecord
 from ampscope.store.writer import RunWriter
 
@@ -22,6 +23,12 @@ def texts(app: Any) -> str:
     ]
     parts += [e.value for kind in ("info", "warning", "error") for e in app.get(kind)]
     return " ".join(parts).replace("\\", "").replace("\u2060", "")
+
+
+def asked(app: Any, name: str) -> str:
+    """A parameter of the address; AppTest keeps it as a text or as a list of one."""
+    value = app.query_params[name]
+    return value if isinstance(value, str) else value[0]
 
 
 def metrics(app: Any) -> dict[str, str]:

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import stores
+from test_pages_layers import asked, metrics, texts
+
 from ampscope.records import NonFiniteRecord, State, StepRecord
 from ampscope.store.writer import RunWriter
-from test_pages_layers import metrics, texts
 
 Open = Callable[..., Any]
 
@@ -67,7 +68,7 @@ def test_the_search_for_a_scale(store_path: Path, open_page: Open) -> None:
         "Losses not finite": "0",
     }
     scale = next(m for m in app.metric if m.label == "Scale at the end")
-    assert "8,192" in scale.help
+    assert "8,192" in scale.help.replace("\\", "")
     assert "in the band at the bottom: the gradient norm at 3 steps." in words
     assert "3 of 20, 15.0 % steps were skipped. Backward met block.bias first, at 2 of 2" in words
 
@@ -83,7 +84,7 @@ def test_parameters_of_a_skip_in_backward_order(store_path: Path, open_page: Ope
     assert list(parameters["Not finite, %"]) == [30.0, 25.0]
     app.selectbox(key="widget:skip").select("1").run()
     assert list(app.dataframe[1].value["Parameter"]) == ["block.bias"]
-    assert app.query_params["skip"] == ["1"]
+    assert asked(app, "skip") == "1"
 
 
 @pytest.mark.parametrize(
@@ -158,7 +159,7 @@ def test_nothing_to_table(store_path: Path, open_page: Open) -> None:
 def test_a_step_of_nothing(store_path: Path, open_page: Open) -> None:
     app = open_page("loss_scale", run=written(store_path, [StepRecord(0)]))
     assert not app.exception
-    assert "nan" not in texts(app).lower()
+    assert "nan%" not in texts(app).lower().replace(" ", "")
 
 
 @pytest.mark.parametrize("state", ["running", "failed", "cancelled", "lost", "finished"])

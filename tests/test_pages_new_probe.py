@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from streamlit.testing.v1 import AppTest
+
 from ampscope.policy.modes import PRECISIONS
 from ampscope.records import Cadence, RunSpec, ScalerSpec
 from ampscope.workloads.catalog import BUILTIN
-from streamlit.testing.v1 import AppTest
-
 from app import machine, probes
 from tests import hardware_reports, stores
 
@@ -161,7 +161,6 @@ def test_a_browser_cannot_name_anything_else(
     open_page: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: str
 ) -> None:
     from ampscope.errors import BadInput
-
     from app import workload_choice
 
     (tmp_path / "mine").mkdir()

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from ampscope.errors import StoreError
 from ampscope.exponents import RAW_LEN
 from ampscope.records import Frame, NonFiniteRecord, Role, RunSpec
@@ -13,8 +16,6 @@ from ampscope.store import frames
 from ampscope.store.reader import Reader
 from ampscope.store.series import first_nonfinite, module_series
 from ampscope.store.writer import RunWriter
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 
 @given(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ampscope.errors import BadInput
 
+from ampscope.errors import BadInput
 from app import workload_files
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 import plotly.graph_objects as go
+
 from ampscope.analysis.distribution import aligned, occupied_range
 from ampscope.exponents import NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO, Raw
 from ampscope.formats import NumberFormat
-
 from app.figures.exponent_axis import TOP_PX, exponent_range, set_exponent_axis, zone_spans
 from app.palette import NONFINITE, OUTLINE, ZERO, ZONES
 

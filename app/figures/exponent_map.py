@@ -13,18 +13,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import plotly.graph_objects as go
+from numpy.typing import NDArray
+
 from ampscope.analysis.distribution import aligned, occupied_range
 from ampscope.exponents import NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO, Raw
 from ampscope.formats import NumberFormat
-from numpy.typing import NDArray
-
 from app.figures.exponent_axis import (
     CENTRE,
     LABEL_SIZE,
     NAME_SIZE,
     TOP_PX,
+    exponent_layout,
     exponent_range,
-    set_exponent_axis,
     zone_spans,
 )
 from app.figures.strength import SHARE_BAR, SHARE_BAR_PX, STRONGEST, WEAKEST, fade, log_share
@@ -57,27 +57,31 @@ def exponent_map(
     counts = aligned(data.rows, data.shifts, shown.lowest, shown.highest)
     names = [for_plotly(name) for name in data.names]
     totals = np.maximum(data.rows.sum(axis=1, keepdims=True), 1)
-    figure = go.Figure()
+    traces = []
     for zone, first, end in zone_spans(fmt, shown):
         part = counts[:, first - shown.lowest : end - shown.lowest]
         if part.any():
             hover = f"{_HOVER}magnitude from 2^%{{x:.0f}} on: {zone}<extra></extra>"
-            trace = _cells(
-                part, totals, names, [e + CENTRE for e in range(first, end)], ZONES[zone], hover
-            )
-            figure.add_trace(trace.update(xaxis="x2", showscale=False))
+            x = [e + CENTRE for e in range(first, end)]
+            look = {"xaxis": "x2", "showscale": False}
+            traces.append(_cells(part, totals, names, x, ZONES[zone], hover, look))
     zeros = data.rows[:, [POS_ZERO]] + data.rows[:, [NEG_ZERO]]
-    zero_cells = _cells(zeros, totals, names, ["0"], ZERO, f"{_HOVER}exactly zero<extra></extra>")
-    figure.add_trace(zero_cells.update(colorbar=SHARE_BAR))  # its grey stands for every hue
-    figure.add_trace(_special_cells(data.rows, totals, names, row_px >= LABEL_PX))
-    _lay_out(figure, data.ticks, names, y_title, row_px)
-    set_exponent_axis(figure, fmt, shown, "x2", x_title)
-    _frame_specials(figure, is_empty=not data.rows[:, NAN : NEG_INF + 1].any())
-    return figure
+    hover, look = f"{_HOVER}exactly zero<extra></extra>", {"colorbar": SHARE_BAR}
+    traces.append(_cells(zeros, totals, names, ["0"], ZERO, hover, look))  # grey stands for all
+    traces.append(_special_cells(data.rows, totals, names, row_px >= LABEL_PX))
+    layout = exponent_layout(fmt, shown, "x2", x_title)
+    is_empty = not data.rows[:, NAN : NEG_INF + 1].any()
+    return go.Figure(traces, _layout(layout, data.ticks, names, y_title, row_px, is_empty))
 
 
 def _cells(
-    counts: Raw, totals: Raw, names: list[str], x: Sequence[object], color: str, hover: str
+    counts: Raw,
+    totals: Raw,
+    names: list[str],
+    x: Sequence[object],
+    color: str,
+    hover: str,
+    look: dict[str, object],
 ) -> go.Heatmap:
     """Cells of one zone; none where nothing was counted."""
     return go.Heatmap(
@@ -91,6 +95,7 @@ def _cells(
         text=(100 * counts / totals).astype(np.float32),
         hovertemplate=hover,
         hoverongaps=False,
+        **look,
     )
 
 
@@ -115,30 +120,6 @@ def _special_cells(rows: Raw, totals: Raw, names: list[str], labelled: bool) -> 
     )
 
 
-def _frame_specials(figure: go.Figure, *, is_empty: bool) -> None:
-    """The columns of NaN and infinities are outlined, and say so when there are none."""
-    figure.add_shape(
-        type="rect",
-        xref="x3 domain",
-        yref="paper",
-        x0=0,
-        x1=1,
-        y0=0,
-        y1=1,
-        line={"color": OUTLINE, "width": 1},
-    )
-    if is_empty:
-        figure.add_annotation(
-            xref="x3 domain",
-            yref="paper",
-            x=0.5,
-            y=0.5,
-            text="none",
-            showarrow=False,
-            font={"size": LABEL_SIZE},
-        )
-
-
 def _exact(counts: Raw) -> NDArray[np.int32] | NDArray[np.float64]:
     """As 32-bit integers, or as floats that hold each count below 2^53 exactly."""
     fits = not counts.size or counts.max() <= _INT32_MAX
@@ -153,18 +134,32 @@ def _short(count: int) -> str:
     return str(count)
 
 
-def _lay_out(
-    figure: go.Figure, ticks: Sequence[str], names: list[str], y_title: str, row_px: float
-) -> None:
-    n = len(names)
-    every = max(1, math.ceil(LABEL_PX / row_px))
-    figure.update_layout(
-        height=max(MIN_PLOT_PX, round(row_px * n)) + TOP_PX + BOTTOM_PX,
-        margin={"t": TOP_PX, "b": BOTTOM_PX, "l": 10, "r": 24},
-        plot_bgcolor="rgba(0,0,0,0)",
-        xaxis={"domain": ZERO_DOMAIN, "type": "category", "showgrid": False},
-        xaxis2={"domain": MAIN_DOMAIN, "anchor": "y"},
-        xaxis3={
+def _layout(
+    exponents: dict[str, object],
+    ticks: Sequence[str],
+    names: list[str],
+    y_title: str,
+    row_px: float,
+    is_empty: bool,
+) -> dict[str, object]:
+    """The exponent axis's parts, with the columns of zeros and of NaN and infinities beside it. The
+    latter are outlined, and say so when there are none."""
+    n, every = len(names), max(1, math.ceil(LABEL_PX / row_px))
+    beside = {"xref": "x3 domain", "yref": "paper", "font": {"size": LABEL_SIZE}}
+    none = {"x": 0.5, "y": 0.5, "text": "none", "showarrow": False, **beside}
+    outline = {"type": "rect", "xref": "x3 domain", "yref": "paper", "line": {"color": OUTLINE}}
+    outline |= {"x0": 0, "x1": 1, "y0": 0, "y1": 1, "line_width": 1}
+    main: dict[str, object] = {"domain": MAIN_DOMAIN, "anchor": "y"}
+    return {
+        **exponents,
+        "shapes": [*exponents["shapes"], outline],
+        "annotations": [*exponents["annotations"], *([none] if is_empty else [])],
+        "height": max(MIN_PLOT_PX, round(row_px * n)) + TOP_PX + BOTTOM_PX,
+        "margin": {"t": TOP_PX, "b": BOTTOM_PX, "l": 10, "r": 24},
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "xaxis": {"domain": ZERO_DOMAIN, "type": "category", "showgrid": False},
+        "xaxis2": {**exponents["xaxis2"], **main},
+        "xaxis3": {
             "domain": SPECIAL_DOMAIN,
             "anchor": "y",
             "title": {"text": "not finite"},
@@ -174,7 +169,7 @@ def _lay_out(
             "ticktext": [name for name, _ in SPECIALS],
             "showgrid": False,
         },
-        yaxis={
+        "yaxis": {
             "title": {"text": y_title},
             "type": "category",
             "range": [n - 0.5, -0.5],
@@ -185,4 +180,4 @@ def _lay_out(
             "automargin": True,
             "tickfont": {"size": NAME_SIZE},
         },
-    )
+    }

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
-from ampscope.analysis.flops import FlopShare
 
+from ampscope.analysis.flops import FlopShare
 from app.figures.exponent_axis import NAME_SIZE
 from app.palette import OUTLINE, dtype_color
 from app.text import for_plotly

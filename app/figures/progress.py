@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
-from ampscope.records import RunInfo, StepRecord
 from plotly.subplots import make_subplots
 
+from ampscope.records import RunInfo, StepRecord
 from app.palette import dtype_color
 from app.text import cut, for_plotly
 

@@ -10,10 +10,10 @@ import math
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
-from ampscope.analysis.loss_scale import FiniteParts
-from ampscope.records import StepRecord
 from plotly.subplots import make_subplots
 
+from ampscope.analysis.loss_scale import FiniteParts
+from ampscope.records import StepRecord
 from app.palette import MEASURE, NONFINITE, OUTLINE
 
 # Panels from top to bottom: title, height in pixels.

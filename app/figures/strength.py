@@ -6,9 +6,9 @@ Anything rarer looks like one in a million; it is never invisible.
 from __future__ import annotations
 
 import numpy as np
-from ampscope.exponents import Raw
 from numpy.typing import NDArray
 
+from ampscope.exponents import Raw
 from app.palette import OUTLINE
 
 WEAKEST, STRONGEST = -6.0, 0.0  # log10 of the share

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import plotly.graph_objects as go
-from ampscope.analysis.underflow import Counts
 
+from ampscope.analysis.underflow import Counts
 from app.figures.exponent_axis import NAME_SIZE
 from app.figures.strength import SHARE_BAR, SHARE_BAR_PX, STRONGEST, WEAKEST, fade, log_share
 from app.text import for_plotly

@@ -14,7 +14,7 @@ class AmpscopeError(Exception):
     """Base of every error that ampscope raises on purpose; its text is fit for a person."""
 
 
-class BadInput(AmpscopeError):
+class BadInput(AmpscopeError):  # noqa: N818  # says what happened, as the others
     """What was asked for cannot be done as asked."""
 
 
@@ -22,9 +22,9 @@ class StoreError(AmpscopeError):
     """The store cannot be opened, read or written."""
 
 
-class ProbeFailed(AmpscopeError):
+class ProbeFailed(AmpscopeError):  # noqa: N818  # as above
     """A child run ended without finishing its work."""
 
 
-class Cancelled(AmpscopeError):
+class Cancelled(AmpscopeError):  # noqa: N818  # as above
     """A person stopped the run."""

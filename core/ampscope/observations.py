@@ -22,7 +22,9 @@ class Call:
     nested: bool = False  # made inside another watched call, such as unscale_ in scaler.step
     subject: str = ""  # "scaler0", "optimizer1"
     value: float | None = None  # scale, loss or norm
-    scaled: bool = False  # the tensor came from scaler.scale, or the gradients still carry the scale
+    scaled: bool = (
+        False  # the tensor came from scaler.scale, or the gradients still carry the scale
+    )
     create_graph: bool = False
     enabled: bool = True  # of a scaler or of autocast
     dtype: str = ""

@@ -110,8 +110,10 @@ def _is_mask_constant(op: BadOp, name: str) -> bool:
     if name in CASTS:
         return not op.tracked
     small = all((o.max_abs or 0.0) <= 1.0 for o in op.inputs)  # a mask of zeros and ones
-    return name in ("mul", "mul_", "add", "sub", "rsub") and _constant_too_large(op) and (
-        small or name != "mul"
+    return (
+        name in ("mul", "mul_", "add", "sub", "rsub")
+        and _constant_too_large(op)
+        and (small or name != "mul")
     )
 
 

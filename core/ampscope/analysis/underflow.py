@@ -56,24 +56,27 @@ class WithoutShadow:
 
 def underflow_over_time(records: Sequence[ShadowRecord]) -> UnderflowOverTime:
     """Records of one role as matrices; modules and steps ascending."""
-    modules = sorted({r.module for r in records})
-    steps = sorted({r.step for r in records})
-    shape = (len(modules), len(steps))
-    rows = np.searchsorted(modules, [r.module for r in records]) if records else np.array([], int)
-    columns = np.searchsorted(steps, [r.step for r in records]) if records else np.array([], int)
+    rows = [(r.step, r.module, r.total, r.lost, r.subnormal, r.zero_before) for r in records]
+    return from_columns(np.array(rows, np.int64).reshape(len(rows), 6))
 
-    def matrix(name: str) -> Counts:
-        out = np.zeros(shape, np.int64)
-        out[rows, columns] = [getattr(r, name) for r in records]
+
+def from_columns(columns: Counts) -> UnderflowOverTime:
+    """The same from an array [records, 6]: step, module, total, lost, subnormal, zero_before."""
+    steps, column = np.unique(columns[:, 0], return_inverse=True)
+    modules, row = np.unique(columns[:, 1], return_inverse=True)
+
+    def matrix(place: int) -> Counts:
+        out = np.zeros((len(modules), len(steps)), np.int64)
+        out[row, column] = columns[:, place]
         return out
 
     return UnderflowOverTime(
-        modules=tuple(modules),
-        steps=tuple(steps),
-        total=matrix("total"),
-        lost=matrix("lost"),
-        subnormal=matrix("subnormal"),
-        zero_before=matrix("zero_before"),
+        modules=tuple(modules.tolist()),
+        steps=tuple(steps.tolist()),
+        total=matrix(2),
+        lost=matrix(3),
+        subnormal=matrix(4),
+        zero_before=matrix(5),
     )
 
 

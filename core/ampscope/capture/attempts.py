@@ -82,9 +82,7 @@ class Attempts:
         self.optimizers.append(optimizer)
         return f"optimizer{len(self.optimizers) - 1}"
 
-    def before_backward(
-        self, loss: float, dtype: str, taint: int | None, *, scaled: bool
-    ) -> None:
+    def before_backward(self, loss: float, dtype: str, taint: int | None, *, scaled: bool) -> None:
         self._backwards += 1
         self.scaled_pending = scaled
         self._loss, self._loss_dtype = loss, dtype

@@ -215,9 +215,7 @@ class CallLog:
                 note=root_of_loss(root),
             )
             taint = self.watch.taint_of(root)
-            self.attempts.before_backward(
-                value, dtype_name(root.dtype), taint, scaled=bool(scaler)
-            )
+            self.attempts.before_backward(value, dtype_name(root.dtype), taint, scaled=bool(scaler))
 
     def _grad(self, original: Any) -> Any:
         @functools.wraps(original)

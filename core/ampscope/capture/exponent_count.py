@@ -41,7 +41,7 @@ def count_into(tensor: Tensor, row: Raw) -> None:
         )
     for flat, multiplicity in pieces(tensor):
         compiled = _compiled() if flat.device.type == "cpu" else None
-        if compiled is not None and flat.dtype in compiled.VIEWS:
+        if compiled is not None and flat.dtype in compiled.DTYPES:
             compiled.count_flat(flat, multiplicity, row)
         else:
             row += exponent_torch.count_flat(flat).cpu().numpy() * multiplicity

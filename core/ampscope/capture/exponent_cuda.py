@@ -17,6 +17,7 @@ infinity or a NaN, and the end of a tensor, take that pass alone.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
@@ -181,9 +182,11 @@ def _line(entry: Entry) -> tuple[int, ...]:
 def is_usable(device: torch.device) -> bool:
     """Whether a launch works on ``device``: Triton needs compute capability 7.0 and a C compiler,
     and raises errors of many kinds without them."""
-    try:
-        counts = torch.zeros(1, RAW_LEN, dtype=torch.int64, device=device)
-        launch([Entry(torch.zeros(1, device=device), 0, 1)], counts)
-    except Exception:
-        return False
+    counts = torch.zeros(1, RAW_LEN, dtype=torch.int64, device=device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Triton 3.9 warns of its own coming defaults
+        try:
+            launch([Entry(torch.zeros(1, device=device), 0, 1)], counts)
+        except Exception:
+            return False
     return int(counts[0, POS_ZERO]) == 1

@@ -102,6 +102,7 @@ class DeviceCounter:
     def _add_flat(self, flat: Tensor, row: int, multiplicity: int) -> None:
         if not self._triton or flat.dtype not in LAYOUTS:
             self._counts[row] += exponent_torch.count_flat(flat) * multiplicity
+            self._order.release(flat)
             return
         self._waiting.append((flat, row, multiplicity))
         # A view shares the counter of its base; a tensor made in inference mode has none, and

@@ -1,4 +1,4 @@
-"""The compiled part of the CPU counter: raw bits in, a raw row out (numba, no GIL).
+"""The compiled part of the CPU counter: raw bits in, raw rows out (numba, without the GIL).
 
 Elements are taken in chunks that stay in the L1 cache. A vectorised look tells whether a chunk
 holds subnormals, infinities or NaNs. If not (nearly always), its sign-and-exponent fields are
@@ -9,46 +9,77 @@ exponent field e.
 Counting goes to four tables in turn: a counter that was incremented just before is still on its
 way from the store buffer, 4 to 7 cycles (Agner Fog, Microarchitecture, "store forwarding"), so
 that a tensor of equal values would take several times as long.
+
+Any number of threads may run `_work` on one job: each takes the next chunks by an atomic addition,
+and adds to a row of its own.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numba
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from ampscope.exponents import NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO, RAW_LEN
 
 CHUNK = 8192  # elements: 16 to 32 KiB of bits, which an L1 data cache holds
+PIECE = 2 * CHUNK  # elements a thread takes at a time: 6 us of work
 TABLES = 4
 FIELDS = 512  # sign and exponent of the widest formats, bf16 and fp32: 9 bits
 RANKS = 23 + 256  # fp32: 23 powers of two of subnormals, 256 exponent fields
+_INT64 = np.dtype(np.int64)
 
-Bits = NDArray[np.uint16] | NDArray[np.uint32]
-Tables = NDArray[np.uint32]
-Kernel = Callable[[Bits, int, int, NDArray[np.int64], int], None]
+Tables: TypeAlias = NDArray[np.uint32]
+
+
+class Job(ctypes.Structure):
+    """One tensor to count. ``bits`` and ``rows`` are addresses; ``rows`` has ``threads`` rows."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_int64)
+        for name in (
+            "next_element",
+            "next_row",
+            "bits",
+            "size",
+            "bytes_each",
+            "mantissa",
+            "rank_offset",
+            "multiplicity",
+            "rows",
+            "threads",
+        )  # fmt: skip
+    )
+
+
+_NEXT_ELEMENT, _NEXT_ROW, _BITS, _SIZE, _BYTES = range(5)  # positions in a job
+_MANTISSA, _OFFSET, _TIMES, _ROWS, _THREADS = range(5, 10)
+
+
+class Kernel(Protocol):
+    """A compiled C callback, ``void (int64_t *job)``."""
+
+    address: int
 
 
 def compile_kernel() -> Kernel:
-    """``count(bits, mantissa, rank_offset, row, multiplicity)``, ready to run.
+    """The kernel, ready to be called with the address of a `Job`.
 
     Machine code is kept in numba's cache: beside this file, or in the user's cache folder where
-    the package is read-only. Where neither can be written it is compiled anew (about 2 s).
+    the package is read-only. Where neither can be written it is compiled anew (about 3 s).
     """
+    kernel: Kernel
     try:
-        return _built(cached=True)
+        kernel = numba.cfunc(types.void(types.CPointer(types.int64)), cache=True)(_work)
     except (RuntimeError, OSError):  # numba: "no locator available"; a full disk
-        return _built(cached=False)
-
-
-def _built(cached: bool) -> Kernel:
-    kernel: Kernel = numba.njit(nogil=True, cache=cached)(_count)
-    row = np.zeros(RAW_LEN, np.int64)
-    kernel(np.zeros(1, np.uint16), 10, 125, row, 1)  # compiles, and meets a disk that is full
-    kernel(np.zeros(1, np.uint32), 23, 0, row, 1)
+        kernel = numba.cfunc(types.void(types.CPointer(types.int64)))(_work)
     return kernel
 
 
@@ -58,8 +89,27 @@ def _inner(function: Callable[..., Any]) -> Callable[..., Any]:
     return compiled
 
 
+@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
+def _fetch_add(context: Any, job: Any, index: Any, amount: Any) -> Any:
+    """``job[index] += amount`` in one atomic step; gives the value before."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        place = builder.gep(args[0], [args[1]])
+        return builder.atomic_rmw("add", place, args[2], "seq_cst")
+
+    return types.int64(types.CPointer(types.int64), types.int64, types.int64), build
+
+
+@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
+def _pointer(context: Any, address: Any) -> Any:
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.int64), build
+
+
 @_inner
-def _is_unusual(bits: Bits, magnitude: int, smallest: int, infinity: int) -> bool:
+def _is_unusual(bits: Any, magnitude: int, smallest: int, infinity: int) -> bool:
     """Whether a subnormal, an infinity or a NaN is among ``bits`` (0.04 ns an element)."""
     found = False
     for i in range(bits.size):
@@ -69,7 +119,7 @@ def _is_unusual(bits: Bits, magnitude: int, smallest: int, infinity: int) -> boo
 
 
 @_inner
-def _rank(bits: Bits, magnitude: int, smallest: int, mantissa: int, ranks: Any) -> None:
+def _rank(bits: Any, magnitude: int, smallest: int, mantissa: int, ranks: Any) -> None:
     """Ranks of ``bits``. An integer below 2^24 is exact in fp32, so the exponent of the converted
     mantissa is the position of its highest bit; no instruction touches a subnormal float."""
     for i in range(bits.size):
@@ -95,7 +145,7 @@ def _tally(keys: Any, shift: int, tables: Tables) -> None:
 
 
 @_inner
-def _occurrences(bits: Bits, pattern: int) -> int:
+def _occurrences(bits: Any, pattern: int) -> int:
     """How often one bit pattern occurs (0.05 ns an element)."""
     count = 0
     for i in range(bits.size):
@@ -113,10 +163,8 @@ def _sum(tables: Tables, key: int) -> int:
 
 
 @_inner
-def _fold(
-    fields: Tables, ranks: Tables, width: int, mantissa: int, rank_offset: int,
-    row: NDArray[np.int64], multiplicity: int,
-) -> None:  # fmt: skip
+def _fold(fields: Tables, ranks: Tables, width: int, mantissa: int, rank_offset: int,
+          row: Any, multiplicity: int) -> None:  # fmt: skip
     """Add the counts of finite non-zero numbers to the raw row. ``width`` is the number of exponent
     fields: ``fields[width + e]`` holds the negative numbers of the field e."""
     for rank in range(1, mantissa + width - 1):
@@ -126,34 +174,50 @@ def _fold(
         row[rank + rank_offset] += count * multiplicity
 
 
-def _count(
-    bits: Bits, mantissa: int, rank_offset: int, row: NDArray[np.int64], multiplicity: int
-) -> None:
-    """Add the counts of ``bits`` (fewer than 2^32 elements) to ``row``."""
-    unit: Any = bits.dtype.type
-    above = 8 * bits.itemsize - 1  # the sign's position
+@_inner
+def _count(job: Any, unit: Any, row: Any) -> None:
+    """Count pieces of the job, as long as there are any, into ``row``."""
+    info = numba.carray(job, _THREADS + 1, _INT64)
+    size, bytes_each, mantissa, times = info[_SIZE], info[_BYTES], info[_MANTISSA], info[_TIMES]
+    above = 8 * bytes_each - 1  # the sign's position
     width = 1 << (above - mantissa)
     sign, magnitude = unit(1 << above), unit((1 << above) - 1)
     smallest, infinity = unit(1 << mantissa), unit((width - 1) << mantissa)
     fields = np.zeros((TABLES, FIELDS), np.uint32)
     ranks = np.zeros((TABLES, RANKS), np.uint32)
     negative_zeros = nonfinite = positive = negative = 0
-    buffer = np.empty(min(CHUNK, bits.size), np.uint16)
-    for start in range(0, bits.size, CHUNK):
-        chunk = bits[start : start + CHUNK]
-        if _is_unusual(chunk, magnitude, smallest, infinity):
-            _rank(chunk, magnitude, np.int32(smallest), np.int32(mantissa), buffer)
-            _tally(buffer[: chunk.size], np.uint64(0), ranks)
-            negative_zeros += _occurrences(chunk, sign)
-            if _sum(ranks, mantissa + width - 1) > nonfinite:
-                nonfinite = _sum(ranks, mantissa + width - 1)
-                positive += _occurrences(chunk, infinity)
-                negative += _occurrences(chunk, sign | infinity)
+    buffer = np.empty(min(CHUNK, size), np.uint16)
+    piece = _fetch_add(job, _NEXT_ELEMENT, PIECE)
+    while piece < size:
+        for start in range(piece, min(piece + PIECE, size), CHUNK):
+            length = min(CHUNK, size - start)
+            chunk = numba.carray(_pointer(info[_BITS] + start * bytes_each), length, unit)
+            if _is_unusual(chunk, magnitude, smallest, infinity):
+                _rank(chunk, magnitude, np.int32(smallest), np.int32(mantissa), buffer)
+                _tally(buffer[:length], np.uint64(0), ranks)
+                negative_zeros += _occurrences(chunk, sign)
+                if _sum(ranks, mantissa + width - 1) > nonfinite:
+                    nonfinite = _sum(ranks, mantissa + width - 1)
+                    positive += _occurrences(chunk, infinity)
+                    negative += _occurrences(chunk, sign | infinity)
+            else:
+                _tally(chunk, np.uint64(mantissa), fields)
+        piece = _fetch_add(job, _NEXT_ELEMENT, PIECE)
+    _fold(fields, ranks, width, mantissa, info[_OFFSET], row, times)
+    row[POS_ZERO] += (_sum(fields, 0) + _sum(ranks, 0) - negative_zeros) * times
+    row[NEG_ZERO] += (_sum(fields, width) + negative_zeros) * times
+    row[NAN] += (nonfinite - positive - negative) * times
+    row[POS_INF] += positive * times
+    row[NEG_INF] += negative * times
+
+
+def _work(job: Any) -> None:
+    info = numba.carray(job, _THREADS + 1, _INT64)
+    index = _fetch_add(job, _NEXT_ROW, 1)
+    if index < info[_THREADS]:
+        place = info[_ROWS] + index * RAW_LEN * 8
+        row = numba.carray(_pointer(place), RAW_LEN, np.int64)
+        if info[_BYTES] == 2:
+            _count(job, np.uint16, row)
         else:
-            _tally(chunk, np.uint64(mantissa), fields)
-    _fold(fields, ranks, width, mantissa, rank_offset, row, multiplicity)
-    row[POS_ZERO] += (_sum(fields, 0) + _sum(ranks, 0) - negative_zeros) * multiplicity
-    row[NEG_ZERO] += (_sum(fields, width) + negative_zeros) * multiplicity
-    row[NAN] += (nonfinite - positive - negative) * multiplicity
-    row[POS_INF] += positive * multiplicity
-    row[NEG_INF] += negative * multiplicity
+            _count(job, np.uint32, row)

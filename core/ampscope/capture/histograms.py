@@ -26,7 +26,7 @@ _SEEN = "_ampscope_seen"  # attribute on an output tensor: the step and version 
 
 
 class HistogramHooks:
-    """Counts activations and grad_outputs while :attr:`active`; asleep it costs one check a call."""
+    """Counts activations and grad_outputs while :attr:`active`; asleep it checks that alone."""
 
     def __init__(self, names: ModelMap, counts: Accumulator) -> None:
         self.names = names

@@ -33,7 +33,7 @@ class SpecialCounts(TypedDict):
 def tensors(value: Any, more: Any) -> list[Tensor]:
     """All tensors in an op's arguments or result, one level of lists deep."""
     found: list[Tensor] = []
-    for part in (value if isinstance(value, list | tuple) else (value,)):
+    for part in value if isinstance(value, list | tuple) else (value,):
         if isinstance(part, Tensor):
             found.append(part)
         elif isinstance(part, list | tuple):
@@ -55,9 +55,7 @@ def scalars(args: Any, kwargs: Any) -> tuple[float, ...]:
     """Python numbers among the arguments, and 0-dimensional fp32/fp64 tensors' values."""
     found: list[float] = []
     for part in (*args, *kwargs.values()):
-        if isinstance(part, int | float) and not isinstance(part, bool):
-            found.append(float(part))
-        elif isinstance(part, Tensor) and part.dim() == 0 and part.is_floating_point():
+        if (isinstance(part, int | float) and not isinstance(part, bool)) or (isinstance(part, Tensor) and part.dim() == 0 and part.is_floating_point()):
             found.append(float(part))
     return tuple(found[:6])
 

@@ -124,8 +124,8 @@ class OpWatch:
         parents = [m for t in tensors if (m := getattr(t, MAKER, None)) is not None]
         watchers = self._tell_watchers(name, parents)
         maker = _Maker(name, parents, watchers, _constant(args))
-        maker.parameter = (name in _SKIP or name == "_to_copy") and bool(tensors) and (
-            is_parameter(tensors[0])
+        maker.parameter = (
+            (name in _SKIP or name == "_to_copy") and bool(tensors) and (is_parameter(tensors[0]))
         )
         if node is None and torch.is_grad_enabled():
             self._note_origin()
@@ -150,9 +150,7 @@ class OpWatch:
 
     def note_function(self, name: str, decorated: bool) -> None:
         """A user's autograd.Function is about to run under autocast."""
-        self.uses.custom_function(
-            name, decorated, self.attempt, lambda: self._named_place(None)
-        )
+        self.uses.custom_function(name, decorated, self.attempt, lambda: self._named_place(None))
 
     def _named_place(self, node: Any) -> tuple[str, str]:
         module, place, _ = self.place(node)
@@ -269,9 +267,7 @@ class OpWatch:
             line=line_name(place),
             code=line_text(place),
             dtype=dtype_name(out.dtype),
-            inputs=tuple(
-                op_facts.operand(t, _producers(t), is_parameter(t)) for t in inputs[:4]
-            ),
+            inputs=tuple(op_facts.operand(t, _producers(t), is_parameter(t)) for t in inputs[:4]),
             scalars=op_facts.scalars(args, kwargs),
             **op_facts.special_counts(out),
             total=out.numel(),

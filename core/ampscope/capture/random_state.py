@@ -1,4 +1,4 @@
-"""Put every random generator that a loss may draw from back as it was: torch's, NumPy's, Python's."""
+"""Put the generators that a loss may draw from back as they were: torch's, NumPy's, Python's."""
 
 from __future__ import annotations
 

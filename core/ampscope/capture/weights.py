@@ -28,7 +28,7 @@ class WeightObserver:
     def __init__(self, names: ModelMap, counts: Accumulator) -> None:
         self.counts = counts
         self._parameters = tuple(p for p in names.parameters if p.tensor.is_floating_point())
-        self._tensors = [p.tensor for p in self._parameters]
+        self._tensors: list[Tensor] = [p.tensor for p in self._parameters]
         self._order: list[int] = []  # positions of parameters, as backward reached them
         self._before: list[Tensor] = []
         self._handles: list[RemovableHandle] = []

@@ -1,4 +1,4 @@
-"""``ampscope dashboard``: start Streamlit on the pages of this checkout or of the installed wheel."""
+"""``ampscope dashboard``: start Streamlit on the pages of this checkout or of the wheel."""
 
 from __future__ import annotations
 

@@ -33,7 +33,9 @@ def zoo(cases: tuple[str, ...], json_out: Path | None, no_twins: bool, store: Pa
     console = Console(stderr=True)
     wanted = tuple(case.lower() for case in cases)
     found: list[Score] = []
-    for score in scores(wanted, store, lambda name: console.print(f"Running: {name}"), healthy=not no_twins):
+    for score in scores(
+        wanted, store, lambda name: console.print(f"Running: {name}"), healthy=not no_twins
+    ):
         found.append(score)
     if not found:
         raise BadInput(f"The zoo has no case {', '.join(cases)}.")
@@ -51,7 +53,10 @@ def as_json(found: list[Score]) -> dict[str, object]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": one_line(describe_machine()),
         "summary": summary(found),
-        "scores": [dataclasses.asdict(s) | {"right": s.right, "module_right": s.module_right} for s in found],
+        "scores": [
+            dataclasses.asdict(s) | {"right": s.right, "module_right": s.module_right}
+            for s in found
+        ],
     }
 
 
@@ -63,7 +68,9 @@ def score_table(found: list[Score]) -> Table:
     for s in found:
         if not s.case and s.right:
             continue
-        module = {None: "", True: "right", False: f"{s.module_found} for {s.module_expected}"}[s.module_right]
+        module = {None: "", True: "right", False: f"{s.module_found} for {s.module_expected}"}[
+            s.module_right
+        ]
         table.add_row(
             s.case or s.script, s.expected, s.found, "yes" if s.among_three else "no", module,
             s.fix_kind, {None: "", True: "yes", False: "no"}[s.verified], f"{s.elapsed_s:.0f}",
@@ -88,5 +95,7 @@ def summary(found: list[Score]) -> list[str]:
             f"worst {max(s.elapsed_s for s in faulty):.0f}",
         ]
     if twins:
-        lines.append(f"false alarms: {sum(not s.right for s in twins)} of {len(twins)} healthy scripts")
+        lines.append(
+            f"false alarms: {sum(not s.right for s in twins)} of {len(twins)} healthy scripts"
+        )
     return lines

@@ -31,6 +31,8 @@ def is_cured(
     if finding.cause == "not_amp_divergence":
         reference = symptoms(fixed_fp32, None) if fixed_fp32 is not None else NUMBERS
         return not (reference & NUMBERS) and not (symptoms(fixed, None) & NUMBERS)
+    if finding.cause == "shared_scaler_interference":
+        return _victims_learn(evidence.as_is, fixed)
     if symptoms(fixed, evidence.fp32) & evidence.symptoms:
         return False
     if finding.cause == "clip_before_unscale":
@@ -45,7 +47,24 @@ def _clips_unscaled(before: RunView, after: RunView) -> bool:
         next((c.value for c in run.calls if c.name == "clip" and c.value is not None), None)
         for run in (before, after)
     ]
-    moved = [next((a.update_norm for a in r.attempts if a.update_norm), 0.0) for r in (before, after)]
+    moved = [
+        next((a.update_norm for a in r.attempts if a.update_norm), 0.0) for r in (before, after)
+    ]
     if norms[0] is not None and norms[1] is not None:
         return norms[1] < norms[0] / 2
     return (moved[1] or 0.0) > 2 * (moved[0] or 0.0)
+
+
+def _victims_learn(before: RunView, after: RunView) -> bool:
+    """The optimizers that never overflowed have gradients again; the other one's fault remains."""
+    victims = {a.optimizer for a in before.attempts} - {
+        a.optimizer for a in before.attempts if a.grad_nonfinite
+    }
+    shares = [_last_zero_share(run, victims) for run in (before, after)]
+    return bool(victims) and shares[1] < 0.5 * shares[0]
+
+
+def _last_zero_share(run: RunView, optimizers: set[str]) -> float:
+    own = [a for a in run.attempts if a.optimizer in optimizers and a.grad_total][-5:]
+    total = sum(a.grad_total for a in own)
+    return sum(a.grad_zero for a in own) / total if total else 0.0

@@ -1,8 +1,8 @@
 """Plan the runs of a diagnosis, and stop when the evidence suffices.
 
-    as_is and fp32 together  ->  rules  ->  bf16, a frozen scale where they ask for one
-                             ->  the finding's fixes, best first, until one cures
-                             ->  the smallest set of modules in fp32, where one module is not enough
+as_is and fp32 together  ->  rules  ->  bf16, a frozen scale where they ask for one
+                         ->  the finding's fixes, best first, until one cures
+                         ->  the smallest set of modules in fp32, where one module is not enough
 """
 
 from __future__ import annotations
@@ -114,7 +114,9 @@ class _Plan:
                 f"{text[0][:200] if text else ''}"
             )
         if outcome.ended == "exit":
-            return f"The script called sys.exit({outcome.exit_code}) before its first optimizer step."
+            return (
+                f"The script called sys.exit({outcome.exit_code}) before its first optimizer step."
+            )
         if outcome.ended == "time":
             return "The script made no optimizer step within the time limit."
         if outcome.backwards:
@@ -185,7 +187,10 @@ class _Plan:
 
 def price(fixed: RunView, before: RunView) -> float | None:
     """Time an attempt of the fixed run over the time as it is; both were watched alike."""
-    times = [v.outcome.elapsed_s / v.outcome.attempts if v.outcome.attempts else 0.0 for v in (fixed, before)]
+    times = [
+        v.outcome.elapsed_s / v.outcome.attempts if v.outcome.attempts else 0.0
+        for v in (fixed, before)
+    ]
     return times[0] / times[1] if times[1] else None
 
 

@@ -54,7 +54,9 @@ def recall(reader: Reader, run_id: str) -> Report:
         elapsed_s=(max(ended) - first.created) if ended else 0.0,
         could_not_run=problem,
         control_symptoms={
-            name: tuple(sorted(symptoms(views[name], None))) for name in CONTROLS[1:] if name in views
+            name: tuple(sorted(symptoms(views[name], None)))
+            for name in CONTROLS[1:]
+            if name in views
         },
     )
 

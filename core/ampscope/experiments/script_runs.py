@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from types import TracebackType
 from ampscope.errors import AmpscopeError
 from ampscope.experiments.launch import child_environment
 from ampscope.observations import Observation
-from ampscope.records import RunInfo, RunSpec
+from ampscope.records import RunInfo, RunSpec, State
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 
@@ -41,6 +42,7 @@ class ScriptRuns:
         self.folder = tempfile.TemporaryDirectory(prefix="ampscope-")
         self._process: subprocess.Popen[bytes] | None = None
         self._done: dict[str, int] = {}
+        self._gone = False  # the zygote has ended
         self._changed = threading.Condition()
 
     def __enter__(self) -> ScriptRuns:
@@ -86,13 +88,14 @@ class ScriptRuns:
         shown = 0
         while True:
             with self._changed:
-                ended = run_id in self._done
+                ended = run_id in self._done or self._gone
                 if not ended:
                     self._changed.wait(0.1)
             if show is not None:
                 shown += self._show_new(run_id, shown, show)
             if ended:
                 break
+        self._close_if_open(run_id)
         with Reader(self.store) as reader:
             info = reader.run(run_id)
             observations = tuple(reader.observations(run_id))
@@ -102,6 +105,16 @@ class ScriptRuns:
         """Start and wait."""
         return self.wait(self.start(control, parent))
 
+    def _close_if_open(self, run_id: str) -> None:
+        """A child that died without a word leaves its run open: say so in its place."""
+        with Reader(self.store) as reader:
+            state = reader.run(run_id).state
+        if state.is_active or state is State.LOST:
+            status = self._done.get(run_id, 0)
+            writer = RunWriter(self.store, run_id)
+            writer.finish(State.FAILED, _last_words(status, self._tail(run_id)))
+            writer.close()
+
     def _listen(self) -> None:
         process = self._process
         assert process is not None and process.stdout is not None
@@ -110,6 +123,9 @@ class ScriptRuns:
             with self._changed:
                 self._done[run_id] = int(status or 0)
                 self._changed.notify_all()
+        with self._changed:
+            self._gone = True
+            self._changed.notify_all()
 
     def _output_file(self, run_id: str) -> Path:
         return Path(self.folder.name) / f"{run_id}.out"
@@ -132,3 +148,14 @@ class ScriptRuns:
         with path.open("rb") as handle:
             handle.seek(max(0, os.path.getsize(path) - MAX_OUTPUT))
             return handle.read().decode(errors="replace")
+
+
+def _last_words(status: int, output: str) -> str:
+    """One sentence about a child that could not write how it ended."""
+    lines = [line for line in output.strip().splitlines() if line.strip()]
+    said = f" Its last line: {lines[-1][:200]}" if lines else ""
+    if status == -signal.SIGKILL:
+        return f"The script was killed (SIGKILL): most likely the machine ran out of memory.{said}"
+    if status < 0:
+        return f"The script was ended by {signal.Signals(-status).name}.{said}"
+    return f"The script's process ended without a word (status {status}).{said}"

@@ -37,7 +37,12 @@ def document(report: Report) -> dict[str, Any]:
         "symptoms": list(diagnosis.symptoms),
         "controls": {name: _control(report, name) for name in ("fp32", "bf16")},
         "tried": [
-            {"control": t.control, "kind": t.kind, "cured": t.cured, "run": _run(report.runs, t.control)}
+            {
+                "control": t.control,
+                "kind": t.kind,
+                "cured": t.cured,
+                "run": _run(report.runs, t.control),
+            }
             for t in report.trials
         ],
         "runs": {name: info.id for name, info in report.runs.items()},
@@ -50,7 +55,9 @@ def best_trial(trials: tuple[Trial, ...]) -> Trial | None:
     return next((t for t in trials if t.cured), None)
 
 
-def _finding(finding: Finding, trials: tuple[Trial, ...], runs: dict[str, RunInfo]) -> dict[str, Any]:
+def _finding(
+    finding: Finding, trials: tuple[Trial, ...], runs: dict[str, RunInfo]
+) -> dict[str, Any]:
     verdict = finding.verdict
     cured = best_trial(trials)
     fix: dict[str, Any] = {

@@ -71,9 +71,13 @@ def _finding(finding: Finding, report: Report, *, first: bool) -> RenderableType
         parts.append(Syntax(verdict.fix.patch.rstrip(), "python", background_color="default"))
     if first and report.trials:
         cured = best_trial(report.trials)
-        tried = "; ".join(f"{t.control}: {'cured' if t.cured else 'not cured'}" for t in report.trials)
+        tried = "; ".join(
+            f"{t.control}: {'cured' if t.cured else 'not cured'}" for t in report.trials
+        )
         price = f" at {cured.price:.2f} times the time a step" if cured and cured.price else ""
-        word = f"Verified by a run with {cured.control}{price}" if cured else "No fix was seen to work"
+        word = (
+            f"Verified by a run with {cured.control}{price}" if cured else "No fix was seen to work"
+        )
         parts.append(Text(f"{word}. Tried: {tried}."))
     if finding.consequences:
         names = ", ".join(CAUSES[c.cause].title.lower() for c in finding.consequences)

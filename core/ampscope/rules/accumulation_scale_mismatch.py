@@ -21,6 +21,7 @@ from ampscope.observations import Call
 from ampscope.rules.protocol import Window, windows
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_applicable, passed
 
+
 def check(evidence: Evidence) -> Verdict:
     """Found in the windows of the call log."""
     run = evidence.as_is
@@ -38,10 +39,18 @@ def check(evidence: Evidence) -> Verdict:
         step=call.attempt,
         line=call.line,
         evidence=(
-            Measurement("windows with unscale_ or update inside", len(wrong), 0, "as_is", call.attempt),
-            Measurement("backward passes in the window", len(window.backwards), 1, "as_is", call.attempt),
+            Measurement(
+                "windows with unscale_ or update inside", len(wrong), 0, "as_is", call.attempt
+            ),
+            Measurement(
+                "backward passes in the window", len(window.backwards), 1, "as_is", call.attempt
+            ),
         ),
-        fix=Fix("scaler_protocol", "Call unscale_, step and update at the end of the window only.", PATCH),
+        fix=Fix(
+            "scaler_protocol",
+            "Call unscale_, step and update at the end of the window only.",
+            PATCH,
+        ),
     )
 
 
@@ -64,11 +73,15 @@ def _inside(window: Window) -> Call | None:
             if between is not None:
                 return between
             started = True
-        elif started and call.name == "unscale_" and call.note == window.optimizer:
-            between = between or call
-        elif started and call.name == "update":
+        elif (started and call.name == "unscale_" and call.note == window.optimizer) or (started and call.name == "update"):
             between = between or call
     return None
 
 
-RULE = Rule("accumulation_scale_mismatch", check, ('as_is',), 32, explains=('gradient_underflow', 'small_update_lost'))
+RULE = Rule(
+    "accumulation_scale_mismatch",
+    check,
+    ("as_is",),
+    32,
+    explains=("gradient_underflow", "small_update_lost"),
+)

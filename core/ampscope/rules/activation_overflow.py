@@ -25,6 +25,7 @@ from ampscope.rules.forward_root import forward_root
 from ampscope.rules.verdict import Rule, Verdict
 from ampscope.rules.wording import island, op_verdict, place
 
+
 def check(evidence: Evidence) -> Verdict:
     """Found when the root op of what went wrong is of this class and fp32 does not share it."""
     found = forward_root(evidence, ForwardClass.ACTIVATION)
@@ -33,11 +34,18 @@ def check(evidence: Evidence) -> Verdict:
     op = found.op
     reason = (
         f"{op.op} in {place(op)} gave infinity in {op.dtype}; the same inputs give"
-        f" {op.fp32_max:,.6g} in fp32." if op.fp32_max is not None else f"{op.op} in {place(op)} gave infinity."
+        f" {op.fp32_max:,.6g} in fp32."
+        if op.fp32_max is not None
+        else f"{op.op} in {place(op)} gave infinity."
     )
     fix = island(op, "fp32_module", f"Keep {op.module or 'this expression'} in fp32.")
     return op_verdict(found, reason, fix)
 
 
-
-RULE = Rule("activation_overflow", check, ('as_is', 'fp32'), 50, explains=('batchnorm_stats_corrupted', 'loss_scale_too_high', 'gradient_underflow'))
+RULE = Rule(
+    "activation_overflow",
+    check,
+    ("as_is", "fp32"),
+    50,
+    explains=("batchnorm_stats_corrupted", "loss_scale_too_high", "gradient_underflow"),
+)

@@ -23,6 +23,7 @@ from ampscope.rules.forward_root import forward_root
 from ampscope.rules.verdict import Rule, Verdict
 from ampscope.rules.wording import island, op_verdict, place
 
+
 def check(evidence: Evidence) -> Verdict:
     """Found when the root op of what went wrong is of this class and fp32 does not share it."""
     found = forward_root(evidence, ForwardClass.ATTENTION)
@@ -37,5 +38,10 @@ def check(evidence: Evidence) -> Verdict:
     return op_verdict(found, reason, island(op, "fp32_module", text))
 
 
-
-RULE = Rule("attention_logit_overflow", check, ('as_is', 'fp32'), 50, explains=('batchnorm_stats_corrupted', 'loss_scale_too_high', 'gradient_underflow'))
+RULE = Rule(
+    "attention_logit_overflow",
+    check,
+    ("as_is", "fp32"),
+    50,
+    explains=("batchnorm_stats_corrupted", "loss_scale_too_high", "gradient_underflow"),
+)

@@ -10,7 +10,14 @@ from ampscope.analysis.symptoms import Symptom
 SINGULAR = ("Sqrt", "Norm", "Rsqrt", "Pow", "Atan2", "Cdist", "Pdist", "Acos", "Asin", "Reciprocal",
             "Std", "Hypot", "Div", "Log", "Acosh", "Normalize", "Angle", "Abs")  # fmt: skip
 NUMBERS = frozenset(
-    {Symptom.LOSS, Symptom.GRADIENTS, Symptom.WEIGHTS, Symptom.SKIPS, Symptom.EVALUATION, Symptom.BEHIND}
+    {
+        Symptom.LOSS,
+        Symptom.GRADIENTS,
+        Symptom.WEIGHTS,
+        Symptom.SKIPS,
+        Symptom.EVALUATION,
+        Symptom.BEHIND,
+    }
 )
 
 
@@ -31,7 +38,14 @@ def backward_root(evidence: Evidence) -> RootOp | None:
 def is_discarded_branch(root: RootOp) -> bool:
     """The gradient that came in was zero because ``where`` or a mask had discarded the branch."""
     op = root.op
-    masks = {"where", "masked_fill", "masked_fill_", "clamp", "clamp_backward", "threshold_backward"}
+    masks = {
+        "where",
+        "masked_fill",
+        "masked_fill_",
+        "clamp",
+        "clamp_backward",
+        "threshold_backward",
+    }
     if op.phase != "backward":
         return "where" in op.consumers or "masked_fill" in op.consumers
     from_mask = any(masks & set(o.producers[:3]) and o.zeros for o in op.inputs)

@@ -20,6 +20,7 @@ from ampscope.analysis.run_view import RunView
 from ampscope.observations import Scan
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, passed
 
+
 def check(evidence: Evidence) -> Verdict:
     """Found by the scan of parameters at the first forward pass."""
     if evidence.fp32 is None:
@@ -52,4 +53,16 @@ def _bad(run: RunView) -> list[Scan]:
     return [s for s in first if s.nan + s.inf or (s.max_abs or 0.0) > ABSURD]
 
 
-RULE = Rule("bad_initial_state", check, ('as_is', 'fp32'), 20, explains=('bad_input_data', 'activation_overflow', 'not_amp_divergence', 'batchnorm_stats_corrupted', 'singular_gradient'))
+RULE = Rule(
+    "bad_initial_state",
+    check,
+    ("as_is", "fp32"),
+    20,
+    explains=(
+        "bad_input_data",
+        "activation_overflow",
+        "not_amp_divergence",
+        "batchnorm_stats_corrupted",
+        "singular_gradient",
+    ),
+)

@@ -23,6 +23,7 @@ from ampscope.rules.forward_root import same_in_fp32
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, passed
 from ampscope.rules.wording import op_verdict
 
+
 def check(evidence: Evidence) -> Verdict:
     """Found when the first non-finite value came in with a tensor, in both precisions."""
     if evidence.fp32 is None:
@@ -71,10 +72,20 @@ def _first(run: RunView) -> tuple[str, int, str, int] | None:
         for s in run.scans
         if s.moment == "batch" and s.nan + s.inf
     ]
-    found += [(f"an operand of {u.op}", u.attempt, u.line, u.count) for u in run.uses if u.name == "nan_operand"]
+    found += [
+        (f"an operand of {u.op}", u.attempt, u.line, u.count)
+        for u in run.uses
+        if u.name == "nan_operand"
+    ]
     bad = run.first_bad_attempt
     near = [f for f in found if bad is None or f[1] <= bad]
     return min(near, key=lambda f: f[1]) if near else None
 
 
-RULE = Rule("bad_input_data", check, ('as_is', 'fp32'), 22, explains=('not_amp_divergence', 'batchnorm_stats_corrupted'))
+RULE = Rule(
+    "bad_input_data",
+    check,
+    ("as_is", "fp32"),
+    22,
+    explains=("not_amp_divergence", "batchnorm_stats_corrupted"),
+)

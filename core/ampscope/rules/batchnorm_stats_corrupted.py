@@ -19,6 +19,7 @@ from __future__ import annotations
 from ampscope.analysis.evidence import Evidence
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, passed
 
+
 def check(evidence: Evidence) -> Verdict:
     """Found by the scan at the end."""
     run = evidence.as_is
@@ -29,7 +30,9 @@ def check(evidence: Evidence) -> Verdict:
         return passed("The weights are not finite either: the buffers are a consequence.")
     if run.attempts and len(run.bad_loss_attempts) > 0.5 * len(run.attempts):
         return passed("Most steps have no finite loss: the buffers are a consequence.")
-    if evidence.fp32 is not None and any(s.nan + s.inf for s in evidence.fp32.scans_of("end", "buffer")):
+    if evidence.fp32 is not None and any(
+        s.nan + s.inf for s in evidence.fp32.scans_of("end", "buffer")
+    ):
         return inconclusive("fp32 ends with such buffers too.")
     first = bad[0]
     step = run.first_bad_attempt
@@ -55,4 +58,16 @@ PATCH = """if not torch.isfinite(loss):
 """
 
 
-RULE = Rule("batchnorm_stats_corrupted", check, ('as_is', 'fp32'), 28, explains=('activation_overflow', 'elementwise_overflow', 'reduction_overflow', 'bad_input_data', 'loss_scale_too_high'))
+RULE = Rule(
+    "batchnorm_stats_corrupted",
+    check,
+    ("as_is", "fp32"),
+    28,
+    explains=(
+        "activation_overflow",
+        "elementwise_overflow",
+        "reduction_overflow",
+        "bad_input_data",
+        "loss_scale_too_high",
+    ),
+)

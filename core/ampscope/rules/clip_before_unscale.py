@@ -19,6 +19,7 @@ from __future__ import annotations
 from ampscope.analysis.evidence import Evidence
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_applicable, passed
 
+
 def check(evidence: Evidence) -> Verdict:
     """Found in the call log alone; the curves need not show it."""
     run = evidence.as_is
@@ -38,10 +39,21 @@ def check(evidence: Evidence) -> Verdict:
         line=first.line,
         evidence=(
             Measurement("clips of scaled gradients", len(wrong), 0, "as_is", first.attempt),
-            Measurement("norm that the clip saw", first.value if first.value is not None else "not returned", float(first.note or 0), "as_is", first.attempt),
+            Measurement(
+                "norm that the clip saw",
+                first.value if first.value is not None else "not returned",
+                float(first.note or 0),
+                "as_is",
+                first.attempt,
+            ),
             Measurement("loss scale", scale, 1, "as_is", first.attempt),
         ),
-        fix=Fix("move_unscale", "Call scaler.unscale_(optimizer) before the clip.", PATCH, ("unscale_first",)),
+        fix=Fix(
+            "move_unscale",
+            "Call scaler.unscale_(optimizer) before the clip.",
+            PATCH,
+            ("unscale_first",),
+        ),
     )
 
 
@@ -53,4 +65,10 @@ scaler.update()
 """
 
 
-RULE = Rule("clip_before_unscale", check, ('as_is',), 30, explains=('gradient_underflow', 'small_update_lost', 'not_amp_divergence'))
+RULE = Rule(
+    "clip_before_unscale",
+    check,
+    ("as_is",),
+    30,
+    explains=("gradient_underflow", "small_update_lost", "not_amp_divergence"),
+)

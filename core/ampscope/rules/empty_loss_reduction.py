@@ -25,6 +25,7 @@ from ampscope.rules.forward_root import same_in_fp32
 from ampscope.rules.verdict import Fix, Rule, Verdict, passed
 from ampscope.rules.wording import op_verdict
 
+
 def check(evidence: Evidence) -> Verdict:
     """Found when the root op of the loss averages nothing, in both precisions."""
     if Symptom.LOSS not in evidence.symptoms | evidence.fp32_symptoms:
@@ -45,4 +46,4 @@ def check(evidence: Evidence) -> Verdict:
 PATCH = "loss = total / count.clamp(min=1)\n"
 
 
-RULE = Rule("empty_loss_reduction", check, ('as_is', 'fp32'), 24, explains=('not_amp_divergence',))
+RULE = Rule("empty_loss_reduction", check, ("as_is", "fp32"), 24, explains=("not_amp_divergence",))

@@ -18,7 +18,9 @@ def error_verdict(evidence: Evidence, fix: Fix, reason: str = "") -> Verdict:
         line=outcome.error_line,
         evidence=(
             Measurement(outcome.error_type, text, run="as_is", step=outcome.attempts),
-            Measurement("fp32 control raises", str(bool(evidence.fp32 and evidence.fp32.has_exception))),
+            Measurement(
+                "fp32 control raises", str(bool(evidence.fp32 and evidence.fp32.has_exception))
+            ),
         ),
         fix=fix,
     )

@@ -19,6 +19,7 @@ from ampscope.analysis.evidence import Evidence
 from ampscope.rules.errors_seen import error_verdict
 from ampscope.rules.verdict import Fix, Rule, Verdict, passed
 
+
 def check(evidence: Evidence) -> Verdict:
     """Found by the text of the exception."""
     if "unscale FP16 gradients" not in evidence.as_is.outcome.error_text:
@@ -33,4 +34,4 @@ with torch.autocast(device_type, dtype=torch.float16):
 """
 
 
-RULE = Rule("fp16_params_with_scaler", check, ('as_is',), 10)
+RULE = Rule("fp16_params_with_scaler", check, ("as_is",), 10)

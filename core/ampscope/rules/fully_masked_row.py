@@ -20,6 +20,7 @@ from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.symptoms import Symptom
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, passed
 
+
 def check(evidence: Evidence) -> Verdict:
     """Found when such a row was seen and both precisions go wrong."""
     use = evidence.as_is.use("fully_masked_row")
@@ -45,7 +46,9 @@ def check(evidence: Evidence) -> Verdict:
         line=use.line,
         evidence=(
             Measurement("rows masked completely", use.value or 0.0, 0, "as_is", use.attempt),
-            Measurement("the same in the fp32 control", reference.value or 0.0, 0, "fp32", reference.attempt),
+            Measurement(
+                "the same in the fp32 control", reference.value or 0.0, 0, "fp32", reference.attempt
+            ),
         ),
         fix=Fix("rewrite_op", "Leave at least one position of each row unmasked.", PATCH),
     )
@@ -56,4 +59,10 @@ scores = scores.masked_fill(mask & ~empty, float("-inf"))
 """
 
 
-RULE = Rule("fully_masked_row", check, ('as_is', 'fp32'), 25, explains=('not_amp_divergence', 'singular_gradient', 'masked_branch_gradient'))
+RULE = Rule(
+    "fully_masked_row",
+    check,
+    ("as_is", "fp32"),
+    25,
+    explains=("not_amp_divergence", "singular_gradient", "masked_branch_gradient"),
+)

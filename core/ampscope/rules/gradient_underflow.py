@@ -23,12 +23,24 @@ from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.root_op import silent_suspects
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import Symptom, progress
-from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, not_applicable, passed
+from ampscope.rules.verdict import (
+    Fix,
+    Measurement,
+    Rule,
+    Status,
+    Verdict,
+    inconclusive,
+    not_applicable,
+    passed,
+)
 
 LOST = 0.05  # of all gradient entries; a healthy scaler loses less than 0.001
 MATTERS = 1e-2  # of the whole gradient's norm
 LOST_SURELY = 0.9  # without a look at the loss curve: hardly anything learns
-LOST_CLEARLY, SLOWER = 0.2, 0.85  # lost share at which slower progress than fp32's is put down to it
+LOST_CLEARLY, SLOWER = (
+    0.2,
+    0.85,
+)  # lost share at which slower progress than fp32's is put down to it
 
 
 def check(evidence: Evidence) -> Verdict:
@@ -46,7 +58,9 @@ def check(evidence: Evidence) -> Verdict:
         worst > LOST_CLEARLY and _is_slower(run, fp32)
     )
     if not dead and (worst < LOST or not (harmed or worst > LOST_SURELY)):
-        return passed(f"{max(worst, 0.0):.2%} of the gradient entries are zero here and not in fp32.")
+        return passed(
+            f"{max(worst, 0.0):.2%} of the gradient entries are zero here and not in fp32."
+        )
     if evidence.root is not None and evidence.symptoms & {Symptom.LOSS}:
         return passed("The loss is not finite: zero gradients are not the trouble.")
     if any(b.reached_loss is False and b.phase == "forward" for b in silent_suspects(run)):
@@ -56,7 +70,11 @@ def check(evidence: Evidence) -> Verdict:
     controls = ("init_scale:65536",) if scaler else ("add_scaler",)
     kind = "change_scale" if scaler else "add_scaler"
     words = f"at a loss scale of {scale:,.6g}" if scaler else "because the loss is not scaled"
-    which = f" Nothing arrives at {dead[0]}" + (f" and {len(dead) - 1} more." if dead[1:] else ".") if dead else ""
+    which = (
+        f" Nothing arrives at {dead[0]}" + (f" and {len(dead) - 1} more." if dead[1:] else ".")
+        if dead
+        else ""
+    )
     return Verdict(
         Status.FOUND,
         f"{worst:.1%} of the gradient entries are zero here and not in fp32, {words}.{which}",
@@ -68,7 +86,12 @@ def check(evidence: Evidence) -> Verdict:
             Measurement("zero gradient entries in fp32", fp32.zero_share or 0.0, None, "fp32", 0),
             Measurement("lost", worst, LOST, "as_is", 0),
         ),
-        fix=Fix(kind, "Scale the loss with a GradScaler." if not scaler else "Use a larger loss scale.", PATCH, (*controls, "bf16")),
+        fix=Fix(
+            kind,
+            "Scale the loss with a GradScaler." if not scaler else "Use a larger loss scale.",
+            PATCH,
+            (*controls, "bf16"),
+        ),
     )
 
 
@@ -91,7 +114,12 @@ def _dead_parameters(run: RunView, fp32: RunView) -> list[str]:
     for own in (g for g in run.gradients if g.attempt == 0 and g.total and not g.nonfinite):
         other = reference.get((0, own.name))
         gone = own.zero == own.total
-        if gone and other is not None and other.zero < 0.1 * other.total and (other.norm or 0) > MATTERS * total:
+        if (
+            gone
+            and other is not None
+            and other.zero < 0.1 * other.total
+            and (other.norm or 0) > MATTERS * total
+        ):
             names.append(own.name)
     return names
 
@@ -107,4 +135,4 @@ def _late_share(run: RunView) -> float:
     return sum(a.grad_zero for a in seen) / total if total else 0.0
 
 
-RULE = Rule("gradient_underflow", check, ('as_is', 'fp32'), 70, explains=('small_update_lost',))
+RULE = Rule("gradient_underflow", check, ("as_is", "fp32"), 70, explains=("small_update_lost",))

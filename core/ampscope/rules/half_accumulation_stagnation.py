@@ -28,8 +28,17 @@ def check(evidence: Evidence) -> Verdict:
     """Found from stalled additions and from results far from fp32's, at the op itself."""
     run = evidence.as_is
     coarse = [b for b in run.bad_ops if b.kind == "coarse"]
-    stalls = [b for b in run.bad_ops if b.kind == "stall" and b.count >= STALLS and _own_sum(b) and not any(o.is_parameter for o in b.inputs)]
-    found = sorted(coarse, key=lambda b: -(b.error or 0.0)) or sorted(stalls, key=lambda b: -b.count)
+    stalls = [
+        b
+        for b in run.bad_ops
+        if b.kind == "stall"
+        and b.count >= STALLS
+        and _own_sum(b)
+        and not any(o.is_parameter for o in b.inputs)
+    ]
+    found = sorted(coarse, key=lambda b: -(b.error or 0.0)) or sorted(
+        stalls, key=lambda b: -b.count
+    )
     if not found:
         return passed("No sum in half precision stalls.")
     op = found[0]
@@ -53,4 +62,10 @@ def _own_sum(op: BadOp) -> bool:
     return name.endswith("_") or bool(op.inputs and name in op.inputs[0].producers[:3])
 
 
-RULE = Rule("half_accumulation_stagnation", check, ('as_is',), 37, explains=('small_update_lost', 'gradient_underflow'))
+RULE = Rule(
+    "half_accumulation_stagnation",
+    check,
+    ("as_is",),
+    37,
+    explains=("small_update_lost", "gradient_underflow"),
+)

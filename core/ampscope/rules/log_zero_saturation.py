@@ -23,16 +23,30 @@ from ampscope.rules.forward_root import forward_root
 from ampscope.rules.verdict import Rule, Verdict
 from ampscope.rules.wording import island, op_verdict, place
 
+
 def check(evidence: Evidence) -> Verdict:
     """Found when the root op of what went wrong is of this class and fp32 does not share it."""
     found = forward_root(evidence, ForwardClass.LOG_ZERO)
     if not isinstance(found, RootOp):
         return found
     op = found.op
-    reason = f"{op.op} in {place(op)} met an input of exactly 0, a probability that saturated in half."
+    reason = (
+        f"{op.op} in {place(op)} met an input of exactly 0, a probability that saturated in half."
+    )
     text = "Use the logits form of the loss (logsigmoid, log_softmax), or compute it in fp32."
-    return op_verdict(found, reason, island(op, "rewrite_op", text, "F.logsigmoid(x)  # instead of torch.log(torch.sigmoid(x))\n"))
+    return op_verdict(
+        found,
+        reason,
+        island(
+            op, "rewrite_op", text, "F.logsigmoid(x)  # instead of torch.log(torch.sigmoid(x))\n"
+        ),
+    )
 
 
-
-RULE = Rule("log_zero_saturation", check, ('as_is', 'fp32'), 50, explains=('batchnorm_stats_corrupted', 'loss_scale_too_high', 'gradient_underflow'))
+RULE = Rule(
+    "log_zero_saturation",
+    check,
+    ("as_is", "fp32"),
+    50,
+    explains=("batchnorm_stats_corrupted", "loss_scale_too_high", "gradient_underflow"),
+)

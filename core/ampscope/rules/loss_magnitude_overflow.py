@@ -19,7 +19,16 @@ from __future__ import annotations
 from ampscope.analysis.evidence import Evidence
 from ampscope.rules.backward_root import is_overflow
 from ampscope.rules.scale_facts import fails_forward, scale_facts, static_scale
-from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, not_applicable, passed
+from ampscope.rules.verdict import (
+    Fix,
+    Measurement,
+    Rule,
+    Status,
+    Verdict,
+    inconclusive,
+    not_applicable,
+    passed,
+)
 from ampscope.rules.wording import place
 
 LARGE = 1e3  # a mean loss of classification or regression is of the order of 1
@@ -61,8 +70,15 @@ def check(evidence: Evidence) -> Verdict:
             Measurement("largest gradient in fp32", largest, None, "fp32"),
             *((Measurement("scale at the end", facts.last, 1.0, "as_is"),) if facts else ()),
         ),
-        fix=Fix("rewrite_op", "Average the loss instead of summing it, or use bf16.", "loss = criterion(output, target)  # reduction='mean'\n", ("bf16",)),
+        fix=Fix(
+            "rewrite_op",
+            "Average the loss instead of summing it, or use bf16.",
+            "loss = criterion(output, target)  # reduction='mean'\n",
+            ("bf16",),
+        ),
     )
 
 
-RULE = Rule("loss_magnitude_overflow", check, ('as_is', 'fp32'), 59, explains=('loss_scale_too_high',))
+RULE = Rule(
+    "loss_magnitude_overflow", check, ("as_is", "fp32"), 59, explains=("loss_scale_too_high",)
+)

@@ -38,7 +38,9 @@ def check(evidence: Evidence) -> Verdict:
     if facts.bearable is None:
         if not _bears_one(evidence):
             return passed("No scale was borne at all: look at the backward pass.")
-        words = f"is at {facts.last:,.6g} where it cannot fall any further, and every step overflows"
+        words = (
+            f"is at {facts.last:,.6g} where it cannot fall any further, and every step overflows"
+        )
         return _found(evidence, facts, words, 1.0)
     steady = facts.last
     if facts.leading >= MANY and facts.first > USUAL_INIT and steady >= 1:
@@ -68,7 +70,11 @@ def _static(evidence: Evidence) -> Verdict:
     return op_verdict(
         root,
         f"The loss is multiplied by {factor:,.6g} by hand, and the gradient of {place(root.op)} overflows.",
-        Fix("change_scale", "Use torch.amp.GradScaler: its scale adapts.", "scaler = torch.amp.GradScaler(device)\n"),
+        Fix(
+            "change_scale",
+            "Use torch.amp.GradScaler: its scale adapts.",
+            "scaler = torch.amp.GradScaler(device)\n",
+        ),
         (Measurement("static loss scale", factor, None, "as_is"),),
     )
 
@@ -102,4 +108,4 @@ def _found(evidence: Evidence, facts: ScaleFacts, words: str, better: float) -> 
     )
 
 
-RULE = Rule("loss_scale_too_high", check, ('as_is', 'fp32'), 60)
+RULE = Rule("loss_scale_too_high", check, ("as_is", "fp32"), 60)

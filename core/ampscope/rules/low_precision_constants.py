@@ -31,12 +31,19 @@ def check(evidence: Evidence) -> Verdict:
             return _found(use.module, use.op, use.line, use.attempt, _words(name), (
                 Measurement("distinct values" if name == "half_range" else "error in radians", use.value or 0.0, use.other, "as_is", use.attempt),
             ))  # fmt: skip
-    tables = {} if evidence.fp32 is None else {
-        s.name: s for s in evidence.fp32.scans if s.moment == "start" and s.kind == "buffer"
-    }
+    tables = (
+        {}
+        if evidence.fp32 is None
+        else {s.name: s for s in evidence.fp32.scans if s.moment == "start" and s.kind == "buffer"}
+    )
     for scan in run.scans:
         reference = tables.get(scan.name)
-        if scan.moment != "start" or scan.kind != "buffer" or reference is None or scan.dtype == "fp32":
+        if (
+            scan.moment != "start"
+            or scan.kind != "buffer"
+            or reference is None
+            or scan.dtype == "fp32"
+        ):
             continue
         error = _distance(scan.sample, reference.sample)
         if error is not None and error > COARSE_SPREAD:
@@ -58,10 +65,14 @@ def _distance(values: tuple[float, ...], reference: tuple[float, ...]) -> float 
     if len(values) != len(reference) or not values:
         return None
     spread = max(reference) - min(reference)
-    return max(abs(a - b) for a, b in zip(values, reference, strict=True)) / spread if spread else None
+    return (
+        max(abs(a - b) for a, b in zip(values, reference, strict=True)) / spread if spread else None
+    )
 
 
-def _found(module: str, op: str, line: str, step: int, words: str, evidence: tuple[Measurement, ...]) -> Verdict:
+def _found(
+    module: str, op: str, line: str, step: int, words: str, evidence: tuple[Measurement, ...]
+) -> Verdict:
     fix = Fix("rewrite_op", "Build the table in fp32 and keep it there.", "positions = torch.arange(length, dtype=torch.float32)\n",
               (*((f"fp32_lines:{line}",) if line else ()), *((f"fp32_modules:{module}",) if module else ())))  # fmt: skip
     where = f" (line {line})" if line else ""
@@ -69,4 +80,4 @@ def _found(module: str, op: str, line: str, step: int, words: str, evidence: tup
                    phase="forward", step=step, line=line, evidence=evidence, fix=fix)  # fmt: skip
 
 
-RULE = Rule("low_precision_constants", check, ('as_is', 'fp32'), 35)
+RULE = Rule("low_precision_constants", check, ("as_is", "fp32"), 35)

@@ -37,10 +37,17 @@ def check(evidence: Evidence) -> Verdict:
     if not isinstance(found, RootOp):
         return found
     op = found.op
-    reason = f"The constant {min(op.scalars, default=0.0):g} of {place(op)} does not fit {op.dtype}."
+    reason = (
+        f"The constant {min(op.scalars, default=0.0):g} of {place(op)} does not fit {op.dtype}."
+    )
     fix = Fix("rewrite_op", TEXT, PATCH, island(op, "", "").controls)
     return op_verdict(found, reason, fix)
 
 
-
-RULE = Rule("mask_constant_overflow", check, ('as_is', 'fp32'), 50, explains=('batchnorm_stats_corrupted', 'loss_scale_too_high', 'gradient_underflow'))
+RULE = Rule(
+    "mask_constant_overflow",
+    check,
+    ("as_is", "fp32"),
+    50,
+    explains=("batchnorm_stats_corrupted", "loss_scale_too_high", "gradient_underflow"),
+)

@@ -21,6 +21,7 @@ from ampscope.rules.backward_root import backward_root, is_discarded_branch, is_
 from ampscope.rules.verdict import Fix, Rule, Verdict, passed
 from ampscope.rules.wording import op_verdict
 
+
 def check(evidence: Evidence) -> Verdict:
     """Found when a discarded branch is the root of a gradient's NaN."""
     root = backward_root(evidence)
@@ -35,7 +36,12 @@ def check(evidence: Evidence) -> Verdict:
         root,
         f"The branch at line {op.line} is not finite where it is not taken ({words}); its gradient is "
         "0 times infinity.",
-        Fix("rewrite_op", "Make the argument safe before the branch.", PATCH, () if shared else (f"fp32_lines:{op.line}",)),
+        Fix(
+            "rewrite_op",
+            "Make the argument safe before the branch.",
+            PATCH,
+            () if shared else (f"fp32_lines:{op.line}",),
+        ),
     )
 
 
@@ -44,4 +50,16 @@ y = torch.where(taken, torch.exp(safe), other)
 """
 
 
-RULE = Rule("masked_branch_gradient", check, ('as_is', 'fp32'), 44, explains=('not_amp_divergence', 'loss_scale_too_high', 'singular_gradient', 'elementwise_overflow', 'loss_magnitude_overflow'))
+RULE = Rule(
+    "masked_branch_gradient",
+    check,
+    ("as_is", "fp32"),
+    44,
+    explains=(
+        "not_amp_divergence",
+        "loss_scale_too_high",
+        "singular_gradient",
+        "elementwise_overflow",
+        "loss_magnitude_overflow",
+    ),
+)

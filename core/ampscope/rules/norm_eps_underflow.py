@@ -22,6 +22,7 @@ from ampscope.rules.forward_root import forward_root
 from ampscope.rules.verdict import Fix, Rule, Verdict
 from ampscope.rules.wording import island, op_verdict, place
 
+
 def check(evidence: Evidence) -> Verdict:
     """Found when the root op of what went wrong is of this class and fp32 does not share it."""
     found = forward_root(evidence, ForwardClass.EPS)
@@ -30,9 +31,19 @@ def check(evidence: Evidence) -> Verdict:
     op = found.op
     reason = f"{op.op} in {place(op)} divided by exactly 0: its epsilon vanished in {op.dtype}."
     controls = ("eps:0.0001", *island(op, "", "").controls)
-    fix = Fix("raise_eps", "Use an epsilon of 1e-4 or more, or normalise in fp32.", "eps = 1e-4\n", controls)
+    fix = Fix(
+        "raise_eps",
+        "Use an epsilon of 1e-4 or more, or normalise in fp32.",
+        "eps = 1e-4\n",
+        controls,
+    )
     return op_verdict(found, reason, fix)
 
 
-
-RULE = Rule("norm_eps_underflow", check, ('as_is', 'fp32'), 50, explains=('batchnorm_stats_corrupted', 'loss_scale_too_high', 'gradient_underflow'))
+RULE = Rule(
+    "norm_eps_underflow",
+    check,
+    ("as_is", "fp32"),
+    50,
+    explains=("batchnorm_stats_corrupted", "loss_scale_too_high", "gradient_underflow"),
+)

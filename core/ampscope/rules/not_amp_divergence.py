@@ -31,7 +31,12 @@ def check(evidence: Evidence) -> Verdict:
     fp32 = evidence.fp32
     if fp32 is None:
         return inconclusive("Without the fp32 control this cannot be told.")
-    if not evidence.fp32_symptoms & {Symptom.LOSS, Symptom.WEIGHTS, Symptom.DIVERGED, Symptom.GRADIENTS}:
+    if not evidence.fp32_symptoms & {
+        Symptom.LOSS,
+        Symptom.WEIGHTS,
+        Symptom.DIVERGED,
+        Symptom.GRADIENTS,
+    }:
         return passed("fp32 trains: whatever is wrong has to do with precision.")
     growth = _growth(fp32)
     if growth < GROWTH:
@@ -40,7 +45,7 @@ def check(evidence: Evidence) -> Verdict:
     lr = fp32.attempts[0].lr if fp32.attempts else 0.0
     return Verdict(
         Status.FOUND,
-        f"AMP is innocent: the fp32 control diverges too"
+        "AMP is innocent: the fp32 control diverges too"
         + (f", at step {bad}" if bad is not None else "")
         + f". Its loss or gradients grew by a factor of {growth:.3g}; the learning rate is {lr:g}.",
         step=bad if bad is not None else fp32.attempts[-1].attempt if fp32.attempts else None,
@@ -48,7 +53,12 @@ def check(evidence: Evidence) -> Verdict:
             Measurement("growth of loss or gradient norm in fp32", growth, GROWTH, "fp32", bad),
             Measurement("skipped steps as it is", len(evidence.as_is.skips), None, "as_is"),
         ),
-        fix=Fix("lower_lr", "Lower the learning rate, or warm it up; clip the gradients.", PATCH, ("lr:0.1", "lr:0.01", "lr:0.001")),
+        fix=Fix(
+            "lower_lr",
+            "Lower the learning rate, or warm it up; clip the gradients.",
+            PATCH,
+            ("lr:0.1", "lr:0.01", "lr:0.001"),
+        ),
     )
 
 
@@ -67,4 +77,20 @@ def _growth(run: RunView) -> float:
     return max(*grown, 1e6 if early and overflow_in_time else 1.0)
 
 
-RULE = Rule("not_amp_divergence", check, ('as_is', 'fp32'), 40, explains=('loss_scale_too_high', 'loss_magnitude_overflow', 'activation_overflow', 'elementwise_overflow', 'reduction_overflow', 'gradient_underflow', 'batchnorm_stats_corrupted', 'attention_logit_overflow', 'singular_gradient'))
+RULE = Rule(
+    "not_amp_divergence",
+    check,
+    ("as_is", "fp32"),
+    40,
+    explains=(
+        "loss_scale_too_high",
+        "loss_magnitude_overflow",
+        "activation_overflow",
+        "elementwise_overflow",
+        "reduction_overflow",
+        "gradient_underflow",
+        "batchnorm_stats_corrupted",
+        "attention_logit_overflow",
+        "singular_gradient",
+    ),
+)

@@ -22,7 +22,16 @@ from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import Symptom
 from ampscope.formats import FORMATS
-from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, not_applicable, passed
+from ampscope.rules.verdict import (
+    Fix,
+    Measurement,
+    Rule,
+    Status,
+    Verdict,
+    inconclusive,
+    not_applicable,
+    passed,
+)
 
 TOO_LARGE = 10.0  # update norm over the fp32 control's, in the first steps
 DEAD = 0.01  # share of entries whose second moment vanished while the first did not
@@ -36,9 +45,16 @@ def check(evidence: Evidence) -> Verdict:
         return not_applicable("No optimizer keeps its state in half precision.")
     if not evidence.symptoms:
         return passed("Training with half-precision state went well.")
-    broken = next((a for a in half if (a.weight_nonfinite or a.state_nonfinite) and not a.grad_nonfinite), None)
+    broken = next(
+        (a for a in half if (a.weight_nonfinite or a.state_nonfinite) and not a.grad_nonfinite),
+        None,
+    )
     first = half[0]
-    eps_lost = first.eps is not None and first.eps < FORMATS["fp16"].min_subnormal / 2 and "fp16" in first.state_dtypes
+    eps_lost = (
+        first.eps is not None
+        and first.eps < FORMATS["fp16"].min_subnormal / 2
+        and "fp16" in first.state_dtypes
+    )
     dead = max((a.state_zero_share or 0.0 for a in half), default=0.0)
     ratio = _ratio(run, fp32)
     exploded = ratio is not None and ratio > TOO_LARGE
@@ -50,7 +66,9 @@ def check(evidence: Evidence) -> Verdict:
     what = (
         f"the weights are not finite after step {broken.attempt} although its gradients are"
         if broken is not None
-        else f"its steps are {ratio:,.3g} times those of fp32" if exploded else f"{dead:.1%} of its second moments vanished"
+        else f"its steps are {ratio:,.3g} times those of fp32"
+        if exploded
+        else f"{dead:.1%} of its second moments vanished"
     )
     eps = f"; eps = {first.eps:g} is 0 in fp16" if eps_lost else ""
     return Verdict(
@@ -61,10 +79,23 @@ def check(evidence: Evidence) -> Verdict:
         evidence=(
             Measurement("dtype of the state", first.state_dtypes, "fp32", "as_is", first.attempt),
             Measurement("second moments that vanished", dead, DEAD, "as_is"),
-            *((Measurement("eps", first.eps, FORMATS["fp16"].min_subnormal, "as_is"),) if first.eps is not None else ()),
-            *((Measurement("update norm over fp32's", ratio, TOO_LARGE, "as_is"),) if ratio is not None else ()),
+            *(
+                (Measurement("eps", first.eps, FORMATS["fp16"].min_subnormal, "as_is"),)
+                if first.eps is not None
+                else ()
+            ),
+            *(
+                (Measurement("update norm over fp32's", ratio, TOO_LARGE, "as_is"),)
+                if ratio is not None
+                else ()
+            ),
         ),
-        fix=Fix("fp32_optimizer_state", "Keep parameters and state in fp32; or use eps=1e-4.", PATCH, ("fp32_state", "fp32_params", "eps:0.0001")),
+        fix=Fix(
+            "fp32_optimizer_state",
+            "Keep parameters and state in fp32; or use eps=1e-4.",
+            PATCH,
+            ("fp32_state", "fp32_params", "eps:0.0001"),
+        ),
     )
 
 
@@ -82,4 +113,19 @@ def _ratio(run: RunView, fp32: RunView | None) -> float | None:
     return max(pairs) if pairs else None
 
 
-RULE = Rule("optimizer_state_range", check, ('as_is', 'fp32'), 38, explains=('small_update_lost', 'activation_overflow', 'elementwise_overflow', 'reduction_overflow', 'gradient_underflow', 'loss_magnitude_overflow', 'log_zero_saturation', 'norm_eps_underflow'))
+RULE = Rule(
+    "optimizer_state_range",
+    check,
+    ("as_is", "fp32"),
+    38,
+    explains=(
+        "small_update_lost",
+        "activation_overflow",
+        "elementwise_overflow",
+        "reduction_overflow",
+        "gradient_underflow",
+        "loss_magnitude_overflow",
+        "log_zero_saturation",
+        "norm_eps_underflow",
+    ),
+)

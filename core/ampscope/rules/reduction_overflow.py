@@ -22,6 +22,7 @@ from ampscope.rules.forward_root import forward_root
 from ampscope.rules.verdict import Rule, Verdict
 from ampscope.rules.wording import island, op_verdict, place
 
+
 def check(evidence: Evidence) -> Verdict:
     """Found when the root op of what went wrong is of this class and fp32 does not share it."""
     found = forward_root(evidence, ForwardClass.REDUCTION)
@@ -29,11 +30,22 @@ def check(evidence: Evidence) -> Verdict:
         return found
     op = found.op
     largest = max((o.max_abs or 0.0 for o in op.inputs), default=0.0)
-    reason = (
-        f"{op.op} in {place(op)} overflowed {op.dtype} although its largest input is {largest:,.6g}."
+    reason = f"{op.op} in {place(op)} overflowed {op.dtype} although its largest input is {largest:,.6g}."
+    return op_verdict(
+        found,
+        reason,
+        island(
+            op,
+            "rewrite_op" if not op.module else "fp32_module",
+            "Reduce in fp32 (dtype=torch.float32).",
+        ),
     )
-    return op_verdict(found, reason, island(op, "rewrite_op" if not op.module else "fp32_module", "Reduce in fp32 (dtype=torch.float32)."))
 
 
-
-RULE = Rule("reduction_overflow", check, ('as_is', 'fp32'), 50, explains=('batchnorm_stats_corrupted', 'loss_scale_too_high', 'gradient_underflow'))
+RULE = Rule(
+    "reduction_overflow",
+    check,
+    ("as_is", "fp32"),
+    50,
+    explains=("batchnorm_stats_corrupted", "loss_scale_too_high", "gradient_underflow"),
+)

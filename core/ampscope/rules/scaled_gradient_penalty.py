@@ -21,6 +21,7 @@ from ampscope.analysis.run_view import RunView
 from ampscope.observations import Call
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_applicable, passed
 
+
 def check(evidence: Evidence) -> Verdict:
     """Found in the call log."""
     run = evidence.as_is
@@ -61,4 +62,18 @@ def _scale_read(run: RunView, grad: Call) -> bool:
     return False
 
 
-RULE = Rule("scaled_gradient_penalty", check, ('as_is',), 34, explains=('loss_magnitude_overflow', 'loss_scale_too_high', 'activation_overflow', 'elementwise_overflow', 'reduction_overflow', 'singular_gradient', 'gradient_underflow'))
+RULE = Rule(
+    "scaled_gradient_penalty",
+    check,
+    ("as_is",),
+    34,
+    explains=(
+        "loss_magnitude_overflow",
+        "loss_scale_too_high",
+        "activation_overflow",
+        "elementwise_overflow",
+        "reduction_overflow",
+        "singular_gradient",
+        "gradient_underflow",
+    ),
+)

@@ -22,6 +22,7 @@ from ampscope.observations import Call
 from ampscope.rules.protocol import windows
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_applicable, passed
 
+
 def check(evidence: Evidence) -> Verdict:
     """Found in the windows of the call log."""
     run = evidence.as_is
@@ -37,9 +38,16 @@ def check(evidence: Evidence) -> Verdict:
         elif step.name == "scaler_step" and any(not c.scaled for c in window.backwards):
             unscaled.append(step)
     if direct:
-        return _found(run, direct, "calls optimizer.step() on gradients of a scaled loss", direct[0])
+        return _found(
+            run, direct, "calls optimizer.step() on gradients of a scaled loss", direct[0]
+        )
     if unscaled:
-        return _found(run, unscaled, "steps through the scaler on gradients of a loss that was not scaled", unscaled[0])
+        return _found(
+            run,
+            unscaled,
+            "steps through the scaler on gradients of a loss that was not scaled",
+            unscaled[0],
+        )
     return passed("Every step went through the scaler.")
 
 
@@ -48,7 +56,11 @@ def _found(run: RunView, calls: list[Call], words: str, first: Call) -> Verdict:
     return Verdict(
         Status.FOUND,
         f"Line {first.line} {words}, {len(calls)} times."
-        + (f" Non-finite gradients reached the weights at step {broken}." if broken is not None else ""),
+        + (
+            f" Non-finite gradients reached the weights at step {broken}."
+            if broken is not None
+            else ""
+        ),
         step=first.attempt,
         line=first.line,
         evidence=(Measurement("steps past the protocol", len(calls), 0, "as_is", first.attempt),),
@@ -62,4 +74,21 @@ scaler.update()
 """
 
 
-RULE = Rule("scaler_bypassed", check, ('as_is',), 31, explains=('gradient_underflow', 'small_update_lost', 'loss_scale_too_high', 'not_amp_divergence', 'activation_overflow', 'elementwise_overflow', 'reduction_overflow', 'loss_magnitude_overflow', 'log_zero_saturation', 'batchnorm_stats_corrupted'))
+RULE = Rule(
+    "scaler_bypassed",
+    check,
+    ("as_is",),
+    31,
+    explains=(
+        "gradient_underflow",
+        "small_update_lost",
+        "loss_scale_too_high",
+        "not_amp_divergence",
+        "activation_overflow",
+        "elementwise_overflow",
+        "reduction_overflow",
+        "loss_magnitude_overflow",
+        "log_zero_saturation",
+        "batchnorm_stats_corrupted",
+    ),
+)

@@ -48,4 +48,4 @@ if (i + 1) % accumulate == 0:
 """
 
 
-RULE = Rule("scaler_protocol_error", check, ('as_is',), 10)
+RULE = Rule("scaler_protocol_error", check, ("as_is",), 10)

@@ -48,15 +48,20 @@ def check(evidence: Evidence) -> Verdict:
     values = [Measurement("skips right after the load", burst, 0, "as_is", load.attempt),
               Measurement("checkpoint", load.note, "with scaler state", "as_is", load.attempt)]  # fmt: skip
     if jump is not None:
-        values.append(Measurement("scale after the load over scale before", jump, JUMP, "as_is", load.attempt))
+        values.append(
+            Measurement("scale after the load over scale before", jump, JUMP, "as_is", load.attempt)
+        )
     return Verdict(
         Status.FOUND,
         f"Line {load.line} resumes training, and the scaler starts anew at {after[0].scale:,.6g}"
-        + (f" instead of {before[-1]:,.6g}" if before else "") + f"; {burst} steps are skipped.",
+        + (f" instead of {before[-1]:,.6g}" if before else "")
+        + f"; {burst} steps are skipped.",
         step=load.attempt,
         line=load.line,
         evidence=tuple(values),
-        fix=Fix("save_scaler_state", "Save the scaler's state with the checkpoint, and load it.", PATCH),
+        fix=Fix(
+            "save_scaler_state", "Save the scaler's state with the checkpoint, and load it.", PATCH
+        ),
     )
 
 
@@ -65,4 +70,10 @@ scaler.load_state_dict(checkpoint["scaler"])
 """
 
 
-RULE = Rule("scaler_state_lost", check, ('as_is',), 33, explains=('loss_scale_too_high', 'loss_magnitude_overflow'))
+RULE = Rule(
+    "scaler_state_lost",
+    check,
+    ("as_is",),
+    33,
+    explains=("loss_scale_too_high", "loss_magnitude_overflow"),
+)

@@ -47,12 +47,22 @@ def check(evidence: Evidence) -> Verdict:
         f"with {zero:.1%} zero gradients.",
         step=bad[culprit][0].attempt,
         evidence=(
-            Measurement(f"overflowing steps of {culprit}", len(bad[culprit]), OFTEN * count[culprit], "as_is"),
+            Measurement(
+                f"overflowing steps of {culprit}",
+                len(bad[culprit]),
+                OFTEN * count[culprit],
+                "as_is",
+            ),
             Measurement(f"overflowing steps of {victim}", 0, 0, "as_is"),
             Measurement("fall of the shared scale", fall, FALL, "as_is"),
             Measurement(f"zero gradients of {victim} at the end", zero, None, "as_is"),
         ),
-        fix=Fix("separate_scalers", "Give each optimizer a scaler of its own.", PATCH, ("separate_scalers",)),
+        fix=Fix(
+            "separate_scalers",
+            "Give each optimizer a scaler of its own.",
+            PATCH,
+            ("separate_scalers",),
+        ),
     )
 
 
@@ -60,4 +70,10 @@ PATCH = """scaler_d, scaler_g = torch.amp.GradScaler(device), torch.amp.GradScal
 """
 
 
-RULE = Rule("shared_scaler_interference", check, ('as_is',), 33, explains=('loss_magnitude_overflow', 'loss_scale_too_high', 'gradient_underflow'))
+RULE = Rule(
+    "shared_scaler_interference",
+    check,
+    ("as_is",),
+    33,
+    explains=("loss_magnitude_overflow", "loss_scale_too_high", "gradient_underflow"),
+)

@@ -21,6 +21,7 @@ from ampscope.rules.backward_root import SINGULAR, backward_root, is_discarded_b
 from ampscope.rules.verdict import Fix, Measurement, Rule, Verdict, passed
 from ampscope.rules.wording import op_verdict
 
+
 def check(evidence: Evidence) -> Verdict:
     """Found for a root in the backward pass that is no overflow and no discarded branch."""
     root = backward_root(evidence)
@@ -34,11 +35,18 @@ def check(evidence: Evidence) -> Verdict:
     shared = evidence.fp32 is not None and bool(
         evidence.fp32.bad_gradient_attempts or evidence.fp32.bad_loss_attempts
     )
-    innocent = " AMP is innocent: fp32 has it too." if shared else " Only half precision reaches it."
+    innocent = (
+        " AMP is innocent: fp32 has it too." if shared else " Only half precision reaches it."
+    )
     return op_verdict(
         root,
         f"The derivative of line {op.line} ({op.node}) is infinite where its input is zero.{innocent}",
-        Fix("raise_eps" if not shared else "rewrite_op", TEXT, PATCH, (f"fp32_lines:{op.line}", "eps:0.0001") if not shared else ()),
+        Fix(
+            "raise_eps" if not shared else "rewrite_op",
+            TEXT,
+            PATCH,
+            (f"fp32_lines:{op.line}", "eps:0.0001") if not shared else (),
+        ),
         (Measurement("fp32 fails too", str(shared), run="fp32"),),
     )
 
@@ -47,4 +55,15 @@ TEXT = "Keep the argument away from zero: an epsilon inside the root."
 PATCH = "distance = torch.sqrt(squared + 1e-6)\n"
 
 
-RULE = Rule("singular_gradient", check, ('as_is', 'fp32'), 45, explains=('not_amp_divergence', 'loss_scale_too_high', 'bad_input_data', 'loss_magnitude_overflow'))
+RULE = Rule(
+    "singular_gradient",
+    check,
+    ("as_is", "fp32"),
+    45,
+    explains=(
+        "not_amp_divergence",
+        "loss_scale_too_high",
+        "bad_input_data",
+        "loss_magnitude_overflow",
+    ),
+)

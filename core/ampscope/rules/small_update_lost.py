@@ -88,4 +88,4 @@ def _found(module: str, reason: str, evidence: tuple[Measurement, ...]) -> Verdi
 PATCH = "model = model.float()  # masters in fp32; autocast computes in half\n"
 
 
-RULE = Rule("small_update_lost", check, ('as_is', 'fp32'), 72)
+RULE = Rule("small_update_lost", check, ("as_is", "fp32"), 72)

@@ -67,4 +67,4 @@ DECORATE = Fix(
 )
 
 
-RULE = Rule("unsafe_op_under_autocast", check, ('as_is',), 12)
+RULE = Rule("unsafe_op_under_autocast", check, ("as_is",), 12)

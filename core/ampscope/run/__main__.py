@@ -46,7 +46,7 @@ def _conclude(writer: RunWriter, spec: RunSpec, store: Path) -> int:
     state, message, details = State.FINISHED, "", ""
     try:
         with Watchdog(writer, spec.time_limit_s) as watchdog:
-            _run(writer, spec, store, watchdog)
+            message = _run(writer, spec, store, watchdog)
     except Cancelled as cancelled:
         state, message = State.CANCELLED, str(cancelled)
     except StoreError as error:
@@ -64,26 +64,34 @@ def _conclude(writer: RunWriter, spec: RunSpec, store: Path) -> int:
     return 0 if state is State.FINISHED else EXIT_FAILED
 
 
-def _run(writer: RunWriter, spec: RunSpec, store: Path, watchdog: Watchdog) -> None:
-    # torch is imported while other runs may hold the device: that overlaps the slow part.
+def _run(writer: RunWriter, spec: RunSpec, store: Path, watchdog: Watchdog) -> str:
+    """Wait for the device's turn and train; one sentence on what could not be recorded."""
+    # Loading takes longer than many a probe; it is done while other runs may hold the device.
+    from ampscope.policy.modes import resolve
     from ampscope.run.device import choose_device, choose_policy, describe, limit_memory
-    from ampscope.run.probe import drive, prepare
+    from ampscope.run.probe import drive, preload, prepare
     from ampscope.run.turn import device_turn
 
     device = choose_device(spec.device)
+    resolve(spec.precision, device.type)
+    machine = describe(spec, device)
+    writer.wait_for(machine)
+    preload(device)
 
-    def is_next() -> bool:
-        if watchdog.cancelled.is_set():
-            raise Cancelled("Cancelled while it waited for its turn.")
-        with Reader(store) as reader:
-            return reader.run(writer.run_id).place <= 1
+    with Reader(store) as reader:
 
-    with device_turn(str(device), is_next):
-        limit_memory(spec.memory_limit_mib)
-        writer.start(describe(spec, device))
-        watchdog.start_clock()
-        training = prepare(spec, device)
-        drive(spec, training, choose_policy(spec.policy, device), writer, watchdog.cancelled.is_set)
+        def is_next() -> bool:
+            if watchdog.cancelled.is_set():
+                raise Cancelled("Cancelled while it waited for its turn.")
+            return reader.is_next(writer.run_id)
+
+        with device_turn(str(device), is_next):
+            limit_memory(spec.memory_limit_mib)
+            writer.start(machine)
+            watchdog.start_clock()
+            policy = choose_policy(spec.policy, device)
+            training = prepare(spec, device)
+            return drive(spec, training, policy, writer, watchdog.cancelled.is_set).note
 
 
 def _sentence(error: BaseException, spec: RunSpec) -> str:

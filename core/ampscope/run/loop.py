@@ -1,11 +1,11 @@
 """The probe loop: one mixed-precision training step at a time, watched by the instruments.
 
     for each batch:
-        shadow   an fp32 copy runs the same step first, at sampled steps        (capture.shadow)
-        forward  under autocast; hooks count every module's output              (capture.histograms)
-        backward of scale * loss; tensor hooks count every gradient             (capture.histograms)
-                 ── gradients complete, still scaled: count them                (capture.weights)
-        unscale_ divides by the scale; the gradient norm is read                (capture.gradient_norm)
+        shadow   an fp32 copy runs the same step first, at sampled steps    (capture.shadow)
+        forward  under autocast; hooks count every module's output          (capture.histograms)
+        backward of scale * loss; tensor hooks count every gradient         (capture.histograms)
+                 ── gradients complete, still scaled: count them            (capture.weights)
+        unscale_ divides by the scale; the gradient norm is read            (capture.gradient_norm)
                  ── about to step: remember the weights
         step     left out by GradScaler when a gradient is not finite
         update   the scale halves after a skip, doubles after growth_interval good steps
@@ -45,7 +45,9 @@ class ProbeLoop:
         self.losses: list[float] = []
         self._writer = writer
         self._arithmetic = arithmetic
-        self._instruments = writer and Instruments(training, cadence, writer, arithmetic)
+        self._instruments: Instruments | None = None
+        if writer is not None:
+            self._instruments = Instruments(training, cadence, writer, arithmetic)
         self._flush_s = 0.0
 
     @property

@@ -44,7 +44,10 @@ class ScriptResult:
 
 
 def run_script(
-    spec: RunSpec, policy: str, on_attempt: Callable[[int], None], on_result: Callable[[ScriptResult], None]
+    spec: RunSpec,
+    policy: str,
+    on_attempt: Callable[[int], None],
+    on_result: Callable[[ScriptResult], None],
 ) -> ScriptResult:
     """Run ``spec.workload`` (a file, or ``-m package.module``) under ``spec.control``.
 

@@ -103,8 +103,11 @@ class ScriptRecorder:
         if self._batches < MAX_BATCH_SCANS:
             for n, tensor in enumerate(floating_tensors([args, kwargs])):
                 leaf = tensor.grad_fn is None and not hasattr(tensor, "_ampscope_maker")
-                if tensor.numel() and leaf or tensor.numel() and not bool(
-                    torch.isfinite(tensor).all()
+                if (
+                    (tensor.numel()
+                    and leaf)
+                    or (tensor.numel()
+                    and not bool(torch.isfinite(tensor).all()))
                 ):
                     self._batches += 1
                     name = f"input {n} of {type(module).__name__}"

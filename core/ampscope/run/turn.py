@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import getpass
 import os
 import tempfile
 import time
@@ -20,7 +19,8 @@ POLL_S = 0.1
 
 def lock_path(device: str) -> Path:
     """Lock file of a device, shared by all of this user's stores."""
-    folder = Path(tempfile.gettempdir()) / f"ampscope-{getpass.getuser()}"
+    # The number, not the name: a container may run under a user that has none.
+    folder = Path(tempfile.gettempdir()) / f"ampscope-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder / f"{device.replace(':', '-')}.lock"
 

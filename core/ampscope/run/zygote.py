@@ -30,7 +30,7 @@ def main(store: Path) -> None:
 
     torch.manual_seed(0)
     # Loaded now rather than once a child: optimizers import this lazily (0.5 s and more).
-    import torch._dynamo  # noqa: F401
+    import torch._dynamo
 
     children: dict[int, str] = {}
     selector = selectors.DefaultSelector()

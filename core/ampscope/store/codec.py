@@ -10,6 +10,7 @@ from ampscope.errors import StoreError
 from ampscope.records import Cadence, Machine, RunSpec, ScalerSpec
 
 T = TypeVar("T")
+_PLAIN: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
 NESTED: dict[str, type] = {"scaler": ScalerSpec, "cadence": Cadence}
 
 
@@ -32,9 +33,9 @@ def _parsed(text: str) -> dict[str, Any]:
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
-        raise StoreError(f"A stored run is damaged: {error}") from error
+        raise _damaged(str(error)) from error
     if not isinstance(data, dict):
-        raise StoreError("A stored run is damaged: its spec is not an object")
+        raise _damaged("its spec is not an object")
     return data
 
 
@@ -48,6 +49,20 @@ def _build(kind: type[T], data: dict[str, Any]) -> T:
     if isinstance(values.get("args"), list):
         values["args"] = tuple(values["args"])
     try:
-        return kind(**values)
+        record = kind(**values)
     except TypeError as error:
-        raise StoreError(f"A stored run is damaged: {error}") from error
+        raise _damaged(str(error)) from error
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]  # as above
+        _check_type(field, getattr(record, field.name))
+    return record
+
+
+def _check_type(field: dataclasses.Field[Any], value: object) -> None:
+    """Fields of these records are declared with one plain type; an int may stand for a float."""
+    wanted = (NESTED[field.name],) if field.name in NESTED else _PLAIN.get(str(field.type))
+    if wanted is not None and (not isinstance(value, wanted) or isinstance(value, bool)):
+        raise _damaged(f"{field.name} is of type {type(value).__name__}")
+
+
+def _damaged(how: str) -> StoreError:
+    return StoreError(f"The store holds a damaged run ({how}). Choose another file with --store.")

@@ -18,6 +18,7 @@ from pathlib import Path
 from ampscope.errors import StoreError
 
 SCHEMA_VERSION = 1
+_OUR_TABLES = {"run", "step", "module"}  # in every version; other programs number theirs 1 too
 BUSY_TIMEOUT_MS = 30_000  # a flush of a long run on a slow disk takes well under a second
 
 
@@ -39,14 +40,15 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
     with translated(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-        _check_version(connection, path, may_be_empty=True)
-        connection.execute("PRAGMA journal_mode = WAL")
-        # WAL with NORMAL survives the death of the process at any instant; only a power cut can
-        # take the last transactions (sqlite.org/pragma.html#pragma_synchronous).
-        connection.execute("PRAGMA synchronous = NORMAL")
-        connection.execute("PRAGMA foreign_keys = ON")
-        _create_schema(connection, path)
+        with _closed_on_error(connection):
+            connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+            _check_version(connection, path, may_be_empty=True)
+            connection.execute("PRAGMA journal_mode = WAL")
+            # WAL with NORMAL survives the death of the process at any instant; only a power cut
+            # can take the last transactions (sqlite.org/pragma.html#pragma_synchronous).
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute("PRAGMA foreign_keys = ON")
+            _create_schema(connection)
     return connection
 
 
@@ -56,14 +58,32 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         raise StoreError(f"There is no store at {path} yet. Run a probe first: ampscope probe gpt")
     with translated(path):
         connection = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode=ro",
+            f"{path.absolute().as_uri()}?{_reading_mode(path)}",
             uri=True,
             isolation_level=None,
             check_same_thread=False,
         )
-        connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-        _check_version(connection, path, may_be_empty=False)
+        with _closed_on_error(connection):
+            connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+            _check_version(connection, path, may_be_empty=False)
     return connection
+
+
+def _reading_mode(path: Path) -> str:
+    """Even a reader of a WAL database writes its -shm file. Where the folder forbids that and
+    nobody has the store open, it is read as a file that does not change
+    (sqlite.org/wal.html#read_only_databases)."""
+    is_open = Path(f"{path}-wal").exists()
+    return "mode=ro" if is_open or os.access(path.parent, os.W_OK) else "mode=ro&immutable=1"
+
+
+@contextlib.contextmanager
+def _closed_on_error(connection: sqlite3.Connection) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
 
 
 @contextlib.contextmanager
@@ -103,7 +123,7 @@ def from_sql(value: float | str | None) -> float | None:
     return None if value is None else float(value)
 
 
-def _create_schema(connection: sqlite3.Connection, path: Path) -> None:
+def _create_schema(connection: sqlite3.Connection) -> None:
     if connection.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION:
         return
     with transaction(connection):
@@ -116,16 +136,21 @@ def _create_schema(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _check_version(connection: sqlite3.Connection, path: Path, *, may_be_empty: bool) -> None:
+    connection.execute("BEGIN")  # one view for both: another process may be creating the schema
     version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version == SCHEMA_VERSION:
+    tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
+    connection.execute("COMMIT")
+    if version == SCHEMA_VERSION and tables >= _OUR_TABLES:
         return
-    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    connection_is_new = version == 0 and tables == 0
-    if connection_is_new and may_be_empty:
-        return
-    connection.close()
-    if connection_is_new:
+    if version == 0 and not tables:
+        if may_be_empty:
+            return
         raise StoreError(f"{path} is an empty file. Run a probe first: ampscope probe gpt")
+    if not tables >= _OUR_TABLES:
+        raise StoreError(
+            f"{path} is a database of another program, not an ampscope store. "
+            "Choose another file with --store."
+        )
     raise StoreError(
         f"{path} has schema version {version}; this ampscope reads version {SCHEMA_VERSION}. "
         "Use the ampscope that wrote it, or choose another file with --store."
@@ -141,7 +166,10 @@ def _sentence(path: Path, error: sqlite3.DatabaseError) -> str:
     if "full" in text:
         return f"The disk that holds {path} is full. Free some space; what was kept is readable."
     if "unable to open" in text:
-        return f"Cannot open {path}: no permission, or not a file. Choose another with --store."
+        what = "it is a folder" if path.is_dir() else "no permission"
+        return f"Cannot open {path}: {what}. Choose another file with --store."
+    if "malformed" in text:
+        return f"{path} is damaged ({text}). Restore it, or choose another file with --store."
     if "locked" in text:
         return f"{path} is held by another program for longer than {BUSY_TIMEOUT_MS // 1000} s."
     return f"The store {path} failed: {text}. Choose another file with --store."

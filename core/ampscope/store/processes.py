@@ -1,4 +1,4 @@
-"""Is the process that writes a run still there? A pid alone can be reused, so its start time counts.
+"""Is the process that writes a run still there? A pid can be reused, so its start time counts.
 
 On Linux the start time is field 22 of /proc/PID/stat, in clock ticks since boot (proc(5)). Where
 there is no /proc, only the pid's existence is checked and the heartbeat decides the rest.

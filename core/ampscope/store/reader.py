@@ -5,15 +5,11 @@ A reader holds one read-only connection; runs may be written at the same time.
 
 from __future__ import annotations
 
-import time
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from ampscope.errors import BadInput
-from ampscope.exponents import RAW_LEN, Raw
 from ampscope.observations import Observation
 from ampscope.records import (
     Frame,
@@ -26,14 +22,8 @@ from ampscope.records import (
     State,
     StepRecord,
 )
-from ampscope.store import codec, db, frames
+from ampscope.store import db, rows
 from ampscope.store.observation_codec import decode
-from ampscope.store.processes import HEARTBEAT_STALE_S, is_alive
-
-_STEP = (
-    "step,loss,scale,growth_counter,skipped,grad_norm,lr,step_time_s,overhead_s,peak_bytes,"
-    "moved_share,op_set"
-)
 
 
 class Reader:
@@ -54,16 +44,18 @@ class Reader:
 
     def runs(self, limit: int = 200) -> list[RunInfo]:
         """Newest first."""
-        rows = self._all("SELECT * FROM run ORDER BY created DESC, id DESC LIMIT ?", limit)
-        return self._with_places([_run_info(r) for r in rows])
+        sql = f"SELECT {rows.RUN} FROM run ORDER BY created DESC, id DESC LIMIT ?"
+        return self._with_places([rows.run_info(row) for row in self._all(sql, limit)])
 
     def run(self, run_id: str) -> RunInfo:
         """By id or a unique beginning of it. Raises BadInput otherwise."""
-        rows = self._all("SELECT * FROM run WHERE substr(id, 1, ?) = ?", len(run_id), run_id)
-        if len(rows) != 1 or not run_id:
-            what = "matches several runs" if rows and run_id else "is not in this store"
+        sql = f"SELECT {rows.RUN} FROM run WHERE substr(id, 1, ?) = ? LIMIT 2"
+        found = self._all(sql, len(run_id), run_id)
+        if len(found) != 1 or not run_id:
+            what = "matches several runs" if found and run_id else "is not in this store"
             raise BadInput(f"Run {run_id!r} {what}. List them with: ampscope runs list")
-        return self._with_places([_run_info(rows[0])])[0]
+        info = self._with_places([rows.run_info(found[0])])[0]
+        return dataclasses.replace(info, overhead_share=self._overhead_share(info.id))
 
     def group(self, group: str) -> list[RunInfo]:
         """Runs that were started together, oldest first."""
@@ -71,37 +63,29 @@ class Reader:
 
     def steps(self, run_id: str) -> list[StepRecord]:
         """All steps in order."""
-        sql = f"SELECT {_STEP} FROM step WHERE run=? ORDER BY step"
-        return [_step(row) for row in self._all(sql, run_id)]
+        sql = f"SELECT {rows.STEP} FROM step WHERE run=? ORDER BY step"
+        return [rows.step(row) for row in self._all(sql, run_id)]
 
     def modules(self, run_id: str) -> list[ModuleRecord]:
         """In the order of ``named_modules``."""
-        sql = (
-            "SELECT module,path,type,weight_dtypes,parameter_count,is_leaf,shared_with"
-            " FROM module WHERE run=? ORDER BY module"
-        )
-        return [
-            ModuleRecord(r[0], r[1], r[2], r[3], r[4], bool(r[5]), r[6])
-            for r in self._all(sql, run_id)
-        ]
+        sql = f"SELECT {rows.MODULE} FROM module WHERE run=? ORDER BY module"
+        return [rows.module(row) for row in self._all(sql, run_id)]
 
     def ops(self, run_id: str, op_set: int) -> list[OpRecord]:
-        sql = (
-            "SELECT module,phase,op,inputs,outputs,count,flops,is_cast FROM op"
-            " WHERE run=? AND op_set=?"
-        )
-        rows = self._all(sql, run_id, op_set)
-        return [OpRecord(*r[:7], is_cast=bool(r[7])) for r in rows]
+        """Of the steps whose ``op_set`` this is."""
+        sql = f"SELECT {rows.OP} FROM op WHERE run=? AND op_set=?"
+        return [rows.op(row) for row in self._all(sql, run_id, op_set)]
 
     def frame_steps(self, run_id: str, role: Role) -> list[int]:
         """Steps that have histograms of ``role``."""
         sql = "SELECT step FROM frame WHERE run=? AND role=? ORDER BY step"
-        return [r[0] for r in self._all(sql, run_id, role)]
+        return [row[0] for row in self._all(sql, run_id, role)]
 
     def frame(self, run_id: str, role: Role, step: int) -> Frame | None:
+        """Histograms of one role at one step, or None when none were taken."""
         sql = "SELECT step,scale,blob FROM frame WHERE run=? AND role=? AND step=?"
-        rows = self._all(sql, run_id, role, step)
-        return _frame(role, rows[0]) if rows else None
+        found = self._all(sql, run_id, role, step)
+        return rows.frame(role, found[0]) if found else None
 
     def frames(self, run_id: str, role: Role) -> Iterator[Frame]:
         """All frames of a role in step order, decoded one at a time."""
@@ -109,33 +93,20 @@ class Reader:
         with db.translated(self.path):
             cursor = self._connection.execute(sql, (run_id, role))
             for row in cursor:
-                yield _frame(role, row)
-
-    def module_rows(
-        self, run_id: str, role: Role, module: int
-    ) -> tuple[list[int], Raw, list[float]]:
-        """One module over time: steps, rows [steps, RAW_LEN], loss scale in those rows."""
-        steps: list[int] = []
-        rows: list[Raw] = []
-        scales: list[float] = []
-        for frame in self.frames(run_id, role):
-            row = frame.row_of(module)
-            if row is not None:
-                steps.append(frame.step)
-                rows.append(row)
-                scales.append(frame.scale)
-        return steps, np.array(rows, np.int64).reshape(len(rows), RAW_LEN), scales
+                yield rows.frame(role, row)
 
     def shadows(self, run_id: str, role: Role | None = None) -> list[ShadowRecord]:
+        """Half precision against the fp32 shadow, at its steps."""
         sql = (
-            "SELECT step,module,role,total,lost,subnormal,zero_before,relative_error,cosine,"
-            "max_abs_fp32 FROM shadow WHERE run=? AND (?2 IS NULL OR role=?2)"
+            f"SELECT {rows.SHADOW} FROM shadow WHERE run=? AND (?2 IS NULL OR role=?2)"
             " ORDER BY step,module"
         )
-        return [
-            ShadowRecord(r[0], r[1], Role(r[2]), *r[3:7], *(db.from_sql(v) for v in r[7:10]))
-            for r in self._all(sql, run_id, role)
-        ]
+        return [rows.shadow(row) for row in self._all(sql, run_id, role)]
+
+    def observations(self, run_id: str) -> list[Observation]:
+        """What was seen of a script, in order; empty for a probe."""
+        sql = "SELECT kind,data FROM observation WHERE run=? ORDER BY seq"
+        return [decode(kind, data) for kind, data in self._all(sql, run_id)]
 
     def nonfinite(self, run_id: str, step: int | None = None) -> list[NonFiniteRecord]:
         """Parameters with NaN or Inf gradients, in backward order."""
@@ -143,79 +114,39 @@ class Reader:
             'SELECT step,parameter,"order",total,nan,pos_inf,neg_inf FROM nonfinite'
             ' WHERE run=? AND (?2 IS NULL OR step=?2) ORDER BY step,"order"'
         )
-        return [NonFiniteRecord(*r) for r in self._all(sql, run_id, step)]
+        return [NonFiniteRecord(*row) for row in self._all(sql, run_id, step)]
 
-    def observations(self, run_id: str) -> list[Observation]:
-        """What was seen of a script, in order; empty for a probe."""
-        sql = "SELECT kind,data FROM observation WHERE run=? ORDER BY seq"
-        return [decode(kind, data) for kind, data in self._all(sql, run_id)]
+    def is_next(self, run_id: str) -> bool:
+        """Whether no other run waits in front of this one for the same device. A run that has not
+        named its device yet (it is still starting) may want any."""
+        return self.run(run_id).place <= 1
 
-    def _all(self, sql: str, *values: object) -> Sequence[tuple[Any, ...]]:
+    def _all(self, sql: str, *values: object) -> Sequence[rows.Row]:
         with db.translated(self.path):
             return self._connection.execute(sql, values).fetchall()
 
+    def _overhead_share(self, run_id: str) -> float | None:
+        # Step 0 warms caches up, in the training as in the instruments.
+        sql = "SELECT total(overhead_s), total(step_time_s) FROM step WHERE run=? AND step>0"
+        overhead_s, step_time_s = self._all(sql, run_id)[0]
+        total_s: float = overhead_s + step_time_s
+        return overhead_s / total_s if total_s else None
+
     def _with_places(self, runs: list[RunInfo]) -> list[RunInfo]:
         """Fill in the place in the queue of every waiting run."""
-        import dataclasses
-
-        if not any(r.state is State.QUEUED for r in runs):
+        if not any(run.state is State.QUEUED for run in runs):
             return runs
-        rows = self._all("SELECT * FROM run WHERE state='queued' ORDER BY created, id")
-        waiting = [i.id for i in map(_run_info, rows) if i.state is State.QUEUED]
-        return [
-            dataclasses.replace(r, place=waiting.index(r.id) + 1) if r.id in waiting else r
-            for r in runs
-        ]
+        sql = f"SELECT {rows.RUN} FROM run WHERE state='queued' ORDER BY created, id"
+        waiting = [i for i in map(rows.run_info, self._all(sql)) if i.state is State.QUEUED]
+        places = {info.id: _place(info, waiting[:n]) for n, info in enumerate(waiting)}
+        return [dataclasses.replace(run, place=places.get(run.id, 0)) for run in runs]
 
 
-def _run_info(row: tuple[Any, ...]) -> RunInfo:
-    (id_, spec, state, created, started, ended, heartbeat, pid, pid_started, machine) = row[:10]
-    message, traceback, steps_done = row[10:13]
-    shown = State(state)
-    if shown.is_active:
-        silent = time.time() - (heartbeat or created) > HEARTBEAT_STALE_S
-        if silent or not is_alive(pid, pid_started):
-            shown = State.LOST
-            message = message or (
-                f"The process ended without a word after {steps_done} steps (killed, or out of "
-                "memory). What it recorded is kept."
-            )
-    return RunInfo(
-        id=id_,
-        spec=codec.spec_from_json(spec),
-        state=shown,
-        created=created,
-        started=started,
-        ended=ended,
-        heartbeat=heartbeat,
-        pid=pid,
-        machine=codec.machine_from_json(machine),
-        message=message,
-        traceback=traceback,
-        steps_done=steps_done,
-        overhead_share=None,
-    )
+def _place(info: RunInfo, before: list[RunInfo]) -> int:
+    """1 for the run that its device takes next."""
+    return 1 + sum(_may_share_device(info, other) for other in before)
 
 
-def _step(row: tuple[Any, ...]) -> StepRecord:
-    step, loss, scale, counter, skipped, norm, lr, time_s, overhead, peak, moved, op_set = row
-    return StepRecord(
-        step=step,
-        loss=db.from_sql(loss),
-        scale=db.from_sql(scale),
-        growth_counter=counter,
-        skipped=bool(skipped),
-        grad_norm=db.from_sql(norm),
-        lr=db.from_sql(lr),
-        step_time_s=time_s,
-        overhead_s=overhead,
-        peak_bytes=peak,
-        moved_share=moved,
-        op_set=op_set,
-    )
-
-
-def _frame(role: Role, row: tuple[Any, ...]) -> Frame:
-    step, scale, blob = row
-    modules, dtypes, rows = frames.unpack(blob)
-    return Frame(step, role, modules, dtypes, rows, db.from_sql(scale) or 0.0)
+def _may_share_device(first: RunInfo, second: RunInfo) -> bool:
+    devices = [run.machine.device for run in (first, second) if run.machine is not None]
+    return len(devices) < 2 or devices[0] == devices[1]

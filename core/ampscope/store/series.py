@@ -42,3 +42,14 @@ def first_nonfinite(reader: Reader, run_id: str) -> dict[int, tuple[int, str]]:
     # With a single min(), SQLite takes the bare column from the row that holds the minimum.
     sql = 'SELECT step, count(*), min("order"), parameter FROM nonfinite WHERE run=? GROUP BY step'
     return {step: (count, name) for step, count, _, name in reader._all(sql, run_id)}
+
+
+def shadow_columns(reader: Reader, run_id: str, role: Role) -> Raw:
+    """Shadow counts of a role as one array [records, 6]: step, module, total, lost, subnormal,
+    zero_before. A tenth of the time of building 50,000 records."""
+    sql = (
+        "SELECT step,module,total,lost,subnormal,zero_before FROM shadow WHERE run=? AND role=?"
+        " ORDER BY step,module"
+    )
+    rows = reader._all(sql, run_id, role)
+    return np.array(rows, np.int64).reshape(len(rows), 6)

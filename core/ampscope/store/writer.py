@@ -8,7 +8,6 @@ writer.finish(State.FINISHED)
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import secrets
 import threading
@@ -28,7 +27,7 @@ from ampscope.records import (
     State,
     StepRecord,
 )
-from ampscope.store import codec, db, frames
+from ampscope.store import codec, db, frames, inserts
 from ampscope.store.observation_codec import encode
 from ampscope.store.processes import process_start_time
 
@@ -43,14 +42,14 @@ class RunWriter:
         self.run_id = run_id
         self._connection = db.open_for_writing(path)
         self._lock = threading.Lock()
-        self._pending: list[tuple[str, tuple[object, ...]]] = []
+        self._pending: list[inserts.Insert] = []
         self._steps = 0
         self._last_flush = time.monotonic()
 
     @classmethod
     def create(cls, path: Path, spec: RunSpec) -> RunWriter:
         """Register a new run in state queued, owned by this process."""
-        run_id = f"{time.time_ns() // 1_000_000:011x}"[-9:] + secrets.token_hex(2)[:3]
+        run_id = new_run_id()
         writer = cls(path, run_id)
         with db.translated(path), db.transaction(writer._connection):
             writer._connection.execute(
@@ -72,6 +71,10 @@ class RunWriter:
         """Make this process the owner of the run (the child, after its parent queued it)."""
         pid = os.getpid()
         self._update(pid=pid, pid_started=process_start_time(pid), heartbeat=time.time())
+
+    def wait_for(self, machine: Machine) -> None:
+        """Say where the run is going to take place, while it waits for its turn there."""
+        self._update(machine=codec.to_json(machine), heartbeat=time.time())
 
     def start(self, machine: Machine) -> None:
         """State running."""
@@ -101,32 +104,32 @@ class RunWriter:
         return row is None or bool(row[0])
 
     def add_modules(self, modules: Iterable[ModuleRecord]) -> None:
-        self._queue("module", modules)
+        self._pending += inserts.of_records("module", self.run_id, modules)
 
     def add_step(self, record: StepRecord) -> None:
-        self._queue("step", (record,))
+        self._pending += inserts.of_records("step", self.run_id, (record,))
         self._steps += 1
 
     def add_ops(self, op_set: int, ops: Iterable[OpRecord]) -> None:
-        rows = [(op_set, *dataclasses.astuple(op)) for op in ops]
-        self._queue_rows("op(run,op_set,module,phase,op,inputs,outputs,count,flops,is_cast)", rows)
+        self._pending += inserts.of_records("op", self.run_id, ops, op_set=op_set)
 
     def add_frame(self, frame: Frame) -> None:
         blob = frames.pack(frame.modules, frame.dtypes, frame.rows)
-        row = (frame.step, frame.role, db.to_sql(frame.scale), blob)
-        self._queue_rows("frame(run,step,role,scale,blob)", [row])
+        key = {"run": self.run_id, "step": frame.step, "role": frame.role}
+        self._pending.append(inserts.of_row("frame", **key, scale=frame.scale, blob=blob))
 
     def add_shadow(self, records: Iterable[ShadowRecord]) -> None:
-        self._queue("shadow", records)
+        self._pending += inserts.of_records("shadow", self.run_id, records)
 
     def add_nonfinite(self, records: Iterable[NonFiniteRecord]) -> None:
-        self._queue("nonfinite", records)
+        self._pending += inserts.of_records("nonfinite", self.run_id, records)
 
     def add_observations(self, observations: Iterable[Observation]) -> None:
         """What was seen of a script, numbered in the given order."""
         for seq, observation in enumerate(observations):
             kind, data = encode(observation)
-            self._queue_rows("observation(run,seq,kind,data)", [(seq, kind, data)])
+            key = {"run": self.run_id, "seq": seq}
+            self._pending.append(inserts.of_row("observation", **key, kind=kind, data=data))
 
     def flush_if_due(self) -> None:
         """Flush when the last one is :data:`FLUSH_EVERY_S` ago."""
@@ -151,22 +154,10 @@ class RunWriter:
 
     def close(self) -> None:
         """Flush and close; the run's state is left as it is."""
-        self.flush()
-        self._connection.close()
-
-    def _queue(self, table: str, records: Iterable[object]) -> None:
-        """Queue records whose fields are the table's columns."""
-        for record in records:
-            names = [f.name for f in dataclasses.fields(record)]  # type: ignore[arg-type]  # a record
-            columns = ",".join("module" if n == "index" else f'"{n}"' for n in names)
-            self._queue_rows(f"{table}(run,{columns})", [dataclasses.astuple(record)])  # type: ignore[call-overload]  # a record
-
-    def _queue_rows(self, target: str, rows: list[tuple[object, ...]]) -> None:
-        for row in rows:
-            values = tuple(db.to_sql(v) if isinstance(v, float) else v for v in row)
-            marks = ",".join("?" * (len(values) + 1))
-            statement = f"INSERT OR REPLACE INTO {target} VALUES ({marks})"
-            self._pending.append((statement, (self.run_id, *values)))
+        try:
+            self.flush()
+        finally:
+            self._connection.close()
 
     def _update(self, **columns: object) -> None:
         names = ", ".join(f"{name} = ?" for name in columns)
@@ -174,6 +165,12 @@ class RunWriter:
             self._connection.execute(
                 f"UPDATE run SET {names} WHERE id = ?", (*columns.values(), self.run_id)
             )
+
+
+def new_run_id() -> str:
+    """12 hexadecimal digits: the lowest 9 of the time in ms (they repeat after 2 years), then 3
+    that tell runs of the same millisecond apart."""
+    return f"{time.time_ns() // 1_000_000:09x}"[-9:] + secrets.token_hex(2)[:3]
 
 
 def request_cancel(path: Path, run_id: str) -> None:

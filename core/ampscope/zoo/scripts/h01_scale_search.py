@@ -44,13 +44,13 @@ def main():
     loader = DataLoader(TensorDataset(patches, labels), batch_size=32, shuffle=True)
 
     model = Mixer().to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scaler = torch.amp.GradScaler(device, init_scale=args.init_scale)
     for epoch in range(args.epochs):
         for x, y in loader:
             x, y = x.to(device), y.to(device)
             with torch.autocast(device, dtype=torch.float16):
-                loss = 4.0 * nn.functional.cross_entropy(model(x), y)
+                loss = nn.functional.cross_entropy(model(x), y)
             optimizer.zero_grad()
             scaler.scale(loss).backward()
             scaler.step(optimizer)

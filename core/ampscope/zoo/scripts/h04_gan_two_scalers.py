@@ -28,8 +28,8 @@ class GANTrainer:
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.g = Generator().to(self.device)
         self.d = Discriminator().to(self.device)
-        self.g_opt = torch.optim.Adam(self.g.parameters(), lr=3e-3, betas=(0.5, 0.99))
-        self.d_opt = torch.optim.Adam(self.d.parameters(), lr=3e-3, betas=(0.5, 0.99))
+        self.g_opt = torch.optim.Adam(self.g.parameters(), lr=2e-3, betas=(0.0, 0.99))
+        self.d_opt = torch.optim.Adam(self.d.parameters(), lr=2e-3, betas=(0.0, 0.99))
         self.g_scaler = torch.amp.GradScaler(self.device)
         self.d_scaler = torch.amp.GradScaler(self.device)
 

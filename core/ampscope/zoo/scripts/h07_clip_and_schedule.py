@@ -24,7 +24,7 @@ optimizer = torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.9, nesterov=Tru
 warmup = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=5)
 cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps - 5)
 schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [warmup, cosine], milestones=[5])
-scaler = torch.amp.GradScaler(device, init_scale=2.0**20)
+scaler = torch.amp.GradScaler(device, init_scale=2.0**24)
 
 for step in range(steps):
     x, y = two_moons(128)

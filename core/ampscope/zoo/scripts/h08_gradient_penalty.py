@@ -26,17 +26,17 @@ def main():
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = SmoothNet().to(device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     scaler = torch.amp.GradScaler(device, init_scale=2.0**12)
 
     for step in range(50):
         x = torch.randn(64, 6, device=device)
-        y = (x[:, 0] * x[:, 1] > 0).long()
+        y = (x[:, 0] + x[:, 1] ** 2 > 1).long()
         x.requires_grad_()
         optimizer.zero_grad()
         with torch.autocast(device, dtype=torch.float16):
             loss = F.cross_entropy(model(x), y)
-        penalty = 0.1 * 64 * input_gradient_norm(loss, x, scaler)
+        penalty = 0.02 * 64 * input_gradient_norm(loss, x, scaler)
         scaler.scale(loss + penalty).backward()
         scaler.step(optimizer)
         scaler.update()
