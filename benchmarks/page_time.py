@@ -5,7 +5,8 @@
 The run is synthetic and hard to compress: every histogram bin is a Poisson draw, modules differ and
 drift. Each page is drawn by Streamlit's own test runner through app/main.py, which is the script's
 time plus the building of messages, without the network and the browser. `first` is a new session on
-empty caches, `again` the same session once more, and `slider` a move of the loss-scale slider.
+empty caches, `again` the same session once more, and `slider` a move of the loss-scale slider. Each is
+[wall, CPU] seconds: on a machine that does something else too, the second is what the page takes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -70,22 +70,20 @@ def main() -> None:
     print(json.dumps(result, indent=1))
 
 
-def measure(store: Path, run: str, page: str, rounds: int) -> dict[str, float]:
-    """Medians in seconds. The first session of the process is left out: it imports the page."""
+def measure(store: Path, run: str, page: str, rounds: int) -> dict[str, list[float]]:
+    """Medians of [wall, CPU] in seconds. The first session is left out: it imports the page."""
     os.environ["AMPSCOPE_STORE"] = str(store)
-    times: dict[str, list[float]] = {"first": [], "again": []}
+    times: dict[str, list[tuple[float, float]]] = {}
     for turn in range(rounds + 1):
         app = session(page, run)
-        first = seconds(app.run)
-        again = seconds(app.run)
-        extra = interactions(app, page)
+        found = {"first": seconds(app.run), "again": seconds(app.run), **interactions(app, page)}
         if turn:
-            for name, value in {"first": first, "again": again, **extra}.items():
+            for name, value in found.items():
                 times.setdefault(name, []).append(value)
-    return {name: round(statistics.median(values), 3) for name, values in times.items()}
+    return {name: np.median(values, axis=0).round(3).tolist() for name, values in times.items()}
 
 
-def interactions(app: Any, page: str) -> dict[str, float]:
+def interactions(app: Any, page: str) -> dict[str, tuple[float, float]]:
     """What people do most on the Gradients page."""
     if page != "gradients":
         return {}
@@ -109,10 +107,11 @@ def session(page: str, run: str) -> Any:
     return app
 
 
-def seconds(function: Any) -> float:
-    started = time.perf_counter()
+def seconds(function: Any) -> tuple[float, float]:
+    """(wall, CPU) of one run of a page, all threads of this process."""
+    wall, cpu = time.perf_counter(), time.process_time()
     app = function()
-    elapsed = time.perf_counter() - started
+    elapsed = time.perf_counter() - wall, time.process_time() - cpu
     if app.exception or not app.metric:
         raise RuntimeError(f"the page failed: {[e.message for e in app.exception]}")
     return elapsed

@@ -24,6 +24,9 @@ LIMIT_LABEL_PX = 57  # the highest line: the limits
 ZONE_LABEL_PX = {"lost": 21, "subnormal": 38, "normal": 21, "overflow": 38}
 
 
+Part = dict[str, object]  # of a Plotly layout
+
+
 @dataclass(frozen=True, slots=True)
 class ExponentRange:
     """Exponents shown, both ends included."""
@@ -34,6 +37,15 @@ class ExponentRange:
     @property
     def width(self) -> int:
         return self.highest - self.lowest + 1
+
+
+@dataclass(frozen=True, slots=True)
+class ExponentAxis:
+    """Parts of a layout that belong to one axis of exponents."""
+
+    axis: Part
+    shapes: list[Part]
+    annotations: list[Part]
 
 
 def exponent_range(occupied: tuple[int, int] | None, fmt: NumberFormat) -> ExponentRange:
@@ -61,16 +73,14 @@ def power(exponent: int) -> str:
     return f"2<sup>{str(exponent).replace('-', '−')}</sup>"
 
 
-def exponent_layout(
-    fmt: NumberFormat, shown: ExponentRange, axis: str, title: str
-) -> dict[str, object]:
-    """Ticks, title, limit lines and zone band on ``axis`` (``"x2"``), as parts of a layout. One
-    dictionary, because Plotly takes 10 ms for each shape that is added to a figure."""
+def exponent_axis(fmt: NumberFormat, shown: ExponentRange, ref: str, title: str) -> ExponentAxis:
+    """Axis ``ref`` (``"x2"``) with limit lines and zone band. Parts of a layout and not changes of
+    a figure, because Plotly takes 5 ms for each shape that is added to one."""
     spans = [span for span in zone_spans(fmt, shown) if span[2] > span[1]]
     limits = _limits(fmt)
     wide = [s for s in spans if (s[2] - s[1]) / shown.width >= MIN_LABEL_SHARE]
-    return {
-        axis.replace("x", "xaxis"): {
+    return ExponentAxis(
+        axis={
             "title": {"text": title},
             "range": [shown.lowest, shown.highest + 1],
             "tickprefix": "2<sup>",
@@ -80,18 +90,18 @@ def exponent_layout(
             "showgrid": False,
             "zeroline": False,
         },
-        "shapes": [
-            *(_limit_line(axis, x) for x, _, _ in limits),
-            *(_zone_band(axis, *span) for span in spans),
+        shapes=[
+            *(_limit_line(ref, x) for x, _, _ in limits),
+            *(_zone_band(ref, *span) for span in spans),
         ],
-        "annotations": [
-            *(_label(axis, x, LIMIT_LABEL_PX, text, side) for x, side, text in limits),
+        annotations=[
+            *(_label(ref, x, LIMIT_LABEL_PX, text, side) for x, side, text in limits),
             *(
-                _label(axis, (first + end) / 2, ZONE_LABEL_PX[zone], f"<b>{zone}</b>", "center")
+                _label(ref, (first + end) / 2, ZONE_LABEL_PX[zone], f"<b>{zone}</b>", "center")
                 for zone, first, end in wide
             ),
         ],
-    }
+    )
 
 
 def _limits(fmt: NumberFormat) -> tuple[tuple[float, str, str], ...]:
@@ -105,16 +115,16 @@ def _limits(fmt: NumberFormat) -> tuple[tuple[float, str, str], ...]:
     )
 
 
-def _limit_line(axis: str, x: float) -> dict[str, object]:
+def _limit_line(ref: str, x: float) -> Part:
     line = {"color": OUTLINE, "width": 1.5, "dash": "dash"}
     place = {"x0": x, "x1": x, "y0": 0, "y1": 1}
-    return {"type": "line", "xref": axis, "yref": "paper", "line": line, **place}
+    return {"type": "line", "xref": ref, "yref": "paper", "line": line, **place}
 
 
-def _zone_band(axis: str, zone: str, first: int, end: int) -> dict[str, object]:
+def _zone_band(ref: str, zone: str, first: int, end: int) -> Part:
     return {
         "type": "rect",
-        "xref": axis,
+        "xref": ref,
         "yref": "paper",
         "x0": first,
         "x1": end,
@@ -127,9 +137,9 @@ def _zone_band(axis: str, zone: str, first: int, end: int) -> dict[str, object]:
     }
 
 
-def _label(axis: str, x: float, height_px: int, text: str, side: str) -> dict[str, object]:
+def _label(ref: str, x: float, height_px: int, text: str, side: str) -> Part:
     return {
-        "xref": axis,
+        "xref": ref,
         "yref": "paper",
         "x": x,
         "y": 1,

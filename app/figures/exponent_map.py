@@ -23,7 +23,9 @@ from app.figures.exponent_axis import (
     LABEL_SIZE,
     NAME_SIZE,
     TOP_PX,
-    exponent_layout,
+    ExponentAxis,
+    Part,
+    exponent_axis,
     exponent_range,
     zone_spans,
 )
@@ -69,9 +71,9 @@ def exponent_map(
     hover, look = f"{_HOVER}exactly zero<extra></extra>", {"colorbar": SHARE_BAR}
     traces.append(_cells(zeros, totals, names, ["0"], ZERO, hover, look))  # grey stands for all
     traces.append(_special_cells(data.rows, totals, names, row_px >= LABEL_PX))
-    layout = exponent_layout(fmt, shown, "x2", x_title)
+    exponents = exponent_axis(fmt, shown, "x2", x_title)
     is_empty = not data.rows[:, NAN : NEG_INF + 1].any()
-    return go.Figure(traces, _layout(layout, data.ticks, names, y_title, row_px, is_empty))
+    return go.Figure(traces, _layout(exponents, data.ticks, names, y_title, row_px, is_empty))
 
 
 def _cells(
@@ -81,7 +83,7 @@ def _cells(
     x: Sequence[object],
     color: str,
     hover: str,
-    look: dict[str, object],
+    look: Part,
 ) -> go.Heatmap:
     """Cells of one zone; none where nothing was counted."""
     return go.Heatmap(
@@ -135,30 +137,28 @@ def _short(count: int) -> str:
 
 
 def _layout(
-    exponents: dict[str, object],
+    exponents: ExponentAxis,
     ticks: Sequence[str],
     names: list[str],
     y_title: str,
     row_px: float,
     is_empty: bool,
-) -> dict[str, object]:
+) -> Part:
     """The exponent axis's parts, with the columns of zeros and of NaN and infinities beside it. The
     latter are outlined, and say so when there are none."""
     n, every = len(names), max(1, math.ceil(LABEL_PX / row_px))
     beside = {"xref": "x3 domain", "yref": "paper", "font": {"size": LABEL_SIZE}}
     none = {"x": 0.5, "y": 0.5, "text": "none", "showarrow": False, **beside}
-    outline = {"type": "rect", "xref": "x3 domain", "yref": "paper", "line": {"color": OUTLINE}}
-    outline |= {"x0": 0, "x1": 1, "y0": 0, "y1": 1, "line_width": 1}
-    main: dict[str, object] = {"domain": MAIN_DOMAIN, "anchor": "y"}
+    outline: Part = {"type": "rect", "x0": 0, "x1": 1, "y0": 0, "y1": 1}
+    outline |= {"xref": "x3 domain", "yref": "paper", "line": {"color": OUTLINE, "width": 1}}
     return {
-        **exponents,
-        "shapes": [*exponents["shapes"], outline],
-        "annotations": [*exponents["annotations"], *([none] if is_empty else [])],
+        "shapes": [*exponents.shapes, outline],
+        "annotations": [*exponents.annotations, *([none] if is_empty else [])],
         "height": max(MIN_PLOT_PX, round(row_px * n)) + TOP_PX + BOTTOM_PX,
         "margin": {"t": TOP_PX, "b": BOTTOM_PX, "l": 10, "r": 24},
         "plot_bgcolor": "rgba(0,0,0,0)",
         "xaxis": {"domain": ZERO_DOMAIN, "type": "category", "showgrid": False},
-        "xaxis2": {**exponents["xaxis2"], **main},
+        "xaxis2": {**exponents.axis, "domain": MAIN_DOMAIN, "anchor": "y"},
         "xaxis3": {
             "domain": SPECIAL_DOMAIN,
             "anchor": "y",

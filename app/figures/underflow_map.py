@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ampscope.analysis.underflow import Counts
-from app.figures.exponent_axis import NAME_SIZE
+from app.figures.exponent_axis import NAME_SIZE, Part
 from app.figures.strength import SHARE_BAR, SHARE_BAR_PX, STRONGEST, WEAKEST, fade, log_share
 from app.text import for_plotly
 
@@ -34,26 +34,21 @@ def underflow_map(
         ]
         for name, row, whole in zip(names, counts.tolist(), totals.tolist(), strict=True)
     ]
-    figure = go.Figure()
-    figure.add_trace(_known_zeros(counts, totals, texts))
-    figure.add_trace(
-        go.Heatmap(
-            z=log_share(counts, totals),
-            x=np.arange(len(steps)),
-            y=np.arange(len(names)),
-            zmin=WEAKEST,
-            zmax=STRONGEST,
-            colorscale=fade(color),
-            hovertext=texts,
-            hovertemplate="%{hovertext}<extra></extra>",
-            hoverongaps=False,
-            xgap=1,
-            ygap=1,
-            colorbar=SHARE_BAR,
-        )
+    hits = go.Heatmap(
+        z=log_share(counts, totals),
+        x=np.arange(len(steps)),
+        y=np.arange(len(names)),
+        zmin=WEAKEST,
+        zmax=STRONGEST,
+        colorscale=fade(color),
+        hovertext=texts,
+        hovertemplate="%{hovertext}<extra></extra>",
+        hoverongaps=False,
+        xgap=1,
+        ygap=1,
+        colorbar=SHARE_BAR,
     )
-    _lay_out(figure, steps, ticks)
-    return figure
+    return go.Figure([_known_zeros(counts, totals, texts), hits], _layout(steps, ticks))
 
 
 def _known_zeros(counts: Counts, totals: Counts, texts: list[list[str]]) -> go.Heatmap:
@@ -74,20 +69,20 @@ def _known_zeros(counts: Counts, totals: Counts, texts: list[list[str]]) -> go.H
     )
 
 
-def _lay_out(figure: go.Figure, steps: Sequence[int], ticks: Sequence[str]) -> None:
+def _layout(steps: Sequence[int], ticks: Sequence[str]) -> Part:
     every = max(1, len(steps) // 12)
     places = list(range(0, len(steps), every))
-    figure.update_layout(
-        height=max(MIN_PLOT_PX, ROW_PX * len(ticks)) + TOP + BOTTOM,
-        margin={"t": TOP, "b": BOTTOM, "l": 10, "r": 10},
-        plot_bgcolor="rgba(0,0,0,0)",
-        xaxis={
+    return {
+        "height": max(MIN_PLOT_PX, ROW_PX * len(ticks)) + TOP + BOTTOM,
+        "margin": {"t": TOP, "b": BOTTOM, "l": 10, "r": 10},
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "xaxis": {
             "title": {"text": "step with a shadow"},
             "tickvals": places,
             "ticktext": [str(steps[i]) for i in places],
             "showgrid": False,
         },
-        yaxis={
+        "yaxis": {
             "range": [len(ticks) - 0.5, -0.5],
             "tickvals": list(range(len(ticks))),
             "ticktext": [for_plotly(t) for t in ticks],
@@ -96,4 +91,4 @@ def _lay_out(figure: go.Figure, steps: Sequence[int], ticks: Sequence[str]) -> N
             "tickfont": {"size": NAME_SIZE},
             "title": {"text": "module"},
         },
-    )
+    }

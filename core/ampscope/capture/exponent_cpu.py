@@ -1,11 +1,11 @@
-"""The exponent histogram on a CPU: the compiled kernel, run by the threads that torch computes with.
+"""The exponent histogram on a CPU: the compiled kernel, run by the threads that torch works with.
 
 Between two operations torch's OpenMP threads spin for some milliseconds, waiting for the next. A
 pool of our own would compete with them for the cores: right after a matrix product two such threads
-took 0.47 ns an element where one alone took 0.40, and torch's own two take 0.26 (2^20 bf16 elements,
-2 cores of an EPYC). So the kernel is handed to the OpenMP runtime that torch is linked with, by the
-call that a compiler emits for ``#pragma omp parallel``. Without that call (no GNU interface to
-OpenMP, as on Windows) the calling thread counts alone.
+took 0.47 ns an element where one alone took 0.40, and torch's own two take 0.26 (2^20 elements of
+bf16, 2 cores of an EPYC). So the kernel is handed to the OpenMP runtime that torch is linked with,
+by the call that a compiler emits for ``#pragma omp parallel``. Without that call (no GNU interface
+to OpenMP, as on Windows) the calling thread counts alone.
 
 numba's ``parallel=True`` is no choice: its workqueue layer aborts the process when two threads
 enter it at once, and training calls hooks from several threads.
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ampscope.capture.exponent_kernel import Job, Kernel, compile_kernel
+from ampscope.capture.exponent_kernel import JOB, Kernel, compile_kernel
 from ampscope.capture.exponent_layout import LAYOUTS
 from ampscope.exponents import RAW_LEN, Raw
 
@@ -33,8 +33,16 @@ _PROCESS = os.getpid()  # OpenMP's threads do not live on in a fork, and waiting
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
+class Job(ctypes.Structure):
+    """One tensor to count, as the kernel reads it."""
+
+    _fields_ = tuple((name, ctypes.c_int64) for name in JOB)
+
+
 @dataclass(frozen=True, slots=True)
 class _Machine:
+    """The kernel and the two ways to run it."""
+
     kernel: Kernel  # keeps the code alive
     alone: Callable[..., None]  # (job)
     together: Callable[..., None] | None  # (kernel's address, job, threads, flags)

@@ -10,76 +10,55 @@ Counting goes to four tables in turn: a counter that was incremented just before
 way from the store buffer, 4 to 7 cycles (Agner Fog, Microarchitecture, "store forwarding"), so
 that a tensor of equal values would take several times as long.
 
-Any number of threads may run `_work` on one job: each takes the next chunks by an atomic addition,
-and adds to a row of its own.
+Any number of threads may run `_work` on one job: each takes the next piece by an atomic addition,
+and adds to a row of its own. All compiled code is in this file: numba's cache notices its change.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
-from numpy.typing import NDArray
 
 from ampscope.exponents import NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO, RAW_LEN
 
 CHUNK = 8192  # elements: 16 to 32 KiB of bits, which an L1 data cache holds
-PIECE = 2 * CHUNK  # elements a thread takes at a time: 6 us of work
+PIECE = 8 * CHUNK  # elements a thread takes at a time; with single chunks prefetching suffers
 TABLES = 4
 FIELDS = 512  # sign and exponent of the widest formats, bf16 and fp32: 9 bits
 RANKS = 23 + 256  # fp32: 23 powers of two of subnormals, 256 exponent fields
-_INT64 = np.dtype(np.int64)
 
-Tables: TypeAlias = NDArray[np.uint32]
-
-
-class Job(ctypes.Structure):
-    """One tensor to count. ``bits`` and ``rows`` are addresses; ``rows`` has ``threads`` rows."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_int64)
-        for name in (
-            "next_element",
-            "next_row",
-            "bits",
-            "size",
-            "bytes_each",
-            "mantissa",
-            "rank_offset",
-            "multiplicity",
-            "rows",
-            "threads",
-        )  # fmt: skip
-    )
-
-
-_NEXT_ELEMENT, _NEXT_ROW, _BITS, _SIZE, _BYTES = range(5)  # positions in a job
+# A job is a C structure of 64-bit integers: one tensor to count, and who has got how far with it.
+# ``bits`` and ``rows`` are addresses; there are as many rows as threads may come.
+JOB = ("next_element", "next_row", "bits", "size", "bytes_each", "mantissa", "rank_offset",
+       "multiplicity", "rows", "threads")  # fmt: skip
+_NEXT_ELEMENT, _NEXT_ROW, _BITS, _SIZE, _BYTES = range(5)
 _MANTISSA, _OFFSET, _TIMES, _ROWS, _THREADS = range(5, 10)
 
 
 class Kernel(Protocol):
-    """A compiled C callback, ``void (int64_t *job)``."""
-
-    address: int
+    address: int  # of a C function, void (int64_t *job)
 
 
 def compile_kernel() -> Kernel:
-    """The kernel, ready to be called with the address of a `Job`.
+    """The kernel, ready to be called with the address of a job.
 
     Machine code is kept in numba's cache: beside this file, or in the user's cache folder where
     the package is read-only. Where neither can be written it is compiled anew (about 3 s).
     """
-    kernel: Kernel
     try:
-        kernel = numba.cfunc(types.void(types.CPointer(types.int64)), cache=True)(_work)
+        return _built(cache=True)
     except (RuntimeError, OSError):  # numba: "no locator available"; a full disk
-        kernel = numba.cfunc(types.void(types.CPointer(types.int64)))(_work)
+        return _built(cache=False)
+
+
+def _built(cache: bool) -> Kernel:
+    kernel: Kernel = numba.cfunc(types.void(types.CPointer(types.int64)), cache=cache)(_work)
     return kernel
 
 
@@ -130,7 +109,7 @@ def _rank(bits: Any, magnitude: int, smallest: int, mantissa: int, ranks: Any) -
 
 
 @_inner
-def _tally(keys: Any, shift: int, tables: Tables) -> None:
+def _tally(keys: Any, shift: int, tables: Any) -> None:
     """One count for each ``key >> shift``, to the four tables in turn (0.3 ns an element)."""
     a, b, c, d = tables[0], tables[1], tables[2], tables[3]
     one = np.uint32(1)
@@ -154,7 +133,7 @@ def _occurrences(bits: Any, pattern: int) -> int:
 
 
 @_inner
-def _sum(tables: Tables, key: int) -> int:
+def _sum(tables: Any, key: int) -> int:
     """Counts are 32 bits wide and their sum is 64."""
     total = np.int64(0)
     for i in range(TABLES):
@@ -163,7 +142,7 @@ def _sum(tables: Tables, key: int) -> int:
 
 
 @_inner
-def _fold(fields: Tables, ranks: Tables, width: int, mantissa: int, rank_offset: int,
+def _fold(fields: Any, ranks: Any, width: int, mantissa: int, rank_offset: int,
           row: Any, multiplicity: int) -> None:  # fmt: skip
     """Add the counts of finite non-zero numbers to the raw row. ``width`` is the number of exponent
     fields: ``fields[width + e]`` holds the negative numbers of the field e."""
@@ -176,8 +155,8 @@ def _fold(fields: Tables, ranks: Tables, width: int, mantissa: int, rank_offset:
 
 @_inner
 def _count(job: Any, unit: Any, row: Any) -> None:
-    """Count pieces of the job, as long as there are any, into ``row``."""
-    info = numba.carray(job, _THREADS + 1, _INT64)
+    """Count pieces of the job into ``row`` while there are any. 2^34 elements fit in the tables."""
+    info = numba.carray(job, _THREADS + 1, np.int64)
     size, bytes_each, mantissa, times = info[_SIZE], info[_BYTES], info[_MANTISSA], info[_TIMES]
     above = 8 * bytes_each - 1  # the sign's position
     width = 1 << (above - mantissa)
@@ -212,7 +191,7 @@ def _count(job: Any, unit: Any, row: Any) -> None:
 
 
 def _work(job: Any) -> None:
-    info = numba.carray(job, _THREADS + 1, _INT64)
+    info = numba.carray(job, _THREADS + 1, np.int64)
     index = _fetch_add(job, _NEXT_ROW, 1)
     if index < info[_THREADS]:
         place = info[_ROWS] + index * RAW_LEN * 8

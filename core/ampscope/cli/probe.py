@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 import secrets
 import sys
-import time
 from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ampscope.cli.options import store_option
-from ampscope.cli.tables import probe_table, run_as_json
-from ampscope.experiments.launch import POLL_S, launch
+from ampscope.cli.progress import ask_to_stop, follow
+from ampscope.cli.tables import messages, probe_table, run_as_json
+from ampscope.errors import BadInput
+from ampscope.experiments.launch import launch
 from ampscope.experiments.validate import checked
 from ampscope.policy.modes import PRECISIONS
 from ampscope.records import Cadence, RunInfo, RunSpec, ScalerSpec, State
 from ampscope.store.reader import Reader
-from ampscope.store.writer import request_cancel
 from ampscope.workloads.catalog import BUILTIN, SIZES
 
 EXIT_FAILED = 1
@@ -82,7 +81,9 @@ def probe(
 ) -> None:
     """Record a short training of WORKLOAD: a built-in model, path/to/file.py:build or
     package.module:build."""
-    names = [name.strip() for name in precision.split(",") if name.strip()]
+    names = dict.fromkeys(name.strip() for name in precision.split(",") if name.strip())
+    if not names:
+        raise BadInput(f"Name at least one precision of: {', '.join(PRECISIONS)}.")
     group = secrets.token_hex(4)
     specs = [
         checked(
@@ -105,24 +106,35 @@ def probe(
         )
         for name in names
     ]
-    if not specs:
-        raise click.UsageError("Name at least one precision.")
-    # All start at once: while one trains, the others import torch and wait for the device.
-    ids = [launch(spec, store) for spec in specs]
-    infos = _follow(store, ids, steps, Console(stderr=True))
-    if as_json:
-        with Reader(store) as reader:
-            click.echo(json.dumps([run_as_json(reader, info) for info in infos], indent=2))
-    else:
-        with Reader(store) as reader:
-            Console().print(probe_table(reader, infos))
-    for info in infos:
-        if info.state is not State.FINISHED:
-            click.echo(f"{info.title}: {info.message or info.state}", err=True)
-    if any(info.state is State.CANCELLED for info in infos):
+    try:
+        infos = _run_all(specs, store)
+    except KeyboardInterrupt:
+        click.echo("Stopped.", err=True)
         sys.exit(EXIT_CANCELLED)
-    if any(info.state is not State.FINISHED for info in infos):
+    with Reader(store) as reader:
+        if as_json:
+            click.echo(json.dumps([run_as_json(reader, info) for info in infos], indent=2))
+        else:
+            Console().print(probe_table(reader, infos))
+    for sentence in messages(infos):
+        click.echo(sentence, err=True)
+    states = {info.state for info in infos}
+    if State.CANCELLED in states:
+        sys.exit(EXIT_CANCELLED)
+    if states != {State.FINISHED}:
         sys.exit(EXIT_FAILED)
+
+
+def _run_all(specs: list[RunSpec], store: Path) -> list[RunInfo]:
+    """All start at once: while one trains, the others import torch and wait for the device."""
+    ids: list[str] = []
+    try:
+        for spec in specs:
+            ids.append(launch(spec, store))  # noqa: PERF401  # ids must hold what has started
+        return follow(store, ids, Console(stderr=True))
+    except BaseException:  # one could not start, or Ctrl-C: the others must not go on unseen
+        ask_to_stop(store, ids)
+        raise
 
 
 def _absolute(workload: str) -> str:
@@ -130,37 +142,4 @@ def _absolute(workload: str) -> str:
     path, colon, function = workload.partition(":")
     if workload in BUILTIN or not path.endswith(".py"):
         return workload
-    return f"{Path(path).absolute()}{colon}{function}"
-
-
-def _follow(store: Path, ids: list[str], steps: int, console: Console) -> list[RunInfo]:
-    """Show progress until all runs have ended; Ctrl-C asks them to stop and waits for that."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    with Progress(*columns, console=console) as progress, Reader(store) as reader:
-        tasks = {
-            run_id: progress.add_task(reader.run(run_id).title, total=steps, note="", start=False)
-            for run_id in ids
-        }
-        while True:
-            try:
-                infos = [reader.run(run_id) for run_id in ids]
-                for info in infos:
-                    if info.state is not State.QUEUED:
-                        progress.start_task(tasks[info.id])
-                    note = f"waits, place {info.place}" if info.place else str(info.state)
-                    progress.update(tasks[info.id], completed=info.steps_done, note=note)
-                    if not info.state.is_active:
-                        progress.stop_task(tasks[info.id])
-                if not any(info.state.is_active for info in infos):
-                    return infos
-                time.sleep(POLL_S)
-            except KeyboardInterrupt:
-                console.print("Stopping; what was recorded is kept.")
-                for run_id in ids:
-                    request_cancel(store, run_id)
+    return f"{Path(path).expanduser().absolute()}{colon}{function}"

@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 
 from ampscope.cli.options import store_option
-from ampscope.cli.tables import run_as_json, runs_table
+from ampscope.cli.tables import messages, run_as_json, runs_table
 from ampscope.store import export as exports
 from ampscope.store.reader import Reader
 from ampscope.store.writer import delete_run, request_cancel
@@ -32,6 +32,8 @@ def list_runs(limit: int, as_json: bool, store: Path) -> None:
             click.echo(json.dumps([run_as_json(reader, info) for info in infos], indent=2))
         elif infos:
             Console().print(runs_table(infos))
+            for sentence in messages(infos):
+                click.echo(sentence)
         else:
             click.echo("The store is empty. Record a run with: ampscope probe gpt")
 

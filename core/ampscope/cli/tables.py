@@ -1,4 +1,4 @@
-"""Runs as tables for the terminal and as JSON for programs."""
+"""Runs as tables for the terminal, at most 80 columns wide, and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ import math
 from datetime import datetime
 from typing import TypedDict
 
+from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from ampscope.records import Role, RunInfo, StepRecord
+from ampscope.records import Role, RunInfo, State, StepRecord
 from ampscope.store.reader import Reader
+
+MISSING = "–"  # not recorded, or there is no such thing
+POLICIES = {
+    "rehearsal": "rehearsing CUDA's autocast lists and Tensor Core arithmetic",
+    "native": "the CPU's own autocast lists and kernels",
+    "cuda": "CUDA",
+}
 
 
 class RunJson(TypedDict):
@@ -57,7 +65,7 @@ def run_as_json(reader: Reader, info: RunInfo) -> RunJson:
         last_loss=number(steps[-1].loss) if steps else None,
         last_scale=number(steps[-1].scale) if steps else None,
         underflow=underflow(reader, info.id),
-        overhead_share=overhead_share(steps),
+        overhead_share=reader.run(info.id).overhead_share,
     )
 
 
@@ -68,87 +76,97 @@ def underflow(reader: Reader, run_id: str) -> dict[str, dict[str, int]]:
         part = sums.setdefault(
             record.role, {"total": 0, "lost": 0, "subnormal": 0, "zero_before": 0}
         )
-        for name in part:
-            part[name] += int(getattr(record, name))
+        part["total"] += record.total
+        part["lost"] += record.lost
+        part["subnormal"] += record.subnormal
+        part["zero_before"] += record.zero_before
     return sums
 
 
-def overhead_share(steps: list[StepRecord]) -> float | None:
-    """Instruments' time as a share of the bare step time; the first step warms caches up."""
-    timed = steps[1:] or steps
-    bare = sum(s.step_time_s or 0.0 for s in timed)
-    return sum(s.overhead_s or 0.0 for s in timed) / bare if bare else None
-
-
 def probe_table(reader: Reader, infos: list[RunInfo]) -> Table:
-    table = Table(title=_title(infos), title_justify="left")
-    table.caption = "lost, subnormal, zero before: share of all gradients at the shadow's steps"
+    """What became of the loss, the scale and the gradients, one line a run."""
+    table = _table(_where(infos))
+    table.caption = (
+        "lost, subnormal, zero before: gradients of module outputs at the steps that have\n"
+        "an fp32 shadow. Lost is zero in half precision and not in fp32."
+    )
     table.caption_justify = "left"
-    for name in ("run", "precision", "steps"):
+    for name in ("run", "precision"):
         table.add_column(name, no_wrap=True)
     for name in ("loss", "scale", "skips", "lost", "subnormal", "zero before"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=name != "zero before")
     for info in infos:
         steps = reader.steps(info.id)
-        counts = underflow(reader, info.id).get(Role.GRAD_OUTPUT)
-        three = (
-            tuple(_share(counts[n], counts["total"]) for n in ("lost", "subnormal", "zero_before"))
-            if counts
-            else ("–",) * 3
-        )
+        counts = underflow(reader, info.id).get(Role.GRAD_OUTPUT, {})
         table.add_row(
-            info.id[:8],
+            info.id,
             info.spec.precision,
-            f"{len(steps)}/{info.spec.steps}",
-            f"{_loss(steps[0].loss)} → {_loss(steps[-1].loss)}" if steps else "none",
-            _scale(steps[-1].scale) if steps else "none",
-            str(sum(s.skipped for s in steps)),
-            *three,
+            f"{_loss(steps[0].loss)} → {_loss(steps[-1].loss)}" if steps else MISSING,
+            _scale(steps),
+            str(sum(s.skipped for s in steps)) if steps else MISSING,
+            *(_share(counts, name) for name in ("lost", "subnormal", "zero_before")),
         )
     return table
 
 
 def runs_table(infos: list[RunInfo]) -> Table:
-    table = Table()
-    for name in ("run", "started", "title", "state", "steps", "device", "policy", "message"):
-        table.add_column(name)
+    """One line a run; what failed says why below the table (`messages`)."""
+    table = _table("")
+    for name in ("run", "started", "title", "state", "steps", "where"):
+        table.add_column(
+            name, no_wrap=name != "title", justify="right" if name == "steps" else "left"
+        )
     for info in infos:
         machine = info.machine
         table.add_row(
             info.id,
-            datetime.fromtimestamp(info.created).strftime("%Y-%m-%d %H:%M:%S"),
+            datetime.fromtimestamp(info.created).strftime("%m-%d %H:%M"),
             escape(info.title),
             str(info.state),
-            str(info.steps_done),
-            machine.device if machine else "",
-            machine.policy if machine else "",
-            escape(info.message),
+            f"{info.steps_done:,}/{info.spec.steps:,}",
+            f"{machine.device} {machine.policy}" if machine else MISSING,
         )
     return table
 
 
-def _title(infos: list[RunInfo]) -> str:
-    machine = next((i.machine for i in infos if i.machine), None)
+def messages(infos: list[RunInfo]) -> list[str]:
+    """A sentence for each run that has something to say, and for each that did not finish."""
+    return [
+        f"{info.id} ({info.title}): {info.message or info.state}"
+        for info in infos
+        if info.message or info.state not in (State.FINISHED, State.RUNNING, State.QUEUED)
+    ]
+
+
+def _table(title: str) -> Table:
+    return Table(
+        title=title or None,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1),
+    )
+
+
+def _where(infos: list[RunInfo]) -> str:
+    machine = next((info.machine for info in infos if info.machine), None)
     if machine is None:
         return ""
-    policy = {
-        "rehearsal": "rehearsing CUDA's autocast lists and Tensor Core arithmetic",
-        "native": "the CPU's own autocast lists and kernels",
-        "cuda": "CUDA",
-    }[machine.policy]
-    return escape(f"{machine.device_name}: {policy}")
+    return escape(f"{machine.device_name}, {POLICIES.get(machine.policy, machine.policy)}")
 
 
-def _share(count: int, total: int) -> str:
-    return f"{count / total:.2%}" if total else "none"
+def _share(counts: dict[str, int], name: str) -> str:
+    return f"{counts[name] / counts['total']:.2%}" if counts.get("total") else MISSING
 
 
 def _loss(value: float | None) -> str:
-    return "not recorded" if value is None else f"{value:.4g}"
+    return MISSING if value is None else f"{value:.4g}"
 
 
-def _scale(value: float | None) -> str:
+def _scale(steps: list[StepRecord]) -> str:
+    """The last step's, as a power of two where it is one; runs without a scaler have none."""
+    value = steps[-1].scale if steps else None
     if value is None:
-        return "no scaler"
-    exponent = math.log2(value) if value > 0 else 0.5
+        return MISSING
+    exponent = math.log2(value) if value > 0 and math.isfinite(value) else 0.5
     return f"2^{exponent:.0f}" if exponent == round(exponent) else f"{value:g}"

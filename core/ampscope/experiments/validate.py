@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 from ampscope.errors import BadInput
-from ampscope.policy.modes import PRECISIONS
+from ampscope.policy.modes import PRECISIONS, resolve
 from ampscope.records import RunSpec
-from ampscope.workloads.catalog import SIZES
+from ampscope.workloads.catalog import BUILTIN, SIZES, unknown_workload
 
 MAX_STEPS = 1_000_000
+_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
+_FILE = re.compile(r"(?P<path>.+\.py)(:[^:]*)?")
+_MODULE = re.compile(r"[^\W\d]\w*(\.\w+)*(:\w*)?")
 
 
 def checked(spec: RunSpec) -> RunSpec:
@@ -23,9 +28,28 @@ def checked(spec: RunSpec) -> RunSpec:
         raise BadInput(f"There is no size called {spec.size!r}. Use one of: {', '.join(SIZES)}.")
     if spec.policy not in ("auto", "cuda", "native"):
         raise BadInput(f"There is no policy called {spec.policy!r}. Use auto, cuda or native.")
-    if not spec.workload:
-        raise BadInput("Name a workload, for example gpt, or path/to/file.py:build.")
+    if not _DEVICE.fullmatch(spec.device):
+        raise BadInput(f"There is no device called {spec.device!r}. Use auto, cpu, cuda or cuda:N.")
+    if spec.device == "cpu":
+        resolve(spec.precision, "cpu")  # the child does the same for the device that it finds
+    _check_workload(spec.workload)
     return spec
+
+
+def _check_workload(name: str) -> None:
+    """What can be said without running the user's code; the child says the rest."""
+    if not name:
+        raise BadInput("Name a workload, for example gpt, or path/to/file.py:build.")
+    if name in BUILTIN:
+        return
+    file = _FILE.fullmatch(name)
+    if file is not None:
+        path = Path(file["path"]).expanduser()
+        if not path.is_file():
+            what = "is a folder" if path.is_dir() else "does not exist"
+            raise BadInput(f"The workload file {path} {what}.")
+    elif not (_MODULE.fullmatch(name) and (":" in name or "." in name)):
+        raise BadInput(unknown_workload(name))
 
 
 def _check_numbers(spec: RunSpec) -> None:

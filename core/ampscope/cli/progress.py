@@ -1,0 +1,82 @@
+"""Progress bars of runs that were started together; Ctrl-C asks them to stop and waits for that."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from ampscope.experiments.launch import POLL_S
+from ampscope.records import RunInfo, State
+from ampscope.store.reader import Reader
+from ampscope.store.writer import request_cancel
+
+
+def follow(store: Path, ids: Sequence[str], console: Console) -> list[RunInfo]:
+    """Show progress until all runs have ended; a second Ctrl-C does not wait for that."""
+    has_asked = False
+    with Reader(store) as reader, _bars(console) as bars:
+        tasks = {run_id: bars.add_task("", total=1, note="", start=False) for run_id in ids}
+        while True:
+            try:
+                infos = [reader.run(run_id) for run_id in ids]
+                for info in infos:
+                    _show(bars, tasks, info)
+                if not any(info.state.is_active for info in infos):
+                    return infos
+                time.sleep(POLL_S)
+            except KeyboardInterrupt:
+                if has_asked:
+                    raise
+                has_asked = True
+                console.print("Stopping. What was recorded is kept.")
+                ask_to_stop(store, ids)
+
+
+def ask_to_stop(store: Path, ids: Sequence[str]) -> None:
+    """Every run that is still active ends at its next step."""
+    for run_id in ids:
+        request_cancel(store, run_id)
+
+
+def _bars(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=console,
+    )
+
+
+def _show(bars: Progress, tasks: dict[str, TaskID], info: RunInfo) -> None:
+    task = tasks[info.id]
+    if info.state is not State.QUEUED:
+        bars.start_task(task)
+    bars.update(
+        task,
+        description=escape(info.title),
+        total=info.spec.steps,
+        completed=info.steps_done,
+        note=_note(info),
+    )
+    if not info.state.is_active:
+        bars.stop_task(task)
+
+
+def _note(info: RunInfo) -> str:
+    if info.state is not State.QUEUED:
+        return str(info.state)
+    return "starts" if info.machine is None else f"waits, place {info.place}"
