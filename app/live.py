@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from ampscope.records import RunInfo, State, StepRecord
 from app import chart, probes, sitemap, states, store
 from app.figures.progress import progress_figure
-from app.run_page import name_of
 from app.text import duration, escape, number, plural
 
 REFRESH_EVERY_S = 1.0
@@ -58,13 +58,28 @@ def _row(run: RunInfo, key: str, is_device_taken: bool) -> None:
     done = min(1.0, run.steps_done / run.spec.steps)
     progress.progress(done, text=_progress_text(run, is_device_taken))
     if run.state.is_active:
-        if action.button("Cancel", key=f"{key}-cancel-{run.id}", width="stretch"):
-            probes.cancel(run)
-            st.toast(f"{escape(name_of(run))} stops at its next step.")
+        _cancel_button(action, run, key)
         return
     if run.steps_done:
         action.page_link(sitemap.LAYERS.file, label="Open", query_params={"run": run.id})
     states.explain(run)
+
+
+def _cancel_button(place: DeltaGenerator, run: RunInfo, key: str) -> None:
+    asked = f"{key}-cancelled-{run.id}"
+    is_asked = bool(st.session_state.get(asked))
+
+    def cancel() -> None:
+        probes.cancel(run)
+        st.session_state[asked] = True
+
+    place.button(
+        "Stopping" if is_asked else "Cancel",
+        key=f"{key}-cancel-{run.id}",
+        on_click=cancel,
+        disabled=is_asked,
+        width="stretch",
+    )
 
 
 def _progress_text(run: RunInfo, is_device_taken: bool) -> str:

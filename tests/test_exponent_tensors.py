@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import dataclasses
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-import ampscope
 from ampscope.capture import exponent_cpu, exponent_torch
 from ampscope.capture.exponent_count import count_into
 from ampscope.capture.exponent_layout import pieces
@@ -109,11 +105,11 @@ def test_a_tensor_without_memory_is_refused() -> None:
         count(torch.empty(3, device="meta"))
 
 
-def test_threads_share_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large tensors are split over a pool, from several threads at once, with nothing lost."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    size = 5 * exponent_cpu.PIECE + 12_345
-    tensors = [torch.randn(size).to(t) for t in (torch.float16, torch.bfloat16, torch.float32)]
+def test_threads_share_a_tensor() -> None:
+    """Large tensors are split over OpenMP's threads, by several callers at once."""
+    assert torch.get_num_threads() == 1 or exponent_cpu._machine().together is not None
+    size = 5 * exponent_cpu.SPLIT + 12_345
+    tensors = [torch.randn(size).to(dtype) for dtype in exponent_cpu.DTYPES]
     expected = [exponent_torch.count_flat(t).numpy() for t in tensors]
     rows = np.zeros((9, oracle.ROW_LENGTH), np.int64)
     start = threading.Barrier(len(rows))
@@ -132,68 +128,18 @@ def test_threads_share_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_array_equal(row, 4 * expected[index % 3])
 
 
-def run_python(code: str, **environment: str) -> subprocess.Popen[str]:
-    root = str(Path(ampscope.__file__).parent.parent)
-    return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env={**os.environ, "PYTHONPATH": root, **environment},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_any_number_of_threads_counts_the_same(threads: int) -> None:
+    values = torch.ones(3 * exponent_cpu.SPLIT + 1).expand(2, -1)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        assert count(values)[ONE] == values.numel()
+    finally:
+        torch.set_num_threads(before)
 
 
-COUNT = """
-import numpy as np, torch
-from ampscope.capture.exponent_count import count_into
-torch.get_num_threads = lambda: 2
-values, row = torch.ones(1 << 21), np.zeros(284, np.int64)
-count_into(values, row)
-assert row[150] == 1 << 21
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_a_forked_child_counts_with_threads_of_its_own() -> None:
-    child = """
-import os, threading
-helpers = lambda: [t for t in threading.enumerate() if t.name.startswith("ampscope-exponents")]
-assert len(helpers()) == 1
-pid = os.fork()
-if pid == 0:
-    assert not helpers()
-    count_into(values, row)
-    os._exit(0 if row[150] == 2 << 21 and len(helpers()) == 1 else 1)
-assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-"""
-    process = run_python(COUNT + child)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, output
-
-
-def test_machine_code_is_cached_by_processes_that_start_together(tmp_path: Path) -> None:
-    cold = [run_python(COUNT, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2)]
-    for process in cold:
-        output, _ = process.communicate(timeout=240)
-        assert process.returncode == 0, output
-    assert len(list(tmp_path.rglob("*.nbc"))) >= 2
-    loaded = (
-        "from ampscope.capture import exponent_cpu as e\nassert not e._kernel().stats.cache_misses"
-    )
-    warm = run_python(COUNT + loaded, NUMBA_CACHE_DIR=str(tmp_path))
-    output, _ = warm.communicate(timeout=120)
-    assert warm.returncode == 0, output
-
-
-def test_counting_works_where_nothing_can_be_cached() -> None:
-    broken = "from numba.core.caching import CacheImpl\nCacheImpl._locator_classes = []\n"
-    cached = (
-        "from ampscope.capture import exponent_cpu as e\nassert not e._kernel().stats.cache_path"
-    )
-    process = run_python(broken + COUNT + cached)
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, output
-
-
-def test_counting_works_without_numba() -> None:
-    process = run_python("import sys\nsys.modules['numba'] = None\n" + COUNT)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, output
+def test_without_openmp_the_caller_counts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = dataclasses.replace(exponent_cpu._machine(), together=None)
+    monkeypatch.setattr(exponent_cpu, "_machine", lambda: alone)
+    assert count(torch.ones(1 << 19))[ONE] == 1 << 19

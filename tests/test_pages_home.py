@@ -62,6 +62,9 @@ def test_cancel_asks_the_run_to_stop(open_page: Open, store_path: Path) -> None:
     run = stores.running(store_path, RunSpec(workload="gpt", steps=20, group="g1"))
     app = open_page("home", demo="g1")
     app.button(key=f"demo-cancel-{run}").click().run()
+    button = app.button(key=f"demo-cancel-{run}")
+    assert (button.label, button.disabled) == ("Stopping", True)
+    assert not app.error
     rows = sqlite3.connect(store_path).execute("SELECT cancel FROM run").fetchall()
     assert rows == [(1,)]
 

@@ -106,4 +106,5 @@ def diverged(run: RunView) -> bool:
     head, tail = run.head_loss, run.tail_loss
     if head is None or tail is None or not math.isfinite(tail):
         return False
-    return abs(tail) > DIVERGED_FACTOR * max(abs(head), 1e-6)
+    # Below 1 a loss may well start near zero and grow, as a critic's does.
+    return tail > DIVERGED_FACTOR * max(abs(head), 1.0)

@@ -6,9 +6,8 @@ counted as they stand. If so, a vectorised pass first turns magnitudes into *ran
 of two: 0 for zero, 1 … m for the subnormals of a format with m mantissa bits, m + e for the
 exponent field e.
 
-Counting goes to four tables in turn: a counter that was incremented just before is still on its
-way from the store buffer, 4 to 7 cycles (Agner Fog, Microarchitecture, "store forwarding"), so
-that a tensor of equal values would take several times as long.
+Counting goes to four tables in turn: a counter that was incremented just before comes back from the
+store buffer only after 4 to 7 cycles (Agner Fog, Microarchitecture, "store forwarding").
 
 Any number of threads may run `_work` on one job: each takes the next piece by an atomic addition,
 and adds to a row of its own. All compiled code is in this file: numba's cache notices its change.
@@ -63,9 +62,8 @@ def _built(cache: bool) -> Kernel:
 
 
 def _inner(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a part of the kernel; it lands in the kernel's own cache entry."""
     compiled: Callable[..., Any] = numba.njit(nogil=True)(function)
-    return compiled
+    return compiled  # it lands in the kernel's own cache entry
 
 
 @intrinsic  # type: ignore[untyped-decorator]  # numba has no types

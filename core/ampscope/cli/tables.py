@@ -87,14 +87,14 @@ def probe_table(reader: Reader, infos: list[RunInfo]) -> Table:
     """What became of the loss, the scale and the gradients, one line a run."""
     table = _table(_where(infos))
     table.caption = (
-        "lost, subnormal, zero before: gradients of module outputs at the steps that have\n"
-        "an fp32 shadow. Lost is zero in half precision and not in fp32."
+        "The last three are shares of the gradients of module outputs, at the steps that have an "
+        "fp32 shadow. Lost: zero in half precision and not in fp32."
     )
     table.caption_justify = "left"
     for name in ("run", "precision"):
         table.add_column(name, no_wrap=True)
-    for name in ("loss", "scale", "skips", "lost", "subnormal", "zero before"):
-        table.add_column(name, justify="right", no_wrap=name != "zero before")
+    for name in ("loss", "scale", "skips", "lost", "sub-\nnormal", "zero\nbefore"):
+        table.add_column(name, justify="right", no_wrap=name != "loss")
     for info in infos:
         steps = reader.steps(info.id)
         counts = underflow(reader, info.id).get(Role.GRAD_OUTPUT, {})
@@ -139,12 +139,14 @@ def messages(infos: list[RunInfo]) -> list[str]:
 
 
 def _table(title: str) -> Table:
+    """Without frame, because 80 columns are few."""
     return Table(
         title=title or None,
         title_justify="left",
         box=box.SIMPLE_HEAD,
+        show_edge=False,
         pad_edge=False,
-        padding=(0, 1),
+        padding=(0, 1, 0, 0),
     )
 
 
@@ -156,7 +158,10 @@ def _where(infos: list[RunInfo]) -> str:
 
 
 def _share(counts: dict[str, int], name: str) -> str:
-    return f"{counts[name] / counts['total']:.2%}" if counts.get("total") else MISSING
+    if not counts.get("total"):
+        return MISSING
+    share = counts[name] / counts["total"]
+    return f"{share:.2%}" if share < 0.1 else f"{share:.1%}"
 
 
 def _loss(value: float | None) -> str:

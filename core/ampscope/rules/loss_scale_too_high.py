@@ -23,6 +23,7 @@ from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_
 from ampscope.rules.wording import op_verdict, place
 
 USUAL_INIT = 65536.0  # torch's default
+HIGH_INIT = 2.0**24  # a search from here or below is ordinary (DeepSpeed starts at 2^16 to 2^32)
 MANY = 12  # skips before the first step: the search started 2^12 or more above what is borne
 GROWS_TOO_FAST = 0.1  # share of skips after the search; torch's interval gives 0.0005
 
@@ -43,7 +44,7 @@ def check(evidence: Evidence) -> Verdict:
         )
         return _found(evidence, facts, words, 1.0)
     steady = facts.last
-    if facts.leading >= MANY and facts.first > USUAL_INIT and steady >= 1:
+    if facts.leading >= MANY and facts.first > HIGH_INIT and steady >= 1:
         words = f"starts at {facts.first:,.6g} and takes {facts.leading} skipped steps to reach {steady:,.6g}"
         return _found(evidence, facts, words, min(USUAL_INIT, steady))
     share = facts.late / max(facts.total - facts.leading, 1)

@@ -34,6 +34,7 @@ from ampscope.rules.verdict import (
 )
 
 TOO_LARGE = 10.0  # update norm over the fp32 control's, in the first steps
+MOSTLY_DEAD = 0.5  # below that, updates that are too small are the simpler reason to stand still
 DEAD = 0.01  # share of entries whose second moment vanished while the first did not
 
 
@@ -58,7 +59,7 @@ def check(evidence: Evidence) -> Verdict:
     dead = max((a.state_zero_share or 0.0 for a in half), default=0.0)
     ratio = _ratio(run, fp32)
     exploded = ratio is not None and ratio > TOO_LARGE
-    frozen = dead > DEAD and Symptom.FROZEN in evidence.symptoms
+    frozen = dead > MOSTLY_DEAD and Symptom.FROZEN in evidence.symptoms
     if broken is None and not exploded and not frozen:
         return passed("Steps are as large as in fp32.")
     if fp32 is not None and evidence.fp32_fails_first:

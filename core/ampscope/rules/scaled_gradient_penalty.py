@@ -53,7 +53,14 @@ grads = [g / scaler.get_scale() for g in scaled]
 
 
 def _scale_read(run: RunView, grad: Call) -> bool:
-    """Whether get_scale was called between this call and the next backward, or just before it."""
+    """Whether get_scale was called since the last update and before the next backward."""
+    for call in reversed(run.calls[: grad.seq]):
+        if call.nested:
+            continue
+        if call.name == "get_scale":
+            return True
+        if call.name in ("update", "backward", "scaler_step"):
+            break
     for call in run.calls[grad.seq + 1 :]:
         if call.name == "backward" and not call.nested:
             return False

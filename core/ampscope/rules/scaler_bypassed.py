@@ -28,15 +28,21 @@ def check(evidence: Evidence) -> Verdict:
     run = evidence.as_is
     if not any(c.name in ("scale", "scaler_step") and not c.nested for c in run.calls):
         return not_applicable("No enabled scaler is used.")
-    direct, unscaled, last_scaled = [], [], {}
+    direct: list[Call] = []
+    unscaled: list[Call] = []
+    last_scaled: dict[str, bool] = {}
+    alone = len({w.optimizer for w in windows(run)}) == 1
     for window in windows(run):
-        step = window.calls[-1]
-        if window.backwards:
-            last_scaled[window.optimizer] = any(c.scaled for c in window.backwards)
+        step, backwards = window.calls[-1], window.backwards
+        if backwards:
+            # With several optimizers the last backward before a step is the one that is meant.
+            last_scaled[window.optimizer] = backwards[-1].scaled
         if step.name == "optimizer_step" and last_scaled.get(window.optimizer):
             direct.append(step)
-        elif step.name == "scaler_step" and any(not c.scaled for c in window.backwards):
-            unscaled.append(step)
+        elif step.name == "scaler_step" and backwards:
+            mixed = alone and any(not c.scaled for c in backwards)
+            if mixed or not backwards[-1].scaled:
+                unscaled.append(step)
     if direct:
         return _found(
             run, direct, "calls optimizer.step() on gradients of a scaled loss", direct[0]

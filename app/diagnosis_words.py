@@ -1,0 +1,174 @@
+"""Sentences of the Diagnosis page: the verdict, what to do next, and controls as a person says them.
+
+Undetermined is said as such, and so is that AMP is innocent. Nothing here is Markdown: the page
+escapes it all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ampscope.analysis.run_view import RunView
+from ampscope.causes import CAUSES, FIX_KINDS
+from ampscope.diagnose import Finding
+from ampscope.experiments.cure import Trial
+from ampscope.experiments.diagnosis import Report
+from ampscope.report.contract import best_trial
+from app.text import number, plural, power_of_two
+
+INNOCENT = "AMP is innocent"  # as the rules say it when the fp32 control fails at the same place
+
+
+def verdict(report: Report, as_is: RunView) -> str:
+    """The page's answer."""
+    problem = could_not_run(report, as_is)
+    if problem:
+        return f"Could not diagnose: {problem}"
+    diagnosis = report.diagnosis
+    if diagnosis.findings:
+        finding = diagnosis.findings[0]
+        innocent = f"{INNOCENT}. " if INNOCENT in finding.verdict.reason else ""
+        return f"{innocent}Root cause: {CAUSES[finding.cause].title}{_where(finding)}."
+    if diagnosis.verdict == "inconclusive":
+        return f"Undetermined: {'; '.join(diagnosis.symptoms)}."
+    if "fp32" not in report.control_symptoms:
+        return "No fault seen in the script as it is; the fp32 control has not been run."
+    return "No fault found: the script trains as its fp32 control does."
+
+
+def paragraph(report: Report, as_is: RunView) -> str:
+    """What a person should know beside the verdict."""
+    diagnosis = report.diagnosis
+    if could_not_run(report, as_is):
+        return "What was recorded up to then is kept and shown below."
+    if diagnosis.findings:
+        return diagnosis.findings[0].verdict.reason
+    if diagnosis.verdict == "inconclusive":
+        fp32 = report.control_symptoms.get("fp32")
+        control = f" The fp32 control fails too: {'; '.join(fp32)}." if fp32 else ""
+        return f"No rule has enough evidence to name the cause.{control}"
+    if "fp32" not in report.control_symptoms:
+        return "Without it nobody can tell whether the script learns as well as it would in fp32."
+    return _harmless(as_is)
+
+
+def next_step(report: Report, as_is: RunView) -> str:
+    """What to do now."""
+    diagnosis = report.diagnosis
+    if could_not_run(report, as_is):
+        return "Mend what the sentence names, then diagnose the script again:"
+    if not diagnosis.findings:
+        if diagnosis.verdict == "inconclusive" or "fp32" not in report.control_symptoms:
+            return "Diagnose it again over more steps, so that the evidence grows:"
+        return "Nothing: the loss of training needs no fix for mixed precision."
+    return fix_sentence(diagnosis.findings[0], best_trial(report.trials))
+
+
+def fix_sentence(finding: Finding, cured: Trial | None) -> str:
+    """The fix in one sentence; of two that say the same, the rule's own."""
+    fix = finding.verdict.fix
+    if cured is None or cured.kind == fix.kind:
+        return fix.text or FIX_KINDS[fix.kind]
+    where = cured.control.partition(":")[2].replace(",", ", ")
+    return f"{FIX_KINDS[cured.kind]}{f' ({where})' if cured.kind == 'fp32_module' else ''}"
+
+
+def seen_sentence(trials: tuple[Trial, ...]) -> str:
+    """What the runs with a fix showed."""
+    cured = best_trial(trials)
+    if cured is not None:
+        price = f", at {cured.price:.2f} times the time a step" if cured.price else ""
+        return f"Verified: the script was run {control(cured.control)}, and the symptom was gone{price}."
+    tried = "; ".join(control(t.control) for t in trials)
+    return f"No fix was seen to work. Tried: {tried}."
+
+
+def could_not_run(report: Report, as_is: RunView) -> str:
+    """Why there is nothing to judge, or an empty text."""
+    if report.could_not_run or as_is.attempts or report.diagnosis.findings:
+        return report.could_not_run
+    outcome = as_is.outcome
+    if outcome.ended == "exception":
+        where = f" at {outcome.error_line}" if outcome.error_line else ""
+        text = (outcome.error_text.strip().splitlines() or [""])[0]
+        return f"it raised {outcome.error_type}{where} before its first optimizer step: {text}"
+    if outcome.ended == "exit":
+        return f"it called sys.exit({outcome.exit_code}) before its first optimizer step."
+    if outcome.ended == "time":
+        return "it made no optimizer step within the time limit."
+    if outcome.backwards:
+        return "it called backward, but no optimizer's step."
+    return "it never called backward, so there is no training to judge."
+
+
+def _harmless(as_is: RunView) -> str:
+    """Things that look like faults and are none."""
+    skips = len(as_is.skips)
+    if not skips:
+        return f"{plural(len(as_is.attempts), 'optimizer step')} were seen."
+    total = plural(len(as_is.attempts), "optimizer step")
+    if as_is.leading_skips == skips:
+        return (
+            f"GradScaler left out the first {skips} of {total} while it searched for a loss scale. "
+            "That is how it works, and no fault."
+        )
+    return f"GradScaler left out {skips} of {total}, no more than its search for a scale explains."
+
+
+def _where(finding: Finding) -> str:
+    found = finding.verdict
+    place = f", in {found.module}" if found.module else f", at {found.line}" if found.line else ""
+    return place + (f", first at step {found.step}" if found.step is not None else "")
+
+
+_CONTROLS: dict[str, str] = {
+    "as_is": "as it is",
+    "fp32": "in fp32",
+    "bf16": "in bf16",
+    "add_scaler": "with a GradScaler added",
+    "unscale_first": "with unscale_ before the clip",
+    "fp32_params": "with its parameters in fp32",
+    "fp32_state": "with the optimizer's state in fp32",
+    "separate_scalers": "with a scaler for each loss",
+}
+_VALUED: dict[str, Callable[[str], str]] = {
+    "scale": lambda value: f"at a loss scale frozen at {_power(value)}",
+    "init_scale": lambda value: f"with an initial loss scale of {_power(value)}",
+    "growth_interval": lambda value: f"with a growth interval of {value}",
+    "lr": lambda value: f"at {value} times its learning rate",
+    "eps": lambda value: f"with an epsilon of {value}",
+    "fp32_modules": lambda value: f"with {value.replace(',', ', ')} in fp32",
+    "fp32_lines": lambda value: f"with line {value.replace(',', ', ')} in fp32",
+}
+
+
+def control(word: str) -> str:
+    """``with encoder.0 in fp32`` for ``fp32_modules:encoder.0``; fits behind "run"."""
+    parts = [_one_control(part) for part in word.split(";") if part]
+    return " and ".join(parts) or _CONTROLS["as_is"]
+
+
+def value(measured: float | str | None) -> str:
+    """A measurement's value as a person reads it."""
+    if measured is None:
+        return "none"
+    if isinstance(measured, str):
+        return measured
+    if not math.isfinite(measured):
+        return number(measured)
+    return f"{measured:,.6g}" if abs(measured) < 1e15 else f"{measured:.4g}"
+
+
+def _one_control(word: str) -> str:
+    name, _, text = word.partition(":")
+    if name in _CONTROLS:
+        return _CONTROLS[name]
+    return _VALUED[name](text) if name in _VALUED else f"under {word}"
+
+
+def _power(text: str) -> str:
+    try:
+        return power_of_two(float(text))
+    except ValueError:
+        return text

@@ -1,0 +1,125 @@
+"""The run pages in a real Chromium: sliders, deep links, names that are markup, what is drawn."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import browser
+import pytest
+import stores
+
+pytestmark = pytest.mark.browser
+
+Start = Callable[..., str]
+
+
+def opened(page: Any, url: str) -> None:
+    """Go there and wait until everything is drawn."""
+    page.goto(url)
+    browser.settle(page)
+    page.locator(".js-plotly-plot .main-svg").first.wait_for(state="visible")
+
+
+def key_figure(page: Any, label: str) -> str:
+    """Value of the key figure with this label."""
+    box = page.locator("[data-testid=stMetric]", has_text=label)
+    return str(box.locator("[data-testid=stMetricValue]").inner_text())
+
+
+def test_the_loss_scale_slider_recounts(
+    tmp_path: Path, dashboard: Start, browser_page: Any
+) -> None:
+    store = tmp_path / "runs.db"
+    run = stores.finished(store)
+    page = browser_page
+    opened(page, f"{dashboard(store)}/gradients?run={run}&step=2")
+    assert key_figure(page, "Lost") == "0"
+    sentence = page.locator("h3", has_text="Step 2")
+    assert "as recorded, at the run's loss scale 2^16" in sentence.inner_text()
+
+    slider = page.get_by_role("slider", name="Loss scale")
+    assert slider.get_attribute("aria-valuenow") == "16"
+    slider.focus()
+    for _ in range(9):
+        slider.press("ArrowLeft")
+    page.locator("h3", has_text="as if the loss scale were 2^7").wait_for()
+    lost = re.fullmatch(r"([\d,]+) \([\d.]+ %\)", key_figure(page, "Lost"))
+    assert lost is not None
+    assert int(lost[1].replace(",", "")) > 0
+    assert "scale=7" in page.url
+
+    page.get_by_role("button", name="Recorded").click()
+    page.locator("h3", has_text="as recorded, at the run's loss scale 2^16").wait_for()
+    assert key_figure(page, "Lost") == "0"
+    assert "scale=" not in page.url
+
+
+def test_a_deep_link_brings_the_view_back(
+    tmp_path: Path, dashboard: Start, browser_page: Any, chromium: Any
+) -> None:
+    store = tmp_path / "runs.db"
+    run = stores.finished(store)
+    url = dashboard(store)
+    asked = "step=8&module=h.1.mlp.up&role=weight_grad&scale=-3&format=bf16"
+    opened(browser_page, f"{url}/gradients?run={run}&{asked}")
+    words = "Step 8, weight gradients as if the loss scale were 2^-3 (recorded at 2^15)"
+    browser_page.locator("h3", has_text=words).wait_for()
+    address = browser_page.url
+    with browser.page_of(chromium) as other:
+        opened(other, address)
+        other.locator("h3", has_text=words).wait_for()
+        assert other.get_by_text("h.1.mlp.up in bf16").count() == 1
+
+
+def test_the_chart_has_limits_zones_and_every_module(
+    tmp_path: Path, dashboard: Start, browser_page: Any
+) -> None:
+    store = tmp_path / "runs.db"
+    run = stores.finished(store)
+    opened(browser_page, f"{dashboard(store)}/gradients?run={run}&step=4")
+    chart = browser_page.locator(".js-plotly-plot").first
+    words = chart.inner_text()
+    for expected in ("min subnormal", "min normal", "max 65,504", "lost", "overflow", "NaN"):
+        assert expected in words, expected
+    for module in ("h.0.attn.qkv", "h.1.mlp.down", "head"):
+        assert module in words
+    title = chart.locator("[data-title]").evaluate_all("e => e.map(b => b.dataset.title)")
+    assert any("svg" in t.lower() or "plot as" in t.lower() for t in title)
+
+
+def test_play_goes_through_the_steps(tmp_path: Path, dashboard: Start, browser_page: Any) -> None:
+    store = tmp_path / "runs.db"
+    run = stores.finished(store)
+    page = browser_page
+    opened(page, f"{dashboard(store)}/gradients?run={run}&step=8")
+    page.get_by_role("button", name="Play").click()
+    page.locator("h3", has_text="Step 11").wait_for()
+    page.get_by_role("button", name="Play").wait_for()  # it stopped at the last step
+    assert "step=11" in page.url
+
+
+@pytest.mark.parametrize("name", ["layers", "gradients", "loss_scale"])
+def test_names_from_a_run_are_never_markup(
+    tmp_path: Path, dashboard: Start, browser_page: Any, name: str
+) -> None:
+    store = tmp_path / "runs.db"
+    run = stores.hostile(store)
+    opened(browser_page, f"{dashboard(store)}/{name}?run={run}")
+    assert browser_page.evaluate("window.hacked") is None
+    assert browser_page.locator("[data-testid=stMain] img[src='x']").count() == 0
+    assert browser_page.locator("[data-testid=stMain] script").count() == 0
+
+
+def test_skips_and_their_parameters(tmp_path: Path, dashboard: Start, browser_page: Any) -> None:
+    store = tmp_path / "runs.db"
+    run = stores.finished(store)
+    page = browser_page
+    opened(page, f"{dashboard(store)}/loss_scale?run={run}")
+    page.locator("h3", has_text="1 skip in 12 steps, at step 4").wait_for()
+    assert "skipped step" in page.locator(".js-plotly-plot").first.inner_text()
+    page.get_by_role("link", name="Step 4 on the Gradients page").click()
+    page.locator("h3", has_text="Step 4, weight gradients").wait_for()
+    assert key_figure(page, "Not finite") != "0"
