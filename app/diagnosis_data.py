@@ -15,8 +15,8 @@ import streamlit as st
 
 from ampscope.analysis.run_view import RunView
 from ampscope.errors import BadInput
-from ampscope.experiments.recall import recall
 from ampscope.experiments.diagnosis import Report
+from ampscope.experiments.recall import recall
 from ampscope.observations import Observation
 from ampscope.records import RunInfo, State
 from ampscope.store.reader import Reader
@@ -45,12 +45,15 @@ class Case:
         return next((r for r in reversed(counting(self.runs)) if r.spec.control == control), None)
 
 
-def heads() -> list[RunInfo]:
-    """One run for each group of scripts' runs, newest first."""
+def runs() -> list[RunInfo]:
+    """All runs of scripts, newest first."""
+    return [run for run in store.runs(RUNS_READ) if run.spec.kind == "script"]
+
+
+def heads(runs: Sequence[RunInfo]) -> list[RunInfo]:
+    """One run for each group, newest first."""
     found: dict[str, RunInfo] = {}
-    for run in store.runs(RUNS_READ):
-        if run.spec.kind != "script":
-            continue
+    for run in runs:
         key = run.spec.group or run.id
         kept = found.get(key)
         # Newest first: the newest run as it is stands for its group, else the group's oldest run.
@@ -59,12 +62,11 @@ def heads() -> list[RunInfo]:
     return list(found.values())
 
 
-def opened(head: RunInfo) -> Case:
+def opened(head: RunInfo, runs: Sequence[RunInfo]) -> Case:
     """The case that ``head`` stands for, with the verdict as far as there is one."""
     group = head.spec.group
-    runs = tuple(r for r in reversed(store.runs(RUNS_READ)) if group and r.spec.group == group)
-    runs = runs or (head,)
-    return Case(head, runs, _report(head, runs), _is_moving(head, runs))
+    own = tuple(r for r in reversed(runs) if group and r.spec.group == group) or (head,)
+    return Case(head, own, _report(head, own), _is_moving(head, own))
 
 
 def counting(runs: Sequence[RunInfo]) -> list[RunInfo]:

@@ -62,7 +62,9 @@ def next_step(report: Report, as_is: RunView) -> str:
         if diagnosis.verdict == "inconclusive" or "fp32" not in report.control_symptoms:
             return "Diagnose it again over more steps, so that the evidence grows:"
         return "Nothing: the loss of training needs no fix for mixed precision."
-    return fix_sentence(diagnosis.findings[0], best_trial(report.trials))
+    cured = best_trial(report.trials)
+    proof = " A run with this fix was seen to work; the patch is below." if cured else ""
+    return fix_sentence(diagnosis.findings[0], cured) + proof
 
 
 def fix_sentence(finding: Finding, cured: Trial | None) -> str:

@@ -14,10 +14,10 @@ _SHOWN = "recent-shown"
 
 def show(runs: list[RunInfo]) -> None:
     """Newest first, ten at a time; follows the runs that are under way."""
-    title, delete = st.columns([5, 1], vertical_alignment="bottom")
-    title.subheader("Recent runs", anchor=False)
-    with delete.popover("Delete runs", width="stretch"):
-        _delete()
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        st.subheader("Recent runs", anchor=False)
+        with st.popover("Delete runs"):
+            _delete()
     is_moving = any(run.state.is_active for run in runs)
     st.fragment(_rows, run_every=run_page.FOLLOW_EVERY_S if is_moving else None)()
 

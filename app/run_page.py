@@ -16,7 +16,7 @@ from app import links, states, store
 from app.text import ago, code, cut, escape, percent, plural, power_of_two
 
 FOLLOW_EVERY_S = 2.0
-NAME_LENGTH = 60
+NAME_LENGTH = 44  # name and badge fit on one line at 800 px
 POLICIES = {
     "cuda": "CUDA",
     "rehearsal": "CUDA's rules, rehearsed on a CPU",
@@ -46,8 +46,9 @@ def opened(title: str) -> RunInfo:
 
 def header(run: RunInfo) -> None:
     """Which run this is, its state, and under which policy it ran."""
-    title_line(run)
-    st.caption(escape(" · ".join(facts(run))))
+    with st.container(gap="xxsmall"):
+        title_line(run)
+        st.caption(escape(" · ".join(facts(run))))
 
 
 def title_line(run: RunInfo) -> None:
@@ -69,16 +70,21 @@ def name_of(run: RunInfo) -> str:
 
 def described(run: RunInfo) -> str:
     """``gpt tiny fp16``; of a file its name only, because paths are long."""
-    path, is_file, entry = run.spec.workload.rpartition(".py")
-    workload = f"{PurePath(path).name}.py{entry}" if is_file else run.spec.workload
-    return f"{workload} {run.spec.size} {run.spec.precision}"
+    spec = run.spec
+    path, is_file, entry = spec.workload.rpartition(".py")
+    workload = f"{PurePath(path).name}.py{entry}" if is_file else spec.workload
+    if spec.kind != "probe":  # a script brings its own size and precision
+        return " ".join(part for part in (workload, spec.control) if part)
+    return f"{workload} {spec.size} {spec.precision}"
 
 
 def facts(run: RunInfo) -> list[str]:
     """The header line's parts."""
     spec = run.spec
     parts = [described(run)] if spec.label else []
-    parts += [policy_of(run.machine), plural(run.steps_done, "step"), f"seed {spec.seed}"]
+    parts += [policy_of(run.machine), plural(run.steps_done, "step")]
+    if spec.kind == "probe":
+        parts.append(f"seed {spec.seed}")
     if spec.loss_factor != 1:
         parts.append(f"loss × {power_of_two(spec.loss_factor)}")
     if run.overhead_share is not None:
@@ -110,14 +116,11 @@ def label(run: RunInfo) -> str:
 def _picked(runs: list[RunInfo]) -> RunInfo:
     """The run that the URL names, else the last one chosen, else the newest."""
     by_id = {run.id: run for run in runs}
-    asked = links.wanted("run")
+    asked = st.query_params.get("run")
     if asked and asked not in by_id:
-        try:
-            older = store.run(asked)  # further back than the list, or the beginning of an id
-            by_id[older.id] = older
-            links.keep("run", older.id)
-        except BadInput as error:
-            st.warning(f"{escape(str(error))}\n\nThe newest run is shown instead.")
+        older = _looked_up(asked, newest=runs[0])
+        by_id[older.id] = older
+        links.keep("run", older.id)
     run_id = links.select(
         "Run",
         "run",
@@ -127,6 +130,19 @@ def _picked(runs: list[RunInfo]) -> RunInfo:
         place=st.sidebar,
     )
     return by_id[run_id]
+
+
+def _looked_up(asked: str, newest: RunInfo) -> RunInfo:
+    """A run further back than the list, or by the beginning of its id. Ends the page when there is
+    none: another run must not be taken for the one that an address names."""
+    try:
+        return store.run(asked)
+    except BadInput as error:
+        states.unreadable(str(error))
+        if st.button("Show the newest run"):
+            links.keep("run", newest.id)
+            st.rerun()
+        st.stop()
 
 
 @st.fragment(run_every=FOLLOW_EVERY_S)

@@ -20,10 +20,15 @@ BADGE_COLORS: Mapping[State, BadgeColor] = {
     State.CANCELLED: "gray",
     State.LOST: "orange",
 }
+_ENDED = {
+    State.FAILED: "failed",
+    State.CANCELLED: "was cancelled",
+    State.LOST: "was lost",
+}
 _NEXT = {
-    State.FAILED: "Mend what the sentence names and start it again, or look at its last steps.",
-    State.CANCELLED: "It can be started again from New probe.",
-    State.LOST: "Start it again with fewer modules in memory or a smaller size if memory ran out.",
+    State.FAILED: "Mend what the sentence above names, then start it again.",
+    State.CANCELLED: "It can be started again.",
+    State.LOST: "Start it again; if memory ran out, with a smaller size or a memory limit.",
 }
 
 
@@ -68,22 +73,20 @@ def explain(run: RunInfo) -> None:
 
 def _ended_early(run: RunInfo) -> None:
     box = st.error if run.state is State.FAILED else st.warning
-    kept = (
-        f"The first {plural(run.steps_done, 'step')} are kept."
-        if run.steps_done > 1
-        else "One step is kept."
-        if run.steps_done
-        else "No step was recorded."
-    )
     reason = run.message or "No reason was recorded."
-    box(f"**This run {_ENDED[run.state]}.** {escape(reason)}\n\n{kept} {_NEXT[run.state]}")
+    box(f"**This run {_ENDED[run.state]}.** {escape(reason)}  \n{_kept(run)} {_NEXT[run.state]}")
     if run.traceback:
         with st.expander("The probe's own traceback"):
             st.code(run.traceback, language=None, wrap_lines=True)
+    if run.spec.kind == "probe":
+        again = {"again": run.id}
+        st.page_link(sitemap.NEW_PROBE.file, label="Start it again", query_params=again)
 
 
-_ENDED = {
-    State.FAILED: "failed",
-    State.CANCELLED: "was cancelled",
-    State.LOST: "was lost",
-}
+def _kept(run: RunInfo) -> str:
+    if run.state is State.LOST:  # its message has said it
+        return ""
+    if run.steps_done == 0:
+        return "No step was recorded."
+    are_kept = "is kept" if run.steps_done == 1 else "are kept"
+    return f"{plural(run.steps_done, 'step')} {are_kept}."

@@ -28,13 +28,18 @@ def on_cpu(function: Callable[[], object]) -> float:
 
 
 def interleaved(
-    contestants: Contestants, rounds: int, clock: Callable[[Callable[[], object]], float] = on_cpu
+    contestants: Contestants,
+    rounds: int,
+    clock: Callable[[Callable[[], object]], float] = on_cpu,
+    before: Contestants | None = None,
 ) -> dict[str, list[float]]:
     """Seconds of each contestant in each round. Two rounds more go first, unrecorded: they compile,
-    start threads and fill caches."""
+    start threads and fill caches. ``before`` is called, untimed, ahead of each contestant."""
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(rounds + 2):
         for name, function in contestants.items():
+            if before is not None:
+                before[name]()
             elapsed = clock(function)
             if turn >= 2:
                 times[name].append(elapsed)

@@ -11,6 +11,9 @@ import browser
 import pytest
 import stores
 
+from ampscope.records import Role
+from ampscope.store.reader import Reader
+
 pytestmark = pytest.mark.browser
 
 Start = Callable[..., str]
@@ -41,7 +44,7 @@ def test_the_loss_scale_slider_recounts(
     assert "as recorded, at the run's loss scale 2^16" in sentence.inner_text()
 
     slider = page.get_by_role("slider", name="Loss scale")
-    assert slider.get_attribute("aria-valuenow") == "16"
+    assert slider.get_attribute("aria-valuetext") == "2^16"
     slider.focus()
     for _ in range(9):
         slider.press("ArrowLeft")
@@ -86,8 +89,19 @@ def test_the_chart_has_limits_zones_and_every_module(
         assert expected in words, expected
     for module in ("h.0.attn.qkv", "h.1.mlp.down", "head"):
         assert module in words
-    title = chart.locator("[data-title]").evaluate_all("e => e.map(b => b.dataset.title)")
-    assert any("svg" in t.lower() or "plot as" in t.lower() for t in title)
+    chart.hover()
+    with browser_page.expect_download() as picture:
+        chart.locator(".modebar-btn").first.click()
+    assert picture.value.suggested_filename == "histograms.svg"
+    assert Path(picture.value.path()).read_text().startswith("<svg")
+    with browser_page.expect_download() as data:
+        browser_page.get_by_text("Data as CSV").first.click()
+    with Reader(store) as reader:
+        frame = reader.frame(run, Role.GRAD_OUTPUT, 4)
+    assert frame is not None
+    lines = Path(data.value.path()).read_text().splitlines()
+    assert lines[0] == "step,module,magnitude,count"
+    assert sum(int(line.rpartition(",")[2]) for line in lines[1:]) == int(frame.rows.sum())
 
 
 def test_play_goes_through_the_steps(tmp_path: Path, dashboard: Start, browser_page: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import threading
 
@@ -137,6 +138,15 @@ def test_any_number_of_threads_counts_the_same(threads: int) -> None:
         assert count(values)[ONE] == values.numel()
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_thread_too_many_stays_out_of_the_rows() -> None:
+    """A team may be larger than torch said; here no row is meant for the thread that comes."""
+    machine, values = exponent_cpu._machine(), torch.ones(100)
+    rows = np.zeros((1, oracle.ROW_LENGTH), np.int64)
+    job = exponent_cpu.Job(0, 0, values.data_ptr(), 100, 4, 23, 0, 1, rows.ctypes.data, 0)
+    machine.alone(ctypes.byref(job))
+    assert rows.sum() == 0
 
 
 def test_without_openmp_the_caller_counts_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
 from ampscope.exponents import (
     ABOVE,
     BELOW,
@@ -29,8 +32,6 @@ from ampscope.exponents import (
     zones,
 )
 from ampscope.formats import BF16, E4M3, E5M2, FP16, NumberFormat
-from hypothesis import given
-from hypothesis import strategies as st
 
 DTYPES = {FP16: torch.float16, BF16: torch.bfloat16, E5M2: torch.float8_e5m2}
 ANY_FLOAT = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)
@@ -88,7 +89,7 @@ def test_zones_say_what_rounding_does(
     assert found.nonzero == found.lost + found.subnormal + found.normal + found.overflow
 
 
-@pytest.mark.parametrize("fmt", (*DTYPES, E4M3), ids=lambda f: f.name)
+@pytest.mark.parametrize("fmt", [*DTYPES, E4M3], ids=lambda f: f.name)
 @given(st.integers(0, 2**32 - 1), st.integers(-300, 300))
 def test_many_rows_at_once(fmt: NumberFormat, seed: int, log2_factor: int) -> None:
     rows = np.random.default_rng(seed).integers(0, 9, (5, RAW_LEN))
@@ -99,7 +100,7 @@ def test_many_rows_at_once(fmt: NumberFormat, seed: int, log2_factor: int) -> No
         assert z.total == total(row) == row.sum()
 
 
-@pytest.mark.parametrize("log2_factor", (-400, -1, 0, 1, 400))
+@pytest.mark.parametrize("log2_factor", [-400, -1, 0, 1, 400])
 def test_no_factor_moves_the_open_ended_bins_inside(log2_factor: int) -> None:
     row = np.zeros(RAW_LEN, np.int64)
     row[BELOW], row[ABOVE] = 3, 5

@@ -6,10 +6,11 @@ import math
 
 import pytest
 import torch
-from ampscope.formats import BF16, E4M3, E5M2, FORMATS, FP16, FP32, FP64, TF32, dtype_name
-from ampscope.formats import NumberFormat as Format
 from hypothesis import given
 from hypothesis import strategies as st
+
+from ampscope.formats import BF16, E4M3, E5M2, FORMATS, FP16, FP32, FP64, TF32, dtype_name
+from ampscope.formats import NumberFormat as Format
 
 TORCH = {
     FP64: torch.float64,
@@ -52,7 +53,7 @@ def test_tf32_has_the_range_of_fp32_and_the_precision_of_fp16() -> None:
     assert TF32.epsilon == FP16.epsilon
 
 
-@pytest.mark.parametrize("fmt", (FP32, FP16, BF16), ids=lambda f: f.name)
+@pytest.mark.parametrize("fmt", [FP32, FP16, BF16], ids=lambda f: f.name)
 @given(data=st.data())
 def test_ulp_is_the_distance_to_the_next_number(fmt: Format, data: st.DataObject) -> None:
     largest = int(math.log2(fmt.max)) - 1

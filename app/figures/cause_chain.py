@@ -1,7 +1,7 @@
 """The chain of a diagnosis as boxes from top to bottom, joined by arrows.
 
 Boxes take the whole width and grow with their text, so the chain reads at 400 pixels and at 1,600.
-Text takes the theme's colour; a box with NaN or Inf in it has their colour at its edge, and says so.
+A box with NaN or Inf in it has their colour at its edge, and says so.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from app.text import for_plotly
 LINE_CHARACTERS = 58  # fit 400 px at 13 px
 MAX_LINES = 3
 LINE_PX, PADDING_PX, GAP_PX = 19, 8, 22
+TEXT_LIGHT, TEXT_DARK = "#1B2430", "#E6EAF0"  # the themes' own; Plotly's default is too pale to read
 EDGE = 0.006  # of the width: the coloured edge at the left of a box
 
 
-def cause_chain(links: Sequence[Link]) -> go.Figure:
+def cause_chain(links: Sequence[Link], *, is_dark: bool = False) -> go.Figure:
     """``links`` from cause to symptom."""
     figure = go.Figure()
     texts = [_lines(link) for link in links]
@@ -40,6 +41,7 @@ def cause_chain(links: Sequence[Link]) -> go.Figure:
         showlegend=False,
         hovermode="closest",
     )
+    figure.update_annotations(font={"size": 13, "color": TEXT_DARK if is_dark else TEXT_LIGHT})
     figure.update_xaxes(visible=False, range=[0, 1], fixedrange=True)
     figure.update_yaxes(visible=False, range=[0, total], fixedrange=True)
     return figure
@@ -71,7 +73,6 @@ def _box(figure: go.Figure, link: Link, lines: list[str], top: float, height: fl
         xanchor="left",
         yanchor="middle",
         align="left",
-        font={"size": 13},
     )
 
 

@@ -107,7 +107,7 @@ def exponent_axis(fmt: NumberFormat, shown: ExponentRange, ref: str, title: str)
 def _limits(fmt: NumberFormat) -> tuple[tuple[float, str, str], ...]:
     """(place, side of the line that the text keeps to, text)."""
     subnormal, normal = fmt.min_subnormal_exponent, fmt.min_normal_exponent
-    largest = f"{fmt.max:,.0f}" if fmt.max < 1e6 else f"{fmt.max:.2e}"
+    largest = f"{fmt.max:,.0f}" if fmt.max < 1e6 else f"{fmt.max:.1e}"
     return (
         (subnormal, "right", f"min subnormal {power(subnormal)} "),
         (normal, "left", f" min normal {power(normal)}"),

@@ -123,7 +123,8 @@ class RunInfo:
     @property
     def title(self) -> str:
         spec = self.spec
-        return spec.label or f"{spec.workload} {spec.size} {spec.precision}"
+        name = spec.workload.rpartition("/")[2]  # a user's file without its folders
+        return spec.label or f"{name} {spec.size} {spec.precision}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,9 +107,14 @@ class RunView:
     @cached_property
     def tail_loss(self) -> float | None:
         """Mean of the last fifth of the losses; NaN when one of them is not finite."""
-        if not self.losses:
+        return self.tail_of(None)
+
+    def tail_of(self, count: int | None) -> float | None:
+        """The same of the first ``count`` losses; all when it is None."""
+        losses = self.losses[:count]
+        if not losses:
             return None
-        tail = self.losses[-max(1, int(len(self.losses) * TAIL_SHARE)) :]
+        tail = losses[-max(1, int(len(losses) * TAIL_SHARE)) :]
         return sum(tail) / len(tail)
 
     @cached_property

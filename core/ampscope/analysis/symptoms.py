@@ -71,28 +71,31 @@ def skips_too_often(run: RunView) -> bool:
     return len(late) >= 2 and len(late) > LATE_SKIP_SHARE * max(total - search, 1)
 
 
-def progress(run: RunView) -> float | None:
-    """How far the loss fell, from its first values to the mean of its last fifth."""
-    head, tail = run.head_loss, run.tail_loss
+def progress(run: RunView, count: int | None = None) -> float | None:
+    """How far the loss fell within the first ``count`` losses, to the mean of their last fifth."""
+    head, tail = run.head_loss, run.tail_of(count)
     if head is None or tail is None or not math.isfinite(tail):
         return None
     return head - tail
 
 
 def is_behind(run: RunView, fp32: RunView) -> bool:
-    """fp32 learned clearly and this run learned less than half as much."""
-    reference, own = progress(fp32), progress(run)
+    """fp32 learned clearly and this run learned less than half as much, in as many steps.
+
+    One of the two may have met its time limit earlier, so only what both did is compared.
+    """
+    count = min(len(run.losses), len(fp32.losses))
+    reference, own = progress(fp32, count), progress(run, count)
     if reference is None or fp32.head_loss is None:
         return False
     if reference <= LEARNS_SHARE * abs(fp32.head_loss):
         return False
     if len({a.optimizer for a in fp32.attempts}) != 1:
         return False  # the losses of several optimizers play against each other
-    if own is None or run.tail_loss is None or fp32.tail_loss is None:
+    if own is None:
         return True
     # Mini-batch losses scatter: what is within the scatter of fp32's own tail is no difference.
-    noise = TAIL_SCATTER * fp32.tail_scatter
-    return own < BEHIND_SHARE * reference and run.tail_loss - fp32.tail_loss > noise
+    return own < BEHIND_SHARE * reference and reference - own > TAIL_SCATTER * fp32.tail_scatter
 
 
 def is_frozen(run: RunView, fp32: RunView) -> bool:

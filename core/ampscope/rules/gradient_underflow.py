@@ -125,7 +125,8 @@ def _dead_parameters(run: RunView, fp32: RunView) -> list[str]:
 
 
 def _is_slower(run: RunView, fp32: RunView) -> bool:
-    own, reference = progress(run), progress(fp32)
+    count = min(len(run.losses), len(fp32.losses))
+    own, reference = progress(run, count), progress(fp32, count)
     return bool(reference and reference > 0 and (own is None or own < SLOWER * reference))
 
 

@@ -40,7 +40,8 @@ def run_info(row: Row) -> RunInfo:
     message, traceback, steps_done = row[10:]
     shown = _state(state)
     if shown.is_active:
-        silent = time.time() - (heartbeat or created) > HEARTBEAT_STALE_S
+        last_sign = created if heartbeat is None else heartbeat
+        silent = time.time() - last_sign > HEARTBEAT_STALE_S
         if silent or not is_alive(pid, pid_started):
             shown = State.LOST
             message = message or (

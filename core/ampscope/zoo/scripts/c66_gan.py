@@ -47,8 +47,10 @@ def main():
         scaler.update()
         if step % 10 == 0:
             distance = (fake.float().mean(0) - real.mean(0)).norm()
-            print(f"step {step}: d {d_loss.item():.3f} g {g_loss.item():.3f} "
-                  f"distance {distance.item():.3f}")
+            print(
+                f"step {step}: d {d_loss.item():.3f} g {g_loss.item():.3f} "
+                f"distance {distance.item():.3f}"
+            )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,9 @@ class MixerBlock(nn.Module):
         self.norm1 = nn.LayerNorm(dim)
         self.token_mix = nn.Linear(tokens, tokens)
         self.norm2 = nn.LayerNorm(dim)
-        self.channel_mix = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim))
+        self.channel_mix = nn.Sequential(
+            nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim)
+        )
 
     def forward(self, x):
         x = x + self.token_mix(self.norm1(x).transpose(1, 2)).transpose(1, 2)

@@ -1,0 +1,128 @@
+"""The fix: what to change as a patch, what runs with it showed, and a button that runs it again."""
+
+from __future__ import annotations
+
+import pandas as pd
+import streamlit as st
+
+from ampscope.diagnose import Finding
+from ampscope.errors import AmpscopeError
+from ampscope.experiments.cure import Trial
+from ampscope.experiments.detached import folder_of
+from ampscope.experiments.diagnosis import Report
+from ampscope.report.contract import best_trial
+from ampscope.rules.wording import island_patch
+from app import diagnosis_jobs, diagnosis_page, diagnosis_words, layout, sitemap
+from app.diagnosis_data import Case
+from app.text import cut, escape
+
+
+def show(case: Case, report: Report) -> None:
+    """Of the root cause."""
+    finding = report.diagnosis.findings[0]
+    st.subheader("The fix", anchor=False)
+    cured = best_trial(report.trials)
+    layout.see(diagnosis_words.fix_sentence(finding, cured))
+    _proof(case, report, finding)
+    patch = patch_of(finding, cured)
+    if patch:
+        st.code(patch, language="python")
+    _run(case, report, finding)
+    _tried(case, report)
+
+
+def patch_of(finding: Finding, cured: Trial | None) -> str:
+    """Code to paste: for the modules that were seen to matter, else as the rule wrote it."""
+    fix = finding.verdict.fix
+    word, _, names = cured.control.partition(":") if cured is not None else ("", "", "")
+    if cured is None or cured.kind == fix.kind:
+        own = not names or word != "fp32_modules" or names == (finding.verdict.module or "")
+        if own:
+            return fix.patch
+    if word == "fp32_modules":
+        return "\n".join(island_patch(name) for name in names.split(","))
+    if word == "bf16":
+        return "with torch.autocast(device_type, dtype=torch.bfloat16):\n    ...  # no GradScaler\n"
+    return fix.patch
+
+
+def candidates(report: Report, finding: Finding) -> list[str]:
+    """Controls that the button offers: the one that worked first, then what the rule names."""
+    cured = best_trial(report.trials)
+    words = ([cured.control] if cured is not None else []) + list(finding.verdict.fix.controls)
+    return list(dict.fromkeys(words))
+
+
+def _proof(case: Case, report: Report, finding: Finding) -> None:
+    if report.trials:
+        box = st.success if best_trial(report.trials) is not None else st.warning
+        box(escape(diagnosis_words.seen_sentence(report.trials)))
+    elif finding.verdict.fix.controls:
+        st.info("This fix has not been tried yet. The button below runs the script with it.")
+    else:
+        st.info(
+            "ampscope cannot apply this fix to a running script. Change the script by hand, then "
+            "diagnose it again:"
+        )
+        st.code(diagnosis_page.command(case.head), language="bash")
+
+
+def _run(case: Case, report: Report, finding: Finding) -> None:
+    words = candidates(report, finding)
+    if not words:
+        return
+    chosen = words[0]
+    if len(words) > 1:
+        chosen = st.selectbox(
+            "Fix to run", words, format_func=diagnosis_words.control, key="dx-fix-word"
+        )
+    again = any(t.control == chosen for t in report.trials)
+    busy = diagnosis_jobs.busy_with()
+    start = st.button(
+        "Run the fix again" if again else "Run the fix",
+        key="dx-run-fix",
+        icon=":material/replay:" if again else ":material/play_arrow:",
+        disabled=bool(busy) or case.is_moving,
+    )
+    reason = f"{cut(busy, 60)} is being run; one at a time." if busy and busy != case.script else ""
+    folder = cut(str(folder_of(case.head.spec)), 60)
+    st.caption(escape(reason or f"It runs the script {diagnosis_words.control(chosen)}, in {folder}."))
+    if start:
+        try:
+            diagnosis_jobs.start_controls(case.head, _with_reference(chosen))
+        except AmpscopeError as error:
+            st.error(escape(str(error)))
+        else:
+            st.rerun()
+
+
+def _with_reference(word: str) -> list[str]:
+    """A lower learning rate is judged by fp32 at that rate too."""
+    return [word, f"fp32;{word}"] if word.startswith("lr:") else [word]
+
+
+def _tried(case: Case, report: Report) -> None:
+    if not report.trials:
+        return
+    with layout.details("What was tried, and seen"):
+        trials = report.trials
+        st.dataframe(
+            pd.DataFrame(
+                {
+                    "The script was run": [diagnosis_words.control(t.control) for t in trials],
+                    "Seen": ["cured" if t.cured else "not cured" for t in trials],
+                    "Time a step": [f"{t.price:.2f} times" if t.price else "" for t in trials],
+                }
+            ),
+            key="dx-tried",
+            hide_index=True,
+        )
+        with st.container(horizontal=True):
+            for trial in trials:
+                run = case.run_of(trial.control)
+                if run is not None:
+                    st.page_link(
+                        sitemap.DIAGNOSIS.file,
+                        label=f"Measurements {diagnosis_words.control(trial.control)}",
+                        query_params={"run": run.id, "step": "0"},
+                    )

@@ -1,0 +1,107 @@
+"""Sections of the Diagnosis page: the verdict and the chain from the cause to the symptom."""
+
+from __future__ import annotations
+
+import pandas as pd
+import streamlit as st
+
+from ampscope.analysis.run_view import RunView
+from ampscope.causes import CAUSES
+from ampscope.diagnose import Finding
+from ampscope.experiments.diagnosis import Report
+from ampscope.report.contract import best_trial
+from app import chart, diagnosis_chain, diagnosis_page, diagnosis_words, layout
+from app.diagnosis_chain import Link
+from app.diagnosis_data import Case
+from app.figures.cause_chain import cause_chain
+from app.layout import KeyFigure
+from app.text import cut, escape
+
+METRIC_LENGTH = 22
+
+
+def verdict(case: Case, report: Report, as_is: RunView) -> None:
+    """The answer, a paragraph, and what to do now."""
+    layout.sentence(diagnosis_words.verdict(report, as_is))
+    layout.see(diagnosis_words.paragraph(report, as_is))
+    problem = diagnosis_words.could_not_run(report, as_is)
+    findings = report.diagnosis.findings
+    next_step = diagnosis_words.next_step(report, as_is)
+    if findings and not problem and findings[0].verdict.code:
+        st.code(findings[0].verdict.code, language="python", wrap_lines=True)
+    st.markdown(f"**What to do.** {escape(next_step)}")
+    if problem or not findings:
+        if next_step.endswith(":"):
+            extra = "" if problem else " --steps 1000"
+            st.code(diagnosis_page.command(case.head, extra), language="bash")
+        _error(case, as_is)
+        return
+    layout.key_figures(_figures(report, findings[0]))
+
+
+def chain(report: Report, as_is: RunView) -> None:
+    """From root cause to symptom."""
+    finding = report.diagnosis.findings[0]
+    st.subheader("From the cause to what you see", anchor=False)
+    found = diagnosis_chain.chain(finding, as_is, report.diagnosis.symptoms)
+    is_dark = st.context.theme.type == "dark"
+    chart.show(cause_chain(found, is_dark=is_dark), "chain", lambda: _table(found), key="dx-chain")
+
+
+def others(report: Report) -> None:
+    """Further causes that were found beside the first."""
+    for finding in report.diagnosis.findings[1:]:
+        with layout.details(f"Also found: {escape(CAUSES[finding.cause].title)}"):
+            layout.see(finding.verdict.reason)
+            if finding.verdict.fix.text:
+                st.markdown(f"**What to do.** {escape(finding.verdict.fix.text)}")
+            if finding.verdict.fix.patch:
+                st.code(finding.verdict.fix.patch, language="python")
+
+
+def _figures(report: Report, finding: Finding) -> list[KeyFigure]:
+    found = finding.verdict
+    place = found.module or found.line or "the whole script"
+    fp32 = report.control_symptoms.get("fp32")
+    return [
+        KeyFigure("Where", cut(place, METRIC_LENGTH), f"{place}; {found.op or 'no single op'}"),
+        KeyFigure(
+            "First seen at",
+            "no step" if found.step is None else f"step {found.step:,}",
+            "Optimizer steps that were attempted count from 0",
+        ),
+        KeyFigure("Fix", *_fix_state(report)),
+        KeyFigure(
+            "In fp32",
+            "not run" if fp32 is None else "fails too" if fp32 else "healthy",
+            "; ".join(fp32 or ()) or "The same script with autocast and the scaler off",
+        ),
+    ]
+
+
+def _fix_state(report: Report) -> tuple[str, str]:
+    if best_trial(report.trials) is not None:
+        return "seen to work", "A run with the fix did not show the symptom"
+    if report.trials:
+        return "none worked", "Each run with a fix still showed the symptom, or the cause"
+    return "not tried", "No run with a fix has been made"
+
+
+def _error(case: Case, as_is: RunView) -> None:
+    """The script's own exception, whole."""
+    outcome = as_is.outcome
+    if outcome.error_text or case.head.traceback:
+        with layout.details("The script's own error"):
+            text = case.head.traceback or f"{outcome.error_type}: {outcome.error_text}"
+            st.code(text, language=None, wrap_lines=True)
+
+
+def _table(links: list[Link]) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "place": range(1, len(links) + 1),
+            "what": [link.title for link in links],
+            "detail": [link.detail for link in links],
+            "step": [link.step for link in links],
+        }
+    )

@@ -1,0 +1,29 @@
+"""Diagnosis: why a script fails under mixed precision, from verdict to measurement to fix."""
+
+import streamlit as st
+
+from app import (
+    diagnosis_controls,
+    diagnosis_data,
+    diagnosis_evidence,
+    diagnosis_fix,
+    diagnosis_measurements,
+    diagnosis_page,
+    diagnosis_rules,
+    diagnosis_view,
+)
+
+case = diagnosis_page.opened()
+report = case.report
+if report is None:
+    st.stop()
+as_is = diagnosis_data.view(case.run_of("as_is") or case.head)
+diagnosis_view.verdict(case, report, as_is)
+if report.diagnosis.findings:
+    diagnosis_view.chain(report, as_is)
+    diagnosis_fix.show(case, report)
+    diagnosis_evidence.show(case, report.diagnosis.findings[0])
+diagnosis_measurements.show(case)
+diagnosis_controls.show(case, report)
+diagnosis_view.others(report)
+diagnosis_rules.show(report)
