@@ -71,22 +71,25 @@ def _run(case: Case, report: Report, finding: Finding) -> None:
     words = candidates(report, finding)
     if not words:
         return
-    chosen = words[0]
-    if len(words) > 1:
-        chosen = st.selectbox(
-            "Fix to run", words, format_func=diagnosis_words.control, key="dx-fix-word"
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        chosen = words[0]
+        if len(words) > 1:
+            chosen = st.selectbox(
+                "Run the script", words, format_func=diagnosis_words.control, key="dx-fix-word"
+            )
+        again = any(t.control == chosen for t in report.trials)
+        busy = diagnosis_jobs.busy_with()
+        start = st.button(
+            "Run the fix again" if again else "Run the fix",
+            key="dx-run-fix",
+            icon=":material/replay:" if again else ":material/play_arrow:",
+            disabled=bool(busy) or case.is_moving,
         )
-    again = any(t.control == chosen for t in report.trials)
-    busy = diagnosis_jobs.busy_with()
-    start = st.button(
-        "Run the fix again" if again else "Run the fix",
-        key="dx-run-fix",
-        icon=":material/replay:" if again else ":material/play_arrow:",
-        disabled=bool(busy) or case.is_moving,
-    )
-    reason = f"{cut(busy, 60)} is being run; one at a time." if busy and busy != case.script else ""
     folder = cut(str(folder_of(case.head.spec)), 60)
-    st.caption(escape(reason or f"It runs the script {diagnosis_words.control(chosen)}, in {folder}."))
+    text = f"It runs the script {diagnosis_words.control(chosen)}, in the folder {folder}."
+    if busy and busy != case.script:
+        text = f"{cut(busy, 60)} is being run; one at a time."
+    st.caption(escape(text))
     if start:
         try:
             diagnosis_jobs.start_controls(case.head, _with_reference(chosen))

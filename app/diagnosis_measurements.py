@@ -17,7 +17,7 @@ from app.diagnosis_words import control, value
 from app.text import escape, plural
 
 ALL = "all steps"
-TABLE_PX = 320
+TABLE_PX, UPRIGHT_PX = 320, 700
 _STEP = "widget:measured-step"
 _KEPT_START, _KEPT_END = "start", "end"  # moments of scans that belong to no one step
 
@@ -77,8 +77,8 @@ def _table(name: str, rows: Sequence[Observation]) -> None:
     key = f"dx-{name.lower().replace(' ', '-')}"
     st.markdown(f"**{escape(name)}**")
     table = frame(rows)
-    shown = upright(table) if len(rows) == 1 else table
-    height = min(TABLE_PX, 38 + 35 * len(shown))
+    shown, most = (upright(table), UPRIGHT_PX) if len(rows) == 1 else (table, TABLE_PX)
+    height = min(most, 38 + 35 * len(shown))
     st.dataframe(shown, key=key, hide_index=True, height=height)
     chart.download(lambda: table, key, key=key)
 

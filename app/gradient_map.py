@@ -84,9 +84,7 @@ def heat_map(look: Look) -> None:
         return
     places = rows_to_show(look, hits, order, limit)
     is_trouble = bool(trouble(look.counts).any())
-    layout.see(
-        gradient_words.map_seen(len(places), len(hits), text, order, is_trouble=is_trouble)
-    )
+    layout.see(gradient_words.map_seen(len(places), len(hits), text, order, is_trouble=is_trouble))
     part = selected(look.frame, [look.frame.modules[i] for i in places])
     names = [name_in(look, module) for module in part.modules]
     rows = MapRows(

@@ -74,12 +74,15 @@ def table(rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def _case(row: Row) -> None:
-    with st.container(border=True):
+    with st.container(border=True, gap="xsmall"):
         st.markdown(f"**{escape(row.answer.id)} · {escape(title(row.answer.cause))}**")
         with st.container(horizontal=True, vertical_alignment="center"):
-            st.page_link(row.answer.source_url, label=escape(cut(row.answer.source, 60)))
-            if row.answer.note:
-                st.caption(escape(row.answer.note))
+            source = escape(cut(row.answer.source, 60))
+            if row.answer.source_url:
+                st.page_link(row.answer.source_url, label=source, icon=":material/open_in_new:")
+            else:
+                st.markdown(source, width="content")
+            st.caption(escape(row.answer.note))
         left, right = st.columns(2)
         with left:
             _script("With the fault", row.faulty, zoo_words.faulty_result(row))
@@ -91,8 +94,7 @@ def _case(row: Row) -> None:
 
 
 def _script(name: str, result: Result, text: str) -> None:
-    st.caption(escape(name))
-    st.markdown(escape(text))
+    st.markdown(f"**{escape(name)}.** {escape(text)}")
     with st.container(horizontal=True, vertical_alignment="center"):
         _button(result)
         if result.head is not None:

@@ -1,5 +1,5 @@
-"""A synthetic run that is hard to compress: each histogram bin is a Poisson draw, modules differ and
-drift, every tenth step has a shadow, every hundredth is skipped with all gradients not finite.
+"""A synthetic run that is hard to compress: each histogram bin is a Poisson draw, modules differ
+and drift, every tenth step has a shadow, every hundredth is skipped with all gradients not finite.
 """
 
 from __future__ import annotations

@@ -209,7 +209,8 @@ def test_search_and_order(store_path: Path, open_page: Open) -> None:
     app = open_page("gradients", run=run, format="fp32", scale=0)
     assert "The first 40 of 299, model order." in texts(app)  # none is in trouble in fp32
     app = open_page("gradients", run=run, find="l.29")
-    assert "10 modules whose path holds “l.29”, model order." in texts(app)  # l.29 and l.290 to l.298
+    # l.29 and l.290 to l.298
+    assert "10 modules whose path holds “l.29”, model order." in texts(app)
     app = open_page("gradients", run=run, find="nowhere")
     assert "No module's name holds this text." in texts(app)
 
