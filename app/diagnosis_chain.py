@@ -109,7 +109,9 @@ def _arrival(run: RunView, step: int | None) -> list[Link]:
     if bad.loss is not None and not math.isfinite(bad.loss):
         links.append(Link("Loss", f"{value(bad.loss)} at step {bad.attempt}", True))
     if bad.grad_nonfinite:
-        text = f"{share(bad.grad_nonfinite, bad.grad_total)} entries not finite at step {bad.attempt}"
+        text = (
+            f"{share(bad.grad_nonfinite, bad.grad_total)} entries not finite at step {bad.attempt}"
+        )
         links.append(Link("Gradients", text, True, step=bad.attempt))
     if bad.skipped:
         total = plural(len(run.attempts), "step")

@@ -11,12 +11,12 @@ from ampscope.analysis.loss_scale import finite_parts
 from ampscope.experiments.diagnosis import Report
 from ampscope.records import RunInfo, StepRecord
 from ampscope.report.contract import best_trial
-from app import chart, layout, sitemap, store
+from app import chart, layout, store
 from app.diagnosis_data import Case
 from app.diagnosis_words import control
 from app.figures.control_losses import Curve, control_losses
 from app.palette import MEASURE, OTHER_DTYPE, dtype_color
-from app.text import number, share
+from app.text import escape, number, share
 
 # What the script is as it is has no dtype of its own colour: it may be fp16 in one part only.
 _LOOKS = {
@@ -37,14 +37,7 @@ def show(case: Case, report: Report) -> None:
     if curves:
         figure = control_losses(curves)
         chart.show(figure, "controls", lambda: _losses(recorded), key="dx-controls")
-    st.dataframe(_table(report, recorded), key="dx-control-table", hide_index=True)
-    with st.container(horizontal=True):
-        for name, run, _ in recorded:
-            st.page_link(
-                sitemap.DIAGNOSIS.file,
-                label=f"Measurements {name}",
-                query_params={"run": run.id, "step": "0"},
-            )
+    st.table(_table(report, recorded).set_index("Control"), border="horizontal")
 
 
 def _shown(case: Case, report: Report) -> list[tuple[str, RunInfo]]:
@@ -52,7 +45,9 @@ def _shown(case: Case, report: Report) -> list[tuple[str, RunInfo]]:
     wanted = [(control(word), word) for word in _LOOKS]
     cured = best_trial(report.trials) or (report.trials[-1] if report.trials else None)
     if cured is not None and cured.control not in _LOOKS:
-        wanted.append((f"{'fixed' if cured.cured else 'tried'}, {control(cured.control)}", cured.control))
+        wanted.append(
+            (f"{'fixed' if cured.cured else 'tried'}, {control(cured.control)}", cured.control)
+        )
     found = [(name, case.run_of(word)) for name, word in wanted]
     return [(name, run) for name, run in found if run is not None and not run.state.is_active]
 
@@ -71,16 +66,14 @@ def _seen(recorded: list[tuple[str, RunInfo, list[StepRecord]]]) -> str:
     return f"Last loss: {'; '.join(parts)}." if parts else "No run has ended yet."
 
 
-def _table(
-    report: Report, recorded: list[tuple[str, RunInfo, list[StepRecord]]]
-) -> pd.DataFrame:
+def _table(report: Report, recorded: list[tuple[str, RunInfo, list[StepRecord]]]) -> pd.DataFrame:
     return pd.DataFrame(
         {
-            "Control": [name for name, _, _ in recorded],
+            "Control": [escape(name) for name, _, _ in recorded],
             "Last loss": [_last(steps) for _, _, steps in recorded],
             "Losses not finite": [_broken(steps) for _, _, steps in recorded],
             "Skipped": [share(sum(s.skipped for s in t), len(t)) for _, _, t in recorded],
-            "What went wrong": [_wrong(report, run) for _, run, _ in recorded],
+            "What went wrong": [escape(_wrong(report, run)) for _, run, _ in recorded],
         }
     )
 

@@ -12,7 +12,7 @@ from ampscope.experiments.detached import folder_of
 from ampscope.experiments.diagnosis import Report
 from ampscope.report.contract import best_trial
 from ampscope.rules.wording import island_patch
-from app import diagnosis_jobs, diagnosis_page, diagnosis_words, layout, sitemap
+from app import diagnosis_jobs, diagnosis_page, diagnosis_words, layout
 from app.diagnosis_data import Case
 from app.text import cut, escape
 
@@ -23,18 +23,20 @@ def show(case: Case, report: Report) -> None:
     st.subheader("The fix", anchor=False)
     cured = best_trial(report.trials)
     layout.see(diagnosis_words.fix_sentence(finding, cured))
-    _proof(case, report, finding)
     patch = patch_of(finding, cured)
     if patch:
         st.code(patch, language="python")
+    _proof(case, report, finding)
     _run(case, report, finding)
-    _tried(case, report)
+    _tried(report)
 
 
 def patch_of(finding: Finding, cured: Trial | None) -> str:
     """Code to paste: for the modules that were seen to matter, else as the rule wrote it."""
     fix = finding.verdict.fix
     word, _, names = cured.control.partition(":") if cured is not None else ("", "", "")
+    if word == "lr":
+        return f'for group in optimizer.param_groups:\n    group["lr"] *= {names}\n'
     if cured is None or cured.kind == fix.kind:
         own = not names or word != "fp32_modules" or names == (finding.verdict.module or "")
         if own:
@@ -104,28 +106,16 @@ def _with_reference(word: str) -> list[str]:
     return [word, f"fp32;{word}"] if word.startswith("lr:") else [word]
 
 
-def _tried(case: Case, report: Report) -> None:
+def _tried(report: Report) -> None:
     if not report.trials:
         return
     with layout.details("What was tried, and seen"):
-        trials = report.trials
-        st.dataframe(
-            pd.DataFrame(
-                {
-                    "The script was run": [diagnosis_words.control(t.control) for t in trials],
-                    "Seen": ["cured" if t.cured else "not cured" for t in trials],
-                    "Time a step": [f"{t.price:.2f} times" if t.price else "" for t in trials],
-                }
-            ),
-            key="dx-tried",
-            hide_index=True,
-        )
-        with st.container(horizontal=True):
-            for trial in trials:
-                run = case.run_of(trial.control)
-                if run is not None:
-                    st.page_link(
-                        sitemap.DIAGNOSIS.file,
-                        label=f"Measurements {diagnosis_words.control(trial.control)}",
-                        query_params={"run": run.id, "step": "0"},
-                    )
+        rows = {
+            "The script was run": [
+                escape(diagnosis_words.control(t.control)) for t in report.trials
+            ],
+            "Seen": ["cured" if t.cured else "not cured" for t in report.trials],
+            "Time a step": [f"{t.price:.2f} times" if t.price else "" for t in report.trials],
+        }
+        st.table(pd.DataFrame(rows).set_index("The script was run"), border="horizontal")
+        st.caption("Each of these runs is among the measurements below.")

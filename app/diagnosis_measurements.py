@@ -1,4 +1,4 @@
-"""The raw observations of one run, all of them or those of one step: what every verdict rests on."""
+"""The raw observations of a run, all of them or those of one step: what verdicts rest on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import streamlit as st
 
 from ampscope.analysis.run_view import RunView
 from ampscope.observations import BadOp, Observation, Operand, Scan
-from app import chart, diagnosis_data, layout, links
+from app import chart, diagnosis_data, layout, links, sitemap
 from app.diagnosis_data import Case
 from app.diagnosis_words import control, value
 from app.text import escape, plural
@@ -22,9 +22,20 @@ _STEP = "widget:measured-step"
 _KEPT_START, _KEPT_END = "start", "end"  # moments of scans that belong to no one step
 
 
-def show(case: Case) -> None:
-    """Folded, unless the address names a step."""
+def show(case: Case, step: int | None) -> None:
+    """A link for each run, then the tables: folded, unless the address names a step.
+
+    The links lead to ``step``, where the verdict stands.
+    """
     asked = st.query_params.get("step")
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.markdown("All that was recorded of the script, run", width="content")
+        for one in case.runs:
+            st.page_link(
+                sitemap.DIAGNOSIS.file,
+                label=escape(control(one.spec.control)),
+                query_params={"run": one.id, "step": str(step or 0)},
+            )
     with st.expander("Measurements", expanded=asked is not None):
         runs = {r.id: r for r in case.runs}
         run_id = links.select(
@@ -116,7 +127,11 @@ def _part(part: object) -> str:
     if isinstance(part, Operand):
         shape = "×".join(map(str, part.shape)) or "scalar"
         text = f"{part.dtype} {shape}, {value(part.min_abs)} to {value(part.max_abs)}"
-        extra = [f"{n:,} {what}" for n, what in ((part.zeros, "zero"), (part.nonfinite, "not finite")) if n]
+        extra = [
+            f"{n:,} {what}"
+            for n, what in ((part.zeros, "zero"), (part.nonfinite, "not finite"))
+            if n
+        ]
         return ", ".join([text, *extra])
     return value(part) if isinstance(part, float) else str(part)
 

@@ -112,7 +112,9 @@ def _named(heads: list[RunInfo]) -> RunInfo | None:
         if st.query_params.get("run") == asked:
             st.caption("The chosen run is a probe. The newest diagnosis of a script is shown.")
         return None
-    same = (h for h in heads if h.id == run.id or (run.spec.group and h.spec.group == run.spec.group))
+    same = (
+        h for h in heads if h.id == run.id or (run.spec.group and h.spec.group == run.spec.group)
+    )
     return next(same, None)
 
 

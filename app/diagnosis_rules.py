@@ -31,7 +31,7 @@ def show(report: Report) -> None:
     for status, title in _TITLES.items():
         if groups[status] and status is not Status.FOUND:
             with layout.details(f"Rules: {title} ({len(groups[status])})"):
-                st.table(_table(groups[status]), border="horizontal", hide_index=True)
+                st.table(_table(groups[status]).set_index("Cause"), border="horizontal")
     with layout.details("What a rule looks for"):
         _documentation(answers)
 

@@ -17,7 +17,7 @@ from app.figures.cause_chain import cause_chain
 from app.layout import KeyFigure
 from app.text import cut, escape
 
-METRIC_LENGTH = 22
+METRIC_LENGTH = 18
 
 
 def verdict(case: Case, report: Report, as_is: RunView) -> None:

@@ -1,4 +1,4 @@
-"""Sentences of the Diagnosis page: the verdict, what to do next, and controls as a person says them.
+"""Sentences of the Diagnosis page: the verdict, what to do next, and controls in words.
 
 Undetermined is said as such, and so is that AMP is innocent. Nothing here is Markdown: the page
 escapes it all.
@@ -61,7 +61,7 @@ def next_step(report: Report, as_is: RunView) -> str:
     if not diagnosis.findings:
         if diagnosis.verdict == "inconclusive" or "fp32" not in report.control_symptoms:
             return "Diagnose it again over more steps, so that the evidence grows:"
-        return "Nothing: the loss of training needs no fix for mixed precision."
+        return "Nothing: mixed precision needs no change here."
     cured = best_trial(report.trials)
     proof = " A run with this fix was seen to work; the patch is below." if cured else ""
     return fix_sentence(diagnosis.findings[0], cured) + proof
@@ -81,7 +81,8 @@ def seen_sentence(trials: tuple[Trial, ...]) -> str:
     cured = best_trial(trials)
     if cured is not None:
         price = f", at {cured.price:.2f} times the time a step" if cured.price else ""
-        return f"Verified: the script was run {control(cured.control)}, and the symptom was gone{price}."
+        run = f"the script was run {control(cured.control)}"
+        return f"Verified: {run}, and the symptom was gone{price}."
     tried = "; ".join(control(t.control) for t in trials)
     return f"No fix was seen to work. Tried: {tried}."
 

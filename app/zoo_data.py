@@ -62,9 +62,7 @@ class Row:
 def rows() -> list[Row]:
     """Every case in the order of the answers."""
     read = _Diagnoses()
-    return [
-        Row(a, read.result(a.script), read.result(a.twin) if a.twin else None) for a in ANSWERS
-    ]
+    return [Row(a, read.result(a.script), read.result(a.twin) if a.twin else None) for a in ANSWERS]
 
 
 def healthy() -> list[Result]:

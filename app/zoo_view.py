@@ -136,7 +136,14 @@ def _find() -> str:
 
 def _searched(row: Row) -> str:
     answer = row.answer
-    words = (answer.id, answer.cause, title(answer.cause), answer.source, answer.script, answer.note)
+    words = (
+        answer.id,
+        answer.cause,
+        title(answer.cause),
+        answer.source,
+        answer.script,
+        answer.note,
+    )
     return " ".join(words).lower()
 
 

@@ -19,11 +19,13 @@ if report is None:
     st.stop()
 as_is = diagnosis_data.view(case.run_of("as_is") or case.head)
 diagnosis_view.verdict(case, report, as_is)
-if report.diagnosis.findings:
+found = next(iter(report.diagnosis.findings), None)
+if found is not None:
     diagnosis_view.chain(report, as_is)
     diagnosis_fix.show(case, report)
-    diagnosis_evidence.show(case, report.diagnosis.findings[0])
-diagnosis_measurements.show(case)
 diagnosis_controls.show(case, report)
+if found is not None:
+    diagnosis_evidence.show(case, found)
+diagnosis_measurements.show(case, found.verdict.step if found is not None else None)
 diagnosis_view.others(report)
 diagnosis_rules.show(report)

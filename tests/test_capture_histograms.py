@@ -3,61 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from ampscope.capture.accumulator import Accumulator
-from ampscope.capture.histograms import HistogramHooks
-from ampscope.capture.model_map import ModelMap
 from ampscope.exponents import (
-    FIRST,
-    LOWEST,
     NAN,
     NEG_INF,
     NEG_ZERO,
     POS_INF,
     POS_ZERO,
-    RAW_LEN,
-    Raw,
     zones,
 )
 from ampscope.formats import FP16
-from ampscope.records import Frame, Role
-
-
-def by_hand(tensor: Tensor) -> Raw:
-    """One element at a time."""
-    row = np.zeros(RAW_LEN, np.int64)
-    for value in tensor.detach().double().flatten().tolist():
-        if math.isnan(value):
-            row[NAN] += 1
-        elif math.isinf(value):
-            row[POS_INF if value > 0 else NEG_INF] += 1
-        elif value == 0:
-            row[POS_ZERO if math.copysign(1.0, value) > 0 else NEG_ZERO] += 1
-        else:
-            row[FIRST + math.frexp(value)[1] - 1 - LOWEST] += 1
-    return row
-
-
-@contextmanager
-def hooked(model: nn.Module) -> Iterator[HistogramHooks]:
-    with HistogramHooks(ModelMap(model), Accumulator()) as hooks:
-        hooks.start_step(0, active=True)
-        yield hooks
-
-
-def counted(model: nn.Module, run: Callable[[], object]) -> dict[Role, Frame]:
-    with hooked(model) as hooks:
-        run()
-        hooks.end_step()
-        return hooks.counts.take(0, 8.0)
+from ampscope.records import Role
+from tests.counting import by_hand, counted, hooked
 
 
 def test_every_element_of_outputs_and_their_gradients() -> None:
@@ -105,16 +67,18 @@ def test_underflow_counts_are_exact_on_the_boundaries_of_fp16() -> None:
     """fp32 values at the edges of fp16's zones; each appears a different number of times."""
     smallest, normal, largest = 2.0**-24, 2.0**-14, 65504.0
     below = float(np.nextafter(np.float32(smallest / 2), np.float32(0)))
-    cases = {
-        0.0: 3, -0.0: 5,  # zero already
-        below: 7, -below: 11, 2.0**-149: 2,  # lost
-        smallest / 2: 1,  # a tie: lost in truth, and the bin cannot tell it from what lies above
-        smallest: 13, float(np.nextafter(np.float32(normal), np.float32(0))): 17,  # subnormal
-        normal: 19, largest: 23, -1.0: 29,  # normal
-        65536.0: 31, -1e30: 37,  # overflow
-        math.inf: 4, -math.inf: 6, math.nan: 8,
-    }  # fmt: skip
-    values = torch.tensor([v for v, n in cases.items() for _ in range(n)], dtype=torch.float32)
+    cases = [
+        (0.0, 3), (-0.0, 5),  # zero already
+        (below, 7), (-below, 11), (2.0**-149, 2),  # lost
+        (smallest / 2, 1),  # a tie: lost in truth; a bin cannot tell it from what lies above
+        (smallest, 13), (float(np.nextafter(np.float32(normal), np.float32(0))), 17),  # subnormal
+        (normal, 19), (largest, 23), (-1.0, 29),  # normal
+        (65536.0, 31), (-1e30, 37),  # overflow
+        (math.inf, 4), (-math.inf, 6), (math.nan, 8),
+    ]  # fmt: skip
+    values = torch.tensor(
+        [value for value, count in cases for _ in range(count)], dtype=torch.float32
+    )
     model = Constant(values[torch.randperm(len(values))])
     row = counted(model, model)[Role.ACTIVATION].rows[0]
     found = zones(row, FP16)
@@ -221,41 +185,3 @@ def test_a_forward_that_checkpointing_repeats_is_counted_once() -> None:
         frames = counted(model, run)
         assert frames[Role.ACTIVATION].rows.sum() == 2 * 6
         assert frames[Role.GRAD_OUTPUT].rows.sum() == 2 * 6
-
-
-class Spy(TorchDispatchMode):
-    """Names of the ops that a mode sees."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        self.seen.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
-def test_counting_is_invisible_to_dispatch_modes() -> None:
-    model = nn.Sequential(nn.Linear(3, 3).half(), nn.Linear(3, 3).half())
-    x = torch.ones(2, 3, dtype=torch.float16)
-
-    def seen(run: Callable[[], object]) -> list[str]:
-        with Spy() as spy:
-            run()
-        return spy.seen
-
-    def step() -> None:
-        model(x).sum().backward()
-
-    bare = seen(step)
-    with hooked(model):
-        assert seen(step) == bare
-
-
-def test_a_tensor_subclass_is_counted_through_its_own_dispatch() -> None:
-    class Named(Tensor):
-        pass
-
-    model = nn.Identity()
-    frame = counted(model, lambda: model(torch.ones(3).as_subclass(Named)))[Role.ACTIVATION]
-    assert frame.rows.sum() == 3

@@ -19,7 +19,10 @@ from app.text import for_plotly
 LINE_CHARACTERS = 58  # fit 400 px at 13 px
 MAX_LINES = 3
 LINE_PX, PADDING_PX, GAP_PX = 19, 8, 22
-TEXT_LIGHT, TEXT_DARK = "#1B2430", "#E6EAF0"  # the themes' own; Plotly's default is too pale to read
+TEXT_LIGHT, TEXT_DARK = (
+    "#1B2430",
+    "#E6EAF0",
+)  # the themes' own; Plotly's default is too pale to read
 EDGE = 0.006  # of the width: the coloured edge at the left of a box
 
 

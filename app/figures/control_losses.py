@@ -50,6 +50,7 @@ def control_losses(curves: Sequence[Curve]) -> go.Figure:
     figure.update_xaxes(row=2 if broken else 1, col=1, title="optimizer step")
     kind = "log" if _spans_decades(curves) else "linear"
     figure.update_yaxes(row=1, col=1, title="loss", type=kind, dtick=_dtick(curves, kind))
+    figure.update_yaxes(row=1, col=1, exponentformat="power")
     return figure
 
 
@@ -76,6 +77,7 @@ def _add_curve(figure: go.Figure, curve: Curve) -> None:
     """With gaps where the loss was not finite: the line must not bridge them."""
     values = dict(zip(curve.losses.steps, curve.losses.values, strict=True))
     steps = _steps(curve.losses)
+    name = for_plotly(curve.name)
     figure.add_trace(
         go.Scatter(
             x=steps,
@@ -84,9 +86,8 @@ def _add_curve(figure: go.Figure, curve: Curve) -> None:
             line={"color": curve.color, "width": 2, "dash": curve.dash},
             marker={"size": 4},
             connectgaps=False,
-            name=for_plotly(curve.name),
-            legendgroup=curve.name,
-            hovertemplate=f"{for_plotly(curve.name)}<br>step %{{x}}, loss %{{y:.5g}}<extra></extra>",
+            name=name,
+            hovertemplate=f"{name}<br>step %{{x}}, loss %{{y:.5g}}<extra></extra>",
         ),
         row=1,
         col=1,

@@ -8,9 +8,10 @@ are put back: the real step is bit-identical with the shadow on or off.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import TracebackType
 
@@ -48,19 +49,16 @@ class Shadow:
 
     def run_twin(self, loss: Callable[[nn.Module], Tensor]) -> None:
         """Forward and backward of an fp32 copy; ``loss`` maps a model to a scalar tensor."""
-        with random_state_kept(self._names.model):
+        with random_state_kept(self._names.model), _gradients_kept(self._names):
             twin = copy.deepcopy(self._names.model).float()
             hooks = [
                 module.register_forward_hook(partial(self._keep, index))
                 for index, module in enumerate(twin.modules())
             ]
-            trained = {n: p for n, p in twin.named_parameters() if p.requires_grad}
-            value = loss(twin).float()
-            gradients = torch.autograd.grad(value, list(trained.values()), allow_unused=True)
+            loss(twin).float().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             for hook in hooks:
                 hook.remove()
-        found = zip(trained, gradients, strict=True)
-        self._weights = {name: gradient for name, gradient in found if gradient is not None}
+        self._weights = {n: p.grad for n, p in twin.named_parameters() if p.grad is not None}
         self._calls.clear()
 
     def __enter__(self) -> Shadow:
@@ -143,3 +141,17 @@ class Shadow:
             with torch.no_grad(), no_dispatch():
                 self._comparisons.add(module, role, half.detach(), reference, scale)
         self.elapsed_s += time.perf_counter() - started
+
+
+@contextlib.contextmanager
+def _gradients_kept(names: ModelMap) -> Iterator[None]:
+    """Without gradients inside (the twin is copied without them), and as they were outside: a loss
+    may hold on to the model itself besides the one that it is given."""
+    kept = [(parameter.tensor, parameter.tensor.grad) for parameter in names.parameters]
+    for tensor, _ in kept:
+        tensor.grad = None
+    try:
+        yield
+    finally:
+        for tensor, gradient in kept:
+            tensor.grad = gradient

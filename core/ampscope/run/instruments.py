@@ -86,12 +86,12 @@ class Instruments:
             self._step, self._scale = step, scale
             self._asked = self._stepped = False
             self.grad_norm = self.moved_share = self.op_set = None
-            self._weights.start_step()
             if self._is_due(self.cadence.histogram):
                 self._weights.count_weights()
             self._shadow = None
             if self._has_shadow and self._is_due(self.cadence.shadow):
                 self._shadow = self._run_shadow(batch)
+            self._weights.start_step()
             self._hooks.start_step(step, active=self._is_due(self.cadence.histogram))
 
     @contextlib.contextmanager
