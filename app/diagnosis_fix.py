@@ -91,6 +91,8 @@ def _run(case: Case, report: Report, finding: Finding) -> None:
     text = f"It runs the script {diagnosis_words.control(chosen)}, in the folder {folder}."
     if busy and busy != case.script:
         text = f"{cut(busy, 60)} is being run; one at a time."
+    elif case.is_moving:
+        text = "The script is being run. What it shows will stand here when it has ended."
     st.caption(escape(text))
     if start:
         try:
@@ -98,6 +100,7 @@ def _run(case: Case, report: Report, finding: Finding) -> None:
         except AmpscopeError as error:
             st.error(escape(str(error)))
         else:
+            st.toast(escape(f"The script runs {diagnosis_words.control(chosen)}."))
             st.rerun()
 
 

@@ -11,6 +11,7 @@ import streamlit as st
 
 from ampscope.analysis.run_view import RunView
 from ampscope.observations import BadOp, Observation, Operand, Scan
+from ampscope.records import RunInfo
 from app import chart, diagnosis_data, layout, links, sitemap
 from app.diagnosis_data import Case
 from app.diagnosis_words import control, value
@@ -28,13 +29,14 @@ def show(case: Case, step: int | None) -> None:
     The links lead to ``step``, where the verdict stands.
     """
     asked = st.query_params.get("step")
+    names = run_names(case.runs)
     with st.container(horizontal=True, vertical_alignment="center"):
         st.markdown("All that was recorded of the script, run", width="content")
-        for one in case.runs:
+        for run_id, name in names.items():
             st.page_link(
                 sitemap.DIAGNOSIS.file,
-                label=escape(control(one.spec.control)),
-                query_params={"run": one.id, "step": str(step or 0)},
+                label=escape(name),
+                query_params={"run": run_id, "step": str(step or 0)},
             )
     with st.expander("Measurements", expanded=asked is not None):
         runs = {r.id: r for r in case.runs}
@@ -43,11 +45,21 @@ def show(case: Case, step: int | None) -> None:
             "run",
             list(runs),
             default=case.head.id,
-            format_func=lambda id_: f"{control(runs[id_].spec.control)}, {runs[id_].state}",
+            format_func=lambda id_: f"{names[id_]}, {runs[id_].state}",
         )
         run = diagnosis_data.view(runs[run_id])
         step = _pick_step(run, asked)
         _tables(run, step)
+
+
+def run_names(runs: Sequence[RunInfo]) -> dict[str, str]:
+    """Run id -> its control in words; a control's second run is called that."""
+    names: dict[str, str] = {}
+    for run in runs:
+        name = control(run.spec.control)
+        before = sum(r.spec.control == run.spec.control for r in runs[: len(names)])
+        names[run.id] = f"{name}, again" if before else name
+    return names
 
 
 def _pick_step(run: RunView, asked: str | None) -> int | None:

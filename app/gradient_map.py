@@ -59,9 +59,12 @@ def choose(run: RunInfo, role: Role, fmt: NumberFormat) -> Look:
     return Look(view, frame, fmt, zone_counts(frame, fmt, shift), names)
 
 
-def overview(look: Look) -> None:
+def overview(run: RunInfo, look: Look) -> None:
     """The sentence and the key figures."""
     layout.sentence(gradient_words.answer(look.view, look.counts))
+    sampled = [s for s in store.shadows(run, look.view.role) if s.step == look.view.step]
+    if sampled and look.view.role.is_gradient:
+        layout.see(gradient_words.lost_on_the_way(sampled))
     total = look.counts.sum(axis=0).tolist()
     finite, whole = sum(total[:4]), sum(total)
     fmt = look.fmt.name

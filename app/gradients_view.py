@@ -17,7 +17,7 @@ def show(run: RunInfo, role: Role, fmt: NumberFormat) -> None:
 
 def _show(run: RunInfo, role: Role, fmt: NumberFormat) -> None:
     look = gradient_map.choose(run, role, fmt)
-    gradient_map.overview(look)
+    gradient_map.overview(run, look)
     gradient_map.heat_map(look)
     gradient_map.zone_table(look)
     st.subheader("One module", anchor=False)

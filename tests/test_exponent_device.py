@@ -17,8 +17,11 @@ from ampscope.capture.exponent_count import DeviceCounter, count_into
 from tests import exponent_oracle as oracle
 
 CUDA = torch.cuda.is_available()
-# The kernel is decorated once a process: interpreted, or compiled for the GPU.
 INTERPRETED = not CUDA and importlib.util.find_spec("triton") is not None
+if INTERPRETED:  # Triton decides when it is imported, and parts of torch import it
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        importlib.import_module("ampscope.capture.exponent_cuda")
 ONE = 1 + 149
 DECODERS = {
     torch.float16: oracle.fp16,
@@ -29,11 +32,10 @@ DECODERS = {
 
 needs_triton = pytest.mark.skipif(not INTERPRETED, reason="no Triton, or a GPU is used")
 needs_cuda = (pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="no CUDA device"))
-triton_cpu = pytest.param("triton", marks=needs_triton)
-cuda = pytest.param("cuda", marks=needs_cuda)
+TRITON, GPU = pytest.param("triton", marks=needs_triton), pytest.param("cuda", marks=needs_cuda)
 
 
-@pytest.fixture(params=["torch", triton_cpu, cuda])
+@pytest.fixture(params=["torch", TRITON, GPU])
 def counter(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[DeviceCounter]:
@@ -142,8 +144,7 @@ def test_a_tensor_declared_stable_must_be(counter: DeviceCounter) -> None:
         pytest.skip("plain torch counts at once")
     weight = torch.nn.Parameter(torch.ones(10, 10, device=counter.device).T)
     counter.add(weight, 4, stable=True)
-    with torch.no_grad():
-        weight.mul_(2)
+    torch.no_grad()(weight.mul_)(2)
     with pytest.raises(RuntimeError, match=r"rows \[4\] were changed in place"):
         counter.flush()
     counter.add(weight, 0, stable=True)  # and the counter goes on
