@@ -6,17 +6,20 @@ Jobs are kept by the script's name, for all browsers alike, because they share o
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ampscope.errors import AmpscopeError
 from ampscope.experiments import detached
 from ampscope.experiments.detached import Job
 from ampscope.records import RunInfo
 from app import probes, store
 
-CANCEL_S = 3.0  # a run looks for a request to stop once a second
+CANCEL_S = 10.0  # a run sees the request within 1 s and has 5 s to reach the end of its step
 _jobs: dict[str, Job] = {}
+_stopping: set[str] = set()
 
 
 def start_diagnosis(script: Path, policy: str, steps: int) -> None:
@@ -46,14 +49,29 @@ def problem(script: str) -> str:
     return detached.last_words(job) if job is not None else ""
 
 
+def is_stopping(script: str) -> bool:
+    """Whether a person has asked for its end, which takes some seconds."""
+    return script in _stopping
+
+
 def stop(script: str, runs: Sequence[RunInfo]) -> None:
     """Ask the active ``runs`` to end, so that they say so in the store; then end the job."""
-    for run in runs:
-        if run.state.is_active:
-            probes.cancel(run)
+    active = [run for run in runs if run.state.is_active]
+    for run in active:
+        probes.cancel(run)
+    _stopping.add(script)
+    threading.Thread(target=_end, args=(script, [r.id for r in active]), daemon=True).start()
+
+
+def _end(script: str, run_ids: Sequence[str]) -> None:
+    """Wait for the runs in a thread of its own: the page must not stand still meanwhile."""
     deadline = time.monotonic() + CANCEL_S
-    while time.monotonic() < deadline and any(store.run(r.id).state.is_active for r in runs):
-        time.sleep(0.1)
+    try:
+        while time.monotonic() < deadline and any(store.run(i).state.is_active for i in run_ids):
+            time.sleep(0.2)
+    except AmpscopeError:
+        pass  # deleted meanwhile: nothing to wait for
     job = _jobs.get(script)
     if job is not None:
         detached.stop(job)
+    _stopping.discard(script)

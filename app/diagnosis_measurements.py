@@ -131,7 +131,7 @@ def _readable(values: list[object]) -> list[object]:
     if any(isinstance(v, tuple) for v in values):
         return ["; ".join(map(_part, v)) if isinstance(v, tuple) else v for v in values]
     if any(isinstance(v, float) and not math.isfinite(v) for v in values):
-        return [value(v) if isinstance(v, float) else v for v in values]
+        return [value(v) if isinstance(v, float) else "" if v is None else v for v in values]
     return values
 
 

@@ -63,7 +63,9 @@ def state(case: Case) -> None:
     ended = len(case.runs) - len(active)
     text = f"**Under way:** {escape(now)}. {plural(ended, 'run')} have ended. This page follows it."
     st.info(text.replace("1 run have", "1 run has"))
-    if (active or diagnosis_jobs.is_running(case.script)) and st.button("Stop", key="dx-stop"):
+    if diagnosis_jobs.is_stopping(case.script):
+        st.caption("It is being stopped, which takes up to ten seconds.")
+    elif (active or diagnosis_jobs.is_running(case.script)) and st.button("Stop", key="dx-stop"):
         diagnosis_jobs.stop(case.script, case.runs)
         st.rerun()
     _follow(case.head, diagnosis_data.version(case))

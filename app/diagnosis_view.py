@@ -20,8 +20,8 @@ from app.text import cut, escape
 METRIC_LENGTH = 18
 
 
-def verdict(case: Case, report: Report, as_is: RunView) -> None:
-    """The answer, a paragraph, and what to do now."""
+def verdict(case: Case, report: Report, as_is: RunView) -> bool:
+    """The answer, a paragraph, and what to do now. False when there was nothing to judge."""
     layout.sentence(diagnosis_words.verdict(report, as_is))
     layout.see(diagnosis_words.paragraph(report, as_is))
     problem = diagnosis_words.could_not_run(report, as_is)
@@ -35,8 +35,9 @@ def verdict(case: Case, report: Report, as_is: RunView) -> None:
             extra = "" if problem else " --steps 1000"
             st.code(diagnosis_page.command(case.head, extra), language="bash")
         _error(case, as_is)
-        return
-    layout.key_figures(_figures(report, findings[0]))
+    else:
+        layout.key_figures(_figures(report, findings[0]))
+    return not problem
 
 
 def chain(report: Report, as_is: RunView) -> None:
@@ -91,7 +92,8 @@ def _error(case: Case, as_is: RunView) -> None:
     """The script's own exception, whole."""
     outcome = as_is.outcome
     if outcome.error_text or case.head.traceback:
-        with layout.details("The script's own error"):
+        title = "The script's own error" if outcome.error_text else "Where it stood"
+        with layout.details(title):
             text = case.head.traceback or f"{outcome.error_type}: {outcome.error_text}"
             st.code(text, language=None, wrap_lines=True)
 

@@ -14,9 +14,15 @@ from ampscope.causes import CAUSES, FIX_KINDS
 from ampscope.diagnose import Finding
 from ampscope.experiments.cure import Trial
 from ampscope.experiments.diagnosis import Report
+from ampscope.records import State
 from ampscope.report.contract import best_trial
+from ampscope.rules.verdict import Status
 from app.text import number, plural, power_of_two
 
+_AGAIN = {
+    State.CANCELLED: "Nothing is known yet. Diagnose the script again when you like:",
+    State.LOST: "Diagnose the script again; with fewer data or a smaller batch if memory ran out:",
+}
 INNOCENT = "AMP is innocent"  # as the rules say it when the fp32 control fails at the same place
 
 
@@ -47,7 +53,7 @@ def paragraph(report: Report, as_is: RunView) -> str:
     if diagnosis.verdict == "inconclusive":
         fp32 = report.control_symptoms.get("fp32")
         control = f" The fp32 control fails too: {'; '.join(fp32)}." if fp32 else ""
-        return f"No rule has enough evidence to name the cause.{control}"
+        return f"No rule has enough evidence to name the cause.{control}{_missing(report)}"
     if "fp32" not in report.control_symptoms:
         return "Without it nobody can tell whether the script learns as well as it would in fp32."
     return _harmless(as_is)
@@ -56,8 +62,10 @@ def paragraph(report: Report, as_is: RunView) -> str:
 def next_step(report: Report, as_is: RunView) -> str:
     """What to do now."""
     diagnosis = report.diagnosis
+    first = report.runs.get("as_is")
+    state = first.state if first is not None else State.FINISHED
     if could_not_run(report, as_is):
-        return "Mend what the sentence names, then diagnose the script again:"
+        return _AGAIN.get(state, "Mend what the sentence names, then diagnose the script again:")
     if not diagnosis.findings:
         if diagnosis.verdict == "inconclusive" or "fp32" not in report.control_symptoms:
             return "Diagnose it again over more steps, so that the evidence grows:"
@@ -103,6 +111,12 @@ def could_not_run(report: Report, as_is: RunView) -> str:
     if outcome.backwards:
         return "it called backward, but no optimizer's step."
     return "it never called backward, so there is no training to judge."
+
+
+def _missing(report: Report) -> str:
+    """What the rules say that they would have needed."""
+    open_ = [v.reason for _, v in report.diagnosis.answers if v.status is Status.INCONCLUSIVE]
+    return f" What is missing: {' '.join(dict.fromkeys(open_))}" if open_ else ""
 
 
 def _harmless(as_is: RunView) -> str:

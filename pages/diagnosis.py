@@ -18,7 +18,9 @@ report = case.report
 if report is None:
     st.stop()
 as_is = diagnosis_data.view(case.run_of("as_is") or case.head)
-diagnosis_view.verdict(case, report, as_is)
+if not diagnosis_view.verdict(case, report, as_is):
+    diagnosis_measurements.show(case, None)
+    st.stop()
 found = next(iter(report.diagnosis.findings), None)
 if found is not None:
     diagnosis_view.chain(report, as_is)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from ampscope.records import Cadence, Role, RunSpec, ScalerSpec
 from ampscope.run.probe import drive, prepare
@@ -125,95 +124,3 @@ def test_the_gradient_norm_is_unscaled(precision: str, tmp_path: Path) -> None:
         (step,) = reader.steps(run)
     assert step.grad_norm == pytest.approx(expected, rel=0.02)
     assert step.scale == (2.0**10 if precision == "fp16" else None)
-
-
-CUSTOM_STEP = '''
-import torch
-from torch import nn
-
-from ampscope import Workload
-
-
-def step(model, batch, optimizer, scaler, autocast):
-    """Two micro batches a step; unscale_ is left to the scaler."""
-    optimizer.zero_grad()
-    for half in batch.chunk(2):
-        with autocast():
-            loss = model(half).square().mean()
-        scaler.scale(loss / 2).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    return loss
-
-
-def build(seed):
-    return Workload(
-        model=nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)),
-        batches=[torch.randn(8, 4) for _ in range(2)],
-        loss=lambda model, batch: model(batch).square().mean(),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
-        step=step,
-    )
-'''
-
-
-def custom(tmp_path: Path) -> str:
-    (tmp_path / "custom.py").write_text(CUSTOM_STEP)
-    return f"{tmp_path / 'custom.py'}:build"
-
-
-def test_a_training_step_of_the_workloads_own_is_observed_like_the_default(tmp_path: Path) -> None:
-    spec = RunSpec(custom(tmp_path), precision="fp16", steps=3, cadence=Cadence(1, 1, 1))
-    writer = RunWriter.create(tmp_path / "s.db", spec)
-    loop = drive(spec, prepare(spec, CPU), "rehearsal", writer)
-    writer.close()
-    assert "a training step of its own" in loop.note
-    with Reader(tmp_path / "s.db") as reader:
-        steps = reader.steps(writer.run_id)
-        assert all(step.scale == 65536.0 and not step.skipped for step in steps)
-        assert all(step.grad_norm is not None and step.grad_norm < 100 for step in steps)
-        frame = reader.frame(writer.run_id, Role.ACTIVATION, 1)
-        assert frame is not None
-        row = frame.row_of(1)
-        assert row is not None
-        assert row.sum() == 8 * 8  # both micro batches
-        for role in Role:
-            assert reader.frame_steps(writer.run_id, role) == [0, 1, 2]
-        assert reader.shadows(writer.run_id) == []
-
-
-def test_a_copy_that_cannot_be_made_costs_the_shadow_and_not_the_run(tmp_path: Path) -> None:
-    spec = RunSpec("mlp", precision="fp16", steps=2, cadence=Cadence(0, 0, 1))
-    training = prepare(spec, CPU)
-
-    class Uncopyable(nn.Module):
-        def __init__(self, inner: nn.Module) -> None:
-            super().__init__()
-            self.inner = inner
-            self.held = inner(torch.ones(1, 64))  # a tensor of a graph: deepcopy refuses it
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.inner(x)
-            return out
-
-    training.model = Uncopyable(training.model)
-    writer = RunWriter.create(tmp_path / "s.db", spec)
-    loop = drive(spec, training, "rehearsal", writer)
-    writer.close()
-    assert "shadow is off" in loop.note
-    with Reader(tmp_path / "s.db") as reader:
-        assert len(reader.steps(writer.run_id)) == 2
-
-
-def test_each_step_says_what_it_cost(tmp_path: Path) -> None:
-    spec = RunSpec("mlp", precision="bf16", steps=3, cadence=Cadence(1, 1, 1))
-    reader, run = recorded(spec, tmp_path / "s.db")
-    with reader:
-        for step in reader.steps(run):
-            assert step.step_time_s is not None
-            assert step.overhead_s is not None
-            assert step.step_time_s > 0
-            assert step.overhead_s > 0
-            assert step.peak_bytes is not None
-            assert step.peak_bytes > 2**20
-            assert step.lr is not None

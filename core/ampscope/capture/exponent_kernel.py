@@ -13,6 +13,9 @@ Any number of threads may run `_work` on one job: each takes the next piece by a
 and adds to a row of its own. All compiled code is in this file: numba's cache notices its change.
 """
 
+# numba compiles these functions from their source, with C's integers: Python's types do not apply.
+# mypy: ignore-errors
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -50,23 +53,18 @@ def compile_kernel() -> Kernel:
     Machine code is kept in numba's cache: beside this file, or in the user's cache folder where
     the package is read-only. Where neither can be written it is compiled anew (about 3 s).
     """
+    signature = types.void(types.CPointer(types.int64))
     try:
-        return _built(cache=True)
+        return numba.cfunc(signature, cache=True)(_work)
     except (RuntimeError, OSError):  # numba: "no locator available"; a full disk
-        return _built(cache=False)
-
-
-def _built(cache: bool) -> Kernel:
-    kernel: Kernel = numba.cfunc(types.void(types.CPointer(types.int64)), cache=cache)(_work)
-    return kernel
+        return numba.cfunc(signature)(_work)
 
 
 def _inner(function: Callable[..., Any]) -> Callable[..., Any]:
-    compiled: Callable[..., Any] = numba.njit(nogil=True)(function)
-    return compiled  # it lands in the kernel's own cache entry
+    return numba.njit(nogil=True)(function)  # it lands in the kernel's own cache entry
 
 
-@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
+@intrinsic
 def _fetch_add(context: Any, job: Any, index: Any, amount: Any) -> Any:
     """``job[index] += amount`` in one atomic step; gives the value before."""
 
@@ -77,7 +75,7 @@ def _fetch_add(context: Any, job: Any, index: Any, amount: Any) -> Any:
     return types.int64(types.CPointer(types.int64), types.int64, types.int64), build
 
 
-@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
+@intrinsic
 def _pointer(context: Any, address: Any) -> Any:
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
@@ -101,7 +99,7 @@ def _rank(bits: Any, magnitude: int, smallest: int, mantissa: int, ranks: Any) -
     mantissa is the position of its highest bit; no instruction touches a subnormal float."""
     for i in range(bits.size):
         m = np.int32(bits[i] & magnitude)
-        exponent = np.float32(m).view(np.int32) >> np.int32(23)  # type: ignore[attr-defined]  # numba's view of a scalar
+        exponent = np.float32(m).view(np.int32) >> np.int32(23)
         highest = max(exponent - np.int32(126), np.int32(0))
         ranks[i] = np.uint16((m >> mantissa) + mantissa if m >= smallest else highest)
 

@@ -108,7 +108,7 @@ def _stored_values(tensor: Tensor) -> Tensor:
         return tensor.coalesce().values()
     if tensor.layout is torch._mkldnn:  # type: ignore[attr-defined]  # absent from torch's stubs
         return tensor.to_dense()
-    return tensor.values()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return tensor.values()
 
 
 def _without_expansion(tensor: Tensor) -> tuple[Tensor, int]:
@@ -130,5 +130,5 @@ def _copies(tensor: Tensor) -> Iterator[Tensor]:
         yield tensor.contiguous().view(-1)
         return
     rows = max(1, COPY_ELEMENTS // math.prod(tensor.shape[1:]))
-    for part in tensor.split(rows):
+    for part in torch.split(tensor, rows):
         yield from _copies(part if part.shape[0] > 1 else part[0])

@@ -22,7 +22,7 @@ def count_flat(flat: Tensor) -> Tensor:
     Nothing waits for the device, so that it may be called for every tensor of a step.
     """
     row = torch.zeros(RAW_LEN, dtype=torch.int64, device=flat.device)
-    for block in flat.split(BLOCK):
+    for block in torch.split(flat, BLOCK):
         indices = bin_indices(block)
         if flat.device.type == "cpu":
             row += torch.bincount(indices, minlength=RAW_LEN)

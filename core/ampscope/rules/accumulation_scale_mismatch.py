@@ -73,7 +73,9 @@ def _inside(window: Window) -> Call | None:
             if between is not None:
                 return between
             started = True
-        elif (started and call.name == "unscale_" and call.note == window.optimizer) or (started and call.name == "update"):
+        elif (started and call.name == "unscale_" and call.note == window.optimizer) or (
+            started and call.name == "update"
+        ):
             between = between or call
     return None
 

@@ -7,6 +7,7 @@ from ampscope.analysis.overflow_class import ForwardClass, forward_class
 from ampscope.analysis.root_op import Arrives, RootOp, silent_suspects
 from ampscope.analysis.symptoms import Symptom
 from ampscope.observations import BadOp
+from ampscope.rules.scale_facts import scaled_by_hand
 from ampscope.rules.verdict import Verdict, inconclusive, not_applicable, passed
 
 HARM = frozenset(Symptom) - {Symptom.DIVERGED}
@@ -20,6 +21,8 @@ def forward_root(evidence: Evidence, wanted: ForwardClass) -> RootOp | Verdict:
     root = evidence.root
     if not evidence.symptoms & HARM:
         return passed("Nothing went wrong that such an op could explain.")
+    if scaled_by_hand(evidence) is not None:
+        return passed("The loss is finite; its product with a loss scale is not.")
     if root is not None and root.op.phase != "backward":
         return _judged(evidence, root, wanted)
     if root is not None and Symptom.SKIPS in evidence.symptoms:

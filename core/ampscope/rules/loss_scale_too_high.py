@@ -18,7 +18,13 @@ from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.rules.backward_root import is_overflow
-from ampscope.rules.scale_facts import ScaleFacts, fails_forward, scale_facts, static_scale
+from ampscope.rules.scale_facts import (
+    ScaleFacts,
+    fails_forward,
+    scale_facts,
+    scaled_by_hand,
+    static_scale,
+)
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_applicable, passed
 from ampscope.rules.wording import op_verdict, place
 
@@ -31,6 +37,8 @@ GROWS_TOO_FAST = 0.1  # share of skips after the search; torch's interval gives 
 def check(evidence: Evidence) -> Verdict:
     """Found from the trajectory of the scale; a forward failure or a singular gradient is excluded."""
     run = evidence.as_is
+    if scaled_by_hand(evidence) is not None:
+        return _static(evidence)
     if fails_forward(evidence):
         return passed("The loss itself is not finite; no scale cures that.")
     facts = scale_facts(run)
@@ -66,11 +74,14 @@ def _static(evidence: Evidence) -> Verdict:
     run = evidence.as_is
     factor = static_scale(run)
     root = evidence.root
-    if factor is None or root is None or not is_overflow(root) or not evidence.symptoms:
+    by_hand = scaled_by_hand(evidence) is not None
+    overflows = by_hand or (root is not None and is_overflow(root))
+    if factor is None or root is None or not overflows or not evidence.symptoms:
         return not_applicable("No loss was scaled.")
+    what = "the product" if by_hand else f"the gradient of {place(root.op)}"
     return op_verdict(
         root,
-        f"The loss is multiplied by {factor:,.6g} by hand, and the gradient of {place(root.op)} overflows.",
+        f"The loss is multiplied by {factor:,.6g} by hand, and {what} overflows.",
         Fix(
             "change_scale",
             "Use torch.amp.GradScaler: its scale adapts.",

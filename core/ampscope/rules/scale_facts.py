@@ -57,3 +57,12 @@ def static_scale(run: RunView) -> float | None:
             if factor >= 128:
                 return factor
     return None
+
+
+def scaled_by_hand(evidence: Evidence) -> float | None:
+    """The constant whose product with the loss is itself the first non-finite value."""
+    factor, root = static_scale(evidence.as_is), evidence.root
+    if factor is None or root is None or root.arrives is not Arrives.LOSS:
+        return None
+    is_product = root.name in ("mul", "mul_") and factor in root.op.scalars
+    return factor if is_product and root.op.total == 1 else None

@@ -16,7 +16,7 @@ import click
 
 from ampscope.errors import AmpscopeError, Cancelled, StoreError
 from ampscope.records import RunSpec, State
-from ampscope.run.watchdog import Watchdog
+from ampscope.run.watchdog import NOT_BEGUN, Watchdog
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 
@@ -82,7 +82,7 @@ def _run(writer: RunWriter, spec: RunSpec, store: Path, watchdog: Watchdog) -> s
 
         def is_next() -> bool:
             if watchdog.cancelled.is_set():
-                raise Cancelled("Cancelled while it waited for its turn.")
+                raise Cancelled(NOT_BEGUN)
             return reader.is_next(writer.run_id)
 
         with device_turn(str(device), is_next):

@@ -25,6 +25,7 @@ from ampscope.store.writer import RunWriter
 
 HARD_GRACE_S = 15.0  # after the time limit, until the process is ended whatever it does
 GRACE_S = 5.0  # how long a cancelled loop may take to reach the end of its step
+NOT_BEGUN = "Cancelled before its turn came."
 EXIT_TIME_LIMIT = 3
 EXIT_CANCELLED = 4
 
@@ -73,7 +74,9 @@ class Watchdog:
                 cancelled_at = now
                 self.cancelled.set()
             if cancelled_at is not None and now - cancelled_at > GRACE_S:
-                self._end(EXIT_CANCELLED, State.CANCELLED, "Cancelled in the middle of a step.")
+                begun = self._started is not None
+                message = "Cancelled in the middle of a step." if begun else NOT_BEGUN
+                self._end(EXIT_CANCELLED, State.CANCELLED, message)
             if self._started is not None and now - self._started > self._limit_s:
                 message = (
                     f"Stopped at the time limit of {self._limit_s:g} s. Raise it with "

@@ -1,0 +1,86 @@
+"""Real child processes in tests: workload files that misbehave, and waiting for a run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ampscope.records import RunInfo
+from ampscope.store.reader import Reader
+
+PATIENCE_S = 120.0  # a child imports torch, on a machine that may be busy
+HEAD = """
+import time
+
+import torch
+from torch import nn
+
+from ampscope import Workload
+
+calls = 0
+
+
+def loss(model, batch):
+    global calls
+    calls += 1
+    value = model(batch).square().mean()
+"""
+TAIL = """
+    return value
+
+
+def build(seed):
+    return Workload(
+        model=nn.Linear(4, 2),
+        batches=[torch.ones(2, 4)],
+        loss=loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    )
+"""
+
+
+def workload_file(folder: Path, name: str, in_loss: str) -> str:
+    """A workload whose loss does ``in_loss`` besides; returns its name for a RunSpec."""
+    file = folder / f"{name}.py"
+    file.write_text(f"{HEAD}    {in_loss}\n{TAIL}")
+    return f"{file}:build"
+
+
+def wait_until(
+    store: Path, run_id: str, condition: Callable[[RunInfo], bool] | None = None
+) -> RunInfo:
+    """The run, as soon as the condition holds; without one, as soon as it has ended."""
+    deadline = time.monotonic() + PATIENCE_S
+    with Reader(store) as reader:
+        while True:
+            info = reader.run(run_id)
+            if condition(info) if condition else not info.state.is_active:
+                return info
+            assert info.state.is_active, f"ended too early: {info.state}, {info.message}"
+            assert time.monotonic() < deadline, f"still {info.state}, {info.steps_done} steps"
+            time.sleep(0.02)
+
+
+def command_line(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "ampscope.cli.main", *map(str, arguments)]
+
+
+def run_command(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`ampscope ARGUMENTS` as a person starts it, in a terminal of 80 columns."""
+    env = {**os.environ, "COLUMNS": "80", **environment}
+    return subprocess.run(
+        command_line(*arguments), capture_output=True, text=True, env=env, timeout=PATIENCE_S
+    )
+
+
+def assert_one_sentence(done: subprocess.CompletedProcess[str], what: str) -> None:
+    """It failed, and said why in one line on standard error, without a traceback."""
+    assert done.returncode != 0
+    lines = [line for line in done.stderr.splitlines() if what in line]
+    assert len(lines) == 1, done.stderr
+    assert lines[0].rstrip().endswith(".")
+    assert "Traceback" not in done.stderr + done.stdout
