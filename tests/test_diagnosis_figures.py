@@ -1,9 +1,10 @@
-"""Figures of the Diagnosis page: no loss is dropped, no name becomes markup, text keeps its colour."""
+"""Figures of the Diagnosis page: no loss is dropped, and no name becomes markup."""
 
 from __future__ import annotations
 
 import math
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 
 from ampscope.analysis.loss_scale import finite_parts
@@ -51,11 +52,11 @@ def test_boxes_lie_below_each_other_and_arrows_between_them() -> None:
     figure = cause_chain(links)
     boxes = [s for s in figure.layout.shapes if s.x1 == 1]
     assert len(boxes) == 4
-    assert all(upper.y0 > lower.y1 for upper, lower in zip(boxes, boxes[1:], strict=False))
+    assert all(upper.y0 > lower.y1 for upper, lower in pairwise(boxes))
     assert min(b.y0 for b in boxes) >= 0
     arrows = [a for a in figure.layout.annotations if a.showarrow]
     assert [(a.ay, a.y) for a in arrows] == [
-        (upper.y0, lower.y1) for upper, lower in zip(boxes, boxes[1:], strict=False)
+        (upper.y0, lower.y1) for upper, lower in pairwise(boxes)
     ]
     edges = [s.fillcolor for s in figure.layout.shapes if s.fillcolor]
     assert [colour == NONFINITE for colour in edges] == [False, True, False, False]
@@ -70,8 +71,8 @@ def test_long_text_is_cut_on_the_box_and_whole_on_hover() -> None:
 
 def test_text_has_the_theme_s_colour() -> None:
     theme = tomllib.loads(CONFIG.read_text())["theme"]
-    assert chain_module.TEXT_LIGHT == theme["light"]["textColor"]
-    assert chain_module.TEXT_DARK == theme["dark"]["textColor"]
+    assert theme["light"]["textColor"] == chain_module.TEXT_LIGHT
+    assert theme["dark"]["textColor"] == chain_module.TEXT_DARK
 
 
 def test_names_are_text() -> None:

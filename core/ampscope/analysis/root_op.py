@@ -22,6 +22,8 @@ MATMULS = frozenset(
 )  # fmt: skip
 REDUCTIONS = frozenset(
     [
+        "index_add", "index_add_", "scatter_add", "scatter_add_", "scatter_reduce",
+        "embedding_dense_backward", "segment_reduce", "_index_put_impl_", "index_put_",
         "sum", "mean", "var", "std", "var_mean", "std_mean", "norm", "linalg_vector_norm",
         "cumsum", "prod", "logsumexp", "cumprod", "native_layer_norm", "native_group_norm",
         "native_batch_norm", "_native_batch_norm_legit", "amax", "cudnn_batch_norm",
@@ -50,7 +52,7 @@ FILLS = frozenset(
 )  # fmt: skip
 ADDITIONS = frozenset(
     [
-        "add", "add_", "sub", "sub_", "rsub", "cat", "stack", "index_add", "residual",
+        "add", "add_", "sub", "sub_", "rsub", "cat", "stack",
     ]
 )  # fmt: skip
 SATURATING = frozenset(

@@ -18,7 +18,10 @@ _ACCUMULATIONS = (
     "cumsum", "mean", "index_put_", "_index_put_impl_", "logcumsumexp", "scatter_reduce", "cumprod",
 )  # fmt: skip
 _RUNNING_SUMS = ("add", "add_", "sub", "sub_")
-_IN_PLACE = ("add_", "sub_", "lerp_", "copy_")
+_IN_PLACE = (
+    "add_", "sub_", "lerp_", "copy_", "index_add_", "scatter_add_", "index_put_",
+    "_index_put_impl_",
+)  # fmt: skip
 STALLED = 0.9  # share of the elements that should have moved
 
 
@@ -151,7 +154,7 @@ def stalled_share(func: Any, args: Any, out: Tensor, before: Tensor | None) -> f
     if len(args) < 2 or not isinstance(args[1], Tensor) or args[1].numel() == 0:
         return None
     first = before if before is not None else args[0]
-    if name not in _RUNNING_SUMS and (before is None or name not in _IN_PLACE):
+    if name not in _RUNNING_SUMS and (before is None or name not in ("lerp_", "copy_")):
         return None
     if not isinstance(first, Tensor) or first.shape != out.shape or first.dtype != out.dtype:
         return None

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ampscope.capture import op_facts
 from ampscope.capture.module_paths import ModulePaths
 from ampscope.capture.op_uses import Uses
+from ampscope.capture.running_sums import IN_PLACE, RunningSums
 from ampscope.capture.source_lines import SourceLines, line_name, line_text
 from ampscope.formats import dtype_name
 from ampscope.observations import BadOp
@@ -31,6 +32,8 @@ HALF = (torch.float16, torch.bfloat16)
 MAKER, TAINT = "_ampscope_maker", "_ampscope_taint"
 CHAIN = 14  # ops looked back and forward: a masked softmax attention takes up to 10
 MAX_BAD = 400
+_WEIGHT_ARITHMETIC = frozenset({"mul", "add", "sub", "div", "lerp", "neg"})
+DRIFTING = frozenset({*IN_PLACE, "add", "sub"})
 _SKIP = {
     "detach", "view", "_unsafe_view", "t", "transpose", "permute", "expand", "reshape", "alias",
     "unsqueeze", "squeeze", "slice", "select", "as_strided", "empty", "empty_like", "split",
@@ -72,6 +75,7 @@ class OpWatch:
         self.compare_fp32 = True  # also recompute half ops in fp32 and record coarse results
         self.bad: dict[int, BadOp] = {}
         self.uses = Uses()
+        self.sums = RunningSums()
         self.autocast = ""  # dtype of the autocast region that is open, "" outside
         self.functions: list[str] = []  # user autograd.Functions that run now
         self._first: dict[tuple[object, ...], int] = {}
@@ -124,9 +128,10 @@ class OpWatch:
         parents = [m for t in tensors if (m := getattr(t, MAKER, None)) is not None]
         watchers = self._tell_watchers(name, parents)
         maker = _Maker(name, parents, watchers, _constant(args))
-        maker.parameter = (
-            (name in _SKIP or name == "_to_copy") and bool(tensors) and (is_parameter(tensors[0]))
-        )
+        passes = name in _SKIP or name == "_to_copy"
+        # Without gradients, arithmetic on weights is an average of weights or an update by hand.
+        passes = passes or (name in _WEIGHT_ARITHMETIC and not torch.is_grad_enabled())
+        maker.parameter = passes and any(map(is_parameter, tensors))
         if node is None and torch.is_grad_enabled():
             self._note_origin()
         outputs = op_facts.tensors(out, None)
@@ -230,6 +235,13 @@ class OpWatch:
         stalled = None if self.in_optimizer else op_facts.stalled_share(func, args, out, before)
         if stalled is not None and _is_running(func._opname, args):
             self._remember("stall", func, args, kwargs, tensors, out, node, error=stalled)
+        first = before if before is not None else (args[0] if args else None)
+        running = node is None and not self.in_optimizer and isinstance(first, Tensor)
+        if running and func._opname in DRIFTING and _is_running(func._opname, args):
+            line = self.lines.where()
+            drift = self.sums.drift(line, func, args, kwargs, first, out)
+            if drift is not None and drift > op_facts.COARSE:
+                self._remember("drift", func, args, kwargs, tensors, out, node, error=drift)
         if self.compare_fp32 and op_facts.is_accumulation(func):
             error = op_facts.fp32_error(func, args, kwargs, out)
             if error is not None and error > op_facts.COARSE:
@@ -307,7 +319,7 @@ def root_of_loss(loss: Tensor) -> str:
 def _is_running(name: str, args: Any) -> bool:
     """Whether the op adds to something that lives on: an in-place sum, a sum of its own result,
     or a copy of a freshly computed average. A residual addition is none of these."""
-    if name in ("add_", "sub_", "lerp_"):
+    if name in IN_PLACE or name == "lerp_":
         return not torch.is_grad_enabled() or not args[0].requires_grad
     made = _producers(args[1])[:1] if name == "copy_" else _producers(args[0])[:3]
     if name == "copy_":

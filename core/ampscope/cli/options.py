@@ -10,7 +10,7 @@ from ampscope.store.db import default_path
 
 store_option = click.option(
     "--store",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(path_type=Path),
     default=default_path,
     show_default="AMPSCOPE_STORE, else ~/.local/share/ampscope/runs.db",
     help="The SQLite file that holds the runs.",

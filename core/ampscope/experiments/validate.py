@@ -69,7 +69,7 @@ def _check_numbers(spec: RunSpec) -> None:
     scaler = spec.scaler
     if not (math.isfinite(scaler.init_scale) and scaler.init_scale > 0):
         raise BadInput(f"The initial loss scale must be positive, not {scaler.init_scale:g}.")
-    if not scaler.growth_factor > 1:
+    if not 1 < scaler.growth_factor < math.inf:
         raise BadInput(f"The growth factor must be above 1, not {scaler.growth_factor:g}.")
     if not 0 < scaler.backoff_factor < 1:
         raise BadInput(

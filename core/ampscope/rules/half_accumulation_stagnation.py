@@ -28,6 +28,9 @@ def check(evidence: Evidence) -> Verdict:
     """Found from stalled additions and from results far from fp32's, at the op itself."""
     run = evidence.as_is
     coarse = [b for b in run.bad_ops if b.kind == "coarse"]
+    drifts = [
+        b for b in run.bad_ops if b.kind == "drift" and not any(o.is_parameter for o in b.inputs)
+    ]
     stalls = [
         b
         for b in run.bad_ops
@@ -36,8 +39,10 @@ def check(evidence: Evidence) -> Verdict:
         and _own_sum(b)
         and not any(o.is_parameter for o in b.inputs)
     ]
-    found = sorted(coarse, key=lambda b: -(b.error or 0.0)) or sorted(
-        stalls, key=lambda b: -b.count
+    found = (
+        sorted(coarse, key=lambda b: -(b.error or 0.0))
+        or sorted(drifts, key=lambda b: -(b.error or 0.0))
+        or sorted(stalls, key=lambda b: -b.count)
     )
     if not found:
         return passed("No sum in half precision stalls.")
@@ -45,6 +50,14 @@ def check(evidence: Evidence) -> Verdict:
     if op.kind == "coarse":
         reason = f"{op.op} in {place(op)} is {op.error or 0:.0%} away from the fp32 result of the same inputs."
         value = Measurement("relative error of the sum", op.error or 0.0, 0.05, "as_is", op.attempt)
+    elif op.kind == "drift":
+        reason = (
+            f"The running sum at line {op.line} has lost {op.error or 0:.0%} of its value to rounding in "
+            f"{op.dtype}: its terms are smaller than half the spacing of the total."
+        )
+        value = Measurement(
+            "rounding errors over the total", op.error or 0.0, 0.05, "as_is", op.attempt
+        )
     else:
         reason = f"The sum at line {op.line} did not change in {op.count} additions of something that is not zero."
         value = Measurement("additions without effect", op.count, STALLS, "as_is", op.attempt)

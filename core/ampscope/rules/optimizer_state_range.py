@@ -44,12 +44,12 @@ def check(evidence: Evidence) -> Verdict:
     half = [a for a in run.attempts if "fp16" in a.state_dtypes or "bf16" in a.state_dtypes]
     if not half:
         return not_applicable("No optimizer keeps its state in half precision.")
-    if not evidence.symptoms:
-        return passed("Training with half-precision state went well.")
     broken = next(
         (a for a in half if (a.weight_nonfinite or a.state_nonfinite) and not a.grad_nonfinite),
         None,
     )
+    if broken is None and not evidence.symptoms:
+        return passed("Training with half-precision state went well.")
     first = half[0]
     eps_lost = (
         first.eps is not None
@@ -65,7 +65,8 @@ def check(evidence: Evidence) -> Verdict:
     if fp32 is not None and evidence.fp32_fails_first:
         return inconclusive("fp32 fails as early.")
     what = (
-        f"the weights are not finite after step {broken.attempt} although its gradients are"
+        f"{'the weights' if broken.weight_nonfinite else 'its moments'} are not finite after step "
+        f"{broken.attempt} although its gradients are"
         if broken is not None
         else f"its steps are {ratio:,.3g} times those of fp32"
         if exploded
