@@ -20,7 +20,15 @@ from ampscope.analysis.distribution import (
 from ampscope.exponents import EXPONENTS, NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO, Raw
 from ampscope.formats import NumberFormat
 from ampscope.records import Frame, Role, RunInfo
-from app import chart, gradient_controls, gradient_words, layout, links, store
+from app import (
+    chart,
+    gradient_controls,
+    gradient_words,
+    layout,
+    links,
+    shadow_words,
+    store,
+)
 from app.figures.exponent_map import MapRows, exponent_map
 from app.gradient_words import View
 from app.layout import KeyFigure
@@ -64,7 +72,7 @@ def overview(run: RunInfo, look: Look) -> None:
     layout.sentence(gradient_words.answer(look.view, look.counts))
     sampled = [s for s in store.shadows(run, look.view.role) if s.step == look.view.step]
     if sampled and look.view.role.is_gradient:
-        layout.see(gradient_words.lost_on_the_way(sampled))
+        layout.see(shadow_words.lost_on_the_way(sampled))
     total = look.counts.sum(axis=0).tolist()
     finite, whole = sum(total[:4]), sum(total)
     fmt = look.fmt.name

@@ -17,7 +17,7 @@ from ampscope.analysis.distribution import (
 )
 from ampscope.analysis.underflow import Counts, UnderflowOverTime, WithoutShadow
 from ampscope.exponents import Raw
-from ampscope.records import Role, ShadowRecord
+from ampscope.records import Role
 from app.text import count, cut, percent, plural, power_of_two, share
 
 ROLE_NAMES = {
@@ -104,18 +104,6 @@ def answer(view: View, counts: Raw) -> str:
     else:
         parts.append(f"all {finite:,} finite non-zero elements are normal numbers in {fmt}")
     return start + "; ".join(parts) + "."
-
-
-def lost_on_the_way(sampled: Sequence[ShadowRecord]) -> str:
-    """What had become zero before it could be counted: the histogram alone cannot tell."""
-    lost, total = sum(s.lost for s in sampled), sum(s.total for s in sampled)
-    if not lost:
-        return "Against the fp32 shadow of this step nothing was lost on the way."
-    return (
-        f"Against the fp32 shadow of this step {share(lost, total)} of all elements were lost on the "
-        "way: zero as recorded, not zero in fp32. No histogram shows those, and no scale that is "
-        "applied now brings them back."
-    )
 
 
 def zeros_seen(view: View, counts: Raw) -> str:
