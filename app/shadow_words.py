@@ -14,7 +14,7 @@ def lost_on_the_way(sampled: Sequence[ShadowRecord]) -> str:
     if not lost:
         return "Against the fp32 shadow of this step nothing was lost on the way."
     return (
-        f"Against the fp32 shadow of this step {share(lost, total)} of all elements were lost on the "
-        "way: zero as recorded, not zero in fp32. No histogram shows those, and no scale that is "
-        "applied now brings them back."
+        f"Against the fp32 shadow of this step {share(lost, total)} of all elements were lost "
+        "on the way: zero as recorded, not zero in fp32. No histogram shows those, and no scale "
+        "that is applied now brings them back."
     )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ampscope.errors import StoreError
 from ampscope.records import RunInfo
 from ampscope.store.reader import Reader
+from ampscope.store.writer import request_cancel
 
 PATIENCE_S = 120.0  # a child imports torch, on a machine that may be busy
 HEAD = """
@@ -67,6 +70,34 @@ def wait_until(
 
 def command_line(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "ampscope.cli.main", *map(str, arguments)]
+
+
+@contextlib.contextmanager
+def terminal(store: Path, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """`ampscope ARGUMENTS` while it runs. Nothing is left running, whatever the test does."""
+    command = [*command_line(*arguments), "--store", str(store)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+            with contextlib.suppress(StoreError), Reader(store) as reader:
+                for info in reader.runs():
+                    request_cancel(store, info.id)
+
+
+def started_runs(store: Path, count: int) -> list[str]:
+    """Ids of the runs in the store, in the order of their start, once there are ``count``."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(StoreError), Reader(store) as reader:
+            infos = reader.runs()
+            if len(infos) == count:
+                return [info.id for info in reversed(infos)]
+        time.sleep(0.02)
+    raise AssertionError(f"{store} does not hold {count} runs")
 
 
 def run_command(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,11 @@ import pytest
 from ampscope.records import State
 from ampscope.store.reader import Reader
 from tests.child_runs import (
+    PATIENCE_S,
     assert_one_sentence,
-    command_line,
     run_command,
+    started_runs,
+    terminal,
     wait_until,
     workload_file,
 )
@@ -84,28 +85,17 @@ def test_bad_input_before_and_in_the_child(tmp_path: Path) -> None:
 def test_ctrl_c_stops_the_runs_and_keeps_what_they_recorded(tmp_path: Path) -> None:
     store = tmp_path / "runs.db"
     name = workload_file(tmp_path, "slow", "time.sleep(0.1)")
-    command = command_line(
-        "probe", name, "--precision", "fp32,bf16", "--steps", 9000, *QUIET, "--store", store
-    )
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as terminal:
-        while not store.exists():
-            assert terminal.poll() is None
-        while True:
-            with Reader(store) as reader:
-                ids = [info.id for info in reader.runs()]
-            if len(ids) == 2:
-                break
-        first, second = sorted(ids)
+    asked = ("probe", name, "--precision", "fp32,bf16", "--steps", 9000, *QUIET)
+    with terminal(store, *asked) as process:
+        first, second = started_runs(store, 2)
         wait_until(store, first, lambda info: info.steps_done > 0)
-        terminal.send_signal(signal.SIGINT)
-        out, errors = terminal.communicate(timeout=120)
-    assert terminal.returncode == 130
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130
     assert "Traceback" not in out + errors
     assert "What was recorded is kept" in errors
     with Reader(store) as reader:
-        assert {reader.run(i).state for i in ids} == {State.CANCELLED}
+        assert {reader.run(run_id).state for run_id in (first, second)} == {State.CANCELLED}
         assert reader.run(first).steps_done == len(reader.steps(first)) > 0
         assert reader.run(second).steps_done == 0
 
@@ -113,20 +103,13 @@ def test_ctrl_c_stops_the_runs_and_keeps_what_they_recorded(tmp_path: Path) -> N
 def test_a_killed_child_is_told(tmp_path: Path) -> None:
     store = tmp_path / "runs.db"
     name = workload_file(tmp_path, "slow", "time.sleep(0.1)")
-    command = command_line("probe", name, "--precision", "fp32", "--steps", 9000, "--store", store)
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as terminal:
-        while not store.exists():
-            assert terminal.poll() is None
-        with Reader(store) as reader:
-            while not (runs := reader.runs()):
-                pass
-        info = wait_until(store, runs[0].id, lambda info: info.steps_done > 0)
+    with terminal(store, "probe", name, "--precision", "fp32", "--steps", 9000) as process:
+        (run_id,) = started_runs(store, 1)
+        info = wait_until(store, run_id, lambda info: info.steps_done > 0)
         assert info.pid is not None
-        assert info.pid != terminal.pid
+        assert info.pid != process.pid
         os.kill(info.pid, signal.SIGKILL)
-        out, errors = terminal.communicate(timeout=120)
-    assert terminal.returncode == 1
+        out, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1
     assert "ended without a word" in errors
     assert "Traceback" not in out + errors

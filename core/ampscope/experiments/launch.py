@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,12 +54,7 @@ def child_environment() -> dict[str, str]:
     return {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONUNBUFFERED": "1"}
 
 
-# Children that may still run. Without a reference Popen warns, and an ended child stays a zombie.
-_children: list[subprocess.Popen[bytes]] = []
-
-
 def _spawn(store: Path, run_id: str) -> None:
-    _children[:] = [child for child in _children if child.poll() is None]
     command = [sys.executable, "-m", "ampscope.run", "--store", str(store.absolute())]
     child = subprocess.Popen(
         [*command, "--run", run_id],
@@ -68,4 +64,5 @@ def _spawn(store: Path, run_id: str) -> None:
         start_new_session=True,  # Ctrl-C reaches the parent only; it asks the child to stop
         env=child_environment(),
     )
-    _children.append(child)
+    # Somebody must wait for it: an ended child stays a zombie, and Popen warns of one left behind.
+    threading.Thread(target=child.wait, name=f"ampscope-run-{run_id}", daemon=True).start()

@@ -31,6 +31,7 @@ from ampscope.rules.wording import op_verdict, place
 USUAL_INIT = 65536.0  # torch's default
 HIGH_INIT = 2.0**24  # a search from here or below is ordinary (DeepSpeed starts at 2^16 to 2^32)
 MANY = 12  # skips before the first step: the search started 2^12 or more above what is borne
+COSTLY = 0.25  # of the run's steps; 16 skips in 200 are a search that ended, 22 in 60 are a loss
 GROWS_TOO_FAST = 0.1  # share of skips after the search; torch's interval gives 0.0005
 
 
@@ -52,7 +53,8 @@ def check(evidence: Evidence) -> Verdict:
         )
         return _found(evidence, facts, words, 1.0)
     steady = facts.last
-    if facts.leading >= MANY and facts.first > HIGH_INIT and steady >= 1:
+    costly = facts.leading >= COSTLY * facts.total
+    if facts.leading >= MANY and costly and facts.first > HIGH_INIT and steady >= 1:
         words = f"starts at {facts.first:,.6g} and takes {facts.leading} skipped steps to reach {steady:,.6g}"
         return _found(evidence, facts, words, min(USUAL_INIT, steady))
     share = facts.late / max(facts.total - facts.leading, 1)

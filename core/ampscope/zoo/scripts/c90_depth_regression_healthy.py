@@ -48,7 +48,8 @@ def main():
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
-            print(f"it {it}: loss {loss.item():.4f}") if it % 7 == 0 else None
+            if it % 7 == 0:
+                print(f"it {it}: loss {loss.item():.4f}")
             it += 1
 
 
