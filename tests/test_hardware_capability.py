@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from ampscope.formats import FORMATS
 from ampscope.hardware.capability import (
     CAPABILITIES,

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from ampscope.hardware import cpu as room
-from ampscope.hardware.cpu import half_flags, parse_cpuinfo, parse_sysctl, read_cpu
 from hypothesis import given
 from hypothesis import strategies as st
+
+from ampscope.hardware import cpu as room
+from ampscope.hardware.cpu import half_flags, parse_cpuinfo, parse_sysctl, read_cpu
 
 SAPPHIRE_RAPIDS = """\
 processor\t: 0

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 
 import pytest
+
 from ampscope.hardware.accelerators import Accelerator
 from ampscope.hardware.describe import (
     describe_machine,
@@ -16,7 +17,6 @@ from ampscope.hardware.describe import (
     sentence,
     uses_cuda,
 )
-
 from tests.hardware_reports import CPU_TORCH, named, report
 from tests.nvml_replay import A100_MIG, GTX_1660_TI, H100
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 
 import pytest
+
 from ampscope.hardware.capability import Presence
 from ampscope.hardware.gpu import GpuReading, cuda_version_text, read_gpus
-
 from tests.nvml_replay import (
     A100_MIG,
     GIB,

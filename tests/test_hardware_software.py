@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+
 from ampscope.hardware.accelerators import Accelerator, find_accelerators, gfx_name
 from ampscope.hardware.software import parse_version_file, read_software
 

@@ -6,6 +6,8 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from ampscope.policy.autocast_lists import (
     CPU_LISTS,
     CUDA_LISTS,
@@ -14,7 +16,6 @@ from ampscope.policy.autocast_lists import (
     list_of,
 )
 from ampscope.policy.remake_lists import differences, installed_header, parse_header
-from torch.utils._python_dispatch import TorchDispatchMode
 
 of_the_data = pytest.mark.skipif(
     torch.__version__.split("+")[0] != TORCH_VERSION,

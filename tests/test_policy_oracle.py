@@ -11,11 +11,12 @@ from collections import Counter
 import pytest
 import torch
 import torch.nn.functional as F
-from ampscope.policy.autocast_lists import CUDA_LISTS
-from ampscope.policy.rehearsal import cuda_autocast_lists
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from ampscope.policy.autocast_lists import CUDA_LISTS
+from ampscope.policy.rehearsal import cuda_autocast_lists
 
 FP16, BF16, FP32, FP64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 SQUARE = (4, 4)

@@ -4,10 +4,11 @@ import dataclasses
 
 import pytest
 import torch
+from torch import nn
+
 from ampscope.errors import BadInput
 from ampscope.policy.modes import PRECISIONS, resolve
 from ampscope.policy.precision import convert_model, precision_context, tf32_switches
-from torch import nn
 
 HALF = {"fp16": torch.float16, "fp16-noscaler": torch.float16, "bf16": torch.bfloat16}
 PURE = {"fp16-pure": torch.float16, "bf16-pure": torch.bfloat16}

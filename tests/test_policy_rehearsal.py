@@ -5,10 +5,11 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from ampscope.policy.autocast_lists import BANNED_MESSAGE
-from ampscope.policy.rehearsal import cuda_autocast_lists
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampscope.policy.autocast_lists import BANNED_MESSAGE
+from ampscope.policy.rehearsal import cuda_autocast_lists
 
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 

@@ -3,10 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from ampscope.policy.rehearsal import cuda_autocast_lists
-from ampscope.policy.tensor_core import TensorCoreMode, has_bf16_instructions
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampscope.policy.rehearsal import cuda_autocast_lists
+from ampscope.policy.tensor_core import TensorCoreMode, has_bf16_instructions
 
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 native = pytest.mark.skipif(not has_bf16_instructions(), reason="this CPU has no bf16")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from ampscope.errors import BadInput
 from ampscope.workloads.load import load
 from ampscope.workloads.protocol import iterate

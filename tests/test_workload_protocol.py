@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+
 from ampscope.errors import BadInput
 from ampscope.workloads.builtin import build_builtin
 from ampscope.workloads.protocol import Workload, iterate, move
 from ampscope.workloads.scaling import with_loss_factor
-from torch import Tensor, nn
 
 Pair = namedtuple("Pair", ["inputs", "targets"])
 PARTS: dict[str, Any] = {

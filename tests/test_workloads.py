@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+
 from ampscope.errors import BadInput
 from ampscope.workloads import gpt, text
 from ampscope.workloads.builtin import build_builtin

@@ -40,10 +40,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     found.sort(key=lambda pair: pair[0].order)
     findings = _nested(found)
     symptoms = tuple(sorted(evidence.symptoms))
-    if findings:
-        word = "fault"
-    else:
-        word = "inconclusive" if symptoms else "no_fault"
+    word = "fault" if findings else "inconclusive" if symptoms else "no_fault"
     return Diagnosis(word, findings, answers, symptoms, evidence.policy)
 
 

@@ -11,7 +11,7 @@ from ampscope.analysis.symptoms import Symptom, symptoms
 
 
 class Evidence:
-    """What the rules may look at. ``runs`` maps a control's word to its run; as_is is always there."""
+    """What the rules may look at; ``runs`` maps a control's word to its run, as_is among them."""
 
     def __init__(self, runs: Mapping[str, RunView], policy: str) -> None:
         self.runs = dict(runs)

@@ -1,1 +1,1 @@
-"""Instruments: each records one kind of fact and is one context manager that leaves nothing behind."""
+"""Instruments: each records one kind of fact, and leaves nothing behind when it is taken off."""

@@ -65,8 +65,8 @@ class CallLog:
         wrap(torch.amp.autocast_mode.autocast, "__enter__", self._autocast_enter)
         wrap(torch.amp.autocast_mode.autocast, "__exit__", self._autocast_exit)
         wrap(torch.autograd.Function, "apply", self._function_apply)
-        for owner in (torch.Tensor, torch.nn.Parameter):
-            wrap(owner, "__reduce_ex__", self._reduce)
+        wrap(torch.Tensor, "__reduce_ex__", self._reduce)
+        wrap(torch.nn.Parameter, "__reduce_ex__", self._reduce)
         wrap(torch, "save", self._checkpoint("save"))
         wrap(torch, "load", self._checkpoint("load"))
         return self
@@ -132,7 +132,7 @@ class CallLog:
             name = self.scaler_name(scaler)
             for tensor in (scaled,) if isinstance(scaled, Tensor) else _flat(scaled):
                 if tensor.grad_fn is not None:
-                    tensor.grad_fn.metadata[SCALED] = name
+                    _metadata(tensor.grad_fn)[SCALED] = name
             value = self.scale_of(scaler)
             self.add("scale", subject=name, value=value, scaled=True)
             return scaled
@@ -334,8 +334,8 @@ def scaled_by(root: Tensor, depth: int = 24) -> str:
             continue
         seen.add(node)
         depth -= 1
-        if SCALED in node.metadata:
-            return str(node.metadata[SCALED])
+        if SCALED in _metadata(node):
+            return str(_metadata(node)[SCALED])
         queue.extend(parent for parent, _ in node.next_functions)
     return ""
 
@@ -344,3 +344,9 @@ def _flat(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     return [v for v in value if isinstance(v, Tensor)] if isinstance(value, Iterable) else []
+
+
+def _metadata(node: Any) -> dict[str, object]:
+    """An autograd node's own dictionary; torch's stub takes the property for a method."""
+    found: dict[str, object] = node.metadata
+    return found

@@ -56,11 +56,14 @@ def has_nan(tensor: Tensor) -> bool:
 
 def scalars(args: Any, kwargs: Any) -> tuple[float, ...]:
     """Python numbers among the arguments, and 0-dimensional fp32/fp64 tensors' values."""
-    found: list[float] = []
-    for part in (*args, *kwargs.values()):
-        if (isinstance(part, int | float) and not isinstance(part, bool)) or (isinstance(part, Tensor) and part.dim() == 0 and part.is_floating_point()):
-            found.append(float(part))
+    found = [float(part) for part in (*args, *kwargs.values()) if _is_number(part)]
     return tuple(found[:6])
+
+
+def _is_number(part: Any) -> bool:
+    if isinstance(part, Tensor):
+        return part.dim() == 0 and part.is_floating_point()
+    return isinstance(part, int | float) and not isinstance(part, bool)
 
 
 def has_nonfinite_scalar(args: Any, kwargs: Any) -> bool:

@@ -37,7 +37,7 @@ class Uses:
             self.add("bce_under_autocast", name, attempt, place)
         elif name in ("arange", "linspace") and isinstance(out, Tensor):
             if out.dtype in HALF_EPSILON and out.numel() > 1:
-                distinct = int(out.unique().numel())
+                distinct = int(torch.unique(out).numel())
                 if distinct < out.numel():
                     self.add("half_range", name, attempt, place, distinct, out.numel())
         elif name == "_to_copy" and isinstance(out, Tensor) and out.dtype in HALF_EPSILON:
@@ -66,7 +66,7 @@ class Uses:
         is_range = maker is not None and maker.names[0] in ("arange", "linspace")
         if source.is_floating_point() and not is_range:
             return
-        before, after = int(source.unique().numel()), int(out.unique().numel())
+        before, after = int(torch.unique(source).numel()), int(torch.unique(out).numel())
         if after < before:
             self.add("half_range", name, attempt, place, after, before)
 

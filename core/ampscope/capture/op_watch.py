@@ -86,7 +86,7 @@ class OpWatch:
 
     def __enter__(self) -> OpWatch:
         self._mode = _Mode(self)
-        self._mode.__enter__()
+        self._mode.__enter__()  # type: ignore[no-untyped-call]  # torch's is untyped
         return self
 
     def __exit__(
@@ -96,7 +96,7 @@ class OpWatch:
         where: TracebackType | None,
     ) -> None:
         if self._mode is not None:
-            self._mode.__exit__(kind, error, where)
+            self._mode.__exit__(kind, error, where)  # type: ignore[no-untyped-call]  # likewise
 
     def set_in_optimizer(self, inside: bool) -> None:
         """Ops of an optimizer's own step are not sums of the script's."""
@@ -236,8 +236,13 @@ class OpWatch:
         if stalled is not None and _is_running(func._opname, args):
             self._remember("stall", func, args, kwargs, tensors, out, node, error=stalled)
         first = before if before is not None else (args[0] if args else None)
-        running = node is None and not self.in_optimizer and isinstance(first, Tensor)
-        if running and func._opname in DRIFTING and _is_running(func._opname, args):
+        running = node is None and not self.in_optimizer
+        if (
+            running
+            and isinstance(first, Tensor)
+            and func._opname in DRIFTING
+            and _is_running(func._opname, args)
+        ):
             line = self.lines.where()
             drift = self.sums.drift(line, func, args, kwargs, first, out)
             if drift is not None and drift > op_facts.COARSE:
@@ -344,11 +349,11 @@ def _producers(tensor: Tensor) -> tuple[str, ...]:
     return () if maker is None else maker.names
 
 
-class _Mode(TorchDispatchMode):
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_subclass__
     """Runs each op and shows it to the watch."""
 
     def __init__(self, watch: OpWatch) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # likewise
         self.watch = watch
 
     def __torch_dispatch__(

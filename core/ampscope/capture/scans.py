@@ -32,7 +32,7 @@ def scan(
         max_abs=float(kept.abs().max()) if kept.numel() else None,
         attempt=attempt,
         change=change,
-        distinct=int(values.unique().numel()) if half_buffer else None,
+        distinct=int(torch.unique(values).numel()) if half_buffer else None,
         sample=_sample(values) if kind == "buffer" and moment == "start" else (),
         std=float(kept.std()) if kept.numel() > 1 else None,
     )

@@ -10,16 +10,12 @@ from types import CodeType, FrameType
 
 import torch
 
-_LIBRARIES = tuple(
-    str(Path(folder).resolve())
-    for folder in {
-        Path(torch.__file__).parent,
-        Path(__file__).resolve().parent.parent,  # ampscope itself
-        sysconfig.get_paths()["stdlib"],
-        sysconfig.get_paths()["purelib"],
-        sysconfig.get_paths()["platlib"],
-    }
+_FOLDERS = (
+    str(Path(torch.__file__).parent),
+    str(Path(__file__).resolve().parent.parent),  # ampscope itself
+    *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")),
 )
+_LIBRARIES = tuple(str(Path(folder).resolve()) for folder in _FOLDERS)
 
 
 class SourceLines:

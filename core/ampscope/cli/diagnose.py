@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import secrets
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -22,7 +23,7 @@ EXIT_NO_FAULT, EXIT_FAULT, EXIT_COULD_NOT_RUN = 0, 1, 2
 _SCRIPT = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
-def script_options(command: click.Command) -> click.Command:
+def script_options(command: Callable[..., None]) -> Callable[..., None]:
     """Options that both commands take."""
     for option in (
         click.argument("args", nargs=-1, type=click.UNPROCESSED),
@@ -40,7 +41,7 @@ def script_options(command: click.Command) -> click.Command:
         click.option("--quiet", is_flag=True, help="Do not show the script's own output."),
         store_option,
     ):
-        command = option(command)  # type: ignore[assignment]  # click decorates in place
+        command = option(command)
     return command
 
 

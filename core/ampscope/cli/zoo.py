@@ -32,11 +32,11 @@ def zoo(cases: tuple[str, ...], json_out: Path | None, no_twins: bool, store: Pa
 
     console = Console(stderr=True)
     wanted = tuple(case.lower() for case in cases)
-    found: list[Score] = []
-    for score in scores(
-        wanted, store, lambda name: console.print(f"Running: {name}"), healthy=not no_twins
-    ):
-        found.append(score)
+
+    def say(name: str) -> None:
+        console.print(f"Running: {name}")
+
+    found = list(scores(wanted, store, say, healthy=not no_twins))
     if not found:
         raise BadInput(f"The zoo has no case {', '.join(cases)}.")
     Console(width=150).print(score_table(found))
@@ -90,9 +90,14 @@ def summary(found: list[Score]) -> list[str]:
             f"root cause first: {sum(s.right for s in faulty)} of {len(faulty)}",
             f"among the first three: {sum(s.among_three for s in faulty)} of {len(faulty)}",
             f"module right: {sum(bool(s.module_right) for s in modules)} of {len(modules)}",
-            f"fix verified where ampscope can apply it: {sum(bool(s.verified) for s in can)} of {len(can)}",
-            f"seconds a diagnosis: median {statistics.median(s.elapsed_s for s in faulty):.0f}, "
-            f"worst {max(s.elapsed_s for s in faulty):.0f}",
+            (
+                f"fix verified where ampscope can apply it: {sum(bool(s.verified) for s in can)} of"
+                f" {len(can)}"
+            ),
+            (
+                f"seconds a diagnosis: median {statistics.median(s.elapsed_s for s in faulty):.0f},"
+                f" worst {max(s.elapsed_s for s in faulty):.0f}"
+            ),
         ]
     if twins:
         lines.append(

@@ -1,4 +1,4 @@
-"""Did a fix work? A run with it is judged like the original: the symptom, and the rule, are asked."""
+"""Did a fix work? A run with it is judged like the original, by symptom and by rule."""
 
 from __future__ import annotations
 

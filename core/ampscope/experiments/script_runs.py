@@ -117,7 +117,8 @@ class ScriptRuns:
 
     def _listen(self) -> None:
         process = self._process
-        assert process is not None and process.stdout is not None
+        if process is None or process.stdout is None:
+            return
         for line in process.stdout:
             run_id, _, status = line.decode().strip().partition("\t")
             with self._changed:

@@ -1,1 +1,1 @@
-"""One file a root cause, pure: ``check(evidence) -> Verdict``. See :mod:`ampscope.rules.catalog`."""
+"""One file a root cause, pure: ``check(evidence) -> Verdict``; see ``rules.catalog``."""

@@ -1,8 +1,8 @@
 """The scale changed, or gradients were unscaled, in the middle of an accumulation.
 
 What it detects
-    Between two zero_grad calls: a backward pass, then unscale_ or update, then another backward pass, then
-    the step.
+    Between two zero_grad calls: a backward pass, then unscale_ or update, then another backward
+    pass, then the step.
 
 Why it matters
     Scaled and unscaled gradients are added up; the sum means nothing, and no error says so.

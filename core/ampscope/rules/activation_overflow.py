@@ -1,13 +1,13 @@
 """An activation overflowed half precision.
 
 What it detects
-    A linear layer, convolution, addition or cast whose finite inputs gave infinity, while the same op
-    on the same inputs is finite in fp32, and the infinity reached the loss, a gradient or the
-    evaluation.
+    A linear layer, convolution, addition or cast whose finite inputs gave infinity, while the
+    same op on the same inputs is finite in fp32, and the infinity reached the loss, a gradient
+    or the evaluation.
 
 Why it matters
-    Every number after it is NaN, whatever the loss scale: GradScaler skips every step and halves its
-    scale towards zero.
+    Every number after it is NaN, whatever the loss scale: GradScaler skips every step and
+    halves its scale towards zero.
 
 Blind spots
     An overflow that later ops turn back into finite numbers is seen only when it recurs.

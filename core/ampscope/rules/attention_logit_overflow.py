@@ -10,8 +10,8 @@ Blind spots
     Fused attention kernels compute the product inside and show no op of their own.
 
 Remedy
-    Scale the queries before the product (q * scale) @ k, normalise q and k, or compute the logits in
-    fp32.
+    Scale the queries before the product (q * scale) @ k, normalise q and k, or compute the
+    logits in fp32.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The root op of a backward failure: born in the backward pass, or sent back by a discarded branch."""
+"""The root op of a backward failure: born there, or sent back by a discarded branch."""
 
 from __future__ import annotations
 

@@ -1,17 +1,20 @@
 """The data holds NaN or infinity.
 
 What it detects
-    A batch, or a tensor that no op made, with NaN or infinity before the first op sees it, in fp32 too.
+    A batch, or a tensor that no op made, with NaN or infinity before the first op sees it, in
+    fp32 too.
 
 Why it matters
-    One bad sample kills an fp32 run for good; AMP skips that step and learns on, so it looks like an
-    AMP problem when it is not.
+    One bad sample kills an fp32 run for good; AMP skips that step and learns on, so it looks
+    like an AMP problem when it is not.
 
 Blind spots
-    A value that a cast to half made infinite is finite in the fp32 control and is not blamed on the data.
+    A value that a cast to half made infinite is finite in the fp32 control and is not blamed on
+    the data.
 
 Remedy
-    Repair or drop the bad samples; check the loader's arithmetic (division by a zero deviation).
+    Repair or drop the bad samples; check the loader's arithmetic (division by a zero
+    deviation).
 """
 
 from __future__ import annotations
@@ -32,8 +35,8 @@ def check(evidence: Evidence) -> Verdict:
     if root is not None and _prepares_data(root.op) and same_in_fp32(evidence, root.op):
         return op_verdict(
             root,
-            f"Line {root.op.line} makes a value that is not finite before any model sees it ({root.op.op}). "
-            "AMP is innocent: the fp32 control makes it too.",
+            f"Line {root.op.line} makes a value that is not finite before any model sees it"
+            f" ({root.op.op}). AMP is innocent: the fp32 control makes it too.",
             Fix("fix_data", "Repair or drop the bad samples.", PATCH),
         )
     own, reference = _first(evidence.as_is), _first(evidence.fp32)
@@ -44,8 +47,8 @@ def check(evidence: Evidence) -> Verdict:
     name, step, line, count = own
     return Verdict(
         Status.FOUND,
-        f"{name} is not finite at step {step}, before any op has seen it. AMP is innocent: the fp32 "
-        "control meets the same values.",
+        f"{name} is not finite at step {step}, before any op has seen it. AMP is innocent: the fp32"
+        " control meets the same values.",
         phase="forward",
         step=step,
         line=line,

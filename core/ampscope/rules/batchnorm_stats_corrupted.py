@@ -4,8 +4,8 @@ What it detects
     NaN or infinity in a buffer at the end, finite weights, and fp32 buffers that are finite.
 
 Why it matters
-    GradScaler protects the weights from a bad forward pass, but BatchNorm has updated its statistics by
-    then: training looks healthy and the evaluation is NaN.
+    GradScaler protects the weights from a bad forward pass, but BatchNorm has updated its
+    statistics by then: training looks healthy and the evaluation is NaN.
 
 Blind spots
     Statistics that went bad and were reset by the script.
@@ -39,8 +39,9 @@ def check(evidence: Evidence) -> Verdict:
     module = first.name.rpartition(".")[0]
     return Verdict(
         Status.FOUND,
-        f"{first.name} holds {first.nan} NaN and {first.inf} infinities at the end, and every weight is "
-        f"finite. The forward pass of step {step} did it; the scaler skipped only the update.",
+        f"{first.name} holds {first.nan} NaN and {first.inf} infinities at the end, and every"
+        f" weight is finite. The forward pass of step {step} did it; the scaler skipped only the"
+        " update.",
         module=module or None,
         phase="forward",
         step=step,
@@ -48,9 +49,13 @@ def check(evidence: Evidence) -> Verdict:
             Measurement(f"NaN and infinities in {s.name}", s.nan + s.inf, 0, "as_is", s.attempt)
             for s in bad[:5]
         ),
-        fix=Fix("fp32_module", "Cure the overflow of that step, and re-estimate the statistics.", PATCH,
-                (f"fp32_modules:{module}", "bf16")),
-    )  # fmt: skip
+        fix=Fix(
+            "fp32_module",
+            "Cure the overflow of that step, and re-estimate the statistics.",
+            PATCH,
+            (f"fp32_modules:{module}", "bf16"),
+        ),
+    )
 
 
 PATCH = """if not torch.isfinite(loss):

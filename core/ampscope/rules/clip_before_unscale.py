@@ -1,11 +1,12 @@
 """Gradients were clipped while they still carried the loss scale.
 
 What it detects
-    clip_grad_norm_ or clip_grad_value_ on gradients of a scaled loss, with no unscale_ before it.
+    clip_grad_norm_ or clip_grad_value_ on gradients of a scaled loss, with no unscale_ before
+    it.
 
 Why it matters
-    The threshold meets gradients that are 65,536 times too large, so every step is cut to almost nothing.
-    Adam hides it in the loss curve.
+    The threshold meets gradients that are 65,536 times too large, so every step is cut to
+    almost nothing. Adam hides it in the loss curve.
 
 Blind spots
     Clipping by hand, without torch's functions.
@@ -33,8 +34,8 @@ def check(evidence: Evidence) -> Verdict:
     scale = next((a.scale for a in run.attempts if a.attempt >= first.attempt), 0.0)
     return Verdict(
         Status.FOUND,
-        f"Line {first.line} clips gradients that are still multiplied by the loss scale ({scale:,.6g}), "
-        f"in {len(wrong)} of {len(clips)} clips.",
+        f"Line {first.line} clips gradients that are still multiplied by the loss scale"
+        f" ({scale:,.6g}), in {len(wrong)} of {len(clips)} clips.",
         step=first.attempt,
         line=first.line,
         evidence=(

@@ -1,14 +1,16 @@
 """An element-wise op overflowed half precision.
 
 What it detects
-    A square, exponential, product or quotient with finite inputs and an infinite result in half.
+    A square, exponential, product or quotient with finite inputs and an infinite result in
+    half.
 
 Why it matters
     The infinity becomes NaN, or worse: rsqrt turns it into zero, and the layer silently stops
     learning with no NaN anywhere.
 
 Blind spots
-    Where nothing non-finite arrives, only an intervention can tell a fault from a harmless infinity.
+    Where nothing non-finite arrives, only an intervention can tell a fault from a harmless
+    infinity.
 
 Remedy
     Compute that expression in fp32 (x.float()), or rescale it.

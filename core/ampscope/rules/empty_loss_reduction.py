@@ -1,12 +1,12 @@
 """The loss averaged an empty set.
 
 What it detects
-    A mean, a cross entropy or a quotient by a count, NaN because there was nothing to average, in fp32 as
-    well.
+    A mean, a cross entropy or a quotient by a count, NaN because there was nothing to average,
+    in fp32 as well.
 
 Why it matters
-    The loss of that step is NaN although nothing overflowed; often its gradients are zero and training
-    goes on.
+    The loss of that step is NaN although nothing overflowed; often its gradients are zero and
+    training goes on.
 
 Blind spots
     A custom reduction that hides its count in several ops.

@@ -53,7 +53,7 @@ def _judged(evidence: Evidence, root: RootOp, wanted: ForwardClass) -> RootOp | 
 
 
 def _silent(evidence: Evidence, wanted: ForwardClass) -> RootOp | Verdict:
-    """An infinity that arrives nowhere counts when learning suffers, and an intervention cures it."""
+    """An infinity that arrives nowhere counts when learning suffers."""
     if not evidence.symptoms & {Symptom.BEHIND, Symptom.FROZEN}:
         return passed("No op of this kind made a non-finite value that mattered.")
     for op in silent_suspects(evidence.as_is):

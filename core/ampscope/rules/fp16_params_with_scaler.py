@@ -4,7 +4,8 @@ What it detects
     GradScaler's exception 'Attempting to unscale FP16 gradients'.
 
 Why it matters
-    Gradients of fp16 parameters have lost what the scaler would save; the update is lost as well.
+    Gradients of fp16 parameters have lost what the scaler would save; the update is lost as
+    well.
 
 Blind spots
     bf16 parameters raise nothing.

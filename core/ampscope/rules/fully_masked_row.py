@@ -1,17 +1,19 @@
 """A softmax row is minus infinity throughout.
 
 What it detects
-    A softmax over a row of minus infinity, in fp32 as well, with a loss or gradient that is not finite.
+    A softmax over a row of minus infinity, in fp32 as well, with a loss or gradient that is not
+    finite.
 
 Why it matters
-    The row is NaN in every precision, and its gradient poisons all weights even when the loss ignores
-    the row.
+    The row is NaN in every precision, and its gradient poisons all weights even when the loss
+    ignores the row.
 
 Blind spots
     Fused attention does the softmax inside.
 
 Remedy
-    Do not mask a row completely: let each position attend at least to itself, or replace NaN before use.
+    Do not mask a row completely: let each position attend at least to itself, or replace NaN
+    before use.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ def check(evidence: Evidence) -> Verdict:
         return passed("fp32 has no such row, or bears it.")
     return Verdict(
         Status.FOUND,
-        f"{use.value or 0:g} of {use.other or 0:g} softmax rows at line {use.line} are minus infinity "
-        "throughout. AMP is innocent: fp32 gives NaN there too.",
+        f"{use.value or 0:g} of {use.other or 0:g} softmax rows at line {use.line} are minus"
+        " infinity throughout. AMP is innocent: fp32 gives NaN there too.",
         module=use.module or None,
         op=f"aten.{use.op}",
         phase="forward",

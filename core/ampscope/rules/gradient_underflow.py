@@ -1,15 +1,15 @@
 """Gradients underflow to zero.
 
 What it detects
-    Gradient entries that are exactly zero and are not zero in the fp32 control, at the same weights, while
-    every number is finite.
+    Gradient entries that are exactly zero and are not zero in the fp32 control, at the same
+    weights, while every number is finite.
 
 Why it matters
     Those parameters do not learn, and nothing says so: the loss just flattens early.
 
 Blind spots
-    Zeros of ReLU, padding and unused rows are in fp32 too and are subtracted; a difference in which rows
-    are used would be counted.
+    Zeros of ReLU, padding and unused rows are in fp32 too and are subtracted; a difference in
+    which rows are used would be counted.
 
 Remedy
     A GradScaler; a larger initial scale; bf16, which has the range of fp32.

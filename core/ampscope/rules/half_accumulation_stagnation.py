@@ -1,8 +1,8 @@
 """A long sum in half precision stalls.
 
 What it detects
-    A half-precision sum, gradient of repeated indices or running total that stays as it is although its
-    terms are not zero, or that is far from the fp32 result of the same inputs.
+    A half-precision sum, gradient of repeated indices or running total that stays as it is
+    although its terms are not zero, or that is far from the fp32 result of the same inputs.
 
 Why it matters
     fp16 stops counting at 2,048 and bf16 at 256; what is added after that is lost.
@@ -48,25 +48,42 @@ def check(evidence: Evidence) -> Verdict:
         return passed("No sum in half precision stalls.")
     op = found[0]
     if op.kind == "coarse":
-        reason = f"{op.op} in {place(op)} is {op.error or 0:.0%} away from the fp32 result of the same inputs."
+        reason = (
+            f"{op.op} in {place(op)} is {op.error or 0:.0%} away from the fp32 result of the same"
+            " inputs."
+        )
         value = Measurement("relative error of the sum", op.error or 0.0, 0.05, "as_is", op.attempt)
     elif op.kind == "drift":
         reason = (
-            f"The running sum at line {op.line} has lost {op.error or 0:.0%} of its value to rounding in "
-            f"{op.dtype}: its terms are smaller than half the spacing of the total."
+            f"The running sum at line {op.line} has lost {op.error or 0:.0%} of its value to"
+            f" rounding in {op.dtype}: its terms are smaller than half the spacing of the total."
         )
         value = Measurement(
             "rounding errors over the total", op.error or 0.0, 0.05, "as_is", op.attempt
         )
     else:
-        reason = f"The sum at line {op.line} did not change in {op.count} additions of something that is not zero."
+        reason = (
+            f"The sum at line {op.line} did not change in {op.count} additions of something that is"
+            " not zero."
+        )
         value = Measurement("additions without effect", op.count, STALLS, "as_is", op.attempt)
     return Verdict(
-        Status.FOUND, reason, module=op.module or None, op=op.op, phase=op.phase, step=op.attempt,
-        line=op.line, code=op.code, evidence=(value, *magnitudes(op)),
-        fix=Fix("rewrite_op", "Accumulate in fp32.", "total = torch.zeros((), dtype=torch.float32)\n",
-                island(op, "", "").controls),
-    )  # fmt: skip
+        Status.FOUND,
+        reason,
+        module=op.module or None,
+        op=op.op,
+        phase=op.phase,
+        step=op.attempt,
+        line=op.line,
+        code=op.code,
+        evidence=(value, *magnitudes(op)),
+        fix=Fix(
+            "rewrite_op",
+            "Accumulate in fp32.",
+            "total = torch.zeros((), dtype=torch.float32)\n",
+            island(op, "", "").controls,
+        ),
+    )
 
 
 def _own_sum(op: BadOp) -> bool:

@@ -1,8 +1,8 @@
 """The logarithm of a probability that rounded to 0 or 1.
 
 What it detects
-    A logarithm with an input of exactly zero that a squashing function (sigmoid, softmax, 1 - p) made,
-    where fp32 has a value above zero.
+    A logarithm with an input of exactly zero that a squashing function (sigmoid, softmax, 1 -
+    p) made, where fp32 has a value above zero.
 
 Why it matters
     log(0) is minus infinity, and its gradient too.

@@ -1,8 +1,8 @@
 """The loss is so large that its gradients overflow at scale 1.
 
 What it detects
-    A finite loss whose steps are skipped until the scale has fallen below 1; or gradients that overflow
-    in the backward pass without any scale; fp32 trains.
+    A finite loss whose steps are skipped until the scale has fallen below 1; or gradients that
+    overflow in the backward pass without any scale; fp32 trains.
 
 Why it matters
     A summed loss grows with the batch and with resolution; half precision ends at 65,504.
@@ -49,7 +49,10 @@ def check(evidence: Evidence) -> Verdict:
     if facts is not None:
         if facts.last >= 1 or facts.bearable is None or not facts.skipped:
             return passed("A scale of 1 or more is borne.")
-        words = f"takes a loss scale of {facts.last:.3g} to be finite, after {facts.skipped} skipped steps"
+        words = (
+            f"takes a loss scale of {facts.last:.3g} to be finite, after {facts.skipped} skipped"
+            " steps"
+        )
     else:
         if root is None or not evidence.symptoms or not is_overflow(root):
             return not_applicable("No gradient overflowed.")

@@ -1,8 +1,8 @@
 """The loss scale is higher than the gradients bear.
 
 What it detects
-    Skipped steps with a finite loss that end, or would end, at a lower scale that is still 1 or more: an
-    initial value far above the usual, a static scale, or growth every few steps.
+    Skipped steps with a finite loss that end, or would end, at a lower scale that is still 1 or
+    more: an initial value far above the usual, a static scale, or growth every few steps.
 
 Why it matters
     Every skipped step is a lost step; a static scale that overflows loses them all.
@@ -36,7 +36,7 @@ GROWS_TOO_FAST = 0.1  # share of skips after the search; torch's interval gives 
 
 
 def check(evidence: Evidence) -> Verdict:
-    """Found from the trajectory of the scale; a forward failure or a singular gradient is excluded."""
+    """Found from the trajectory of the scale; a forward failure is excluded."""
     run = evidence.as_is
     if scaled_by_hand(evidence) is not None:
         return _static(evidence)
@@ -55,7 +55,10 @@ def check(evidence: Evidence) -> Verdict:
     steady = facts.last
     costly = facts.leading >= COSTLY * facts.total
     if facts.leading >= MANY and costly and facts.first > HIGH_INIT and steady >= 1:
-        words = f"starts at {facts.first:,.6g} and takes {facts.leading} skipped steps to reach {steady:,.6g}"
+        words = (
+            f"starts at {facts.first:,.6g} and takes {facts.leading} skipped steps to reach"
+            f" {steady:,.6g}"
+        )
         return _found(evidence, facts, words, min(USUAL_INIT, steady))
     share = facts.late / max(facts.total - facts.leading, 1)
     if facts.late >= 3 and share > GROWS_TOO_FAST and steady >= 1 and not run.weights_broken:

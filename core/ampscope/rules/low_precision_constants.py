@@ -1,11 +1,13 @@
 """A table or position index was built in half precision.
 
 What it detects
-    A range in half with repeated values; sines of half arguments whose rounding alone exceeds a quarter
-    radian; a half buffer that differs from the fp32 control's by more than a twentieth of its spread.
+    A range in half with repeated values; sines of half arguments whose rounding alone exceeds a
+    quarter radian; a half buffer that differs from the fp32 control's by more than a twentieth
+    of its spread.
 
 Why it matters
-    fp16 counts to 2,048 and bf16 to 256: later positions coincide, and no training repairs that.
+    fp16 counts to 2,048 and bf16 to 256: later positions coincide, and no training repairs
+    that.
 
 Blind spots
     Tables that are rebuilt inside compiled code are not seen.
@@ -28,9 +30,22 @@ def check(evidence: Evidence) -> Verdict:
     for name in ("half_range", "half_phase"):
         use = run.use(name)
         if use is not None:
-            return _found(use.module, use.op, use.line, use.attempt, _words(name), (
-                Measurement("distinct values" if name == "half_range" else "error in radians", use.value or 0.0, use.other, "as_is", use.attempt),
-            ))  # fmt: skip
+            return _found(
+                use.module,
+                use.op,
+                use.line,
+                use.attempt,
+                _words(name),
+                (
+                    Measurement(
+                        "distinct values" if name == "half_range" else "error in radians",
+                        use.value or 0.0,
+                        use.other,
+                        "as_is",
+                        use.attempt,
+                    ),
+                ),
+            )
     tables = (
         {}
         if evidence.fp32 is None
@@ -49,9 +64,14 @@ def check(evidence: Evidence) -> Verdict:
         if error is not None and error > COARSE_SPREAD:
             module = scan.name.rpartition(".")[0]
             words = f"Buffer {scan.name} was built in {scan.dtype} and differs from its fp32 values"
-            return _found(module, "", "", 0, words, (
-                Measurement("largest difference over spread", error, COARSE_SPREAD, "as_is", 0),
-            ))  # fmt: skip
+            return _found(
+                module,
+                "",
+                "",
+                0,
+                words,
+                (Measurement("largest difference over spread", error, COARSE_SPREAD, "as_is", 0),),
+            )
     return passed("No table was built in half precision.")
 
 
@@ -73,11 +93,27 @@ def _distance(values: tuple[float, ...], reference: tuple[float, ...]) -> float 
 def _found(
     module: str, op: str, line: str, step: int, words: str, evidence: tuple[Measurement, ...]
 ) -> Verdict:
-    fix = Fix("rewrite_op", "Build the table in fp32 and keep it there.", "positions = torch.arange(length, dtype=torch.float32)\n",
-              (*((f"fp32_lines:{line}",) if line else ()), *((f"fp32_modules:{module}",) if module else ())))  # fmt: skip
+    fix = Fix(
+        "rewrite_op",
+        "Build the table in fp32 and keep it there.",
+        "positions = torch.arange(length, dtype=torch.float32)\n",
+        (
+            *((f"fp32_lines:{line}",) if line else ()),
+            *((f"fp32_modules:{module}",) if module else ()),
+        ),
+    )
     where = f" (line {line})" if line else ""
-    return Verdict(Status.FOUND, f"{words}{where}.", module=module or None, op=f"aten.{op}" if op else None,
-                   phase="forward", step=step, line=line, evidence=evidence, fix=fix)  # fmt: skip
+    return Verdict(
+        Status.FOUND,
+        f"{words}{where}.",
+        module=module or None,
+        op=f"aten.{op}" if op else None,
+        phase="forward",
+        step=step,
+        line=line,
+        evidence=evidence,
+        fix=fix,
+    )
 
 
 RULE = Rule("low_precision_constants", check, ("as_is", "fp32"), 35)

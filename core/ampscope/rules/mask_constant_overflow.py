@@ -1,8 +1,8 @@
 """A mask constant does not fit half precision.
 
 What it detects
-    A finite constant such as -1e9 or finfo(float32).min that becomes infinite when it meets a half
-    tensor; or the exception that torch raises for it.
+    A finite constant such as -1e9 or finfo(float32).min that becomes infinite when it meets a
+    half tensor; or the exception that torch raises for it.
 
 Why it matters
     A row that is masked completely then gives NaN instead of a uniform distribution.

@@ -1,8 +1,8 @@
 """The branch that was not taken sent back NaN.
 
 What it detects
-    A non-finite value that where, a mask or a clamp discarded in the forward pass, and NaN gradients with
-    a finite loss.
+    A non-finite value that where, a mask or a clamp discarded in the forward pass, and NaN
+    gradients with a finite loss.
 
 Why it matters
     The gradient of the discarded branch is zero times infinity, which is NaN.
@@ -34,8 +34,8 @@ def check(evidence: Evidence) -> Verdict:
     words = "in fp32 as well" if shared else "in half precision only, where it overflows earlier"
     return op_verdict(
         root,
-        f"The branch at line {op.line} is not finite where it is not taken ({words}); its gradient is "
-        "0 times infinity.",
+        f"The branch at line {op.line} is not finite where it is not taken ({words}); its gradient"
+        " is 0 times infinity.",
         Fix(
             "rewrite_op",
             "Make the argument safe before the branch.",
@@ -45,7 +45,7 @@ def check(evidence: Evidence) -> Verdict:
     )
 
 
-PATCH = """safe = torch.where(taken, x, torch.zeros_like(x))  # a harmless argument where it is not taken
+PATCH = """safe = torch.where(taken, x, torch.zeros_like(x))  # harmless where it is not taken
 y = torch.where(taken, torch.exp(safe), other)
 """
 

@@ -1,11 +1,12 @@
 """Training diverges, and AMP has nothing to do with it.
 
 What it detects
-    The fp32 control grows without bound or ends in NaN, no later than the script as it is, and neither its
-    data nor a formula explains it.
+    The fp32 control grows without bound or ends in NaN, no later than the script as it is, and
+    neither its data nor a formula explains it.
 
 Why it matters
-    AMP can even hide it: with a learning rate that takes fp32 to NaN, GradScaler skips nearly every step.
+    AMP can even hide it: with a learning rate that takes fp32 to NaN, GradScaler skips nearly
+    every step.
 
 Blind spots
     A control that diverges for a reason of its own.

@@ -1,8 +1,8 @@
 """The optimizer's state leaves the range of half precision.
 
 What it detects
-    Optimizer state in half, finite gradients, and then weights that are not finite, steps far larger than
-    in fp32, or second moments that vanished; an epsilon that rounds to zero.
+    Optimizer state in half, finite gradients, and then weights that are not finite, steps far
+    larger than in fp32, or second moments that vanished; an epsilon that rounds to zero.
 
 Why it matters
     Adam divides by sqrt(v) + eps; in fp16 both can be zero.
@@ -68,9 +68,11 @@ def check(evidence: Evidence) -> Verdict:
         f"{'the weights' if broken.weight_nonfinite else 'its moments'} are not finite after step "
         f"{broken.attempt} although its gradients are"
         if broken is not None
-        else f"its steps are {ratio:,.3g} times those of fp32"
-        if exploded
-        else f"{dead:.1%} of its second moments vanished"
+        else (
+            f"its steps are {ratio:,.3g} times those of fp32"
+            if exploded
+            else f"{dead:.1%} of its second moments vanished"
+        )
     )
     eps = f"; eps = {first.eps:g} is 0 in fp16" if eps_lost else ""
     return Verdict(
@@ -101,7 +103,10 @@ def check(evidence: Evidence) -> Verdict:
     )
 
 
-PATCH = "optimizer = torch.optim.Adam(model.float().parameters(), lr=lr)  # and autocast for the forward\n"
+PATCH = (
+    "optimizer = torch.optim.Adam(model.float().parameters(), lr=lr)  # and autocast for the"
+    " forward\n"
+)
 
 
 def _ratio(run: RunView, fp32: RunView | None) -> float | None:

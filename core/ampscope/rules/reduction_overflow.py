@@ -30,7 +30,10 @@ def check(evidence: Evidence) -> Verdict:
         return found
     op = found.op
     largest = max((o.max_abs or 0.0 for o in op.inputs), default=0.0)
-    reason = f"{op.op} in {place(op)} overflowed {op.dtype} although its largest input is {largest:,.6g}."
+    reason = (
+        f"{op.op} in {place(op)} overflowed {op.dtype} although its largest input is"
+        f" {largest:,.6g}."
+    )
     return op_verdict(
         found,
         reason,

@@ -1,8 +1,8 @@
 """Gradients entered a loss while they still carried the loss scale.
 
 What it detects
-    torch.autograd.grad with create_graph on a scaled output, and no look at the scale before the next
-    backward pass.
+    torch.autograd.grad with create_graph on a scaled output, and no look at the scale before
+    the next backward pass.
 
 Why it matters
     A penalty is not linear in the gradients, so its value depends on the scale of the day.
@@ -38,8 +38,8 @@ def check(evidence: Evidence) -> Verdict:
         values.append(Measurement("loss as it is", own.value, None, "as_is", own.attempt))
     return Verdict(
         Status.FOUND,
-        f"Line {first.line} takes gradients of a scaled loss for a penalty and never divides them by the "
-        "scale, so the penalty grows with the scale.",
+        f"Line {first.line} takes gradients of a scaled loss for a penalty and never divides them"
+        " by the scale, so the penalty grows with the scale.",
         step=first.attempt,
         line=first.line,
         evidence=tuple(values),

@@ -1,11 +1,12 @@
 """A part of the scaler's protocol was left out.
 
 What it detects
-    An optimizer.step that the script calls itself on gradients of a scaled loss, also after scaler.step; or
-    scaler.step on gradients of a loss that was not scaled.
+    An optimizer.step that the script calls itself on gradients of a scaled loss, also after
+    scaler.step; or scaler.step on gradients of a loss that was not scaled.
 
 Why it matters
-    Gradients that are not finite reach the weights, or every update is 65,536 times too large or small.
+    Gradients that are not finite reach the weights, or every update is 65,536 times too large
+    or small.
 
 Blind spots
     A loss that is scaled by hand.

@@ -1,11 +1,12 @@
 """Training resumed with a fresh scaler.
 
 What it detects
-    A checkpoint that is loaded, a scaler that was created and whose load_state_dict is never called, and a
-    scale that jumps back to its initial value, with a burst of skips.
+    A checkpoint that is loaded, a scaler that was created and whose load_state_dict is never
+    called, and a scale that jumps back to its initial value, with a burst of skips.
 
 Why it matters
-    The scale that training had found is lost; the steps after the resume are skipped or unstable.
+    The scale that training had found is lost; the steps after the resume are skipped or
+    unstable.
 
 Blind spots
     A resume in which the fresh scale happens to fit.
@@ -45,8 +46,10 @@ def check(evidence: Evidence) -> Verdict:
     had_state = load.note == "with scaler state"
     if not jumped and not (had_state and burst) and burst < 4:
         return passed("The scale did not jump at the load.")
-    values = [Measurement("skips right after the load", burst, 0, "as_is", load.attempt),
-              Measurement("checkpoint", load.note, "with scaler state", "as_is", load.attempt)]  # fmt: skip
+    values = [
+        Measurement("skips right after the load", burst, 0, "as_is", load.attempt),
+        Measurement("checkpoint", load.note, "with scaler state", "as_is", load.attempt),
+    ]
     if jump is not None:
         values.append(
             Measurement("scale after the load over scale before", jump, JUMP, "as_is", load.attempt)

@@ -1,8 +1,8 @@
 """Two losses share one scaler, and one of them drags the scale down.
 
 What it detects
-    One scaler, several optimizers; one keeps overflowing, the others never do, and the scale falls by a
-    factor of a thousand or more.
+    One scaler, several optimizers; one keeps overflowing, the others never do, and the scale
+    falls by a factor of a thousand or more.
 
 Why it matters
     The loss that is well behaved loses its gradients to underflow.
@@ -42,9 +42,9 @@ def check(evidence: Evidence) -> Verdict:
     zero = lost[-1].grad_zero / lost[-1].grad_total if lost else 0.0
     return Verdict(
         Status.FOUND,
-        f"{culprit} overflows in {len(bad[culprit])} of {count[culprit]} steps and takes the shared scale "
-        f"from {own[0].scale:,.6g} to {min(a.scale for a in own):.3g}; {victim} never overflows and ends "
-        f"with {zero:.1%} zero gradients.",
+        f"{culprit} overflows in {len(bad[culprit])} of {count[culprit]} steps and takes the shared"
+        f" scale from {own[0].scale:,.6g} to {min(a.scale for a in own):.3g}; {victim} never"
+        f" overflows and ends with {zero:.1%} zero gradients.",
         step=bad[culprit][0].attempt,
         evidence=(
             Measurement(

@@ -1,8 +1,8 @@
 """The forward pass is finite and a derivative is not.
 
 What it detects
-    A backward op of a square root, norm, power, arctangent or division that turns finite inputs into
-    infinity, at scale 1 as well.
+    A backward op of a square root, norm, power, arctangent or division that turns finite inputs
+    into infinity, at scale 1 as well.
 
 Why it matters
     sqrt(x) has slope infinity at 0; a distance of a point from itself is the usual way there.
@@ -11,7 +11,8 @@ Blind spots
     Which of two coinciding singularities came first within one backward pass.
 
 Remedy
-    An epsilon inside the root, torch.linalg.vector_norm on inputs kept away from zero, or a clamp before.
+    An epsilon inside the root, torch.linalg.vector_norm on inputs kept away from zero, or a
+    clamp before.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def check(evidence: Evidence) -> Verdict:
     )
     return op_verdict(
         root,
-        f"The derivative of line {op.line} ({op.node}) is infinite where its input is zero.{innocent}",
+        f"The derivative of line {op.line} ({op.node}) is infinite where its input is"
+        f" zero.{innocent}",
         Fix(
             "raise_eps" if not shared else "rewrite_op",
             TEXT,

@@ -1,8 +1,8 @@
 """Updates are smaller than half the spacing of the weights' format.
 
 What it detects
-    Half-precision weights (or moving averages of weights) that stay as they are, while the same update
-    moves them in the fp32 control.
+    Half-precision weights (or moving averages of weights) that stay as they are, while the same
+    update moves them in the fp32 control.
 
 Why it matters
     w + update rounds back to w. bf16 keeps 8 bits, so an update below w/512 is lost.
@@ -39,11 +39,13 @@ def check(evidence: Evidence) -> Verdict:
         dtype = taken[0].weight_dtypes
         return _found(
             "",
-            f"A step moves {moved:.1%} of the {dtype} weights, and {reference:.1%} in fp32: the updates "
-            "are below half the spacing of the numbers.",
-            (Measurement("weights moved a step", moved, STILL * reference, "as_is"),
-             Measurement("weights moved a step in fp32", reference, None, "fp32")),
-        )  # fmt: skip
+            f"A step moves {moved:.1%} of the {dtype} weights, and {reference:.1%} in fp32: the"
+            " updates are below half the spacing of the numbers.",
+            (
+                Measurement("weights moved a step", moved, STILL * reference, "as_is"),
+                Measurement("weights moved a step in fp32", reference, None, "fp32"),
+            ),
+        )
     return _averages(run, fp32)
 
 
@@ -56,20 +58,32 @@ def _averages(run: RunView, fp32: RunView) -> Verdict:
         if (scan.change or 0.0) < AVERAGE_STILL * other.change:
             return _found(
                 scan.name.rpartition(".")[0],
-                f"{scan.name} ({scan.dtype}, trained by no optimizer) changed by {scan.change or 0:.2%} over "
-                f"the run, and by {other.change:.2%} in fp32.",
-                (Measurement("change over the run", scan.change or 0.0, AVERAGE_STILL * other.change, "as_is"),
-                 Measurement("change over the run in fp32", other.change, None, "fp32")),
-            )  # fmt: skip
+                f"{scan.name} ({scan.dtype}, trained by no optimizer) changed by"
+                f" {scan.change or 0:.2%} over the run, and by {other.change:.2%} in fp32.",
+                (
+                    Measurement(
+                        "change over the run",
+                        scan.change or 0.0,
+                        AVERAGE_STILL * other.change,
+                        "as_is",
+                    ),
+                    Measurement("change over the run in fp32", other.change, None, "fp32"),
+                ),
+            )
     for op in run.bad_ops:
         if op.kind == "stall" and op.count >= OFTEN and is_average(op):
             return _found(
                 op.module,
-                f"Line {op.line} updates an average of weights in {op.dtype}, and {op.error or 0:.0%} of its "
-                f"elements stay as they are, {op.count} times: the updates are below half the spacing.",
-                (Measurement("elements that stand still", op.error or 0.0, 0.9, "as_is", op.attempt),
-                 Measurement("times", op.count, OFTEN, "as_is", op.attempt)),
-            )  # fmt: skip
+                f"Line {op.line} updates an average of weights in {op.dtype}, and"
+                f" {op.error or 0:.0%} of its elements stay as they are, {op.count} times: the"
+                " updates are below half the spacing.",
+                (
+                    Measurement(
+                        "elements that stand still", op.error or 0.0, 0.9, "as_is", op.attempt
+                    ),
+                    Measurement("times", op.count, OFTEN, "as_is", op.attempt),
+                ),
+            )
     return passed("What fp32 moves, moves here too.")
 
 
@@ -80,9 +94,19 @@ def is_average(op: BadOp) -> bool:
 
 def _found(module: str, reason: str, evidence: tuple[Measurement, ...]) -> Verdict:
     return Verdict(
-        Status.FOUND, reason, module=module or None, phase="step", step=0, evidence=evidence,
-        fix=Fix("fp32_params", "Keep weights and averages in fp32.", PATCH, ("fp32_state", "fp32_params")),
-    )  # fmt: skip
+        Status.FOUND,
+        reason,
+        module=module or None,
+        phase="step",
+        step=0,
+        evidence=evidence,
+        fix=Fix(
+            "fp32_params",
+            "Keep weights and averages in fp32.",
+            PATCH,
+            ("fp32_state", "fp32_params"),
+        ),
+    )
 
 
 PATCH = "model = model.float()  # masters in fp32; autocast computes in half\n"

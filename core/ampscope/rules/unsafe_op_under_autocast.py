@@ -1,8 +1,8 @@
 """An op that autocast forbids, or a custom Function that ignores autocast.
 
 What it detects
-    binary_cross_entropy under autocast (CUDA raises, a CPU does not); an exception about mixed dtypes, or
-    the first non-finite value, inside an autograd.Function without custom_fwd.
+    binary_cross_entropy under autocast (CUDA raises, a CPU does not); an exception about mixed
+    dtypes, or the first non-finite value, inside an autograd.Function without custom_fwd.
 
 Why it matters
     Inside a Function autocast is not what it seems: the backward pass runs without it.
@@ -11,7 +11,8 @@ Blind spots
     A Function that is wrong in every precision is not told apart when fp32 fails too.
 
 Remedy
-    binary_cross_entropy_with_logits; or torch.amp.custom_fwd(cast_inputs=torch.float32) and custom_bwd.
+    binary_cross_entropy_with_logits; or torch.amp.custom_fwd(cast_inputs=torch.float32) and
+    custom_bwd.
 """
 
 from __future__ import annotations
@@ -21,8 +22,15 @@ from ampscope.rules.errors_seen import error_verdict
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, passed
 from ampscope.rules.wording import op_verdict
 
-_DTYPE_TEXTS = ("same dtype", "expected scalar type", "must have the same dtype", "Found dtype",
-                "unsafe to autocast", "expected m1 and m2 to have", "returned an invalid gradient")  # fmt: skip
+_DTYPE_TEXTS = (
+    "same dtype",
+    "expected scalar type",
+    "must have the same dtype",
+    "Found dtype",
+    "unsafe to autocast",
+    "expected m1 and m2 to have",
+    "returned an invalid gradient",
+)
 
 
 def check(evidence: Evidence) -> Verdict:
@@ -37,8 +45,8 @@ def check(evidence: Evidence) -> Verdict:
     if use is not None:
         return Verdict(
             Status.FOUND,
-            f"Line {use.line} computes binary_cross_entropy under autocast. CUDA raises an error there; "
-            "a CPU runs it in fp32.",
+            f"Line {use.line} computes binary_cross_entropy under autocast. CUDA raises an error"
+            " there; a CPU runs it in fp32.",
             module=use.module or None,
             op="aten.binary_cross_entropy",
             phase="forward",
@@ -51,13 +59,19 @@ def check(evidence: Evidence) -> Verdict:
     if root is not None and evidence.symptoms and function is not None and not evidence.fp32_fails:
         inside = root.op.function or root.op.node.removesuffix("Backward")
         if inside == function.op:
-            reason = f"The first non-finite value was born inside {function.op}, which has no custom_fwd."
+            reason = (
+                f"The first non-finite value was born inside {function.op}, which has no"
+                " custom_fwd."
+            )
             return op_verdict(root, reason, DECORATE)
     return passed("No op that autocast forbids.")
 
 
-BCE = Fix("rewrite_op", "Use binary_cross_entropy_with_logits, which autocast runs in fp32.",
-          "loss = F.binary_cross_entropy_with_logits(logits, target)  # without the sigmoid\n")  # fmt: skip
+BCE = Fix(
+    "rewrite_op",
+    "Use binary_cross_entropy_with_logits, which autocast runs in fp32.",
+    "loss = F.binary_cross_entropy_with_logits(logits, target)  # without the sigmoid\n",
+)
 DECORATE = Fix(
     "rewrite_op",
     "Decorate the Function so that it runs in fp32, forward and backward.",

@@ -1,6 +1,7 @@
 """What a rule is and what it answers.
 
 A rule file holds a docstring under fixed headings (What it detects, Why it matters, Blind spots,
+
 Remedy), which the dashboard shows, one function ``check`` and one constant ``RULE``.
 """
 
@@ -64,7 +65,8 @@ class Verdict:
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A root cause's rule. ``explains`` are causes that are its consequences when both are found;
-    ``order`` ranks findings that are not consequences of each other (smaller is nearer the root)."""
+    ``order`` ranks findings that are not consequences of each other (smaller is nearer the root).
+    """
 
     id: str
     check: Callable[[Evidence], Verdict]

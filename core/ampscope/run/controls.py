@@ -40,7 +40,10 @@ _VALUED: dict[str, Callable[[str], AbstractContextManager[object]]] = {
 
 @contextlib.contextmanager
 def applied(control: str, own_folder: str = "") -> Iterator[None]:
-    """Run the body under ``control``; ``own_folder`` holds the script. Raises BadInput for a word that is not one."""
+    """Run the body under ``control``; ``own_folder`` holds the script.
+
+    Raises BadInput for a word that is not a control.
+    """
     with contextlib.ExitStack() as stack:
         for word in filter(None, control.split(";")):
             name, _, value = word.partition(":")

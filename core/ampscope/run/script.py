@@ -32,7 +32,7 @@ MAX_ERROR_TEXT = 2_000
 
 
 class _Enough(BaseException):
-    """Ends the script at the step limit; not an Exception, so that ``except Exception`` lets it by."""
+    """Ends the script at the step limit; no Exception, so ``except Exception`` lets it by."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Everything that watches an untouched script, put together; the result is a list of observations."""
+"""Everything that watches an untouched script; the result is a list of observations."""
 
 from __future__ import annotations
 
@@ -69,15 +69,14 @@ class ScriptRecorder:
     def observations(self, outcome: Outcome) -> list[Observation]:
         """Everything recorded, closed with the outcome."""
         self._scan_end()
-        bad = []
-        for record in self.watch.records():
-            bad.append(
-                dataclasses.replace(
-                    record,
-                    reached_loss=record.id in self.attempts.loss_taints,
-                    reached_gradient=record.id in self.attempts.gradient_taints,
-                )
+        bad = [
+            dataclasses.replace(
+                record,
+                reached_loss=record.id in self.attempts.loss_taints,
+                reached_gradient=record.id in self.attempts.gradient_taints,
             )
+            for record in self.watch.records()
+        ]
         return [
             *self.log.calls,
             *self.attempts.records,
@@ -103,11 +102,8 @@ class ScriptRecorder:
         if self._batches < MAX_BATCH_SCANS:
             for n, tensor in enumerate(floating_tensors([args, kwargs])):
                 leaf = tensor.grad_fn is None and not hasattr(tensor, "_ampscope_maker")
-                if (
-                    (tensor.numel()
-                    and leaf)
-                    or (tensor.numel()
-                    and not bool(torch.isfinite(tensor).all()))
+                if (tensor.numel() and leaf) or (
+                    tensor.numel() and not bool(torch.isfinite(tensor).all())
                 ):
                     self._batches += 1
                     name = f"input {n} of {type(module).__name__}"

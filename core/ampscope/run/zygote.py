@@ -1,8 +1,8 @@
 """A process that has imported torch once and forks a child for every run of a script.
 
 ``python -m ampscope.run.zygote --store FILE`` reads lines ``RUN_ID<TAB>OUTPUT_FILE`` from standard
-input, forks, and answers ``RUN_ID<TAB>STATUS`` on standard output when the child has ended. Importing
-torch takes 1.5 to 3 s; a diagnosis makes 3 to 12 runs. Nothing that starts threads runs before a
+input, forks, and answers ``RUN_ID<TAB>STATUS`` on standard output when the child has ended.
+input, forks, and answers ``RUN_ID<TAB>STATUS`` on standard output when the child has ended.
 fork, and torch starts its own at the first parallel op.
 """
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from ampscope.zoo.answers import ANSWERS, HEALTHY, Answer
-
 from ampscope.experiments.diagnosis import Report, run_diagnosis
 from ampscope.records import RunSpec
 from ampscope.report.contract import best_trial
+from ampscope.zoo.answers import ANSWERS, HEALTHY, Answer
 
 STEPS = 300
 TIME_LIMIT_S = 120.0
