@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
+from ampscope.experiments import detached
 from ampscope.records import State
 from ampscope.store.reader import Reader
 from ampscope.zoo.answers import ANSWERS
@@ -67,18 +68,38 @@ def test_a_case_of_the_zoo_is_diagnosed_traced_and_its_fix_run_again(
     expect(page.get_by_text("and the symptom was gone")).to_be_visible()
 
 
+SLOW = """
+import time, torch
+weight = torch.zeros(1, requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.1)
+while True:
+    (weight - 1).square().sum().backward()
+    optimizer.step()
+    time.sleep(5)
+"""
+
+
 def test_a_diagnosis_is_stopped(browser_page: Page, dashboard: Dashboard, tmp_path: Path) -> None:
     store, page = tmp_path / "runs.db", browser_page
+    script = tmp_path / "slow.py"
+    script.write_text(SLOW)
     url = dashboard(store)
-    page.goto(f"{url}/zoo?case={CASE.id}")
-    settle(page)
-    page.get_by_role("button", name="Diagnose", exact=True).first.click()
-    page.get_by_role("link", name="Open the diagnosis").click(timeout=RUN_MS)
-    page.wait_for_url(re.compile(r"/diagnosis\?.*run="))
-    page.get_by_role("button", name="Stop").click(timeout=RUN_MS)
-    expect(page.get_by_text("Under way:")).to_be_hidden(timeout=RUN_MS)
+    job = detached.start_diagnosis(script, store)
+    try:
+        page.goto(f"{url}/diagnosis")
+        settle(page)
+        while page.get_by_role("button", name="Stop").count() == 0:
+            page.wait_for_timeout(1000)
+            page.reload()
+            settle(page)
+        page.get_by_role("button", name="Stop").click()
+        expect(page.get_by_text("It is being stopped")).to_be_visible()
+        expect(page.get_by_text("Under way:")).to_be_hidden(timeout=RUN_MS)
+        expect(page.get_by_text("Nothing is known yet.")).to_be_visible()
+    finally:
+        detached.stop(job)
     with Reader(store) as reader:
-        assert not any(run.state.is_active for run in reader.runs())
+        assert {run.state for run in reader.runs()} == {State.CANCELLED}
 
 
 def test_names_from_a_script_are_text(

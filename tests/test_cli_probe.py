@@ -47,7 +47,7 @@ def test_two_precisions_and_a_table_of_eighty_columns(tmp_path: Path) -> None:
     rows = {line.split()[1]: line.split() for line in lines if line[:12] in runs.values()}
     lost = {name: float(row[-3].removesuffix("%")) for name, row in rows.items()}
     assert lost["fp16-noscaler"] > 10  # a small loss's gradients vanish without a scaler
-    assert lost["fp16"] == 0.0
+    assert lost["fp16"] < 0.1  # max pooling and ReLU may choose another element in half
     assert rows["fp16-noscaler"][5] == "–"  # no scale
     assert rows["fp16"][5].startswith("2^")
 

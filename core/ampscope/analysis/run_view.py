@@ -136,6 +136,16 @@ class RunView:
         """The first use of that name."""
         return next((u for u in self.uses if u.name == name), None)
 
+    @cached_property
+    def broken_buffers(self) -> list[Scan]:
+        """Buffers that are not finite at the end and were at their first sight.
+
+        A causal mask is a buffer of minus infinities from the start, and means to be.
+        """
+        meant = {s.name for s in self.scans_of("start", "buffer") if s.nan + s.inf}
+        end = self.scans_of("end", "buffer")
+        return [s for s in end if s.nan + s.inf and s.name not in meant]
+
     def scans_of(self, moment: str, kind: str) -> list[Scan]:
         return [s for s in self.scans if s.moment == moment and s.kind == kind]
 

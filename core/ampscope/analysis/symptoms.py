@@ -47,7 +47,7 @@ def symptoms(run: RunView, fp32: RunView | None) -> frozenset[Symptom]:
         found.add(Symptom.SKIPS)
     if run.outcome.eval_nonfinite:
         found.add(Symptom.EVALUATION)
-    if any(s.nan or s.inf for s in run.scans_of("end", "buffer")):
+    if run.broken_buffers:
         found.add(Symptom.BUFFERS)
     if diverged(run):
         found.add(Symptom.DIVERGED)

@@ -23,16 +23,14 @@ from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inco
 def check(evidence: Evidence) -> Verdict:
     """Found by the scan at the end."""
     run = evidence.as_is
-    bad = [s for s in run.scans_of("end", "buffer") if s.nan + s.inf]
+    bad = run.broken_buffers
     if not bad:
         return passed("All buffers are finite at the end.")
     if run.weights_broken or any(s.nan + s.inf for s in run.scans_of("end", "parameter")):
         return passed("The weights are not finite either: the buffers are a consequence.")
     if run.attempts and len(run.bad_loss_attempts) > 0.5 * len(run.attempts):
         return passed("Most steps have no finite loss: the buffers are a consequence.")
-    if evidence.fp32 is not None and any(
-        s.nan + s.inf for s in evidence.fp32.scans_of("end", "buffer")
-    ):
+    if evidence.fp32 is not None and evidence.fp32.broken_buffers:
         return inconclusive("fp32 ends with such buffers too.")
     first = bad[0]
     step = run.first_bad_attempt
