@@ -17,7 +17,8 @@ def of_records(
 ) -> Iterator[Insert]:
     """One statement a record, with ``more`` columns in front of the record's own."""
     for record in records:
-        names, values = _fields(type(record))
+        # mypy takes object.__hash__ for an unhashable class's; classes are hashable.
+        names, values = _fields(type(record))  # type: ignore[arg-type]  # see above
         columns = ("run", *more, *names)
         yield _insert(table, columns, (run_id, *more.values(), *values(record)))
 
