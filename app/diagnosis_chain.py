@@ -14,7 +14,7 @@ from ampscope.causes import CAUSES
 from ampscope.diagnose import Finding
 from ampscope.formats import FORMATS
 from ampscope.observations import Attempt, BadOp, Operand
-from app.diagnosis_words import value
+from app.diagnosis_terms import value
 from app.text import plural, share
 
 MAX_INPUTS = 2

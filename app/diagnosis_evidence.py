@@ -11,7 +11,7 @@ from ampscope.rules.verdict import Measurement
 from ampscope.store.reader import Reader
 from app import chart, layout, sitemap, store
 from app.diagnosis_data import Case
-from app.diagnosis_words import control, value
+from app.diagnosis_terms import control, value
 from app.sitemap import Entry
 from app.text import escape
 

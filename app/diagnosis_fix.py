@@ -7,13 +7,11 @@ import streamlit as st
 
 from ampscope.diagnose import Finding
 from ampscope.errors import AmpscopeError
-from ampscope.experiments.cure import Trial
 from ampscope.experiments.detached import folder_of
 from ampscope.experiments.diagnosis import Report
-from ampscope.report.contract import best_trial
-from ampscope.rules.wording import island_patch
-from app import diagnosis_jobs, diagnosis_page, diagnosis_words, layout
+from app import diagnosis_fix_words, diagnosis_jobs, diagnosis_page, layout
 from app.diagnosis_data import Case
+from app.diagnosis_terms import control
 from app.text import cut, escape
 
 
@@ -21,9 +19,9 @@ def show(case: Case, report: Report) -> None:
     """Of the root cause."""
     finding = report.diagnosis.findings[0]
     st.subheader("The fix", anchor=False)
-    cured = best_trial(report.trials)
-    layout.see(diagnosis_words.fix_sentence(finding, cured))
-    patch = patch_of(finding, cured)
+    cured = diagnosis_fix_words.best(report)
+    layout.see(diagnosis_fix_words.sentence(finding, cured))
+    patch = diagnosis_fix_words.patch(finding, cured)
     if patch:
         st.code(patch, language="python")
     _proof(case, report, finding)
@@ -31,34 +29,10 @@ def show(case: Case, report: Report) -> None:
     _tried(report)
 
 
-def patch_of(finding: Finding, cured: Trial | None) -> str:
-    """Code to paste: for the modules that were seen to matter, else as the rule wrote it."""
-    fix = finding.verdict.fix
-    word, _, names = cured.control.partition(":") if cured is not None else ("", "", "")
-    if word == "lr":
-        return f'for group in optimizer.param_groups:\n    group["lr"] *= {names}\n'
-    if cured is None or cured.kind == fix.kind:
-        own = not names or word != "fp32_modules" or names == (finding.verdict.module or "")
-        if own:
-            return fix.patch
-    if word == "fp32_modules":
-        return "\n".join(island_patch(name) for name in names.split(","))
-    if word == "bf16":
-        return "with torch.autocast(device_type, dtype=torch.bfloat16):\n    ...  # no GradScaler\n"
-    return fix.patch
-
-
-def candidates(report: Report, finding: Finding) -> list[str]:
-    """Controls that the button offers: the one that worked first, then what the rule names."""
-    cured = best_trial(report.trials)
-    words = ([cured.control] if cured is not None else []) + list(finding.verdict.fix.controls)
-    return list(dict.fromkeys(words))
-
-
 def _proof(case: Case, report: Report, finding: Finding) -> None:
     if report.trials:
-        box = st.success if best_trial(report.trials) is not None else st.warning
-        box(escape(diagnosis_words.seen_sentence(report.trials)))
+        box = st.success if diagnosis_fix_words.best(report) is not None else st.warning
+        box(escape(diagnosis_fix_words.seen(report)))
     elif finding.verdict.fix.controls:
         st.info("This fix has not been tried yet. The button below runs the script with it.")
     else:
@@ -70,15 +44,13 @@ def _proof(case: Case, report: Report, finding: Finding) -> None:
 
 
 def _run(case: Case, report: Report, finding: Finding) -> None:
-    words = candidates(report, finding)
+    words = diagnosis_fix_words.candidates(report)
     if not words:
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
         chosen = words[0]
         if len(words) > 1:
-            chosen = st.selectbox(
-                "Run the script", words, format_func=diagnosis_words.control, key="dx-fix-word"
-            )
+            chosen = st.selectbox("Run the script", words, format_func=control, key="dx-fix-word")
         again = any(t.control == chosen for t in report.trials)
         busy = diagnosis_jobs.busy_with()
         start = st.button(
@@ -88,7 +60,7 @@ def _run(case: Case, report: Report, finding: Finding) -> None:
             disabled=bool(busy) or case.is_moving,
         )
     folder = cut(str(folder_of(case.head.spec)), 60)
-    text = f"It runs the script {diagnosis_words.control(chosen)}, in the folder {folder}."
+    text = f"It runs the script {control(chosen)}, in the folder {folder}."
     if busy and busy != case.script:
         text = f"{cut(busy, 60)} is being run; one at a time."
     elif case.is_moving:
@@ -100,7 +72,7 @@ def _run(case: Case, report: Report, finding: Finding) -> None:
         except AmpscopeError as error:
             st.error(escape(str(error)))
         else:
-            st.toast(escape(f"The script runs {diagnosis_words.control(chosen)}."))
+            st.toast(escape(f"The script runs {control(chosen)}."))
             st.rerun()
 
 
@@ -114,9 +86,7 @@ def _tried(report: Report) -> None:
         return
     with layout.details("What was tried, and seen"):
         rows = {
-            "The script was run": [
-                escape(diagnosis_words.control(t.control)) for t in report.trials
-            ],
+            "The script was run": [escape(control(t.control)) for t in report.trials],
             "Seen": ["cured" if t.cured else "not cured" for t in report.trials],
             "Time a step": [f"{t.price:.2f} times" if t.price else "" for t in report.trials],
         }

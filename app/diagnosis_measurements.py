@@ -14,7 +14,7 @@ from ampscope.observations import BadOp, Observation, Operand, Scan
 from ampscope.records import RunInfo
 from app import chart, diagnosis_data, layout, links, sitemap
 from app.diagnosis_data import Case
-from app.diagnosis_words import control, value
+from app.diagnosis_terms import control, value
 from app.text import escape, plural
 
 ALL = "all steps"

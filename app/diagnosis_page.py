@@ -15,7 +15,7 @@ from ampscope.errors import AmpscopeError, BadInput
 from ampscope.records import RunInfo
 from app import diagnosis_data, diagnosis_jobs, links, run_page, sitemap, states, store
 from app.diagnosis_data import Case
-from app.diagnosis_words import control
+from app.diagnosis_terms import control
 from app.text import ago, cut, escape, plural
 
 _PICKER = "widget:diagnosis"

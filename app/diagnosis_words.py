@@ -1,4 +1,4 @@
-"""Sentences of the Diagnosis page: the verdict, what to do next, and controls in words.
+"""Sentences of the Diagnosis page: the verdict, and what to do next.
 
 Undetermined is said as such, and so is that AMP is innocent. Nothing here is Markdown: the page
 escapes it all.
@@ -6,18 +6,15 @@ escapes it all.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-
 from ampscope.analysis.run_view import RunView
-from ampscope.causes import CAUSES, FIX_KINDS
+from ampscope.causes import CAUSES
 from ampscope.diagnose import Finding
-from ampscope.experiments.cure import Trial
 from ampscope.experiments.diagnosis import Report
 from ampscope.records import State
-from ampscope.report.contract import best_trial
 from ampscope.rules.verdict import Status
-from app.text import number, plural, power_of_two
+from app import diagnosis_fix_words
+from app.diagnosis_terms import control
+from app.text import plural
 
 _AGAIN = {
     State.CANCELLED: "Nothing is known yet. Diagnose the script again when you like:",
@@ -64,39 +61,26 @@ def next_step(report: Report, as_is: RunView) -> str:
     diagnosis = report.diagnosis
     first = report.runs.get("as_is")
     state = first.state if first is not None else State.FINISHED
+    if first is None:
+        return "Diagnose the script:"
     if could_not_run(report, as_is):
         return _AGAIN.get(state, "Mend what the sentence names, then diagnose the script again:")
     if not diagnosis.findings:
         if diagnosis.verdict == "inconclusive" or "fp32" not in report.control_symptoms:
             return "Diagnose it again over more steps, so that the evidence grows:"
         return "Nothing: mixed precision needs no change here."
-    cured = best_trial(report.trials)
-    proof = " A run with this fix was seen to work; the patch is below." if cured else ""
-    return fix_sentence(diagnosis.findings[0], cured) + proof
-
-
-def fix_sentence(finding: Finding, cured: Trial | None) -> str:
-    """The fix in one sentence; of two that say the same, the rule's own."""
-    fix = finding.verdict.fix
-    if cured is None or cured.kind == fix.kind:
-        return fix.text or FIX_KINDS[fix.kind]
-    where = cured.control.partition(":")[2].replace(",", ", ")
-    return f"{FIX_KINDS[cured.kind]}{f' ({where})' if cured.kind == 'fp32_module' else ''}"
-
-
-def seen_sentence(trials: tuple[Trial, ...]) -> str:
-    """What the runs with a fix showed."""
-    cured = best_trial(trials)
+    cured = diagnosis_fix_words.best(report)
+    advice = diagnosis_fix_words.sentence(diagnosis.findings[0], cured)
     if cured is not None:
-        price = f", at {cured.price:.2f} times the time a step" if cured.price else ""
-        run = f"the script was run {control(cured.control)}"
-        return f"Verified: {run}, and the symptom was gone{price}."
-    tried = "; ".join(control(t.control) for t in trials)
-    return f"No fix was seen to work. Tried: {tried}."
+        return f"{advice} A run with this fix was seen to work; the patch is below."
+    return f"{advice} No run with a fix was seen to work." if report.trials else advice
 
 
 def could_not_run(report: Report, as_is: RunView) -> str:
     """Why there is nothing to judge, or an empty text."""
+    if "as_is" not in report.runs:
+        run = control(as_is.control)
+        return f"only a run {run} was recorded, and none of the script as it is."
     if report.could_not_run or as_is.attempts or report.diagnosis.findings:
         return report.could_not_run
     outcome = as_is.outcome
@@ -137,55 +121,3 @@ def _where(finding: Finding) -> str:
     found = finding.verdict
     place = f", in {found.module}" if found.module else f", at {found.line}" if found.line else ""
     return place + (f", first at step {found.step}" if found.step is not None else "")
-
-
-_CONTROLS: dict[str, str] = {
-    "as_is": "as it is",
-    "fp32": "in fp32",
-    "bf16": "in bf16",
-    "add_scaler": "with a GradScaler added",
-    "unscale_first": "with unscale_ before the clip",
-    "fp32_params": "with its parameters in fp32",
-    "fp32_state": "with the optimizer's state in fp32",
-    "separate_scalers": "with a scaler for each loss",
-}
-_VALUED: dict[str, Callable[[str], str]] = {
-    "scale": lambda value: f"at a loss scale frozen at {_power(value)}",
-    "init_scale": lambda value: f"with an initial loss scale of {_power(value)}",
-    "growth_interval": lambda value: f"with a growth interval of {value}",
-    "lr": lambda value: f"at {value} times its learning rate",
-    "eps": lambda value: f"with an epsilon of {value}",
-    "fp32_modules": lambda value: f"with {value.replace(',', ', ')} in fp32",
-    "fp32_lines": lambda value: f"with line {value.replace(',', ', ')} in fp32",
-}
-
-
-def control(word: str) -> str:
-    """``with encoder.0 in fp32`` for ``fp32_modules:encoder.0``; fits behind "run"."""
-    parts = [_one_control(part) for part in word.split(";") if part]
-    return " and ".join(parts) or _CONTROLS["as_is"]
-
-
-def value(measured: float | str | None) -> str:
-    """A measurement's value as a person reads it."""
-    if measured is None:
-        return "none"
-    if isinstance(measured, str):
-        return measured
-    if not math.isfinite(measured):
-        return number(measured)
-    return f"{measured:,.6g}" if abs(measured) < 1e15 else f"{measured:.4g}"
-
-
-def _one_control(word: str) -> str:
-    name, _, text = word.partition(":")
-    if name in _CONTROLS:
-        return _CONTROLS[name]
-    return _VALUED[name](text) if name in _VALUED else f"under {word}"
-
-
-def _power(text: str) -> str:
-    try:
-        return power_of_two(float(text))
-    except ValueError:
-        return text

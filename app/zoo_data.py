@@ -9,10 +9,9 @@ from pathlib import PurePath
 
 from ampscope.causes import CAUSES
 from ampscope.records import RunInfo
-from ampscope.report.contract import best_trial
 from ampscope.zoo.answers import ANSWERS, HEALTHY, Answer
 from ampscope.zoo.score import script_path
-from app import diagnosis_data, diagnosis_jobs, diagnosis_words
+from app import diagnosis_data, diagnosis_fix_words, diagnosis_jobs, diagnosis_words
 from app.diagnosis_data import Case
 
 NO_FAULT = "no_fault"
@@ -93,7 +92,8 @@ class _Diagnoses:
         for run in self.runs:
             self.groups.setdefault(run.spec.group, []).append(run)
         self.newest: dict[str, RunInfo] = {}
-        for head in diagnosis_data.heads(self.runs):
+        heads = diagnosis_data.heads(self.runs)
+        for head in (h for h in heads if h.spec.control == diagnosis_data.AS_IS):
             self.newest.setdefault(_zoo_name(head.spec.workload), head)
 
     def result(self, script: str) -> Result:
@@ -112,13 +112,15 @@ def _result(script: str, case: Case) -> Result:
     if problem:
         return Result(script, Stage.COULD_NOT_RUN, case.head, problem=problem)
     findings = report.diagnosis.findings
+    was_compared = "fp32" in report.control_symptoms
+    word = report.diagnosis.verdict if was_compared else "inconclusive"
     return Result(
         script,
         Stage.DONE,
         case.head,
-        found=findings[0].cause if findings else report.diagnosis.verdict,
+        found=findings[0].cause if findings else word,
         module=findings[0].verdict.module if findings else None,
-        cured=best_trial(report.trials) is not None if report.trials else None,
+        cured=diagnosis_fix_words.best(report) is not None if report.trials else None,
     )
 
 

@@ -18,7 +18,7 @@ from ampscope.experiments.detached import Job
 from ampscope.records import RunInfo, State
 from ampscope.rules.catalog import NAMES, all_rules
 from ampscope.store.reader import Reader
-from app import diagnosis_data, diagnosis_jobs, diagnosis_words
+from app import diagnosis_data, diagnosis_jobs, diagnosis_terms
 from app.diagnosis_rules import sections
 from tests import script_stores, stores
 
@@ -189,6 +189,13 @@ def test_without_the_fp32_control_the_page_says_so(store_path: Path, open_page: 
     words = texts(open_page("diagnosis", run=head))
     assert "the fp32 control has not been run" in words
     assert "No fault found" not in words
+
+
+def test_a_lone_run_of_a_control_is_no_diagnosis(store_path: Path, open_page: Open) -> None:
+    app = open_page("diagnosis", run=script_stores.healthy_run(store_path, "bf16"))
+    assert not app.exception
+    assert "Could not diagnose: only a run in bf16 was recorded" in texts(app)
+    assert "ampscope diagnose /home/me/train.py" in codes(app)
 
 
 def test_an_exception_before_the_first_step(store_path: Path, open_page: Open) -> None:
@@ -367,17 +374,65 @@ def test_names_from_a_script_are_text(store_path: Path, open_page: Open) -> None
     ],
 )
 def test_controls_in_words(word: str, said: str) -> None:
-    assert diagnosis_words.control(word) == said
+    assert diagnosis_terms.control(word) == said
 
 
 def test_values_keep_what_is_not_finite() -> None:
-    assert diagnosis_words.value(math.nan) == "NaN"
-    assert diagnosis_words.value(-math.inf) == "-Inf"
-    assert diagnosis_words.value(65504.0) == "65,504"
-    assert diagnosis_words.value("not returned") == "not returned"
+    assert diagnosis_terms.value(math.nan) == "NaN"
+    assert diagnosis_terms.value(-math.inf) == "-Inf"
+    assert diagnosis_terms.value(65504.0) == "65,504"
+    assert diagnosis_terms.value("not returned") == "not returned"
 
 
 def test_only_scripts_can_be_run_again(store_path: Path) -> None:
     probe = stores.finished(store_path)
     with pytest.raises(BadInput, match="probe"):
         detached.start_controls(store_path, probe, ["fp32"])
+
+
+def dtypes_under_autocast(patch: str) -> dict[str, str]:
+    """What three linear layers compute in under fp16 autocast, once the patch was pasted."""
+    import torch
+
+    model = torch.nn.Sequential()
+    for name in ("a", "b", "c"):
+        model.add_module(name, torch.nn.Linear(4, 4))
+    exec(patch, {"torch": torch, "model": model, "device_type": "cpu"})
+    x, found = torch.ones(2, 4), {}
+    with torch.autocast("cpu", dtype=torch.float16):
+        for name, layer in model.named_children():
+            x = layer(x)
+            found[name] = str(x.dtype).removeprefix("torch.")
+    return found
+
+
+def test_of_several_fixes_that_worked_the_rule_s_first_is_named(
+    store_path: Path, open_page: Open
+) -> None:
+    head = script_stores.overflow(store_path, fixed=False)
+    for modules in ("encoder.1,encoder.2", "encoder.1", script_stores.MODULE):
+        script_stores.healthy_run(store_path, f"fp32_modules:{modules}")
+    app = open_page("diagnosis", run=head)
+    assert "What to do.** Keep encoder.2.wo in fp32." in texts(app)
+
+
+def test_the_smallest_set_of_modules_becomes_the_patch(store_path: Path, open_page: Open) -> None:
+    head = script_stores.overflow(store_path, fixed=False)
+    broken = script_stores.seen([script_stores.broken(i) for i in range(4)])
+    script_stores.run(store_path, f"fp32_modules:{script_stores.MODULE}", broken)
+    for modules in ("a,b,c", "a,c"):
+        script_stores.healthy_run(store_path, f"fp32_modules:{modules}")
+    app = open_page("diagnosis", run=head)
+    assert "What to do.** Keep a, c in fp32." in texts(app)
+    patch = next(c for c in codes(app) if "get_submodule" in c)
+    assert dtypes_under_autocast(patch) == {"a": "float32", "b": "float16", "c": "float32"}
+
+
+def test_when_no_fix_worked_the_page_says_so(store_path: Path, open_page: Open) -> None:
+    head = script_stores.overflow(store_path, fixed=False)
+    broken = script_stores.seen([script_stores.broken(i) for i in range(4)])
+    script_stores.run(store_path, f"fp32_modules:{script_stores.MODULE}", broken)
+    app = open_page("diagnosis", run=head)
+    assert "No run with a fix was seen to work." in texts(app)
+    assert "No fix was seen to work. Tried: with encoder.2.wo in fp32." in texts(app)
+    assert {m.label: m.value for m in app.metric}["Fix"] == "none worked"

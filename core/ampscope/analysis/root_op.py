@@ -98,7 +98,9 @@ def root_op(run: RunView) -> RootOp | None:
         (Arrives.EVALUATION, [b for b in by_time if b.id == run.outcome.eval_taint]),
     ):
         if reached:
-            return RootOp(reached[0], arrives)
+            # What was born in a backward pass reached the loss through broken weights only.
+            born_backward = reached[0].phase == "backward"
+            return RootOp(reached[0], Arrives.GRADIENT if born_backward else arrives)
     return None
 
 

@@ -203,6 +203,8 @@ class OpWatch:
         taint = next((t.__dict__[TAINT] for t in tensors if TAINT in t.__dict__), None)
         inputs = [t for t in tensors if t is not out]
         clean = all(op_facts.all_finite(t) for t in inputs if t.is_floating_point())
+        # What an in-place op was given is gone; its mark says that it was not finite before.
+        clean = clean and TAINT not in out.__dict__
         if op_facts.has_nonfinite_scalar(args, kwargs):
             return  # a constant -inf was written on purpose: a mask
         if taint is not None and not clean:

@@ -44,8 +44,10 @@ def scale_facts(run: RunView) -> ScaleFacts | None:
 def fails_forward(evidence: Evidence) -> bool:
     """A non-finite loss: no scale can cure it."""
     run = evidence.as_is
-    share = len(run.bad_loss_attempts) / len(run.attempts) if run.attempts else 0.0
     root = evidence.root
+    if root is not None and root.op.phase == "backward":
+        return False
+    share = len(run.bad_loss_attempts) / len(run.attempts) if run.attempts else 0.0
     return share > 0.2 or (root is not None and root.arrives is Arrives.LOSS and share > 0)
 
 

@@ -81,9 +81,13 @@ def _run(writer: RunWriter, spec: RunSpec, store: Path, watchdog: Watchdog) -> s
     with Reader(store) as reader:
 
         def is_next() -> bool:
-            if watchdog.cancelled.is_set():
+            if not reader.is_next(writer.run_id):
+                if watchdog.cancelled.is_set():
+                    raise Cancelled(NOT_BEGUN)
+                return False
+            if writer.beat():  # asked now: of runs that were cancelled together, none may start
                 raise Cancelled(NOT_BEGUN)
-            return reader.is_next(writer.run_id)
+            return True
 
         with device_turn(str(device), is_next):
             limit_memory(spec.memory_limit_mib)
