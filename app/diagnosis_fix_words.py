@@ -9,7 +9,6 @@ from ampscope.experiments.diagnosis import Report
 from ampscope.rules.wording import island_patch
 from app.diagnosis_terms import control
 
-
 MODULES_IN_FP32 = """def in_fp32(forward):
     def wrapped(*args, **kwargs):
         with torch.autocast(device_type, enabled=False):

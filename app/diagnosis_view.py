@@ -33,9 +33,9 @@ def verdict(case: Case, report: Report, as_is: RunView) -> bool:
         if next_step.endswith(":"):
             extra = "" if problem else " --steps 1000"
             st.code(diagnosis_page.command(case.head, extra), language="bash")
-        _error(case, as_is)
     else:
         layout.key_figures(_figures(report, findings[0]))
+    _error(case, as_is)
     return not problem
 
 
