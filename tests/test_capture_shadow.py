@@ -65,9 +65,9 @@ def test_errors_and_cosine_against_a_computation_in_double() -> None:
     record = compared(half, reference, 1024.0)
     value, wanted = half.double() / 1024, reference.double()
     error = float((value - wanted).norm() / wanted.norm())
-    assert record.relative_error == pytest.approx(error, rel=1e-9)
+    assert record.relative_error == pytest.approx(error, rel=1e-5)
     cosine = float(nn.functional.cosine_similarity(value, wanted, dim=0))
-    assert record.cosine == pytest.approx(cosine, rel=1e-9)
+    assert record.cosine == pytest.approx(cosine, rel=1e-5)
 
 
 def test_squares_that_leave_the_range_of_fp32_do_not_spoil_the_norms() -> None:

@@ -138,7 +138,9 @@ class Shadow:
     ) -> None:
         started = time.perf_counter()
         if half.shape == reference.shape:
-            with torch.no_grad(), no_dispatch():
+            # Autocast may be on: this is called in the middle of a forward pass.
+            autocast_off = torch.autocast(half.device.type, enabled=False)
+            with torch.no_grad(), autocast_off, no_dispatch():
                 self._comparisons.add(module, role, half.detach(), reference, scale)
         self.elapsed_s += time.perf_counter() - started
 
