@@ -56,7 +56,8 @@ def pick_format(run: RunInfo) -> NumberFormat:
 
 def pick_scale(recorded: int) -> int:
     """log2 of the loss scale to look at. It follows the run's own until somebody moves it."""
-    st.session_state[_SCALE] = asked = _asked_scale(recorded)
+    asked = _asked_scale(recorded)
+    links.show(_SCALE, asked)
     left, right = st.columns(BESIDE, vertical_alignment="bottom", gap="small")
     left.slider(
         "Loss scale",

@@ -127,9 +127,19 @@ def _prepared(name: str, options: Sequence[T], default: T | None) -> tuple[str, 
     """
     value = chosen(name, options, options[0] if default is None else default)
     key = _WIDGET + name
-    st.session_state[key] = value
+    show(key, value)
     keep(name, value)
     return key, value
+
+
+def show(key: str, value: object) -> None:
+    """Let the widget ``key``, which is about to be drawn, show ``value``.
+
+    Only where it differs: a value that is set goes to the browser and overwrites what a person did
+    meanwhile, so that the second of two quick key presses on a slider would be lost.
+    """
+    if key not in st.session_state or st.session_state[key] != value:
+        st.session_state[key] = value
 
 
 def _remember(name: str) -> None:
