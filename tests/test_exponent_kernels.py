@@ -87,6 +87,32 @@ def test_fp32_boundaries_and_random_bits(count: Callable[[Tensor], Row]) -> None
         np.testing.assert_array_equal(count(from_bits(bits, torch.float32)), expected)
 
 
+ODD_ONES = {
+    torch.float16: [0x8000, 0x0001, 0x83FF, 0x0400, 0x7C00, 0xFC00, 0x7E01, 0xFBFF],
+    # 2^-45 and 2^17 with their neighbours are the ends of what the kernel counts in pairs.
+    torch.bfloat16: [0x8000, 0x0001, 0x807F, 0x28FF, 0x2900, 0x487F, 0x4880, 0x7F80, 0xFF80, 0x7FC1],
+    torch.float32: [0x80000000, 0x00000001, 0x28FFFFFF, 0x29000000, 0x487FFFFF, 0x48800000,
+                    0x7F800000, 0xFF800000, 0x7FC00001],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ODD_ONES, ids=str)
+def test_one_odd_number_among_ordinary_ones(dtype: torch.dtype) -> None:
+    """Whatever way the kernel takes for a chunk, one number that does not fit is counted."""
+    value = {torch.float16: oracle.fp16, torch.bfloat16: oracle.bf16, torch.float32: oracle.fp32}
+    ordinary = torch.linspace(-3, 3, 5 * 8192 + 1).to(dtype)  # an odd length, some chunks
+    bits = ordinary.view(torch.int32 if dtype.itemsize == 4 else torch.int16).numpy()
+    expected = oracle.row_of(ordinary.tolist())
+    for pattern in ODD_ONES[dtype]:
+        for place in (0, 8191, 8192, 20_480, bits.size - 1):
+            tensor = from_bits(bits.view(f"u{dtype.itemsize}").copy(), dtype)
+            row = expected.copy()
+            row[oracle.bin_of(float(ordinary[place]))] -= 1
+            row[oracle.bin_of(value[dtype](pattern))] += 1
+            tensor[place] = from_bits([pattern], dtype)[0]
+            np.testing.assert_array_equal(by_entry(tensor), row, f"{pattern:#x} at {place}")
+
+
 def test_fp64_beyond_the_range_of_fp32(count: Callable[[Tensor], Row]) -> None:
     fields = [*range(1023 - 152, 1023 - 147), *range(1023 + 126, 1023 + 131), 0, 1, 2046, 2047]
     bits = [s | max(0, (f << 52) + d) for s in (0, 1 << 63) for f in fields for d in (-1, 0, 1)]
