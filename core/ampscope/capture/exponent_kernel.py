@@ -1,20 +1,20 @@
 """The compiled part of the CPU counter: raw bits in, raw rows out (numba, without the GIL).
 
-A core increments at most one counter a cycle, so the fewer increments the better. Elements are taken
-in chunks that stay in the L1 cache, and a vectorised look at a chunk picks one of three ways:
+A core increments at most one counter a cycle, so the fewer increments the better. Elements are
+taken in chunks that stay in the L1 cache, and a vectorised look at a chunk picks one of three ways:
 
 - *Pairs*, the usual one: every element is +0 or has one of 63 neighbouring exponents (for bf16 and
-  fp32 2^-45 … 2^17; for fp16 all normal numbers). Two exponents make one key of 12 bits, so that one
-  increment counts two elements.
-- *Fields*: normal numbers with other exponents, and -0. Sign-and-exponent fields are counted as they
-  stand.
+  fp32 2^-45 … 2^17; for fp16 all normal numbers). Two exponents make one key of 12 bits, so that
+  one increment counts two elements.
+- *Fields*: normal numbers with other exponents, and -0. Sign-and-exponent fields are counted as
+  they stand.
 - *Ranks*: subnormals, infinities or NaNs. A vectorised pass first turns magnitudes into ranks, one
   per power of two: 0 for zero, 1 … m for the subnormals of a format with m mantissa bits, m + e for
   the exponent field e.
 
-Counting goes to some tables in turn: a counter that was incremented just before comes back from the
-store buffer only after 4 to 7 cycles (Agner Fog, Microarchitecture, "store forwarding"). Equal pairs
-follow each other less often than equal fields, so two tables do where the others need four.
+Counting goes to some tables in turn: a counter that was incremented just before comes back from
+the store buffer only after 4 to 7 cycles (Agner Fog, Microarchitecture, "store forwarding"). Equal
+pairs follow each other less often than equal fields, so two tables do where the others need four.
 
 Any number of threads may run `_work` on one job: each takes the next piece by an atomic addition,
 and adds to a row of its own. All compiled code is in this file: numba's cache notices its change.

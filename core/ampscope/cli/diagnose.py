@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import ast
 import secrets
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import click
 from rich.console import Console
 
 from ampscope.cli.options import store_option
-from ampscope.errors import BadInput
+from ampscope.cli.script_checks import checked_limits, checked_script
+from ampscope.cli.verdict import Output, could_not_run, status_of
+from ampscope.errors import AmpscopeError, Cancelled
 from ampscope.experiments.diagnosis import run_diagnosis
+from ampscope.experiments.script_notes import notes_of
 from ampscope.experiments.script_runs import ScriptRuns
+from ampscope.observations import Outcome
 from ampscope.records import RunSpec, State
-from ampscope.report.contract import to_json
-from ampscope.report.terminal import print_report
 
-EXIT_NO_FAULT, EXIT_FAULT, EXIT_COULD_NOT_RUN = 0, 1, 2
+EXIT_COULD_NOT_RUN = 2
+CANCELLED = "Cancelled. What was recorded is kept."
 _SCRIPT = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
@@ -47,7 +50,10 @@ def script_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.command(context_settings=_SCRIPT)
 @click.argument("script")
-@click.option("--json", "json_out", type=click.Path(path_type=Path), help="Write the result here.")
+@click.option(
+    "--json", "json_out", type=click.Path(path_type=Path, allow_dash=True),
+    help="Write the result here; - is standard output, and what is for people goes elsewhere.",
+)  # fmt: skip
 @click.option("--no-verify", is_flag=True, help="Name the cause, and do not run its fix.")
 @script_options
 def diagnose(
@@ -57,27 +63,29 @@ def diagnose(
 ) -> None:  # fmt: skip
     """Find out why SCRIPT diverges or does not learn under mixed precision, and prove a fix.
 
-    Exit status: 0 no fault, 1 fault found, 2 could not run.
+    Exit status: 0 no fault, 1 fault found, 2 could not run or could not tell.
     """
-    spec = _spec(script, args, module, steps, time_limit, memory_limit, policy)
-    console = Console(stderr=True)
+    output = Output(json_out)
+    progress = Console(stderr=True)
     show = None if quiet else (lambda text: click.echo(text, nl=False, err=True))
-    report = run_diagnosis(
-        spec,
-        store,
-        lambda text: console.print(f"Running: {text}", markup=False),
-        show,
-        not no_verify,
-    )
-    if json_out is not None:
-        try:
-            json_out.write_text(to_json(report))
-        except OSError as error:
-            raise BadInput(f"Cannot write {json_out}: {error.strerror}.") from error
-    print_report(report, Console())
-    if report.could_not_run:
-        sys.exit(EXIT_COULD_NOT_RUN)
-    sys.exit(EXIT_FAULT if report.diagnosis.findings else EXIT_NO_FAULT)
+    try:
+        spec = _spec(script, args, module, steps, time_limit, memory_limit, policy)
+        report = run_diagnosis(
+            spec,
+            store,
+            lambda text: progress.print(f"Running: {text}", markup=False, soft_wrap=True),
+            show,
+            not no_verify,
+        )
+        notes = dict.fromkeys((*report.notes, *notes_of(report, store)))
+        report = replace(report, notes=tuple(notes))
+    except (AmpscopeError, KeyboardInterrupt) as error:
+        reason = CANCELLED if isinstance(error, KeyboardInterrupt) else str(error)
+        output.write(could_not_run(script, policy, reason))
+        raise Cancelled(reason) if isinstance(error, KeyboardInterrupt) else error from None
+    output.write(report)
+    output.show(report)
+    sys.exit(status_of(report))
 
 
 @click.command("run", context_settings=_SCRIPT)
@@ -88,19 +96,34 @@ def run_script(
     script: str, args: tuple[str, ...], module: bool, steps: int, time_limit: float,
     memory_limit: int, policy: str, quiet: bool, store: Path, fix: str,
 ) -> None:  # fmt: skip
-    """Record SCRIPT, untouched; or with an intervention applied by hand."""
+    """Record SCRIPT, untouched; or with an intervention applied by hand.
+
+    Exit status: the script's own; 2 when it could not be run to its end.
+    """
     spec = _spec(script, args, module, steps, time_limit, memory_limit, policy)
-    show = None if quiet else (lambda text: click.echo(text, nl=False))
-    with ScriptRuns(spec, store) as runs:
-        result = runs.wait(runs.start(fix), show)
-    info = result.info
-    click.echo(
-        f"Run {info.id}: {info.state}, {info.steps_done} optimizer steps. {info.message}", err=True
-    )
-    if info.state is not State.FINISHED:
+    try:
+        with ScriptRuns(spec, store) as runs:
+            run_id = runs.start(fix, merged=False)
+            if quiet:
+                result = runs.wait(run_id)
+            else:
+                result = runs.pass_through(run_id, sys.stdout.buffer, sys.stderr.buffer)
+    except KeyboardInterrupt:
+        raise Cancelled(CANCELLED) from None
+    info, outcome = result.info, _outcome(result.observations)
+    done = max(info.steps_done, outcome.attempts)  # a run that was killed may lack its last row
+    steps_done = f"{done} optimizer step{'s' if done != 1 else ''}"
+    said = [f"Run {info.id}: {info.state}, {steps_done}.", info.message, *outcome.notes]
+    click.echo(" ".join(filter(None, said)), err=True)
+    ended_by_itself = outcome.ended in ("returned", "exit", "exception", "steps", "time")
+    if info.state is State.CANCELLED or not ended_by_itself:
         sys.exit(EXIT_COULD_NOT_RUN)
-    outcome = result.observations[-1]
-    sys.exit(getattr(outcome, "exit_code", 0))
+    sys.exit(outcome.exit_code)
+
+
+def _outcome(observations: tuple[object, ...]) -> Outcome:
+    last = observations[-1] if observations else None
+    return last if isinstance(last, Outcome) else Outcome(ended="killed")
 
 
 def _spec(
@@ -108,11 +131,9 @@ def _spec(
     memory_limit: int, policy: str,
 ) -> RunSpec:  # fmt: skip
     """The spec of a script's run. Raises BadInput for what is no Python script."""
-    if steps < 1 or time_limit <= 0 or memory_limit < 0:
-        raise BadInput("Steps and the time limit must be positive, the memory limit 0 or more.")
-    workload = f"-m {script}" if module else _checked_script(script)
+    checked_limits(steps, time_limit, memory_limit)
     return RunSpec(
-        workload=workload,
+        workload=f"-m {script}" if module else checked_script(script),
         kind="script",
         steps=steps,
         policy=policy,
@@ -123,18 +144,3 @@ def _spec(
         precision="as_is",
         group=secrets.token_hex(4),
     )
-
-
-def _checked_script(script: str) -> str:
-    path = Path(script)
-    if not path.exists():
-        raise BadInput(f"There is no file {script}.")
-    if not path.is_file():
-        raise BadInput(f"{script} is not a file.")
-    try:
-        ast.parse(path.read_bytes(), filename=script)
-    except SyntaxError as error:
-        raise BadInput(f"{script} is not Python: {error.msg} at line {error.lineno}.") from error
-    except ValueError as error:
-        raise BadInput(f"{script} is not Python: {error}.") from error
-    return str(path.absolute())

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
+import contextlib
 import subprocess
 import sys
 import tempfile
@@ -12,13 +11,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
+from typing import BinaryIO
 
-from ampscope.errors import AmpscopeError
+from ampscope.errors import AmpscopeError, StoreError
 from ampscope.experiments.launch import child_environment
+from ampscope.experiments.script_deaths import last_words
+from ampscope.experiments.script_output import Followed, as_text, tail
 from ampscope.observations import Observation
 from ampscope.records import RunInfo, RunSpec, State
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
+
+MAX_OUTPUT = 20_000
+HARD_FACTOR, HARD_GRACE_S = 1.5, 10.0  # the child's own watchdog allows 1.5 times and 5 s
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +35,6 @@ class ScriptRun:
     output: str  # the end of what the script printed
 
 
-MAX_OUTPUT = 20_000
-
-
 class ScriptRuns:
     """Serves runs of one script; use as a context manager."""
 
@@ -41,19 +43,25 @@ class ScriptRuns:
         self.store = store
         self.folder = tempfile.TemporaryDirectory(prefix="ampscope-")
         self._process: subprocess.Popen[bytes] | None = None
-        self._done: dict[str, int] = {}
+        self._open: set[str] = set()  # started, and not waited for to the end
+        self._done: dict[str, str] = {}  # run -> the zygote's answer
         self._gone = False  # the zygote has ended
         self._changed = threading.Condition()
 
     def __enter__(self) -> ScriptRuns:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "ampscope.run.zygote", "--store", str(self.store.absolute())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=None,
-            env=child_environment(),
-            start_new_session=True,
-        )
+        command = [sys.executable, "-m", "ampscope.run.zygote", "--script", self.spec.workload]
+        try:
+            with self._own_words().open("wb") as words:
+                self._process = subprocess.Popen(
+                    [*command, "--store", str(self.store.absolute())],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=words,
+                    env=child_environment(),
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise AmpscopeError(f"Could not start Python: {error.strerror}.") from error
         threading.Thread(target=self._listen, daemon=True).start()
         return self
 
@@ -66,53 +74,86 @@ class ScriptRuns:
         process = self._process
         if process is not None:
             if process.stdin is not None:
-                process.stdin.close()  # the zygote kills what still runs, and ends
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.close()  # the zygote kills what still runs, and ends
             process.wait()
             if process.stdout is not None:
                 process.stdout.close()
+        for run_id in self._open:
+            with contextlib.suppress(StoreError):
+                self._close_if_open(run_id, State.CANCELLED, "Cancelled.")
         self.folder.cleanup()
 
-    def start(self, control: str, parent: str = "") -> str:
-        """Start a run under ``control``; returns its id at once."""
-        writer = RunWriter.create(self.store, replace(self.spec, control=control, parent=parent))
-        writer.close()
+    def start(self, control: str, parent: str = "", *, merged: bool = True) -> str:
+        """Start a run under ``control``; returns its id at once.
+
+        ``merged``: standard output and standard error of the script go the same way.
+        """
         process = self._process
         if process is None or process.stdin is None:
             raise AmpscopeError("ScriptRuns is a context manager: enter it first.")
-        process.stdin.write(f"{writer.run_id}\t{self._output_file(writer.run_id)}\n".encode())
-        process.stdin.flush()
-        return writer.run_id
+        writer = RunWriter.create(self.store, replace(self.spec, control=control, parent=parent))
+        writer.close()
+        run_id = writer.run_id
+        self._open.add(run_id)
+        limit = self.spec.time_limit_s * HARD_FACTOR + HARD_GRACE_S
+        paths = self._file(run_id, "out"), self._file(run_id, "out" if merged else "err")
+        with contextlib.suppress(BrokenPipeError):  # it has ended; waiting for the run says so
+            process.stdin.write(f"{run_id}\t{paths[0]}\t{paths[1]}\t{limit}\n".encode())
+            process.stdin.flush()
+        return run_id
 
     def wait(self, run_id: str, show: Callable[[str], None] | None = None) -> ScriptRun:
         """Wait for a run; ``show`` gets the script's output as it comes."""
-        shown = 0
-        while True:
-            with self._changed:
-                ended = run_id in self._done or self._gone
-                if not ended:
-                    self._changed.wait(0.1)
-            if show is not None:
-                shown += self._show_new(run_id, shown, show)
-            if ended:
-                break
-        self._close_if_open(run_id)
-        with Reader(self.store) as reader:
-            info = reader.run(run_id)
-            observations = tuple(reader.observations(run_id))
-        return ScriptRun(info, observations, self._tail(run_id))
+        followed = Followed(self._file(run_id, "out"), as_text(show)) if show else None
+        return self._wait(run_id, [followed] if followed else [])
+
+    def pass_through(self, run_id: str, out: BinaryIO, err: BinaryIO) -> ScriptRun:
+        """Wait for a run that is not merged, and copy its output byte for byte."""
+
+        def to(stream: BinaryIO) -> Callable[[bytes], None]:
+            return lambda part: (stream.write(part), stream.flush())[1]
+
+        pairs = (("out", out), ("err", err))
+        return self._wait(run_id, [Followed(self._file(run_id, n), to(s)) for n, s in pairs])
 
     def run(self, control: str, parent: str = "") -> ScriptRun:
         """Start and wait."""
         return self.wait(self.start(control, parent))
 
-    def _close_if_open(self, run_id: str) -> None:
+    def _wait(self, run_id: str, followed: list[Followed]) -> ScriptRun:
+        while True:
+            with self._changed:
+                ended = run_id in self._done or self._gone
+                if not ended:
+                    self._changed.wait(0.1)
+            for output in followed:
+                output.drain()
+            if ended:
+                break
+        said = tail(self._file(run_id, "out"), MAX_OUTPUT)
+        last = said + tail(self._file(run_id, "err"), MAX_OUTPUT)
+        self._close_if_open(run_id, State.FAILED, last_words(self._answer(run_id), last))
+        self._open.discard(run_id)
+        with Reader(self.store) as reader:
+            info = reader.run(run_id)
+            observations = tuple(reader.observations(run_id))
+        return ScriptRun(info, observations, said)
+
+    def _answer(self, run_id: str) -> str:
+        """What became of a run's process."""
+        if run_id in self._done:
+            return self._done[run_id]
+        said = [line for line in tail(self._own_words(), MAX_OUTPUT).splitlines() if line.strip()]
+        return f"gone: {said[-1].strip()}" if said else "gone"
+
+    def _close_if_open(self, run_id: str, state: State, message: str) -> None:
         """A child that died without a word leaves its run open: say so in its place."""
         with Reader(self.store) as reader:
-            state = reader.run(run_id).state
-        if state.is_active or state is State.LOST:
-            status = self._done.get(run_id, 0)
+            now = reader.run(run_id).state
+        if now.is_active or now is State.LOST:
             writer = RunWriter(self.store, run_id)
-            writer.finish(State.FAILED, _last_words(status, self._tail(run_id)))
+            writer.finish(state, message)
             writer.close()
 
     def _listen(self) -> None:
@@ -122,41 +163,14 @@ class ScriptRuns:
         for line in process.stdout:
             run_id, _, status = line.decode().strip().partition("\t")
             with self._changed:
-                self._done[run_id] = int(status or 0)
+                self._done[run_id] = status
                 self._changed.notify_all()
         with self._changed:
             self._gone = True
             self._changed.notify_all()
 
-    def _output_file(self, run_id: str) -> Path:
-        return Path(self.folder.name) / f"{run_id}.out"
+    def _file(self, run_id: str, name: str) -> Path:
+        return Path(self.folder.name) / f"{run_id}.{name}"
 
-    def _show_new(self, run_id: str, shown: int, show: Callable[[str], None]) -> int:
-        path = self._output_file(run_id)
-        if not path.exists():
-            return 0
-        with path.open("rb") as handle:
-            handle.seek(shown)
-            fresh = handle.read(1 << 20)
-        if fresh:
-            show(fresh.decode(errors="replace"))
-        return len(fresh)
-
-    def _tail(self, run_id: str) -> str:
-        path = self._output_file(run_id)
-        if not path.exists():
-            return ""
-        with path.open("rb") as handle:
-            handle.seek(max(0, os.path.getsize(path) - MAX_OUTPUT))
-            return handle.read().decode(errors="replace")
-
-
-def _last_words(status: int, output: str) -> str:
-    """One sentence about a child that could not write how it ended."""
-    lines = [line for line in output.strip().splitlines() if line.strip()]
-    said = f" Its last line: {lines[-1][:200]}" if lines else ""
-    if status == -signal.SIGKILL:
-        return f"The script was killed (SIGKILL): most likely the machine ran out of memory.{said}"
-    if status < 0:
-        return f"The script was ended by {signal.Signals(-status).name}.{said}"
-    return f"The script's process ended without a word (status {status}).{said}"
+    def _own_words(self) -> Path:
+        return Path(self.folder.name) / "zygote.err"

@@ -68,8 +68,11 @@ def _inside(window: Window) -> Call | None:
     """The first unscale_ or update between two backward passes of the window."""
     between: Call | None = None
     started = False
-    for call in window.calls:
-        if call.name == "backward":
+    for call in window.calls[:-1]:
+        if call.name in ("scaler_step", "optimizer_step"):
+            # Another optimizer has used up what was accumulated so far.
+            started, between = False, None
+        elif call.name == "backward":
             if between is not None:
                 return between
             started = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.root_op import Arrives, RootOp
 from ampscope.analysis.symptoms import Symptom
+from ampscope.rules.forward_root import undecorated_function
 
 # Functions whose derivative is infinite (or undefined) at zero although they are finite there.
 SINGULAR = ("Sqrt", "Norm", "Rsqrt", "Pow", "Atan2", "Cdist", "Pdist", "Acos", "Asin", "Reciprocal",
@@ -30,7 +31,7 @@ def backward_root(evidence: Evidence) -> RootOp | None:
     if not (evidence.symptoms | evidence.fp32_symptoms) & NUMBERS:
         return None
     root = evidence.root
-    if root is None or root.arrives is not Arrives.GRADIENT:
+    if root is None or root.arrives is not Arrives.GRADIENT or undecorated_function(evidence):
         return None
     return root
 

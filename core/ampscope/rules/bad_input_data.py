@@ -1,8 +1,8 @@
 """The data holds NaN or infinity.
 
 What it detects
-    A batch, or a tensor that no op made, with NaN or infinity before the first op sees it, in
-    fp32 too.
+    A batch, or a tensor that no op made, with NaN or infinity before the first op sees it, at the
+    step at which the fp32 control first fails.
 
 Why it matters
     One bad sample kills an fp32 run for good; AMP skips that step and learns on, so it looks
@@ -10,7 +10,7 @@ Why it matters
 
 Blind spots
     A value that a cast to half made infinite is finite in the fp32 control and is not blamed on
-    the data.
+    the data; nor is a value that came in before, at the same place, without harm.
 
 Remedy
     Repair or drop the bad samples; check the loader's arithmetic (division by a zero
@@ -39,11 +39,12 @@ def check(evidence: Evidence) -> Verdict:
             f" ({root.op.op}). AMP is innocent: the fp32 control makes it too.",
             Fix("fix_data", "Repair or drop the bad samples.", PATCH),
         )
-    own, reference = _first(evidence.as_is), _first(evidence.fp32)
+    if not evidence.fp32_fails:
+        return passed("fp32 bears every batch: no value that came in did harm.")
+    bad = evidence.fp32.first_bad_attempt
+    own, reference = _first(evidence.as_is, bad), _first(evidence.fp32, bad)
     if own is None or reference is None:
-        return passed("Every batch was finite.")
-    if not evidence.symptoms and not evidence.fp32_symptoms:
-        return passed("A non-finite constant came in, and did no harm.")
+        return passed("Nothing that is not finite came in where fp32 first fails.")
     name, step, line, count = own
     return Verdict(
         Status.FOUND,
@@ -68,21 +69,28 @@ def _prepares_data(op: BadOp) -> bool:
     return not op.tracked and not op.module_type and op.phase != "backward"
 
 
-def _first(run: RunView) -> tuple[str, int, str, int] | None:
-    """(what, step, line, count) of the first non-finite tensor that no op of the script made."""
+def _first(run: RunView, bad: int | None) -> tuple[str, int, str, int] | None:
+    """(what, step, line, count) of a tensor that no op made, first seen non-finite in step ``bad``.
+
+    What was not finite before, without harm, is a mask of infinities that comes with each batch.
+    """
     found = [
-        (s.name, s.attempt, "", s.nan + s.inf)
+        (not s.nan, s.name, s.attempt, "", s.nan + s.inf)
         for s in run.scans
         if s.moment == "batch" and s.nan + s.inf
     ]
     found += [
-        (f"an operand of {u.op}", u.attempt, u.line, u.count)
+        (False, f"an operand of {u.op}", u.attempt, u.line, u.count)
         for u in run.uses
         if u.name == "nan_operand"
     ]
-    bad = run.first_bad_attempt
-    near = [f for f in found if bad is None or f[1] <= bad]
-    return min(near, key=lambda f: f[1]) if near else None
+    seen: set[tuple[bool, str, str]] = set()
+    fresh = []
+    for only_infinite, name, step, line, count in sorted(found, key=lambda f: f[2]):
+        if (only_infinite, name, line) not in seen and (bad is None or step == bad):
+            fresh.append((only_infinite, step, (name, step, line, count)))
+        seen.add((only_infinite, name, line))
+    return min(fresh)[2] if fresh else None
 
 
 RULE = Rule(

@@ -23,6 +23,8 @@ def forward_root(evidence: Evidence, wanted: ForwardClass) -> RootOp | Verdict:
         return passed("Nothing went wrong that such an op could explain.")
     if scaled_by_hand(evidence) is not None:
         return passed("The loss is finite; its product with a loss scale is not.")
+    if function := undecorated_function(evidence):
+        return passed(f"It was born inside {function}, which ignores autocast.")
     if root is not None and root.op.phase != "backward":
         return _judged(evidence, root, wanted)
     if root is not None and Symptom.SKIPS in evidence.symptoms:
@@ -36,6 +38,15 @@ def same_in_fp32(evidence: Evidence, op: BadOp) -> bool:
     if fp32 is None:
         return False
     return any(b.line == op.line and _family(b) == _family(op) for b in fp32.bad_ops)
+
+
+def undecorated_function(evidence: Evidence) -> str:
+    """The custom Function without custom_fwd in which the root was born; "" when there is none."""
+    use, root = evidence.as_is.use("undecorated_function"), evidence.root
+    if use is None or root is None or not evidence.symptoms or evidence.fp32_fails:
+        return ""
+    inside = root.op.function or root.op.node.removesuffix("Backward")
+    return use.op if inside == use.op else ""
 
 
 def _judged(evidence: Evidence, root: RootOp, wanted: ForwardClass) -> RootOp | Verdict:

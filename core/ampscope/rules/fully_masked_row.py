@@ -37,6 +37,8 @@ def check(evidence: Evidence) -> Verdict:
     reference = fp32.use("fully_masked_row")
     if reference is None or not evidence.fp32_fails:
         return passed("fp32 has no such row, or bears it.")
+    if fp32.first_bad_attempt not in (reference.attempt, None):
+        return passed(f"fp32 bears such a row from step {reference.attempt}, and fails elsewhere.")
     return Verdict(
         Status.FOUND,
         f"{use.value or 0:g} of {use.other or 0:g} softmax rows at line {use.line} are minus"

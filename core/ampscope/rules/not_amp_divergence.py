@@ -25,6 +25,7 @@ from ampscope.analysis.symptoms import Symptom
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, passed
 
 GROWTH = 10.0  # the loss, or the gradients, grew tenfold before they broke
+EARLY = (0, 1)  # attempts at which only a growth within the step, over time-steps, can break fp32
 
 
 def check(evidence: Evidence) -> Verdict:
@@ -43,6 +44,9 @@ def check(evidence: Evidence) -> Verdict:
     if growth < GROWTH:
         return inconclusive("fp32 fails, but not by growing; look at the other findings.")
     bad = fp32.first_bad_attempt
+    own = min(evidence.as_is.bad_loss_attempts, default=None)
+    if own is not None and bad not in EARLY and _growth(fp32, own) < GROWTH:
+        return passed(f"Half precision breaks at step {own}, before fp32 has grown.")
     lr = fp32.attempts[0].lr if fp32.attempts else 0.0
     return Verdict(
         Status.FOUND,
@@ -66,15 +70,16 @@ def check(evidence: Evidence) -> Verdict:
 PATCH = "optimizer = torch.optim.SGD(model.parameters(), lr=lr / 10)\n"
 
 
-def _growth(run: RunView) -> float:
-    """Largest finite loss or gradient norm over the first one."""
+def _growth(run: RunView, until: int | None = None) -> float:
+    """Largest finite loss or gradient norm up to step ``until`` over the first one."""
     grown = [1.0]
-    for series in ([a.loss for a in run.attempts], [a.grad_norm for a in run.attempts]):
+    seen = [a for a in run.attempts if until is None or a.attempt <= until]
+    for series in ([a.loss for a in seen], [a.grad_norm for a in seen]):
         finite = [abs(x) for x in series if x is not None and math.isfinite(x)]
         if len(finite) > 1 and finite[0] > 0:
             grown.append(max(finite) / finite[0])
     overflow_in_time = any(b.dtype == "fp32" and (b.fp32_max or 0) > 1e30 for b in run.bad_ops)
-    early = run.first_bad_attempt in (0, 1)
+    early = run.first_bad_attempt in EARLY
     return max(*grown, 1e6 if early and overflow_in_time else 1.0)
 
 

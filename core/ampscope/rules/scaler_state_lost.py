@@ -9,7 +9,8 @@ Why it matters
     unstable.
 
 Blind spots
-    A resume in which the fresh scale happens to fit.
+    A resume in which the fresh scale happens to fit; a checkpoint of an earlier process that
+    holds no scaler state, which looks like pretrained weights.
 
 Remedy
     Save scaler.state_dict() with the checkpoint, and load it.
@@ -18,7 +19,16 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_applicable, passed
+from ampscope.rules.verdict import (
+    Fix,
+    Measurement,
+    Rule,
+    Status,
+    Verdict,
+    inconclusive,
+    not_applicable,
+    passed,
+)
 
 JUMP = 8.0  # the fresh scale over the last one before
 
@@ -44,6 +54,9 @@ def check(evidence: Evidence) -> Verdict:
     jump = after[0].scale / before[-1] if before and before[-1] else None
     jumped = jump is not None and jump >= JUMP
     had_state = load.note == "with scaler state"
+    if not before and not had_state and burst:
+        # Pretrained weights come without a scaler, and a new scaler searches for its scale.
+        return inconclusive("Nothing was trained before the load: it may be no resume.")
     if not jumped and not (had_state and burst) and burst < 4:
         return passed("The scale did not jump at the load.")
     values = [

@@ -2,7 +2,8 @@
 
 What it detects
     One scaler, several optimizers; one keeps overflowing, the others never do, and the scale
-    falls by a factor of a thousand or more.
+    falls by a factor of a thousand or more, until another one's gradients turn to zero or the
+    scale is below 1.
 
 Why it matters
     The loss that is well behaved loses its gradients to underflow.
@@ -21,6 +22,7 @@ from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_
 
 OFTEN = 0.1  # of an optimizer's attempts
 FALL = 2.0**10
+LOST = 0.05  # of the victim's gradient entries, above those that were zero at the first scale
 
 
 def check(evidence: Evidence) -> Verdict:
@@ -34,16 +36,20 @@ def check(evidence: Evidence) -> Verdict:
     count = {n: sum(a.optimizer == n for a in own) for n in names}
     culprits = [n for n in names if len(bad[n]) > OFTEN * count[n]]
     victims = [n for n in names if not bad[n]]
-    fall = own[0].scale / min(a.scale for a in own) if min(a.scale for a in own) else float("inf")
+    lowest = min(a.scale for a in own)
+    fall = own[0].scale / lowest if lowest else float("inf")
     if not culprits or not victims or fall < FALL:
         return passed("No optimizer drags the common scale down.")
     culprit, victim = culprits[0], victims[0]
-    lost = [a for a in own if a.optimizer == victim and a.grad_total]
-    zero = lost[-1].grad_zero / lost[-1].grad_total if lost else 0.0
+    seen = [a for a in own if a.optimizer == victim and a.grad_total]
+    shares = [a.grad_zero / a.grad_total for a in seen] or [0.0]
+    zero = shares[-1]
+    if zero - shares[0] < LOST and lowest >= 1:
+        return passed(f"The scale falls as in a search, and {victim} loses no gradient by it.")
     return Verdict(
         Status.FOUND,
         f"{culprit} overflows in {len(bad[culprit])} of {count[culprit]} steps and takes the shared"
-        f" scale from {own[0].scale:,.6g} to {min(a.scale for a in own):.3g}; {victim} never"
+        f" scale from {own[0].scale:,.6g} to {lowest:.3g}; {victim} never"
         f" overflows and ends with {zero:.1%} zero gradients.",
         step=bad[culprit][0].attempt,
         evidence=(

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.rules.errors_seen import error_verdict
+from ampscope.rules.forward_root import undecorated_function
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, passed
 from ampscope.rules.wording import op_verdict
 
@@ -55,15 +56,10 @@ def check(evidence: Evidence) -> Verdict:
             evidence=(Measurement("calls under autocast", use.count, 0, "as_is", use.attempt),),
             fix=BCE,
         )
-    root = evidence.root
-    if root is not None and evidence.symptoms and function is not None and not evidence.fp32_fails:
-        inside = root.op.function or root.op.node.removesuffix("Backward")
-        if inside == function.op:
-            reason = (
-                f"The first non-finite value was born inside {function.op}, which has no"
-                " custom_fwd."
-            )
-            return op_verdict(root, reason, DECORATE)
+    root, name = evidence.root, undecorated_function(evidence)
+    if root is not None and name:
+        reason = f"The first non-finite value was born inside {name}, which has no custom_fwd."
+        return op_verdict(root, reason, DECORATE)
     return passed("No op that autocast forbids.")
 
 

@@ -17,22 +17,27 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
 from ampscope.errors import BadInput
-from ampscope.run import fp32_islands, interventions, precision_controls
+from ampscope.run import fp32_islands, precision_controls
+from ampscope.run.interventions.added_scaler import add_scaler
+from ampscope.run.interventions.loss_scale import frozen_scale, growth_interval, initial_scale
+from ampscope.run.interventions.optimizer_steps import fp32_state, scaled_lr
+from ampscope.run.separate_scalers import separate_scalers
+from ampscope.run.interventions.unscaled_clips import unscale_first
 
 _PLAIN: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "fp32": precision_controls.everything_fp32,
     "bf16": precision_controls.half_as_bf16,
-    "add_scaler": interventions.add_scaler,
-    "unscale_first": interventions.unscale_first,
+    "add_scaler": add_scaler,
+    "unscale_first": unscale_first,
     "fp32_params": precision_controls.parameters_fp32,
-    "fp32_state": interventions.fp32_state,
-    "separate_scalers": interventions.separate_scalers,
+    "fp32_state": fp32_state,
+    "separate_scalers": separate_scalers,
 }
 _VALUED: dict[str, Callable[[str], AbstractContextManager[object]]] = {
-    "scale": lambda text: interventions.frozen_scale(float(text)),
-    "init_scale": lambda text: interventions.initial_scale(float(text)),
-    "growth_interval": lambda text: interventions.growth_interval(int(text)),
-    "lr": lambda text: interventions.scaled_lr(float(text)),
+    "scale": lambda text: frozen_scale(float(text)),
+    "init_scale": lambda text: initial_scale(float(text)),
+    "growth_interval": lambda text: growth_interval(int(text)),
+    "lr": lambda text: scaled_lr(float(text)),
     "eps": lambda text: fp32_islands.larger_eps(float(text)),
     "fp32_modules": lambda text: fp32_islands.fp32_modules(text.split(",")),
 }

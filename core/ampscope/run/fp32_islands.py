@@ -14,9 +14,9 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from ampscope.capture.module_paths import ModulePaths
-from ampscope.capture.patches import Patches
-from ampscope.capture.source_lines import SourceLines, line_name
+from ampscope.capture.script.module_paths import ModulePaths
+from ampscope.capture.script.patches import Patches
+from ampscope.capture.script.source_lines import SourceLines, line_name
 
 HALF = (torch.float16, torch.bfloat16)
 TINY = 1e-5  # a smaller positive constant next to a tensor is an epsilon; half keeps 6e-8 and up

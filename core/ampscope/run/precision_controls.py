@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ampscope.capture.patches import Patches
+from ampscope.capture.script.patches import Patches
 
 
 class _Replace(TorchFunctionMode):

@@ -1,38 +1,41 @@
 """Run a user's script as ``__main__``, untouched, under a control, and record what happened.
 
-The script keeps its arguments, its working directory and its way of importing the files beside it.
-``torch.compile`` is switched off, because a compiled graph hides the ops; the seeds of torch, NumPy
-and ``random`` are set before it starts, so that a script without seeds repeats itself.
+The script keeps its arguments, its working directory and its way of importing the files beside it;
+its own exception goes to its own ``sys.excepthook``. What it forks runs on unwatched.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-import random
-import runpy
 import sys
+import threading
 import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from ampscope.capture.source_lines import SourceLines, line_name
-from ampscope.observations import Observation
+from ampscope.capture.script.source_lines import line_name
+from ampscope.observations import Observation, Outcome
 from ampscope.records import RunSpec
+from ampscope.run import script_errors
 from ampscope.run.controls import applied
 from ampscope.run.probe import arithmetic
+from ampscope.run.script_cuda import CudaRequests
+from ampscope.run.script_main import Stage, execute, folder_of, stage
+from ampscope.run.script_processes import Processes
 from ampscope.run.script_recorder import ScriptRecorder
 
-SEED = 20240229
 MAX_ERROR_TEXT = 2_000
 
 
-class _Enough(BaseException):
-    """Ends the script at the step limit; no Exception, so ``except Exception`` lets it by."""
+class _Enough(SystemExit):
+    """Ends the script at a limit. ``except Exception`` lets it by, and a thread ends without a
+    word, as it does on ``sys.exit``."""
+
+
+class OwnFault(Exception):  # noqa: N818  # says whose it is
+    """ampscope itself failed inside the script's run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,98 +43,144 @@ class ScriptResult:
     """What is left of a script's run."""
 
     observations: list[Observation]
+    outcome: Outcome  # the last of them
     traceback: str
+    processes: int  # that the script started
 
 
-def run_script(
-    spec: RunSpec,
-    policy: str,
-    on_attempt: Callable[[int], None],
-    on_result: Callable[[ScriptResult], None],
-) -> ScriptResult:
-    """Run ``spec.workload`` (a file, or ``-m package.module``) under ``spec.control``.
+@dataclass(frozen=True, slots=True)
+class Following:
+    """Who is told while a script runs."""
 
-    ``on_result`` is called with what was recorded so far when the script ends the process itself.
-    """
-    module = spec.workload.removeprefix("-m ").strip() if spec.workload.startswith("-m ") else ""
-    folder = str(Path.cwd()) if module else str(Path(spec.workload).resolve().parent)
-    deadline = time.monotonic() + spec.time_limit_s
-    recorder: ScriptRecorder
-
-    def attempt(count: int) -> None:
-        on_attempt(count)
-        if count >= spec.steps:
-            raise _Enough("steps")
-        if time.monotonic() > deadline:
-            raise _Enough("time")
-
-    recorder = ScriptRecorder(folder, attempt)
-    _prepare(spec, folder, module)
-    original_exit = os._exit
-
-    def exit_now(code: int) -> None:
-        on_result(_result(recorder, "exit", "", exit_code=code))
-        original_exit(code)
-
-    os._exit = exit_now  # type: ignore[assignment]
-    try:
-        with applied(spec.control, folder), arithmetic(policy), recorder.watching():
-            return _execute(recorder, spec, module)
-    finally:
-        os._exit = original_exit
+    on_attempt: Callable[[ScriptRecorder], None] = lambda recorder: None
+    on_exit: Callable[[ScriptResult], None] = lambda result: None  # before ``os._exit``
+    is_cancelled: Callable[[], bool] = lambda: False
 
 
-def _execute(recorder: ScriptRecorder, spec: RunSpec, module: str) -> ScriptResult:
-    try:
-        if module:
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(spec.workload, run_name="__main__")
-    except _Enough as enough:
-        return _result(recorder, str(enough), "")
-    except SystemExit as leaving:
-        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-        return _result(recorder, "exit", "", exit_code=code)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        return _failed(recorder, error)
-    return _result(recorder, "returned", "")
+def run_script(spec: RunSpec, policy: str, following: Following) -> ScriptResult:
+    """Run ``spec.workload`` (a file, or ``-m package.module``) under ``spec.control``."""
+    return _Run(spec, policy, following).run()
 
 
-def _failed(recorder: ScriptRecorder, error: BaseException) -> ScriptResult:
-    place, function = _where(error, recorder.lines)
-    return _result(
-        recorder,
-        "exception",
-        "".join(traceback.format_exception(error)),
-        exit_code=1,
-        error_type=type(error).__name__,
-        error_text=str(error)[:MAX_ERROR_TEXT],
-        error_line=line_name(place),
-        error_in_function=function,
-    )
+class _Run:
+    """One run of one script."""
+
+    def __init__(self, spec: RunSpec, policy: str, following: Following) -> None:
+        self.spec = spec
+        self.policy = policy
+        self.following = following
+        self.folder = folder_of(spec.workload)
+        self.recorder = ScriptRecorder(self.folder, self._attempt)
+        self.processes = Processes(self.recorder.switch_off)
+        self.cuda = CudaRequests(self.recorder.lines, redirect=policy == "rehearsal")
+        self.deadline = time.monotonic() + spec.time_limit_s
+        self.stage = Stage()
+        self.stopped = ""  # why it was stopped, once it was
+
+    def run(self) -> ScriptResult:
+        with self._everything():
+            try:
+                execute(self.spec.workload)
+            except SystemExit as leaving:
+                if isinstance(leaving, _Enough):
+                    return self._end(self._result("returned"))
+                code = script_errors.exit_code(leaving)
+                return self._end(self._result("exit", exit_code=code))
+            except BaseException as error:
+                return self._end(self._failed(error))
+            return self._end(self._result("returned"))
+
+    @contextlib.contextmanager
+    def _everything(self) -> Iterator[None]:
+        """The script's surroundings and all instruments; all taken back on exit."""
+        with contextlib.ExitStack() as stack:
+            self.stage = stack.enter_context(stage(self.spec.workload, self.spec.args))
+            stack.enter_context(self._watched_exit())
+            stack.enter_context(self.processes.watching())
+            stack.enter_context(self.cuda.watching())
+            stack.enter_context(applied(self.spec.control, self.folder))
+            stack.enter_context(arithmetic(self.policy))
+            stack.enter_context(self.recorder.watching())
+            yield
+
+    @contextlib.contextmanager
+    def _watched_exit(self) -> Iterator[None]:
+        """``os._exit`` ends the process at once, so what was recorded is handed over before."""
+        original = os._exit
+
+        def exit_now(code: int) -> None:
+            watchdog = threading.current_thread().name == "ampscope-watchdog"
+            if self.processes.is_own:
+                with contextlib.suppress(Exception):  # it must end, whatever happens here
+                    self.following.on_exit(
+                        self._result("killed" if watchdog else "exit", exit_code=code)
+                    )
+            original(code)
+
+        os._exit = exit_now  # type: ignore[assignment]  # it returns no more than the original
+        try:
+            yield
+        finally:
+            os._exit = original
+
+    def _attempt(self, count: int) -> None:
+        """An optimizer step was attempted."""
+        if not self.processes.is_own:
+            return
+        self.following.on_attempt(self.recorder)
+        if count >= self.spec.steps:
+            self.stopped = "steps"
+        elif time.monotonic() > self.deadline:
+            self.stopped = "time"
+        elif self.following.is_cancelled():
+            self.stopped = "cancelled"
+        if self.stopped:
+            raise _Enough
+
+    def _failed(self, error: BaseException) -> ScriptResult:
+        self.recorder.switch_off()  # formatting the error runs the script's own code
+        if where := script_errors.own_fault(error, self.recorder.lines):
+            raise OwnFault(f"{type(error).__name__} at {where}: {error}") from error
+        error = script_errors.clean(error, self.recorder.lines)
+        place, function = script_errors.place_of(error, self.recorder.lines)
+        text = script_errors.text_of(error)
+        result = self._result(
+            "exception",
+            text,
+            exit_code=1,
+            error_type=type(error).__name__,
+            error_text=str(error)[:MAX_ERROR_TEXT],
+            error_line=line_name(place),
+            error_in_function=function,
+        )
+        script_errors.report(error)
+        return result
+
+    def _result(self, ended: str, text: str = "", **facts: Any) -> ScriptResult:
+        self.recorder.switch_off()
+        compiled = "torch.compile was switched off." if self.stage.compiles else ""
+        notes = tuple(note for note in (self.cuda.note(), compiled) if note)
+        outcome = self.recorder.outcome(self.stopped or ended, notes=notes, **facts)
+        observations = self.recorder.observations(outcome)
+        return ScriptResult(observations, outcome, text, self.processes.started)
+
+    def _end(self, result: ScriptResult) -> ScriptResult:
+        """Only the script's own process goes on from here; a fork of it ends like any Python."""
+        if not self.processes.is_own:
+            end_python()
+            os._exit(result.outcome.exit_code & 0xFF)
+        return result
 
 
-def _result(recorder: ScriptRecorder, ended: str, text: str, **facts: Any) -> ScriptResult:
-    recorder.watch.enabled = False
-    return ScriptResult(recorder.observations(recorder.outcome(ended, **facts)), text)
+def end_python() -> None:
+    """What Python does between a script's last line and its end: wait for threads, call what was
+    registered with ``atexit``, write what is left of the output."""
+    import atexit
 
-
-def _where(error: BaseException, lines: SourceLines) -> tuple[tuple[str, int], str]:
-    """The user's innermost line in the traceback, and its function's name."""
-    found: tuple[tuple[str, int], str] = (("", 0), "")
-    for frame, number in traceback.walk_tb(error.__traceback__):
-        if lines.is_user(frame.f_code):
-            found = ((frame.f_code.co_filename, number), frame.f_code.co_name)
-    return found
-
-
-def _prepare(spec: RunSpec, folder: str, module: str) -> None:
-    torch._dynamo.config.disable = True  # torch.compile becomes the identity
-    random.seed(SEED)
-    torch.manual_seed(SEED)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(SEED)
-    sys.argv = [module or spec.workload, *spec.args]
-    sys.path.insert(0, folder)
+    with contextlib.suppress(Exception):
+        threading._shutdown()  # type: ignore[attr-defined]  # there is no public name for it
+    with contextlib.suppress(Exception):
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()

@@ -2,50 +2,60 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
+import signal
 import traceback
 from pathlib import Path
 
 from ampscope.errors import AmpscopeError, BadInput, StoreError
-from ampscope.observations import Attempt, Outcome
-from ampscope.records import Machine, RunSpec, State, StepRecord
+from ampscope.records import Machine, RunSpec, State
 from ampscope.run.device import choose_device, choose_policy, describe, limit_memory
-from ampscope.run.script import ScriptResult, run_script
+from ampscope.run.script import Following, OwnFault, ScriptResult, end_python, run_script
+from ampscope.run.script_ending import ending, passed_limit
+from ampscope.run.script_writing import ScriptWriting
 from ampscope.run.watchdog import Watchdog
 from ampscope.store.writer import RunWriter
 
 HANG_FACTOR = 1.5  # the script's own time limit counts at optimizer steps; this one always
+HANG_GRACE_S = 5.0
 EXIT_FAILED = 2
+_LIKELIEST_VICTIM = "1000"  # oom_score_adj(5): the kernel ends this process before any other
 
 
 def run_child(store: Path, run_id: str, spec: RunSpec) -> int:
     """Run the script of a queued run and write what happened. Returns an exit status."""
     writer = RunWriter(store, run_id)
     writer.adopt()
-    machine = _machine(spec)
-    written = [0]
+    writing = ScriptWriting(writer)
 
-    def keep(result: ScriptResult) -> None:
-        _write(writer, result)
-
-    def beat(count: int) -> None:
-        written[0] = count
+    def leaves_at_once(result: ScriptResult) -> None:
+        writing.write(result.observations, last=True)
+        if result.outcome.ended != "killed":  # the watchdog has said why it ends the process
+            writer.finish(*ending(result.outcome, spec, result.processes))
 
     state, message, details = State.FINISHED, "", ""
     try:
-        with Watchdog(writer, spec.time_limit_s * HANG_FACTOR + 5) as watchdog:
-            limit_memory(spec.memory_limit_mib)
+        limit_memory(spec.memory_limit_mib)
+        with _Watchdog(writer, writing, spec) as watchdog:
+            machine = _machine(spec)
             writer.start(machine)
             watchdog.start_clock()
-            result = run_script(spec, machine.policy, beat, keep)
-            _write(writer, result)
+            following = Following(writing.write_if_due, leaves_at_once, watchdog.cancelled.is_set)
+            result = run_script(spec, machine.policy, following)
+            writing.write(result.observations, last=True)
+            state, message = ending(result.outcome, spec, result.processes)
             details = result.traceback
-    except KeyboardInterrupt:
-        state, message = State.CANCELLED, "Cancelled by a signal."
+            end_python()
     except (BadInput, StoreError) as error:
         state, message = State.FAILED, str(error)
+    except OwnFault as error:
+        state, message = State.FAILED, f"ampscope itself failed, not the script: {error}"
+        details = traceback.format_exc()
     except BaseException as error:
-        state, message = State.FAILED, f"ampscope failed: {type(error).__name__}: {error}"
+        name = type(error).__name__
+        state, message = State.FAILED, f"ampscope itself failed, not the script: {name}: {error}"
         details = traceback.format_exc()
     try:
         writer.finish(state, message, details)
@@ -54,43 +64,42 @@ def run_child(store: Path, run_id: str, spec: RunSpec) -> int:
     return 0
 
 
+def hard_limit_s(spec: RunSpec) -> float:
+    """After so long a run of ``spec`` is ended, whatever it does."""
+    return spec.time_limit_s * HANG_FACTOR + HANG_GRACE_S
+
+
+class _Watchdog(Watchdog):
+    """Ends a script that hangs, and says after which limit and how many steps."""
+
+    def __init__(self, writer: RunWriter, writing: ScriptWriting, spec: RunSpec) -> None:
+        super().__init__(writer, hard_limit_s(spec))
+        self._writing = writing
+        self._spec = spec
+
+    def _end(self, status: int, state: State, message: str) -> None:
+        if state is State.FAILED:
+            message = passed_limit(self._spec.time_limit_s, self._writing.attempts)
+        super()._end(status, state, message)
+
+
 def _machine(spec: RunSpec) -> Machine:
     device = choose_device("auto")
-    import dataclasses
-
     policy = choose_policy("cuda" if spec.policy == "cuda" else "native", device)
     return dataclasses.replace(describe(spec, device), policy=policy)
 
 
-def _write(writer: RunWriter, result: ScriptResult) -> None:
-    writer.add_observations(result.observations)
-    for record in result.observations:
-        if isinstance(record, Attempt):
-            writer.add_step(
-                StepRecord(
-                    step=record.attempt,
-                    loss=record.loss,
-                    scale=record.scale if record.scaler else None,
-                    skipped=record.skipped,
-                    grad_norm=record.grad_norm if not record.grad_nonfinite else float("nan"),
-                    lr=record.lr,
-                    moved_share=record.moved_share,
-                )
-            )
-    writer.flush()
-
-
-def outcome_of(result: ScriptResult) -> Outcome:
-    """The closing record of a run."""
-    last = result.observations[-1]
-    assert isinstance(last, Outcome)
-    return last
-
-
-def detach_output(path: Path) -> None:
-    """Send this process's output to a file, and give it no input."""
-    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+def settle(out: Path, err: Path) -> None:
+    """Make this fork a process of the script's: a group of its own, so that what it starts can be
+    ended with it; its output into files; no input; first to go when memory runs out."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as Python has it at its start
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    os.dup2(target, 1)
-    os.dup2(target, 2)
+    os.close(nothing)
+    for descriptor, path in ((1, out), (2, err)):
+        target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(target, descriptor)
+        os.close(target)
+    with contextlib.suppress(OSError):  # Linux only
+        Path("/proc/self/oom_score_adj").write_text(_LIKELIEST_VICTIM)

@@ -6,28 +6,25 @@ import contextlib
 import dataclasses
 import functools
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from ampscope.capture.attempts import Attempts
-from ampscope.capture.call_log import CallLog
-from ampscope.capture.module_paths import ModulePaths
-from ampscope.capture.op_watch import OpWatch
-from ampscope.capture.patches import Patches
-from ampscope.capture.scans import relative_change, scan, scan_model
-from ampscope.capture.source_lines import SourceLines
+from ampscope.capture.script.attempts import Attempts
+from ampscope.capture.script.call_log import CallLog
+from ampscope.capture.script.module_paths import ModulePaths
+from ampscope.capture.script.op_watch import OpWatch
+from ampscope.capture.script.patches import Patches
+from ampscope.capture.script.source_lines import SourceLines
 from ampscope.capture.tensors import floating_tensors
 from ampscope.formats import dtype_name
-from ampscope.observations import Observation, Outcome, Scan
+from ampscope.observations import Observation, Outcome
+from ampscope.run.script_scans import ScriptScans, inputs_call
 
 OP_BUDGET = 400_000  # ops looked at: about 15 s of watching on a slow core
-MAX_FIRST_SIGHT_NUMEL = 20_000_000  # weights kept to see what moved by the end
-MAX_BATCH_SCANS = 2_000
 
 
 class ScriptRecorder:
@@ -39,15 +36,12 @@ class ScriptRecorder:
         self.watch = OpWatch(self.paths, self.lines, OP_BUDGET)
         self.attempts = Attempts(self.watch.taint_of)
         self.log = CallLog(self.watch, self.attempts)
-        self.scans: list[Scan] = []
+        self.scans = ScriptScans(self.attempts)
         self.started = time.perf_counter()
         self.eval_nonfinite = False
         self.eval_module = ""
         self.eval_taint = -1
         self._on_attempt = on_attempt
-        self._first_sight: dict[int, tuple[weakref.ref[nn.Module], dict[str, Tensor]]] = {}
-        self._batches = 0
-        self._names_known = 0
         self.attempts.on_attempt_end = self._attempt_ended
 
     @contextlib.contextmanager
@@ -66,9 +60,20 @@ class ScriptRecorder:
             stack.enter_context(self.watch)
             yield
 
+    def switch_off(self) -> None:
+        """Look at no further op: the script has ended, or this is a fork of its process."""
+        self.watch.enabled = False
+
+    def so_far(self) -> list[Observation]:
+        """Everything recorded, closed as if the script were killed now."""
+        return self._closed(self.outcome("killed"))
+
     def observations(self, outcome: Outcome) -> list[Observation]:
-        """Everything recorded, closed with the outcome."""
-        self._scan_end()
+        """Everything recorded, and the models' last state, closed with the outcome."""
+        self.scans.at_end()
+        return self._closed(outcome)
+
+    def _closed(self, outcome: Outcome) -> list[Observation]:
         bad = [
             dataclasses.replace(
                 record,
@@ -81,7 +86,7 @@ class ScriptRecorder:
             *self.log.calls,
             *self.attempts.records,
             *self.attempts.gradients,
-            *self.scans,
+            *self.scans.records,
             *bad,
             *self.watch.uses.records(),
             outcome,
@@ -97,17 +102,19 @@ class ScriptRecorder:
         return wrapper
 
     def _before_forward(self, module: nn.Module, args: object, kwargs: object) -> None:
-        root = self.paths.root_of(module)
-        self._see_model(root)
-        if self._batches < MAX_BATCH_SCANS:
-            for n, tensor in enumerate(floating_tensors([args, kwargs])):
-                leaf = tensor.grad_fn is None and not hasattr(tensor, "_ampscope_maker")
-                if (tensor.numel() and leaf) or (
-                    tensor.numel() and not bool(torch.isfinite(tensor).all())
-                ):
-                    self._batches += 1
-                    name = f"input {n} of {type(module).__name__}"
-                    self.scans.append(scan("batch", "batch", name, tensor, self.attempts.count))
+        if not self.scans.records:
+            with self._not_watched():
+                self.log.calls.append(inputs_call(len(self.log.calls), args, kwargs))
+        self.scans.before_forward(self.paths.root_of(module), module, args, kwargs)
+
+    @contextlib.contextmanager
+    def _not_watched(self) -> Iterator[None]:
+        """What ampscope itself computes is none of the script's ops."""
+        before, self.watch.enabled = self.watch.enabled, False
+        try:
+            yield
+        finally:
+            self.watch.enabled = before
 
     def _after_forward(self, module: nn.Module, inputs: object, output: object) -> None:
         if self.paths.stack or torch.is_grad_enabled() or not self.attempts.count:
@@ -118,41 +125,9 @@ class ScriptRecorder:
                 taint = self.watch.taint_of(tensor)
                 self.eval_taint = -1 if taint is None else taint
 
-    def _see_model(self, root: nn.Module) -> None:
-        if id(root) in self._first_sight:
-            return
-        trained = {
-            id(p) for o in self.attempts.optimizers for g in o.param_groups for p in g["params"]
-        }
-        kept: dict[str, Tensor] = {}
-        if sum(p.numel() for p in root.parameters()) <= MAX_FIRST_SIGHT_NUMEL:
-            kept = {n: p.detach().clone() for n, p in root.named_parameters()}
-        self._first_sight[id(root)] = (weakref.ref(root), kept)
-        self.scans += scan_model("start", root, trained, self.attempts.count)
-        for name, parameter in root.named_parameters():
-            self.attempts.names.setdefault(id(parameter), name)
-
     def _attempt_ended(self, count: int) -> None:
         self.watch.new_attempt(count)
         self._on_attempt(count)
-
-    def _scan_end(self) -> None:
-        trained = {
-            id(p) for o in self.attempts.optimizers for g in o.param_groups for p in g["params"]
-        }
-        for ref, kept in self._first_sight.values():
-            model = ref()
-            if model is None:
-                continue
-            for name, parameter in model.named_parameters():
-                first = kept.get(name)
-                same = first is not None and first.shape == parameter.shape
-                change = relative_change(parameter, first) if same and first is not None else None
-                kind = "parameter" if id(parameter) in trained else "frozen"
-                self.scans.append(scan("end", kind, name, parameter, self.attempts.count, change))
-            for name, buffer in model.named_buffers():
-                if buffer.is_floating_point() and buffer.numel():
-                    self.scans.append(scan("end", "buffer", name, buffer, self.attempts.count))
 
     def outcome(self, ended: str, **facts: object) -> Outcome:
         """The outcome so far, with what the script was seen to use."""

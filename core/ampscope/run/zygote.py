@@ -1,9 +1,11 @@
 """A process that has imported torch once and forks a child for every run of a script.
 
-``python -m ampscope.run.zygote --store FILE`` reads lines ``RUN_ID<TAB>OUTPUT_FILE`` from standard
-input, forks, and answers ``RUN_ID<TAB>STATUS`` on standard output when the child has ended.
-Importing torch takes 1.5 to 3 s; a diagnosis makes 3 to 12 runs. Nothing that starts threads runs
-before a fork, and torch starts its own at the first parallel op.
+``python -m ampscope.run.zygote --store FILE --script SCRIPT`` reads lines
+``RUN_ID<TAB>OUT<TAB>ERR<TAB>LIMIT_S`` from standard input, forks, and answers ``RUN_ID<TAB>STATUS``
+on standard output when the child has ended: its exit status (negative for a signal), or one of the
+words ``hung``, ``flooded`` and ``nofork``. Importing torch takes 1.5 to 3 s; a diagnosis makes 3 to
+12 runs. Nothing that starts threads runs before a fork, and torch starts its own at the first
+parallel op.
 """
 
 from __future__ import annotations
@@ -12,27 +14,43 @@ import os
 import selectors
 import signal
 import sys
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 POLL_S = 0.02
+MAX_OUTPUT_BYTES = 256 * 2**20  # no training prints so much; a loop that prints fills a disk
+HUNG, FLOODED, NO_FORK = "hung", "flooded", "nofork"
+
+
+@dataclass(slots=True)
+class _Child:
+    """A run under way."""
+
+    run_id: str
+    outputs: tuple[Path, ...]
+    deadline: float
+    killed_for: str = ""
 
 
 @click.command()
 @click.option("--store", type=click.Path(path_type=Path), required=True)
-def main(store: Path) -> None:
-    """Serve runs of STORE until standard input ends."""
+@click.option("--script", required=True)
+def main(store: Path, script: str) -> None:
+    """Serve runs of SCRIPT, into STORE, until standard input ends."""
     import torch  # the import that every child shares
 
     import ampscope.run.script_child
-    import ampscope.run.script_recorder  # noqa: F401  # so that children find it loaded
+    from ampscope.run.script_main import read_once
 
     torch.manual_seed(0)
     # Loaded now rather than once a child: optimizers import this lazily (0.5 s and more).
-    import torch._dynamo
+    import torch._dynamo  # noqa: F401
 
-    children: dict[int, str] = {}
+    read_once(script)
+    children: dict[int, _Child] = {}
     selector = selectors.DefaultSelector()
     selector.register(0, selectors.EVENT_READ)
     pending = b""
@@ -47,24 +65,30 @@ def main(store: Path) -> None:
             for line in lines:
                 _start(line.decode(), store, children)
         elif not open_input:
-            _kill(children)
+            time.sleep(POLL_S)
+            for pid in children:
+                _kill(pid)
+        _end_what_must(children)
         _reap(children)
 
 
-def _start(line: str, store: Path, children: dict[int, str]) -> None:
-    run_id, output = line.split("\t")
-    pid = os.fork()
-    if pid:
-        children[pid] = run_id
+def _start(line: str, store: Path, children: dict[int, _Child]) -> None:
+    run_id, out, err, limit = line.split("\t")
+    try:
+        pid = os.fork()
+    except OSError:
+        _answer(run_id, NO_FORK)
         return
-    os.setsid()  # its own group, so that what the script starts dies with it
+    if pid:
+        outputs = tuple({Path(out), Path(err)})
+        children[pid] = _Child(run_id, outputs, time.monotonic() + float(limit))
+        return
     status = 1
     try:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        from ampscope.run.script_child import detach_output, run_child
+        from ampscope.run.script_child import run_child, settle
         from ampscope.store.reader import Reader
 
-        detach_output(Path(output))
+        settle(Path(out), Path(err))
         with Reader(store) as reader:
             spec = reader.run(run_id).spec
         status = run_child(store, run_id, spec)
@@ -74,25 +98,46 @@ def _start(line: str, store: Path, children: dict[int, str]) -> None:
         os._exit(status)
 
 
-def _reap(children: dict[int, str]) -> None:
+def _end_what_must(children: dict[int, _Child]) -> None:
+    """A child's own watchdog cannot end it while native code keeps Python's lock."""
+    for pid, child in children.items():
+        if child.killed_for:
+            continue
+        if time.monotonic() > child.deadline:
+            child.killed_for = HUNG
+        elif sum(_size(path) for path in child.outputs) > MAX_OUTPUT_BYTES:
+            child.killed_for = FLOODED
+        if child.killed_for:
+            _kill(pid)
+
+
+def _reap(children: dict[int, _Child]) -> None:
     while children:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
             return
-        run_id = children.pop(pid, None)
-        if run_id is not None:
-            _answer(run_id, os.waitstatus_to_exitcode(status))
+        child = children.pop(pid, None)
+        if child is not None:
+            _kill(pid)  # what the script started and left behind is in its group
+            _answer(child.run_id, child.killed_for or os.waitstatus_to_exitcode(status))
 
 
-def _kill(children: dict[int, str]) -> None:
-    for pid in children:
-        try:
-            os.killpg(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+def _kill(pid: int) -> None:
+    """End a child and everything in its group."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
 
 
-def _answer(run_id: str, status: int) -> None:
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _answer(run_id: str, status: int | str) -> None:
     os.write(1, f"{run_id}\t{status}\n".encode())
 
 
