@@ -23,7 +23,7 @@ from ampscope.run.instruments import Instruments
 from ampscope.run.probe import prepare
 from ampscope.run.training import training_step
 from ampscope.store.writer import RunWriter
-from ampscope.workloads.protocol import iterate, move
+from ampscope.workloads.protocol import iterate
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Session:
             self.train()
 
     def train(self) -> None:
-        training_step(self.training, move(next(self.batches), self.device))
+        training_step(self.training, self.training.real_batch(next(self.batches)))
 
     def wait(self) -> None:
         """For the device."""
@@ -134,10 +134,10 @@ def _probe(session: Session, cadence: Cadence, steps: int = 1) -> Contestant:
     instruments = Instruments(session.training, cadence, writer, session.arithmetic)
 
     def step(number: int) -> None:
-        batch = move(next(session.batches), session.device)
+        batch = next(session.batches)
         instruments.start(number, batch, 1.0)
         with instruments.recording():
-            training_step(session.training, batch)
+            training_step(session.training, session.training.real_batch(batch))
         instruments.finish(skipped=False)
         writer.flush_if_due()
 

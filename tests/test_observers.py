@@ -13,7 +13,7 @@ from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ampscope.policy.modes import PRECISIONS
-from ampscope.records import Cadence, RunSpec, State, StepRecord
+from ampscope.records import Cadence, Role, RunSpec, State, StepRecord
 from ampscope.run.probe import drive, prepare
 from ampscope.run.training import Training
 from ampscope.store.reader import Reader
@@ -116,6 +116,31 @@ def test_the_shadow_draws_no_random_number_and_moves_no_statistics(
     assert bits(untouched.model.buffers()) == bits(observed.model.buffers())
     with Reader(tmp_path / "s.db") as reader:
         assert reader.shadows(reader.runs()[0].id)  # it did run
+
+
+LOST_AT_THE_DOOR = """
+import torch
+from ampscope import Workload
+
+def build(seed):
+    batch = torch.full((4, 8), 1e-9)  # below 2^-25: zero in fp16, not in fp32
+    return Workload(
+        model=torch.nn.Linear(8, 2),
+        batches=[batch],
+        loss=lambda model, batch: model(batch).float().mean(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+    )
+"""
+
+
+def test_the_shadow_is_fed_the_batch_before_it_is_cast(tmp_path: Path) -> None:
+    file = tmp_path / "door.py"
+    file.write_text(LOST_AT_THE_DOOR)
+    spec = RunSpec(f"{file}:build", precision="fp16-pure", steps=1, cadence=Cadence(0, 0, 1))
+    train(spec, "native", tmp_path / "s.db")
+    with Reader(tmp_path / "s.db") as reader:
+        (weights,) = reader.shadows(reader.runs()[0].id, Role.WEIGHT_GRAD)
+    assert (weights.total, weights.lost) == (2 * 8 + 2, 2 * 8)  # the bias does not see the batch
 
 
 def hooks_on(model: torch.nn.Module) -> list[object]:

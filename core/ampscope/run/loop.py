@@ -60,7 +60,7 @@ class ProbeLoop:
         return self._instruments.attached() if self._instruments else contextlib.nullcontext()
 
     def step(self, number: int, batch: Batch) -> None:
-        """One training step and its records."""
+        """One training step and its records; ``batch`` as the workload gave it."""
         if self._instruments is None or self._writer is None:
             with self._arithmetic or contextlib.nullcontext():
                 self._train(batch)
@@ -84,7 +84,7 @@ class ProbeLoop:
         self._flush()
 
     def _train(self, batch: Batch) -> None:
-        loss = training_step(self.training, batch)
+        loss = training_step(self.training, self.training.real_batch(batch))
         if self.training.device.type == "cuda":
             torch.cuda.synchronize(self.training.device)
         self.losses.append(float(loss.detach()))

@@ -35,6 +35,7 @@ def prepare(spec: RunSpec, device: torch.device) -> Training:
     workload = load(spec.workload, size=spec.size, seed=spec.seed, loss_factor=spec.loss_factor)
     model = workload.model.to(device=device)
     convert_model(model, precision)
+    model_dtype = torch_dtype(precision.model_dtype) if precision.model_dtype else None
     scaler = ObservedScaler(
         device.type,
         enabled=precision.scaler,
@@ -51,6 +52,7 @@ def prepare(spec: RunSpec, device: torch.device) -> Training:
         autocast=_autocast(precision, device),
         device=device,
         compute_format=dtype_name(precision.autocast_dtype or precision.model_dtype or "float32"),
+        real_batch=lambda batch: move(batch, device, model_dtype),
         twin_batch=lambda batch: move(batch, device, torch.float32),
     )
 
@@ -87,15 +89,13 @@ def drive(
     rehearses = policy == "rehearsal"
     loop = ProbeLoop(training, spec.cadence, writer, TensorCoreMode() if rehearses else None)
     lists = cuda_autocast_lists() if rehearses else contextlib.nullcontext()
-    precision = resolve(spec.precision, training.device.type)
     batches = iterate(training.workload)
-    model_dtype = torch_dtype(precision.model_dtype) if precision.model_dtype else None
     torch.manual_seed(spec.seed)  # the loop starts from the same state however the build went
     with lists, loop.observing():
         for number in range(spec.steps):
             if is_cancelled():
                 raise Cancelled(f"Cancelled after {number} steps.")
-            loop.step(number, move(next(batches), training.device, model_dtype))
+            loop.step(number, next(batches))
     return loop
 
 

@@ -26,7 +26,8 @@ class Training:
     autocast: Callable[[], AbstractContextManager[object]]
     device: torch.device
     compute_format: str  # "fp16", "bf16" or "fp32": what the precision mode computes in
-    twin_batch: Callable[[Batch], Batch]  # a batch for the fp32 shadow
+    real_batch: Callable[[Batch], Batch]  # what the model is fed, of a batch as it came
+    twin_batch: Callable[[Batch], Batch]  # what the fp32 shadow is fed, of the same batch
 
 
 def training_step(training: Training, batch: Batch) -> Tensor:
