@@ -10,7 +10,8 @@ import streamlit as st
 from ampscope.analysis.loss_scale import finite_parts
 from ampscope.experiments.diagnosis import Report
 from ampscope.records import RunInfo, StepRecord
-from app import chart, diagnosis_fix_words, layout, store
+from ampscope.report import fix_words
+from app import chart, layout, store
 from app.diagnosis_data import Case
 from app.diagnosis_terms import control
 from app.figures.control_losses import Curve, control_losses
@@ -42,7 +43,7 @@ def show(case: Case, report: Report) -> None:
 def _shown(case: Case, report: Report) -> list[tuple[str, RunInfo]]:
     """Name and run: the three controls, and the fix that worked (else the last that was tried)."""
     wanted = [(control(word), word) for word in _LOOKS]
-    cured = diagnosis_fix_words.best(report) or (report.trials[-1] if report.trials else None)
+    cured = fix_words.best(report) or (report.trials[-1] if report.trials else None)
     if cured is not None and cured.control not in _LOOKS:
         wanted.append(
             (f"{'fixed' if cured.cured else 'tried'}, {control(cured.control)}", cured.control)

@@ -9,6 +9,7 @@ from ampscope.diagnose import Finding
 from ampscope.errors import AmpscopeError
 from ampscope.experiments.detached import folder_of
 from ampscope.experiments.diagnosis import Report
+from ampscope.report import fix_words
 from app import diagnosis_fix_words, diagnosis_jobs, diagnosis_page, layout
 from app.diagnosis_data import Case
 from app.diagnosis_terms import control
@@ -19,9 +20,9 @@ def show(case: Case, report: Report) -> None:
     """Of the root cause."""
     finding = report.diagnosis.findings[0]
     st.subheader("The fix", anchor=False)
-    cured = diagnosis_fix_words.best(report)
-    layout.see(diagnosis_fix_words.sentence(finding, cured))
-    patch = diagnosis_fix_words.patch(finding, cured)
+    cured = fix_words.best(report)
+    layout.see(fix_words.sentence(finding, cured))
+    patch = fix_words.patch(finding, cured)
     if patch:
         st.code(patch, language="python")
     _proof(case, report, finding)
@@ -31,7 +32,7 @@ def show(case: Case, report: Report) -> None:
 
 def _proof(case: Case, report: Report, finding: Finding) -> None:
     if report.trials:
-        box = st.success if diagnosis_fix_words.best(report) is not None else st.warning
+        box = st.success if fix_words.best(report) is not None else st.warning
         box(escape(diagnosis_fix_words.seen(report)))
     elif finding.verdict.fix.controls:
         st.info("This fix has not been tried yet. The button below runs the script with it.")

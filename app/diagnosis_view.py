@@ -9,7 +9,8 @@ from ampscope.analysis.run_view import RunView
 from ampscope.causes import CAUSES
 from ampscope.diagnose import Finding
 from ampscope.experiments.diagnosis import Report
-from app import chart, diagnosis_chain, diagnosis_fix_words, diagnosis_page, diagnosis_words, layout
+from ampscope.report import fix_words
+from app import chart, diagnosis_chain, diagnosis_page, diagnosis_words, layout
 from app.diagnosis_chain import Link
 from app.diagnosis_data import Case
 from app.figures.cause_chain import cause_chain
@@ -80,7 +81,7 @@ def _figures(report: Report, finding: Finding) -> list[KeyFigure]:
 
 
 def _fix_state(report: Report) -> tuple[str, str]:
-    if diagnosis_fix_words.best(report) is not None:
+    if fix_words.best(report) is not None:
         return "seen to work", "A run with the fix did not show the symptom"
     if report.trials:
         return "none worked", "Each run with a fix still showed the symptom, or the cause"

@@ -11,8 +11,8 @@ from ampscope.causes import CAUSES
 from ampscope.diagnose import Finding
 from ampscope.experiments.diagnosis import Report
 from ampscope.records import State
+from ampscope.report import fix_words
 from ampscope.rules.verdict import Status
-from app import diagnosis_fix_words
 from app.diagnosis_terms import control
 from app.text import plural
 
@@ -69,8 +69,8 @@ def next_step(report: Report, as_is: RunView) -> str:
         if diagnosis.verdict == "inconclusive" or "fp32" not in report.control_symptoms:
             return "Diagnose it again over more steps, so that the evidence grows:"
         return "Nothing: mixed precision needs no change here."
-    cured = diagnosis_fix_words.best(report)
-    advice = diagnosis_fix_words.sentence(diagnosis.findings[0], cured)
+    cured = fix_words.best(report)
+    advice = fix_words.sentence(diagnosis.findings[0], cured)
     if cured is not None:
         return f"{advice} A run with this fix was seen to work; the patch is below."
     return f"{advice} No run with a fix was seen to work." if report.trials else advice

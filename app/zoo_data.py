@@ -9,9 +9,10 @@ from pathlib import PurePath
 
 from ampscope.causes import CAUSES
 from ampscope.records import RunInfo
+from ampscope.report import fix_words
 from ampscope.zoo.answers import ANSWERS, HEALTHY, Answer
 from ampscope.zoo.score import script_path
-from app import diagnosis_data, diagnosis_fix_words, diagnosis_jobs, diagnosis_words
+from app import diagnosis_data, diagnosis_jobs, diagnosis_words
 from app.diagnosis_data import Case
 
 NO_FAULT = "no_fault"
@@ -120,7 +121,7 @@ def _result(script: str, case: Case) -> Result:
         case.head,
         found=findings[0].cause if findings else word,
         module=findings[0].verdict.module if findings else None,
-        cured=diagnosis_fix_words.best(report) is not None if report.trials else None,
+        cured=fix_words.best(report) is not None if report.trials else None,
     )
 
 

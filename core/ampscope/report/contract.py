@@ -7,9 +7,9 @@ import math
 from typing import Any
 
 from ampscope.diagnose import Finding
-from ampscope.experiments.cure import Trial
 from ampscope.experiments.diagnosis import Report
 from ampscope.records import RunInfo
+from ampscope.report import fix_words
 from ampscope.rules.verdict import Measurement
 
 SCHEMA = 1
@@ -30,10 +30,7 @@ def document(report: Report) -> dict[str, Any]:
         "reason": report.could_not_run,
         "policy": diagnosis.policy,
         "elapsed_s": round(report.elapsed_s, 2),
-        "findings": [
-            _finding(f, report.trials if n == 0 else (), report.runs)
-            for n, f in enumerate(diagnosis.findings)
-        ],
+        "findings": [_finding(f, report, first=n == 0) for n, f in enumerate(diagnosis.findings)],
         "symptoms": list(diagnosis.symptoms),
         "controls": {name: _control(report, name) for name in ("fp32", "bf16")},
         "tried": [
@@ -50,20 +47,14 @@ def document(report: Report) -> dict[str, Any]:
     }
 
 
-def best_trial(trials: tuple[Trial, ...]) -> Trial | None:
-    """The fix that cured, if one did."""
-    return next((t for t in trials if t.cured), None)
-
-
-def _finding(
-    finding: Finding, trials: tuple[Trial, ...], runs: dict[str, RunInfo]
-) -> dict[str, Any]:
-    verdict = finding.verdict
-    cured = best_trial(trials)
+def _finding(finding: Finding, report: Report, *, first: bool) -> dict[str, Any]:
+    verdict, runs = finding.verdict, report.runs
+    trials = report.trials if first else ()  # fixes are run for the root cause alone
+    cured = fix_words.best(report) if first else None
     fix: dict[str, Any] = {
         "kind": cured.kind if cured else verdict.fix.kind,
-        "text": verdict.fix.text,
-        "patch": verdict.fix.patch,
+        "text": fix_words.sentence(finding, cured),
+        "patch": fix_words.patch(finding, cured),
         "verified": True if cured else (False if trials else None),
         "cost": {"step_time_ratio": _number(cured.price)} if cured else None,
         "control": cured.control if cured else None,
@@ -79,7 +70,7 @@ def _finding(
         "explanation": verdict.reason,
         "evidence": [_measurement(m, runs) for m in verdict.evidence],
         "fix": fix,
-        "consequences": [_finding(c, (), runs) for c in finding.consequences],
+        "consequences": [_finding(c, report, first=False) for c in finding.consequences],
     }
 
 

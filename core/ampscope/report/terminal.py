@@ -9,10 +9,10 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from ampscope.causes import CAUSES, FIX_KINDS
+from ampscope.causes import CAUSES
 from ampscope.diagnose import Finding
 from ampscope.experiments.diagnosis import Report
-from ampscope.report.contract import best_trial
+from ampscope.report import fix_words
 from ampscope.rules.verdict import Measurement
 
 POLICIES = {
@@ -66,11 +66,12 @@ def _finding(finding: Finding, report: Report, *, first: bool) -> RenderableType
         parts.append(Text(f"    {verdict.code}"))
     if verdict.evidence:
         parts.append(_evidence(verdict.evidence))
-    parts.append(Text(f"Fix: {FIX_KINDS[verdict.fix.kind]} {verdict.fix.text}"))
-    if verdict.fix.patch:
-        parts.append(Syntax(verdict.fix.patch.rstrip(), "python", background_color="default"))
+    cured = fix_words.best(report) if first else None
+    parts.append(Text(f"Fix: {fix_words.sentence(finding, cured)}"))
+    patch = fix_words.patch(finding, cured)
+    if patch:
+        parts.append(Syntax(patch.rstrip(), "python", background_color="default"))
     if first and report.trials:
-        cured = best_trial(report.trials)
         tried = "; ".join(
             f"{t.control}: {'cured' if t.cured else 'not cured'}" for t in report.trials
         )

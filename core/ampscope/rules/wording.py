@@ -58,20 +58,35 @@ def island(op: BadOp, kind: str, text: str, patch: str = "") -> Fix:
     return Fix(kind, text, patch or island_patch(op.module), tuple(controls))
 
 
-def island_patch(module: str) -> str:
-    """Plain PyTorch that keeps a module in fp32 under autocast."""
-    if not module:
+ISLAND = """import torch
+
+
+def in_fp32(module):
+    \"\"\"From now on compute this module in fp32, with autocast off.\"\"\"
+    forward = module.forward
+
+    def wide(value):
+        return value.float() if torch.is_tensor(value) and value.is_floating_point() else value
+
+    def forward_in_fp32(*args, **kwargs):
+        device = next(v.device.type for v in (*args, *kwargs.values()) if torch.is_tensor(v))
+        with torch.autocast(device, enabled=False):
+            return forward(*map(wide, args), **{k: wide(v) for k, v in kwargs.items()})
+
+    module.forward = forward_in_fp32
+
+
+for name in NAMES:
+    in_fp32(model.get_submodule(name))
+"""
+
+
+def island_patch(*modules: str) -> str:
+    """Plain PyTorch that keeps ``modules`` in fp32 under autocast, to be pasted behind the place
+    where ``model`` is made; without a module, the form of it for an expression."""
+    if not any(modules):
         return (
-            "with torch.autocast(device_type, enabled=False):\n"
+            "with torch.autocast(x.device.type, enabled=False):\n"
             "    ...  # this expression, with its inputs as x.float()\n"
         )
-    return (
-        f"module = model.get_submodule({module!r})\n"
-        "forward = module.forward\n\n"
-        "def forward_in_fp32(*args, **kwargs):\n"
-        "    with torch.autocast(device_type, enabled=False):\n"
-        "        args = [a.float() if torch.is_tensor(a) and a.is_floating_point() else a"
-        " for a in args]\n"
-        "        return forward(*args, **kwargs)\n\n"
-        "module.forward = forward_in_fp32\n"
-    )
+    return ISLAND.replace("NAMES", repr(list(modules)))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ampscope.experiments.diagnosis import Report, run_diagnosis
 from ampscope.records import RunSpec
-from ampscope.report.contract import best_trial
+from ampscope.report import fix_words
 from ampscope.zoo.answers import ANSWERS, HEALTHY, Answer
 
 STEPS = 300
@@ -84,7 +84,7 @@ def _score(script: str, answer: Answer | None, report: Report) -> Score:
     names = [f.cause for f in findings] or [report.diagnosis.verdict]
     expected = answer.cause if answer else "no_fault"
     accepted = {expected, *(answer.accept if answer else ())}
-    cured = best_trial(report.trials)
+    cured = fix_words.best(report)
     first = findings[0].verdict if findings else None
     return Score(
         script=script,

@@ -1,0 +1,50 @@
+"""A fix in words and as a patch: what a run has shown to work, else what the rule advises."""
+
+from __future__ import annotations
+
+from ampscope.causes import FIX_KINDS
+from ampscope.diagnose import Finding
+from ampscope.experiments.diagnosis import Report
+from ampscope.experiments.trials import Trial
+from ampscope.rules.wording import island_patch
+
+
+def best(report: Report) -> Trial | None:
+    """Of the fixes that worked, the one that the rule prefers; of sets of modules the smallest."""
+    if not report.diagnosis.findings:
+        return None
+    wanted = report.diagnosis.findings[0].verdict.fix.controls
+
+    def place(trial: Trial) -> tuple[int, int]:
+        known = trial.control in wanted
+        return wanted.index(trial.control) if known else len(wanted), trial.control.count(",")
+
+    return min((t for t in report.trials if t.cured), key=place, default=None)
+
+
+def sentence(finding: Finding, cured: Trial | None) -> str:
+    """What to change, in one sentence; of two that say the same, the rule's own."""
+    fix = finding.verdict.fix
+    word, _, names = cured.control.partition(":") if cured is not None else ("", "", "")
+    if word == "fp32_lines":
+        return f"Compute {names.replace(',', ', ')} in fp32."
+    if word == "fp32_modules" and names != finding.verdict.module:
+        return f"Keep {names.replace(',', ', ')} in fp32."
+    if cured is None or cured.kind == fix.kind:
+        return fix.text or FIX_KINDS[fix.kind]
+    if word == "fp32_modules":
+        return f"Keep {names} in fp32."
+    return FIX_KINDS[cured.kind]
+
+
+def patch(finding: Finding, cured: Trial | None) -> str:
+    """Code to paste: for the modules that were seen to matter, else as the rule wrote it."""
+    fix = finding.verdict.fix
+    word, _, names = cured.control.partition(":") if cured is not None else ("", "", "")
+    if word == "lr":
+        return f'for group in optimizer.param_groups:\n    group["lr"] *= {names}\n'
+    if word == "fp32_modules" and (names != finding.verdict.module or fix.kind != "fp32_module"):
+        return island_patch(*names.split(","))
+    if word == "bf16" and fix.kind != "use_bf16":
+        return "with torch.autocast(device_type, dtype=torch.bfloat16):\n    ...  # no GradScaler\n"
+    return fix.patch
