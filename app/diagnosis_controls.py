@@ -8,7 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from ampscope.analysis.loss_scale import finite_parts
-from ampscope.experiments.diagnosis import Report
+from ampscope.experiments.report import Report
 from ampscope.records import RunInfo, StepRecord
 from ampscope.report import fix_words
 from app import chart, layout, store

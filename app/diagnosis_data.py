@@ -15,8 +15,8 @@ import streamlit as st
 
 from ampscope.analysis.run_view import RunView
 from ampscope.errors import BadInput
-from ampscope.experiments.diagnosis import Report
 from ampscope.experiments.recall import recall
+from ampscope.experiments.report import Report
 from ampscope.observations import Observation
 from ampscope.records import RunInfo, State
 from ampscope.store.reader import Reader

@@ -8,7 +8,7 @@ import streamlit as st
 from ampscope.diagnose import Finding
 from ampscope.errors import AmpscopeError
 from ampscope.experiments.detached import folder_of
-from ampscope.experiments.diagnosis import Report
+from ampscope.experiments.report import Report
 from ampscope.report import fix_words
 from app import diagnosis_fix_words, diagnosis_jobs, diagnosis_page, layout
 from app.diagnosis_data import Case

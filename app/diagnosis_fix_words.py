@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampscope.experiments.diagnosis import Report
+from ampscope.experiments.report import Report
 from ampscope.report.fix_words import best
 from app.diagnosis_terms import control
 

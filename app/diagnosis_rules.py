@@ -6,7 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from ampscope.causes import CAUSES
-from ampscope.experiments.diagnosis import Report
+from ampscope.experiments.report import Report
 from ampscope.rules.verdict import Rule, Status, Verdict
 from app import layout, links
 from app.text import escape

@@ -8,7 +8,7 @@ import streamlit as st
 from ampscope.analysis.run_view import RunView
 from ampscope.causes import CAUSES
 from ampscope.diagnose import Finding
-from ampscope.experiments.diagnosis import Report
+from ampscope.experiments.report import Report
 from ampscope.report import fix_words
 from app import chart, diagnosis_chain, diagnosis_page, diagnosis_words, layout
 from app.diagnosis_chain import Link

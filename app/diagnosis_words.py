@@ -9,7 +9,7 @@ from __future__ import annotations
 from ampscope.analysis.run_view import RunView
 from ampscope.causes import CAUSES
 from ampscope.diagnose import Finding
-from ampscope.experiments.diagnosis import Report
+from ampscope.experiments.report import Report
 from ampscope.records import State
 from ampscope.report import fix_words
 from ampscope.rules.verdict import Status

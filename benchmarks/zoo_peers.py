@@ -74,6 +74,9 @@ def summary(found: list[Said]) -> dict[str, dict[str, int]]:
             "of these, pointed at it": sum(s.module == s.module_expected for s in with_module),
             "healthy scripts": len(healthy),
             "of these, stopped": sum(s.how == "reported" for s in healthy),
+            "of these, ended by an error of the tool": sum(
+                s.how == "the script failed" for s in healthy
+            ),
         }
     return lines
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ampscope.gradient_change import GradientChange
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -188,4 +190,4 @@ class Outcome:
     traced_ops: int = 0
 
 
-Observation = Call | Attempt | ParameterGradient | Scan | BadOp | OpUse | Outcome
+Observation = Call | Attempt | ParameterGradient | GradientChange | Scan | BadOp | OpUse | Outcome

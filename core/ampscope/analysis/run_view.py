@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from functools import cached_property
 
+from ampscope.gradient_change import GradientChange
 from ampscope.observations import (
     Attempt,
     BadOp,
@@ -30,6 +31,7 @@ class RunView:
         self.calls = [o for o in observations if isinstance(o, Call)]
         self.attempts = [o for o in observations if isinstance(o, Attempt)]
         self.gradients = [o for o in observations if isinstance(o, ParameterGradient)]
+        self.gradient_changes = [o for o in observations if isinstance(o, GradientChange)]
         self.scans = [o for o in observations if isinstance(o, Scan)]
         self.bad_ops = [o for o in observations if isinstance(o, BadOp)]
         self.uses = [o for o in observations if isinstance(o, OpUse)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from enum import StrEnum
 
+from ampscope.analysis.repeatability import difference
 from ampscope.analysis.run_view import RunView
 
 # A dynamic scale that starts at 2^16 needs at most 16 skips to reach 1; a start at 2^24 needs 24.
@@ -13,6 +14,7 @@ MIN_AFTER_SEARCH = 3  # taken steps that must follow a search before it counts a
 LATE_SKIP_SHARE = 0.1  # torch's growth interval of 2000 gives one skip in 2000 steps
 LEARNS_SHARE = 0.03  # fp32 must have lowered its loss by this share for a comparison to mean much
 BEHIND_SHARE = 0.5  # less than half of fp32's progress is worse learning
+BEHIND_APART = 0.1  # the same for two runs that do not begin alike: nearly no progress
 DIVERGED_FACTOR = 100.0
 TAIL_SCATTER = 2.0  # standard deviations
 
@@ -94,8 +96,9 @@ def is_behind(run: RunView, fp32: RunView) -> bool:
         return False  # the losses of several optimizers play against each other
     if own is None:
         return True
+    share = BEHIND_APART if difference(run, fp32) else BEHIND_SHARE
     # Mini-batch losses scatter: what is within the scatter of fp32's own tail is no difference.
-    return own < BEHIND_SHARE * reference and reference - own > TAIL_SCATTER * fp32.tail_scatter
+    return own < share * reference and reference - own > TAIL_SCATTER * fp32.tail_scatter
 
 
 def is_frozen(run: RunView, fp32: RunView) -> bool:

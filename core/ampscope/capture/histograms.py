@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.hooks import RemovableHandle
 
 from ampscope.capture.accumulator import Accumulator
-from ampscope.capture.model_map import ModelMap
+from ampscope.capture.model_map import Numbers
 from ampscope.capture.tensors import floating_tensors, version
 from ampscope.records import Role
 
@@ -28,7 +28,7 @@ _SEEN = "_ampscope_seen"  # attribute on an output tensor: the step and version 
 class HistogramHooks:
     """Counts activations and grad_outputs while :attr:`active`; asleep it checks that alone."""
 
-    def __init__(self, names: ModelMap, counts: Accumulator) -> None:
+    def __init__(self, names: Numbers, counts: Accumulator) -> None:
         self.names = names
         self.counts = counts
         self.active = False

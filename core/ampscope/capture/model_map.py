@@ -8,11 +8,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor, nn
 
 from ampscope.formats import dtype_name
 from ampscope.records import ModuleRecord
+
+
+class Numbers(Protocol):
+    """What instruments ask about modules and parameters."""
+
+    def index(self, module: nn.Module) -> int | None: ...
+
+    def owner(self, parameter: Tensor) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,17 +26,18 @@ from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]  # bou
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from ampscope.capture.model_map import ModelMap
+from ampscope.capture.model_map import Numbers
 
 NO_BACKWARD = -1  # torch's id of the running backward pass when there is none
 _ACCUMULATE = 2**63  # nodes that accumulate into a leaf have the number 2^64 - 1
 _ROOT = 0
+_MOST_RANGES = 200_000  # kept when a whole training is one pass, about 400 steps of 250 modules
 
 
 class OpPlace:
     """Follows the running modules while entered; :meth:`now` says where an op belongs."""
 
-    def __init__(self, names: ModelMap) -> None:
+    def __init__(self, names: Numbers) -> None:
         self.names = names
         self.outside = "forward"  # phase of ops outside modules and backward passes
         self._stack = [_ROOT]
@@ -123,6 +124,8 @@ class _Owners:
         else:
             self._starts.append(number)
             self._modules.append(module)
+            if len(self._starts) > _MOST_RANGES:  # the graphs of the oldest are long gone
+                del self._starts[: _MOST_RANGES // 2], self._modules[: _MOST_RANGES // 2]
 
     def of(self, number: int) -> int:
         at = bisect.bisect_right(self._starts, number) - 1

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
-from ampscope.capture.model_map import ModelMap
+from ampscope.capture.model_map import Numbers
 from ampscope.capture.op_place import OpPlace
 from ampscope.formats import dtype_name
 from ampscope.records import OpRecord
@@ -46,7 +46,7 @@ class OpTrace:
     while the trace is, and must not be entered besides.
     """
 
-    def __init__(self, names: ModelMap, executes: TorchDispatchMode | None = None) -> None:
+    def __init__(self, names: Numbers, executes: TorchDispatchMode | None = None) -> None:
         self.place = OpPlace(names)
         self.elapsed_s = 0.0
         self._mode = _Intercept(self.record, executes)
@@ -86,6 +86,10 @@ class OpTrace:
         taken_before = number in self._known.values()
         self._known[mark] = number
         return number, [] if taken_before else records
+
+    def forget(self) -> None:
+        """Begin anew, for those who call :meth:`record` themselves and never enter the trace."""
+        self._counts.clear()
 
     def record(self, func: Any, args: Sequence[Any], kwargs: Any, out: Any) -> None:
         """Note one call of ``func``."""
@@ -127,9 +131,7 @@ class OpTrace:
 class _Intercept(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own hook is untyped
     """Runs each op and hands it to ``record``, which owns the data."""
 
-    supports_higher_order_operators = (
-        True  # a model with flex_attention must run as it does without
-    )
+    supports_higher_order_operators = True  # a model with flex_attention must run as without
 
     def __init__(self, record: Callable[..., None], executes: TorchDispatchMode | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped

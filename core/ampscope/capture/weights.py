@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import TracebackType
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
 from torch.utils.hooks import RemovableHandle
 
+from ampscope.capture import gradient_rows
 from ampscope.capture.accumulator import Accumulator
 from ampscope.capture.model_map import ModelMap
-from ampscope.exponents import NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO
+from ampscope.exponents import NEG_ZERO, POS_ZERO
 from ampscope.records import Frame, NonFiniteRecord, Role
 
 
@@ -97,26 +97,13 @@ class WeightObserver:
     def nonfinite(self, gradients: Frame) -> list[NonFiniteRecord]:
         """The parameters of :meth:`count_gradients`'s frame that hold NaN or Inf, in backward
         order."""
-        row_of = {position: row for row, position in enumerate(gradients.modules)}
-        bad = []
-        for order, position in enumerate(self._reached()):
-            row = gradients.rows[row_of[position]] if position in row_of else None
-            if row is not None and row[[NAN, POS_INF, NEG_INF]].any():
-                counts = (int(row.sum()), int(row[NAN]), int(row[POS_INF]), int(row[NEG_INF]))
-                name = self._parameters[position].name
-                bad.append(NonFiniteRecord(gradients.step, name, order, *counts))
-        return bad
+        names = [parameter.name for parameter in self._parameters]
+        return gradient_rows.nonfinite(gradients, self._reached(), names.__getitem__)
 
     def by_module(self, gradients: Frame) -> Frame:
         """The frame of :meth:`count_gradients` with the parameters of each module added up."""
-        owners = (self._parameters[position].owner for position in gradients.modules)
-        keys = list(zip(owners, gradients.dtypes, strict=True))
-        at = {key: i for i, key in enumerate(dict.fromkeys(keys))}
-        rows = np.zeros((len(at), gradients.rows.shape[1]), np.int64)
-        np.add.at(rows, [at[key] for key in keys], gradients.rows)
-        modules = tuple(module for module, _ in at)
-        dtypes = tuple(dtype for _, dtype in at)
-        return Frame(gradients.step, gradients.role, modules, dtypes, rows, gradients.scale)
+        owners = [parameter.owner for parameter in self._parameters]
+        return gradient_rows.by_module(gradients, owners.__getitem__)
 
     def _reached(self) -> list[int]:
         """Positions in the order of their first arrival; accumulation reaches them repeatedly."""

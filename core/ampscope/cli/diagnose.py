@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -13,16 +12,14 @@ from rich.console import Console
 
 from ampscope.cli.options import store_option
 from ampscope.cli.script_checks import checked_limits, checked_script
-from ampscope.cli.verdict import Output, could_not_run, status_of
+from ampscope.cli.verdict import CANCELLED, Output, could_not_run, reason_of, status_of
 from ampscope.errors import AmpscopeError, Cancelled
 from ampscope.experiments.diagnosis import run_diagnosis
-from ampscope.experiments.script_notes import notes_of
 from ampscope.experiments.script_runs import ScriptRuns
 from ampscope.observations import Outcome
 from ampscope.records import RunSpec, State
 
 EXIT_COULD_NOT_RUN = 2
-CANCELLED = "Cancelled. What was recorded is kept."
 _SCRIPT = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
@@ -77,12 +74,10 @@ def diagnose(
             show,
             not no_verify,
         )
-        notes = dict.fromkeys((*report.notes, *notes_of(report, store)))
-        report = replace(report, notes=tuple(notes))
-    except (AmpscopeError, KeyboardInterrupt) as error:
-        reason = CANCELLED if isinstance(error, KeyboardInterrupt) else str(error)
+    except (Exception, KeyboardInterrupt) as error:  # status 1 would be "fault found"
+        reason = reason_of(error)
         output.write(could_not_run(script, policy, reason))
-        raise Cancelled(reason) if isinstance(error, KeyboardInterrupt) else error from None
+        raise AmpscopeError(reason) from error
     output.write(report)
     output.show(report)
     sys.exit(status_of(report))

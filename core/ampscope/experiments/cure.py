@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import Symptom, symptoms
 from ampscope.diagnose import Finding, diagnose
 
 NUMBERS = frozenset({Symptom.LOSS, Symptom.WEIGHTS, Symptom.GRADIENTS, Symptom.DIVERGED})
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One fix that was run. ``price`` is its time an optimizer step over the time as it is."""
-
-    control: str
-    kind: str
-    cured: bool
-    price: float | None
 
 
 def is_cured(

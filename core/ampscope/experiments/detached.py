@@ -73,6 +73,8 @@ def last_words(job: Job) -> str:
         return ""
     lines = [line.strip() for line in _said(job).splitlines() if line.strip()]
     said = lines[-1].removeprefix("ampscope: ") if lines else ""
+    if said.startswith("Undetermined"):
+        return ""  # a verdict, and the page shows it
     return said or f"It ended with status {process.returncode} and said nothing."
 
 

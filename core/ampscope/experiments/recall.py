@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
-from ampscope.analysis.symptoms import symptoms
 from ampscope.diagnose import diagnose
 from ampscope.errors import BadInput
-from ampscope.experiments.cure import Trial, is_cured
-from ampscope.experiments.diagnosis import Report, kind_of, price
-from ampscope.records import RunInfo, State
+from ampscope.experiments.cure import is_cured
+from ampscope.experiments.report import Report, report_of
+from ampscope.experiments.trials import Trial, kind_of, price
+from ampscope.records import RunInfo
 from ampscope.store.reader import Reader
-
-CONTROLS = ("as_is", "fp32", "bf16")
 
 
 def recall(reader: Reader, run_id: str) -> Report:
@@ -45,20 +43,8 @@ def recall(reader: Reader, run_id: str) -> Report:
                 kind = kind_of(name, finding.verdict.fix)
                 trials.append(Trial(name, kind, cured, price(view, views["as_is"])))
     ended = [r.ended for r in infos.values() if r.ended is not None]
-    problem = first.message if first.state in (State.FAILED, State.LOST, State.CANCELLED) else ""
-    return Report(
-        script=first.spec.workload,
-        diagnosis=diagnosis,
-        runs=infos,
-        trials=tuple(trials),
-        elapsed_s=(max(ended) - first.created) if ended else 0.0,
-        could_not_run=problem,
-        control_symptoms={
-            name: tuple(sorted(symptoms(views[name], None)))
-            for name in CONTROLS[1:]
-            if name in views
-        },
-    )
+    elapsed_s = (max(ended) - first.created) if ended else 0.0
+    return report_of(diagnosis, views, {**infos, "as_is": first}, tuple(trials), elapsed_s)
 
 
 def _view(reader: Reader, info: RunInfo) -> RunView:

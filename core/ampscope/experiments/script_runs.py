@@ -18,11 +18,12 @@ from ampscope.experiments.launch import child_environment
 from ampscope.experiments.script_deaths import last_words
 from ampscope.experiments.script_output import Followed, as_text, tail
 from ampscope.observations import Observation
-from ampscope.records import RunInfo, RunSpec, State
+from ampscope.records import Cadence, RunInfo, RunSpec, State
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 
 MAX_OUTPUT = 20_000
+NOTHING = Cadence(histogram=0, trace=0, shadow=0)
 HARD_FACTOR, HARD_GRACE_S = 1.5, 10.0  # the child's own watchdog allows 1.5 times and 5 s
 
 
@@ -92,7 +93,10 @@ class ScriptRuns:
         process = self._process
         if process is None or process.stdin is None:
             raise AmpscopeError("ScriptRuns is a context manager: enter it first.")
-        writer = RunWriter.create(self.store, replace(self.spec, control=control, parent=parent))
+        spec = replace(self.spec, control=control, parent=parent)
+        if parent:  # a control is compared by its losses and ops; histograms are of the first run
+            spec = replace(spec, cadence=NOTHING)
+        writer = RunWriter.create(self.store, spec)
         writer.close()
         run_id = writer.run_id
         self._open.add(run_id)

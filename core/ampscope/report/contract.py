@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from ampscope.diagnose import Finding
-from ampscope.experiments.diagnosis import Report
+from ampscope.experiments.report import Report
 from ampscope.records import RunInfo
 from ampscope.report import fix_words
 from ampscope.rules.verdict import Measurement
@@ -27,7 +27,7 @@ def document(report: Report) -> dict[str, Any]:
         "schema": SCHEMA,
         "script": report.script,
         "verdict": "inconclusive" if report.could_not_run else diagnosis.verdict,
-        "reason": report.could_not_run,
+        "reason": report.undecided,
         "policy": diagnosis.policy,
         "elapsed_s": round(report.elapsed_s, 2),
         "findings": [_finding(f, report, first=n == 0) for n, f in enumerate(diagnosis.findings)],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ampscope.causes import FIX_KINDS
 from ampscope.diagnose import Finding
-from ampscope.experiments.diagnosis import Report
+from ampscope.experiments.report import Report
 from ampscope.experiments.trials import Trial
 from ampscope.rules.wording import island_patch
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ampscope.causes import CAUSES
 from ampscope.diagnose import Finding
-from ampscope.experiments.diagnosis import Report
+from ampscope.experiments.report import Report
 from ampscope.report import fix_words
 from ampscope.rules.verdict import Measurement
 
@@ -40,7 +40,7 @@ def print_report(report: Report, console: Console) -> None:
     console.print(
         Text(
             f"Judged under {policy}, in {report.elapsed_s:.0f} s and {len(report.runs)} runs. "
-            "torch.compile was switched off. " + " ".join(report.notes)
+            + " ".join(report.notes)
         )
     )
 
@@ -49,8 +49,7 @@ def _no_finding(report: Report) -> RenderableType:
     if report.diagnosis.verdict == "no_fault":
         text = "No fault found. The script trains as its fp32 control does."
     else:
-        seen = "; ".join(report.diagnosis.symptoms)
-        text = f"Undetermined: {seen}. No rule has enough evidence to name the cause."
+        text = report.undecided
     return Panel(Text(text), title="Verdict", title_align="left")
 
 

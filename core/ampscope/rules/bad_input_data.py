@@ -20,6 +20,7 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.foreign_values import ForeignValue, foreign_values
 from ampscope.analysis.run_view import RunView
 from ampscope.observations import BadOp
 from ampscope.rules.forward_root import same_in_fp32
@@ -45,17 +46,16 @@ def check(evidence: Evidence) -> Verdict:
     own, reference = _first(evidence.as_is, bad), _first(evidence.fp32, bad)
     if own is None or reference is None:
         return passed("Nothing that is not finite came in where fp32 first fails.")
-    name, step, line, count = own
     return Verdict(
         Status.FOUND,
-        f"{name} is not finite at step {step}, before any op has seen it. AMP is innocent: the fp32"
-        " control meets the same values.",
+        f"{own.name} is not finite at step {own.step}, before any op has seen it. AMP is innocent:"
+        " the fp32 control meets the same values.",
         phase="forward",
-        step=step,
-        line=line,
+        step=own.step,
+        line=own.line,
         evidence=(
-            Measurement("non-finite values came in", count, 0, "as_is", step),
-            Measurement("the same in the fp32 control", reference[3], 0, "fp32", reference[1]),
+            Measurement("non-finite values came in", own.count, 0, "as_is", own.step),
+            Measurement("the same in the fp32 control", reference.count, 0, "fp32", reference.step),
         ),
         fix=Fix("fix_data", "Repair or drop the bad samples.", PATCH),
     )
@@ -69,28 +69,9 @@ def _prepares_data(op: BadOp) -> bool:
     return not op.tracked and not op.module_type and op.phase != "backward"
 
 
-def _first(run: RunView, bad: int | None) -> tuple[str, int, str, int] | None:
-    """(what, step, line, count) of a tensor that no op made, first seen non-finite in step ``bad``.
-
-    What was not finite before, without harm, is a mask of infinities that comes with each batch.
-    """
-    found = [
-        (not s.nan, s.name, s.attempt, "", s.nan + s.inf)
-        for s in run.scans
-        if s.moment == "batch" and s.nan + s.inf
-    ]
-    found += [
-        (False, f"an operand of {u.op}", u.attempt, u.line, u.count)
-        for u in run.uses
-        if u.name == "nan_operand"
-    ]
-    seen: set[tuple[bool, str, str]] = set()
-    fresh = []
-    for only_infinite, name, step, line, count in sorted(found, key=lambda f: f[2]):
-        if (only_infinite, name, line) not in seen and (bad is None or step == bad):
-            fresh.append((only_infinite, step, (name, step, line, count)))
-        seen.add((only_infinite, name, line))
-    return min(fresh)[2] if fresh else None
+def _first(run: RunView, bad: int | None) -> ForeignValue | None:
+    """What came in new at attempt ``bad``; at any when fp32 has no bad attempt of its own."""
+    return min((v for v in foreign_values(run) if bad is None or v.step == bad), default=None)
 
 
 RULE = Rule(

@@ -70,7 +70,6 @@ RULE = Rule(
         "activation_overflow",
         "elementwise_overflow",
         "reduction_overflow",
-        "bad_input_data",
         "loss_scale_too_high",
     ),
 )

@@ -2,14 +2,14 @@
 
 What it detects
     clip_grad_norm_ or clip_grad_value_ on gradients of a scaled loss, with no unscale_ before
-    it.
+    it; or gradients that the script's own code cuts to one fixed limit while they are scaled.
 
 Why it matters
     The threshold meets gradients that are 65,536 times too large, so every step is cut to
     almost nothing. Adam hides it in the loss curve.
 
 Blind spots
-    Clipping by hand, without torch's functions.
+    Clipping by hand in fewer than three steps, or inside a hook on a tensor.
 
 Remedy
     scaler.unscale_(optimizer) before the clip.
@@ -18,6 +18,7 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
+from ampscope.rules.clipped_by_hand import clipped_by_hand
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_applicable, passed
 
 
@@ -28,7 +29,7 @@ def check(evidence: Evidence) -> Verdict:
         return not_applicable("No loss was scaled.")
     wrong = [c for c in run.calls if c.name == "clip" and c.scaled and not c.nested]
     if not wrong:
-        return passed("No scaled gradients were clipped.")
+        return clipped_by_hand(run, PATCH) or passed("No scaled gradients were clipped.")
     first = wrong[0]
     clips = [c for c in run.calls if c.name == "clip"]
     scale = next((a.scale for a in run.attempts if a.attempt >= first.attempt), 0.0)

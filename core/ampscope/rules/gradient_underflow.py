@@ -17,12 +17,10 @@ Remedy
 
 from __future__ import annotations
 
-import math
-
 from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.lost_gradients import dead_parameters, late_zero_share, learns_slower
 from ampscope.analysis.root_op import silent_suspects
-from ampscope.analysis.run_view import RunView
-from ampscope.analysis.symptoms import Symptom, progress
+from ampscope.analysis.symptoms import Symptom
 from ampscope.rules.verdict import (
     Fix,
     Measurement,
@@ -35,12 +33,8 @@ from ampscope.rules.verdict import (
 )
 
 LOST = 0.05  # of all gradient entries; a healthy scaler loses less than 0.001
-MATTERS = 1e-2  # of the whole gradient's norm
 LOST_SURELY = 0.9  # without a look at the loss curve: hardly anything learns
-LOST_CLEARLY, SLOWER = (
-    0.2,
-    0.85,
-)  # lost share at which slower progress than fp32's is put down to it
+LOST_CLEARLY = 0.2  # lost share at which slower progress than fp32's is put down to it
 
 
 def check(evidence: Evidence) -> Verdict:
@@ -51,11 +45,10 @@ def check(evidence: Evidence) -> Verdict:
     lost = evidence.lost_share
     if fp32 is None or lost is None:
         return inconclusive("Only the fp32 control tells a lost gradient from a structural zero.")
-    late = _late_share(run) - _late_share(fp32)
-    dead = _dead_parameters(run, fp32)
-    worst = max(lost, late)
+    worst = max(lost, late_zero_share(run) - late_zero_share(fp32))
+    dead = dead_parameters(run, fp32)
     harmed = bool(evidence.symptoms & {Symptom.BEHIND, Symptom.FROZEN}) or (
-        worst > LOST_CLEARLY and _is_slower(run, fp32)
+        worst > LOST_CLEARLY and learns_slower(run, fp32)
     )
     if not dead and (worst < LOST or not (harmed or worst > LOST_SURELY)):
         return passed(
@@ -65,19 +58,14 @@ def check(evidence: Evidence) -> Verdict:
         return passed("The loss is not finite: zero gradients are not the trouble.")
     if any(b.reached_loss is False and b.phase == "forward" for b in silent_suspects(run)):
         return inconclusive("An op overflows inside in most steps; that can make zeros too.")
-    scaler = run.has_scaler
     scale = run.scales[0] if run.scales else 1.0
-    controls = ("init_scale:65536",) if scaler else ("add_scaler",)
-    kind = "change_scale" if scaler else "add_scaler"
-    words = f"at a loss scale of {scale:,.6g}" if scaler else "because the loss is not scaled"
-    which = (
-        f" Nothing arrives at {dead[0]}" + (f" and {len(dead) - 1} more." if dead[1:] else ".")
-        if dead
-        else ""
+    words = (
+        f"at a loss scale of {scale:,.6g}" if run.has_scaler else "because the loss is not scaled"
     )
     return Verdict(
         Status.FOUND,
-        f"{worst:.1%} of the gradient entries are zero here and not in fp32, {words}.{which}",
+        f"{worst:.1%} of the gradient entries are zero here and not in fp32, {words}."
+        f"{_which(dead)}",
         module=dead[0].rpartition(".")[0] or None if dead else None,
         phase="backward",
         step=0,
@@ -86,13 +74,13 @@ def check(evidence: Evidence) -> Verdict:
             Measurement("zero gradient entries in fp32", fp32.zero_share or 0.0, None, "fp32", 0),
             Measurement("lost", worst, LOST, "as_is", 0),
         ),
-        fix=Fix(
-            kind,
-            "Scale the loss with a GradScaler." if not scaler else "Use a larger loss scale.",
-            PATCH,
-            (*controls, "bf16"),
-        ),
+        fix=RAISE if run.has_scaler else ADD,
     )
+
+
+def _which(dead: list[str]) -> str:
+    more = f" and {len(dead) - 1} more" if dead[1:] else ""
+    return f" Nothing arrives at {dead[0]}{more}." if dead else ""
 
 
 PATCH = """scaler = torch.amp.GradScaler(device)
@@ -100,40 +88,8 @@ scaler.scale(loss).backward()
 scaler.step(optimizer)
 scaler.update()
 """
-
-
-def _dead_parameters(run: RunView, fp32: RunView) -> list[str]:
-    """Parameters without any gradient here that in fp32 have a part of it that matters.
-
-    A bias before a normalisation has a gradient of rounding noise in fp32 and none in half: the
-    share of the total norm tells it from a loss.
-    """
-    reference = {(g.attempt, g.name): g for g in fp32.gradients if g.norm}
-    total = math.sqrt(sum((g.norm or 0.0) ** 2 for g in fp32.gradients if g.attempt == 0))
-    names = []
-    for own in (g for g in run.gradients if g.attempt == 0 and g.total and not g.nonfinite):
-        other = reference.get((0, own.name))
-        gone = own.zero == own.total
-        if (
-            gone
-            and other is not None
-            and other.zero < 0.1 * other.total
-            and (other.norm or 0) > MATTERS * total
-        ):
-            names.append(own.name)
-    return names
-
-
-def _is_slower(run: RunView, fp32: RunView) -> bool:
-    count = min(len(run.losses), len(fp32.losses))
-    own, reference = progress(run, count), progress(fp32, count)
-    return bool(reference and reference > 0 and (own is None or own < SLOWER * reference))
-
-
-def _late_share(run: RunView) -> float:
-    seen = [a for a in run.attempts if not a.grad_nonfinite and a.grad_total][-5:]
-    total = sum(a.grad_total for a in seen)
-    return sum(a.grad_zero for a in seen) / total if total else 0.0
+RAISE = Fix("change_scale", "Use a larger loss scale.", PATCH, ("init_scale:65536", "bf16"))
+ADD = Fix("add_scaler", "Scale the loss with a GradScaler.", PATCH, ("add_scaler", "bf16"))
 
 
 RULE = Rule("gradient_underflow", check, ("as_is", "fp32"), 70, explains=("small_update_lost",))

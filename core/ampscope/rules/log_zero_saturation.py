@@ -48,5 +48,5 @@ RULE = Rule(
     check,
     ("as_is", "fp32"),
     50,
-    explains=("batchnorm_stats_corrupted", "loss_scale_too_high", "gradient_underflow"),
+    explains=("loss_scale_too_high", "gradient_underflow"),
 )

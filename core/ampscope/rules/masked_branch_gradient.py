@@ -56,7 +56,6 @@ RULE = Rule(
     ("as_is", "fp32"),
     44,
     explains=(
-        "not_amp_divergence",
         "loss_scale_too_high",
         "singular_gradient",
         "elementwise_overflow",

@@ -17,15 +17,12 @@ Remedy
 
 from __future__ import annotations
 
-import math
-
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.run_view import RunView
+from ampscope.analysis.growth import EARLY, growth
 from ampscope.analysis.symptoms import Symptom
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, passed
 
 GROWTH = 10.0  # the loss, or the gradients, grew tenfold before they broke
-EARLY = (0, 1)  # attempts at which only a growth within the step, over time-steps, can break fp32
 
 
 def check(evidence: Evidence) -> Verdict:
@@ -40,22 +37,22 @@ def check(evidence: Evidence) -> Verdict:
         Symptom.GRADIENTS,
     }:
         return passed("fp32 trains: whatever is wrong has to do with precision.")
-    growth = _growth(fp32)
-    if growth < GROWTH:
+    grown = growth(fp32)
+    if grown < GROWTH:
         return inconclusive("fp32 fails, but not by growing; look at the other findings.")
     bad = fp32.first_bad_attempt
     own = min(evidence.as_is.bad_loss_attempts, default=None)
-    if own is not None and bad not in EARLY and _growth(fp32, own) < GROWTH:
+    if own is not None and bad not in EARLY and growth(fp32, own) < GROWTH:
         return passed(f"Half precision breaks at step {own}, before fp32 has grown.")
     lr = fp32.attempts[0].lr if fp32.attempts else 0.0
     return Verdict(
         Status.FOUND,
         "AMP is innocent: the fp32 control diverges too"
         + (f", at step {bad}" if bad is not None else "")
-        + f". Its loss or gradients grew by a factor of {growth:.3g}; the learning rate is {lr:g}.",
+        + f". Its loss or gradients grew by a factor of {grown:.3g}; the learning rate is {lr:g}.",
         step=bad if bad is not None else fp32.attempts[-1].attempt if fp32.attempts else None,
         evidence=(
-            Measurement("growth of loss or gradient norm in fp32", growth, GROWTH, "fp32", bad),
+            Measurement("growth of loss or gradient norm in fp32", grown, GROWTH, "fp32", bad),
             Measurement("skipped steps as it is", len(evidence.as_is.skips), None, "as_is"),
         ),
         fix=Fix(
@@ -70,19 +67,6 @@ def check(evidence: Evidence) -> Verdict:
 PATCH = "optimizer = torch.optim.SGD(model.parameters(), lr=lr / 10)\n"
 
 
-def _growth(run: RunView, until: int | None = None) -> float:
-    """Largest finite loss or gradient norm up to step ``until`` over the first one."""
-    grown = [1.0]
-    seen = [a for a in run.attempts if until is None or a.attempt <= until]
-    for series in ([a.loss for a in seen], [a.grad_norm for a in seen]):
-        finite = [abs(x) for x in series if x is not None and math.isfinite(x)]
-        if len(finite) > 1 and finite[0] > 0:
-            grown.append(max(finite) / finite[0])
-    overflow_in_time = any(b.dtype == "fp32" and (b.fp32_max or 0) > 1e30 for b in run.bad_ops)
-    early = run.first_bad_attempt in EARLY
-    return max(*grown, 1e6 if early and overflow_in_time else 1.0)
-
-
 RULE = Rule(
     "not_amp_divergence",
     check,
@@ -95,7 +79,6 @@ RULE = Rule(
         "elementwise_overflow",
         "reduction_overflow",
         "gradient_underflow",
-        "batchnorm_stats_corrupted",
         "attention_logit_overflow",
         "singular_gradient",
     ),

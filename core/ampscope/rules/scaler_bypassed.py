@@ -96,6 +96,5 @@ RULE = Rule(
         "reduction_overflow",
         "loss_magnitude_overflow",
         "log_zero_saturation",
-        "batchnorm_stats_corrupted",
     ),
 )

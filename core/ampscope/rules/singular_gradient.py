@@ -63,9 +63,7 @@ RULE = Rule(
     ("as_is", "fp32"),
     45,
     explains=(
-        "not_amp_divergence",
         "loss_scale_too_high",
-        "bad_input_data",
         "loss_magnitude_overflow",
     ),
 )

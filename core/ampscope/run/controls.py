@@ -21,7 +21,7 @@ from ampscope.run import fp32_islands, precision_controls
 from ampscope.run.interventions.added_scaler import add_scaler
 from ampscope.run.interventions.loss_scale import frozen_scale, growth_interval, initial_scale
 from ampscope.run.interventions.optimizer_steps import fp32_state, scaled_lr
-from ampscope.run.separate_scalers import separate_scalers
+from ampscope.run.interventions.separate_scalers import separate_scalers
 from ampscope.run.interventions.unscaled_clips import unscale_first
 
 _PLAIN: dict[str, Callable[[], AbstractContextManager[object]]] = {

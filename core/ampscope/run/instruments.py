@@ -27,7 +27,8 @@ from ampscope.capture.op_trace import OpTrace
 from ampscope.capture.shadow import Shadow
 from ampscope.capture.weights import WeightObserver
 from ampscope.records import Cadence, Role
-from ampscope.run.training import Training, checked_loss
+from ampscope.run.shadow_runs import ShadowRuns
+from ampscope.run.training import Training
 from ampscope.store.writer import RunWriter
 from ampscope.workloads.protocol import Batch
 
@@ -51,20 +52,22 @@ class Instruments:
         self.grad_norm: float | None = None  # of this step, unscaled
         self.moved_share: float | None = None
         self.op_set: int | None = None
-        self.note = ""  # one sentence on what could not be recorded
         self._names = ModelMap(training.model)
         self._counts = Accumulator()
         self._hooks = HistogramHooks(self._names, self._counts)
         self._weights = WeightObserver(self._names, self._counts)
         self._trace = OpTrace(self._names, executes=arithmetic)
         self._arithmetic = arithmetic
+        self._shadows = ShadowRuns(training, self._names, cadence.shadow)
         self._shadow: Shadow | None = None
         self._asked = self._stepped = False
         self._step, self._scale = -1, 1.0
         self._elapsed_s = 0.0
-        self._has_shadow = cadence.shadow > 0 and training.compute_format != "fp32"
-        if self._has_shadow and training.workload.step is not None:
-            self._without_shadow("the workload has a training step of its own, which it cannot run")
+
+    @property
+    def note(self) -> str:
+        """One sentence on what could not be recorded, or nothing."""
+        return self._shadows.note
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
@@ -88,9 +91,7 @@ class Instruments:
             self.grad_norm = self.moved_share = self.op_set = None
             if self._is_due(self.cadence.histogram):
                 self._weights.count_weights()
-            self._shadow = None
-            if self._has_shadow and self._is_due(self.cadence.shadow):
-                self._shadow = self._run_shadow(batch)
+            self._shadow = self._shadows.run(step, scale, batch)
             self._weights.start_step()
             self._hooks.start_step(step, active=self._is_due(self.cadence.histogram))
 
@@ -133,23 +134,6 @@ class Instruments:
         total = self._elapsed_s + self._hooks.elapsed_s + self._trace.elapsed_s
         self._elapsed_s = self._hooks.elapsed_s = self._trace.elapsed_s = 0.0
         return total
-
-    def _run_shadow(self, batch: Batch) -> Shadow | None:
-        training = self.training
-        shadow = Shadow(self._names, self._step, self._scale)
-        twin_batch = training.twin_batch(batch)
-        try:
-            shadow.run_twin(lambda model: checked_loss(training.workload.loss(model, twin_batch)))
-        except Exception as error:  # whatever a copy of the user's model may raise: the run goes on
-            self._without_shadow(f"a copy of the model in fp32 raised {type(error).__name__}")
-            return None
-        return shadow
-
-    def _without_shadow(self, reason: str) -> None:
-        self._has_shadow = False
-        self.note = (
-            f"The fp32 shadow is off: {reason}. Lost values cannot be told from zeros in this run."
-        )
 
     def _on_gradients(self) -> None:
         """Gradients are complete and still scaled."""

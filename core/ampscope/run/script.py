@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ampscope.capture.script.script_histograms import Measured
 from ampscope.capture.script.source_lines import line_name
 from ampscope.observations import Observation, Outcome
 from ampscope.records import RunSpec
@@ -43,7 +44,8 @@ class ScriptResult:
     """What is left of a script's run."""
 
     observations: list[Observation]
-    outcome: Outcome  # the last of them
+    measured: Measured
+    outcome: Outcome  # the last of the observations
     traceback: str
     processes: int  # that the script started
 
@@ -70,7 +72,7 @@ class _Run:
         self.policy = policy
         self.following = following
         self.folder = folder_of(spec.workload)
-        self.recorder = ScriptRecorder(self.folder, self._attempt)
+        self.recorder = ScriptRecorder(self.folder, spec.cadence, self._attempt)
         self.processes = Processes(self.recorder.switch_off)
         self.cuda = CudaRequests(self.recorder.lines, redirect=policy == "rehearsal")
         self.deadline = time.monotonic() + spec.time_limit_s
@@ -162,7 +164,8 @@ class _Run:
         notes = tuple(note for note in (self.cuda.note(), compiled) if note)
         outcome = self.recorder.outcome(self.stopped or ended, notes=notes, **facts)
         observations = self.recorder.observations(outcome)
-        return ScriptResult(observations, outcome, text, self.processes.started)
+        measured = self.recorder.histograms.take()
+        return ScriptResult(observations, measured, outcome, text, self.processes.started)
 
     def _end(self, result: ScriptResult) -> ScriptResult:
         """Only the script's own process goes on from here; a fork of it ends like any Python."""

@@ -31,7 +31,7 @@ def run_child(store: Path, run_id: str, spec: RunSpec) -> int:
     writing = ScriptWriting(writer)
 
     def leaves_at_once(result: ScriptResult) -> None:
-        writing.write(result.observations, last=True)
+        writing.write(result.observations, result.measured, last=True)
         if result.outcome.ended != "killed":  # the watchdog has said why it ends the process
             writer.finish(*ending(result.outcome, spec, result.processes))
 
@@ -44,18 +44,15 @@ def run_child(store: Path, run_id: str, spec: RunSpec) -> int:
             watchdog.start_clock()
             following = Following(writing.write_if_due, leaves_at_once, watchdog.cancelled.is_set)
             result = run_script(spec, machine.policy, following)
-            writing.write(result.observations, last=True)
+            writing.write(result.observations, result.measured, last=True)
             state, message = ending(result.outcome, spec, result.processes)
             details = result.traceback
             end_python()
     except (BadInput, StoreError) as error:
         state, message = State.FAILED, str(error)
-    except OwnFault as error:
-        state, message = State.FAILED, f"ampscope itself failed, not the script: {error}"
-        details = traceback.format_exc()
     except BaseException as error:
-        name = type(error).__name__
-        state, message = State.FAILED, f"ampscope itself failed, not the script: {name}: {error}"
+        what = str(error) if isinstance(error, OwnFault) else f"{type(error).__name__}: {error}"
+        state, message = State.FAILED, f"ampscope itself failed, not the script: {what}"
         details = traceback.format_exc()
     try:
         writer.finish(state, message, details)

@@ -18,10 +18,12 @@ from ampscope.capture.script.call_log import CallLog
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.op_watch import OpWatch
 from ampscope.capture.script.patches import Patches
+from ampscope.capture.script.script_histograms import ScriptHistograms
 from ampscope.capture.script.source_lines import SourceLines
 from ampscope.capture.tensors import floating_tensors
 from ampscope.formats import dtype_name
 from ampscope.observations import Observation, Outcome
+from ampscope.records import Cadence
 from ampscope.run.script_scans import ScriptScans, inputs_call
 
 OP_BUDGET = 400_000  # ops looked at: about 15 s of watching on a slow core
@@ -30,11 +32,16 @@ OP_BUDGET = 400_000  # ops looked at: about 15 s of watching on a slow core
 class ScriptRecorder:
     """Records one run of a script; :meth:`watching` around it, then :meth:`observations`."""
 
-    def __init__(self, own_folder: str, on_attempt: Callable[[int], None]) -> None:
+    def __init__(
+        self, own_folder: str, cadence: Cadence, on_attempt: Callable[[int], None]
+    ) -> None:
         self.lines = SourceLines(own_folder)
         self.paths = ModulePaths()
         self.watch = OpWatch(self.paths, self.lines, OP_BUDGET)
-        self.attempts = Attempts(self.watch.taint_of)
+        self.attempts = Attempts(self.watch.taint_of, self.watch.writes)
+        self.histograms = ScriptHistograms(self.paths, cadence)
+        self.attempts.instruments = self.histograms
+        self.watch.on_op = self._record_op if cadence.trace else None
         self.log = CallLog(self.watch, self.attempts)
         self.scans = ScriptScans(self.attempts)
         self.started = time.perf_counter()
@@ -55,6 +62,7 @@ class ScriptRecorder:
             stack.callback(patches.undo)
             after = register_module_forward_hook(self._after_forward)
             stack.callback(after.remove)
+            stack.enter_context(self.histograms)
             stack.enter_context(self.attempts)
             stack.enter_context(self.log)
             stack.enter_context(self.watch)
@@ -86,6 +94,7 @@ class ScriptRecorder:
             *self.log.calls,
             *self.attempts.records,
             *self.attempts.gradients,
+            *self.attempts.changes.records,
             *self.scans.records,
             *bad,
             *self.watch.uses.records(),
@@ -125,7 +134,13 @@ class ScriptRecorder:
                 taint = self.watch.taint_of(tensor)
                 self.eval_taint = -1 if taint is None else taint
 
+    def _record_op(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        if self.histograms.traces:
+            self.histograms.trace.record(func, args, kwargs, out)
+
     def _attempt_ended(self, count: int) -> None:
+        record = self.attempts.records[-1]
+        self.histograms.attempt_ended(count, record.scale if record.scaler else 1.0)
         self.watch.new_attempt(count)
         self._on_attempt(count)
 

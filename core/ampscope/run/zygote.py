@@ -42,12 +42,12 @@ def main(store: Path, script: str) -> None:
     """Serve runs of SCRIPT, into STORE, until standard input ends."""
     import torch  # the import that every child shares
 
-    import ampscope.run.script_child
+    import ampscope.run.script_child  # noqa: F401  # the children's other imports
     from ampscope.run.script_main import read_once
 
     torch.manual_seed(0)
     # Loaded now rather than once a child: optimizers import this lazily (0.5 s and more).
-    import torch._dynamo  # noqa: F401
+    import torch._dynamo
 
     read_once(script)
     children: dict[int, _Child] = {}

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from ampscope.experiments.diagnosis import Report, run_diagnosis
+from ampscope.experiments.diagnosis import run_diagnosis
+from ampscope.experiments.report import Report
 from ampscope.records import RunSpec
 from ampscope.report import fix_words
 from ampscope.zoo.answers import ANSWERS, HEALTHY, Answer

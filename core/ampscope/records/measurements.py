@@ -1,32 +1,13 @@
-"""Every fact that is recorded, as frozen dataclasses. No other type crosses a room's boundary.
-
-Losses, scales and norms keep NaN and infinities: they are what people look for. ``None`` means
-"was not recorded", never "was not finite".
-"""
+"""What the instruments of a probe measured."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 
 from ampscope.exponents import Raw
-
-
-class State(StrEnum):
-    """State of a run. ``lost`` is never stored: a reader derives it from pid and heartbeat."""
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    FINISHED = "finished"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    LOST = "lost"
-
-    @property
-    def is_active(self) -> bool:
-        return self in (State.QUEUED, State.RUNNING)
 
 
 class Role(StrEnum):
@@ -42,89 +23,6 @@ class Role(StrEnum):
     def is_gradient(self) -> bool:
         """True for the roles whose recorded values still carry the loss scale."""
         return self in (Role.GRAD_OUTPUT, Role.WEIGHT_GRAD)
-
-
-@dataclass(frozen=True, slots=True)
-class ScalerSpec:
-    """GradScaler's settings (torch's defaults, torch/amp/grad_scaler.py)."""
-
-    init_scale: float = 65536.0
-    growth_factor: float = 2.0
-    backoff_factor: float = 0.5
-    growth_interval: int = 2000
-
-
-@dataclass(frozen=True, slots=True)
-class Cadence:
-    """How often each instrument looks, in steps; 0 switches it off."""
-
-    histogram: int = 1
-    trace: int = 1
-    shadow: int = 10
-
-
-@dataclass(frozen=True, slots=True)
-class RunSpec:
-    """What was asked for. Stored as JSON with the run, and enough to repeat it."""
-
-    workload: str
-    kind: str = "probe"  # probe | script
-    size: str = "tiny"
-    precision: str = "fp16"
-    steps: int = 50
-    seed: int = 0
-    device: str = "auto"  # auto | cpu | cuda | cuda:N
-    policy: str = "auto"  # auto | cuda (rehearsal of CUDA's rules on a CPU) | native
-    scaler: ScalerSpec = field(default_factory=ScalerSpec)
-    cadence: Cadence = field(default_factory=Cadence)
-    loss_factor: float = 1.0
-    time_limit_s: float = 600.0
-    memory_limit_mib: int = 0  # 0: no limit
-    label: str = ""
-    group: str = ""  # runs that were started together share it
-    args: tuple[str, ...] = ()  # a script's own arguments
-    control: str = ""  # which control or intervention a script's run is
-    parent: str = ""  # run id that this run is a control of
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """Where a run took place; shown on every page about it."""
-
-    device: str  # "cpu", "cuda:0"
-    device_name: str
-    policy: str  # "cuda" = real CUDA, "rehearsal" = CUDA's rules on a CPU, "native" = the CPU's own
-    capability: str = ""  # "9.0"
-    torch: str = ""
-    python: str = ""
-    platform: str = ""
-    host: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class RunInfo:
-    """One row of the run table, with the derived state."""
-
-    id: str
-    spec: RunSpec
-    state: State
-    created: float  # seconds since the epoch
-    started: float | None
-    ended: float | None
-    heartbeat: float | None
-    pid: int | None
-    machine: Machine | None
-    message: str  # one sentence: how it ended, what to do next
-    traceback: str  # the child's own, kept for the details
-    steps_done: int
-    overhead_share: float | None  # instruments' share of the run's step time, 0 … 1
-    place: int = 0  # place in the queue, 0 when it does not wait
-
-    @property
-    def title(self) -> str:
-        spec = self.spec
-        name = spec.workload.rpartition("/")[2]  # a user's file without its folders
-        return spec.label or f"{name} {spec.size} {spec.precision}"
 
 
 @dataclass(frozen=True, slots=True)

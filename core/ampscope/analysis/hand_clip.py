@@ -1,0 +1,88 @@
+"""Was the script clipping scaled gradients by its own hands?
+
+A single change of the gradients says little: averaging over workers, masks, noise, centring and
+unscaling by hand change them too. A clip is known by its limit. Whatever the gradients were, what
+the limit bounds is the same afterwards: their norm, each parameter's norm, their largest entry. And
+the limit is meant for unscaled gradients: it stays when the scale moves, or, while the scale stands
+still, it is the round number of the two (1 and not 1 / 65,536).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ampscope.gradient_change import GradientChange
+
+MIN_CHANGES = 3  # two equal norms can be chance
+SAME = 2e-3  # relative; a limit in bf16 is rounded at 2^-9
+VARIES = 0.01  # the norm before must differ by this much, or a constant factor would look alike
+MAX_UNSCALED_LIMIT = 0.01  # nobody clips real gradients to less; a limit above it may be scaled
+DIGITS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class HandClip:
+    """A limit that scaled gradients were cut to."""
+
+    optimizer: str
+    bounds: str  # "norm", "norm of each parameter", "largest entry"
+    limit: float
+    changes: tuple[GradientChange, ...]
+
+
+def hand_clips(changes: Sequence[GradientChange]) -> list[HandClip]:
+    """At most one an optimizer."""
+    found: list[HandClip] = []
+    for optimizer in dict.fromkeys(c.optimizer for c in changes):
+        own = tuple(c for c in changes if c.optimizer == optimizer)
+        if len(own) >= MIN_CHANGES and all(c.norm_after <= c.norm_before for c in own):
+            found += [
+                HandClip(optimizer, bounds, limits[0], own)
+                for bounds, read in _BOUNDS.items()
+                if _is_limit(limits := [read(c) for c in own], own)
+            ][:1]
+    return found
+
+
+def _norm(change: GradientChange) -> float:
+    return change.norm_after if change.kind == "factor" else math.nan
+
+
+def _each_norm(change: GradientChange) -> float:
+    is_scaled = change.kind in ("factor", "factors") and change.each_norm is not None
+    return change.each_norm if is_scaled and change.each_norm is not None else math.nan
+
+
+def _largest(change: GradientChange) -> float:
+    return change.max_after if change.kind in ("clamp", "factor") else math.nan
+
+
+_BOUNDS: dict[str, Callable[[GradientChange], float]] = {
+    "norm": _norm,
+    "norm of each parameter": _each_norm,
+    "largest entry": _largest,
+}
+
+
+def _is_limit(limits: list[float], changes: tuple[GradientChange, ...]) -> bool:
+    if not _same(limits) or _same([c.norm_before for c in changes], VARIES):
+        return False
+    unscaled = [x / c.scale for x, c in zip(limits, changes, strict=True)]
+    if not _same(unscaled):
+        return True  # the scale moved and the limit did not follow
+    is_tiny = unscaled[0] < MAX_UNSCALED_LIMIT
+    return is_tiny and _digits(limits[0]) < _digits(unscaled[0])
+
+
+def _same(values: list[float], tolerance: float = SAME) -> bool:
+    if not all(map(math.isfinite, values)):
+        return False
+    return max(values) - min(values) <= tolerance * max(values)
+
+
+def _digits(value: float) -> int:
+    """Significant decimal digits of ``value``, rounded to :data:`DIGITS`: 1 for 0.5, 4 for 1/3."""
+    mantissa = f"{value:.{DIGITS - 1}e}".partition("e")[0]
+    return len(mantissa.replace(".", "").rstrip("0"))

@@ -1,0 +1,61 @@
+"""The optimizer's own numbers where they are kept in half precision.
+
+Adam divides by sqrt(v) + eps: in fp16 v = g^2 is zero for a gradient below 2^-12.5, and an epsilon
+of 1e-8 is zero too, being no more than half of the smallest number, 2^-24.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ampscope.analysis.run_view import RunView
+from ampscope.formats import FP16
+from ampscope.observations import Attempt
+
+COMPARED = 3  # first attempts, in which both runs still have much the same weights
+
+
+@dataclass(frozen=True, slots=True)
+class HalfState:
+    """Of a run whose optimizer keeps its state in half precision."""
+
+    first: Attempt
+    broken: Attempt | None  # weights or moments not finite although the gradients are
+    dead_share: float  # second moments that vanished although the gradients did not, at most
+    eps_vanished: bool
+    update_ratio: float | None  # largest update norm over the fp32 control's, in the first attempts
+
+
+def half_state(run: RunView, fp32: RunView | None) -> HalfState | None:
+    """None when no optimizer keeps its state in half precision."""
+    half = [a for a in run.attempts if "fp16" in a.state_dtypes or "bf16" in a.state_dtypes]
+    if not half:
+        return None
+    return HalfState(
+        first=half[0],
+        broken=next(
+            (a for a in half if (a.weight_nonfinite or a.state_nonfinite) and not a.grad_nonfinite),
+            None,
+        ),
+        dead_share=max(a.state_zero_share or 0.0 for a in half),
+        eps_vanished=_vanishes(half[0]),
+        update_ratio=_update_ratio(run, fp32),
+    )
+
+
+def _vanishes(attempt: Attempt) -> bool:
+    # Half of the smallest number is a tie, which goes to the even neighbour: zero.
+    small = attempt.eps is not None and attempt.eps <= FP16.min_subnormal / 2
+    return small and "fp16" in attempt.state_dtypes
+
+
+def _update_ratio(run: RunView, fp32: RunView | None) -> float | None:
+    if fp32 is None:
+        return None
+    ratios = [
+        a.update_norm / b.update_norm
+        for a, b in zip(run.attempts[:COMPARED], fp32.attempts[:COMPARED], strict=False)
+        if a.update_norm and b.update_norm and math.isfinite(a.update_norm)
+    ]
+    return max(ratios, default=None)

@@ -1,0 +1,40 @@
+"""Does a script do the same twice? Two runs of it are compared before precision can matter.
+
+ampscope seeds torch, NumPy and ``random``; a script still differs from run to run when it seeds
+from the clock or has a generator of its own. Losses of such runs cannot be compared step by step.
+"""
+
+from __future__ import annotations
+
+from ampscope.analysis.run_view import RunView
+from ampscope.observations import Call, Scan
+
+
+def difference(first: RunView, second: RunView) -> str:
+    """What two runs of one script do not have in common before the first step; "" when all is.
+
+    Precision cannot be the reason: only what is fp32 in both runs is compared.
+    """
+    pairs = zip(_starts(first), _starts(second), strict=False)
+    if any(a.name == b.name and _facts(a) != _facts(b) for a, b in pairs if _comparable(a, b)):
+        return "the initial weights"
+    a, b = _first_inputs(first), _first_inputs(second)
+    if a is not None and b is not None and a.dtype == b.dtype == "fp32" and a.value != b.value:
+        return "the first inputs"
+    return ""
+
+
+def _first_inputs(run: RunView) -> Call | None:
+    return next((call for call in run.calls if call.name == "inputs"), None)
+
+
+def _starts(view: RunView) -> list[Scan]:
+    return [s for s in view.scans if s.moment == "start" and s.attempt == 0]
+
+
+def _comparable(a: Scan, b: Scan) -> bool:
+    return a.dtype == b.dtype == "fp32" and a.total == b.total
+
+
+def _facts(scan: Scan) -> tuple[str, ...]:
+    return tuple(map(str, (scan.max_abs, scan.std)))  # as text, NaN equals itself

@@ -1,0 +1,71 @@
+"""Puts one :class:`Attempt` together: the backward before it, the gradients, how the step ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch.optim import Optimizer
+
+from ampscope.capture.script.gradient_facts import GradientFacts
+from ampscope.capture.script.optimizer_facts import (
+    dtypes,
+    lr_of,
+    nonfinite_count,
+    parameters_of,
+    state_facts,
+)
+from ampscope.observations import Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The last backward before the attempt, and how many there were since the one before."""
+
+    value: float | None = None  # unscaled
+    dtype: str = ""
+    backwards: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How the step ended."""
+
+    scaler: str = ""  # "" when the script called it directly
+    scale: float = 1.0
+    skipped: bool = False
+    unscaled: bool = False  # by the script's own call
+    moved_share: float | None = 0.0
+    update_norm: float | None = 0.0
+
+
+def attempt_record(
+    number: int, optimizer: Optimizer, name: str, loss: Loss, facts: GradientFacts, ending: Ending
+) -> Attempt:
+    """The record of attempt ``number``; ``name`` is the optimizer's."""
+    parameters, state = parameters_of(optimizer), state_facts(optimizer)
+    return Attempt(
+        attempt=number,
+        optimizer=name,
+        scaler=ending.scaler,
+        loss=loss.value,
+        loss_dtype=loss.dtype,
+        scale=ending.scale,
+        skipped=ending.skipped,
+        unscaled_before=ending.unscaled,
+        backwards=loss.backwards,
+        grad_total=facts.total,
+        grad_zero=facts.zero,
+        grad_nonfinite=facts.nonfinite,
+        grad_max=facts.largest,
+        grad_norm=facts.norm,
+        lr=lr_of(optimizer),
+        moved_share=ending.moved_share,
+        update_norm=ending.update_norm,
+        weight_nonfinite=nonfinite_count(parameters),
+        grad_dtypes=dtypes([p.grad for p in parameters if p.grad is not None]),
+        weight_dtypes=dtypes(parameters),
+        state_dtypes=state.dtypes,
+        state_nonfinite=state.nonfinite,
+        state_zero_share=state.zero_share,
+        eps=optimizer.param_groups[0].get("eps"),
+    )

@@ -1,0 +1,183 @@
+"""What can be said about one op call: its tensors, magnitudes, and what fp32 would have given."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor
+
+from ampscope.formats import dtype_name
+from ampscope.observations import Operand
+
+HALF = (torch.float16, torch.bfloat16)
+COARSE = 0.05  # relative 2-norm error; one rounding to bf16 gives at most 2^-9 = 0.002
+_ACCUMULATIONS = (
+    "embedding_dense_backward", "index_add", "index_add_", "scatter_add", "scatter_add_", "sum",
+    "cumsum", "mean", "index_put_", "_index_put_impl_", "logcumsumexp", "scatter_reduce", "cumprod",
+)  # fmt: skip
+_RUNNING_SUMS = ("add", "add_", "sub", "sub_")
+_IN_PLACE = (
+    "add_", "sub_", "lerp_", "copy_", "index_add_", "scatter_add_", "index_put_",
+    "_index_put_impl_",
+)  # fmt: skip
+STALLED = 0.9  # share of the elements that should have moved
+
+
+class SpecialCounts(TypedDict):
+    """NaN and infinities of a tensor."""
+
+    nan: int
+    pos_inf: int
+    neg_inf: int
+
+
+def tensors(value: Any, more: Any) -> list[Tensor]:
+    """All tensors in an op's arguments or result, one level of lists deep."""
+    found: list[Tensor] = []
+    for part in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(part, Tensor):
+            found.append(part)
+        elif isinstance(part, list | tuple):
+            found.extend(p for p in part if isinstance(p, Tensor))
+    if more:
+        found.extend(p for p in more.values() if isinstance(p, Tensor))
+    return found
+
+
+def all_finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(tensor).all())
+
+
+def has_nan(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and bool(torch.isnan(tensor).any())
+
+
+def scalars(args: Any, kwargs: Any) -> tuple[float, ...]:
+    """Python numbers among the arguments, and 0-dimensional fp32/fp64 tensors' values."""
+    parts = (p for p in (*args, *kwargs.values()) if _is_number(p))
+    found = [p.item() if isinstance(p, Tensor) else float(p) for p in parts]
+    return tuple(found[:6])
+
+
+def _is_number(part: Any) -> bool:
+    if isinstance(part, Tensor):
+        return part.dim() == 0 and part.is_floating_point()
+    return isinstance(part, int | float) and not isinstance(part, bool)
+
+
+def has_nonfinite_scalar(args: Any, kwargs: Any) -> bool:
+    """A Python constant that is not finite: somebody wrote it on purpose."""
+    parts = (*args, *kwargs.values())
+    return any(isinstance(p, float) and not math.isfinite(p) for p in parts)
+
+
+def special_counts(tensor: Tensor) -> SpecialCounts:
+    return SpecialCounts(
+        nan=int(torch.isnan(tensor).sum()),
+        pos_inf=int(torch.isposinf(tensor).sum()),
+        neg_inf=int(torch.isneginf(tensor).sum()),
+    )
+
+
+def max_abs(tensor: Tensor | None) -> float | None:
+    """Largest finite magnitude; None without one."""
+    if tensor is None or not tensor.is_floating_point() or tensor.numel() == 0:
+        return None
+    magnitudes = tensor.detach().abs()
+    finite = magnitudes[torch.isfinite(magnitudes)]
+    return float(finite.max()) if finite.numel() else None
+
+
+def operand(tensor: Tensor, producers: tuple[str, ...], is_parameter: bool) -> Operand:
+    """Facts about one input."""
+    floating = tensor.is_floating_point() and tensor.numel() > 0
+    nonzero = None
+    if floating:
+        magnitudes = tensor.detach().abs().float()
+        kept = magnitudes[(magnitudes > 0) & torch.isfinite(magnitudes)]
+        nonzero = float(kept.min()) if kept.numel() else None
+    return Operand(
+        dtype=dtype_name(tensor.dtype),
+        shape=tuple(tensor.shape),
+        max_abs=max_abs(tensor),
+        min_abs=nonzero,
+        zeros=int((tensor == 0).sum()) if tensor.numel() else 0,
+        nonfinite=int((~torch.isfinite(tensor)).sum()) if floating else 0,
+        producers=producers,
+        is_parameter=is_parameter,
+    )
+
+
+def in_fp32(func: Any, args: Any, kwargs: Any) -> Tensor | None:
+    """The op on the same inputs in fp32; None where that cannot be done (in-place, no kernel)."""
+    if func._opname.endswith("_") or "out" in kwargs:
+        return None
+    try:
+        with torch.no_grad():
+            result = func(*map(_widened, args), **{k: _widened(v) for k, v in kwargs.items()})
+    except (RuntimeError, TypeError, NotImplementedError):
+        return None
+    first = result[0] if isinstance(result, list | tuple) and result else result
+    return first if isinstance(first, Tensor) else None
+
+
+def is_accumulation(func: Any) -> bool:
+    return func._opname in _ACCUMULATIONS
+
+
+def fp32_error(func: Any, args: Any, kwargs: Any, out: Tensor) -> float | None:
+    """Relative 2-norm distance of ``out`` from the fp32 result of the same inputs."""
+    reference = in_fp32(func, args, kwargs)
+    if reference is None or reference.shape != out.shape:
+        return None
+    length = float(torch.linalg.vector_norm(reference))
+    if length == 0 or not math.isfinite(length):
+        return None
+    return float(torch.linalg.vector_norm(out.float() - reference)) / length
+
+
+def remember_target(func: Any, args: Any) -> Tensor | None:
+    """A copy of the half-precision tensor that an in-place op is about to change."""
+    if func._opname in _IN_PLACE and args and isinstance(args[0], Tensor):
+        target = args[0]
+        if target.dtype in HALF and 0 < target.numel() <= 1 << 20:
+            return target.clone()
+    return None
+
+
+def stalled_share(func: Any, args: Any, out: Tensor, before: Tensor | None) -> float | None:
+    """Share of elements that a sum left as they were although the other term was not zero.
+
+    A ``copy_`` or ``lerp_`` into a half tensor is how moving averages are written; it counts when
+    the source differs in principle, which the caller knows from how it was made. None when the op
+    is no such sum or less than :data:`STALLED` stood still.
+    """
+    name = func._opname
+    if len(args) < 2 or not isinstance(args[1], Tensor) or args[1].numel() == 0:
+        return None
+    first = before if before is not None else args[0]
+    if name not in _RUNNING_SUMS and (before is None or name not in ("lerp_", "copy_")):
+        return None
+    if not isinstance(first, Tensor) or first.shape != out.shape or first.dtype != out.dtype:
+        return None
+    other = args[1]
+    if other.dim() > out.dim():
+        return None
+    moving = (other != 0).expand_as(out)
+    total = int(moving.sum())
+    if not total:
+        return None
+    share = int(((out == first) & moving).sum()) / total
+    return share if share >= STALLED else None
+
+
+def _widened(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.dtype in HALF:
+        return value.float()
+    if value in HALF if isinstance(value, torch.dtype) else False:
+        return torch.float32
+    if isinstance(value, list | tuple) and any(isinstance(v, Tensor) for v in value):
+        return type(value)(_widened(v) for v in value)
+    return value

@@ -1,0 +1,93 @@
+"""Facts about how ops are used that matter without any non-finite value: each once per line."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ampscope.observations import OpUse
+
+HALF_EPSILON = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}  # half an ulp at 1
+PHASE_ERROR = 0.25  # radians by which the argument of a sine may be off through rounding alone
+
+Place = Callable[[], tuple[str, str]]
+
+
+class Uses:
+    """Collects :class:`OpUse` records, at most one a (fact, line)."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str], OpUse] = {}
+
+    def records(self) -> list[OpUse]:
+        return list(self._found.values())
+
+    def note(
+        self, func: Any, args: Any, tensors: list[Tensor], out: Any, autocast: str, attempt: int,
+        place: Place,
+    ) -> None:  # fmt: skip
+        """Look at one op; ``place`` gives (module, line) and is asked only when a fact is found."""
+        name = func._opname
+        if name == "binary_cross_entropy" and autocast:
+            self.add("bce_under_autocast", name, attempt, place)
+        elif name in ("arange", "linspace") and isinstance(out, Tensor):
+            if out.dtype in HALF_EPSILON and out.numel() > 1:
+                distinct = int(torch.unique(out).numel())
+                if distinct < out.numel():
+                    self.add("half_range", name, attempt, place, distinct, out.numel())
+        elif name == "_to_copy" and isinstance(out, Tensor) and out.dtype in HALF_EPSILON:
+            self._cast_positions(tensors, out, name, attempt, place)
+        elif name in ("sin", "cos") and tensors and tensors[0].dtype in HALF_EPSILON:
+            largest = float(tensors[0].detach().abs().float().max()) if tensors[0].numel() else 0.0
+            error = largest * HALF_EPSILON[tensors[0].dtype]
+            if math.isfinite(error) and error > PHASE_ERROR:
+                self.add("half_phase", name, attempt, place, error, largest)
+        elif name in ("_softmax", "_log_softmax") and tensors:
+            self._softmax_row(tensors[0], args, name, attempt, place)
+
+    def custom_function(self, name: str, decorated: bool, attempt: int, place: Place) -> None:
+        """A user's autograd.Function ran under autocast."""
+        fact = "custom_function" if decorated else "undecorated_function"
+        self.add(fact, name, attempt, place)
+
+    def _cast_positions(
+        self, tensors: list[Tensor], out: Tensor, name: str, attempt: int, place: Place
+    ) -> None:
+        """Whole numbers, or a range, that coincide after the cast to half."""
+        if not tensors or out.numel() < 2 or tensors[0].dtype == torch.bool:
+            return
+        source = tensors[0]
+        maker = getattr(source, "_ampscope_maker", None)
+        is_range = maker is not None and maker.names[0] in ("arange", "linspace")
+        if source.is_floating_point() and not is_range:
+            return
+        before, after = int(torch.unique(source).numel()), int(torch.unique(out).numel())
+        if after < before:
+            self.add("half_range", name, attempt, place, after, before)
+
+    def _softmax_row(
+        self, scores: Tensor, args: Any, name: str, attempt: int, place: Place
+    ) -> None:
+        if scores.numel() == 0 or not bool(torch.isneginf(scores).any()):
+            return
+        empty = torch.isneginf(scores).all(dim=args[1]) if scores.dim() else torch.isneginf(scores)
+        rows = int(empty.sum())
+        if rows:
+            self.add("fully_masked_row", name, attempt, place, rows, empty.numel())
+
+    def add(
+        self, fact: str, op: str, attempt: int, place: Place, value: float | None = None,
+        other: float | None = None,
+    ) -> None:  # fmt: skip
+        """Note a fact at the place where it was seen; again only counts it."""
+        module, line = place()
+        known = self._found.get((fact, line))
+        if known is not None:
+            self._found[fact, line] = dataclasses.replace(known, count=known.count + 1)
+        else:
+            self._found[fact, line] = OpUse(fact, op, module, line, attempt, value, other)

@@ -1,0 +1,71 @@
+"""What an optimizer holds: parameters, learning rate, state; dtypes and non-finite entries."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ampscope.formats import dtype_name
+
+
+@dataclass(frozen=True, slots=True)
+class StateFacts:
+    """Tensors that the optimizer keeps for its parameters."""
+
+    dtypes: str
+    nonfinite: int
+    zero_share: float | None  # second moments that are zero where the first moment is not
+
+
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """All parameters that the optimizer steps, in its own order."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def lr_of(optimizer: Optimizer) -> float:
+    """Learning rate of its first group; NaN when it has none."""
+    return float(optimizer.param_groups[0].get("lr", math.nan))
+
+
+def has_closure(args: Any, kwargs: Any) -> bool:
+    """Whether the arguments of a step hook hold a closure."""
+    # The hook's args hold the optimizer itself first.
+    return any(callable(a) and not isinstance(a, Optimizer) for a in args) or callable(
+        kwargs.get("closure")
+    )
+
+
+def state_facts(optimizer: Optimizer) -> StateFacts:
+    """Dtypes, non-finite entries, and vanished second moments of the optimizer's state."""
+    tensors: list[Tensor] = []
+    dead = alive = 0
+    for state in optimizer.state.values():
+        own = [
+            v for v in state.values() if isinstance(v, Tensor) and v.dim() and v.is_floating_point()
+        ]
+        tensors += own
+        first, second = state.get("exp_avg"), state.get("exp_avg_sq", state.get("square_avg"))
+        if isinstance(first, Tensor) and isinstance(second, Tensor):
+            moving = first != 0
+            alive += int(moving.sum())
+            dead += int((moving & (second == 0)).sum())
+    return StateFacts(
+        dtypes=dtypes(tensors),
+        nonfinite=nonfinite_count(tensors),
+        zero_share=dead / alive if alive else None,
+    )
+
+
+def dtypes(tensors: list[Tensor]) -> str:
+    """Names of the dtypes in use, "fp16+fp32"."""
+    return "+".join(sorted({dtype_name(t.dtype) for t in tensors}))
+
+
+def nonfinite_count(tensors: list[Tensor]) -> int:
+    """NaN and infinite entries of all tensors."""
+    return sum(int((~torch.isfinite(t)).sum()) for t in tensors)

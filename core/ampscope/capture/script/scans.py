@@ -1,0 +1,66 @@
+"""Looks at tensors outside the ops: parameters, buffers and batches at the start and at the end."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ampscope.formats import dtype_name
+from ampscope.observations import Scan
+
+HALF = (torch.float16, torch.bfloat16)
+SAMPLE = 512  # values kept of a half-precision buffer: enough to see a table's coarse steps
+
+
+def scan(
+    moment: str, kind: str, name: str, tensor: Tensor, attempt: int = 0, change: float | None = None
+) -> Scan:
+    """Facts about one floating-point tensor."""
+    values = tensor.detach()
+    finite = torch.isfinite(values)
+    nan, infinite = int(torch.isnan(values).sum()), int(torch.isinf(values).sum())
+    kept = values[finite].float()
+    half_buffer = values.dtype in HALF and kind == "buffer" and values.numel() > 1
+    return Scan(
+        moment=moment,
+        kind=kind,
+        name=name,
+        dtype=dtype_name(values.dtype),
+        total=values.numel(),
+        nan=nan,
+        inf=infinite,
+        max_abs=float(kept.abs().max()) if kept.numel() else None,
+        attempt=attempt,
+        change=change,
+        distinct=int(torch.unique(values).numel()) if half_buffer else None,
+        sample=_sample(values) if kind == "buffer" and moment == "start" else (),
+        std=float(kept.std()) if kept.numel() > 1 else None,
+    )
+
+
+def scan_model(moment: str, model: nn.Module, trained: set[int], attempt: int) -> list[Scan]:
+    """Parameters (``frozen`` when no optimizer has them) and buffers of a model."""
+    found = [
+        scan(moment, "parameter" if id(p) in trained else "frozen", name, p, attempt)
+        for name, p in model.named_parameters()
+    ]
+    found += [
+        scan(moment, "buffer", name, b, attempt)
+        for name, b in model.named_buffers()
+        if b.is_floating_point() and b.numel()
+    ]
+    return found
+
+
+def relative_change(now: Tensor, first: Tensor) -> float | None:
+    """|now - first| / |first| in 2-norms; None when the first sight was zero."""
+    length = float(torch.linalg.vector_norm(first.double()))
+    if not length:
+        return None
+    return float(torch.linalg.vector_norm(now.detach().double() - first.double())) / length
+
+
+def _sample(values: Tensor) -> tuple[float, ...]:
+    flat = values.flatten().float()
+    step = max(1, flat.numel() // SAMPLE)
+    return tuple(flat[::step][:SAMPLE].tolist())

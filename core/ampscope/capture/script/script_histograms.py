@@ -1,0 +1,150 @@
+"""Exponent histograms and ops of an untouched script, one frame an attempted optimizer step.
+
+Activations and output gradients are counted by the hooks that a probe uses. The optimizer's own
+parameters, their gradients and their updates are counted when the script calls ``unscale_`` or the
+step, so gradients are seen as backward left them, still scaled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils._mode_utils import no_dispatch
+
+from ampscope.capture import gradient_rows
+from ampscope.capture.accumulator import Accumulator
+from ampscope.capture.histograms import HistogramHooks
+from ampscope.capture.op_trace import OpTrace
+from ampscope.capture.script.module_paths import ModulePaths
+from ampscope.capture.script.optimizer_facts import parameters_of
+from ampscope.capture.script.script_models import ScriptModels
+from ampscope.records import Cadence, Frame, ModuleRecord, NonFiniteRecord, OpRecord, Role
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured at attempts that are over; ``op_sets`` maps an attempt to its ops' id."""
+
+    modules: list[ModuleRecord]
+    frames: list[Frame]
+    nonfinite: list[NonFiniteRecord]
+    ops: list[tuple[int, list[OpRecord]]]
+    op_sets: dict[int, int]
+
+
+class ScriptHistograms:
+    """Counts while entered; :meth:`take` gives what came since the last call."""
+
+    def __init__(self, paths: ModulePaths, cadence: Cadence) -> None:
+        self.models = ScriptModels(paths)
+        self.trace = OpTrace(self.models)
+        self._cadence = cadence
+        self._counts = Accumulator()
+        self._hooks = HistogramHooks(self.models, self._counts)
+        self._attempt = 0
+        self._counted: set[int] = set()  # ids of optimizers whose gradients were counted
+        self._before: dict[int, list[Tensor]] = {}
+        self._frames: list[Frame] = []
+        self._nonfinite: list[NonFiniteRecord] = []
+        self._op_sets: dict[int, int] = {}
+        self._ops: list[tuple[int, list[OpRecord]]] = []
+
+    def __enter__(self) -> ScriptHistograms:
+        self._hooks.__enter__()
+        self.trace.place.__enter__()
+        self._begin(0)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self._end()
+        self.trace.place.__exit__(kind, error, where)
+        self._hooks.__exit__(kind, error, where)
+        self.models.close()
+
+    @property
+    def traces(self) -> bool:
+        """Whether the ops of this attempt are wanted."""
+        return _is_due(self._attempt, self._cadence.trace)
+
+    def gradients_complete(self, optimizer: Optimizer) -> None:
+        """The script is about to unscale, step or skip; the first of these calls counts."""
+        if id(optimizer) in self._counted or not _is_due(self._attempt, self._cadence.histogram):
+            return
+        self._counted.add(id(optimizer))
+        for parameter in parameters_of(optimizer):
+            position = self.models.position(parameter)
+            if position is not None and parameter.is_floating_point():
+                owner = self.models.owner_at(position)
+                self._counts.add(Role.WEIGHT, owner, parameter.detach(), stable=True)
+                if parameter.grad is not None and not parameter.grad.is_sparse:
+                    self._counts.add(Role.WEIGHT_GRAD, position, parameter.grad, stable=True)
+        self._counts.flush()
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """The optimizer's own step is about to run."""
+        self.trace.place.outside = "step"
+        if _is_due(self._attempt, self._cadence.histogram):
+            with torch.no_grad(), no_dispatch():
+                self._before[id(optimizer)] = [p.clone() for p in parameters_of(optimizer)]
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """It has run."""
+        before = self._before.pop(id(optimizer), [])
+        with torch.no_grad(), no_dispatch():
+            for parameter, old in zip(parameters_of(optimizer), before, strict=False):
+                owner = self.models.owner(parameter)
+                if owner is not None and parameter.is_floating_point():
+                    self._counts.add(Role.UPDATE, owner, parameter - old, stable=True)
+            self._counts.flush()
+
+    def attempt_ended(self, count: int, scale: float) -> None:
+        """An attempt is over, ``count`` in all; its gradients carried ``scale``."""
+        self._end(scale)
+        self._begin(count)
+
+    def take(self) -> Measured:
+        """What came since the last call."""
+        measured = Measured(
+            self.models.take_records(), self._frames, self._nonfinite, self._ops, self._op_sets
+        )
+        self._frames, self._nonfinite, self._ops, self._op_sets = [], [], [], {}
+        return measured
+
+    def _begin(self, attempt: int) -> None:
+        self._attempt = attempt
+        self.trace.place.outside = "forward"
+        due = _is_due(attempt, self._cadence.histogram)
+        self._hooks.start_step(attempt, active=due)
+
+    def _end(self, scale: float = 1.0) -> None:
+        self._hooks.end_step()
+        self._counted.clear()
+        self._before.clear()
+        frames = self._counts.take(self._attempt, scale)
+        reached = self.models.take_arrivals()
+        if (gradients := frames.pop(Role.WEIGHT_GRAD, None)) is not None:
+            # A parameter that was frozen when its model first ran has no place in backward's order.
+            order = dict.fromkeys((*reached, *gradients.modules))
+            models = self.models
+            self._nonfinite += gradient_rows.nonfinite(gradients, order, models.name_at)
+            frames[Role.WEIGHT_GRAD] = gradient_rows.by_module(gradients, models.owner_at)
+        self._frames += frames.values()
+        if self.traces:
+            number, ops = self.trace.take()
+            self.trace.forget()
+            self._op_sets[self._attempt] = number
+            if ops:
+                self._ops.append((number, ops))
+
+
+def _is_due(attempt: int, every: int) -> bool:
+    return every > 0 and attempt % every == 0

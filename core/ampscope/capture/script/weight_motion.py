@@ -1,0 +1,33 @@
+"""How far an optimizer's step moved the weights: copied before, compared after."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+MAX_NUMEL = 30_000_000  # weights compared before and after a step: 120 MB of fp32 copies
+
+
+class WeightMotion:
+    """The weights of one optimizer before its step."""
+
+    def __init__(self) -> None:
+        self._before: list[Tensor] | None = None
+
+    def start(self, parameters: list[Tensor]) -> None:
+        """The step is about to run."""
+        small = sum(p.numel() for p in parameters) <= MAX_NUMEL
+        self._before = [p.detach().clone() for p in parameters] if small else None
+
+    def take(self, parameters: list[Tensor]) -> tuple[float | None, float | None]:
+        """(share of the weights that changed, 2-norm of the change); None when too many."""
+        if self._before is None:
+            return None, None
+        pairs = list(zip(parameters, self._before, strict=True))
+        self._before = None
+        total = sum(p.numel() for p, _ in pairs)
+        moved = sum(int(torch.ne(p.detach(), b).sum()) for p, b in pairs)
+        square = sum(float((p.detach().double() - b.double()).square().sum()) for p, b in pairs)
+        return (moved / total if total else None), math.sqrt(square) if square == square else square

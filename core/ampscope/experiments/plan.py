@@ -1,0 +1,105 @@
+"""The runs of one diagnosis: which to make next, and what those made so far say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.run_view import RunView
+from ampscope.diagnose import Diagnosis, Finding
+from ampscope.experiments.cure import is_cured
+from ampscope.experiments.fp32_set import smallest_fp32_set
+from ampscope.experiments.report import problem
+from ampscope.experiments.script_runs import ScriptRun, ScriptRuns
+from ampscope.experiments.trials import Trial, kind_of, price
+from ampscope.rules.verdict import Fix
+
+MAX_FIX_RUNS = 4
+MAX_SEARCH_RUNS = 14
+SEARCHED = ("activation_overflow", "elementwise_overflow", "reduction_overflow",
+            "attention_logit_overflow", "log_zero_saturation", "norm_eps_underflow")  # fmt: skip
+
+Say = Callable[[str], None]
+
+
+class Plan:
+    """The runs made so far and what they say."""
+
+    def __init__(self, runs: ScriptRuns, say: Say) -> None:
+        self.runs = runs
+        self.say = say
+        self.done: dict[str, ScriptRun] = {}
+        self.views: dict[str, RunView] = {}
+        self.trials: list[Trial] = []
+
+    @property
+    def evidence(self) -> Evidence:
+        machine = self.done["as_is"].info.machine
+        return Evidence(self.views, machine.policy if machine else "native")
+
+    def first_two(self, show: Say | None) -> None:
+        self.say("as it is, and in fp32")
+        first = self.runs.start("as_is")
+        second = self.runs.start("fp32", parent=first)
+        self._keep("as_is", self.runs.wait(first, show))
+        self._keep("fp32", self.runs.wait(second))
+
+    def control(self, control: str) -> RunView:
+        """Run a control once."""
+        if control not in self.views:
+            self.say(control)
+            parent = self.done["as_is"].info.id
+            self._keep(control, self.runs.run(control, parent))
+        return self.views[control]
+
+    def problem(self) -> str:
+        """Why there is nothing to judge; "" when there is."""
+        return problem(self.done["as_is"].info, self.views["as_is"])
+
+    def wants_frozen_scale(self, diagnosis: Diagnosis) -> bool:
+        """Every step was skipped at whatever scale, with a finite loss: is 1 borne?"""
+        run = self.views["as_is"]
+        none_taken = len(run.skips) == len(run.attempts)
+        finite = not run.bad_loss_attempts
+        return run.has_scaler and bool(run.skips) and none_taken and finite
+
+    def try_fixes(self, finding: Finding) -> None:
+        """Run the finding's interventions until one cures; then search the module tree if asked."""
+        for control in finding.verdict.fix.controls[:MAX_FIX_RUNS]:
+            if self._try(finding, control, finding.verdict.fix):
+                return
+        if finding.cause in SEARCHED:
+            self._search(finding)
+        if not any(t.cured for t in self.trials) and finding.cause in SEARCHED:
+            self._try(finding, "bf16", Fix("use_bf16", "Use bf16: it has the range of fp32."))
+
+    def _try(self, finding: Finding, control: str, fix: Fix) -> bool:
+        extra = f"fp32;{control}" if fix.kind == "lower_lr" else ""
+        view = self.control(control)
+        cured = is_cured(finding, self.evidence, view, self.control(extra) if extra else None)
+        self.trials.append(Trial(control, kind_of(control, fix), cured, self._price(control)))
+        return cured
+
+    def _search(self, finding: Finding) -> None:
+        def cures(paths: tuple[str, ...]) -> bool:
+            view = self.control("fp32_modules:" + ",".join(paths))
+            return is_cured(finding, self.evidence, view, None)
+
+        names = _modules_with_ops(self.views["as_is"])
+        found = smallest_fp32_set(names, cures, MAX_SEARCH_RUNS)
+        if found:
+            control = "fp32_modules:" + ",".join(found)
+            self.trials.append(Trial(control, "fp32_module", True, self._price(control)))
+
+    def _price(self, control: str) -> float | None:
+        return price(self.views[control], self.views["as_is"])
+
+    def _keep(self, control: str, run: ScriptRun) -> None:
+        self.done[control] = run
+        self.views[control] = RunView(control, run.info.id, run.observations)
+
+
+def _modules_with_ops(view: RunView) -> list[str]:
+    """Modules that own parameters, as candidates for fp32."""
+    names = [s.name.rpartition(".")[0] for s in view.scans if s.moment == "start"]
+    return [name for name in dict.fromkeys(names) if name]

@@ -1,0 +1,40 @@
+"""One fix that was run: what kind it was, whether it cured, and what it costs in time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ampscope.analysis.run_view import RunView
+from ampscope.rules.verdict import Fix
+
+_KINDS = {
+    "bf16": "use_bf16", "fp32_modules": "fp32_module", "eps": "raise_eps",
+    "fp32_state": "fp32_optimizer_state", "fp32_params": "fp32_params",
+    "add_scaler": "add_scaler", "init_scale": "change_scale", "lr": "lower_lr",
+    "unscale_first": "move_unscale", "separate_scalers": "separate_scalers",
+    "fp32_lines": "rewrite_op",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One fix that was run. ``price`` is its time an optimizer step over the time as it is."""
+
+    control: str
+    kind: str
+    cured: bool
+    price: float | None
+
+
+def price(fixed: RunView, before: RunView) -> float | None:
+    """Time an attempt of the fixed run over the time as it is; both were watched alike."""
+    times = [
+        v.outcome.elapsed_s / v.outcome.attempts if v.outcome.attempts else 0.0
+        for v in (fixed, before)
+    ]
+    return times[0] / times[1] if times[1] else None
+
+
+def kind_of(control: str, fix: Fix) -> str:
+    """Fix kind of what was really run, which may be another than the rule's first choice."""
+    return _KINDS.get(control.partition(":")[0], fix.kind)

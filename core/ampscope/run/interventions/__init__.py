@@ -1,0 +1,1 @@
+"""Interventions: one change each, applied to a script from outside and taken back on exit."""
