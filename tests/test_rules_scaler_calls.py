@@ -63,6 +63,15 @@ def test_a_clip_inside_another_call_is_not_the_users() -> None:
     assert seen("clip_before_unscale", ZERO, SCALE, BACKWARD, inner, STEP, UPDATE) is Status.PASSED
 
 
+@pytest.mark.parametrize(
+    ("limit", "says"), [(1.0, Status.FOUND), (65536.0, Status.PASSED), (32768.0, Status.PASSED)]
+)
+def test_a_limit_that_carries_the_scale_is_right(limit: float, says: Status) -> None:
+    # clip_grad_norm_(parameters, 1.0 * scaler.get_scale()) at 65,536, and with 0.5
+    clip = replace(CLIP, note=repr(limit))
+    assert seen("clip_before_unscale", ZERO, SCALE, BACKWARD, clip, STEP, UPDATE) is says
+
+
 def test_the_norm_that_the_clip_saw_is_evidence() -> None:
     pattern = (ZERO, SCALE, BACKWARD, CLIP, STEP, UPDATE)
     said = answers(evidence(run(steps(), calls=log(pattern))))["clip_before_unscale"]

@@ -22,6 +22,7 @@ from tests.evidence_making import (
     fp32_run,
     run,
     scan,
+    search,
     status,
     steps,
     tensor,
@@ -91,6 +92,17 @@ def test_a_layer_that_gets_nothing_is_named_though_the_rest_learns() -> None:
     assert usual.fp32 is not None
     made = evidence(run(steps(), *usual.as_is.gradients), fp32_run(None, *usual.fp32.gradients))
     assert answers(made)["gradient_underflow"].module == "net.0"
+
+
+def test_zeros_of_a_skipped_step_are_not_lost() -> None:
+    # A clip by hand divides by the infinite norm of a step that is then skipped.
+    usual = nothing_arrives()
+    assert usual.fp32 is not None
+    made = evidence(
+        run(search(steps(), 65536.0, 1), *usual.as_is.gradients),
+        fp32_run(None, *usual.fp32.gradients),
+    )
+    assert status("gradient_underflow", made) is Status.PASSED
 
 
 def test_zeros_behind_an_overflow_inside_are_not_underflow() -> None:

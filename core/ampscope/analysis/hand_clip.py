@@ -46,6 +46,18 @@ def hand_clips(changes: Sequence[GradientChange]) -> list[HandClip]:
     return found
 
 
+def follows_scale(limits: Sequence[float], scales: Sequence[float]) -> bool:
+    """Whether the limits of clips are those of unscaled gradients times the loss scale, as in
+    ``clip_grad_norm_(parameters, max_norm * scaler.get_scale())``, which is right."""
+    unscaled = [limit / scale for limit, scale in zip(limits, scales, strict=True)]
+    if not _same(unscaled):
+        return False
+    if not _same(list(scales)):
+        return True
+    is_usual = unscaled[0] >= MAX_UNSCALED_LIMIT and scales[0] > 1
+    return is_usual and _digits(unscaled[0]) < _digits(limits[0])
+
+
 def _norm(change: GradientChange) -> float:
     return change.norm_after if change.kind == "factor" else math.nan
 

@@ -1,7 +1,7 @@
 """Gradient entries that half precision lost: zero in the run, and not in its fp32 control.
 
-The two runs have the same weights at their first attempt, so the comparison by parameter is made
-there; later attempts are compared as shares.
+The two runs have the same weights until the first step that is taken, so the comparison by
+parameter is made there; later attempts are compared as shares.
 """
 
 from __future__ import annotations
@@ -32,8 +32,12 @@ def dead_parameters(run: RunView, fp32: RunView) -> list[str]:
     """
     reference = {g.name: g for g in fp32.gradients if g.norm and g.attempt == 0}
     total = math.sqrt(sum((g.norm or 0.0) ** 2 for g in reference.values()))
+    # A skipped step says nothing: its gradients are infinite, or were made zero by a clip that
+    # divided by an infinite norm.
+    taken = (a.attempt for a in run.attempts if not a.skipped and not a.grad_nonfinite)
+    first = next(taken, None)
     names = []
-    for own in (g for g in run.gradients if g.attempt == 0 and g.total and not g.nonfinite):
+    for own in (g for g in run.gradients if g.attempt == first and g.total and not g.nonfinite):
         other = reference.get(own.name)
         if own.zero < own.total or other is None:
             continue

@@ -18,6 +18,9 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.hand_clip import follows_scale
+from ampscope.analysis.run_view import RunView
+from ampscope.observations import Call
 from ampscope.rules.clipped_by_hand import clipped_by_hand
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_applicable, passed
 
@@ -28,7 +31,7 @@ def check(evidence: Evidence) -> Verdict:
     if not run.has_scaler:
         return not_applicable("No loss was scaled.")
     wrong = [c for c in run.calls if c.name == "clip" and c.scaled and not c.nested]
-    if not wrong:
+    if not wrong or _follow_scale(run, wrong):
         return clipped_by_hand(run, PATCH) or passed("No scaled gradients were clipped.")
     first = wrong[0]
     clips = [c for c in run.calls if c.name == "clip"]
@@ -57,6 +60,13 @@ def check(evidence: Evidence) -> Verdict:
             ("unscale_first",),
         ),
     )
+
+
+def _follow_scale(run: RunView, clips: list[Call]) -> bool:
+    """The script multiplied the limits by the scale itself."""
+    scales = {a.attempt: a.scale for a in run.attempts}
+    pairs = [(float(c.note), scales[c.attempt]) for c in clips if c.note and c.attempt in scales]
+    return len(pairs) > 1 and follows_scale(*zip(*pairs, strict=True))
 
 
 PATCH = """scaler.scale(loss).backward()

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.script import op_facts
 from ampscope.capture.script.attempts import Attempts
@@ -59,7 +60,8 @@ class GradientCalls:
 
     def _note_backward(self, root: Tensor, *, create_graph: bool) -> None:
         scaler = scaled_by(root)
-        value = float(root.detach().float().sum()) if root.numel() else math.nan
+        with no_dispatch():
+            value = float(root.detach().float().sum()) if root.numel() else math.nan
         value /= self._scalers.scale_named(scaler) or 1.0
         self._calls.add(
             "backward",

@@ -12,6 +12,7 @@ from ampscope.capture.script.optimizer_facts import parameters_of
 from ampscope.observations import ParameterGradient
 
 DETAILED_ATTEMPTS = 4  # first attempts of which every parameter's gradient is kept
+FINITE_DETAILED = 2  # first attempts with finite gradients, wherever a search for a scale ends
 MAX_BAD_DETAILED = 12  # and attempts with non-finite gradients
 
 
@@ -23,7 +24,7 @@ class GradientReader:
         self.taints: dict[int, int] = {}
         self.names: dict[int, str] = {}  # id of a parameter -> dotted name
         self._taint_of = taint_of
-        self._bad_detailed = 0
+        self._bad_detailed = self._finite_detailed = 0
 
     def read(
         self, optimizer: Optimizer, optimizer_name: str, factor: float, attempt: int
@@ -33,6 +34,8 @@ class GradientReader:
         detailed = attempt < DETAILED_ATTEMPTS
         if facts.nonfinite and self._bad_detailed < MAX_BAD_DETAILED:
             detailed, self._bad_detailed = True, self._bad_detailed + 1
+        if not facts.nonfinite and self._finite_detailed < FINITE_DETAILED:
+            detailed, self._finite_detailed = True, self._finite_detailed + 1
         for order, (parameter, part) in enumerate(facts.parts):
             taint = self._taint_of(parameter.grad)
             if part.nonfinite and taint is not None and taint >= 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.utils._mode_utils import no_dispatch
 
 from ampscope.formats import dtype_name
 from ampscope.observations import Scan
@@ -16,7 +17,13 @@ def scan(
     moment: str, kind: str, name: str, tensor: Tensor, attempt: int = 0, change: float | None = None
 ) -> Scan:
     """Facts about one floating-point tensor."""
-    values = tensor.detach()
+    with no_dispatch():  # what ampscope computes is none of the script's ops
+        return _scan(moment, kind, name, tensor.detach(), attempt, change)
+
+
+def _scan(
+    moment: str, kind: str, name: str, values: Tensor, attempt: int, change: float | None
+) -> Scan:
     finite = torch.isfinite(values)
     nan, infinite = int(torch.isnan(values).sum()), int(torch.isinf(values).sum())
     kept = values[finite].float()

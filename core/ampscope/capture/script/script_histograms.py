@@ -77,6 +77,7 @@ class ScriptHistograms:
 
     def gradients_complete(self, optimizer: Optimizer) -> None:
         """The script is about to unscale, step or skip; the first of these calls counts."""
+        self.trace.place.outside = "step"
         if id(optimizer) in self._counted or not _is_due(self._attempt, self._cadence.histogram):
             return
         self._counted.add(id(optimizer))
@@ -84,14 +85,13 @@ class ScriptHistograms:
             position = self.models.position(parameter)
             if position is not None and parameter.is_floating_point():
                 owner = self.models.owner_at(position)
-                self._counts.add(Role.WEIGHT, owner, parameter.detach(), stable=True)
+                self._counts.add(Role.WEIGHT, owner, parameter, stable=True)
                 if parameter.grad is not None and not parameter.grad.is_sparse:
                     self._counts.add(Role.WEIGHT_GRAD, position, parameter.grad, stable=True)
         self._counts.flush()
 
     def before_step(self, optimizer: Optimizer) -> None:
         """The optimizer's own step is about to run."""
-        self.trace.place.outside = "step"
         if _is_due(self._attempt, self._cadence.histogram):
             with torch.no_grad(), no_dispatch():
                 self._before[id(optimizer)] = [p.clone() for p in parameters_of(optimizer)]
