@@ -48,6 +48,8 @@ def header(case: Case) -> None:
         ago(case.head.created),
     ]
     st.caption(escape(" · ".join(facts)))
+    if case.report is not None and case.report.notes:
+        st.caption(escape(" ".join(case.report.notes)))
 
 
 def state(case: Case) -> None:

@@ -81,20 +81,7 @@ def could_not_run(report: Report, as_is: RunView) -> str:
     if "as_is" not in report.runs:
         run = control(as_is.control)
         return f"only a run {run} was recorded, and none of the script as it is."
-    if report.could_not_run or as_is.attempts or report.diagnosis.findings:
-        return report.could_not_run
-    outcome = as_is.outcome
-    if outcome.ended == "exception":
-        where = f" at {outcome.error_line}" if outcome.error_line else ""
-        text = (outcome.error_text.strip().splitlines() or [""])[0]
-        return f"it raised {outcome.error_type}{where} before its first optimizer step: {text}"
-    if outcome.ended == "exit":
-        return f"it called sys.exit({outcome.exit_code}) before its first optimizer step."
-    if outcome.ended == "time":
-        return "it made no optimizer step within the time limit."
-    if outcome.backwards:
-        return "it called backward, but no optimizer's step."
-    return "it never called backward, so there is no training to judge."
+    return report.could_not_run
 
 
 def _missing(report: Report) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from ampscope.records import RunInfo
-from app import probes, run_page, sitemap, store
+from app import diagnosis_data, probes, run_page, sitemap, store
 from app.text import ago, escape, plural
 
 AT_FIRST = 10
@@ -24,30 +24,45 @@ def show(runs: list[RunInfo]) -> None:
 
 def _rows() -> None:
     runs = store.runs()
+    entries = _entries(runs)
     shown = st.session_state.setdefault(_SHOWN, AT_FIRST)
-    for run in runs[:shown]:
-        _row(run)
-    if len(runs) > shown and st.button(f"Show {min(AT_FIRST, len(runs) - shown)} older"):
+    for run in entries[:shown]:
+        _row(run, sum(run.spec.group == other.spec.group for other in runs))
+    if len(entries) > shown and st.button(f"Show {min(AT_FIRST, len(entries) - shown)} older"):
         st.session_state[_SHOWN] = shown + AT_FIRST
         st.rerun()
 
 
-def _row(run: RunInfo) -> None:
+def _entries(runs: list[RunInfo]) -> list[RunInfo]:
+    """Probes as they are; of the runs of one diagnosis the one that stands for all."""
+    heads = {run.id for run in diagnosis_data.heads([r for r in runs if _is_script(r)])}
+    return [run for run in runs if not _is_script(run) or run.id in heads]
+
+
+def _row(run: RunInfo, group_size: int) -> None:
     with st.container(border=True):
         what, links = st.columns([6, 4], vertical_alignment="center")
         with what.container(gap="xxsmall"):
             run_page.title_line(run)
-            st.caption(escape(" · ".join(_facts(run))))
+            st.caption(escape(" · ".join(_facts(run, group_size))))
         with links.container(horizontal=True, horizontal_alignment="right"):
-            for entry in sitemap.RUN_PAGES:
+            first = (sitemap.DIAGNOSIS,) if _is_script(run) else ()
+            for entry in (*first, *sitemap.RUN_PAGES):
                 st.page_link(entry.file, label=entry.title, query_params={"run": run.id})
 
 
-def _facts(run: RunInfo) -> list[str]:
-    what = [run_page.described(run)] if run.spec.label else []
+def _facts(run: RunInfo, group_size: int) -> list[str]:
+    is_named = run_page.described(run) == run_page.name_of(run)
+    what = [run_page.described(run)] if run.spec.label and not is_named else []
     place = [f"place {run.place} in the queue"] if run.place else []
+    others = group_size - 1 if _is_script(run) and run.spec.group else 0
+    beside = [f"{plural(others, 'control run')} beside it"] if others else []
     steps = f"{run.steps_done:,} of {plural(run.spec.steps, 'step')}"
-    return [*what, run_page.policy_name(run.machine), *place, steps, ago(run.created)]
+    return [*what, run_page.policy_name(run.machine), *place, steps, *beside, ago(run.created)]
+
+
+def _is_script(run: RunInfo) -> bool:
+    return run.spec.kind == "script"
 
 
 def _delete() -> None:

@@ -13,9 +13,11 @@ import streamlit as st
 from ampscope.errors import BadInput
 from ampscope.records import Machine, RunInfo
 from app import links, states, store
+from app.diagnosis_terms import control
 from app.text import ago, code, cut, escape, percent, plural, power_of_two
 
 FOLLOW_EVERY_S = 2.0
+AS_IS = "as_is"
 NAME_LENGTH = 44  # name and badge fit on one line at 800 px
 POLICIES = {
     "cuda": "CUDA",
@@ -64,24 +66,30 @@ def title_line(run: RunInfo) -> None:
 
 
 def name_of(run: RunInfo) -> str:
-    """The label, else what it was."""
+    """The label, else what it was; of a script's control with how it was run."""
+    if run.spec.kind != "probe" and run.spec.control not in ("", AS_IS):
+        return f"{run.spec.label or _workload(run)} {control(run.spec.control)}"
     return run.spec.label or described(run)
 
 
 def described(run: RunInfo) -> str:
-    """``gpt tiny fp16``; of a file its name only, because paths are long."""
+    """``gpt tiny fp16``; ``train.py in fp32``."""
     spec = run.spec
-    path, is_file, entry = spec.workload.rpartition(".py")
-    workload = f"{PurePath(path).name}.py{entry}" if is_file else spec.workload
     if spec.kind != "probe":  # a script brings its own size and precision
-        return " ".join(part for part in (workload, spec.control) if part)
-    return f"{workload} {spec.size} {spec.precision}"
+        return f"{_workload(run)} {control(spec.control)}"
+    return f"{_workload(run)} {spec.size} {spec.precision}"
+
+
+def _workload(run: RunInfo) -> str:
+    """Of a file its name only, because paths are long."""
+    path, is_file, entry = run.spec.workload.rpartition(".py")
+    return f"{PurePath(path).name}.py{entry}" if is_file else run.spec.workload
 
 
 def facts(run: RunInfo) -> list[str]:
     """The header line's parts."""
     spec = run.spec
-    parts = [described(run)] if spec.label else []
+    parts = [described(run)] if spec.label and described(run) != name_of(run) else []
     parts += [policy_of(run.machine), plural(run.steps_done, "step")]
     if spec.kind == "probe":
         parts.append(f"seed {spec.seed}")

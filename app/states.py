@@ -58,6 +58,18 @@ def nothing_recorded(what: str, next_step: str) -> None:
     st.info(f"**{escape(what)}** {escape(next_step)}")
 
 
+def not_of_a_control(run: RunInfo) -> bool:
+    """Say of a script's control where the histograms are; False for any other run."""
+    if run.spec.kind != "script" or not run.spec.parent:
+        return False
+    nothing_recorded(
+        "This run is a control: its losses and failing ops were watched, nothing more.",
+        "Histograms and ops are kept of the script as it is.",
+    )
+    st.page_link(sitemap.DIAGNOSIS.file, label="Diagnosis", query_params={"run": run.id})
+    return True
+
+
 def explain(run: RunInfo) -> None:
     """Say what state the run is in when that is not plainly finished."""
     if run.state is State.QUEUED:

@@ -7,10 +7,11 @@ from app import gradient_controls, gradients_view, run_page, states
 run = run_page.opened("Gradients")
 roles = gradient_controls.recorded_roles(run)
 if not roles:
-    states.nothing_recorded(
-        "This run holds no histograms.",
-        "Start the probe with --histogram-every 1 to see its numbers.",
-    )
+    if not states.not_of_a_control(run):
+        states.nothing_recorded(
+            "This run holds no histograms.",
+            "Start the probe with --histogram-every 1 to see its numbers.",
+        )
     st.stop()
 left, right = st.columns([2, 5])
 with left:

@@ -7,9 +7,10 @@ from app import layers_view, run_page, states
 run = run_page.opened("Layers")
 layers = layers_view.choose(run)
 if not layers.modules:
-    states.nothing_recorded(
-        "This run holds no module.", "A run that failed while its model was built has none."
-    )
+    if not states.not_of_a_control(run):
+        states.nothing_recorded(
+            "This run holds no module.", "A run that failed while its model was built has none."
+        )
     st.stop()
 if not layers.all_ops:
     states.nothing_recorded(

@@ -116,9 +116,8 @@ def test_labels_of_runs_of_files_and_scripts_are_short(store_path: Path) -> None
     run = info(store_path, stores.queued(store_path, spec))
     assert run_page.described(run) == "mine.py:build tiny bf16"
     script = RunSpec(workload="/a/train.py", kind="script", control="fp32")
-    assert (
-        run_page.described(info(store_path, stores.queued(store_path, script))) == "train.py fp32"
-    )
+    queued = info(store_path, stores.queued(store_path, script))
+    assert run_page.described(queued) == "train.py in fp32"
 
 
 def test_a_run_of_a_small_loss_says_its_factor(store_path: Path) -> None:

@@ -46,7 +46,8 @@ def test_the_pasted_patch_cures(paths: tuple[str, ...]) -> None:
     assert loss_of(model).item() == 2 * 2 * 4 * 64 * 32.0 * 32.0
     loss_of(model).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     for parameter in model.parameters():
-        assert parameter.grad is not None and torch.isfinite(parameter.grad).all()
+        assert parameter.grad is not None
+        assert torch.isfinite(parameter.grad).all()
 
 
 def test_a_patch_for_one_of_two_leaves_the_other_alone() -> None:

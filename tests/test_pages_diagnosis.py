@@ -202,7 +202,10 @@ def test_an_exception_before_the_first_step(store_path: Path, open_page: Open) -
     app = open_page("diagnosis", run=script_stores.raised(store_path))
     assert not app.exception
     words = texts(app)
-    assert "Could not diagnose: it raised FileNotFoundError at train.py:7 before its first" in words
+    assert (
+        "Could not diagnose: The script raised FileNotFoundError at train.py:7 before its first"
+        in words
+    )
     assert "No such file: 'data.npz'" in words
     assert "No fault" not in words
     assert "ampscope diagnose /home/me/train.py" in codes(app)
@@ -211,7 +214,7 @@ def test_an_exception_before_the_first_step(store_path: Path, open_page: Open) -
 def test_a_script_that_never_trains(store_path: Path, open_page: Open) -> None:
     head = script_stores.run(store_path, "as_is", script_stores.seen([]))
     words = texts(open_page("diagnosis", run=head))
-    assert "Could not diagnose: it never called backward" in words
+    assert "Could not diagnose: The script ended without calling backward" in words
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_the_newest_diagnosis_counts(store_path: Path, open_page: Open) -> None:
 def test_a_script_that_could_not_run_counts_for_nothing(store_path: Path, open_page: Open) -> None:
     script_stores.raised(store_path, spec_of(CASE.script, "g1"))
     app = open_page("zoo", case=CASE.id)
-    assert "Could not be diagnosed: it raised FileNotFoundError" in texts(app)
+    assert "Could not be diagnosed: The script raised FileNotFoundError" in texts(app)
     assert metrics(app)["Expected cause first"] == "none yet"
 
 

@@ -90,7 +90,7 @@ def test_a_skip_names_the_parameters_in_backward_order(tmp_path: Path) -> None:
 def test_ops_are_the_scripts_own(tmp_path: Path) -> None:
     found = measured(tmp_path, SCRIPT.replace("UNSCALE", "pass"), Cadence(0, 1, 0))
     assert set(found.op_sets) == set(range(STEPS))
-    ops = {number: ops for number, ops in found.ops}[found.op_sets[3]]
+    ops = dict(found.ops)[found.op_sets[3]]
     linears = [o for o in ops if o.op == "aten.addmm"]
     assert [(o.module, o.phase, o.inputs) for o in linears] == [
         (1, "forward", "fp16,fp16,fp16"), (3, "forward", "fp16,fp16,fp16"),

@@ -47,6 +47,13 @@ def count_into(tensor: Tensor, row: Raw) -> None:
             row += exponent_torch.count_flat(flat).cpu().numpy() * multiplicity
 
 
+def adopt_fork() -> None:
+    """Say that this fork's parent never ran a parallel op, so that all cores may count here."""
+    compiled = _compiled()
+    if compiled is not None:
+        compiled.adopt_fork()
+
+
 @cache
 def _compiled() -> ModuleType | None:
     """The numba counter; None where numba is missing or does not fit the installed NumPy."""

@@ -29,7 +29,7 @@ from ampscope.capture.exponent_layout import LAYOUTS
 from ampscope.exponents import RAW_LEN, Raw
 
 SPLIT = 1 << 17  # elements: with 2^16 a team of 2 takes as long as one thread, with 2^17 0.6 times
-_PROCESS = os.getpid()  # OpenMP's threads do not live on in a fork, and waiting for them would hang
+_team_of = os.getpid()  # OpenMP's threads do not live on in a fork; waiting for them would hang
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -54,7 +54,7 @@ def count_flat(flat: Tensor, multiplicity: int, row: Raw) -> None:
     machine, threads = _machine(), torch.get_num_threads() if size >= SPLIT else 1
     job = Job(0, 0, flat.data_ptr(), size, layout.width // 8, layout.mantissa, layout.rank_offset,
               multiplicity, row.ctypes.data, 1)  # fmt: skip
-    if threads == 1 or machine.together is None or os.getpid() != _PROCESS:
+    if threads == 1 or machine.together is None or os.getpid() != _team_of:
         machine.alone(ctypes.byref(job))
         return
     rows = np.zeros((threads, RAW_LEN), np.int64)
@@ -63,6 +63,12 @@ def count_flat(flat: Tensor, multiplicity: int, row: Raw) -> None:
     # them again at torch's next operation.
     machine.together(machine.kernel.address, ctypes.byref(job), 0, 0)
     row += rows.sum(axis=0)
+
+
+def adopt_fork() -> None:
+    """Count with several threads in this fork too: its parent never ran a parallel op."""
+    global _team_of
+    _team_of = os.getpid()
 
 
 @cache

@@ -44,7 +44,7 @@ def recall(reader: Reader, run_id: str) -> Report:
                 trials.append(Trial(name, kind, cured, price(view, views["as_is"])))
     ended = [r.ended for r in infos.values() if r.ended is not None]
     elapsed_s = (max(ended) - first.created) if ended else 0.0
-    return report_of(diagnosis, views, {**infos, "as_is": first}, tuple(trials), elapsed_s)
+    return report_of(diagnosis, views, infos, tuple(trials), elapsed_s)
 
 
 def _view(reader: Reader, info: RunInfo) -> RunView:

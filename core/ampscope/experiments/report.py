@@ -11,6 +11,7 @@ from ampscope.analysis.symptoms import symptoms
 from ampscope.diagnose import Diagnosis
 from ampscope.experiments.trials import Trial
 from ampscope.records import RunInfo, State
+from ampscope.run.script_ending import ending
 
 CONTROLS = ("fp32", "bf16")
 
@@ -47,7 +48,7 @@ def report_of(
     output: str = "",
 ) -> Report:
     """The report on runs that have ended; a script that could not be judged has a sentence."""
-    first = runs["as_is"]
+    first = runs.get("as_is") or next(iter(runs.values()))
     unfinished = "" if diagnosis.findings else problem(first, views["as_is"])
     return Report(
         script=first.spec.workload,
@@ -71,13 +72,7 @@ def problem(info: RunInfo, view: RunView) -> str:
         return info.message or f"The script's process ended without a word ({info.state})."
     if outcome.attempts:
         return ""
-    if info.message:
-        return info.message
-    if outcome.ended == "time":
-        return "The script made no optimizer step within the time limit."
-    if outcome.backwards:
-        return "The script called backward but never an optimizer's step."
-    return "The script ended without calling backward: there is no training to diagnose."
+    return info.message or ending(outcome, info.spec)[1] or "The script made no optimizer step."
 
 
 def _notes(views: Mapping[str, RunView]) -> tuple[str, ...]:

@@ -31,8 +31,10 @@ def ending(outcome: Outcome, spec: RunSpec, processes: int = 0) -> tuple[State, 
         return _raised(outcome, spec, when)
     if outcome.ended == "cancelled":
         return State.CANCELLED, f"Cancelled {when}."
-    if outcome.ended in ("steps", "time") or outcome.attempts:
+    if outcome.attempts or outcome.ended == "steps":
         return State.FINISHED, ""
+    if outcome.ended == "time":
+        return State.FINISHED, "The script made no optimizer step within the time limit."
     if processes:
         return State.FAILED, (
             "The script made no optimizer step in its own process, but it started "

@@ -41,7 +41,7 @@ class ScriptRecorder:
         self.attempts = Attempts(self.watch.taint_of, self.watch.writes)
         self.histograms = ScriptHistograms(self.paths, cadence)
         self.attempts.instruments = self.histograms
-        self.watch.on_op = self._record_op if cadence.trace else None
+        self.watch.on_op = self.histograms.record_op if cadence.trace else None
         self.log = CallLog(self.watch, self.attempts)
         self.scans = ScriptScans(self.attempts)
         self.started = time.perf_counter()
@@ -71,6 +71,7 @@ class ScriptRecorder:
     def switch_off(self) -> None:
         """Look at no further op: the script has ended, or this is a fork of its process."""
         self.watch.enabled = False
+        self.histograms.switch_off()
 
     def so_far(self) -> list[Observation]:
         """Everything recorded, closed as if the script were killed now."""
@@ -134,10 +135,6 @@ class ScriptRecorder:
                 taint = self.watch.taint_of(tensor)
                 self.eval_taint = -1 if taint is None else taint
 
-    def _record_op(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        if self.histograms.traces:
-            self.histograms.trace.record(func, args, kwargs, out)
-
     def _attempt_ended(self, count: int) -> None:
         record = self.attempts.records[-1]
         self.histograms.attempt_ended(count, record.scale if record.scaler else 1.0)
@@ -159,7 +156,7 @@ class ScriptRecorder:
         return Outcome(
             ended=ended,
             attempts=self.attempts.count,
-            elapsed_s=time.perf_counter() - self.started,
+            elapsed_s=time.perf_counter() - self.started - self.histograms.elapsed_s,
             backwards=sum(c.name == "backward" for c in self.log.calls),
             models=tuple(type(m).__name__ for m in self.paths.models()),
             optimizers=tuple(type(o).__name__ for o in self.attempts.optimizers),

@@ -43,12 +43,11 @@ def main(store: Path, script: str) -> None:
     import torch  # the import that every child shares
 
     import ampscope.run.script_child  # noqa: F401  # the children's other imports
+    from ampscope.run.probe import preload
     from ampscope.run.script_main import read_once
 
     torch.manual_seed(0)
-    # Loaded now rather than once a child: optimizers import this lazily (0.5 s and more).
-    import torch._dynamo
-
+    preload(torch.device("cpu"))
     read_once(script)
     children: dict[int, _Child] = {}
     selector = selectors.DefaultSelector()
@@ -85,9 +84,11 @@ def _start(line: str, store: Path, children: dict[int, _Child]) -> None:
         return
     status = 1
     try:
+        from ampscope.capture.exponent_count import adopt_fork
         from ampscope.run.script_child import run_child, settle
         from ampscope.store.reader import Reader
 
+        adopt_fork()
         settle(Path(out), Path(err))
         with Reader(store) as reader:
             spec = reader.run(run_id).spec

@@ -7,8 +7,12 @@ step, so gradients are seen as backward left them, still scaled.
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,6 +50,7 @@ class ScriptHistograms:
         self._counts = Accumulator()
         self._hooks = HistogramHooks(self.models, self._counts)
         self._attempt = 0
+        self._elapsed_s = 0.0
         self._counted: set[int] = set()  # ids of optimizers whose gradients were counted
         self._before: dict[int, list[Tensor]] = {}
         self._frames: list[Frame] = []
@@ -75,12 +80,33 @@ class ScriptHistograms:
         """Whether the ops of this attempt are wanted."""
         return _is_due(self._attempt, self._cadence.trace)
 
+    @property
+    def elapsed_s(self) -> float:
+        """Time spent here so far, which is none of the script's."""
+        return self._elapsed_s + self._hooks.elapsed_s + self.trace.elapsed_s
+
+    def switch_off(self) -> None:
+        """Count nothing more: this is a fork of the script's process."""
+        self._cadence = Cadence(0, 0, 0)
+        self._hooks.active = False
+
+    def record_op(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """The script has run one op."""
+        if self.traces:
+            started = time.perf_counter()
+            self.trace.record(func, args, kwargs, out)
+            self._elapsed_s += time.perf_counter() - started
+
     def gradients_complete(self, optimizer: Optimizer) -> None:
         """The script is about to unscale, step or skip; the first of these calls counts."""
         self.trace.place.outside = "step"
         if id(optimizer) in self._counted or not _is_due(self._attempt, self._cadence.histogram):
             return
         self._counted.add(id(optimizer))
+        with self._timed():
+            self._count_parameters(optimizer)
+
+    def _count_parameters(self, optimizer: Optimizer) -> None:
         for parameter in parameters_of(optimizer):
             position = self.models.position(parameter)
             if position is not None and parameter.is_floating_point():
@@ -93,13 +119,13 @@ class ScriptHistograms:
     def before_step(self, optimizer: Optimizer) -> None:
         """The optimizer's own step is about to run."""
         if _is_due(self._attempt, self._cadence.histogram):
-            with torch.no_grad(), no_dispatch():
+            with self._timed(), torch.no_grad(), no_dispatch():
                 self._before[id(optimizer)] = [p.clone() for p in parameters_of(optimizer)]
 
     def after_step(self, optimizer: Optimizer) -> None:
         """It has run."""
         before = self._before.pop(id(optimizer), [])
-        with torch.no_grad(), no_dispatch():
+        with self._timed(), torch.no_grad(), no_dispatch():
             for parameter, old in zip(parameters_of(optimizer), before, strict=False):
                 owner = self.models.owner(parameter)
                 if owner is not None and parameter.is_floating_point():
@@ -108,7 +134,8 @@ class ScriptHistograms:
 
     def attempt_ended(self, count: int, scale: float) -> None:
         """An attempt is over, ``count`` in all; its gradients carried ``scale``."""
-        self._end(scale)
+        with self._timed():
+            self._end(scale)
         self._begin(count)
 
     def take(self) -> Measured:
@@ -144,6 +171,14 @@ class ScriptHistograms:
             self._op_sets[self._attempt] = number
             if ops:
                 self._ops.append((number, ops))
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._elapsed_s += time.perf_counter() - started
 
 
 def _is_due(attempt: int, every: int) -> bool:
