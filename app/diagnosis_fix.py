@@ -90,6 +90,7 @@ def _tried(report: Report) -> None:
             "The script was run": [escape(control(t.control)) for t in report.trials],
             "Seen": ["cured" if t.cured else "not cured" for t in report.trials],
             "Time a step": [f"{t.price:.2f} times" if t.price else "" for t in report.trials],
+            "Peak memory": [f"{t.memory:.2f} times" if t.memory else "" for t in report.trials],
         }
         st.table(pd.DataFrame(rows).set_index("The script was run"), border="horizontal")
         st.caption("Each of these runs is among the measurements below.")

@@ -60,6 +60,7 @@ def _finding(finding: dict[str, Any], runs: dict[str, str], *, verifiable: bool)
     assert verifiable or fix["verified"] is None
     if fix["verified"]:
         assert fix["cost"]["step_time_ratio"] > 0
+        assert fix["cost"]["peak_memory_ratio"] > 0
     for consequence in finding.get("consequences", ()):
         _finding(consequence, runs, verifiable=False)
 

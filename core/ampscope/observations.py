@@ -174,6 +174,7 @@ class Outcome:
     error_text: str = ""
     error_line: str = ""
     error_in_function: str = ""
+    error_module: str = ""  # dotted path of the innermost module that was running
     attempts: int = 0
     elapsed_s: float = 0.0
     backwards: int = 0
@@ -188,6 +189,7 @@ class Outcome:
     eval_module: str = ""
     eval_taint: int = -1  # the bad op that the evaluation's non-finite output descends from
     traced_ops: int = 0
+    peak_bytes: int = 0  # CUDA memory at its highest, on a CPU the process's; 0 unknown
 
 
 Observation = Call | Attempt | ParameterGradient | GradientChange | Scan | BadOp | OpUse | Outcome

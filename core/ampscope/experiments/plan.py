@@ -11,7 +11,7 @@ from ampscope.experiments.cure import is_cured
 from ampscope.experiments.fp32_set import smallest_fp32_set
 from ampscope.experiments.report import problem
 from ampscope.experiments.script_runs import ScriptRun, ScriptRuns
-from ampscope.experiments.trials import Trial, kind_of, price
+from ampscope.experiments.trials import Trial, trial_of
 from ampscope.rules.verdict import Fix
 
 MAX_FIX_RUNS = 4
@@ -77,7 +77,7 @@ class Plan:
         extra = f"fp32;{control}" if fix.kind == "lower_lr" else ""
         view = self.control(control)
         cured = is_cured(finding, self.evidence, view, self.control(extra) if extra else None)
-        self.trials.append(Trial(control, kind_of(control, fix), cured, self._price(control)))
+        self._tried(control, fix, cured=cured)
         return cured
 
     def _search(self, finding: Finding) -> None:
@@ -89,10 +89,11 @@ class Plan:
         found = smallest_fp32_set(names, cures, MAX_SEARCH_RUNS)
         if found:
             control = "fp32_modules:" + ",".join(found)
-            self.trials.append(Trial(control, "fp32_module", True, self._price(control)))
+            self._tried(control, finding.verdict.fix, cured=True)
 
-    def _price(self, control: str) -> float | None:
-        return price(self.views[control], self.views["as_is"])
+    def _tried(self, control: str, fix: Fix, *, cured: bool) -> None:
+        views = self.views[control], self.views["as_is"]
+        self.trials.append(trial_of(control, fix, *views, cured=cured))
 
     def _keep(self, control: str, run: ScriptRun) -> None:
         self.done[control] = run

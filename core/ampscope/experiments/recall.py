@@ -12,7 +12,7 @@ from ampscope.diagnose import diagnose
 from ampscope.errors import BadInput
 from ampscope.experiments.cure import is_cured
 from ampscope.experiments.report import Report, report_of
-from ampscope.experiments.trials import Trial, kind_of, price
+from ampscope.experiments.trials import trial_of
 from ampscope.records import RunInfo
 from ampscope.store.reader import Reader
 
@@ -40,8 +40,8 @@ def recall(reader: Reader, run_id: str) -> Report:
         for name, view in views.items():
             if name in finding.verdict.fix.controls or name.startswith("fp32_modules:"):
                 cured = is_cured(finding, evidence, view, views.get(f"fp32;{name}"))
-                kind = kind_of(name, finding.verdict.fix)
-                trials.append(Trial(name, kind, cured, price(view, views["as_is"])))
+                fix = finding.verdict.fix
+                trials.append(trial_of(name, fix, view, views["as_is"], cured=cured))
     ended = [r.ended for r in infos.values() if r.ended is not None]
     elapsed_s = (max(ended) - first.created) if ended else 0.0
     return report_of(diagnosis, views, infos, tuple(trials), elapsed_s)

@@ -18,12 +18,21 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One fix that was run. ``price`` is its time an optimizer step over the time as it is."""
+    """One fix that was run. ``price`` is its time an optimizer step over the time as it is, and
+    ``memory`` its peak memory over that as it is (on a CPU, of the whole process)."""
 
     control: str
     kind: str
     cured: bool
     price: float | None
+    memory: float | None = None
+
+
+def trial_of(control: str, fix: Fix, fixed: RunView, before: RunView, *, cured: bool) -> Trial:
+    """The trial that a run under ``control`` was, with what it costs."""
+    peaks = fixed.outcome.peak_bytes, before.outcome.peak_bytes
+    memory = peaks[0] / peaks[1] if all(peaks) else None
+    return Trial(control, kind_of(control, fix), cured, price(fixed, before), memory)
 
 
 def price(fixed: RunView, before: RunView) -> float | None:

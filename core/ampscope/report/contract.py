@@ -8,6 +8,7 @@ from typing import Any
 
 from ampscope.diagnose import Finding
 from ampscope.experiments.report import Report
+from ampscope.experiments.trials import Trial
 from ampscope.records import RunInfo
 from ampscope.report import fix_words
 from ampscope.rules.verdict import Measurement
@@ -56,7 +57,7 @@ def _finding(finding: Finding, report: Report, *, first: bool) -> dict[str, Any]
         "text": fix_words.sentence(finding, cured),
         "patch": fix_words.patch(finding, cured),
         "verified": True if cured else (False if trials else None),
-        "cost": {"step_time_ratio": _number(cured.price)} if cured else None,
+        "cost": _cost(cured) if cured else None,
         "control": cured.control if cured else None,
     }
     return {
@@ -71,6 +72,13 @@ def _finding(finding: Finding, report: Report, *, first: bool) -> dict[str, Any]
         "evidence": [_measurement(m, runs) for m in verdict.evidence],
         "fix": fix,
         "consequences": [_finding(c, report, first=False) for c in finding.consequences],
+    }
+
+
+def _cost(cured: Trial) -> dict[str, Any]:
+    return {
+        "step_time_ratio": _number(cured.price),
+        "peak_memory_ratio": _number(cured.memory),
     }
 
 

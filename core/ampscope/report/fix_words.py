@@ -26,6 +26,8 @@ def sentence(finding: Finding, cured: Trial | None) -> str:
     """What to change, in one sentence; of two that say the same, the rule's own."""
     fix = finding.verdict.fix
     word, _, names = cured.control.partition(":") if cured is not None else ("", "", "")
+    if word == "fp32_lines" and fix.kind == "rewrite_op" and fix.text:
+        return f"{fix.text} It was seen to work with {names.replace(',', ', ')} in fp32."
     if word == "fp32_lines":
         return f"Compute {names.replace(',', ', ')} in fp32."
     if word == "fp32_modules" and names != finding.verdict.module:

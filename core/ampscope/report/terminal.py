@@ -75,6 +75,8 @@ def _finding(finding: Finding, report: Report, *, first: bool) -> RenderableType
             f"{t.control}: {'cured' if t.cured else 'not cured'}" for t in report.trials
         )
         price = f" at {cured.price:.2f} times the time a step" if cured and cured.price else ""
+        if cured and cured.memory:
+            price += f" and {cured.memory:.2f} times the peak memory"
         word = (
             f"Verified by a run with {cured.control}{price}" if cured else "No fix was seen to work"
         )

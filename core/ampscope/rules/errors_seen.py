@@ -14,6 +14,8 @@ def error_verdict(evidence: Evidence, fix: Fix, reason: str = "") -> Verdict:
     return Verdict(
         Status.FOUND,
         reason or f"Line {outcome.error_line} raised {outcome.error_type}: {text}",
+        module=outcome.error_module or None,
+        phase="forward" if outcome.error_module else None,
         step=outcome.attempts,
         line=outcome.error_line,
         evidence=(

@@ -32,7 +32,9 @@ def check(evidence: Evidence) -> Verdict:
     """Found by torch's own error, or by a root op that made a constant infinite."""
     outcome = evidence.as_is.outcome
     if "cannot be converted to type" in outcome.error_text and "overflow" in outcome.error_text:
-        return error_verdict(evidence, Fix("rewrite_op", TEXT, PATCH))
+        places = (("fp32_lines", outcome.error_line), ("fp32_modules", outcome.error_module))
+        controls = tuple(f"{word}:{where}" for word, where in places if where)
+        return error_verdict(evidence, Fix("rewrite_op", TEXT, PATCH, controls))
     found = forward_root(evidence, ForwardClass.MASK)
     if not isinstance(found, RootOp):
         return found

@@ -143,6 +143,7 @@ class _Run:
         self.recorder.switch_off()  # formatting the error runs the script's own code
         if where := script_errors.own_fault(error, self.recorder.lines):
             raise OwnFault(f"{type(error).__name__} at {where}: {error}") from error
+        module = self.recorder.module_that_raised(error)
         error = script_errors.clean(error, self.recorder.lines)
         place, function = script_errors.place_of(error, self.recorder.lines)
         text = script_errors.text_of(error)
@@ -154,6 +155,7 @@ class _Run:
             error_text=str(error)[:MAX_ERROR_TEXT],
             error_line=line_name(place),
             error_in_function=function,
+            error_module=module,
         )
         script_errors.report(error)
         return result

@@ -24,6 +24,7 @@ from ampscope.capture.tensors import floating_tensors
 from ampscope.formats import dtype_name
 from ampscope.observations import Observation, Outcome
 from ampscope.records import Cadence
+from ampscope.run.device import peak_bytes
 from ampscope.run.script_scans import ScriptScans, inputs_call
 
 OP_BUDGET = 400_000  # ops looked at: about 15 s of watching on a slow core
@@ -45,6 +46,7 @@ class ScriptRecorder:
         self.log = CallLog(self.watch, self.attempts)
         self.scans = ScriptScans(self.attempts)
         self.started = time.perf_counter()
+        self._raised = (0, "")  # id of the last exception that left a module, and which
         self.eval_nonfinite = False
         self.eval_module = ""
         self.eval_taint = -1
@@ -107,9 +109,19 @@ class ScriptRecorder:
         def wrapper(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not self.paths.stack and torch._C._current_autograd_node() is None:
                 self._before_forward(module, args, kwargs)
-            return original(module, *args, **kwargs)
+            try:
+                return original(module, *args, **kwargs)
+            except Exception as error:
+                if self._raised[0] != id(error):  # the innermost module comes first
+                    self._raised = (id(error), self.paths.path(module))
+                raise
 
         return wrapper
+
+    def module_that_raised(self, error: BaseException) -> str:
+        """Path of the innermost module in whose forward ``error`` was raised, or ""."""
+        number, path = self._raised
+        return path if number == id(error) else ""
 
     def _before_forward(self, module: nn.Module, args: object, kwargs: object) -> None:
         if not self.scans.records:
@@ -168,5 +180,12 @@ class ScriptRecorder:
             eval_module=self.eval_module,
             eval_taint=self.eval_taint,
             traced_ops=self.watch.seen_ops,
+            peak_bytes=peak_bytes(_device()),
             **facts,  # type: ignore[arg-type]  # error_* and exit_code, checked by the dataclass
         )
+
+
+def _device() -> torch.device:
+    """Where the script's memory is."""
+    uses_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return torch.device("cuda" if uses_cuda else "cpu")
