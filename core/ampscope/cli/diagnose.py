@@ -20,6 +20,8 @@ from ampscope.observations import Outcome
 from ampscope.records import RunSpec, State
 
 EXIT_COULD_NOT_RUN = 2
+STEPS = 200  # of a long script; a short one ends by itself, so that its evaluation is seen too
+GRACE_S = 12.0
 _SCRIPT = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
@@ -28,7 +30,11 @@ def script_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
         click.argument("args", nargs=-1, type=click.UNPROCESSED),
         click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as in python -m."),
-        click.option("--steps", default=200, show_default=True, help="Optimizer steps at most."),
+        click.option(
+            "--steps",
+            type=int,
+            help=f"Optimizer steps at most.  [default: {STEPS}, or all of {GRACE_S:.0f} s]",
+        ),
         click.option("--time-limit", default=120.0, show_default=True, help="Seconds a run."),
         click.option("--memory-limit", default=0, help="MiB of private memory; 0 is no limit."),
         click.option(
@@ -54,7 +60,7 @@ def script_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--no-verify", is_flag=True, help="Name the cause, and do not run its fix.")
 @script_options
 def diagnose(
-    script: str, args: tuple[str, ...], module: bool, steps: int, time_limit: float,
+    script: str, args: tuple[str, ...], module: bool, steps: int | None, time_limit: float,
     memory_limit: int, policy: str, quiet: bool, store: Path, json_out: Path | None,
     no_verify: bool,
 ) -> None:  # fmt: skip
@@ -88,7 +94,7 @@ def diagnose(
 @click.option("--fix", default="as_is", help="An intervention, such as fp32_modules:encoder.0.")
 @script_options
 def run_script(
-    script: str, args: tuple[str, ...], module: bool, steps: int, time_limit: float,
+    script: str, args: tuple[str, ...], module: bool, steps: int | None, time_limit: float,
     memory_limit: int, policy: str, quiet: bool, store: Path, fix: str,
 ) -> None:  # fmt: skip
     """Record SCRIPT, untouched; or with an intervention applied by hand.
@@ -122,15 +128,16 @@ def _outcome(observations: tuple[object, ...]) -> Outcome:
 
 
 def _spec(
-    script: str, args: tuple[str, ...], module: bool, steps: int, time_limit: float,
+    script: str, args: tuple[str, ...], module: bool, steps: int | None, time_limit: float,
     memory_limit: int, policy: str,
 ) -> RunSpec:  # fmt: skip
     """The spec of a script's run. Raises BadInput for what is no Python script."""
-    checked_limits(steps, time_limit, memory_limit)
+    checked_limits(STEPS if steps is None else steps, time_limit, memory_limit)
     return RunSpec(
         workload=f"-m {script}" if module else checked_script(script),
         kind="script",
-        steps=steps,
+        steps=STEPS if steps is None else steps,
+        grace_s=GRACE_S if steps is None else 0.0,
         policy=policy,
         time_limit_s=time_limit,
         memory_limit_mib=memory_limit,

@@ -37,10 +37,11 @@ class Job:
     folder: str  # in which it runs
 
 
-def start_diagnosis(script: Path, store: Path, *, policy: str = "native", steps: int = 200) -> Job:
-    """``ampscope diagnose`` of one script. ``policy`` is native or cuda."""
+def start_diagnosis(script: Path, store: Path, *, policy: str = "native", steps: int = 0) -> Job:
+    """``ampscope diagnose`` of one script. ``policy`` is native or cuda; 0 ``steps`` are its own
+    default."""
     command = ["ampscope.cli.main", "diagnose", "--quiet", "--store", str(store.absolute())]
-    command += ["--policy", policy, "--steps", str(steps), str(script)]
+    command += ["--policy", policy, *(["--steps", str(steps)] if steps else []), str(script)]
     return _start(command, script.parent)
 
 

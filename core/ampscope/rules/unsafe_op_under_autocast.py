@@ -17,6 +17,8 @@ Remedy
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ampscope.analysis.evidence import Evidence
 from ampscope.rules.errors_seen import error_verdict
 from ampscope.rules.forward_root import undecorated_function
@@ -41,7 +43,9 @@ def check(evidence: Evidence) -> Verdict:
     if "unsafe to autocast" in text:
         return error_verdict(evidence, BCE)
     if function is not None and any(part in text for part in _DTYPE_TEXTS):
-        return error_verdict(evidence, DECORATE)
+        verdict = error_verdict(evidence, DECORATE)
+        # In the backward pass no module runs: the Function's own is to blame.
+        return replace(verdict, module=verdict.module or function.module or None)
     use = run.use("bce_under_autocast")
     if use is not None:
         return Verdict(

@@ -75,7 +75,9 @@ class _Run:
         self.recorder = ScriptRecorder(self.folder, spec.cadence, self._attempt)
         self.processes = Processes(self.recorder.switch_off)
         self.cuda = CudaRequests(self.recorder.lines, redirect=policy == "rehearsal")
-        self.deadline = time.monotonic() + spec.time_limit_s
+        started = time.monotonic()
+        self.deadline = started + spec.time_limit_s
+        self.grace = started + spec.grace_s
         self.stage = Stage()
         self.stopped = ""  # why it was stopped, once it was
 
@@ -130,7 +132,7 @@ class _Run:
         if not self.processes.is_own:
             return
         self.following.on_attempt(self.recorder)
-        if count >= self.spec.steps:
+        if count >= self.spec.steps and time.monotonic() >= self.grace:
             self.stopped = "steps"
         elif time.monotonic() > self.deadline:
             self.stopped = "time"

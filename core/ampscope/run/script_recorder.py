@@ -141,6 +141,8 @@ class ScriptRecorder:
     def _after_forward(self, module: nn.Module, inputs: object, output: object) -> None:
         if self.paths.stack or torch.is_grad_enabled() or not self.attempts.count:
             return
+        if self.eval_nonfinite:
+            return  # the first one counts
         for tensor in floating_tensors(output):
             if not bool(torch.isfinite(tensor).all()):
                 self.eval_nonfinite, self.eval_module = True, type(module).__name__
