@@ -33,9 +33,9 @@ def section() -> str:
         "",
         *(f"- {line}" for line in zoo["summary"]),
         "",
-        "What other tools say of the same scripts "
-        "([zoo_peers.json](benchmarks/results/zoo_peers.json)); each names a place where NaN or Inf",
-        "appeared, and no cause:",
+        "What other tools say of the same scripts",
+        "([zoo_peers.json](benchmarks/results/zoo_peers.json)). Each names a place where NaN or",
+        "Inf appeared, and no cause:",
         "",
         *(_peer(name, found) for name, found in peers["summary"].items()),
         "",

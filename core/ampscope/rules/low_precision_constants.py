@@ -19,6 +19,7 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.half_tables import owner_of_only_table
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, passed
 
 COARSE_SPREAD = 0.05  # one rounding to bf16 is at most 0.4 % of a value
@@ -31,7 +32,7 @@ def check(evidence: Evidence) -> Verdict:
         use = run.use(name)
         if use is not None:
             return _found(
-                use.module,
+                use.module or owner_of_only_table(run),
                 use.op,
                 use.line,
                 use.attempt,

@@ -1,0 +1,98 @@
+"""Diagnose the scripts of an exam and compare with its key, as JSON.
+
+    OMP_WAIT_POLICY=PASSIVE python benchmarks/unseen.py second --out second.json
+
+An exam is a folder under ``unseen``: training scripts that were written by somebody who did not
+know the rules, and ``key.json`` with the cause, further causes that a fair examiner accepts, and
+the module to blame. The kept results (results/unseen_first.json, results/unseen_second.json) are
+those of the first run, before any rule had seen a script; a run today says how the rules have
+moved since.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ampscope.experiments.diagnosis import run_diagnosis
+from ampscope.records import RunSpec
+from ampscope.report.contract import document
+
+FOLDER = Path(__file__).parent / "unseen"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("exam", choices=sorted(p.name for p in FOLDER.iterdir()))
+    parser.add_argument("scripts", nargs="*", help="some of them; all when none is named")
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    folder = FOLDER / asked.exam
+    key = json.loads((folder / "key.json").read_text())
+    wanted = [entry for entry in key if not asked.scripts or entry["script"] in asked.scripts]
+    with tempfile.TemporaryDirectory() as place:
+        lines = [score(entry, _diagnosed(folder, entry, Path(place))) for entry in wanted]
+    document_ = {"summary": summary(lines), "scripts": lines}
+    if asked.out is not None:
+        asked.out.write_text(json.dumps(document_, indent=1) + "\n")
+    print(json.dumps(document_["summary"], indent=1))
+
+
+def score(entry: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """One script: what the key says, what the diagnosis ``found`` says."""
+    causes = [finding["cause"] for finding in found["findings"]] or [found["verdict"]]
+    first = found["findings"][0] if found["findings"] else {}
+    module = entry.get("module")
+    line = {
+        "script": entry["script"],
+        "expected": entry["cause"],
+        "accepted": entry.get("accept", []),
+        "found": causes[:3],
+        "right": causes[0] == entry["cause"],
+        "module_expected": module,
+        "module_found": first.get("module"),
+        "module_right": None if module is None else first.get("module") == module,
+        "fix": first.get("fix", {}).get("kind"),
+        "verified": first.get("fix", {}).get("verified"),
+        "elapsed_s": found["elapsed_s"],
+    }
+    print(f"{'right' if line['right'] else 'WRONG':6} {entry['script']:28} {causes[0]}", flush=True)
+    return line
+
+
+def summary(lines: list[dict[str, Any]]) -> dict[str, str]:
+    """The figures that count, each with its base."""
+    healthy = [line for line in lines if line["expected"] == "no_fault"]
+    failing = [line for line in lines if line["expected"] != "no_fault"]
+    with_module = [line for line in failing if line["module_right"] is not None]
+    tried = [line for line in failing if line["verified"] is not None]
+    accepted = [x for x in failing if x["right"] or x["found"][0] in x["accepted"]]
+    return {
+        "root cause first": f"{sum(x['right'] for x in failing)} of {len(failing)}",
+        "first or accepted": f"{len(accepted)} of {len(failing)}",
+        "module right": f"{sum(x['module_right'] for x in with_module)} of {len(with_module)}",
+        "fix verified, of those run": f"{sum(x['verified'] for x in tried)} of {len(tried)}",
+        "healthy": f"{sum(x['found'][0] == 'no_fault' for x in healthy)} of {len(healthy)}",
+    }
+
+
+def _diagnosed(folder: Path, entry: dict[str, Any], place: Path) -> dict[str, Any]:
+    spec = RunSpec(
+        workload=str(folder / entry["script"]),
+        kind="script",
+        precision="as_is",
+        steps=200,
+        grace_s=12.0,
+        time_limit_s=120.0,
+        args=tuple(entry.get("args", ())),
+        group=secrets.token_hex(4),
+    )
+    return document(run_diagnosis(spec, place / "runs.db"))
+
+
+if __name__ == "__main__":
+    main()
