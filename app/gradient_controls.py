@@ -49,9 +49,18 @@ def pick_step(steps: Sequence[int]) -> int:
 
 def pick_format(run: RunInfo) -> NumberFormat:
     """The format whose limits are drawn; the run's own half format to begin with."""
-    own = "bf16" if "bf16" in run.spec.precision else "fp16"
-    name = links.pick("Format", "format", FORMAT_NAMES, default=own)
+    name = links.pick("Format", "format", FORMAT_NAMES, default=_own_format(run))
     return FORMATS[name]
+
+
+def _own_format(run: RunInfo) -> str:
+    """bf16 where the run computes in it, else fp16; a script shows it by its activations."""
+    if run.spec.kind == "script":
+        steps = store.frame_steps(run, Role.ACTIVATION)
+        frame = store.frame(run, Role.ACTIVATION, steps[-1]) if steps else None
+        dtypes = frame.dtypes if frame is not None else ()
+        return "bf16" if "bf16" in dtypes and "fp16" not in dtypes else "fp16"
+    return "bf16" if "bf16" in run.spec.precision else "fp16"
 
 
 def pick_scale(recorded: int) -> int:

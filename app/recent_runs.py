@@ -52,13 +52,15 @@ def _row(run: RunInfo, group_size: int) -> None:
 
 
 def _facts(run: RunInfo, group_size: int) -> list[str]:
-    is_named = run_page.described(run) == run_page.name_of(run)
-    what = [run_page.described(run)] if run.spec.label and not is_named else []
+    policy = run_page.policy_name(run.machine)
+    if _is_script(run):
+        others = group_size - 1 if run.spec.group else 0
+        beside = [f"{plural(others, 'control run')} beside it"] if others else []
+        return [policy, plural(run.steps_done, "step"), *beside, ago(run.created)]
+    what = [run_page.described(run)] if run.spec.label else []
     place = [f"place {run.place} in the queue"] if run.place else []
-    others = group_size - 1 if _is_script(run) and run.spec.group else 0
-    beside = [f"{plural(others, 'control run')} beside it"] if others else []
     steps = f"{run.steps_done:,} of {plural(run.spec.steps, 'step')}"
-    return [*what, run_page.policy_name(run.machine), *place, steps, *beside, ago(run.created)]
+    return [*what, policy, *place, steps, ago(run.created)]
 
 
 def _is_script(run: RunInfo) -> bool:

@@ -32,7 +32,7 @@ def all_modules(run: RunInfo, look: Look, module: int) -> UnderflowOverTime | No
     st.subheader("Underflow over time", anchor=False)
     series = _series(run, look.view.role)
     if not series.steps:
-        _say_inconclusive(look, module)
+        _say_inconclusive(run, look, module)
         return None
     layout.see(gradient_words.underflow_seen(series, look.names))
     counted = links.pick(
@@ -101,12 +101,16 @@ def _series(reader: Reader, run_id: str, role: Role) -> UnderflowOverTime:
     return from_columns(shadow_columns(reader, run_id, role))
 
 
-def _say_inconclusive(look: Look, module: int) -> None:
+def _say_inconclusive(run: RunInfo, look: Look, module: int) -> None:
     place = look.frame.modules.index(module)
     known = without_shadow(look.frame.rows[place], look.frame.dtypes[place])
     role: Role = look.view.role
+    how = (
+        "Only probes take a shadow. A diagnosis compares a script with its fp32 control instead."
+        if run.spec.kind == "script"
+        else "Start the probe with --shadow-every 10 for a count."
+    )
     states.nothing_recorded(
         f"No fp32 shadow holds {ROLE_NAMES[role]} of this run.",
-        gradient_words.inconclusive(known, name_in(look, module), look.view.step)
-        + " Start the probe with --shadow-every 10 for a count.",
+        f"{gradient_words.inconclusive(known, name_in(look, module), look.view.step)} {how}",
     )

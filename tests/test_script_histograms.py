@@ -133,3 +133,25 @@ def test_the_cadence_is_kept(tmp_path: Path, cadence: Cadence) -> None:
     steps = {f.step for f in found.frames}
     assert steps == ({0, 3} if cadence.histogram else set())
     assert not found.ops
+
+
+def test_what_runs_without_gradients_is_no_training(tmp_path: Path) -> None:
+    text = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+student, teacher = nn.Linear(4, 2), nn.Linear(4, 2)
+optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+for step in range(3):
+    x = torch.randn(8, 4)
+    with torch.no_grad():
+        target = teacher(x)
+        student(torch.randn(100, 4))
+    optimizer.zero_grad()
+    (student(x) - target).square().mean().backward()
+    optimizer.step()
+"""
+    found = measured(tmp_path, text, Cadence(1, 0, 0))
+    assert [m.path for m in found.modules] == [""]
+    activations = [f.rows.sum() for f in found.frames if f.role is Role.ACTIVATION]
+    assert activations == [8 * 2] * 3

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.observations import Call
-from ampscope.rules.protocol import Window, windows
+from ampscope.analysis.call_windows import Window, windows
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_applicable, passed
 
 

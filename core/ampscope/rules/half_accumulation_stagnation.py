@@ -17,56 +17,18 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.half_sums import COARSE, MIN_STALLS, worst_sum
 from ampscope.observations import BadOp
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, passed
 from ampscope.rules.wording import island, magnitudes, place
 
-STALLS = 8  # times that the same line added without effect: not a coincidence
-
 
 def check(evidence: Evidence) -> Verdict:
     """Found from stalled additions and from results far from fp32's, at the op itself."""
-    run = evidence.as_is
-    coarse = [b for b in run.bad_ops if b.kind == "coarse"]
-    drifts = [
-        b for b in run.bad_ops if b.kind == "drift" and not any(o.is_parameter for o in b.inputs)
-    ]
-    stalls = [
-        b
-        for b in run.bad_ops
-        if b.kind == "stall"
-        and b.count >= STALLS
-        and _own_sum(b)
-        and not any(o.is_parameter for o in b.inputs)
-    ]
-    found = (
-        sorted(coarse, key=lambda b: -(b.error or 0.0))
-        or sorted(drifts, key=lambda b: -(b.error or 0.0))
-        or sorted(stalls, key=lambda b: -b.count)
-    )
-    if not found:
+    op = worst_sum(evidence.as_is)
+    if op is None:
         return passed("No sum in half precision stalls.")
-    op = found[0]
-    if op.kind == "coarse":
-        reason = (
-            f"{op.op} in {place(op)} is {op.error or 0:.0%} away from the fp32 result of the same"
-            " inputs."
-        )
-        value = Measurement("relative error of the sum", op.error or 0.0, 0.05, "as_is", op.attempt)
-    elif op.kind == "drift":
-        reason = (
-            f"The running sum at line {op.line} has lost {op.error or 0:.0%} of its value to"
-            f" rounding in {op.dtype}: its terms are smaller than half the spacing of the total."
-        )
-        value = Measurement(
-            "rounding errors over the total", op.error or 0.0, 0.05, "as_is", op.attempt
-        )
-    else:
-        reason = (
-            f"The sum at line {op.line} did not change in {op.count} additions of something that is"
-            " not zero."
-        )
-        value = Measurement("additions without effect", op.count, STALLS, "as_is", op.attempt)
+    reason, value = _seen(op)
     return Verdict(
         Status.FOUND,
         reason,
@@ -86,10 +48,25 @@ def check(evidence: Evidence) -> Verdict:
     )
 
 
-def _own_sum(op: BadOp) -> bool:
-    """The first term is what the same op made before: a running total, not a residual."""
-    name = op.op.rpartition(".")[2]
-    return name.endswith("_") or bool(op.inputs and name in op.inputs[0].producers[:3])
+def _seen(op: BadOp) -> tuple[str, Measurement]:
+    """The sentence and the number, by the way in which the sum was seen to be off."""
+    error = op.error or 0.0
+    if op.kind == "coarse":
+        return (
+            f"{op.op} in {place(op)} is {error:.0%} away from the fp32 result of the same inputs.",
+            Measurement("relative error of the sum", error, COARSE, "as_is", op.attempt),
+        )
+    if op.kind == "drift":
+        return (
+            f"The running sum at line {op.line} has lost {error:.0%} of its value to rounding in"
+            f" {op.dtype}: its terms are smaller than half the spacing of the total.",
+            Measurement("rounding errors over the total", error, COARSE, "as_is", op.attempt),
+        )
+    return (
+        f"The sum at line {op.line} did not change in {op.count} additions of something that is"
+        " not zero.",
+        Measurement("additions without effect", op.count, MIN_STALLS, "as_is", op.attempt),
+    )
 
 
 RULE = Rule(

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.rules.backward_root import is_overflow
-from ampscope.rules.scale_facts import (
+from ampscope.analysis.scale_facts import (
     ScaleFacts,
     fails_forward,
     scale_facts,

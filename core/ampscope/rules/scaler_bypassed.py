@@ -20,7 +20,7 @@ from __future__ import annotations
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
 from ampscope.observations import Call
-from ampscope.rules.protocol import windows
+from ampscope.analysis.call_windows import windows
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_applicable, passed
 
 

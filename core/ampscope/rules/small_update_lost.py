@@ -18,12 +18,11 @@ from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
-from ampscope.observations import BadOp
+from ampscope.analysis.weight_averages import MIN_STALLS, SLOW, slow_average, stalled_average
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, passed
 
 STILL = 0.5  # of what moves in fp32
-AVERAGE_STILL = 0.5  # a moving average that came less than half as far
-OFTEN = 5  # updates of an average that moved next to nothing
+STALLED = 0.9  # share of an average's elements; the recorder keeps no smaller one
 
 
 def check(evidence: Evidence) -> Verdict:
@@ -31,68 +30,64 @@ def check(evidence: Evidence) -> Verdict:
     run, fp32 = evidence.as_is, evidence.fp32
     if fp32 is None:
         return inconclusive("Only the fp32 control tells what should have moved.")
+    found = _weights(run, fp32) or _slow(run, fp32) or _stalled(run)
+    return found or passed("What fp32 moves, moves here too.")
+
+
+def _weights(run: RunView, fp32: RunView) -> Verdict | None:
+    """Trained weights in half of which a step moves few."""
     moved, reference = run.moved_share, fp32.moved_share
     taken = [a for a in run.attempts if not a.skipped]
     half = any("fp16" in a.weight_dtypes or "bf16" in a.weight_dtypes for a in taken)
-    gradients = any(a.grad_norm for a in taken)
-    if half and gradients and moved is not None and reference and moved < STILL * reference:
-        dtype = taken[0].weight_dtypes
-        return _found(
-            "",
-            f"A step moves {moved:.1%} of the {dtype} weights, and {reference:.1%} in fp32: the"
-            " updates are below half the spacing of the numbers.",
-            (
-                Measurement("weights moved a step", moved, STILL * reference, "as_is"),
-                Measurement("weights moved a step in fp32", reference, None, "fp32"),
-            ),
-        )
-    return _averages(run, fp32)
+    if not half or not any(a.grad_norm for a in taken) or moved is None or not reference:
+        return None
+    if moved >= STILL * reference:
+        return None
+    reason = (
+        f"A step moves {moved:.1%} of the {taken[0].weight_dtypes} weights, and {reference:.1%} in"
+        " fp32: the updates are below half the spacing of the numbers."
+    )
+    own = Measurement("weights moved a step", moved, STILL * reference, "as_is")
+    return _found(
+        "", reason, own, Measurement("weights moved a step in fp32", reference, None, "fp32")
+    )
 
 
-def _averages(run: RunView, fp32: RunView) -> Verdict:
-    end = {s.name: s for s in fp32.scans_of("end", "frozen") + fp32.scans_of("end", "buffer")}
-    for scan in run.scans_of("end", "frozen"):
-        other = end.get(scan.name)
-        if other is None or scan.dtype not in ("fp16", "bf16") or not other.change:
-            continue
-        if (scan.change or 0.0) < AVERAGE_STILL * other.change:
-            return _found(
-                scan.name.rpartition(".")[0],
-                f"{scan.name} ({scan.dtype}, trained by no optimizer) changed by"
-                f" {scan.change or 0:.2%} over the run, and by {other.change:.2%} in fp32.",
-                (
-                    Measurement(
-                        "change over the run",
-                        scan.change or 0.0,
-                        AVERAGE_STILL * other.change,
-                        "as_is",
-                    ),
-                    Measurement("change over the run in fp32", other.change, None, "fp32"),
-                ),
-            )
-    for op in run.bad_ops:
-        if op.kind == "stall" and op.count >= OFTEN and is_average(op):
-            return _found(
-                op.module,
-                f"Line {op.line} updates an average of weights in {op.dtype}, and"
-                f" {op.error or 0:.0%} of its elements stay as they are, {op.count} times: the"
-                " updates are below half the spacing.",
-                (
-                    Measurement(
-                        "elements that stand still", op.error or 0.0, 0.9, "as_is", op.attempt
-                    ),
-                    Measurement("times", op.count, OFTEN, "as_is", op.attempt),
-                ),
-            )
-    return passed("What fp32 moves, moves here too.")
+def _slow(run: RunView, fp32: RunView) -> Verdict | None:
+    """An average that came less far than in fp32."""
+    average = slow_average(run, fp32)
+    if average is None:
+        return None
+    scan, own, reference = average.scan, average.change, average.reference_change
+    reason = (
+        f"{scan.name} ({scan.dtype}, trained by no optimizer) changed by {own:.2%} over the run,"
+        f" and by {reference:.2%} in fp32."
+    )
+    return _found(
+        scan.name.rpartition(".")[0],
+        reason,
+        Measurement("change over the run", own, SLOW * reference, "as_is"),
+        Measurement("change over the run in fp32", reference, None, "fp32"),
+    )
 
 
-def is_average(op: BadOp) -> bool:
-    """Weights are involved: the target, or what is added, is a parameter or made of one."""
-    return any(o.is_parameter for o in op.inputs)
+def _stalled(run: RunView) -> Verdict | None:
+    """Updates of an average that leave it as it is."""
+    op = stalled_average(run)
+    if op is None:
+        return None
+    share = op.error or 0.0
+    reason = (
+        f"Line {op.line} updates an average of weights in {op.dtype}, and {share:.0%} of its"
+        f" elements stay as they are, {op.count} times: the updates are below half the spacing."
+    )
+    own = Measurement("elements that stand still", share, STALLED, "as_is", op.attempt)
+    return _found(
+        op.module, reason, own, Measurement("times", op.count, MIN_STALLS, "as_is", op.attempt)
+    )
 
 
-def _found(module: str, reason: str, evidence: tuple[Measurement, ...]) -> Verdict:
+def _found(module: str, reason: str, *evidence: Measurement) -> Verdict:
     return Verdict(
         Status.FOUND,
         reason,
@@ -100,16 +95,12 @@ def _found(module: str, reason: str, evidence: tuple[Measurement, ...]) -> Verdi
         phase="step",
         step=0,
         evidence=evidence,
-        fix=Fix(
-            "fp32_params",
-            "Keep weights and averages in fp32.",
-            PATCH,
-            ("fp32_state", "fp32_params"),
-        ),
+        fix=Fix("fp32_params", "Keep weights and averages in fp32.", PATCH, CONTROLS),
     )
 
 
 PATCH = "model = model.float()  # masters in fp32; autocast computes in half\n"
+CONTROLS = ("fp32_state", "fp32_params")
 
 
 RULE = Rule("small_update_lost", check, ("as_is", "fp32"), 72)

@@ -124,6 +124,8 @@ class ScriptRecorder:
         return path if number == id(error) else ""
 
     def _before_forward(self, module: nn.Module, args: object, kwargs: object) -> None:
+        # Asked here and not in each module: activation checkpointing runs its inside without.
+        self.histograms.models.is_training = torch.is_grad_enabled()
         if not self.scans.records:
             with self._not_watched():
                 self.log.calls.append(inputs_call(len(self.log.calls), args, kwargs))

@@ -2,7 +2,9 @@
 
 A model is numbered when one of its modules first runs. The first model's paths are plain
 (``encoder.0``); those of a later one begin with its class (``Discriminator.net.0``), so that two
-models of a script do not share names. Nothing here keeps a model alive that the script drops.
+models of a script do not share names. A model that only ever runs without gradients (a teacher, a
+copy for evaluation) is left out, as is what the others do without them. Nothing here keeps a model
+alive that the script drops.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ class ScriptModels:
     """As :class:`ModelMap`, for models that come one by one."""
 
     def __init__(self, paths: ModulePaths) -> None:
+        self.is_training = True  # the outermost module that runs was called with gradients
         self._paths = paths
         self._numbers: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
         self._positions = WeakTensorKeyDictionary()  # parameter -> place in the two lists below
@@ -35,7 +38,9 @@ class ScriptModels:
         self._taken = 0
 
     def index(self, module: nn.Module) -> int | None:
-        """The module's number. A model that is new is numbered first."""
+        """The module's number. A model that is new is numbered first. None outside training."""
+        if not self.is_training:
+            return None
         number = self._numbers.get(module)
         if number is None:
             self._add(self._paths.root_of(module))
