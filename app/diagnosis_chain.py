@@ -118,8 +118,8 @@ def _arrival(run: RunView, step: int | None) -> list[Link]:
         text = f"GradScaler left step {bad.attempt} out; {len(run.skips):,} of {total} in all"
         links.append(Link("Skipped step", text))
     elif bad.weight_nonfinite:
-        text = f"{plural(bad.weight_nonfinite, 'entry')} not finite after step {bad.attempt}"
-        links.append(Link("Weights", text.replace("entrys", "entries"), True))
+        entries = plural(bad.weight_nonfinite, "entry", "entries")
+        links.append(Link("Weights", f"{entries} not finite after step {bad.attempt}", True))
     return links
 
 

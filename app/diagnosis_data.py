@@ -38,6 +38,7 @@ class Case:
 
     @property
     def script(self) -> str:
+        """The script's path, or ``-m package.module``."""
         return self.head.spec.workload
 
     def run_of(self, control: str) -> RunInfo | None:

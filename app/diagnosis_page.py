@@ -63,8 +63,8 @@ def state(case: Case) -> None:
     names = ", ".join(control(r.spec.control) for r in active)
     now = f"the script runs {names}" if active else "the next run is about to start"
     ended = len(case.runs) - len(active)
-    text = f"**Under way:** {escape(now)}. {plural(ended, 'run')} have ended. This page follows it."
-    st.info(text.replace("1 run have", "1 run has"))
+    so_far = f"{plural(ended, 'run')} {'has' if ended == 1 else 'have'} ended"
+    st.info(f"**Under way:** {escape(now)}. {so_far}. This page follows it.")
     if diagnosis_jobs.is_stopping(case.script):
         st.caption("It is being stopped, which takes up to ten seconds.")
     elif (active or diagnosis_jobs.is_running(case.script)) and st.button("Stop", key="dx-stop"):

@@ -7,6 +7,7 @@ import streamlit as st
 
 from ampscope.causes import CAUSES
 from ampscope.experiments.report import Report
+from ampscope.report import rule_docs
 from ampscope.rules.verdict import Rule, Status, Verdict
 from app import layout, links
 from app.text import escape
@@ -37,18 +38,9 @@ def show(report: Report) -> None:
 
 
 def sections(documentation: str) -> list[tuple[str, str]]:
-    """(heading, text) of a rule's documentation; its first line has an empty heading.
-
-    Headings stand at the margin on a line of their own, their text below is indented.
-    """
-    lines = documentation.strip().splitlines()
-    found: list[tuple[str, list[str]]] = [("", lines[:1])]
-    for line in lines[1:]:
-        if line and not line.startswith(" "):
-            found.append((line.strip(), []))
-        elif line.strip():
-            found[-1][1].append(line.strip())
-    return [(heading, " ".join(text)) for heading, text in found]
+    """(heading, text) of a rule's documentation; its first line has an empty heading."""
+    first = documentation.strip().partition("\n")[0]
+    return [("", first), *rule_docs.sections(documentation)]
 
 
 def _table(answers: list[Answer]) -> pd.DataFrame:

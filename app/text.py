@@ -124,6 +124,6 @@ def ago(moment: float, now: float | None = None) -> str:
     return "just now"
 
 
-def plural(number_: int, noun: str) -> str:
-    """``1 step``, ``12 steps``"""
-    return f"{number_:,} {noun}{'' if number_ == 1 else 's'}"
+def plural(number_: int, noun: str, many: str = "") -> str:
+    """``1 step``, ``12 steps``; ``many`` is a plural without a plain s (``3 entries``)."""
+    return f"{number_:,} {noun if number_ == 1 else many or noun + 's'}"

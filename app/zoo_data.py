@@ -51,6 +51,7 @@ class Row:
 
     @property
     def is_right(self) -> bool:
+        """The first finding is the cause that the answer key has."""
         return self.faulty.found == self.answer.cause
 
     @property

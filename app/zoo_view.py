@@ -14,7 +14,6 @@ from app.text import cut, escape
 from app.zoo_data import Result, Row, Stage, title
 
 _FIND = "widget:zoo-find"
-_SHORT = 40
 
 
 def overview(rows: Sequence[Row], healthy: Sequence[Result]) -> None:

@@ -36,6 +36,7 @@ class ExponentRange:
 
     @property
     def width(self) -> int:
+        """Number of exponents."""
         return self.highest - self.lowest + 1
 
 

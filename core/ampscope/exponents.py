@@ -50,6 +50,7 @@ class Zones:
 
     @property
     def total(self) -> int:
+        """Number of elements."""
         return self.lost + self.subnormal + self.normal + self.overflow + self.zero + self.nonfinite
 
     @property

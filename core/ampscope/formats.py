@@ -25,6 +25,7 @@ class NumberFormat:
 
     @property
     def bias(self) -> int:
+        """What the stored exponent field is larger by than the exponent (15 for fp16)."""
         return int(2 ** (self.exponent_bits - 1) - 1)
 
     @property
@@ -34,10 +35,12 @@ class NumberFormat:
 
     @property
     def min_normal_exponent(self) -> int:
+        """Exponent of the smallest normal number (-14 for fp16)."""
         return 1 - self.bias
 
     @property
     def min_subnormal_exponent(self) -> int:
+        """Exponent of the smallest subnormal number (-24 for fp16)."""
         return 1 - self.bias - self.mantissa_bits
 
     @property
@@ -48,10 +51,12 @@ class NumberFormat:
 
     @property
     def min_normal(self) -> float:
+        """Smallest number with a full mantissa; smaller ones are subnormal."""
         return float(2.0**self.min_normal_exponent)
 
     @property
     def min_subnormal(self) -> float:
+        """Smallest number above zero."""
         return float(2.0**self.min_subnormal_exponent)
 
     @property

@@ -9,13 +9,17 @@ from dataclasses import dataclass
 
 from ampscope.gradient_change import GradientChange
 
+COARSE_ERROR = 0.05  # relative 2-norm error; one rounding to bf16 gives at most 2^-9 = 0.002
+STALLED_SHARE = 0.9  # of the elements that an addition should have moved
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """One watched call, in the order in which it was made.
 
     ``name``: scale, unscale_, scaler_step, update, optimizer_step, zero_grad, backward, grad, clip,
-    autocast, scaler_new, scaler_state_dict, scaler_load_state_dict, save, load.
+    autocast, scaler_new, get_scale, scaler_state_dict, scaler_load_state_dict, save, load; and
+    inputs, the first model's first call.
     """
 
     seq: int
@@ -116,7 +120,8 @@ class BadOp:
     """An op whose finite inputs gave a non-finite output (or lost it, see ``kind``).
 
     ``kind``: nonfinite; stall (the sum equals its first term although the second is not zero);
-    coarse (a half-precision result far from the fp32 result of the same inputs).
+    coarse (a half-precision result far from the fp32 result of the same inputs); drift (a running
+    sum whose rounding errors add up to that much).
     """
 
     id: int
@@ -144,7 +149,7 @@ class BadOp:
     last_attempt: int = 0
     reached_loss: bool = False
     reached_gradient: bool = False
-    error: float | None = None  # relative, for coarse; share of stalled elements for stall
+    error: float | None = None  # coarse, drift: relative; stall: share of stalled elements
     function: str = ""  # the user's autograd.Function around it
     grad_enabled: bool = True
     tracked: bool = True  # an input requires a gradient: not mere preparation of data

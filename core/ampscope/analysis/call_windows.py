@@ -17,6 +17,7 @@ class Window:
 
     @property
     def backwards(self) -> list[Call]:
+        """The backward passes whose gradients the step used."""
         return [c for c in self.calls if c.name == "backward"]
 
 
@@ -42,3 +43,32 @@ def windows(run: RunView) -> list[Window]:
             found.append(Window(owner, tuple(pending[owner])))
             pending[owner] = []
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Bypasses:
+    """Steps that a scaler should have taken, and steps it took on what it had not scaled."""
+
+    direct: tuple[Call, ...]  # optimizer.step on gradients of a scaled loss
+    unscaled: tuple[Call, ...]  # scaler.step on gradients of a loss that was not scaled
+
+
+def bypasses(run: RunView) -> Bypasses:
+    """Steps at which scaled and unscaled went together, in the order of the log."""
+    direct: list[Call] = []
+    unscaled: list[Call] = []
+    last_scaled: dict[str, bool] = {}
+    all_windows = windows(run)
+    alone = len({w.optimizer for w in all_windows}) == 1
+    for window in all_windows:
+        step, backwards = window.calls[-1], window.backwards
+        if backwards:
+            # With several optimizers the last backward before a step is the one that is meant.
+            last_scaled[window.optimizer] = backwards[-1].scaled
+        if step.name == "optimizer_step" and last_scaled.get(window.optimizer):
+            direct.append(step)
+        elif step.name == "scaler_step" and backwards:
+            mixed = alone and any(not c.scaled for c in backwards)
+            if mixed or not backwards[-1].scaled:
+                unscaled.append(step)
+    return Bypasses(tuple(direct), tuple(unscaled))

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ampscope.exponents import ABOVE, BELOW, EXPONENTS, NAN, NEG_INF, RAW_LEN, Raw, zone_matrix
+from ampscope.exponents import ABOVE, BELOW, EXPONENTS, RAW_LEN, Raw, zone_matrix
 from ampscope.formats import NumberFormat
 from ampscope.records import Frame
 
@@ -105,11 +105,6 @@ def trouble(counts: Raw) -> NDArray[np.float64]:
         share = counts[:, column] / totals
         score += weight * (share + (share > 0))
     return score
-
-
-def nonfinite_total(rows: Raw) -> int:
-    """NaN and infinite elements over all rows."""
-    return int(rows[:, NAN : NEG_INF + 1].sum())
 
 
 def aligned(rows: Raw, shifts: Sequence[int], lowest: int, highest: int) -> Raw:

@@ -43,6 +43,7 @@ class ModuleDtypes:
 
     @property
     def depth(self) -> int:
+        """0 for the root, 1 for its children."""
         return depth_of(self.path)
 
 

@@ -19,22 +19,27 @@ class Evidence:
 
     @property
     def as_is(self) -> RunView:
+        """The script as it is; every diagnosis has this run."""
         return self.runs["as_is"]
 
     @property
     def fp32(self) -> RunView | None:
+        """The fp32 control; None when it was not run."""
         return self.runs.get("fp32")
 
     @property
     def bf16(self) -> RunView | None:
+        """The bf16 control; None when it was not run."""
         return self.runs.get("bf16")
 
     @cached_property
     def symptoms(self) -> frozenset[Symptom]:
+        """What is wrong with the script as it is."""
         return symptoms(self.as_is, self.fp32)
 
     @cached_property
     def fp32_symptoms(self) -> frozenset[Symptom]:
+        """What is wrong with the fp32 control by itself; nothing when it was not run."""
         return frozenset() if self.fp32 is None else symptoms(self.fp32, None)
 
     @cached_property
@@ -68,10 +73,3 @@ class Evidence:
             return None
         own, reference = self.as_is.zero_share, self.fp32.zero_share
         return None if own is None or reference is None else own - reference
-
-    def cured_by(self, control: str) -> bool | None:
-        """Whether every symptom is gone under ``control``; None when it was not run."""
-        run = self.runs.get(control)
-        if run is None:
-            return None
-        return not (symptoms(run, self.fp32) & self.symptoms)

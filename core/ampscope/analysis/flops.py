@@ -22,10 +22,12 @@ class FlopShare:
 
     @property
     def total(self) -> int:
+        """FLOPs in every dtype."""
         return sum(n for _, n in self.by_dtype)
 
     @property
     def half(self) -> int:
+        """FLOPs in fp16, bf16 and narrower formats."""
         return sum(n for dtype, n in self.by_dtype if is_half(dtype))
 
     @property

@@ -51,6 +51,7 @@ class ModulesByPrecision:
 
     @property
     def total(self) -> int:
+        """Modules that computed anything."""
         return len(self.fp32) + len(self.half) + len(self.both)
 
 

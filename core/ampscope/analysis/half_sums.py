@@ -11,7 +11,6 @@ from ampscope.analysis.run_view import RunView
 from ampscope.analysis.weight_averages import is_average
 from ampscope.observations import BadOp
 
-COARSE = 0.05  # relative error from which the recorder keeps a sum (capture.script.op_facts.COARSE)
 MIN_STALLS = 8  # times that the same line added without effect: not a coincidence
 
 

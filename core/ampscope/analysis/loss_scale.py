@@ -63,6 +63,7 @@ class FiniteParts:
 
     @property
     def nonfinite_count(self) -> int:
+        """Points that cannot be drawn: NaN and both infinities."""
         return len(self.nan_steps) + len(self.pos_inf_steps) + len(self.neg_inf_steps)
 
 

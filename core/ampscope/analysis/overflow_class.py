@@ -16,7 +16,6 @@ from ampscope.analysis.root_op import (
     LOGARITHMS,
     MATMULS,
     REDUCTIONS,
-    SATURATING,
     feeds_softmax,
 )
 from ampscope.formats import FORMATS
@@ -60,11 +59,6 @@ def forward_class(op: BadOp) -> ForwardClass:
     return ForwardClass.ELEMENTWISE
 
 
-def saturates(op: BadOp) -> bool:
-    """Whether a squashing function lies just before the logarithm."""
-    return any(n in SATURATING for operand in op.inputs for n in operand.producers)
-
-
 def _is_attention(op: BadOp, name: str) -> bool:
     """A product of two activations whose result goes into a softmax.
 
@@ -74,7 +68,7 @@ def _is_attention(op: BadOp, name: str) -> bool:
     return (
         name in ("bmm", "baddbmm", "matmul", "mm", "einsum")
         and two_activations
-        and (feeds_softmax(op))
+        and feeds_softmax(op)
     )
 
 

@@ -55,13 +55,6 @@ ADDITIONS = frozenset(
         "add", "add_", "sub", "sub_", "rsub", "cat", "stack",
     ]
 )  # fmt: skip
-SATURATING = frozenset(
-    [
-        "sigmoid", "_softmax", "softmax", "exp", "tanh", "rsub", "sub", "clamp",
-        "clamp_min", "hardsigmoid",
-    ]
-)  # fmt: skip
-
 
 SEARCH_SPAN = 24  # attempts that a search from 2^24 takes at most
 

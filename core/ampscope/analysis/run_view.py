@@ -53,10 +53,12 @@ class RunView:
 
     @cached_property
     def bad_loss_attempts(self) -> list[int]:
+        """Attempts whose loss is NaN or infinite."""
         return [a.attempt for a in self.attempts if not _finite(a.loss)]
 
     @cached_property
     def bad_gradient_attempts(self) -> list[int]:
+        """Attempts with a gradient that holds NaN or infinities."""
         return [a.attempt for a in self.attempts if a.grad_nonfinite]
 
     @cached_property
@@ -66,6 +68,7 @@ class RunView:
 
     @cached_property
     def skips(self) -> list[int]:
+        """Attempts that the scaler left out."""
         return [a.attempt for a in self.attempts if a.skipped]
 
     @cached_property
@@ -83,6 +86,7 @@ class RunView:
 
     @cached_property
     def scales(self) -> list[float]:
+        """Loss scales of the attempts that went through a scaler."""
         return [a.scale for a in self.attempts if a.scaler]
 
     @cached_property
@@ -102,6 +106,7 @@ class RunView:
 
     @cached_property
     def head_loss(self) -> float | None:
+        """Mean of the first three finite losses, or of as many as there are; None without any."""
         finite = [x for x in self.losses if math.isfinite(x)]
         head = finite[: max(1, min(3, len(finite)))]
         return sum(head) / len(head) if head else None
@@ -129,9 +134,11 @@ class RunView:
 
     @cached_property
     def has_exception(self) -> bool:
+        """The script ended by an exception of its own."""
         return self.outcome.ended == "exception"
 
     def bad_op(self, op_id: int) -> BadOp | None:
+        """The bad op with that id; None when there is none."""
         return next((b for b in self.bad_ops if b.id == op_id), None)
 
     def use(self, name: str) -> OpUse | None:
@@ -149,6 +156,7 @@ class RunView:
         return [s for s in end if s.nan + s.inf and s.name not in meant]
 
     def scans_of(self, moment: str, kind: str) -> list[Scan]:
+        """Scans of one moment (start, batch, end) and kind (parameter, buffer, batch, frozen)."""
         return [s for s in self.scans if s.moment == moment and s.kind == kind]
 
 

@@ -8,19 +8,38 @@ from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.root_op import Arrives
 from ampscope.analysis.run_view import RunView
 
+HIGH_INIT = 2.0**24  # a search from here or below is ordinary (DeepSpeed starts at 2^16 to 2^32)
+MANY_SKIPS = 12  # before the first step: the search started 2^12 or more above what is borne
+COSTLY = 0.25  # of the run's steps; 16 skips in 200 are a search that ended, 22 in 60 are a loss
+MIN_LATE_SKIPS = 3
+GROWS_TOO_FAST = 0.1  # share of skips after the search; torch's interval gives 0.0005
+MIN_STATIC_SCALE = 128  # a smaller factor is mostly the weight of one of several losses
+
 
 @dataclass(frozen=True, slots=True)
 class ScaleFacts:
-    """Of a run with a scaler. ``bearable`` is the largest scale at which a step was taken after the
-    first skip; None when no step was taken at all."""
+    """Of a run with a scaler. ``bearable`` is the largest scale at which a step was taken; None
+    when no step was taken at all."""
 
     first: float
     last: float
     skipped: int
-    leading: int
-    late: int
+    leading: int  # skips before the first step that was taken
+    late: int  # skips after that
     total: int
     bearable: float | None
+
+    @property
+    def starts_too_high(self) -> bool:
+        """The search began far above what is borne and cost a good part of the run."""
+        is_costly = self.leading >= COSTLY * self.total
+        return self.leading >= MANY_SKIPS and is_costly and self.first > HIGH_INIT
+
+    @property
+    def grows_too_fast(self) -> bool:
+        """After the search the scale grows back into overflow again and again."""
+        share = self.late / max(self.total - self.leading, 1)
+        return self.late >= MIN_LATE_SKIPS and share > GROWS_TOO_FAST
 
 
 def scale_facts(run: RunView) -> ScaleFacts | None:
@@ -52,11 +71,12 @@ def fails_forward(evidence: Evidence) -> bool:
 
 
 def static_scale(run: RunView) -> float | None:
-    """A constant by which the script multiplies its loss by hand, 128 or more."""
+    """A constant by which the script multiplies its loss by hand, :data:`MIN_STATIC_SCALE` or
+    more."""
     for call in run.calls:
         if call.name == "backward" and call.note.startswith(("mul ", "mul_ ")):
             factor = float(call.note.split()[1])
-            if factor >= 128:
+            if factor >= MIN_STATIC_SCALE:
                 return factor
     return None
 
@@ -68,3 +88,9 @@ def scaled_by_hand(evidence: Evidence) -> float | None:
         return None
     is_product = root.name in ("mul", "mul_") and factor in root.op.scalars
     return factor if is_product and root.op.total == 1 else None
+
+
+def bears_one(evidence: Evidence) -> bool:
+    """With the scale held at 1 the scaler takes steps; False when that control was not run."""
+    low = evidence.runs.get("scale:1")
+    return low is not None and len(low.skips) < len(low.attempts) and low.has_scaler

@@ -54,6 +54,8 @@ _MANTISSA, _OFFSET, _TIMES, _ROWS, _THREADS = range(5, 10)
 
 
 class Kernel(Protocol):
+    """What numba gives back of a compiled C callback."""
+
     address: int  # of a C function, void (int64_t *job)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+HALF = (torch.float16, torch.bfloat16)
 MAX_DEPTH = 4  # outputs of Transformers models nest two deep (past key values: three)
 
 

@@ -4,6 +4,7 @@ ampscope diagnose train.py                   why a script diverges, and a fix th
 ampscope run train.py                        record a script, untouched
 ampscope probe gpt --precision fp16,fp32     record a short run of a built-in model or your own
 ampscope runs list|show|delete|export        what the store holds
+ampscope zoo                                 real failures, and how often the answer is right
 ampscope hardware                            what this machine can do
 ampscope dashboard                           look at it in a browser
 """

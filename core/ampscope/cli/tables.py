@@ -49,6 +49,7 @@ def number(value: float | None) -> float | str | None:
 
 
 def run_as_json(reader: Reader, info: RunInfo) -> RunJson:
+    """The run, its loss at both ends, and what the shadow counted."""
     steps = reader.steps(info.id)
     machine = info.machine
     return RunJson(

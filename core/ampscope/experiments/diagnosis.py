@@ -30,7 +30,7 @@ def run_diagnosis(
         diagnosis = diagnose(plan.evidence)
         if plan.problem() and not diagnosis.findings:
             return _report(plan, diagnosis, started)
-        if plan.wants_frozen_scale(diagnosis):
+        if plan.wants_frozen_scale():
             plan.control("scale:1")
             diagnosis = diagnose(plan.evidence)
         if diagnosis.findings or diagnosis.symptoms:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
-from ampscope.diagnose import Diagnosis, Finding
+from ampscope.diagnose import Finding
 from ampscope.experiments.cure import is_cured
 from ampscope.experiments.fp32_set import smallest_fp32_set
 from ampscope.experiments.report import problem
@@ -34,10 +34,12 @@ class Plan:
 
     @property
     def evidence(self) -> Evidence:
+        """What the runs so far have shown, under the policy that they were made with."""
         machine = self.done["as_is"].info.machine
         return Evidence(self.views, machine.policy if machine else "native")
 
     def first_two(self, show: Say | None) -> None:
+        """The script as it is and its fp32 control, side by side."""
         self.say("as it is, and in fp32")
         first = self.runs.start("as_is")
         second = self.runs.start("fp32", parent=first)
@@ -56,7 +58,7 @@ class Plan:
         """Why there is nothing to judge; "" when there is."""
         return problem(self.done["as_is"].info, self.views["as_is"])
 
-    def wants_frozen_scale(self, diagnosis: Diagnosis) -> bool:
+    def wants_frozen_scale(self) -> bool:
         """Every step was skipped at whatever scale, with a finite loss: is 1 borne?"""
         run = self.views["as_is"]
         none_taken = len(run.skips) == len(run.attempts)
@@ -85,7 +87,7 @@ class Plan:
             view = self.control("fp32_modules:" + ",".join(paths))
             return is_cured(finding, self.evidence, view, None)
 
-        names = _modules_with_ops(self.views["as_is"])
+        names = _modules_with_parameters(self.views["as_is"])
         found = smallest_fp32_set(names, cures, MAX_SEARCH_RUNS)
         if found:
             control = "fp32_modules:" + ",".join(found)
@@ -100,7 +102,7 @@ class Plan:
         self.views[control] = RunView(control, run.info.id, run.observations)
 
 
-def _modules_with_ops(view: RunView) -> list[str]:
+def _modules_with_parameters(view: RunView) -> list[str]:
     """Modules that own parameters, as candidates for fp32."""
     names = [s.name.rpartition(".")[0] for s in view.scans if s.moment == "start"]
     return [name for name in dict.fromkeys(names) if name]

@@ -1,10 +1,12 @@
 """What this machine is, and what it can do in half precision. Imports no torch.
 
 capability     Tensor Cores by CUDA compute capability; a table, with its sources
+nvml           one conversation with NVIDIA's management library, refusals borne
 gpu            NVIDIA GPUs as NVML reads them now
 cpu            model, half-precision instructions, memory and load of the CPU
 accelerators   AMD, Apple and Intel GPUs: named where they can be seen without torch
 software       versions of torch, CUDA and cuDNN, read without importing torch
 inventory      all of the above in one frozen report
+obstacles      why torch cannot use the GPUs that are here
 describe       that report as a sentence, as one line, as JSON
 """

@@ -73,6 +73,7 @@ class GpuReading:
 
     @property
     def tensor_cores(self) -> TensorCoreInfo:
+        """What the capability table says about it."""
         return tensor_cores(self.capability, self.name or "")
 
     @property

@@ -24,6 +24,7 @@ class HardwareReport:
 
     @property
     def gpus(self) -> tuple[GpuReading, ...]:
+        """The NVIDIA GPUs."""
         return self.nvidia.gpus
 
 

@@ -38,6 +38,7 @@ def clear_weight_casts() -> None:
 
 
 def is_eligible(arg: object) -> bool:
+    """Whether autocast may cast this argument of an op."""
     return (
         isinstance(arg, Tensor)
         and (arg.is_cpu or arg.is_mkldnn)
@@ -127,6 +128,7 @@ def fp32_append_dtype(op_with_dtype: Op, defaults: Arguments) -> Op:
 
 
 def banned(*_args: Any, **_kwargs: Any) -> Any:
+    """Refuse the op, in CUDA's words."""
     raise RuntimeError(BANNED_MESSAGE)
 
 

@@ -30,6 +30,7 @@ _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def torch_dtype(name: HalfDtype) -> torch.dtype:
+    """The dtype that a mode names."""
     return _DTYPES[name]
 
 

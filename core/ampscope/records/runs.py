@@ -18,6 +18,7 @@ class State(StrEnum):
 
     @property
     def is_active(self) -> bool:
+        """Queued or running: more may still be recorded."""
         return self in (State.QUEUED, State.RUNNING)
 
 
@@ -100,6 +101,7 @@ class RunInfo:
 
     @property
     def title(self) -> str:
+        """How the run is listed: its label, else what it ran."""
         spec = self.spec
         name = spec.workload.rpartition("/")[2]  # a user's file without its folders
         return spec.label or f"{name} {spec.size} {spec.precision}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.overflow_class import ForwardClass, forward_class
 from ampscope.analysis.root_op import Arrives, RootOp, silent_suspects
+from ampscope.analysis.scale_facts import scaled_by_hand
 from ampscope.analysis.symptoms import Symptom
 from ampscope.observations import BadOp
-from ampscope.analysis.scale_facts import scaled_by_hand
 from ampscope.rules.verdict import Verdict, inconclusive, not_applicable, passed
 
 HARM = frozenset(Symptom) - {Symptom.DIVERGED}

@@ -17,8 +17,8 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.rules.backward_root import is_overflow
 from ampscope.analysis.scale_facts import fails_forward, scale_facts, static_scale
+from ampscope.rules.backward_root import is_overflow
 from ampscope.rules.verdict import (
     Fix,
     Measurement,

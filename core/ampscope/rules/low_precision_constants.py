@@ -19,101 +19,57 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.half_tables import owner_of_only_table
+from ampscope.analysis.half_tables import COARSE_SPREAD, coarse_table, owner_of_only_table
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, passed
 
-COARSE_SPREAD = 0.05  # one rounding to bf16 is at most 0.4 % of a value
+# What the recorder noted of an op's use: the sentence, and the name of the value.
+USES = {
+    "half_range": ("A range in half precision has repeated values", "distinct values"),
+    "half_phase": (
+        "The argument of a sine or cosine is too large for half precision",
+        "error in radians",
+    ),
+}
 
 
 def check(evidence: Evidence) -> Verdict:
     """Found at any step: such constants have no dynamics."""
     run = evidence.as_is
-    for name in ("half_range", "half_phase"):
+    for name, (words, value) in USES.items():
         use = run.use(name)
         if use is not None:
-            return _found(
-                use.module or owner_of_only_table(run),
-                use.op,
-                use.line,
-                use.attempt,
-                _words(name),
-                (
-                    Measurement(
-                        "distinct values" if name == "half_range" else "error in radians",
-                        use.value or 0.0,
-                        use.other,
-                        "as_is",
-                        use.attempt,
-                    ),
-                ),
-            )
-    tables = (
-        {}
-        if evidence.fp32 is None
-        else {s.name: s for s in evidence.fp32.scans if s.moment == "start" and s.kind == "buffer"}
-    )
-    for scan in run.scans:
-        reference = tables.get(scan.name)
-        if (
-            scan.moment != "start"
-            or scan.kind != "buffer"
-            or reference is None
-            or scan.dtype == "fp32"
-        ):
-            continue
-        error = _distance(scan.sample, reference.sample)
-        if error is not None and error > COARSE_SPREAD:
-            module = scan.name.rpartition(".")[0]
-            words = f"Buffer {scan.name} was built in {scan.dtype} and differs from its fp32 values"
-            return _found(
-                module,
-                "",
-                "",
-                0,
-                words,
-                (Measurement("largest difference over spread", error, COARSE_SPREAD, "as_is", 0),),
-            )
-    return passed("No table was built in half precision.")
-
-
-def _words(name: str) -> str:
-    if name == "half_range":
-        return "A range in half precision has repeated values"
-    return "The argument of a sine or cosine is too large for half precision"
-
-
-def _distance(values: tuple[float, ...], reference: tuple[float, ...]) -> float | None:
-    if len(values) != len(reference) or not values:
-        return None
-    spread = max(reference) - min(reference)
-    return (
-        max(abs(a - b) for a, b in zip(values, reference, strict=True)) / spread if spread else None
+            seen = Measurement(value, use.value or 0.0, use.other, "as_is", use.attempt)
+            module = use.module or owner_of_only_table(run)
+            return _found(words, seen, module, f"aten.{use.op}", use.line)
+    table = None if evidence.fp32 is None else coarse_table(run, evidence.fp32)
+    if table is None:
+        return passed("No table was built in half precision.")
+    name, dtype = table.scan.name, table.scan.dtype
+    return _found(
+        f"Buffer {name} was built in {dtype} and differs from its fp32 values",
+        Measurement("largest difference over spread", table.error, COARSE_SPREAD, "as_is", 0),
+        name.rpartition(".")[0],
     )
 
 
-def _found(
-    module: str, op: str, line: str, step: int, words: str, evidence: tuple[Measurement, ...]
-) -> Verdict:
-    fix = Fix(
-        "rewrite_op",
-        "Build the table in fp32 and keep it there.",
-        "positions = torch.arange(length, dtype=torch.float32)\n",
-        (
-            *((f"fp32_lines:{line}",) if line else ()),
-            *((f"fp32_modules:{module}",) if module else ()),
-        ),
-    )
+def _found(words: str, value: Measurement, module: str, op: str = "", line: str = "") -> Verdict:
     where = f" (line {line})" if line else ""
+    places = (("fp32_lines", line), ("fp32_modules", module))
     return Verdict(
         Status.FOUND,
         f"{words}{where}.",
         module=module or None,
-        op=f"aten.{op}" if op else None,
+        op=op or None,
         phase="forward",
-        step=step,
+        step=value.step,
         line=line,
-        evidence=evidence,
-        fix=fix,
+        evidence=(value,),
+        fix=Fix(
+            "rewrite_op",
+            "Build the table in fp32 and keep it there.",
+            "positions = torch.arange(length, dtype=torch.float32)\n",
+            tuple(f"{control}:{place}" for control, place in places if place),
+        ),
     )
 
 

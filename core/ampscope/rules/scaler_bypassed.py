@@ -17,10 +17,10 @@ Remedy
 
 from __future__ import annotations
 
+from ampscope.analysis.call_windows import bypasses
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
 from ampscope.observations import Call
-from ampscope.analysis.call_windows import windows
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_applicable, passed
 
 
@@ -29,45 +29,23 @@ def check(evidence: Evidence) -> Verdict:
     run = evidence.as_is
     if not any(c.name in ("scale", "scaler_step") and not c.nested for c in run.calls):
         return not_applicable("No enabled scaler is used.")
-    direct: list[Call] = []
-    unscaled: list[Call] = []
-    last_scaled: dict[str, bool] = {}
-    alone = len({w.optimizer for w in windows(run)}) == 1
-    for window in windows(run):
-        step, backwards = window.calls[-1], window.backwards
-        if backwards:
-            # With several optimizers the last backward before a step is the one that is meant.
-            last_scaled[window.optimizer] = backwards[-1].scaled
-        if step.name == "optimizer_step" and last_scaled.get(window.optimizer):
-            direct.append(step)
-        elif step.name == "scaler_step" and backwards:
-            mixed = alone and any(not c.scaled for c in backwards)
-            if mixed or not backwards[-1].scaled:
-                unscaled.append(step)
-    if direct:
-        return _found(
-            run, direct, "calls optimizer.step() on gradients of a scaled loss", direct[0]
-        )
-    if unscaled:
-        return _found(
-            run,
-            unscaled,
-            "steps through the scaler on gradients of a loss that was not scaled",
-            unscaled[0],
-        )
+    found = bypasses(run)
+    if found.direct:
+        words = "calls optimizer.step() on gradients of a scaled loss"
+        return _found(run, found.direct, words)
+    if found.unscaled:
+        words = "steps through the scaler on gradients of a loss that was not scaled"
+        return _found(run, found.unscaled, words)
     return passed("Every step went through the scaler.")
 
 
-def _found(run: RunView, calls: list[Call], words: str, first: Call) -> Verdict:
+def _found(run: RunView, calls: tuple[Call, ...], words: str) -> Verdict:
+    first = calls[0]
     broken = next((a.attempt for a in run.attempts if a.weight_nonfinite), None)
+    harm = "" if broken is None else f" Non-finite gradients reached the weights at step {broken}."
     return Verdict(
         Status.FOUND,
-        f"Line {first.line} {words}, {len(calls)} times."
-        + (
-            f" Non-finite gradients reached the weights at step {broken}."
-            if broken is not None
-            else ""
-        ),
+        f"Line {first.line} {words}, {len(calls)} times.{harm}",
         step=first.attempt,
         line=first.line,
         evidence=(Measurement("steps past the protocol", len(calls), 0, "as_is", first.attempt),),

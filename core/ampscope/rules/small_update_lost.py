@@ -17,12 +17,13 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.half_weights import half_weights
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.weight_averages import MIN_STALLS, SLOW, slow_average, stalled_average
+from ampscope.observations import STALLED_SHARE
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, passed
 
 STILL = 0.5  # of what moves in fp32
-STALLED = 0.9  # share of an average's elements; the recorder keeps no smaller one
 
 
 def check(evidence: Evidence) -> Verdict:
@@ -37,19 +38,15 @@ def check(evidence: Evidence) -> Verdict:
 def _weights(run: RunView, fp32: RunView) -> Verdict | None:
     """Trained weights in half of which a step moves few."""
     moved, reference = run.moved_share, fp32.moved_share
-    taken = [a for a in run.attempts if not a.skipped]
-    half = any("fp16" in a.weight_dtypes or "bf16" in a.weight_dtypes for a in taken)
-    if not half or not any(a.grad_norm for a in taken) or moved is None or not reference:
+    dtype = half_weights(run)
+    if not dtype or moved is None or not reference or moved >= STILL * reference:
         return None
-    if moved >= STILL * reference:
-        return None
-    reason = (
-        f"A step moves {moved:.1%} of the {taken[0].weight_dtypes} weights, and {reference:.1%} in"
-        " fp32: the updates are below half the spacing of the numbers."
-    )
-    own = Measurement("weights moved a step", moved, STILL * reference, "as_is")
     return _found(
-        "", reason, own, Measurement("weights moved a step in fp32", reference, None, "fp32")
+        "",
+        f"A step moves {moved:.1%} of the {dtype} weights, and {reference:.1%} in fp32: the"
+        " updates are below half the spacing of the numbers.",
+        Measurement("weights moved a step", moved, STILL * reference, "as_is"),
+        Measurement("weights moved a step in fp32", reference, None, "fp32"),
     )
 
 
@@ -58,14 +55,11 @@ def _slow(run: RunView, fp32: RunView) -> Verdict | None:
     average = slow_average(run, fp32)
     if average is None:
         return None
-    scan, own, reference = average.scan, average.change, average.reference_change
-    reason = (
-        f"{scan.name} ({scan.dtype}, trained by no optimizer) changed by {own:.2%} over the run,"
-        f" and by {reference:.2%} in fp32."
-    )
+    name, own, reference = average.scan.name, average.change, average.reference_change
     return _found(
-        scan.name.rpartition(".")[0],
-        reason,
+        name.rpartition(".")[0],
+        f"{name} ({average.scan.dtype}, trained by no optimizer) changed by {own:.2%} over the run,"
+        f" and by {reference:.2%} in fp32.",
         Measurement("change over the run", own, SLOW * reference, "as_is"),
         Measurement("change over the run in fp32", reference, None, "fp32"),
     )
@@ -76,31 +70,25 @@ def _stalled(run: RunView) -> Verdict | None:
     op = stalled_average(run)
     if op is None:
         return None
-    share = op.error or 0.0
-    reason = (
-        f"Line {op.line} updates an average of weights in {op.dtype}, and {share:.0%} of its"
-        f" elements stay as they are, {op.count} times: the updates are below half the spacing."
-    )
-    own = Measurement("elements that stand still", share, STALLED, "as_is", op.attempt)
+    share, step = op.error or 0.0, op.attempt
     return _found(
-        op.module, reason, own, Measurement("times", op.count, MIN_STALLS, "as_is", op.attempt)
+        op.module,
+        f"Line {op.line} updates an average of weights in {op.dtype}, and {share:.0%} of its"
+        f" elements stay as they are, {op.count} times: the updates are below half the spacing.",
+        Measurement("elements that stand still", share, STALLED_SHARE, "as_is", step),
+        Measurement("times", op.count, MIN_STALLS, "as_is", step),
     )
 
 
 def _found(module: str, reason: str, *evidence: Measurement) -> Verdict:
+    where = module or None
     return Verdict(
-        Status.FOUND,
-        reason,
-        module=module or None,
-        phase="step",
-        step=0,
-        evidence=evidence,
-        fix=Fix("fp32_params", "Keep weights and averages in fp32.", PATCH, CONTROLS),
+        Status.FOUND, reason, module=where, phase="step", step=0, evidence=evidence, fix=FIX
     )
 
 
 PATCH = "model = model.float()  # masters in fp32; autocast computes in half\n"
-CONTROLS = ("fp32_state", "fp32_params")
+FIX = Fix("fp32_params", "Keep weights and averages in fp32.", PATCH, ("fp32_state", "fp32_params"))
 
 
 RULE = Rule("small_update_lost", check, ("as_is", "fp32"), 72)

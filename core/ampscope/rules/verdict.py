@@ -77,12 +77,15 @@ class Rule:
 
 
 def passed(reason: str = "") -> Verdict:
+    """The cause was looked for and is not there."""
     return Verdict(Status.PASSED, reason)
 
 
 def not_applicable(reason: str) -> Verdict:
+    """The script has nothing that the cause could concern."""
     return Verdict(Status.NOT_APPLICABLE, reason)
 
 
 def inconclusive(reason: str) -> Verdict:
+    """What was recorded cannot decide."""
     return Verdict(Status.INCONCLUSIVE, reason)

@@ -2,9 +2,9 @@
 
 A control is a word, so that it can be stored with the run and repeated:
 
-    as_is  fp32  bf16  scale:1024 (frozen)  init_scale:1024  add_scaler  unscale_first  lr:0.1
-    eps:1e-4  fp32_params  fp32_state  separate_scalers  fp32_modules:encoder.0,head
-    fp32_lines:train.py:41
+    as_is  fp32  bf16  scale:1024 (frozen)  init_scale:1024  growth_interval:2000  add_scaler
+    unscale_first  lr:0.1  eps:1e-4  fp32_params  fp32_state  separate_scalers
+    fp32_modules:encoder.0,head  fp32_lines:train.py:41
 
 They work through torch functions and public methods only, and are undone on exit. Several are
 joined with ``;``.

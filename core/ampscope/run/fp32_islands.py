@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.patches import Patches
 from ampscope.capture.script.source_lines import SourceLines, line_name
+from ampscope.capture.tensors import HALF
 
-HALF = (torch.float16, torch.bfloat16)
 TINY = 1e-5  # a smaller positive constant next to a tensor is an epsilon; half keeps 6e-8 and up
 
 

@@ -17,6 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ampscope.capture.script.patches import Patches
+from ampscope.capture.tensors import HALF
 
 
 class _Replace(TorchFunctionMode):
@@ -81,11 +82,10 @@ def parameters_fp32() -> Iterator[None]:
     def moved(original: Any) -> Any:
         @functools.wraps(original)
         def wrapper(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            halves = (torch.float16, torch.bfloat16)
-            asked = [a for a in (*args, kwargs.get("dtype")) if a in halves]
+            asked = [a for a in (*args, kwargs.get("dtype")) if a in HALF]
             seen.extend(a for a in asked if isinstance(a, torch.dtype))
-            kept = [a for a in args if not (isinstance(a, torch.dtype) and a in halves)]
-            kwargs = {k: v for k, v in kwargs.items() if not (k == "dtype" and v in halves)}
+            kept = [a for a in args if not (isinstance(a, torch.dtype) and a in HALF)]
+            kwargs = {k: v for k, v in kwargs.items() if not (k == "dtype" and v in HALF)}
             return original(module, *kept, **kwargs) if kept or kwargs else module
 
         return wrapper

@@ -20,7 +20,7 @@ from ampscope.capture.script.op_watch import OpWatch
 from ampscope.capture.script.patches import Patches
 from ampscope.capture.script.script_histograms import ScriptHistograms
 from ampscope.capture.script.source_lines import SourceLines
-from ampscope.capture.tensors import floating_tensors
+from ampscope.capture.tensors import HALF, floating_tensors
 from ampscope.formats import dtype_name
 from ampscope.observations import Observation, Outcome
 from ampscope.records import Cadence
@@ -166,7 +166,7 @@ class ScriptRecorder:
                 dtype_name(p.dtype)
                 for m in self.paths.models()
                 for p in m.parameters()
-                if p.dtype in (torch.float16, torch.bfloat16)
+                if p.dtype in HALF
             }
         )
         return Outcome(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ampscope.capture.script.attempts import Attempts
+from ampscope.capture.script.op_marks import MAKER
 from ampscope.capture.script.scans import relative_change, scan, scan_model
 from ampscope.capture.tensors import floating_tensors
 from ampscope.formats import dtype_name
@@ -40,7 +41,7 @@ class ScriptScans:
         for n, tensor in enumerate(floating_tensors([args, kwargs])):
             if not tensor.numel():
                 continue
-            leaf = tensor.grad_fn is None and not hasattr(tensor, "_ampscope_maker")
+            leaf = tensor.grad_fn is None and not hasattr(tensor, MAKER)
             if leaf or not bool(torch.isfinite(tensor).all()):
                 self._batches += 1
                 name = f"input {n} of {type(module).__name__}"

@@ -40,6 +40,7 @@ class Reader:
         self.close()
 
     def close(self) -> None:
+        """Close the connection; nothing can be read afterwards."""
         self._connection.close()
 
     def runs(self, limit: int = 200) -> list[RunInfo]:

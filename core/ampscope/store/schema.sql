@@ -116,7 +116,7 @@ CREATE TABLE nonfinite (
 CREATE TABLE observation (
     run  TEXT NOT NULL REFERENCES run (id) ON DELETE CASCADE,
     seq  INTEGER NOT NULL,
-    kind TEXT NOT NULL,                -- Call, Attempt, ParameterGradient, Scan, BadOp, OpUse, Outcome
+    kind TEXT NOT NULL,                -- name of the record: Call, Attempt, Scan, BadOp, …
     data TEXT NOT NULL,
     PRIMARY KEY (run, seq)
 ) WITHOUT ROWID;

@@ -104,24 +104,30 @@ class RunWriter:
         return row is None or bool(row[0])
 
     def add_modules(self, modules: Iterable[ModuleRecord]) -> None:
+        """The modules of the run's model."""
         self._pending += inserts.of_records("module", self.run_id, modules)
 
     def add_step(self, record: StepRecord) -> None:
+        """One step; it counts as done when it is flushed."""
         self._pending += inserts.of_records("step", self.run_id, (record,))
         self._steps += 1
 
     def add_ops(self, op_set: int, ops: Iterable[OpRecord]) -> None:
+        """The ops of the steps whose record names ``op_set``."""
         self._pending += inserts.of_records("op", self.run_id, ops, op_set=op_set)
 
     def add_frame(self, frame: Frame) -> None:
+        """All histograms of one role at one step, packed."""
         blob = frames.pack(frame.modules, frame.dtypes, frame.rows)
         key = {"run": self.run_id, "step": frame.step, "role": frame.role}
         self._pending.append(inserts.of_row("frame", **key, scale=frame.scale, blob=blob))
 
     def add_shadow(self, records: Iterable[ShadowRecord]) -> None:
+        """Comparisons with the fp32 shadow."""
         self._pending += inserts.of_records("shadow", self.run_id, records)
 
     def add_nonfinite(self, records: Iterable[NonFiniteRecord]) -> None:
+        """Parameters whose gradients held NaN or Inf."""
         self._pending += inserts.of_records("nonfinite", self.run_id, records)
 
     def add_observations(self, observations: Iterable[Observation]) -> None:

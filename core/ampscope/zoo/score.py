@@ -35,6 +35,7 @@ class Score:
 
     @property
     def right(self) -> bool:
+        """The first finding is the expected cause, or a healthy script was called healthy."""
         return self.found == self.expected
 
     @property

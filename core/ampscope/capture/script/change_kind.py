@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ampscope.capture.tensors import HALF
+
 Pair = tuple[Tensor, Tensor]  # a gradient before and after
-HALF = (torch.float16, torch.bfloat16)
 TOLERANCE = 1e-4  # relative; fp32 rounds at 6e-8, and a factor is often computed in fp32 too
 HALF_TOLERANCE = 8e-3  # two roundings to bf16, 2^-8 each
 

@@ -15,6 +15,7 @@ from ampscope.capture.script.op_call import OpCall
 from ampscope.capture.script.op_marks import adds_to_what_lives_on
 from ampscope.capture.script.running_sums import IN_PLACE, RunningSums
 from ampscope.capture.script.source_lines import SourceLines
+from ampscope.observations import COARSE_ERROR
 
 DRIFTING = frozenset({*IN_PLACE, "add", "sub"})
 
@@ -33,7 +34,7 @@ class CoarseOps:
             self._note_sum(call, out, autocast)
         if op_facts.is_accumulation(call.func):
             error = op_facts.fp32_error(call.func, call.args, call.kwargs, out)
-            if error is not None and error > op_facts.COARSE:
+            if error is not None and error > COARSE_ERROR:
                 self._bad.remember("coarse", call, call.tensors, out, autocast, error)
 
     def _note_sum(self, call: OpCall, out: Tensor, autocast: str) -> None:
@@ -46,5 +47,5 @@ class CoarseOps:
         if adds_to_what_lives_on(call.name, call.args):
             line = self._lines.where()
             drift = self._sums.drift(line, call.func, call.args, call.kwargs, first, out)
-            if drift is not None and drift > op_facts.COARSE:
+            if drift is not None and drift > COARSE_ERROR:
                 self._bad.remember("drift", call, call.tensors, out, autocast, drift)

@@ -8,11 +8,10 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
+from ampscope.capture.tensors import HALF
 from ampscope.formats import dtype_name
-from ampscope.observations import Operand
+from ampscope.observations import STALLED_SHARE, Operand
 
-HALF = (torch.float16, torch.bfloat16)
-COARSE = 0.05  # relative 2-norm error; one rounding to bf16 gives at most 2^-9 = 0.002
 _ACCUMULATIONS = (
     "embedding_dense_backward", "index_add", "index_add_", "scatter_add", "scatter_add_", "sum",
     "cumsum", "mean", "index_put_", "_index_put_impl_", "logcumsumexp", "scatter_reduce", "cumprod",
@@ -22,7 +21,6 @@ _IN_PLACE = (
     "add_", "sub_", "lerp_", "copy_", "index_add_", "scatter_add_", "index_put_",
     "_index_put_impl_",
 )  # fmt: skip
-STALLED = 0.9  # share of the elements that should have moved
 
 
 class SpecialCounts(TypedDict):
@@ -47,10 +45,12 @@ def tensors(value: Any, more: Any) -> list[Tensor]:
 
 
 def all_finite(tensor: Tensor) -> bool:
+    """Without NaN and infinities."""
     return bool(torch.isfinite(tensor).all())
 
 
 def has_nan(tensor: Tensor) -> bool:
+    """Whether a tensor of any dtype holds a NaN; infinities are none."""
     return tensor.is_floating_point() and bool(torch.isnan(tensor).any())
 
 
@@ -74,6 +74,7 @@ def has_nonfinite_scalar(args: Any, kwargs: Any) -> bool:
 
 
 def special_counts(tensor: Tensor) -> SpecialCounts:
+    """How many elements of a floating-point tensor are NaN, +Inf and -Inf."""
     return SpecialCounts(
         nan=int(torch.isnan(tensor).sum()),
         pos_inf=int(torch.isposinf(tensor).sum()),
@@ -124,6 +125,7 @@ def in_fp32(func: Any, args: Any, kwargs: Any) -> Tensor | None:
 
 
 def is_accumulation(func: Any) -> bool:
+    """Whether the op adds up many terms at once, so that fp32 may give another result."""
     return func._opname in _ACCUMULATIONS
 
 
@@ -152,7 +154,7 @@ def stalled_share(func: Any, args: Any, out: Tensor, before: Tensor | None) -> f
 
     A ``copy_`` or ``lerp_`` into a half tensor is how moving averages are written; it counts when
     the source differs in principle, which the caller knows from how it was made. None when the op
-    is no such sum or less than :data:`STALLED` stood still.
+    is no such sum or less than :data:`STALLED_SHARE` stood still.
     """
     name = func._opname
     if len(args) < 2 or not isinstance(args[1], Tensor) or args[1].numel() == 0:
@@ -170,13 +172,13 @@ def stalled_share(func: Any, args: Any, out: Tensor, before: Tensor | None) -> f
     if not total:
         return None
     share = int(((out == first) & moving).sum()) / total
-    return share if share >= STALLED else None
+    return share if share >= STALLED_SHARE else None
 
 
 def _widened(value: Any) -> Any:
     if isinstance(value, Tensor) and value.dtype in HALF:
         return value.float()
-    if value in HALF if isinstance(value, torch.dtype) else False:
+    if isinstance(value, torch.dtype) and value in HALF:
         return torch.float32
     if isinstance(value, list | tuple) and any(isinstance(v, Tensor) for v in value):
         return type(value)(_widened(v) for v in value)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ampscope.capture.script.op_marks import maker_of
 from ampscope.observations import OpUse
 
 HALF_EPSILON = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}  # half an ulp at 1
@@ -25,6 +26,7 @@ class Uses:
         self._found: dict[tuple[str, str], OpUse] = {}
 
     def records(self) -> list[OpUse]:
+        """All facts so far, in the order of their first sight."""
         return list(self._found.values())
 
     def note(
@@ -62,7 +64,7 @@ class Uses:
         if not tensors or out.numel() < 2 or tensors[0].dtype == torch.bool:
             return
         source = tensors[0]
-        maker = getattr(source, "_ampscope_maker", None)
+        maker = maker_of(source)
         is_range = maker is not None and maker.names[0] in ("arange", "linspace")
         if source.is_floating_point() and not is_range:
             return

@@ -25,9 +25,9 @@ from ampscope.capture.script.op_origins import Origins
 from ampscope.capture.script.op_uses import Uses
 from ampscope.capture.script.source_lines import SourceLines
 from ampscope.capture.script.write_lines import WriteLines
+from ampscope.capture.tensors import HALF
 from ampscope.observations import BadOp
 
-HALF = (torch.float16, torch.bfloat16)
 _WEIGHT_ARITHMETIC = frozenset({"mul", "add", "sub", "div", "lerp", "neg"})
 _PASSES_ON = frozenset({
     "detach", "view", "_unsafe_view", "t", "transpose", "permute", "expand", "reshape", "alias",

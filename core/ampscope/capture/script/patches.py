@@ -22,6 +22,7 @@ class Patches:
         setattr(owner, name, make(original))
 
     def undo(self) -> None:
+        """Put every attribute back, the last one first."""
         while self._undo:
             owner, name, own = self._undo.pop()
             if own is _MISSING:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-HALF = (torch.float16, torch.bfloat16)
+from ampscope.capture.tensors import HALF
+
 IN_PLACE = ("add_", "sub_", "index_add_", "scatter_add_", "_index_put_impl_", "index_put_")
 MAX_NUMEL = 1 << 20
 MAX_SUMS = 200  # lines of a script that add up something; more are not followed

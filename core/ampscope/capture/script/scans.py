@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._mode_utils import no_dispatch
 
+from ampscope.capture.tensors import HALF
 from ampscope.formats import dtype_name
 from ampscope.observations import Scan
 
-HALF = (torch.float16, torch.bfloat16)
 SAMPLE = 512  # values kept of a half-precision buffer: enough to see a table's coarse steps
 
 

@@ -30,4 +30,4 @@ class WeightMotion:
         total = sum(p.numel() for p, _ in pairs)
         moved = sum(int(torch.ne(p.detach(), b).sum()) for p, b in pairs)
         square = sum(float((p.detach().double() - b.double()).square().sum()) for p, b in pairs)
-        return (moved / total if total else None), math.sqrt(square) if square == square else square
+        return (moved / total if total else None), math.sqrt(square)

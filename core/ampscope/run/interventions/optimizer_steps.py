@@ -15,8 +15,8 @@ from torch.optim.optimizer import (
 )
 
 from ampscope.capture.script.optimizer_facts import parameters_of
+from ampscope.capture.tensors import HALF
 
-HALF = (torch.float16, torch.bfloat16)
 Hook = Callable[[Optimizer, Any, Any], None]
 
 
