@@ -100,6 +100,8 @@ def test_cut_keeps_both_ends(name: str, length: int) -> None:
         (text.ago(1000.0, now=1000.0 + 7200), "2 h ago"),
         (text.plural(1, "step"), "1 step"),
         (text.plural(1200, "step"), "1,200 steps"),
+        (text.plural(1, "entry", "entries"), "1 entry"),
+        (text.plural(3, "entry", "entries"), "3 entries"),
     ],
 )
 def test_numbers(shown: str, expected: str) -> None:
