@@ -26,6 +26,7 @@ from app import (
     gradient_words,
     layout,
     links,
+    scale_window,
     shadow_words,
     store,
 )
@@ -73,9 +74,9 @@ def overview(run: RunInfo, look: Look) -> None:
     sampled = [s for s in store.shadows(run, look.view.role) if s.step == look.view.step]
     if sampled and look.view.role.is_gradient:
         layout.see(shadow_words.lost_on_the_way(sampled))
+    scale_window.say(look.frame, look.fmt, look.names)
     total = look.counts.sum(axis=0).tolist()
-    finite, whole = sum(total[:4]), sum(total)
-    fmt = look.fmt.name
+    finite, whole, fmt = sum(total[:4]), sum(total), look.fmt.name
     layout.key_figures(
         [
             _figure("Lost", total[0], finite, f"finite non-zero elements too small for {fmt}"),

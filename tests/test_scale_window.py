@@ -1,0 +1,69 @@
+"""The window of loss scales, against trying every scale on the numbers themselves in fp16."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ampscope.analysis.scale_window import ScaleWindow, common_window
+from ampscope.formats import FORMATS
+from ampscope.records import Frame, Role
+from app.scale_window import sentence
+from tests import exponent_oracle as oracle
+
+FP16 = FORMATS["fp16"]
+
+
+def frame(*modules: list[float], scale: float = 1.0) -> Frame:
+    rows = np.stack([oracle.row_of(values) for values in modules])
+    return Frame(0, Role.GRAD_OUTPUT, tuple(range(len(modules))), ("fp32",) * len(modules), rows,
+                 scale)  # fmt: skip
+
+
+def suits(values: list[float], exponent: int) -> bool:
+    """Whether fp16 holds all of them, times 2^exponent."""
+    scaled = torch.tensor(values, dtype=torch.float64) * 2.0**exponent
+    half = scaled.to(torch.float16)
+    return bool(torch.isfinite(half).all()) and not bool(((half == 0) & (scaled != 0)).any())
+
+
+powers = st.integers(-40, 10).map(lambda e: 1.5 * 2.0**e)  # away from the edges of a bin
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(powers, min_size=1, max_size=4), min_size=1, max_size=3))
+def test_every_scale_in_the_window_suits_and_none_outside(modules: list[list[float]]) -> None:
+    window = common_window(frame(*modules), FP16)
+    good = [e for e in range(-60, 80) if all(suits(values, e) for values in modules)]
+    if not good:
+        assert window is None or window.spans or window.low > window.high
+        return
+    assert window is not None
+    assert not window.spans
+    # The top bin is left free, as values in it may round to infinity.
+    assert (window.low, window.high) in {(good[0], good[-1]), (good[0], good[-1] - 1)}
+
+
+def test_the_scale_in_the_recorded_gradients_counts() -> None:
+    plain, scaled = frame([1.5e-6]), frame([1.5e-6 * 2.0**16], scale=2.0**16)
+    assert common_window(plain, FP16) == common_window(scaled, FP16)
+
+
+def test_gradients_that_are_not_finite_have_no_window() -> None:
+    assert common_window(frame([1.0, float("inf")]), FP16) is None
+    assert common_window(frame([0.0, 0.0]), FP16) is None
+
+
+@pytest.mark.parametrize(
+    ("window", "says"),
+    [
+        (ScaleWindow(4, 19, 0, 1, ()), "from 2^4 to 2^19 keep"),
+        (ScaleWindow(20, 12, 0, 1, ()), "embed needs at least 2^20, head bears at most 2^12"),
+        (ScaleWindow(4, 19, 0, 1, (1, 0)), "No loss scale keeps the gradients of head and 1 more"),
+    ],
+)
+def test_the_sentence_names_who_sets_the_window(window: ScaleWindow, says: str) -> None:
+    assert says in sentence(window, {0: "embed", 1: "head"}, "fp16")
