@@ -39,8 +39,10 @@ def common_window(frame: Frame, fmt: NumberFormat) -> ScaleWindow | None:
             windows[module] = (window[0] + recorded, window[1] + recorded)
         elif max_exponent(row) is not None:
             spans.append(module)
+    if spans:
+        return ScaleWindow(1, 0, spans[0], spans[0], tuple(spans))
     if not windows:
         return None
     lowest = max(windows, key=lambda m: windows[m][0])
     highest = min(windows, key=lambda m: windows[m][1])
-    return ScaleWindow(windows[lowest][0], windows[highest][1], lowest, highest, tuple(spans))
+    return ScaleWindow(windows[lowest][0], windows[highest][1], lowest, highest, ())
