@@ -197,4 +197,20 @@ for i in range(4):
     if i != 1: opt.step()
     print(repr(loss.item()), repr(torch.rand(1).item()))
 """,
+    "func_transforms": """
+from torch.func import functional_call, grad, vmap
+model = net().eval()
+opt = torch.optim.SGD(model.parameters(), 1e-2)
+for i in range(3):
+    x, y = batch()
+    opt.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
+        per_sample = vmap(grad(lambda row: model(row).sum()))(x)
+        weights = dict(model.named_parameters())
+        again = vmap(lambda row: functional_call(model, weights, (row,)))(x)
+        loss = mse(model(x), y) + 0.01 * per_sample.square().mean() + 0.0 * again.mean()
+    loss.backward(); opt.step()
+    print(repr(loss.item()))
+print(bits(model))
+""",
 }

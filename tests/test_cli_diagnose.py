@@ -186,3 +186,24 @@ def test_what_cannot_work_is_refused_at_once(
     assert says in result.output
     assert "Traceback" not in result.output
     assert not Path("r.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("fix", "says"),
+    [
+        ("scale:0", "scale needs a positive number, such as scale:1024; not '0'."),
+        ("lr:abc", "lr needs a positive number"),
+        ("scale:nan", "scale needs a positive number"),
+        ("fp32_modules", "fp32_modules needs a value, such as fp32_modules:encoder.0,head."),
+        ("", "There is no intervention ''. Use one of: as_is, fp32, bf16"),
+        ("bf16;nonsense", "There is no intervention 'nonsense'."),
+    ],
+)
+def test_a_fix_that_is_none_is_refused_at_once(fix: str, says: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('ran')")
+    store = tmp_path / "runs.db"
+    result = CliRunner().invoke(main, ["run", "--fix", fix, "--store", str(store), str(script)])
+    assert result.exit_code == 2
+    assert says in result.output
+    assert not store.exists()

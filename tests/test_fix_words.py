@@ -6,7 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampscope.rules.wording import island_patch
+from ampscope.diagnose import Finding
+from ampscope.experiments.trials import Trial
+from ampscope.report import fix_words
+from ampscope.rules.verdict import Status, Verdict
+from ampscope.rules.wording import island, island_patch
+from tests.evidence_making import bad_op
 
 
 class Block(nn.Module):
@@ -59,3 +64,17 @@ def test_a_patch_for_one_of_two_leaves_the_other_alone() -> None:
 def test_without_a_module_it_is_a_form_for_an_expression() -> None:
     assert "enabled=False" in island_patch("")
     assert "get_submodule" not in island_patch("")
+
+
+def test_a_patch_is_of_the_control_that_cured() -> None:
+    rule = island(bad_op("aten.mm", module="first", line="train.py:6"), "fp32_module", "Keep it.")
+    verdict = Verdict(
+        Status.FOUND, "why", module="first", line="train.py:6", code="a @ b", fix=rule
+    )
+    finding = Finding("activation_overflow", verdict, ())
+    modules = Trial("fp32_modules:first,second", "fp32_module", True, None)
+    lines = Trial("fp32_lines:train.py:6", "rewrite_op", True, None)
+    assert "['first', 'second']" in fix_words.patch(finding, modules)
+    assert "train.py:6\n#     a @ b\nwith torch.autocast" in fix_words.patch(finding, lines)
+    assert "get_submodule" not in fix_words.patch(finding, lines)
+    assert "['first']" in fix_words.patch(finding, None)

@@ -39,7 +39,7 @@ def symptoms(run: RunView, fp32: RunView | None) -> frozenset[Symptom]:
     found = set()
     if run.has_exception:
         found.add(Symptom.EXCEPTION)
-    if run.bad_loss_attempts or any(not math.isfinite(x) for x in run.losses):
+    if set(run.bad_loss_attempts) - _of_the_search(run, fp32):
         found.add(Symptom.LOSS)
     if any(a.grad_nonfinite and not a.skipped for a in run.attempts):
         found.add(Symptom.GRADIENTS)
@@ -59,6 +59,15 @@ def symptoms(run: RunView, fp32: RunView | None) -> frozenset[Symptom]:
         if is_frozen(run, fp32):
             found.add(Symptom.FROZEN)
     return frozenset(found)
+
+
+def _of_the_search(run: RunView, fp32: RunView | None) -> set[int]:
+    """Attempts that a search for the scale left out, whose loss was finite in fp32: a gradient
+    penalty, for one, is not finite at a scale that is too high. A search that does not end is a
+    symptom of its own, and excuses nothing."""
+    if fp32 is None or fp32.bad_loss_attempts or skips_too_often(run):
+        return set()
+    return set(range(run.leading_skips))
 
 
 def skips_too_often(run: RunView) -> bool:

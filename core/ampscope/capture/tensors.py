@@ -15,7 +15,7 @@ MAX_DEPTH = 4  # outputs of Transformers models nest two deep (past key values: 
 def floating_tensors(value: object) -> list[Tensor]:
     """Every floating-point tensor in ``value``, in order, down to :data:`MAX_DEPTH`."""
     if isinstance(value, Tensor):  # nearly always, and called for every module of every step
-        return [value] if value.is_floating_point() and value.layout is torch.strided else []
+        return [value] if _is_readable(value) else []
     return list(_search(value, 0))
 
 
@@ -24,9 +24,16 @@ def version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+def _is_readable(tensor: Tensor) -> bool:
+    """Floating-point numbers in memory. Inside torch.func's vmap and grad a tensor has none."""
+    if not tensor.is_floating_point() or tensor.layout is not torch.strided:
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
 def _search(value: object, depth: int) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
-        if value.is_floating_point() and value.layout is torch.strided:
+        if _is_readable(value):
             yield value
         return
     if depth == MAX_DEPTH or value is None or isinstance(value, str | bytes | int | float):

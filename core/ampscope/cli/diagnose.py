@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from ampscope.cli.options import store_option
-from ampscope.cli.script_checks import checked_limits, checked_script
+from ampscope.cli.script_checks import INTERVENTIONS, checked_fix, checked_limits, checked_script
 from ampscope.cli.verdict import CANCELLED, Output, could_not_run, reason_of, status_of
 from ampscope.errors import AmpscopeError, Cancelled
 from ampscope.experiments.diagnosis import run_diagnosis
@@ -91,7 +91,7 @@ def diagnose(
 
 @click.command("run", context_settings=_SCRIPT)
 @click.argument("script")
-@click.option("--fix", default="as_is", help="An intervention, such as fp32_modules:encoder.0.")
+@click.option("--fix", default="as_is", help=f"Interventions, joined with ';': {INTERVENTIONS}.")
 @script_options
 def run_script(
     script: str, args: tuple[str, ...], module: bool, steps: int | None, time_limit: float,
@@ -104,7 +104,7 @@ def run_script(
     spec = _spec(script, args, module, steps, time_limit, memory_limit, policy)
     try:
         with ScriptRuns(spec, store) as runs:
-            run_id = runs.start(fix, merged=False)
+            run_id = runs.start(checked_fix(fix), merged=False)
             if quiet:
                 result = runs.wait(run_id)
             else:

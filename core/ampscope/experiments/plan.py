@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from ampscope.analysis.evidence import Evidence
@@ -16,6 +17,7 @@ from ampscope.rules.verdict import Fix
 
 MAX_FIX_RUNS = 4
 MAX_SEARCH_RUNS = 14
+MAX_SEARCH_S = 60.0  # no further run is started then; the smallest set seen to cure counts
 SEARCHED = ("activation_overflow", "elementwise_overflow", "reduction_overflow",
             "attention_logit_overflow", "log_zero_saturation", "norm_eps_underflow")  # fmt: skip
 
@@ -45,6 +47,11 @@ class Plan:
         second = self.runs.start("fp32", parent=first)
         self._keep("as_is", self.runs.wait(first, show))
         self._keep("fp32", self.runs.wait(second))
+        # Two runs at a time can want one thing, such as the port of torch.distributed.
+        if _collided(self.views["as_is"]):
+            self._keep("as_is", self.runs.run("as_is"))
+        if _collided(self.views["fp32"]):
+            self._keep("fp32", self.runs.run("fp32", self.done["as_is"].info.id))
 
     def control(self, control: str) -> RunView:
         """Run a control once."""
@@ -66,13 +73,19 @@ class Plan:
         return run.has_scaler and bool(run.skips) and none_taken and finite
 
     def try_fixes(self, finding: Finding) -> None:
-        """Run the finding's interventions until one cures; then search the module tree if asked."""
+        """Run the finding's interventions until one cures. Where one module in fp32 is not enough,
+        the smallest set of modules is looked for before single lines are tried."""
+        may_search = finding.cause in SEARCHED
         for control in finding.verdict.fix.controls[:MAX_FIX_RUNS]:
+            if may_search and finding.verdict.module and control.startswith("fp32_lines"):
+                may_search = False
+                if self._search(finding):
+                    return
             if self._try(finding, control, finding.verdict.fix):
                 return
+        if may_search and self._search(finding):
+            return
         if finding.cause in SEARCHED:
-            self._search(finding)
-        if not any(t.cured for t in self.trials) and finding.cause in SEARCHED:
             self._try(finding, "bf16", Fix("use_bf16", "Use bf16: it has the range of fp32."))
 
     def _try(self, finding: Finding, control: str, fix: Fix) -> bool:
@@ -82,8 +95,12 @@ class Plan:
         self._tried(control, fix, cured=cured)
         return cured
 
-    def _search(self, finding: Finding) -> None:
+    def _search(self, finding: Finding) -> bool:
+        deadline = time.monotonic() + MAX_SEARCH_S
+
         def cures(paths: tuple[str, ...]) -> bool:
+            if time.monotonic() > deadline:
+                return False
             view = self.control("fp32_modules:" + ",".join(paths))
             return is_cured(finding, self.evidence, view, None)
 
@@ -92,6 +109,7 @@ class Plan:
         if found:
             control = "fp32_modules:" + ",".join(found)
             self._tried(control, finding.verdict.fix, cured=True)
+        return bool(found)
 
     def _tried(self, control: str, fix: Fix, *, cured: bool) -> None:
         views = self.views[control], self.views["as_is"]
@@ -100,6 +118,11 @@ class Plan:
     def _keep(self, control: str, run: ScriptRun) -> None:
         self.done[control] = run
         self.views[control] = RunView(control, run.info.id, run.observations)
+
+
+def _collided(view: RunView) -> bool:
+    text = view.outcome.error_text
+    return any(word in text for word in ("EADDRINUSE", "ddress already in use"))
 
 
 def _modules_with_parameters(view: RunView) -> list[str]:

@@ -47,6 +47,25 @@ def patch(finding: Finding, cured: Trial | None) -> str:
         return f'for group in optimizer.param_groups:\n    group["lr"] *= {names}\n'
     if word == "fp32_modules" and (names != finding.verdict.module or fix.kind != "fp32_module"):
         return island_patch(*names.split(","))
+    if word == "fp32_lines":
+        return _line_patch(finding, names)
     if word == "bf16" and fix.kind != "use_bf16":
         return "with torch.autocast(device_type, dtype=torch.bfloat16):\n    ...  # no GradScaler\n"
     return fix.patch
+
+
+def _line_patch(finding: Finding, lines: str) -> str:
+    """The form of what was run: lines in fp32. A rule's own rewriting stands behind it."""
+    verdict = finding.verdict
+    code = f"#     {verdict.code}\n" if verdict.code else ""
+    text = (
+        f"# {lines.replace(',', ', ')}\n{code}"
+        "with torch.autocast(x.device.type, enabled=False):\n"
+        "    ...  # this, with every half tensor t in it as t.float()\n"
+    )
+    rewriting = verdict.fix.patch if verdict.fix.kind == "rewrite_op" else ""
+    return (
+        f"{text}\n# or, written so that half precision holds it:\n{rewriting}"
+        if rewriting
+        else text
+    )

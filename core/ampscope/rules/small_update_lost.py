@@ -47,6 +47,7 @@ def _weights(run: RunView, fp32: RunView) -> Verdict | None:
         " updates are below half the spacing of the numbers.",
         Measurement("weights moved a step", moved, STILL * reference, "as_is"),
         Measurement("weights moved a step in fp32", reference, None, "fp32"),
+        fix=WEIGHTS,
     )
 
 
@@ -80,15 +81,18 @@ def _stalled(run: RunView) -> Verdict | None:
     )
 
 
-def _found(module: str, reason: str, *evidence: Measurement) -> Verdict:
-    where = module or None
+def _found(module: str, reason: str, *evidence: Measurement, fix: Fix | None = None) -> Verdict:
+    where, fix = module or None, fix or AVERAGE
     return Verdict(
-        Status.FOUND, reason, module=where, phase="step", step=0, evidence=evidence, fix=FIX
+        Status.FOUND, reason, module=where, phase="step", step=0, evidence=evidence, fix=fix
     )
 
 
-PATCH = "model = model.float()  # masters in fp32; autocast computes in half\n"
-FIX = Fix("fp32_params", "Keep weights and averages in fp32.", PATCH, ("fp32_state", "fp32_params"))
+MASTERS = "model = model.float()  # masters in fp32; autocast computes in half\n"
+COPY = "average = copy.deepcopy(model).float()  # and p.float() of the weights that go into it\n"
+CONTROLS = ("fp32_state", "fp32_params")
+WEIGHTS = Fix("fp32_params", "Keep the weights in fp32.", MASTERS, CONTROLS)
+AVERAGE = Fix("fp32_params", "Keep the average in fp32.", COPY, CONTROLS)
 
 
 RULE = Rule("small_update_lost", check, ("as_is", "fp32"), 72)

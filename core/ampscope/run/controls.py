@@ -39,16 +39,18 @@ _VALUED: dict[str, Callable[[str], AbstractContextManager[object]]] = {
     "growth_interval": lambda text: growth_interval(int(text)),
     "lr": lambda text: scaled_lr(float(text)),
     "eps": lambda text: fp32_islands.larger_eps(float(text)),
-    "fp32_modules": lambda text: fp32_islands.fp32_modules(text.split(",")),
 }
+_PLACES = ("fp32_modules", "fp32_lines")
 
 
 @contextlib.contextmanager
-def applied(control: str, own_folder: str = "") -> Iterator[None]:
-    """Run the body under ``control``; ``own_folder`` holds the script.
+def applied(control: str, own_folder: str = "") -> Iterator[list[set[str]]]:
+    """Run the body under ``control``; ``own_folder`` holds the script. Gives the sets of modules
+    and lines that are to be in fp32 and were not met yet.
 
     Raises BadInput for a word that is not a control.
     """
+    missing: list[set[str]] = []
     with contextlib.ExitStack() as stack:
         for word in filter(None, control.split(";")):
             name, _, value = word.partition(":")
@@ -57,10 +59,13 @@ def applied(control: str, own_folder: str = "") -> Iterator[None]:
             if name in _PLAIN:
                 stack.enter_context(_PLAIN[name]())
             elif name == "fp32_lines":
-                stack.enter_context(fp32_islands.fp32_lines(value.split(","), own_folder))
+                lines = fp32_islands.fp32_lines(value.split(","), own_folder)
+                missing.append(stack.enter_context(lines))
+            elif name == "fp32_modules":
+                missing.append(stack.enter_context(fp32_islands.fp32_modules(value.split(","))))
             elif name in _VALUED:
                 stack.enter_context(_VALUED[name](value))
             else:
-                known = ", ".join([*_PLAIN, *(f"{n}:VALUE" for n in _VALUED)])
+                known = ", ".join([*_PLAIN, *(f"{n}:VALUE" for n in (*_VALUED, *_PLACES))])
                 raise BadInput(f"There is no control called {word!r}. Use one of: {known}.")
-        yield
+        yield missing

@@ -23,20 +23,22 @@ TINY = 1e-5  # a smaller positive constant next to a tensor is an epsilon; half 
 
 
 @contextlib.contextmanager
-def fp32_modules(paths: list[str]) -> Iterator[None]:
-    """The modules at ``paths`` run with autocast off and their inputs in fp32.
+def fp32_modules(paths: list[str]) -> Iterator[set[str]]:
+    """The modules at ``paths`` run with autocast off and their inputs in fp32. Gives the paths that
+    did not run yet.
 
     A module whose parameters are half is widened on its first call, and its output is rounded back,
     so that the rest of a half model still fits to it.
     """
     names, wanted, patches = ModulePaths(), set(paths), Patches()
-    depth = [0]
+    missing, depth = set(paths), [0]
 
     def make(original: Any) -> Any:
         @functools.wraps(original)
         def wrapper(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if depth[0] or not _is_wanted(names, module, wanted):
                 return original(module, *args, **kwargs)
+            missing.discard(names.path(module))
             half = next((p.dtype for p in module.parameters() if p.dtype in HALF), None)
             if half is not None:
                 module.float()
@@ -53,7 +55,7 @@ def fp32_modules(paths: list[str]) -> Iterator[None]:
     patches.replace(nn.Module, "__call__", make)
     with names:
         try:
-            yield
+            yield missing
         finally:
             patches.undo()
 
@@ -74,10 +76,11 @@ def _autocast_off() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def fp32_lines(lines: list[str], own_folder: str) -> Iterator[None]:
-    """Every torch call made by these lines of the script computes in fp32."""
-    with _Fp32Lines(set(lines), own_folder):
-        yield
+def fp32_lines(lines: list[str], own_folder: str) -> Iterator[set[str]]:
+    """Every torch call made by these lines of the script computes in fp32. Gives the lines that
+    made none yet."""
+    with _Fp32Lines(set(lines), own_folder) as mode:
+        yield mode.missing
 
 
 @contextlib.contextmanager
@@ -110,14 +113,17 @@ class _Fp32Lines(TorchFunctionMode):
     def __init__(self, lines: set[str], own_folder: str) -> None:
         super().__init__()
         self.lines = lines
+        self.missing = set(lines)
         self.source = SourceLines(own_folder)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if line_name(self.source.where()) not in self.lines:
+        line = line_name(self.source.where())
+        if line not in self.lines:
             return func(*args, **kwargs)
+        self.missing.discard(line)
         with _autocast_off():
             return func(*_widen(args), **_widen(kwargs))
 

@@ -79,6 +79,7 @@ class _Run:
         self.deadline = started + spec.time_limit_s
         self.grace = started + spec.grace_s
         self.stage = Stage()
+        self.missing: list[set[str]] = []  # places that are to be in fp32 and were not met yet
         self.stopped = ""  # why it was stopped, once it was
 
     def run(self) -> ScriptResult:
@@ -102,7 +103,7 @@ class _Run:
             stack.enter_context(self._watched_exit())
             stack.enter_context(self.processes.watching())
             stack.enter_context(self.cuda.watching())
-            stack.enter_context(applied(self.spec.control, self.folder))
+            self.missing = stack.enter_context(applied(self.spec.control, self.folder))
             stack.enter_context(arithmetic(self.policy))
             stack.enter_context(self.recorder.watching())
             yield
@@ -165,7 +166,9 @@ class _Run:
     def _result(self, ended: str, text: str = "", **facts: Any) -> ScriptResult:
         self.recorder.switch_off()
         compiled = "torch.compile was switched off." if self.stage.compiles else ""
-        notes = tuple(note for note in (self.cuda.note(), compiled) if note)
+        never = ", ".join(sorted(set().union(*self.missing)))
+        unmet = f"Nothing ran at {never}: what was asked for there was not done." if never else ""
+        notes = tuple(note for note in (self.cuda.note(), compiled, unmet) if note)
         outcome = self.recorder.outcome(self.stopped or ended, notes=notes, **facts)
         observations = self.recorder.observations(outcome)
         measured = self.recorder.histograms.take()
