@@ -16,6 +16,8 @@ Remedy
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.half_weights import half_weights
 from ampscope.analysis.run_view import RunView
@@ -37,18 +39,17 @@ def check(evidence: Evidence) -> Verdict:
 
 def _weights(run: RunView, fp32: RunView) -> Verdict | None:
     """Trained weights in half of which a step moves few."""
-    moved, reference = run.moved_share, fp32.moved_share
-    dtype = half_weights(run)
+    moved, reference, dtype = run.moved_share, fp32.moved_share, half_weights(run)
     if not dtype or moved is None or not reference or moved >= STILL * reference:
         return None
-    return _found(
+    found = _found(
         "",
         f"A step moves {moved:.1%} of the {dtype} weights, and {reference:.1%} in fp32: the"
         " updates are below half the spacing of the numbers.",
         Measurement("weights moved a step", moved, STILL * reference, "as_is"),
         Measurement("weights moved a step in fp32", reference, None, "fp32"),
-        fix=WEIGHTS,
     )
+    return replace(found, fix=Fix("fp32_params", "Keep the weights in fp32.", MASTERS, CONTROLS))
 
 
 def _slow(run: RunView, fp32: RunView) -> Verdict | None:
@@ -81,18 +82,13 @@ def _stalled(run: RunView) -> Verdict | None:
     )
 
 
-def _found(module: str, reason: str, *evidence: Measurement, fix: Fix | None = None) -> Verdict:
-    where, fix = module or None, fix or AVERAGE
-    return Verdict(
-        Status.FOUND, reason, module=where, phase="step", step=0, evidence=evidence, fix=fix
-    )
+def _found(module: str, reason: str, *evidence: Measurement) -> Verdict:
+    fix = Fix("fp32_params", "Keep the average in fp32.", COPY, CONTROLS)
+    found = Verdict(Status.FOUND, reason, phase="step", step=0, evidence=evidence, fix=fix)
+    return replace(found, module=module or None)
 
 
 MASTERS = "model = model.float()  # masters in fp32; autocast computes in half\n"
 COPY = "average = copy.deepcopy(model).float()  # and p.float() of the weights that go into it\n"
 CONTROLS = ("fp32_state", "fp32_params")
-WEIGHTS = Fix("fp32_params", "Keep the weights in fp32.", MASTERS, CONTROLS)
-AVERAGE = Fix("fp32_params", "Keep the average in fp32.", COPY, CONTROLS)
-
-
 RULE = Rule("small_update_lost", check, ("as_is", "fp32"), 72)
