@@ -79,7 +79,7 @@ def overview(run: RunInfo, look: Look) -> None:
     finite, whole, fmt = sum(total[:4]), sum(total), look.fmt.name
     layout.key_figures(
         [
-            _figure("Lost", total[0], finite, f"finite non-zero elements too small for {fmt}"),
+            _figure("Too small", total[0], finite, f"non-zero, and would be zero in {fmt}"),
             _figure("Subnormal", total[1], finite, f"kept in {fmt} with fewer bits"),
             _figure("Overflow", total[3], finite, f"beyond {fmt}'s largest number"),
             _figure("Not finite", total[5], whole, "NaN, +Inf and -Inf, as recorded"),

@@ -7,14 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampscope.analysis.distribution import (
-    LOST,
-    NONFINITE,
-    NORMAL,
-    OVERFLOW,
-    SUBNORMAL,
-    ZERO,
-)
+from ampscope.analysis.distribution import LOST, NONFINITE, NORMAL, OVERFLOW, SUBNORMAL, ZERO
 from ampscope.analysis.underflow import Counts, UnderflowOverTime, WithoutShadow
 from ampscope.exponents import Raw
 from ampscope.records import Role
@@ -85,13 +78,15 @@ def answer(view: View, counts: Raw) -> str:
     total = counts.sum(axis=0)
     finite = int(total[[LOST, SUBNORMAL, NORMAL, OVERFLOW]].sum())
     parts = [_not_finite(counts)] if total[NONFINITE] else []
+    if 2 * total[ZERO] > total.sum():  # more than half: whatever follows is about the rest
+        parts.append(f"{share(int(total[ZERO]), int(total.sum()))} were recorded as exactly zero")
     if finite == 0:
         parts.append("no element is finite and non-zero")
         return start + "; ".join(parts) + "."
     fmt = view.format_name
     told = [
         (OVERFLOW, f"overflow {fmt}"),
-        (LOST, f"are too small for {fmt} and become zero"),
+        (LOST, f"are too small for {fmt} and would be zero in it"),
         (SUBNORMAL, f"are subnormal in {fmt} (fewer bits)"),
     ]
     found = [
@@ -160,7 +155,11 @@ def module_seen(name: str, row_counts: Raw, format_name: str) -> str:
     finite = int(row_counts[[LOST, SUBNORMAL, NORMAL, OVERFLOW]].sum())
     parts = [
         f"{share(int(row_counts[column]), finite)} {word}"
-        for column, word in ((LOST, "lost"), (SUBNORMAL, "subnormal"), (OVERFLOW, "overflowing"))
+        for column, word in (
+            (LOST, "too small"),
+            (SUBNORMAL, "subnormal"),
+            (OVERFLOW, "overflowing"),
+        )
         if row_counts[column]
     ]
     if row_counts[NONFINITE]:

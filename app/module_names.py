@@ -7,6 +7,7 @@ are the root's too.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 
 import streamlit as st
@@ -51,8 +52,18 @@ def short_names(names: Sequence[str], length: int) -> list[str]:
     for start, part_length in ((common - 1, length), (common - 1, READABLE_PART), (common, 0)):
         kept = [path[max(0, min(start, len(path) - 1)) :] for path in paths]
         if part_length and all(len(_parted(path, part_length)) <= length for path in kept):
-            return [_parted(path, part_length) for path in kept]
-    return [_fitted(path, length) for path in kept]
+            return _apart([_parted(path, part_length) for path in kept], names, length)
+    return _apart([_fitted(path, length) for path in kept], names, length)
+
+
+def _apart(shorts: Sequence[str], names: Sequence[str], length: int) -> list[str]:
+    """Names that were cut alike show their ends instead, and a number where those are alike too."""
+    counts = Counter(shorts)
+    ends = [
+        f"…{n[1 - length :]}" if counts[s] > 1 else s for s, n in zip(shorts, names, strict=True)
+    ]
+    same = Counter(ends)
+    return [f"{end} #{i}" if same[end] > 1 else end for i, end in enumerate(ends)]
 
 
 def _fitted(parts: Sequence[str], length: int) -> str:

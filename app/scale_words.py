@@ -11,7 +11,10 @@ from app.text import cut, plural, power_of_two, share
 
 def answer(summary: ScaleSummary, loss: FiniteParts) -> str:
     """The page's sentence: the skips, what they are, and where the scale stands."""
-    parts = [_SKIPS[summary.pattern](summary)]
+    hopeless = (
+        summary.pattern is Pattern.SEARCH and summary.good_since == 0 and loss.nonfinite_count
+    )
+    parts = [_in_vain(summary) if hopeless else _SKIPS[summary.pattern](summary)]
     if summary.pattern is not Pattern.NO_SCALER:
         parts.append(_scale(summary))
     if loss.nonfinite_count:
@@ -72,6 +75,12 @@ def _search(summary: ScaleSummary) -> str:
     first = "the first step" if length == 1 else f"the first {length} steps"
     then = "then none" if summary.good_since >= SETTLED_STEPS else "then none so far"
     return f"{skips} in {first}, {then}: the scale search"
+
+
+def _in_vain(summary: ScaleSummary) -> str:
+    skips = plural(summary.search_skips, "skip")
+    steps = plural(summary.search_steps, "step")
+    return f"{skips} in the first {steps}, and the loss itself is not finite: no scale cures that"
 
 
 def _after_growth(summary: ScaleSummary) -> str:

@@ -39,7 +39,7 @@ def test_the_loss_scale_slider_recounts(
     run = stores.finished(store)
     page = browser_page
     opened(page, f"{dashboard(store)}/gradients?run={run}&step=2")
-    assert key_figure(page, "Lost") == "0"
+    assert key_figure(page, "Too small") == "0"
     sentence = page.locator("h3", has_text="Step 2")
     assert "as recorded, at the run's loss scale 2^16" in sentence.inner_text()
 
@@ -49,14 +49,14 @@ def test_the_loss_scale_slider_recounts(
     for _ in range(9):
         slider.press("ArrowLeft")
     page.locator("h3", has_text="as if the loss scale were 2^7").wait_for()
-    lost = re.fullmatch(r"([\d,]+) \([\d.]+ %\)", key_figure(page, "Lost"))
+    lost = re.fullmatch(r"([\d,]+) \([\d.]+ %\)", key_figure(page, "Too small"))
     assert lost is not None
     assert int(lost[1].replace(",", "")) > 0
     assert "scale=7" in page.url
 
     page.get_by_role("button", name="Recorded").click()
     page.locator("h3", has_text="as recorded, at the run's loss scale 2^16").wait_for()
-    assert key_figure(page, "Lost") == "0"
+    assert key_figure(page, "Too small") == "0"
     assert "scale=" not in page.url
 
 

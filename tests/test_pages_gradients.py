@@ -69,7 +69,7 @@ def test_recorded_view_counts(store_path: Path, open_page: Open) -> None:
         " elements 11 (11.0 %) are subnormal in fp16 (fewer bits)." in words
     )
     assert metrics(app) == {
-        "Lost": "0",
+        "Too small": "0",
         "Subnormal": "11 (11.0 %)",
         "Overflow": "0",
         "Not finite": "0",
@@ -84,7 +84,7 @@ def test_the_scale_slider_moves_and_recounts(store_path: Path, open_page: Open) 
     assert metrics(app)["Overflow"] == "9 (9.0 %)"
     assert metrics(app)["Subnormal"] == "11 (11.0 %)"
     app.slider(key="gradients:scale").set_value(-2).run()  # six down: 2^-20 -> 2^-26 is lost
-    assert metrics(app)["Lost"] == "11 (11.0 %)"
+    assert metrics(app)["Too small"] == "11 (11.0 %)"
     assert "as if the loss scale were 2^-2 (recorded at 2^4)" in texts(app)
     assert "does not move zeros, NaN and Inf that were recorded" in texts(app)
     assert asked(app, "scale") == "-2"
@@ -92,7 +92,7 @@ def test_the_scale_slider_moves_and_recounts(store_path: Path, open_page: Open) 
     assert "unscaled (recorded at loss scale 2^4)" in texts(app)
     assert asked(app, "scale") == "0"
     next(b for b in app.button if b.label == "Recorded").click().run()
-    assert metrics(app)["Lost"] == "0"
+    assert metrics(app)["Too small"] == "0"
     assert "scale" not in app.query_params
 
 
@@ -143,7 +143,7 @@ def test_nothing_but_zeros_gives_no_figure_instead_of_nan(
     assert not app.exception
     assert "no element is finite and non-zero" in texts(app)
     assert "nan%" not in texts(app).lower().replace(" ", "")
-    assert metrics(app)["Lost"] == "0"
+    assert metrics(app)["Too small"] == "0"
 
 
 @pytest.mark.parametrize("role", [Role.ACTIVATION, Role.WEIGHT, Role.UPDATE])

@@ -33,7 +33,8 @@ def dashboard(port: int, host: str, workloads: Path | None, headless: bool, stor
         environment["AMPSCOPE_WORKLOADS"] = str(workloads.resolve())
     command = [sys.executable, "-m", "streamlit", "run", str(main)]
     command += ["--server.port", str(port), "--server.address", host]
-    command += ["--server.headless", str(headless).lower()]
+    # Without the second, Streamlit's first start asks for an e-mail address and waits.
+    command += ["--server.headless", str(headless).lower(), "--server.showEmailPrompt", "false"]
     try:
         sys.exit(subprocess.call(command, env=environment, cwd=main.parent.parent))
     except KeyboardInterrupt:

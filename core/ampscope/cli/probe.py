@@ -114,7 +114,7 @@ def probe(
     with Reader(store) as reader:
         if as_json:
             click.echo(json.dumps([run_as_json(reader, info) for info in infos], indent=2))
-        else:
+        elif any(info.steps_done for info in infos):
             Console().print(probe_table(reader, infos))
     for sentence in messages(infos):
         click.echo(sentence, err=True)

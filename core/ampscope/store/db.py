@@ -159,6 +159,10 @@ def _check_version(connection: sqlite3.Connection, path: Path, *, may_be_empty: 
 
 def _sentence(path: Path, error: sqlite3.DatabaseError) -> str:
     text = str(error)
+    if path.is_dir():
+        return f"{path} is a folder. Choose a file with --store."
+    if "Could not decode" in text:
+        return f"{path} is damaged (a text in it is unreadable). Choose another file with --store."
     if "not a database" in text:
         return f"{path} is not an ampscope store (not SQLite). Choose another file with --store."
     if "readonly" in text or "read-only" in text:
@@ -166,8 +170,7 @@ def _sentence(path: Path, error: sqlite3.DatabaseError) -> str:
     if "full" in text:
         return f"The disk that holds {path} is full. Free some space; what was kept is readable."
     if "unable to open" in text:
-        what = "it is a folder" if path.is_dir() else "no permission"
-        return f"Cannot open {path}: {what}. Choose another file with --store."
+        return f"Cannot open {path}: no permission. Choose another file with --store."
     if "malformed" in text:
         return f"{path} is damaged ({text}). Restore it, or choose another file with --store."
     if "locked" in text:
