@@ -101,10 +101,11 @@ def run_script(
 
     Exit status: the script's own; 2 when it could not be run to its end.
     """
+    checked_fix(fix)
     spec = _spec(script, args, module, steps, time_limit, memory_limit, policy)
     try:
         with ScriptRuns(spec, store) as runs:
-            run_id = runs.start(checked_fix(fix), merged=False)
+            run_id = runs.start(fix, merged=False)
             if quiet:
                 result = runs.wait(run_id)
             else:
