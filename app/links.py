@@ -53,9 +53,14 @@ def select(
     format_func: Callable[[T], str] = str,
     help: str | None = None,
     place: DeltaGenerator | None = None,
+    writes_default: bool = True,
 ) -> T:
-    """A select box (with search) bound to the URL's ``name``. ``options`` must not be empty."""
-    key, value = _prepared(name, options, default)
+    """A select box (with search) bound to the URL's ``name``. ``options`` must not be empty.
+
+    Each writing is a step in the browser's history: without ``writes_default`` a page that was
+    only looked at is left by one press of Back.
+    """
+    key, value = _prepared(name, options, default, writes_default=writes_default)
     (place or st).selectbox(
         label,
         options,
@@ -119,7 +124,9 @@ def slide(
     return value
 
 
-def _prepared(name: str, options: Sequence[T], default: T | None) -> tuple[str, T]:
+def _prepared(
+    name: str, options: Sequence[T], default: T | None, *, writes_default: bool = True
+) -> tuple[str, T]:
     """Key and value of a widget that is about to be drawn.
 
     The URL and the session's memory decide, never the widget's own state: that is lost or stale
@@ -128,7 +135,8 @@ def _prepared(name: str, options: Sequence[T], default: T | None) -> tuple[str, 
     value = chosen(name, options, options[0] if default is None else default)
     key = _WIDGET + name
     show(key, value)
-    keep(name, value)
+    if writes_default or wanted(name):
+        keep(name, value)
     return key, value
 
 

@@ -130,7 +130,7 @@ def _one_skip(run: RunInfo, bad: list[BadStep]) -> None:
     if not steps:
         st.caption("Which parameters held NaN or Inf was not recorded at these steps.")
         return
-    step = links.select("Parameters of step", "skip", steps)
+    step = links.select("Parameters of step", "skip", steps, writes_default=False)
     records = list(store.nonfinite(run, step))
     layout.see(f"At step {step}, {plural(len(records), 'parameter')} held NaN or Inf.")
     table = parameters_table(records)
