@@ -71,7 +71,7 @@ def choose(run: RunInfo, role: Role, fmt: NumberFormat) -> Look:
 def overview(run: RunInfo, look: Look) -> None:
     """The sentence and the key figures."""
     layout.sentence(gradient_words.answer(look.view, look.counts))
-    sampled = [s for s in store.shadows(run, look.view.role) if s.step == look.view.step]
+    sampled = store.shadows(run, look.view.role, look.view.step)
     if sampled and look.view.role.is_gradient:
         layout.see(shadow_words.lost_on_the_way(sampled))
     scale_window.say(look.frame, look.fmt, look.names)

@@ -123,9 +123,9 @@ def frame(reader: Reader, run_id: str, role: Role, step: int) -> Frame | None:
 
 
 @of_run
-def shadows(reader: Reader, run_id: str, role: Role | None = None) -> list[ShadowRecord]:
-    """Half precision against the fp32 shadow."""
-    return reader.shadows(run_id, role)
+def shadows(reader: Reader, run_id: str, role: Role, step: int) -> list[ShadowRecord]:
+    """Half precision against the fp32 shadow at one step."""
+    return reader.shadows(run_id, role, step)
 
 
 @of_run

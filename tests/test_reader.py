@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ampscope.errors import BadInput, StoreError
-from ampscope.records import Machine, RunSpec, State, StepRecord
+from ampscope.records import Machine, Role, RunSpec, State, StepRecord
 from ampscope.store.processes import is_alive, process_start_time
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
@@ -169,3 +169,14 @@ def test_a_reader_cannot_write(path: Path) -> None:
     queued(path)
     with Reader(path) as reader, pytest.raises(sqlite3.OperationalError, match="readonly"):
         reader._connection.execute("DELETE FROM run")
+
+
+def test_the_shadows_of_one_step_are_those_of_all_steps_at_it(path: Path) -> None:
+    run = stores.finished(path)
+    with Reader(path) as reader:
+        every = reader.shadows(run, Role.GRAD_OUTPUT)
+        steps = {s.step for s in every}
+        assert len(steps) > 1
+        for step in (*steps, 10_000):
+            own = [s for s in every if s.step == step]
+            assert reader.shadows(run, Role.GRAD_OUTPUT, step) == own

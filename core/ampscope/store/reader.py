@@ -96,13 +96,17 @@ class Reader:
             for row in cursor:
                 yield rows.frame(role, row)
 
-    def shadows(self, run_id: str, role: Role | None = None) -> list[ShadowRecord]:
-        """Half precision against the fp32 shadow, at its steps."""
+    def shadows(
+        self, run_id: str, role: Role | None = None, step: int | None = None
+    ) -> list[ShadowRecord]:
+        """Half precision against the fp32 shadow, at its steps or at one of them."""
+        at_step = " AND step=?3" if step is not None else ""
         sql = (
-            f"SELECT {rows.SHADOW} FROM shadow WHERE run=? AND (?2 IS NULL OR role=?2)"
+            f"SELECT {rows.SHADOW} FROM shadow WHERE run=?1{at_step} AND (?2 IS NULL OR role=?2)"
             " ORDER BY step,module"
         )
-        return [rows.shadow(row) for row in self._all(sql, run_id, role)]
+        values = (run_id, role) if step is None else (run_id, role, step)
+        return [rows.shadow(row) for row in self._all(sql, *values)]
 
     def observations(self, run_id: str) -> list[Observation]:
         """What was seen of a script, in order; empty for a probe."""
