@@ -16,6 +16,7 @@ from ampscope.records import Machine, Role, RunSpec, State, StepRecord
 from ampscope.store.processes import is_alive, process_start_time
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
+from tests import stores
 
 CPU = Machine("cpu", "a CPU", "rehearsal")
 GPU = Machine("cuda:0", "a GPU", "cuda")
