@@ -14,6 +14,7 @@ import pytest
 from ampscope.errors import StoreError
 from ampscope.exponents import NAN, NEG_INF, NEG_ZERO, RAW_LEN
 from ampscope.records import (
+    Event,
     Frame,
     ModuleRecord,
     NonFiniteRecord,
@@ -28,7 +29,7 @@ from ampscope.store import export
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 
-TABLES = ("step", "module", "op", "shadow", "nonfinite", "histogram")
+TABLES = ("step", "module", "op", "shadow", "nonfinite", "event", "histogram")
 
 
 @pytest.fixture
@@ -41,6 +42,7 @@ def reader(tmp_path: Path) -> Reader:
     writer.add_ops(9, [OpRecord(1, "forward", "aten.mm", "fp16,fp16", "fp16", 3, 12, False)])
     writer.add_shadow([ShadowRecord(0, 1, Role.ACTIVATION, 9, 1, 2, 3, None, math.nan, 4.0)])
     writer.add_nonfinite([NonFiniteRecord(1, "h.0.weight", 0, 9, 1, 2, 3)])
+    writer.add_event(Event(1, "nonfinite", "loss", "The loss is NaN.", value=math.nan))
     rows = np.zeros((2, RAW_LEN), np.int64)
     rows[0, [0, 150, NAN]] = 5, 2**40, 1
     rows[1, [NEG_ZERO, NEG_INF]] = 7, 8
@@ -72,6 +74,12 @@ def test_json(reader: Reader, tmp_path: Path) -> None:
         {
             "op_set": 9, "module": 1, "phase": "forward", "op": "aten.mm", "inputs": "fp16,fp16",
             "outputs": "fp16", "count": 3, "flops": 12, "is_cast": False,
+        }
+    ]  # fmt: skip
+    assert document["event"] == [
+        {
+            "step": 1, "kind": "nonfinite", "name": "loss", "text": "The loss is NaN.", "path": "",
+            "value": "nan",
         }
     ]  # fmt: skip
     histogram = [row for row in document["histogram"] if row["role"] == "weight"]

@@ -4,8 +4,9 @@ The package keeps torch out of its import: the dashboard and the command line lo
 and only the child processes that train (``ampscope.run``) pay for torch.
 
     from ampscope import Workload      # the protocol of a user's own workload file
+    ampscope.watch(model)              # stay inside a training loop
 
-``Workload`` is loaded on first use because it needs torch.
+Both are loaded on first use because they need torch.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ampscope.watcher import AlarmBounds, CapsuleLimits, Watch, watch
     from ampscope.workloads.protocol import Workload
 
-__all__ = ["Workload", "__version__"]
+__all__ = ["AlarmBounds", "CapsuleLimits", "Watch", "Workload", "__version__", "watch"]
+_OF_WATCHER = ("AlarmBounds", "CapsuleLimits", "Watch", "watch")
 __version__ = "0.1.0"
 
 
@@ -25,4 +28,8 @@ def __getattr__(name: str) -> object:
         from ampscope.workloads.protocol import Workload
 
         return Workload
+    if name in _OF_WATCHER:
+        from ampscope import watcher
+
+        return getattr(watcher, name)
     raise AttributeError(f"module 'ampscope' has no attribute {name!r}")

@@ -8,6 +8,7 @@ child's very output (``Sequential``) are not counted twice; a module that change
 
 from __future__ import annotations
 
+import itertools
 import time
 from functools import partial
 from types import TracebackType
@@ -23,6 +24,7 @@ from ampscope.capture.tensors import floating_tensors, version
 from ampscope.records import Role
 
 _SEEN = "_ampscope_seen"  # attribute on an output tensor: the step and version that were counted
+_INSTANCES = itertools.count()  # two that watch at once must not read each other's marks
 
 
 class HistogramHooks:
@@ -33,6 +35,7 @@ class HistogramHooks:
         self.counts = counts
         self.active = False
         self.elapsed_s = 0.0  # time spent counting, since the loop last reset it
+        self._seen = f"{_SEEN}_{next(_INSTANCES)}"
         self._step = -1
         self._handle: RemovableHandle | None = None
         self._on_leaves: list[tuple[Tensor, RemovableHandle]] = []
@@ -61,11 +64,12 @@ class HistogramHooks:
         self.active = False
         for leaf, handle in self._on_leaves:
             handle.remove()
-            leaf.__dict__.pop(_SEEN, None)
+            leaf.__dict__.pop(self._seen, None)
         self._on_leaves.clear()
 
     def _after_forward(self, module: nn.Module, inputs: object, output: object) -> None:
-        if not self.active:
+        # First, so that torch.compile traces a hook that does nothing, and no graph is broken.
+        if torch.compiler.is_compiling() or not self.active:
             return
         index = self.names.index(module)
         if index is None:
@@ -76,9 +80,9 @@ class HistogramHooks:
         is_repeated = torch._C._current_graph_task_id() != -1
         for tensor in floating_tensors(output):
             seen = (self._step, version(tensor))
-            if tensor.__dict__.get(_SEEN) == seen:
+            if tensor.__dict__.get(self._seen) == seen:
                 continue
-            tensor.__dict__[_SEEN] = seen
+            tensor.__dict__[self._seen] = seen
             if not is_repeated:
                 self.counts.add(Role.ACTIVATION, index, tensor)
             if tensor.requires_grad:

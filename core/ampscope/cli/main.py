@@ -3,7 +3,12 @@
 ampscope diagnose train.py                   why a script diverges, and a fix that was run
 ampscope run train.py                        record a script, untouched
 ampscope probe gpt --precision fp16,fp32     record a short run of a built-in model or your own
-ampscope runs list|show|delete|export        what the store holds
+ampscope replay CAPSULE --model mine.py:build   a failing step of a watched training, again
+ampscope runs list|show|delete|merge         what the store holds
+ampscope export RUN --to tensorboard|wandb   to other tools, with unscaled gradients
+ampscope metrics                             for Prometheus
+ampscope export RUN --to tensorboard|wandb   a run for other programs, gradients unscaled
+ampscope metrics                             a Prometheus endpoint over running trainings
 ampscope zoo                                 real failures, and how often the answer is right
 ampscope hardware                            what this machine can do
 ampscope dashboard                           look at it in a browser
@@ -18,8 +23,11 @@ import click
 from ampscope import __version__
 from ampscope.cli.dashboard import dashboard
 from ampscope.cli.diagnose import diagnose, run_script
+from ampscope.cli.export import export
 from ampscope.cli.hardware import hardware
+from ampscope.cli.metrics import metrics
 from ampscope.cli.probe import probe
+from ampscope.cli.replay import replay
 from ampscope.cli.runs import runs
 from ampscope.cli.zoo import zoo
 from ampscope.errors import AmpscopeError
@@ -44,7 +52,10 @@ def main() -> None:
     """Diagnostics for mixed-precision training, with measurements."""
 
 
-for command in (diagnose, run_script, probe, runs, zoo, hardware, dashboard):
+_COMMANDS = (
+    diagnose, run_script, probe, replay, runs, export, metrics, zoo, hardware, dashboard,
+)  # fmt: skip
+for command in _COMMANDS:
     main.add_command(command)
 
 

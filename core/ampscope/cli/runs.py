@@ -1,4 +1,4 @@
-"""``ampscope runs``: list, show, delete and export what the store holds."""
+"""``ampscope runs``: list, show, delete, export and merge what stores hold."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from rich.console import Console
 from ampscope.cli.options import store_option
 from ampscope.cli.tables import messages, run_as_json, runs_table
 from ampscope.store import export as exports
+from ampscope.store import merging
 from ampscope.store.reader import Reader
 from ampscope.store.writer import delete_run, request_cancel
 
 
 @click.group()
 def runs() -> None:
-    """List, show, cancel, delete and export recorded runs."""
+    """List, show, cancel, delete, export and merge recorded runs."""
 
 
 @runs.command("list")
@@ -91,3 +92,27 @@ def export(run: str, kind: str, out: Path, store: Path) -> None:
         )
     for path in written:
         click.echo(path)
+
+
+@runs.command()
+@click.argument("stores", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--into",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The store that the runs are copied to; without it, that of --store.",
+)
+@store_option
+def merge(stores: tuple[Path, ...], into: Path | None, store: Path) -> None:
+    """Copy the runs of other STORES into one: files, or folders with one file a rank.
+
+    Runs keep their ids; one that is there already with the same content is passed over.
+    """
+    target = into or store
+    found = merging.stores_in(stores)
+    results = []
+    for result in merging.merge(found, target):
+        what = "is there already" if result.was_there else "copied"
+        click.echo(f"{result.run_id} {what} ({result.source}).")
+        results.append(result)
+    copied = sum(not result.was_there for result in results)
+    click.echo(f"{target}: {copied} of {len(results)} runs copied from {len(found)} stores.")

@@ -5,6 +5,7 @@ Losses, scales and norms keep NaN and infinities: they are what people look for.
 """
 
 from ampscope.records.measurements import (
+    Event,
     Frame,
     ModuleRecord,
     NonFiniteRecord,
@@ -12,11 +13,13 @@ from ampscope.records.measurements import (
     Role,
     ShadowRecord,
     StepRecord,
+    StepTotals,
 )
 from ampscope.records.runs import Cadence, Machine, RunInfo, RunSpec, ScalerSpec, State
 
 __all__ = [
     "Cadence",
+    "Event",
     "Frame",
     "Machine",
     "ModuleRecord",
@@ -29,4 +32,5 @@ __all__ = [
     "ShadowRecord",
     "State",
     "StepRecord",
+    "StepTotals",
 ]

@@ -44,6 +44,24 @@ class StepRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTotals:
+    """Exact counts over all steps of a run. A bad step was skipped, or its loss or gradient norm is
+    not finite."""
+
+    steps: int = 0
+    skipped: int = 0
+    nonfinite_losses: int = 0
+    nonfinite_norms: int = 0
+    bad: int = 0  # steps that are bad in any of these ways
+    scale_changes: int = 0
+    first_step: int | None = None
+    last_step: int | None = None
+    first_bad: int | None = None
+    last_bad: int | None = None
+    last_scale: float | None = None  # the last that was recorded
+
+
+@dataclass(frozen=True, slots=True)
 class ModuleRecord:
     """One module of the model; ``index`` is its id within the run."""
 
@@ -84,6 +102,7 @@ class Frame:
     dtypes: tuple[str, ...]
     rows: Raw
     scale: float = 1.0  # the loss scale that multiplies these values (1 when it does not)
+    last_step: int | None = None  # of a frame that adds up several recorded steps; None: one step
 
     def row_of(self, module: int) -> Raw | None:
         """Sum of the module's rows, or None when it has none."""
@@ -122,3 +141,20 @@ class NonFiniteRecord:
     nan: int
     pos_inf: int
     neg_inf: int
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that a watched run reports at a step, apart from its numbers.
+
+    ``kind``: alarm (``name`` says which), capsule (``path`` is its file), schedule (tightened or
+    relaxed), nonfinite (``name`` is where this process first saw it: loss, forward, output
+    gradient, backward), note (what cannot be seen, and why).
+    """
+
+    step: int
+    kind: str
+    name: str
+    text: str  # one sentence for a person
+    path: str = ""
+    value: float | None = None

@@ -46,7 +46,7 @@ class RunSpec:
     """What was asked for. Stored as JSON with the run, and enough to repeat it."""
 
     workload: str
-    kind: str = "probe"  # probe | script
+    kind: str = "probe"  # probe | script | watch
     size: str = "tiny"
     precision: str = "fp16"
     steps: int = 50
@@ -64,6 +64,8 @@ class RunSpec:
     args: tuple[str, ...] = ()  # a script's own arguments
     control: str = ""  # which control or intervention a script's run is
     parent: str = ""  # run id that this run is a control of
+    rank: int = 0  # of a distributed training, whose runs share a group
+    world: int = 1  # how many ranks it has
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,28 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import re
 import sqlite3
+import time
 from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 
 from ampscope.errors import StoreError
+from ampscope.store import schema
+from ampscope.store.schema import SCHEMA_VERSION, schema_text
+from ampscope.store.transactions import transaction
 
-SCHEMA_VERSION = 1
-_OUR_TABLES = {"run", "step", "module"}  # in every version; other programs number theirs 1 too
+__all__ = [
+    "SCHEMA_VERSION",
+    "default_path",
+    "from_sql",
+    "open_for_reading",
+    "open_for_writing",
+    "schema_text",
+    "to_sql",
+    "transaction",
+    "translated",
+]
+
 BUSY_TIMEOUT_MS = 30_000  # a flush of a long run on a slow disk takes well under a second
 
 
@@ -30,32 +42,71 @@ def default_path() -> Path:
     return Path(base).expanduser() / "ampscope" / "runs.db"
 
 
-def schema_text() -> str:
-    """The commented schema: the store's documentation."""
-    return resources.files("ampscope.store").joinpath("schema.sql").read_text(encoding="utf-8")
-
-
-def open_for_writing(path: Path) -> sqlite3.Connection:
-    """Connection in autocommit mode (transactions are explicit); creates file and schema."""
+def open_for_writing(path: Path, journal: str = "WAL") -> sqlite3.Connection:
+    """Connection in autocommit mode (transactions are explicit); creates file and schema. A file
+    that is there already keeps its ``journal``. WAL needs memory that all its processes share, so
+    on a network file system a file has the journal DELETE (sqlite.org/wal.html)."""
     with translated(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         with _closed_on_error(connection):
             connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-            _check_version(connection, path, may_be_empty=True)
-            connection.execute("PRAGMA journal_mode = WAL")
+            if schema.check(connection, path, may_be_empty=True) == 0:
+                _set_journal(connection, journal)
             # WAL with NORMAL survives the death of the process at any instant; only a power cut
             # can take the last transactions (sqlite.org/pragma.html#pragma_synchronous).
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute("PRAGMA foreign_keys = ON")
-            _create_schema(connection)
+            schema.prepare(connection)
     return connection
 
 
-def open_for_reading(path: Path) -> sqlite3.Connection:
-    """Read-only connection. Raises StoreError when there is no store at ``path``."""
+def _set_journal(connection: sqlite3.Connection, journal: str) -> None:
+    """The change to WAL alone does not wait for another process that makes it at the same moment:
+    it fails at once, whatever the busy timeout says."""
+    deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            connection.execute(f"PRAGMA journal_mode = {journal}")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            return
+
+
+def open_for_reading(path: Path, *, may_convert: bool = True) -> sqlite3.Connection:
+    """Read-only connection; a file of an older version is converted first, if that is possible and
+    allowed. Raises StoreError when there is no store at ``path``."""
     if not path.exists():
         raise StoreError(f"There is no store at {path} yet. Run a probe first: ampscope probe gpt")
+    _restore(path)
+    connection, version = _reading(path)
+    if version == SCHEMA_VERSION:
+        return connection
+    connection.close()
+    if not may_convert:
+        raise schema.must_convert(path, version, "is not converted here")
+    try:
+        open_for_writing(path).close()  # converts it
+    except StoreError as error:
+        raise schema.must_convert(path, version) from error
+    return _reading(path)[0]
+
+
+def _restore(path: Path) -> None:
+    """Undo the transaction in which a process was killed that wrote to a file with the journal
+    DELETE: SQLite does so at the first read, which a read-only connection may not (WAL has no such
+    step). A journal that is in use by a living process is left to it."""
+    if Path(f"{path}-journal").exists():
+        with translated(path), contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+
+
+def _reading(path: Path) -> tuple[sqlite3.Connection, int]:
+    """Read-only connection, and the version of the file."""
     with translated(path):
         connection = sqlite3.connect(
             f"{path.absolute().as_uri()}?{_reading_mode(path)}",
@@ -65,8 +116,8 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         )
         with _closed_on_error(connection):
             connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-            _check_version(connection, path, may_be_empty=False)
-    return connection
+            version = schema.check(connection, path, may_be_empty=False)
+    return connection, version
 
 
 def _reading_mode(path: Path) -> str:
@@ -100,19 +151,6 @@ def translated(path: Path) -> Iterator[None]:
         )
 
 
-@contextlib.contextmanager
-def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """One transaction; rolled back when the block raises."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(sqlite3.Error):  # a full disk has rolled back already
-            connection.execute("ROLLBACK")
-        raise
-    connection.execute("COMMIT")
-
-
 def to_sql(value: float | None) -> float | str | None:
     """SQLite stores a REAL NaN as NULL, so NaN goes in as text."""
     return "nan" if value is not None and math.isnan(value) else value
@@ -123,44 +161,14 @@ def from_sql(value: float | str | None) -> float | None:
     return None if value is None else float(value)
 
 
-def _create_schema(connection: sqlite3.Connection) -> None:
-    if connection.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION:
-        return
-    with transaction(connection):
-        # Another process may have created it between the check and the lock.
-        if connection.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION:
-            return
-        for statement in re.sub(r"--.*", "", schema_text()).split(";"):
-            connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-
-
-def _check_version(connection: sqlite3.Connection, path: Path, *, may_be_empty: bool) -> None:
-    connection.execute("BEGIN")  # one view for both: another process may be creating the schema
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
-    connection.execute("COMMIT")
-    if version == SCHEMA_VERSION and tables >= _OUR_TABLES:
-        return
-    if version == 0 and not tables:
-        if may_be_empty:
-            return
-        raise StoreError(f"{path} is an empty file. Run a probe first: ampscope probe gpt")
-    if not tables >= _OUR_TABLES:
-        raise StoreError(
-            f"{path} is a database of another program, not an ampscope store. "
-            "Choose another file with --store."
-        )
-    raise StoreError(
-        f"{path} has schema version {version}; this ampscope reads version {SCHEMA_VERSION}. "
-        "Use the ampscope that wrote it, or choose another file with --store."
-    )
-
-
 def _sentence(path: Path, error: sqlite3.DatabaseError) -> str:
     text = str(error)
     if path.is_dir():
-        return f"{path} is a folder. Choose a file with --store."
+        return (
+            f"{path} is a folder, not a store. If it holds the files of a training's ranks, "
+            f"merge them first: ampscope runs merge {path} --into runs.db. Or choose a file with "
+            "--store."
+        )
     if "Could not decode" in text:
         return f"{path} is damaged (a text in it is unreadable). Choose another file with --store."
     if "not a database" in text:

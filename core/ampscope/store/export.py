@@ -20,6 +20,7 @@ import numpy as np
 from ampscope.errors import StoreError
 from ampscope.exponents import ABOVE, BELOW, EXPONENTS, NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO
 from ampscope.records import (
+    Event,
     Frame,
     ModuleRecord,
     NonFiniteRecord,
@@ -50,6 +51,7 @@ _HISTOGRAM = {
     "bin": "str",  # "finite", or one of _SPECIAL
     "exponent": "int",
     "count": "int",
+    "last_step": "int",  # where the counts of several recorded steps were added up
 }
 
 
@@ -104,6 +106,7 @@ def _tables(
         "op": ({"op_set": "int", **op_types}, op_parts),
         "shadow": _records(ShadowRecord, reader.shadows(info.id)),
         "nonfinite": _records(NonFiniteRecord, reader.nonfinite(info.id)),
+        "event": _records(Event, reader.events(info.id)),
         "histogram": (_HISTOGRAM, _histograms(reader, info.id)),
     }
 
@@ -135,6 +138,7 @@ def _histogram(frame: Frame) -> Columns:
         "bin": [_SPECIAL.get(bin_, "finite") for bin_ in bins],
         "exponent": [None if bin_ in _SPECIAL else int(EXPONENTS[bin_]) for bin_ in bins],
         "count": frame.rows[which, column].tolist(),
+        "last_step": [frame.last_step] * len(rows),
     }
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from ampscope.errors import BadInput
 from ampscope.observations import Observation
 from ampscope.records import (
+    Event,
     Frame,
     ModuleRecord,
     NonFiniteRecord,
@@ -21,8 +22,9 @@ from ampscope.records import (
     ShadowRecord,
     State,
     StepRecord,
+    StepTotals,
 )
-from ampscope.store import db, rows
+from ampscope.store import db, overview, rows
 from ampscope.store.observation_codec import decode
 
 
@@ -56,7 +58,7 @@ class Reader:
             what = "matches several runs" if found and run_id else "is not in this store"
             raise BadInput(f"Run {run_id!r} {what}. List them with: ampscope runs list")
         info = self._with_places([rows.run_info(found[0])])[0]
-        return dataclasses.replace(info, overhead_share=self._overhead_share(info.id))
+        return dataclasses.replace(info, overhead_share=overview.overhead_share(self._all, info.id))
 
     def group(self, group: str) -> list[RunInfo]:
         """Runs that were started together, oldest first."""
@@ -66,6 +68,20 @@ class Reader:
         """All steps in order."""
         sql = f"SELECT {rows.STEP} FROM step WHERE run=? ORDER BY step"
         return [rows.step(row) for row in self._all(sql, run_id)]
+
+    def overview(
+        self, run_id: str, points: int = 2000, first: int | None = None, last: int | None = None
+    ) -> list[StepRecord]:
+        """Real steps of a run of any length, from first to last, at most about one and a half times
+        ``points``. All, where they are no more. Else of each block of consecutive steps those with
+        the smallest and the largest loss, every change of scale and all bad steps (skipped, loss or
+        norm not finite); if either are more than points / 2, the ends of each episode of bad steps,
+        or the first and last of each block. No value is smoothed."""
+        return overview.overview(self._all, run_id, points, first, last)
+
+    def step_totals(self, run_id: str) -> StepTotals:
+        """Exact counts over all steps, in a time that does not depend on how many there are."""
+        return overview.totals(self._all, run_id)
 
     def modules(self, run_id: str) -> list[ModuleRecord]:
         """In the order of ``named_modules``."""
@@ -78,23 +94,40 @@ class Reader:
         return [rows.op(row) for row in self._all(sql, run_id, op_set)]
 
     def frame_steps(self, run_id: str, role: Role) -> list[int]:
-        """Steps that have histograms of ``role``."""
-        sql = "SELECT step FROM frame WHERE run=? AND role=? ORDER BY step"
-        return [row[0] for row in self._all(sql, run_id, role)]
+        """Steps that have histograms of ``role``; of frames that add up several, the first."""
+        return [step for step, _ in self.frame_spans(run_id, role)]
+
+    def frame_spans(self, run_id: str, role: Role) -> list[tuple[int, int]]:
+        """First and last step of every frame of ``role``; the same where it is of one step."""
+        sql = (
+            "SELECT step,coalesce(last_step,step) FROM frame INDEXED BY frame_span"
+            " WHERE run=? AND role=? ORDER BY step"
+        )
+        return [(first, last) for first, last in self._all(sql, run_id, role)]
 
     def frame(self, run_id: str, role: Role, step: int) -> Frame | None:
-        """Histograms of one role at one step, or None when none were taken."""
-        sql = "SELECT step,scale,blob FROM frame WHERE run=? AND role=? AND step=?"
+        """Histograms of one role that cover a step, or None when none were taken. A frame whose
+        ``last_step`` is set adds up several steps."""
+        sql = (
+            f"SELECT {rows.FRAME} FROM frame WHERE run=?1 AND role=?2 AND step=(SELECT step FROM"
+            " frame INDEXED BY frame_span WHERE run=?1 AND role=?2 AND step<=?3"
+            " AND coalesce(last_step,step)>=?3 ORDER BY step DESC LIMIT 1)"
+        )
         found = self._all(sql, run_id, role, step)
         return rows.frame(role, found[0]) if found else None
 
     def frames(self, run_id: str, role: Role) -> Iterator[Frame]:
         """All frames of a role in step order, decoded one at a time."""
-        sql = "SELECT step,scale,blob FROM frame WHERE run=? AND role=? ORDER BY step"
+        sql = f"SELECT {rows.FRAME} FROM frame WHERE run=? AND role=? ORDER BY step"
         with db.translated(self.path):
             cursor = self._connection.execute(sql, (run_id, role))
             for row in cursor:
                 yield rows.frame(role, row)
+
+    def events(self, run_id: str) -> list[Event]:
+        """What a watched run reported, in order."""
+        sql = f"SELECT {rows.EVENT} FROM event WHERE run=? ORDER BY seq"
+        return [rows.event(row) for row in self._all(sql, run_id)]
 
     def shadows(
         self, run_id: str, role: Role | None = None, step: int | None = None
@@ -129,13 +162,6 @@ class Reader:
     def _all(self, sql: str, *values: object) -> Sequence[rows.Row]:
         with db.translated(self.path):
             return self._connection.execute(sql, values).fetchall()
-
-    def _overhead_share(self, run_id: str) -> float | None:
-        # Step 0 warms caches up, in the training as in the instruments.
-        sql = "SELECT total(overhead_s), total(step_time_s) FROM step WHERE run=? AND step>0"
-        overhead_s, step_time_s = self._all(sql, run_id)[0]
-        total_s: float = overhead_s + step_time_s
-        return overhead_s / total_s if total_s else None
 
     def _with_places(self, runs: list[RunInfo]) -> list[RunInfo]:
         """Fill in the place in the queue of every waiting run."""

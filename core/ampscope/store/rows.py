@@ -7,6 +7,7 @@ from typing import Any
 
 from ampscope.errors import StoreError
 from ampscope.records import (
+    Event,
     Frame,
     ModuleRecord,
     OpRecord,
@@ -31,6 +32,8 @@ STEP = (
 )
 MODULE = "module,path,type,weight_dtypes,parameter_count,is_leaf,shared_with"
 OP = "module,phase,op,inputs,outputs,count,flops,is_cast"
+EVENT = "step,kind,name,text,path,value"
+FRAME = "step,scale,blob,last_step"
 SHADOW = "step,module,role,total,lost,subnormal,zero_before,relative_error,cosine,max_abs_fp32"
 
 
@@ -104,10 +107,16 @@ def shadow(row: Row) -> ShadowRecord:
 
 
 def frame(role: Role, row: Row) -> Frame:
-    """A row of step, scale, blob."""
-    number, scale, blob = row
+    """A row of :data:`FRAME`."""
+    number, scale, blob, last_step = row
     modules, dtypes, rows = frames.unpack(blob)
-    return Frame(number, role, modules, dtypes, rows, db.from_sql(scale) or 0.0)
+    return Frame(number, role, modules, dtypes, rows, db.from_sql(scale) or 0.0, last_step)
+
+
+def event(row: Row) -> Event:
+    """A row of :data:`EVENT`."""
+    number, kind, name, text, path, value = row
+    return Event(number, kind, name, text, path, db.from_sql(value))
 
 
 def _state(text: str) -> State:

@@ -1,10 +1,11 @@
--- ampscope store, schema version 1. This text is the documentation of the store.
+-- ampscope store, schema version 2. This text is the documentation of the store.
 -- One SQLite file, WAL mode. Evidence is stored, verdicts are recomputed.
 --
 -- Numbers that may be non-finite (loss, scale, norms) are REAL where finite and infinite, and the
 -- text 'nan' for NaN, because SQLite turns a REAL NaN into NULL. NULL means "not recorded".
 --
 -- Versions:  1  first
+--            2  event, frame.last_step, step_block, step_mark, step_bad: runs of any length
 
 -- One recorded training. `state` is queued, running, finished, failed or cancelled; a reader shows
 -- an active run whose process is gone or whose heartbeat is old as lost.
@@ -43,6 +44,45 @@ CREATE TABLE step (
     op_set         INTEGER,            -- op_set.id; NULL when the step was not traced
     PRIMARY KEY (run, step)
 ) WITHOUT ROWID;
+-- Bad steps: skipped, or the loss or the norm of the gradients is not finite (9e999 is Inf).
+CREATE INDEX step_bad ON step (run, step)
+    WHERE (skipped OR loss IN ('nan', 9e999, -9e999) OR grad_norm IN ('nan', 9e999, -9e999));
+
+-- Sums over blocks of 64 * 4^level step numbers (store/pyramid.py): an overview of a long run reads
+-- these instead of its steps. They follow from `step` and are written with it.
+CREATE TABLE step_block (
+    run           TEXT NOT NULL REFERENCES run (id) ON DELETE CASCADE,
+    level         INTEGER NOT NULL,
+    block         INTEGER NOT NULL,    -- step number div the level's size
+    first_step    INTEGER NOT NULL,    -- recorded ones
+    last_step     INTEGER NOT NULL,
+    steps         INTEGER NOT NULL,
+    skipped       INTEGER NOT NULL,
+    bad_losses    INTEGER NOT NULL,    -- not finite
+    bad_norms     INTEGER NOT NULL,
+    bad           INTEGER NOT NULL,    -- steps that are bad in any of these three ways
+    bad_ends      INTEGER NOT NULL,    -- step_mark of kind bad
+    scale_changes INTEGER NOT NULL,    -- step_mark of kind scale
+    low_step      INTEGER,             -- of the smallest finite loss
+    low_loss      REAL,
+    high_step     INTEGER,
+    high_loss     REAL,
+    first_bad     INTEGER,
+    last_bad      INTEGER,
+    last_scale    REAL,
+    overhead_s    REAL NOT NULL,       -- sums, without step 0
+    step_time_s   REAL NOT NULL,
+    PRIMARY KEY (run, level, block)
+) WITHOUT ROWID;
+
+-- Steps at which something changes. kind scale: another scale than the step before. kind bad: first
+-- or last of an episode of consecutive bad steps within a block of level 0.
+CREATE TABLE step_mark (
+    run  TEXT NOT NULL REFERENCES run (id) ON DELETE CASCADE,
+    kind TEXT NOT NULL,
+    step INTEGER NOT NULL,
+    PRIMARY KEY (run, kind, step)
+) WITHOUT ROWID;
 
 -- The modules of a run's model; `module` is its number within the run (records.ModuleRecord).
 CREATE TABLE module (
@@ -80,8 +120,12 @@ CREATE TABLE frame (
     step  INTEGER NOT NULL,
     scale REAL NOT NULL,               -- loss scale that multiplies these values, 1 when none does
     blob  BLOB NOT NULL,
+    last_step INTEGER,                 -- of a frame that adds up several recorded steps of a watched
+                                       -- run (docs/decisions/0007); NULL: of `step` alone
     PRIMARY KEY (run, role, step)
 );
+-- Which steps there are frames of, without their blobs.
+CREATE INDEX frame_span ON frame (run, role, step, last_step);
 
 -- Half precision against the fp32 shadow (records.ShadowRecord).
 CREATE TABLE shadow (
@@ -121,3 +165,15 @@ CREATE TABLE observation (
     PRIMARY KEY (run, seq)
 ) WITHOUT ROWID;
 
+-- What a watched run reported (records.Event), in order.
+CREATE TABLE event (
+    run   TEXT NOT NULL REFERENCES run (id) ON DELETE CASCADE,
+    seq   INTEGER NOT NULL,
+    step  INTEGER NOT NULL,
+    kind  TEXT NOT NULL,               -- alarm, capsule, schedule, nonfinite, note
+    name  TEXT NOT NULL,               -- which alarm; where the first non-finite value was seen …
+    text  TEXT NOT NULL,               -- one sentence for a person
+    path  TEXT NOT NULL,               -- file of a capsule
+    value REAL,
+    PRIMARY KEY (run, seq)
+) WITHOUT ROWID;

@@ -9,16 +9,16 @@ writer.finish(State.FINISHED)
 from __future__ import annotations
 
 import os
-import secrets
-import threading
+import re
+import socket
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
 from ampscope.observations import Observation
 from ampscope.records import (
+    Event,
     Frame,
-    Machine,
     ModuleRecord,
     NonFiniteRecord,
     OpRecord,
@@ -27,61 +27,41 @@ from ampscope.records import (
     State,
     StepRecord,
 )
-from ampscope.store import codec, db, frames, inserts
+from ampscope.store import db, frames, inserts, pyramid
+from ampscope.store.frame_thinning import FrameThinning
 from ampscope.store.observation_codec import encode
-from ampscope.store.processes import process_start_time
+from ampscope.store.run_row import RunRow, new_run_id
+
+__all__ = ["RunWriter", "delete_run", "new_run_id", "rank_file", "request_cancel"]
 
 FLUSH_EVERY_S = 0.5  # the dashboard follows a run with at most 2 s delay
 
 
-class RunWriter:
-    """Writes one run. Thread-safe: a heartbeat thread may call :meth:`beat` at any time."""
+class RunWriter(RunRow):
+    """Writes one run. Records are added by one thread; a heartbeat thread may call :meth:`beat`."""
 
-    def __init__(self, path: Path, run_id: str) -> None:
-        self.path = path
-        self.run_id = run_id
-        self._connection = db.open_for_writing(path)
-        self._lock = threading.Lock()
+    def __init__(self, path: Path, run_id: str, journal: str = "WAL") -> None:
+        super().__init__(path, run_id, journal)
         self._pending: list[inserts.Insert] = []
-        self._steps = 0
+        self._steps: list[int] = []
+        self._events: int | None = None  # how many the run has, once it is known
+        self._thinning: FrameThinning | None = None
         self._last_flush = time.monotonic()
 
     @classmethod
-    def create(cls, path: Path, spec: RunSpec) -> RunWriter:
-        """Register a new run in state queued, owned by this process."""
-        run_id = new_run_id()
-        writer = cls(path, run_id)
-        with db.translated(path), db.transaction(writer._connection):
-            writer._connection.execute(
-                "INSERT INTO run (id, spec, state, created, heartbeat, pid, pid_started)"
-                " VALUES (?,?,?,?,?,?,?)",
-                (
-                    run_id,
-                    codec.to_json(spec),
-                    State.QUEUED,
-                    time.time(),
-                    time.time(),
-                    os.getpid(),
-                    process_start_time(os.getpid()),
-                ),
-            )
+    def create(cls, path: Path | str, spec: RunSpec) -> RunWriter:
+        """Register a new run in state queued, owned by this process. A watched run may be given a
+        folder (one that exists, or text that ends in "/"): it writes a file of its own there, on a
+        network file system as well; see :func:`rank_file`."""
+        if spec.kind != "watch":  # probes and scripts are short, and stay as they were recorded
+            writer = cls(Path(path), new_run_id())
+        elif str(path).endswith("/") or Path(path).is_dir():
+            writer = cls(rank_file(Path(path), spec.rank), new_run_id(), "DELETE")
+        else:
+            writer = cls(Path(path), new_run_id())
+        writer._register(spec)
+        writer._thinning = FrameThinning(writer.run_id) if spec.kind == "watch" else None
         return writer
-
-    def adopt(self) -> None:
-        """Make this process the owner of the run (the child, after its parent queued it)."""
-        pid = os.getpid()
-        self._update(pid=pid, pid_started=process_start_time(pid), heartbeat=time.time())
-
-    def wait_for(self, machine: Machine) -> None:
-        """Say where the run is going to take place, while it waits for its turn there."""
-        self._update(machine=codec.to_json(machine), heartbeat=time.time())
-
-    def start(self, machine: Machine) -> None:
-        """State running."""
-        now = time.time()
-        self._update(
-            state=State.RUNNING, started=now, heartbeat=now, machine=codec.to_json(machine)
-        )
 
     def finish(self, state: State, message: str = "", traceback: str = "") -> None:
         """Write what is pending, then the final state with its one-sentence message."""
@@ -94,15 +74,6 @@ class RunWriter:
             traceback=traceback,
         )
 
-    def beat(self) -> bool:
-        """Sign of life. Returns True when somebody asked the run to stop."""
-        self._update(heartbeat=time.time())
-        with self._lock, db.translated(self.path):
-            row = self._connection.execute(
-                "SELECT cancel FROM run WHERE id=?", (self.run_id,)
-            ).fetchone()
-        return row is None or bool(row[0])
-
     def add_modules(self, modules: Iterable[ModuleRecord]) -> None:
         """The modules of the run's model."""
         self._pending += inserts.of_records("module", self.run_id, modules)
@@ -110,7 +81,7 @@ class RunWriter:
     def add_step(self, record: StepRecord) -> None:
         """One step; it counts as done when it is flushed."""
         self._pending += inserts.of_records("step", self.run_id, (record,))
-        self._steps += 1
+        self._steps.append(record.step)
 
     def add_ops(self, op_set: int, ops: Iterable[OpRecord]) -> None:
         """The ops of the steps whose record names ``op_set``."""
@@ -118,9 +89,22 @@ class RunWriter:
 
     def add_frame(self, frame: Frame) -> None:
         """All histograms of one role at one step, packed."""
+        if self._thinning is not None and not self._thinning.admit(frame):
+            return
         blob = frames.pack(frame.modules, frame.dtypes, frame.rows)
         key = {"run": self.run_id, "step": frame.step, "role": frame.role}
-        self._pending.append(inserts.of_row("frame", **key, scale=frame.scale, blob=blob))
+        self._pending.append(
+            inserts.of_row("frame", **key, scale=frame.scale, blob=blob, last_step=frame.last_step)
+        )
+
+    def add_event(self, event: Event) -> None:
+        """Something that a watched run reports, kept in the given order."""
+        if self._events is None:
+            sql = "SELECT coalesce(max(seq) + 1, 0) FROM event WHERE run=?"
+            with self._lock, db.translated(self.path):
+                self._events = self._connection.execute(sql, (self.run_id,)).fetchone()[0]
+        self._pending += inserts.of_records("event", self.run_id, (event,), seq=self._events)
+        self._events += 1
 
     def add_shadow(self, records: Iterable[ShadowRecord]) -> None:
         """Comparisons with the fp32 shadow."""
@@ -146,17 +130,28 @@ class RunWriter:
         """Write everything pending in one transaction."""
         with self._lock, db.translated(self.path):
             pending, self._pending = self._pending, []
-            steps, self._steps = self._steps, 0
+            steps, self._steps = self._steps, []
             self._last_flush = time.monotonic()
             if not pending:
                 return
-            with db.transaction(self._connection):
-                for statement, row in pending:
-                    self._connection.execute(statement, row)
-                self._connection.execute(
-                    "UPDATE run SET steps_done = steps_done + ?, heartbeat = ? WHERE id = ?",
-                    (steps, time.time(), self.run_id),
-                )
+            try:
+                with db.transaction(self._connection):
+                    self._write(pending, steps)
+            except BaseException:
+                if self._thinning is not None:
+                    self._thinning.forget()
+                raise
+
+    def _write(self, pending: list[inserts.Insert], steps: list[int]) -> None:
+        for statement, row in pending:
+            self._connection.execute(statement, row)
+        pyramid.update(self._connection, self.run_id, steps)
+        if self._thinning is not None:
+            self._thinning.thin(self._connection)
+        self._connection.execute(
+            "UPDATE run SET steps_done = steps_done + ?, heartbeat = ? WHERE id = ?",
+            (len(steps), time.time(), self.run_id),
+        )
 
     def close(self) -> None:
         """Flush and close; the run's state is left as it is."""
@@ -165,18 +160,11 @@ class RunWriter:
         finally:
             self._connection.close()
 
-    def _update(self, **columns: object) -> None:
-        names = ", ".join(f"{name} = ?" for name in columns)
-        with self._lock, db.translated(self.path), db.transaction(self._connection):
-            self._connection.execute(
-                f"UPDATE run SET {names} WHERE id = ?", (*columns.values(), self.run_id)
-            )
 
-
-def new_run_id() -> str:
-    """12 hexadecimal digits: the lowest 9 of the time in ms (they repeat after 2 years), then 3
-    that tell runs of the same millisecond apart."""
-    return f"{time.time_ns() // 1_000_000:09x}"[-9:] + secrets.token_hex(2)[:3]
+def rank_file(folder: Path, rank: int) -> Path:
+    """This process's own file in a folder of stores: ``<host>-<pid>-rank<R>.db``."""
+    host = re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname()) or "host"
+    return folder / f"{host}-{os.getpid()}-rank{rank}.db"
 
 
 def request_cancel(path: Path, run_id: str) -> None:

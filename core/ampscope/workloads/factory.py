@@ -62,6 +62,16 @@ def import_source(source: Path | str, seed: int) -> ModuleType:
 
 
 def call_factory(module: ModuleType, function: str, size: str, seed: int) -> Workload:
+    """The workload that the factory builds. Raises BadInput when it builds something else."""
+    workload = built(module, function, size, seed)
+    if not isinstance(workload, Workload):
+        where = f"{function!r} in {module.__file__ or module.__name__}"
+        got = "None" if workload is None else f"an object of type {type(workload).__name__}"
+        raise BadInput(f"{where} must return an ampscope.Workload, but it returned {got}.")
+    return workload
+
+
+def built(module: ModuleType, function: str, size: str, seed: int) -> object:
     """Call the factory with those of `seed` and `size` that it takes; return what it built."""
     file = module.__file__ or module.__name__
     where = f"{function!r} in {file}"
@@ -69,13 +79,9 @@ def call_factory(module: ModuleType, function: str, size: str, seed: int) -> Wor
     arguments = _arguments(factory, {"seed": seed, "size": size}, where)
     _seed_all(seed)
     try:
-        workload = factory(**arguments)
+        return factory(**arguments)
     except (Exception, SystemExit) as error:
         raise _failed(where, error, file) from error
-    if not isinstance(workload, Workload):
-        got = "None" if workload is None else f"an object of type {type(workload).__name__}"
-        raise BadInput(f"{where} must return an ampscope.Workload, but it returned {got}.")
-    return workload
 
 
 def _import_file(path: Path) -> ModuleType:

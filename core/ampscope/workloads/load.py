@@ -10,13 +10,16 @@ The part after the colon is the name of the factory and may be left out when it 
 from __future__ import annotations
 
 import re
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+
+from torch import nn
 
 from ampscope.errors import BadInput
 from ampscope.workloads.builtin import build_builtin
 from ampscope.workloads.catalog import BUILTIN, unknown_workload
-from ampscope.workloads.factory import call_factory, import_source, on_path
+from ampscope.workloads.factory import built, call_factory, import_source, on_path
 from ampscope.workloads.protocol import Workload
 from ampscope.workloads.scaling import with_loss_factor
 
@@ -32,13 +35,36 @@ def load(spec: str, size: str = "tiny", seed: int = 0, loss_factor: float = 1.0)
     if spec in BUILTIN:
         return build_builtin(spec, size, seed, loss_factor)
     source, function = _split(spec)
-    folder = source.parent.resolve() if isinstance(source, Path) else Path.cwd()
-    with on_path(folder):
+    with _importable(source):
         module = import_source(source, seed)
         workload = call_factory(module, function, size, seed)
     if not workload.name:
         workload = replace(workload, name=source.stem if isinstance(source, Path) else source)
     return with_loss_factor(workload, loss_factor)
+
+
+def load_models(spec: str) -> dict[str, nn.Module]:
+    """The models that `file.py:build` makes: a module, a dict of them by name, or a Workload.
+
+    Raises BadInput with the reason when it makes none.
+    """
+    source, function = _split(spec)
+    with _importable(source):
+        made = built(import_source(source, 0), function, "tiny", 0)
+    if isinstance(made, Workload):
+        made = made.model
+    parts = made if isinstance(made, dict) else {"model": made}
+    models = {str(name): part for name, part in parts.items() if isinstance(part, nn.Module)}
+    if len(models) < len(parts) or not models:
+        got = "an empty dict" if not parts else type(next(iter(parts.values()))).__name__
+        raise BadInput(
+            f"{function!r} in {source} must return a torch.nn.Module, or a dict of them, not {got}."
+        )
+    return models
+
+
+def _importable(source: Path | str) -> AbstractContextManager[None]:
+    return on_path(source.parent.resolve() if isinstance(source, Path) else Path.cwd())
 
 
 def _split(spec: str) -> tuple[Path | str, str]:

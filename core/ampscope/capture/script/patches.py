@@ -1,31 +1,69 @@
-"""Replace attributes of classes and modules, and put every one of them back."""
+"""Replace attributes of classes and modules, and put every one of them back.
+
+Several may replace the same attribute and leave in any order: the wrappers of an attribute are kept
+in one list, put around the original anew whenever one comes or goes, and the original is put back
+with the last.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 _MISSING = object()
+_Make = Callable[[Any], Any]
+_Key = tuple[int, str]
+
+
+@dataclass(slots=True)
+class _Replaced:
+    """An attribute that is replaced at present."""
+
+    owner: Any
+    name: str
+    original: Any  # what a lookup gave
+    own: Any  # what the owner itself held; an inherited one is deleted again, not copied
+    makes: list[_Make] = field(default_factory=list)
+
+    def apply(self) -> None:
+        """Set the attribute to the original inside all wrappers, or put it back."""
+        if self.makes:
+            value = self.original
+            for make in self.makes:
+                value = make(value)
+            setattr(self.owner, self.name, value)
+        elif self.own is _MISSING:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, self.own)
+
+
+_REPLACED: dict[_Key, _Replaced] = {}
 
 
 class Patches:
-    """A stack of replaced attributes; :meth:`undo` restores them in reverse order."""
+    """Replaced attributes; :meth:`undo` takes this one's wrappers off."""
 
     def __init__(self) -> None:
-        self._undo: list[tuple[Any, str, Any]] = []
+        self._mine: list[tuple[_Key, _Make]] = []
 
-    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Set ``owner.name`` to ``make(original)``."""
-        original = getattr(owner, name)
-        own = vars(owner).get(name, _MISSING)  # an inherited one is deleted again, not copied
-        self._undo.append((owner, name, own))
-        setattr(owner, name, make(original))
+    def replace(self, owner: Any, name: str, make: _Make) -> None:
+        """Set ``owner.name`` to ``make(original)``. ``make`` may be called again later."""
+        key = (id(owner), name)
+        if key not in _REPLACED:
+            own = vars(owner).get(name, _MISSING)
+            _REPLACED[key] = _Replaced(owner, name, getattr(owner, name), own)
+        _REPLACED[key].makes.append(make)
+        _REPLACED[key].apply()
+        self._mine.append((key, make))
 
     def undo(self) -> None:
-        """Put every attribute back, the last one first."""
-        while self._undo:
-            owner, name, own = self._undo.pop()
-            if own is _MISSING:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, own)
+        """Take the wrappers off, the last one first."""
+        while self._mine:
+            key, make = self._mine.pop()
+            replaced = _REPLACED[key]
+            replaced.makes.remove(make)
+            replaced.apply()
+            if not replaced.makes:
+                del _REPLACED[key]

@@ -1,0 +1,98 @@
+"""The ranks of one training: their histograms added up, and which of them went non-finite first.
+
+Each rank records for itself and counts only the parameters that it owns, so everything adds. Once
+the gradients are reduced a NaN of one rank is in those of all; only what a rank saw before that, in
+its own forward and backward, tells whose it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ampscope.records import Event, Frame
+from ampscope.records.frame_sums import summed
+
+SHARED = "gradients"  # only the reduced gradients were bad; every other place is the rank's own
+
+
+@dataclass(frozen=True, slots=True)
+class FirstNonFinite:
+    """The earliest step at which any rank saw a value that is not finite."""
+
+    step: int
+    ranks: tuple[int, ...]  # saw it in their own forward or backward; () where none did
+    places: tuple[str, ...]  # where, one for each of ``ranks``
+    shared: tuple[int, ...]  # saw it in the reduced gradients alone
+    silent: tuple[int, ...]  # said nothing of this step
+    sentence: str
+
+
+def merged(frames: Sequence[Frame]) -> Frame:
+    """Frames of several ranks as one, added up by module and dtype. Raises ValueError unless they
+    are of the same role, steps and loss scale: anything else cannot be added."""
+    if not frames:
+        raise ValueError("There are no frames to add up.")
+    first = frames[0]
+    for name in ("role", "step", "last_step", "scale"):
+        found = {getattr(frame, name) for frame in frames}
+        if len(found) > 1:
+            raise ValueError(f"Frames that differ in {name} ({found}) cannot be added up.")
+    modules, dtypes, rows = summed([(f.modules, f.dtypes, f.rows) for f in frames])
+    return Frame(first.step, first.role, modules, dtypes, rows, first.scale, first.last_step)
+
+
+def first_nonfinite(events_by_rank: Mapping[int, Sequence[Event]]) -> FirstNonFinite | None:
+    """From the events of kind ``nonfinite`` of each rank, in any order; None where there are none.
+    A rank that died says nothing of later steps, which is not held for a sign."""
+    seen = {
+        rank: [event for event in events if event.kind == "nonfinite"]
+        for rank, events in sorted(events_by_rank.items())
+    }
+    steps = [event.step for events in seen.values() for event in events]
+    if not steps:
+        return None
+    step = min(steps)
+    names = {
+        rank: [event.name for event in events if event.step == step]
+        for rank, events in seen.items()
+    }
+    places = {
+        rank: next((name for name in found if name != SHARED), None)
+        for rank, found in names.items()
+    }
+    own = {rank: place for rank, place in places.items() if place is not None}
+    shared = tuple(rank for rank, found in names.items() if found and rank not in own)
+    silent = tuple(rank for rank, found in names.items() if not found)
+    sentence = _of_own(step, own, shared) if own else _of_none(step, shared, silent)
+    return FirstNonFinite(step, tuple(own), tuple(own.values()), shared, silent, sentence)
+
+
+def _of_own(step: int, own: Mapping[int, str], shared: tuple[int, ...]) -> str:
+    where = ", ".join(dict.fromkeys(own.values()))
+    text = f"{_named(tuple(own))} went non-finite first, at step {step:,} (seen in: {where})"
+    if len(own) > 1:
+        text += "; which of them was first within that step is not recorded"
+    if shared:
+        text += f". {_named(shared)} saw it only in the gradients that all ranks share"
+    return f"{text}."
+
+
+def _of_none(step: int, shared: tuple[int, ...], silent: tuple[int, ...]) -> str:
+    text = f"At step {step:,} the gradients were not finite on {_named(shared, 'rank', 'ranks')}"
+    if len(shared) + len(silent) == 1:
+        return f"{text}, and nothing before them was seen to be: it was not watched."
+    text += (
+        ", and none of these saw a sign in its own forward or backward: the sum over the ranks may "
+        "have overflowed, or what came before it was not watched."
+    )
+    if silent:
+        verb = "says" if len(silent) == 1 else "say"
+        text += f" {_named(silent)} {verb} nothing of this step: look there whether it died."
+    return text
+
+
+def _named(ranks: tuple[int, ...], one: str = "Rank", several: str = "Ranks") -> str:
+    """Rank 3; Ranks 0, 1 and 3."""
+    *others, last = map(str, ranks)
+    return f"{several} {', '.join(others)} and {last}" if others else f"{one} {last}"

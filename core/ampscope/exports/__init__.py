@@ -1,0 +1,4 @@
+"""A recorded run in the form that another program reads: TensorBoard, Weights & Biases, Prometheus.
+
+Gradients leave this room *unscaled*: what the loss scale had multiplied is divided by it again.
+"""

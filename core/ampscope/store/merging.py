@@ -1,0 +1,143 @@
+"""Copy runs of several stores into one: those of the ranks of a training, or of several machines.
+
+Runs keep their ids. Each run is one transaction, so a merge that is interrupted can be repeated: a
+run that is there already with the same content is passed over. Sources are only read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ampscope.errors import BadInput, StoreError
+from ampscope.store import db
+
+# What may change without the run being another one: a reader's request, a beat of the heart.
+_NOT_CONTENT = {"cancel", "heartbeat"}
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What became of one run of one source."""
+
+    run_id: str
+    source: Path
+    was_there: bool
+
+
+def stores_in(paths: Sequence[Path]) -> list[Path]:
+    """The files that are meant: a folder stands for every ``*.db`` in it. Raises BadInput where
+    there is none."""
+    found: list[Path] = []
+    for path in paths:
+        inside = sorted(path.glob("*.db")) if path.is_dir() else [path]
+        if not inside:
+            raise BadInput(f"There is no store (*.db) in the folder {path}.")
+        found += inside
+    return list(dict.fromkeys(found))
+
+
+def merge(sources: Sequence[Path], into: Path) -> Iterator[Merged]:
+    """Copy every run of the sources, one after the other. All sources are checked before the first
+    run is copied. Raises StoreError for a store that cannot be read or is damaged, and for a run
+    that is there already with other content."""
+    others = [source for source in sources if source.resolve() != into.resolve()]
+    for source in others:
+        with contextlib.closing(_checked(source)):
+            pass
+    target = db.open_for_writing(into)
+    with contextlib.closing(target):
+        for source in others:
+            with contextlib.closing(db.open_for_reading(source, may_convert=False)) as origin:
+                with db.translated(source):
+                    ids = [row[0] for row in origin.execute("SELECT id FROM run ORDER BY created")]
+                for run_id in ids:
+                    with db.translated(into):
+                        yield Merged(run_id, source, _copy(origin, target, run_id, source, into))
+
+
+def _checked(source: Path) -> sqlite3.Connection:
+    """Read-only connection to a whole file of our version."""
+    connection = db.open_for_reading(source, may_convert=False)
+    try:
+        with db.translated(source):
+            answer = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    except StoreError:
+        connection.close()
+        raise
+    if answer != "ok":
+        connection.close()
+        raise StoreError(f"{source} is damaged ({answer}). Nothing of it was copied.")
+    return connection
+
+
+def _copy(
+    origin: sqlite3.Connection, target: sqlite3.Connection, run_id: str, source: Path, into: Path
+) -> bool:
+    """True when the run was there already."""
+    origin.execute("BEGIN")  # one view of a run that may still be written
+    try:
+        with db.transaction(target):
+            known = target.execute("SELECT 1 FROM run WHERE id=?", (run_id,)).fetchone()
+            if known is None:
+                for table in _tables(target):
+                    _copy_table(origin, target, table, run_id)
+                return False
+            if not _same(origin, target, run_id):
+                raise StoreError(
+                    f"Run {run_id} of {source} is in {into} already with other content. Delete "
+                    f"it there (ampscope runs delete {run_id} --store {into}), or merge into a new "
+                    "file."
+                )
+            return True
+    finally:
+        origin.execute("COMMIT")
+
+
+def _copy_table(
+    origin: sqlite3.Connection, target: sqlite3.Connection, table: str, run_id: str
+) -> None:
+    names = _columns(target, table)
+    listed = ",".join(f'"{name}"' for name in names)
+    rows = origin.execute(f"SELECT {listed} FROM {table} WHERE {_key(table)}=?", (run_id,))
+    marks = ",".join("?" * len(names))
+    target.executemany(f"INSERT INTO {table} ({listed}) VALUES ({marks})", rows)
+
+
+def _same(origin: sqlite3.Connection, target: sqlite3.Connection, run_id: str) -> bool:
+    """Row by row in the order of the primary keys; ends at the first difference."""
+    for table in _tables(target):
+        names = [name for name in _columns(target, table) if name not in _NOT_CONTENT]
+        listed = ",".join(f'"{name}"' for name in names)
+        order = ",".join(f'"{name}"' for name in _primary_key(target, table))
+        sql = f"SELECT {listed} FROM {table} WHERE {_key(table)}=? ORDER BY {order}"
+        ours, theirs = target.execute(sql, (run_id,)), origin.execute(sql, (run_id,))
+        while (row := ours.fetchone()) == theirs.fetchone():
+            if row is None:
+                break
+        else:
+            return False
+    return True
+
+
+def _key(table: str) -> str:
+    return "id" if table == "run" else "run"
+
+
+def _tables(connection: sqlite3.Connection) -> list[str]:
+    """The run first: the others refer to it."""
+    sql = "SELECT name FROM sqlite_master WHERE type='table' AND name NOT LIKE 'sqlite_%'"
+    names = [row[0] for row in connection.execute(sql)]
+    return sorted(names, key=lambda name: name != "run")
+
+
+def _columns(connection: sqlite3.Connection, table: str) -> list[str]:
+    return [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+
+
+def _primary_key(connection: sqlite3.Connection, table: str) -> list[str]:
+    key = [(row[5], row[1]) for row in connection.execute(f"PRAGMA table_info({table})") if row[5]]
+    return [name for _, name in sorted(key)]

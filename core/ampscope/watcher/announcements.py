@@ -1,0 +1,75 @@
+"""What a watched run says of itself: its row in the store, what it cannot see, small facts."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ampscope.records import Cadence, Event, Machine, RunSpec
+from ampscope.run.device import describe
+from ampscope.watcher.models import WatchedModels
+from ampscope.watcher.ranks import Place
+from ampscope.watcher.schedule import TIGHT_STEPS
+
+if TYPE_CHECKING:
+    from ampscope.watcher.telling import Settings
+
+
+def run_of(
+    models: WatchedModels, place: Place, settings: Settings, device: torch.device
+) -> tuple[RunSpec, Machine]:
+    """The run as the store lists it, and where it takes place."""
+    spec = RunSpec(
+        workload=sys.argv[0] or "notebook",
+        kind="watch",
+        size="",
+        precision="",  # whatever the training does; the recorded dtypes say it
+        steps=0,
+        policy="native",
+        cadence=Cadence(histogram=settings.every, trace=0, shadow=0),
+        time_limit_s=0.0,
+        label=settings.name,
+        group=place.group,
+        rank=place.rank,
+        world=place.world,
+    )
+    return spec, describe(spec, device)
+
+
+def notes(models: WatchedModels, place: Place) -> list[Event]:
+    """What cannot be seen in this training, and why."""
+    found = [
+        f"{root.name} is compiled: what happens inside cannot be seen. Its parameters, their "
+        "gradients, and the gradients at its output can."
+        for root in models.roots
+        if root.is_compiled
+    ]
+    if place.world > 1 and any(root.is_replicated for root in models.roots):
+        found.append(
+            "Every rank holds all parameters: rank 0 counts the weights and their gradients."
+        )
+    if models.is_sharded:
+        found.append(
+            "Parameters are sharded: each rank counts its own part, and gradient norms are of "
+            "that part."
+        )
+    return [Event(0, "note", "cannot be seen", text) for text in found]
+
+
+def tightened(step: int) -> Event:
+    """The schedule records every step for a while."""
+    text = f"A step went bad: the next {TIGHT_STEPS} steps are recorded with histograms."
+    return Event(step, "schedule", "tightened", text)
+
+
+def growth_counter(scaler: Any, *, skipped: bool) -> int | None:
+    """Finite steps since the scale last grew or fell, after this step and before ``update``."""
+    if scaler is None:
+        return None
+    with contextlib.suppress(Exception):  # a scaler of another library may count in its own way
+        before = int(scaler._get_growth_tracker())
+        return 0 if skipped else (before + 1) % int(scaler.get_growth_interval())
+    return None

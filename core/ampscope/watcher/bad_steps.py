@@ -1,0 +1,126 @@
+"""What is done about a step that is not finite: say where, keep it, run it again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from ampscope.errors import BadInput
+from ampscope.records import Event
+from ampscope.watcher.capsule import About
+from ampscope.watcher.flight import FlightRecorder
+from ampscope.watcher.forwards import Forward
+from ampscope.watcher.histograms import StepHistograms
+from ampscope.watcher.keeper import Keeper
+from ampscope.watcher.models import WatchedModels
+from ampscope.watcher.ranks import Place
+from ampscope.watcher.recorder import Recorder
+from ampscope.watcher.replay import Replay, replay
+from ampscope.watcher.sentinel import Sentinel
+from ampscope.watcher.telling import Settings
+
+SHARED = "gradients"  # the first sign of a rank whose own gradients were finite
+
+
+class BadSteps:
+    """Examines the bad steps of one watched training."""
+
+    def __init__(
+        self,
+        models: WatchedModels,
+        histograms: StepHistograms,
+        flight: FlightRecorder,
+        keeper: Keeper,
+        recorder: Recorder,
+        place: Place,
+        policy: str,
+        settings: Settings,
+    ) -> None:
+        self.sentinel = Sentinel(models) if place.world > 1 else None
+        self._replays_at_once = settings.replay
+        self._models = models
+        self._histograms = histograms
+        self._flight = flight
+        self._keeper = keeper
+        self._recorder = recorder
+        self._place = place
+        self._policy = policy
+        self._told = ""  # where this streak of bad steps was last said to begin
+
+    def end_step(self) -> None:
+        """The step is over."""
+        if self.sentinel is not None:
+            self.sentinel.end_step()
+
+    def good(self) -> None:
+        """A step went well."""
+        self._told = ""
+        self._keeper.good()
+
+    def examine(
+        self,
+        step: int,
+        loss: float | None,
+        scale: float | None,
+        forwards: Sequence[Forward],
+        *,
+        is_late: bool,
+    ) -> list[Event]:
+        """Events of a bad step. ``is_late``: it is over, and the weights are other ones."""
+        loss_is_bad = loss is not None and not math.isfinite(loss)
+        where, text = self._first_sign(loss if loss_is_bad else None, forwards)
+        # A run that stays bad says so once, not at every step for days.
+        events = [] if where == self._told else [Event(step, "nonfinite", where, text)]
+        self._told = where
+        wanted = self._keeper.wants(loss_is_bad=loss_is_bad, has_scaler=scale is not None)
+        if not wanted or where == SHARED:  # another rank has what went wrong
+            return events
+        about = About(
+            run=self._recorder.run_id,
+            step=step,
+            rank=self._place.rank,
+            reason=text,
+            scale=scale or 1.0,
+            policy=self._policy,
+            torch=torch.__version__,
+        )
+        why = "sharded" if self._models.is_sharded else "the step was over" if is_late else ""
+        later = self._recorder.later
+        events.append(self._keeper.keep(about, forwards, later, without_weights=why))
+        if self._replays_at_once and not is_late:
+            events.append(Event(step, "replay", "first bad op", self._replayed()))
+        return events
+
+    def replay(self) -> Replay:
+        """Run the newest kept step again on the live models."""
+        if self._keeper.last is None:
+            raise BadInput("No failing step was kept: there is nothing to run again.")
+        self._flight.is_paused = True
+        self._histograms.pause()
+        try:
+            plain = {root.name: root.plain for root in self._models.roots}
+            return replay(plain, self._keeper.last.forwards, self._keeper.last.about.scale)
+        finally:
+            self._flight.is_paused = False
+            self._histograms.resume()
+
+    def _replayed(self) -> str:
+        try:
+            return self.replay().text
+        except BadInput as error:
+            return f"The step could not be run again: {error}"
+        except torch.OutOfMemoryError:
+            return "The step could not be run again beside the training: out of memory."
+
+    def _first_sign(self, bad_loss: float | None, forwards: Sequence[Forward]) -> tuple[str, str]:
+        """Where this process itself saw the step go bad."""
+        held = [gradient for f in forwards for gradient in f.gradients.values()]
+        if bad_loss is not None:
+            return "loss", f"The loss was {bad_loss}."
+        if any(not bool(torch.isfinite(gradient).all()) for gradient in held):
+            return "output gradient", "The gradient at the model's output was not finite."
+        if self.sentinel is None or self.sentinel.is_bad:
+            return "backward", "The loss was finite, and gradients were not."
+        return SHARED, "This rank's own gradients were finite, and their sum was not."

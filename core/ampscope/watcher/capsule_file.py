@@ -1,0 +1,123 @@
+"""A capsule as a file in the safetensors format: tensors, and a text that says what they are.
+
+Nothing in it can run code. `load` checks everything before it is used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ampscope.errors import BadInput
+from ampscope.formats import dtype_name
+from ampscope.watcher.capsule import About, Capsule
+from ampscope.watcher.forwards import Autocast, Forward, Past, Randomness
+from ampscope.watcher.trees import Tensors, packed, unpacked
+
+FORMAT = 1
+_DTYPES = {dtype_name(d): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
+
+
+def save(capsule: Capsule, path: Path) -> None:
+    """Write ``path``. It appears whole or not at all."""
+    from safetensors.torch import save_file
+
+    tensors: Tensors = {f"weight/{name}": t for name, t in capsule.weights.items()}
+    described = [_described(f, i, tensors) for i, f in enumerate(capsule.forwards)]
+    if capsule.past:
+        tensors["past/norms"] = torch.tensor([list(p.norms) for p in capsule.past]).double()
+    text = {
+        "format": FORMAT,
+        "about": dataclasses.asdict(capsule.about),
+        "forwards": described,
+        "checks": dict(capsule.checks),
+        "past": [[p.step, p.loss, p.scale] for p in capsule.past],
+        "parameters": capsule.parameters,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".part")
+    save_file({k: t.contiguous().clone() for k, t in tensors.items()}, partial, _metadata(text))
+    partial.replace(path)
+
+
+def load(path: Path) -> Capsule:
+    """Raises BadInput for a file that is no capsule, or a damaged one."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            text = json.loads((file.metadata() or {}).get("ampscope", "null"))
+            if not isinstance(text, dict) or text.get("format") != FORMAT:
+                raise BadInput(f"{path} is not a capsule of this ampscope.")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+        return _built(text, tensors)
+    except FileNotFoundError:
+        raise BadInput(f"There is no capsule at {path}.") from None
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, IndexError) as error:
+        raise BadInput(f"{path} is not a capsule, or damaged: {error}") from error
+
+
+def _built(text: dict[str, Any], tensors: Tensors) -> Capsule:
+    about = dict(text["about"])
+    about["left_out"] = tuple(about["left_out"])
+    norms = tensors.get("past/norms", torch.empty(0, 0)).numpy()
+    past = [Past(s, loss, scale, norms[i]) for i, (s, loss, scale) in enumerate(text["past"])]
+    weights = {
+        name.partition("/")[2]: tensor
+        for name, tensor in tensors.items()
+        if name.startswith("weight/")
+    }
+    forwards = tuple(_forward(part, i, tensors) for i, part in enumerate(text["forwards"]))
+    checks = {str(k): float(v) for k, v in text["checks"].items()}
+    return Capsule(
+        About(**about), forwards, weights, checks, tuple(past), tuple(text["parameters"])
+    )
+
+
+def _described(forward: Forward, number: int, tensors: Tensors) -> dict[str, object]:
+    """The forward as JSON; its tensors go into ``tensors``."""
+    name = f"forward{number}"
+    tensors[f"{name}/random"] = forward.randomness.cpu
+    if forward.randomness.cuda is not None:
+        tensors[f"{name}/random_cuda"] = forward.randomness.cuda
+    dtype = forward.autocast.dtype
+    return {
+        "model": forward.model,
+        "module": forward.module,
+        "args": packed(forward.args, f"{name}/args", tensors),
+        "kwargs": packed(forward.kwargs, f"{name}/kwargs", tensors),
+        "buffers": packed(forward.buffers, f"{name}/buffers", tensors),
+        "gradients": packed(forward.gradients, f"{name}/gradients", tensors),
+        "autocast": [forward.autocast.device, None if dtype is None else dtype_name(dtype)],
+        "training": forward.training,
+        "outputs": forward.outputs,
+        "missing": forward.missing,
+    }
+
+
+def _forward(part: dict[str, Any], number: int, tensors: Tensors) -> Forward:
+    name = f"forward{number}"
+    device, dtype = part["autocast"]
+    args, kwargs = unpacked(part["args"], tensors), unpacked(part["kwargs"], tensors)
+    return Forward(
+        str(part["model"]),
+        str(part["module"]),
+        args,
+        kwargs,
+        [],
+        Autocast(str(device), None if dtype is None else _DTYPES[dtype]),
+        Randomness(tensors[f"{name}/random"], tensors.get(f"{name}/random_cuda")),
+        bool(part["training"]),
+        unpacked(part["buffers"], tensors),
+        int(part["outputs"]),
+        {int(place): tensor for place, tensor in unpacked(part["gradients"], tensors).items()},
+        [str(what) for what in part["missing"]],
+    )
+
+
+def _metadata(text: dict[str, object]) -> dict[str, str]:
+    return {"ampscope": json.dumps(text)}

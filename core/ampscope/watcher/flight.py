@@ -1,0 +1,176 @@
+"""The flight recorder: what is needed to run the forward and backward of the present step again.
+
+Inputs and the gradients at the model's output are held, not copied: they are dropped when the step
+ends well. Buffers that a forward changes (BatchNorm's statistics) are copied before it, and the
+random states are kept. Of the last :data:`RING` steps the numbers are kept, a norm per parameter
+among them: whose gradient grew before the fall.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import deque
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ampscope.capture.script.patches import Patches
+from ampscope.capture.tensors import floating_tensors, version
+from ampscope.watcher.forwards import Forward, Past, autocast_now, random_now
+from ampscope.watcher.memory import held_bytes
+from ampscope.watcher.models import Root, WatchedModels
+
+RING = 32  # steps; a scale of 65536 has fallen to nothing after as many skips
+MOST_FORWARDS = 32  # of one step, the last ones; micro-batches of an accumulation
+
+
+class FlightRecorder:
+    """Holds the present step's forwards while entered; :meth:`drop` when it ended well.
+
+    The call of a model is seen by a wrapper on its class: a hook on the model itself would go into
+    every copy and every pickle that its owner makes of it. Where a model is never called as a whole
+    (a LightningModule) its direct children are.
+    """
+
+    def __init__(self, models: WatchedModels) -> None:
+        self.forwards: list[Forward] = []
+        self.past: deque[Past] = deque(maxlen=RING)
+        self.elapsed_s = 0.0
+        self.is_paused = False
+        self._patches = Patches()
+        self._is_inside = False
+        self._places: dict[int, _Place] = {}
+        self._held = 0  # bytes of gradients at outputs
+        for root in models.roots:
+            children = [] if root.is_compiled else list(root.plain.named_children())
+            for path, module in [("", root.called), *children]:
+                self._places.setdefault(id(module), _Place(root, path, module))
+
+    def __enter__(self) -> FlightRecorder:
+        for kind in {type(place.module) for place in self._places.values()}:
+            self._patches.replace(kind, "__call__", self._call)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self._patches.undo()
+        self.forwards.clear()
+        self.past.clear()
+
+    def drop(self, models: set[str]) -> None:
+        """The step of these models' parameters is over. What others did may still be needed."""
+        self.forwards = [f for f in self.forwards if f.model not in models]
+        self._held = 0
+
+    def take_elapsed_s(self) -> float:
+        """The instrument's own time since the last call."""
+        elapsed, self.elapsed_s = self.elapsed_s, 0.0
+        return elapsed
+
+    def _call(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or self._is_inside or self.is_paused:
+                return original(module, *args, **kwargs)
+            place = self._places.get(id(module))
+            # Checkpointing repeats a forward inside the backward pass.
+            if place is None or not torch.is_grad_enabled() or _in_backward():
+                return original(module, *args, **kwargs)
+            forward = self._begun(place, args, kwargs)
+            self._is_inside = True
+            try:
+                output = original(module, *args, **kwargs)
+            finally:
+                self._is_inside = False
+            self._ended(place, forward, output)
+            return output
+
+        return wrapper
+
+    def _begun(self, place: _Place, args: Any, kwargs: Any) -> Forward:
+        started = time.perf_counter()
+        forward = Forward(
+            place.root.name,
+            place.path,
+            args,
+            kwargs,
+            [version(tensor) for tensor in floating_tensors((args, kwargs))],
+            autocast_now(place.device.type),
+            random_now(place.device),
+            place.module.training,
+            place.copies(),
+        )
+        self.forwards.append(forward)
+        if len(self.forwards) > MOST_FORWARDS:
+            del self.forwards[0]
+        self.elapsed_s += time.perf_counter() - started
+        return forward
+
+    def _ended(self, place: _Place, forward: Forward, output: Any) -> None:
+        started = time.perf_counter()
+        place.learn(forward.buffers)
+        tensors = floating_tensors(output)
+        forward.outputs = len(tensors)
+        for number, tensor in enumerate(tensors):
+            if tensor.requires_grad and not tensor.is_leaf:
+                tensor.register_hook(partial(self._hold, forward, number))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.elapsed_s += time.perf_counter() - started
+
+    def _hold(self, forward: Forward, number: int, gradient: Tensor) -> None:
+        if self.is_paused:
+            return
+        size = gradient.numel() * gradient.element_size()
+        if self._held + size > held_bytes(gradient.device):
+            forward.missing.append(f"the gradient at output {number} ({size / 2**20:.0f} MiB)")
+            return
+        self._held += size
+        # An output that is used twice gets its gradient whole, once: this hook runs on the sum.
+        forward.gradients[number] = gradient.detach()
+
+
+class _Place:
+    """A module whose calls are kept, and which of its buffers a call changes."""
+
+    def __init__(self, root: Root, path: str, module: nn.Module) -> None:
+        self.root, self.path, self.module = root, path, module
+        self.device = next((p.device for p in module.parameters()), torch.device("cpu"))
+        self._plain = root.plain if not path else module
+        self._changing: set[str] | None = None  # unknown before the first call
+
+    def copies(self) -> dict[str, Tensor]:
+        """Copies of the buffers that a call changes; of all, until that is known."""
+        if self._changing is not None and not self._changing:
+            return {}
+        return {
+            name: buffer.detach().clone()
+            for name, buffer in self._plain.named_buffers()
+            if self._changing is None or name in self._changing
+        }
+
+    def learn(self, before: dict[str, Tensor]) -> None:
+        """After the first call in training: which buffers have other values now."""
+        if self._changing is not None:
+            return
+        now = dict(self._plain.named_buffers())
+        changed = {n for n, old in before.items() if n in now and not _same(old, now[n])}
+        if self.module.training:
+            self._changing = changed
+
+
+def _same(first: Tensor, second: Tensor) -> bool:
+    """Equal, NaN at the same places included."""
+    return first.shape == second.shape and bool(
+        ((first == second) | ((first != first) & (second != second))).all()
+    )
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1

@@ -1,0 +1,193 @@
+"""Instrument: the exponent histograms of one step of a watched training.
+
+What modules put out and the gradients that come back are counted as they pass. Weights, their
+gradients and updates are counted around the optimizer's step. A copy of all weights would be more
+memory than a guest may take, so each recorded step copies as many as fit beside what the training
+itself has needed at its peak, and the next goes on where this one ended.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from types import TracebackType
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils._mode_utils import no_dispatch
+from torch.utils.hooks import RemovableHandle
+
+from ampscope.capture import gradient_rows
+from ampscope.capture.accumulator import Accumulator
+from ampscope.capture.histograms import HistogramHooks
+from ampscope.capture.script.optimizer_facts import parameters_of
+from ampscope.records import Frame, NonFiniteRecord, Role
+from ampscope.watcher.memory import free_bytes
+from ampscope.watcher.models import WatchedModels, WatchedParameter
+from ampscope.watcher.numbers import stored
+from ampscope.watcher.schedule import Detail
+
+
+class StepHistograms:
+    """Counts while entered; the caller names the moments of a step."""
+
+    def __init__(self, models: WatchedModels) -> None:
+        self.elapsed_s = 0.0  # since the caller last took it, without the hooks' own
+        self._models = models
+        self._counts = Accumulator()
+        self._hooks = HistogramHooks(models, self._counts)
+        self._detail = Detail()
+        self._step = 0
+        self._before: dict[int, Tensor] = {}  # position -> weight before the step
+        self._next = 0  # place in an optimizer's parameters where the next copies begin
+        self._arrivals: list[int] = []
+        self._handles: list[RemovableHandle] = []
+
+    def __enter__(self) -> StepHistograms:
+        # Nothing is seen inside a compiled model, and a global hook makes torch.compile warn.
+        if not all(root.is_compiled for root in self._models.roots):
+            self._hooks.__enter__()
+        for position, parameter in enumerate(self._models.parameters):
+            if parameter.tensor.requires_grad:
+                note = partial(_note, self._arrivals, position)
+                self._handles.append(parameter.tensor.register_post_accumulate_grad_hook(note))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._hooks.__exit__(kind, error, where)
+        self._before.clear()
+
+    def start(self, step: int, detail: Detail) -> None:
+        """A step begins."""
+        self._step, self._detail = step, detail
+        self._hooks.start_step(step, active=detail.histograms)
+
+    def pause(self) -> None:
+        """Count nothing of what runs now."""
+        self._hooks.active = False
+
+    def resume(self) -> None:
+        """Go on as the schedule says."""
+        self._hooks.active = self._detail.histograms
+
+    def gradients_complete(self, optimizer: Optimizer) -> None:
+        """Backward is done; gradients are still scaled."""
+        if self._detail.histograms:
+            with _Timed(self), no_dispatch():
+                self._count(optimizer, with_weights=self._detail.weights)
+
+    def _count(self, optimizer: Optimizer, *, with_weights: bool) -> None:
+        for position, parameter in self._parameters(optimizer):
+            gradient = parameter.tensor.grad
+            if gradient is not None:
+                self._counts.add(Role.WEIGHT_GRAD, position, stored(gradient), stable=True)
+            if with_weights and parameter.is_counted:
+                self._counts.add(
+                    Role.WEIGHT, parameter.owner, stored(parameter.tensor), stable=True
+                )
+        self._counts.flush()
+
+    def count_bad(self, optimizer: Optimizer) -> None:
+        """Count gradients that are not finite, whatever the schedule."""
+        if not self._detail.histograms:
+            with _Timed(self), no_dispatch():
+                self._count(optimizer, with_weights=False)
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """The optimizer is about to step."""
+        if not self._detail.weights:
+            return
+        with _Timed(self), torch.no_grad(), no_dispatch():
+            own = [(i, p) for i, p in self._parameters(optimizer) if p.is_counted]
+            if not own:
+                return
+            free = free_bytes(own[0][1].tensor.device)
+            start = self._next % len(own)
+            for place in range(len(own)):
+                position, parameter = own[(start + place) % len(own)]
+                tensor = stored(parameter.tensor)
+                free -= tensor.numel() * tensor.element_size()
+                if free < 0 and place:
+                    self._next = start + place
+                    return
+                self._before[position] = tensor.clone()
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """It has stepped."""
+        if not self._before:
+            return
+        with _Timed(self), torch.no_grad(), no_dispatch():
+            for position, old in self._before.items():
+                parameter = self._models.parameters[position]
+                # In the old weights' own memory, as -old + new: new - old, +0 where they agree.
+                change = old.neg_().add_(stored(parameter.tensor))
+                self._counts.add(Role.UPDATE, parameter.owner, change, stable=True)
+            self._counts.flush()
+            self._before.clear()
+
+    def take(self, scale: float) -> tuple[dict[Role, Frame], list[NonFiniteRecord]]:
+        """The step's frames and the parameters whose gradients held NaN or Inf, and ends it."""
+        self._hooks.end_step()
+        self._before.clear()
+        frames = self._counts.take(self._step, scale)
+        gradients = frames.pop(Role.WEIGHT_GRAD, None)
+        reached = list(dict.fromkeys(self._arrivals))
+        self._arrivals.clear()
+        if gradients is None:
+            return frames, []
+        # A sharded gradient arrives without a hook: then backward's order is the reverse of names.
+        order = dict.fromkeys((*reached, *sorted(gradients.modules, reverse=True)))
+        names = self._models.parameters
+        bad = gradient_rows.nonfinite(gradients, order, lambda i: names[i].name)
+        kept = [i for i, p in enumerate(gradients.modules) if names[p].is_counted]
+        if kept and (self._detail.histograms or bad):
+            own = Frame(
+                gradients.step,
+                gradients.role,
+                tuple(gradients.modules[i] for i in kept),
+                tuple(gradients.dtypes[i] for i in kept),
+                gradients.rows[kept],
+                gradients.scale,
+            )
+            frames[Role.WEIGHT_GRAD] = gradient_rows.by_module(own, lambda i: names[i].owner)
+        return frames, bad
+
+    def take_elapsed_s(self) -> float:
+        """The instrument's own time since the last call."""
+        total = self.elapsed_s + self._hooks.elapsed_s
+        self.elapsed_s = self._hooks.elapsed_s = 0.0
+        return total
+
+    def _parameters(self, optimizer: Optimizer) -> list[tuple[int, WatchedParameter]]:
+        found = (self._models.position(tensor) for tensor in parameters_of(optimizer))
+        return [
+            (i, parameter)
+            for i in found
+            if i is not None
+            and (parameter := self._models.parameters[i]).tensor.is_floating_point()
+        ]
+
+
+class _Timed:
+    """Adds the time inside to the instrument's own."""
+
+    def __init__(self, histograms: StepHistograms) -> None:
+        self._histograms = histograms
+
+    def __enter__(self) -> None:
+        self._started = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._histograms.elapsed_s += time.perf_counter() - self._started
+
+
+def _note(arrivals: list[int], position: int, parameter: Tensor) -> None:
+    arrivals.append(position)

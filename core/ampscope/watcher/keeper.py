@@ -1,0 +1,81 @@
+"""Which failing steps are worth a capsule, and where the files go.
+
+GradScaler's calibration skips a few steps as a matter of course: finite loss, one or two skips, a
+lower scale, and on. A capsule is kept of what is not calibration: a loss that is not finite, bad
+gradients without a scaler to catch them, or the third bad step in a row. One of each streak; the
+first ones stay, and the newest takes the last place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from ampscope.records import Event
+from ampscope.watcher import capsule_file
+from ampscope.watcher.capsule import About, Capsule, CapsuleLimits, collected
+from ampscope.watcher.forwards import Forward, Past
+from ampscope.watcher.models import WatchedModels
+
+STREAK = 3  # bad steps in a row; a calibration from 65536 is over after a few
+
+
+class Keeper:
+    """Keeps capsules of one run beside its store."""
+
+    def __init__(
+        self, models: WatchedModels, past: Iterable[Past], store: Path, limits: CapsuleLimits
+    ) -> None:
+        self.paths: list[Path] = []
+        self.last: Capsule | None = None
+        self._models = models
+        self._past = past
+        self._folder = store.with_name(f"{store.name}.capsules").absolute()
+        self._limits = limits
+        self._streak = 0
+        self._has_kept = False  # of this streak
+
+    def good(self) -> None:
+        """A step went well: the streak is over."""
+        self._streak, self._has_kept = 0, False
+
+    def wants(self, *, loss_is_bad: bool, has_scaler: bool) -> bool:
+        """A step went bad: whether to keep it."""
+        self._streak += 1
+        if self._has_kept or not self._limits.count:
+            return False
+        return loss_is_bad or not has_scaler or self._streak >= STREAK
+
+    def keep(
+        self,
+        about: About,
+        forwards: Sequence[Forward],
+        later: Callable[[Callable[[], None]], None],
+        *,
+        without_weights: str,
+    ) -> Event:
+        """Copy what is needed now; the file is written by ``later``. The event says what is in
+        it; ``without_weights`` why they are not those of the step."""
+        self._has_kept = True
+        parameters = {p.name: p.tensor for p in self._models.parameters}
+        past = list(self._past)
+        self.last = capsule = collected(
+            about, forwards, parameters, past, self._limits, without_weights=without_weights
+        )
+        name = f"{about.run}-rank{about.rank}-step{about.step}.safetensors"
+        path = self._folder / name
+        old = self.paths.pop() if len(self.paths) >= self._limits.count else None
+        self.paths.append(path)
+
+        def write() -> None:
+            try:
+                capsule_file.save(capsule, path)
+                if old is not None:
+                    old.unlink(missing_ok=True)
+            except OSError:  # a full disk: the run says so itself, at its next flush
+                self.paths = [kept for kept in self.paths if kept != path]
+
+        later(write)
+        text = f"{about.reason} Kept: {capsule.contents}."
+        return Event(about.step, "capsule", name, text, path=os.fspath(path))

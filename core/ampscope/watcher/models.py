@@ -1,0 +1,192 @@
+"""Numbers and names for the modules and parameters of all models that one `watch` was given.
+
+Wrappers are looked through: DistributedDataParallel, DataParallel and torch.compile's. The first
+model's paths are plain; with several, each path begins with the model's name.
+
+A parameter that several ranks hold is counted by one of them, so that the histograms of all ranks
+add up: under DistributedDataParallel by rank 0, of a DTensor by the ranks that stand at place 0 of
+every dimension along which it is replicated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from ampscope.capture.model_map import ModelMap
+from ampscope.errors import BadInput
+from ampscope.records import ModuleRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """One watched model: ``called`` is what runs, ``plain`` what holds the modules."""
+
+    name: str
+    called: nn.Module
+    plain: nn.Module
+    is_compiled: bool
+    is_replicated: bool  # DistributedDataParallel: every rank holds the same parameters
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedParameter:
+    """A parameter, the number of its module, and whether this rank counts it."""
+
+    owner: int
+    name: str
+    tensor: nn.Parameter
+    root: str
+    is_counted: bool
+
+
+class WatchedModels:
+    """As `ModelMap`, for several models and for a rank of many."""
+
+    def __init__(self, models: Mapping[str, nn.Module], rank: int = 0) -> None:
+        self.roots = tuple(_root(name, model) for name, model in models.items())
+        self.modules: list[nn.Module] = []
+        self.parameters: list[WatchedParameter] = []
+        self._records: list[ModuleRecord] = []
+        self._index: dict[int, int] = {}
+        self._positions: dict[int, int] = {}
+        for root in self.roots:
+            self._add(root, root.name if len(self.roots) > 1 else "", rank)
+
+    def index(self, module: nn.Module) -> int | None:
+        """The module's number, or None when it belongs to no watched model."""
+        return self._index.get(id(module))
+
+    def owner(self, parameter: Tensor) -> int | None:
+        """The number of the module that owns ``parameter``, or None."""
+        position = self.position(parameter)
+        return None if position is None else self.parameters[position].owner
+
+    def position(self, parameter: Tensor) -> int | None:
+        """The parameter's place in :attr:`parameters`, or None when no watched model holds it."""
+        return self._positions.get(id(parameter))
+
+    def records(self) -> list[ModuleRecord]:
+        """One record a module."""
+        return self._records
+
+    @property
+    def is_sharded(self) -> bool:
+        """Some parameter is a DTensor, of which this rank holds a part."""
+        return any(is_dtensor(parameter.tensor) for parameter in self.parameters)
+
+    def _add(self, root: Root, prefix: str, rank: int) -> None:
+        _check(root)
+        names = ModelMap(root.plain)
+        first = len(self.modules)
+        for module, record in zip(root.plain.modules(), names.records(), strict=True):
+            if id(module) not in self._index:  # a model may be part of another
+                self._index[id(module)] = first + record.index
+            self.modules.append(module)
+            path = ".".join(filter(None, (prefix, record.path)))
+            self._records.append(dataclasses.replace(record, index=first + record.index, path=path))
+        for named in names.parameters:
+            if id(named.tensor) in self._positions:
+                continue
+            self._positions[id(named.tensor)] = len(self.parameters)
+            counted = rank == 0 if root.is_replicated else _stands_first(named.tensor)
+            name = ".".join(filter(None, (prefix, named.name)))
+            self.parameters.append(
+                WatchedParameter(first + named.owner, name, named.tensor, root.name, counted)
+            )
+
+
+def named(models: object) -> dict[str, nn.Module]:
+    """The models that a caller gave, by name. Raises BadInput for anything that is not a model."""
+    if isinstance(models, Mapping):
+        pairs = [(str(name), model) for name, model in models.items()]
+    elif isinstance(models, list | tuple):
+        names = _class_names([type(plain_module(model)).__name__ for model in models])
+        pairs = list(zip(names, models, strict=True))
+    else:
+        pairs = [("model", models)]
+    for name, model in pairs:
+        if not isinstance(model, nn.Module):
+            raise BadInput(
+                f"watch() takes a torch.nn.Module, a list of them or a dict of them; {name!r} is "
+                f"of type {type(model).__name__}."
+            )
+    if not pairs:
+        raise BadInput("watch() was given no model.")
+    return dict(pairs)
+
+
+def plain_module(model: object) -> object:
+    """The model itself, without the wrappers that run it."""
+    while True:
+        if isinstance(model, DistributedDataParallel | DataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):  # torch.compile
+            model = inner
+        else:
+            return model
+
+
+def is_dtensor(tensor: Tensor) -> bool:
+    """Whether ``tensor`` is a `torch.distributed.tensor.DTensor`, without importing that."""
+    return hasattr(tensor, "_local_tensor") and hasattr(tensor, "placements")
+
+
+def _root(name: str, model: nn.Module) -> Root:
+    replicated = compiled = False
+    called = model
+    for layer in _layers(model):
+        replicated |= isinstance(layer, DistributedDataParallel)
+        if isinstance(getattr(layer, "_orig_mod", None), nn.Module):
+            compiled, called = True, layer
+    plain = plain_module(model)
+    assert isinstance(plain, nn.Module)
+    if getattr(plain, "_compiled_call_impl", None) is not None:  # Module.compile()
+        compiled = True
+    if called is model or not compiled:
+        called = model if compiled else plain
+    return Root(name, called, plain, compiled, replicated)
+
+
+def _layers(model: nn.Module) -> Iterator[nn.Module]:
+    """The wrappers of a model, outermost first, then the model."""
+    while True:
+        yield model
+        inner = model.module if isinstance(model, DistributedDataParallel | DataParallel) else None
+        inner = inner or getattr(model, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            return
+        model = inner
+
+
+def _check(root: Root) -> None:
+    for name, parameter in root.plain.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise BadInput(
+                f"Parameter {name!r} has no shape yet (a lazy module). Run the model once before "
+                "watch()."
+            )
+
+
+def _stands_first(tensor: Tensor) -> bool:
+    """Whether this rank is the first of those that hold this very part of the tensor."""
+    if not is_dtensor(tensor):
+        return True
+    coordinate = tensor.device_mesh.get_coordinate()  # type: ignore[attr-defined]  # of a DTensor
+    placements = tensor.placements  # type: ignore[attr-defined]  # as above
+    return coordinate is not None and all(
+        place == 0 or not placement.is_replicate()
+        for place, placement in zip(coordinate, placements, strict=True)
+    )
+
+
+def _class_names(names: list[str]) -> list[str]:
+    """Each class's name, numbered where several models have it."""
+    return [
+        name if names.count(name) == 1 else f"{name}{names[: place + 1].count(name)}"
+        for place, name in enumerate(names)
+    ]

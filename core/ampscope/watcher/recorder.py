@@ -1,0 +1,137 @@
+"""Hands records to a thread of its own, which writes the store: training never waits for a disk.
+
+The thread flushes twice a second and gives the sign of life. When the disk falls so far behind
+that :data:`MOST_WAITING` records wait, training does wait: no step is lost. When the store fails
+(a full disk) the run's recording ends, with one warning; the training goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ampscope.errors import StoreError
+from ampscope.records import (
+    Event,
+    Frame,
+    Machine,
+    ModuleRecord,
+    NonFiniteRecord,
+    RunSpec,
+    State,
+    StepRecord,
+)
+from ampscope.store.processes import HEARTBEAT_EVERY_S
+from ampscope.store.writer import FLUSH_EVERY_S, RunWriter
+from ampscope.watcher.alarms import AmpscopeWarning
+
+MOST_WAITING = 20_000  # records; about 200 MB of frames of 200 modules
+_WAIT_S = 0.01
+
+
+class Recorder:
+    """One run in a store; every method but :meth:`close` returns at once."""
+
+    def __init__(self, path: Path, spec: RunSpec, machine: Machine) -> None:
+        self.error = ""  # why nothing more is recorded, once that is so
+        self.is_cancelled = False  # somebody asked the run to stop
+        writer = RunWriter.create(path, spec)
+        self.run_id, self.path = writer.run_id, writer.path
+        writer.start(machine)
+        self._writer = writer
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._stop = threading.Event()
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="ampscope-recorder", daemon=True)
+        self._thread.start()
+
+    def modules(self, records: Sequence[ModuleRecord]) -> None:
+        """The modules of all models."""
+        self._put(lambda: self._writer.add_modules(records))
+
+    def step(
+        self,
+        record: StepRecord,
+        frames: Sequence[Frame] = (),
+        nonfinite: Sequence[NonFiniteRecord] = (),
+        events: Sequence[Event] = (),
+    ) -> None:
+        """A step with everything that was seen in it: it is written whole or not at all."""
+
+        def write() -> None:
+            self._writer.add_step(record)
+            for frame in frames:
+                self._writer.add_frame(frame)
+            self._writer.add_nonfinite(nonfinite)
+            for event in events:
+                self._writer.add_event(event)
+
+        self._put(write)
+
+    def event(self, event: Event) -> None:
+        """Something that belongs to no step's numbers."""
+        self._put(lambda: self._writer.add_event(event))
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Do something slow in the thread, in order with the records."""
+        self._put(work)
+
+    def wait(self, timeout_s: float = 5.0) -> None:
+        """Until what was handed over so far can be read."""
+        done = threading.Event()
+
+        def flushed() -> None:
+            self._writer.flush()
+            done.set()
+
+        self._put(flushed)
+        done.wait(timeout_s if self._thread.is_alive() else 0.0)
+
+    def close(self, state: State, message: str = "", traceback: str = "") -> None:
+        """Write what waits and how the run ended."""
+        if self._stop.is_set() or os.getpid() != self._pid:  # a fork has no thread
+            return
+        self._stop.set()
+        self._thread.join()
+        try:
+            if not self.error:
+                self._writer.finish(state, message, traceback)
+            self._writer.close()
+        except StoreError as error:
+            self._fail(error)
+
+    def _put(self, work: Callable[[], None]) -> None:
+        if self.error or os.getpid() != self._pid:
+            return
+        while len(self._waiting) >= MOST_WAITING and not self.error and self._thread.is_alive():
+            time.sleep(_WAIT_S)
+        self._waiting.append(work)
+
+    def _run(self) -> None:
+        beaten = 0.0
+        while not self.error:
+            stopping = self._stop.wait(FLUSH_EVERY_S)
+            try:
+                self._write()
+                if time.monotonic() - beaten >= HEARTBEAT_EVERY_S:
+                    beaten = time.monotonic()
+                    self.is_cancelled |= self._writer.beat()
+            except StoreError as error:
+                self._fail(error)
+            if stopping:
+                return
+
+    def _write(self) -> None:
+        while self._waiting:
+            self._waiting.popleft()()
+        self._writer.flush()
+
+    def _fail(self, error: StoreError) -> None:
+        self.error = str(error)
+        self._waiting.clear()
+        warnings.warn(f"ampscope records no more: {error}", AmpscopeWarning, stacklevel=2)

@@ -1,0 +1,116 @@
+"""The process of ``ampscope replay``: load the capsule and the model, run the step, print.
+
+    python -m ampscope.watcher.replay_child CAPSULE --model file.py:build [--json]
+
+Exit status 1 when a bad op was found, 0 when the replay was finite, 2 when it could not be run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ampscope.errors import AmpscopeError, BadInput
+from ampscope.run.probe import arithmetic
+from ampscope.watcher.capsule import Capsule, check
+from ampscope.watcher.capsule_file import load
+from ampscope.watcher.replay import Replay, replay
+from ampscope.workloads.load import load_models
+
+
+def main() -> int:
+    """Returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("capsule", type=Path)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    try:
+        capsule = load(given.capsule)
+        models = load_models(given.model)
+        note = prepare(capsule, models)
+        # A step of a GPU's is rehearsed on a CPU, under CUDA's rules.
+        is_rehearsed = capsule.about.policy == "cuda" and not torch.cuda.is_available()
+        with arithmetic("rehearsal" if is_rehearsed else "native"):
+            result = replay(models, capsule.forwards, capsule.about.scale)
+    except AmpscopeError as error:
+        print(f"ampscope: {error}", file=sys.stderr)
+        return 2
+    print(_as_json(capsule, result, note) if given.json else _as_text(capsule, result, note))
+    return 0 if result.where == "nowhere" else 1
+
+
+def prepare(capsule: Capsule, models: Mapping[str, nn.Module]) -> str:
+    """Give the models the capsule's weights, on CUDA where there is one. A sentence when the
+    weights are not those of the failing step."""
+    if torch.cuda.is_available():
+        for model in models.values():
+            model.cuda()
+    named = _parameters(models)
+    missing = sorted(capsule.checks.keys() - named.keys())
+    if missing:
+        raise BadInput(
+            f"The capsule is of another model: it has a parameter {missing[0]!r} and this one has "
+            "none of that name."
+        )
+    with torch.no_grad():
+        for name, weight in capsule.weights.items():
+            if weight.shape != named[name].shape:
+                raise BadInput(
+                    f"Parameter {name!r} has the shape {tuple(named[name].shape)} here and "
+                    f"{tuple(weight.shape)} in the capsule."
+                )
+            named[name].copy_(weight)
+    if capsule.weights:
+        return ""
+    other = [name for name, total in capsule.checks.items() if check(named[name]) != total]
+    if not other:
+        return ""
+    return (
+        f"{len(other)} of {len(capsule.checks)} parameters are not those of the failing step (the "
+        "capsule holds no weights): load the checkpoint nearest to it, or expect another result."
+    )
+
+
+def _parameters(models: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
+    prefixes = {name: f"{name}." if len(models) > 1 else "" for name in models}
+    return {
+        f"{prefixes[name]}{path}": parameter
+        for name, model in models.items()
+        for path, parameter in model.named_parameters()
+    }
+
+
+def _as_text(capsule: Capsule, result: Replay, note: str) -> str:
+    about = capsule.about
+    lines = [f"Step {about.step} of run {about.run}, rank {about.rank}: {about.reason}"]
+    lines.append(f"Capsule: {capsule.contents}.")
+    lines.append(f"First bad op: {result.text}" if result.first else result.text)
+    if result.first and result.first.code:
+        lines.append(f"  {result.first.code}")
+    lines += [text for text in (note, *result.notes) if text]
+    return "\n".join(lines)
+
+
+def _as_json(capsule: Capsule, result: Replay, note: str) -> str:
+    document = {
+        "schema": 1,
+        "about": dataclasses.asdict(capsule.about),
+        "where": result.where,
+        "text": result.text,
+        "first": None if result.first is None else dataclasses.asdict(result.first),
+        "shadows": [dataclasses.asdict(shadow) for shadow in result.shadows],
+        "notes": [text for text in (note, *result.notes) if text],
+    }
+    return json.dumps(document, indent=2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

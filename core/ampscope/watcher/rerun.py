@@ -1,0 +1,127 @@
+"""Run one kept forward and backward again, without a trace in the model that runs it.
+
+The forward runs on aliases of the parameters (`torch.func.functional_call`), so neither an
+optimizer nor DistributedDataParallel's hooks notice; buffers are copies; random states and the
+training mode are put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ampscope.capture.tensors import floating_tensors
+from ampscope.errors import BadInput
+from ampscope.watcher.forwards import Forward, Randomness
+from ampscope.watcher.models import is_dtensor
+from ampscope.watcher.trees import first_not_kept
+
+
+class Rerun:
+    """One forward and the model, or part of a model, that ran it.
+
+    Raises BadInput when the model is sharded, or takes something that a capsule cannot hold.
+    """
+
+    def __init__(self, model: nn.Module, forward: Forward, scale: float) -> None:
+        if any(is_dtensor(parameter) for parameter in model.parameters()):
+            raise BadInput(
+                "The model is sharded: its forward needs every rank. Replay the capsule in a "
+                "process of its own with `ampscope replay`."
+            )
+        if missing := first_not_kept((forward.args, forward.kwargs)):
+            raise BadInput(f"The model takes a {missing}, which a capsule cannot hold.")
+        self.model, self.forward, self.scale = model, forward, scale
+        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+
+    @contextlib.contextmanager
+    def prepared(self) -> Iterator[None]:
+        """Training mode and generators as they were; put back on exit."""
+        modes = {module: module.training for module in self.model.modules()}
+        devices = [self.device] if self.device.type == "cuda" else []
+        if self.model.training != self.forward.training:
+            self.model.train(self.forward.training)
+        try:
+            with torch.random.fork_rng(devices=devices):
+                yield
+        finally:
+            for module, training in modes.items():
+                module.training = training
+
+    def reference_loss(self, twin: nn.Module) -> Tensor:
+        """A scalar over the fp32 ``twin``'s outputs whose gradients at these outputs are those of
+        the real step, without the loss scale."""
+        with torch.no_grad():
+            for name, buffer in twin.named_buffers():
+                if name in self.forward.buffers:
+                    buffer.copy_(self.forward.buffers[name])
+        restore(self.forward.randomness, self.device)
+        args, kwargs = self._arguments(torch.float32)
+        outputs = floating_tensors(twin(*args, **kwargs))
+        terms = [
+            (output.float() * (gradient.float() / self.scale)).sum()
+            for output, gradient in self._pairs(outputs)
+        ]
+        if not terms:  # nothing came back: a backward of zeros
+            terms = [output.sum() * 0.0 for output in outputs if output.requires_grad]
+        return torch.stack(terms).sum() if terms else torch.zeros((), requires_grad=True)
+
+    def as_it_was(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Outputs and the parameters' gradients, computed as in the real step. Without a gradient
+        at an output there is no backward and the second list is empty."""
+        forward, device = self.forward, self.device
+        aliases = {
+            name: parameter.detach().requires_grad_(parameter.requires_grad)
+            for name, parameter in self.model.named_parameters()
+        }
+        buffers = {
+            name: forward.buffers.get(name, buffer).to(device).clone()
+            for name, buffer in self.model.named_buffers()
+        }
+        args, kwargs = self._arguments()
+        restore(forward.randomness, device)
+        dtype = forward.autocast.dtype
+        with torch.enable_grad(), torch.autocast(device.type, dtype, enabled=dtype is not None):
+            output = functional_call(self.model, {**aliases, **buffers}, args, kwargs)
+        outputs = floating_tensors(output)
+        if pairs := self._pairs(outputs):
+            torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
+        return outputs, [a.grad for a in aliases.values() if a.grad is not None]
+
+    def _pairs(self, outputs: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Outputs with the gradients that came back to them."""
+        return [
+            (outputs[place], gradient.to(self.device))
+            for place, gradient in self.forward.gradients.items()
+            if place < len(outputs) and outputs[place].requires_grad
+        ]
+
+    def _arguments(self, dtype: torch.dtype | None = None) -> tuple[Any, Any]:
+        forward = self.forward
+        return moved(forward.args, self.device, dtype), moved(forward.kwargs, self.device, dtype)
+
+
+def moved(value: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
+    """Arguments on ``device``, their floating-point tensors in ``dtype``; always copies."""
+    if isinstance(value, Tensor):
+        wanted = dtype if dtype is not None and value.is_floating_point() else value.dtype
+        return value.detach().to(device, wanted, copy=True).requires_grad_(value.requires_grad)
+    if isinstance(value, dict):
+        return {key: moved(part, device, dtype) for key, part in value.items()}
+    if isinstance(value, list):
+        return [moved(part, device, dtype) for part in value]
+    if isinstance(value, tuple):
+        return tuple(moved(part, device, dtype) for part in value)
+    return device if isinstance(value, torch.device) else value
+
+
+def restore(randomness: Randomness, device: torch.device) -> None:
+    """Put torch's generators where they were before the call."""
+    torch.set_rng_state(randomness.cpu)
+    if device.type == "cuda" and randomness.cuda is not None:
+        torch.cuda.set_rng_state(randomness.cuda, device)

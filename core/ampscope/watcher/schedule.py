@@ -1,0 +1,66 @@
+"""At which steps histograms are taken: every k-th, and for a few steps after a bad one.
+
+A *round* is one step of each optimizer, so that with two of them (a GAN) both are looked at.
+A step is bad when its loss or a gradient was not finite. The first bad step after good ones
+tightens the schedule for :data:`TIGHT_STEPS` steps. A run that goes bad again and again would be
+recorded at every step for days: each tightening doubles the wait before the next, up to
+:data:`LONGEST_WAIT`; a calm that lasts ten times as long makes the wait short again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TIGHT_STEPS = 4  # the step after a skip retries with half the scale; four see a scale fall 16-fold
+FIRST_WAIT = 2 * TIGHT_STEPS  # steps from one tightening to the next
+LONGEST_WAIT = 100_000
+CALM = 10  # waits
+WEIGHTS_EVERY = 10  # of the recorded rounds; weights change slowly, and there are many
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """What is recorded of a step besides its numbers."""
+
+    histograms: bool = False
+    weights: bool = False  # the weights, and how far the step moved them
+
+
+class Schedule:
+    """Decides the detail of each step; the caller says which steps were bad."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every  # rounds; 0 takes none unless a step goes bad
+        self._tight_until = -1
+        self._next_tightening = 0
+        self._wait = FIRST_WAIT
+        self._was_bad = False
+
+    def detail(self, step: int, round_: int) -> Detail:
+        """What to record of ``step``, which belongs to round ``round_``."""
+        tight = step <= self._tight_until
+        due = self.every > 0 and round_ % self.every == 0
+        # Who asks for every step asks for everything.
+        weights = due and (self.every == 1 or (round_ // self.every) % WEIGHTS_EVERY == 0)
+        return Detail(histograms=due or tight, weights=weights)
+
+    def ask(self, step: int, steps: int) -> None:
+        """Record ``steps`` steps after ``step`` as well."""
+        self._tight_until = max(self._tight_until, step + steps)
+
+    def is_tight(self, step: int) -> bool:
+        """Whether ``step`` is recorded because of a bad step before it."""
+        return step <= self._tight_until
+
+    def saw(self, step: int, *, bad: bool) -> bool:
+        """Take note of how ``step`` went; True when the schedule tightens now."""
+        onset = bad and not self._was_bad
+        self._was_bad = bad
+        if not onset or step < self._next_tightening:
+            return False
+        if step > self._next_tightening + CALM * self._wait:
+            self._wait = FIRST_WAIT
+        self._tight_until = step + TIGHT_STEPS
+        self._next_tightening = step + self._wait
+        self._wait = min(2 * self._wait, LONGEST_WAIT)
+        return True

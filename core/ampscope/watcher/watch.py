@@ -1,0 +1,180 @@
+"""``ampscope.watch``: stay inside a training loop that goes on as it was.
+
+    with ampscope.watch(model, optimizer, scaler) as run:
+        for batch in loader: ...                 # no other change
+
+    run = ampscope.watch(model)                  # or so: optimizer and scaler are found
+    run.close()
+
+A *step* is one attempted optimizer step, taken or skipped; with several optimizers each of them
+makes its own. The training's numbers are bit-identical with and without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torch import nn
+
+from ampscope.errors import BadInput
+from ampscope.records import Event, State
+from ampscope.store.db import default_path
+from ampscope.watcher.alarms import AlarmBounds, TrainingStopped
+from ampscope.watcher.arguments import name_of, optimizers_of, scaler_of
+from ampscope.watcher.capsule import CapsuleLimits
+from ampscope.watcher.models import WatchedModels, named
+from ampscope.watcher.notebook import as_html
+from ampscope.watcher.ranks import place_now
+from ampscope.watcher.replay import Replay
+from ampscope.watcher.session import Session
+from ampscope.watcher.telling import POLICIES, Settings
+
+OnAlarm = Callable[[Event], None]
+
+
+class Watch:
+    """A training that is being watched; made by :func:`watch`."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._is_block = False
+
+    @property
+    def id(self) -> str:
+        """The run's id in the store."""
+        return self._session.recorder.run_id
+
+    @property
+    def store(self) -> Path:
+        """The file that is written."""
+        return self._session.recorder.path
+
+    @property
+    def alarms(self) -> list[Event]:
+        """What was told so far."""
+        return list(self._session.telling.told)
+
+    @property
+    def capsules(self) -> list[Path]:
+        """Files of failing steps, to be run again with :meth:`replay` or ``ampscope replay``."""
+        return self._session.keeper.paths
+
+    @property
+    def should_stop(self) -> bool:
+        """An alarm under the policy ``stop``, or somebody's ``ampscope runs cancel``."""
+        return self._session.telling.should_stop
+
+    def loss(self, value: Any) -> None:
+        """The loss of the step that is coming, where it is not the tensor that backward began at:
+        a number or a tensor of one element."""
+        self._session.loss_given(value)
+
+    def record_next(self, steps: int = 1) -> None:
+        """Take histograms of the coming steps, whatever the schedule."""
+        self._session.schedule.ask(self._session.step, steps)
+
+    def replay(self) -> Replay:
+        """Run the newest kept step again, here and now, with the weights as they are.
+
+        Raises BadInput when no step was kept, or when it cannot be run again.
+        """
+        return self._session.bad.replay()
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Take everything off and finish the run; again does nothing."""
+        self._session.close(*_ending(error))
+
+    def __enter__(self) -> Watch:
+        self._session.telling.in_block = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> bool:
+        self.close(error)
+        return isinstance(error, TrainingStopped)
+
+    def __repr__(self) -> str:
+        return f"<ampscope run {self.id}, {self._session.step} steps, in {self.store}>"
+
+    def _repr_html_(self) -> str:
+        """The live figure of a notebook."""
+        self._session.recorder.wait()
+        return as_html(self.store, self.id)
+
+
+def watch(
+    model: nn.Module | Iterable[nn.Module] | dict[str, nn.Module],
+    optimizer: Any = None,
+    scaler: Any = None,
+    every: int = 10,
+    store: str | Path | None = None,
+    name: str | None = None,
+    *,
+    on_alarm: OnAlarm | None = None,
+    policy: str = "warn",
+    alarms: AlarmBounds | None = None,
+    capsules: CapsuleLimits | None = None,
+    replay: bool = False,
+    group: str = "",
+) -> Watch:
+    """Watch ``model`` from here on; returns at once.
+
+    Args:
+        model: one, a list or a dict of them. Wrappers (DDP, torch.compile) are looked through.
+        optimizer: one or a list. None follows every optimizer that holds a watched parameter.
+        scaler: None follows every `torch.amp.GradScaler` that steps one of those optimizers.
+        every: steps from one set of histograms to the next; 0 takes them only when a step goes bad.
+        store: the file to write, default as everywhere; a folder gets one file a rank.
+        name: what the run is called.
+        on_alarm: called with each alarm, in the thread that trains.
+        policy: what an alarm does besides: ``warn``, ``raise``, ``stop`` or ``ignore``.
+        alarms: when an alarm is raised.
+        capsules: what is kept of failing steps.
+        replay: run a kept step again at once and record the first bad op. Runs the model's forward
+            once more; whatever that does besides computing (printing, counting) happens again.
+        group: name that all ranks of one training share; found by itself under torchrun and Slurm.
+
+    Raises:
+        BadInput: what was given is no model, no optimizer or no scaler.
+        StoreError: the store cannot be written.
+    """
+    if every < 0:
+        raise BadInput("every is a number of steps, or 0 for bad steps only.")
+    if policy not in POLICIES:
+        raise BadInput(f"policy is one of {', '.join(POLICIES)}, not {policy!r}.")
+    place = place_now(group)
+    models = WatchedModels(named(model), place.rank)
+    if not models.parameters:
+        raise BadInput("The model has no parameters: there is nothing to train.")
+    path = default_path() if store is None else Path(store).expanduser()
+    if store is not None and str(store).endswith("/"):
+        path.mkdir(parents=True, exist_ok=True)
+    settings = Settings(
+        every=every,
+        policy=policy,
+        name=name or name_of(models),
+        bounds=alarms or AlarmBounds(),
+        limits=capsules or CapsuleLimits(),
+        replay=replay,
+        on_alarm=on_alarm,
+    )
+    session = Session(models, optimizers_of(optimizer), scaler_of(scaler), path, place, settings)
+    session.open()
+    return Watch(session)
+
+
+def _ending(error: BaseException | None) -> tuple[State, str]:
+    if error is None:
+        return State.FINISHED, ""
+    if isinstance(error, TrainingStopped):
+        return State.FINISHED, f"Stopped by an alarm: {error}"
+    if isinstance(error, KeyboardInterrupt):
+        return State.CANCELLED, "Interrupted by a person."
+    return State.FAILED, f"The training raised {type(error).__name__}: {error}"[:500]

@@ -1,0 +1,126 @@
+"""Ranks of one training: sums against a loop over elements, and who went non-finite first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ampscope.analysis.ranks import first_nonfinite, merged
+from ampscope.exponents import RAW_LEN
+from ampscope.records import Event, Frame, Role
+
+KEY = st.tuples(st.integers(0, 4), st.sampled_from(["fp16", "fp32"]))
+
+
+def frame(keys: list[tuple[int, str]], seed: int = 0) -> Frame:
+    rows = np.random.default_rng(seed).integers(0, 2**40, (len(keys), RAW_LEN))
+    modules, dtypes = tuple(m for m, _ in keys), tuple(d for _, d in keys)
+    return Frame(10, Role.WEIGHT_GRAD, modules, dtypes, rows, 2.0**16, 30)
+
+
+@given(st.lists(st.lists(KEY, max_size=6), min_size=1, max_size=4))
+def test_every_count_of_every_rank_is_in_the_sum(keys: list[list[tuple[int, str]]]) -> None:
+    frames = [frame(k, seed) for seed, k in enumerate(keys)]
+    expected: dict[tuple[int, str], list[int]] = {}
+    for one in frames:
+        for module, dtype, row in zip(one.modules, one.dtypes, one.rows.tolist(), strict=True):
+            known = expected.get((module, dtype), [0] * RAW_LEN)
+            expected[module, dtype] = [a + b for a, b in zip(known, row, strict=True)]
+    total = merged(frames)
+    found = zip(total.modules, total.dtypes, total.rows.tolist(), strict=True)
+    assert {(module, dtype): row for module, dtype, row in found} == expected
+    assert len(total.modules) == len(expected) or len(frames) == 1
+    assert (total.step, total.last_step, total.role, total.scale) == (
+        10,
+        30,
+        Role.WEIGHT_GRAD,
+        2.0**16,
+    )
+
+
+@pytest.mark.parametrize(
+    "other", [{"step": 11}, {"last_step": None}, {"role": Role.WEIGHT}, {"scale": 2.0**15}]
+)
+def test_what_cannot_be_added(other: dict[str, object]) -> None:
+    one = frame([(0, "fp16")])
+    with pytest.raises(ValueError, match=f"differ in {next(iter(other))}"):
+        merged([one, replace(one, **other)])  # type: ignore[arg-type]  # fields of Frame
+    with pytest.raises(ValueError, match="no frames"):
+        merged([])
+
+
+def bad(step: int, name: str) -> Event:
+    return Event(step, "nonfinite", name, "…")
+
+
+NOTE = Event(0, "note", "loss", "Not a sign.")
+
+
+def test_nothing_was_seen() -> None:
+    assert first_nonfinite({}) is None
+    assert first_nonfinite({0: [NOTE], 1: []}) is None
+
+
+def test_one_rank_saw_it_in_its_own_loss_and_all_in_the_gradients() -> None:
+    shared = [NOTE, bad(7, "gradients"), bad(9, "loss")]
+    found = first_nonfinite({0: shared, 2: shared, 1: [bad(7, "loss"), bad(7, "gradients")]})
+    assert found is not None
+    assert (found.step, found.ranks, found.places) == (7, (1,), ("loss",))
+    assert (found.shared, found.silent) == ((0, 2), ())
+    assert found.sentence == (
+        "Rank 1 went non-finite first, at step 7 (seen in: loss). "
+        "Ranks 0 and 2 saw it only in the gradients that all ranks share."
+    )
+
+
+def test_the_order_of_a_ranks_events_does_not_matter() -> None:
+    late_first = [bad(90, "loss"), bad(7, "gradients"), bad(7, "backward")]
+    found = first_nonfinite({0: [bad(8, "loss")], 1: late_first})
+    assert found is not None
+    assert (found.step, found.ranks, found.silent) == (7, (1,), (0,))
+
+
+@pytest.mark.parametrize("place", ["loss", "forward", "output gradient", "backward"])
+def test_ranks_that_saw_it_in_the_same_step_are_all_named(place: str) -> None:
+    found = first_nonfinite({3: [bad(12_345, place)], 0: [bad(12_345, "loss")], 1: []})
+    assert found is not None
+    assert (found.ranks, found.places, found.silent) == ((0, 3), ("loss", place), (1,))
+    assert found.sentence.startswith("Ranks 0 and 3 went non-finite first, at step 12,345")
+    assert "which of them was first within that step is not recorded" in found.sentence
+
+
+def test_no_rank_saw_a_sign_of_its_own() -> None:
+    found = first_nonfinite({rank: [bad(5, "gradients"), bad(6, "loss")] for rank in range(3)})
+    assert found is not None
+    assert (found.step, found.ranks, found.shared) == (5, (), (0, 1, 2))
+    assert "on ranks 0, 1 and 2" in found.sentence
+    assert "may have overflowed, or what came before it was not watched" in found.sentence
+    assert "nothing of this step" not in found.sentence
+
+
+def test_a_rank_that_died_in_that_step_is_pointed_at() -> None:
+    found = first_nonfinite({0: [bad(5, "gradients")], 1: [NOTE]})
+    assert found is not None
+    assert (found.ranks, found.shared, found.silent) == ((), (0,), (1,))
+    assert "Rank 1 says nothing of this step: look there whether it died." in found.sentence
+
+
+def test_a_rank_that_died_before_is_no_reason_to_doubt_the_others() -> None:
+    """Ranks with different step counts: rank 0 ended at step 3, its own trouble came first."""
+    found = first_nonfinite({0: [bad(3, "forward")], 1: [bad(400, "loss")]})
+    assert found is not None
+    assert (found.step, found.ranks, found.silent) == (3, (0,), (1,))
+
+
+def test_a_single_rank_shares_with_nobody() -> None:
+    found = first_nonfinite({0: [bad(5, "gradients")]})
+    assert found is not None
+    assert found.ranks == ()
+    assert found.sentence == (
+        "At step 5 the gradients were not finite on rank 0, and nothing before them was seen to be:"
+        " it was not watched."
+    )
