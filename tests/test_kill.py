@@ -111,3 +111,36 @@ def test_a_real_probe(after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                 assert reader.frame(run_id, role, step.step) is not None
             assert step.op_set is not None
             assert reader.ops(run_id, step.op_set)
+
+
+# Killed in the middle of a transaction whose pages SQLite has begun to write into the file itself.
+HALF_WRITTEN = """
+import os, signal, sys
+from ampscope.records import RunSpec, StepRecord
+from ampscope.store.writer import RunWriter
+
+writer = RunWriter.create(sys.argv[1] + "/", RunSpec("train.py", kind="watch"))
+writer.add_step(StepRecord(0, loss=1.0))
+writer.flush()
+print(writer.path, writer.run_id, flush=True)
+writer._connection.execute("PRAGMA cache_size = 2")
+writer._connection.execute("BEGIN IMMEDIATE")
+for step in range(1, 5000):
+    writer._connection.execute(
+        "INSERT INTO step (run, step, loss, skipped) VALUES (?,?,0,0)", (writer.run_id, step)
+    )
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_rank_killed_in_the_middle_of_a_write_to_its_file(tmp_path: Path) -> None:
+    """Its journal is hot: a read-only connection alone could not open the file."""
+    done = subprocess.run(
+        [sys.executable, "-c", HALF_WRITTEN, str(tmp_path)], capture_output=True, text=True
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    path, run_id = done.stdout.split()
+    assert Path(f"{path}-journal").stat().st_size
+    with Reader(Path(path)) as reader:
+        assert [s.step for s in reader.steps(run_id)] == [0]
+        assert reader.step_totals(run_id).steps == 1

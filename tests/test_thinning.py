@@ -79,9 +79,9 @@ def changes(steps: list[StepRecord]) -> set[int]:
 
 
 def ends_of_episodes(steps: list[StepRecord]) -> set[int]:
-    """Of bad steps in a row, within blocks of 64 step numbers."""
+    """Of bad steps in a row, within blocks of 16 step numbers."""
     ends = set()
-    for (_, bad), group in groupby(steps, key=lambda s: (s.step // 64, is_bad(s))):
+    for (_, bad), group in groupby(steps, key=lambda s: (s.step // 16, is_bad(s))):
         members = list(group)
         if bad:
             ends |= {members[0].step, members[-1].step}
@@ -148,7 +148,7 @@ def test_an_overview_loses_nothing_that_matters(
     if len(steps) <= points:
         assert len(shown) == len(steps)
         return
-    assert len(shown) <= 2.5 * points + 6
+    assert len(shown) <= 3.5 * points + 8
     numbers = {s.step for s in shown}
     assert {steps[0].step, steps[-1].step} <= numbers
     check_extremes(steps, shown, points)
@@ -166,7 +166,7 @@ def test_an_overview_loses_nothing_that_matters(
 
 def check_extremes(steps: list[StepRecord], shown: list[StepRecord], points: int) -> None:
     """Each block of the size that was due holds its smallest and its largest finite loss."""
-    wanted = max(points // 4, 1)
+    wanted = max(points // 2, 1)
     size = next(s for s in SIZES if (steps[-1].step - steps[0].step) // s < wanted)
     for block, group in groupby(steps, key=lambda s: s.step // size):
         losses = [s.loss for s in group if s.loss is not None and math.isfinite(s.loss)]

@@ -90,7 +90,7 @@ def _span(query: Query, run_id: str, first: int | None, last: int | None) -> Ran
 
 def _chosen(query: Query, run_id: str, span: Range, points: int) -> set[int]:
     first, last = span
-    blocks_wanted = max(points // 4, 1)
+    blocks_wanted = max(points // 2, 1)
     level = next((n for n, size in enumerate(SIZES) if (last - first) // size < blocks_wanted), TOP)
     blocks = cover(query, run_id, first, last, level)
     whole = combined(blocks)

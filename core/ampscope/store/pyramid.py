@@ -1,7 +1,7 @@
 """The tree of step blocks: what makes an overview of a million steps cost what it shows.
 
-Level 0 sums up 64 consecutive step numbers, each level above it four blocks of the one below
-(64, 256, … 262,144). The writer computes the touched blocks again from their steps at every flush,
+Level 0 sums up 16 consecutive step numbers, each level above it four blocks of the one below
+(16, 64, … 262,144). The writer computes the touched blocks again from their steps at every flush,
 so steps may come out of order or be written again, and a flush costs the same early and late.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from ampscope.store.step_blocks import COLUMNS, Block, Marks, Value, combined, marks, of_steps
 
-SIZES = tuple(64 * 4**level for level in range(7))
+SIZES = tuple(16 * 4**level for level in range(8))
 TOP = len(SIZES) - 1
 # As in the index step_bad, word for word: SQLite uses a partial index for its own condition alone.
 BAD = "(skipped OR loss IN ('nan', 9e999, -9e999) OR grad_norm IN ('nan', 9e999, -9e999))"

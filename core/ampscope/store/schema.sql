@@ -48,7 +48,7 @@ CREATE TABLE step (
 CREATE INDEX step_bad ON step (run, step)
     WHERE (skipped OR loss IN ('nan', 9e999, -9e999) OR grad_norm IN ('nan', 9e999, -9e999));
 
--- Sums over blocks of 64 * 4^level step numbers (store/pyramid.py): an overview of a long run reads
+-- Sums over blocks of 16 * 4^level step numbers (store/pyramid.py): an overview of a long run reads
 -- these instead of its steps. They follow from `step` and are written with it.
 CREATE TABLE step_block (
     run           TEXT NOT NULL REFERENCES run (id) ON DELETE CASCADE,

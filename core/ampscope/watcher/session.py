@@ -44,14 +44,18 @@ from ampscope.watcher.telling import Settings, Telling
 class Session:
     """One watched training; a listener of its steps."""
 
+    _loss: Tensor | float | None  # of the present step
+    _readout: Readout | None
+    _norms: Norms | None
+    _events: list[Event]
+
     def __init__(
         self, models: WatchedModels, optimizers: list[Optimizer], scaler: Any,
         path: Path, place: Place, settings: Settings,
     ) -> None:  # fmt: skip
         self.step = 0
         self.schedule = Schedule(settings.every)
-        self._models = models
-        self._place = place
+        self._models, self.place = models, place
         self._device = models.parameters[0].tensor.device
         spec, machine = announcements.run_of(models, place, settings, self._device)
         self.recorder = Recorder(path, spec, machine)
@@ -72,7 +76,7 @@ class Session:
     def open(self) -> None:
         """Everything on."""
         self.recorder.modules(self._models.records())
-        for note in announcements.notes(self._models, self._place):
+        for note in announcements.notes(self._models, self.place):
             self.recorder.event(note)
         self._stack.enter_context(self._histograms)
         self._stack.enter_context(self._flight)
@@ -189,11 +193,8 @@ class Session:
         return alarms
 
     def _begin(self) -> None:
-        self._loss: Tensor | float | None = None
-        self._loss_is_given = False
-        self._readout: Readout | None = None
-        self._norms: Norms | None = None
-        self._events: list[Event] = []
+        self._loss, self._loss_is_given = None, False
+        self._readout, self._norms, self._events = None, None, []
         detail = self.schedule.detail(self.step, self._optimizers.round_of(self.step))
         self._histograms.start(self.step, detail)
         self._ended_at, self._own_s = time.perf_counter(), 0.0

@@ -1,0 +1,331 @@
+"""ampscope.watch: what it records of a training, against what the training itself knows."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import module as module_hooks
+from torch.utils.checkpoint import checkpoint
+from watched import Recorded, recorded, small_net, train_bf16, train_fp16, watching
+
+import ampscope
+from ampscope.errors import BadInput
+from ampscope.exponents import FIRST, LOWEST, POS_ZERO
+from ampscope.records import Role, State
+
+OPTIMIZER_MODULE = "torch.optim.optimizer"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "runs.db"
+
+
+def test_training_is_bit_identical(store: Path) -> None:
+    watched, _ = watching(store, every=1)
+    _, bare = train_fp16(12, bad_at=(5,))
+    _, seen = train_fp16(12, watched, bad_at=(5,))
+    assert all(a == b or (a != a and b != b) for a, b in zip(bare.losses, seen.losses, strict=True))
+    assert bare.scales == seen.scales
+    assert all(map(torch.equal, bare.weights, seen.weights))
+
+
+def test_steps_are_what_the_loop_saw(store: Path) -> None:
+    watched, ids = watching(store, every=4)
+    _, seen = train_fp16(12, watched, bad_at=(5, 6))
+    run = recorded(store, ids[0])
+    assert run.info.state is State.FINISHED
+    np.testing.assert_array_equal([s.loss for s in run.steps], seen.losses)
+    assert [s.scale for s in run.steps] == seen.scales
+    assert [s.step for s in run.steps if s.skipped] == [5, 6]
+    assert {s.lr for s in run.steps} == {0.01}
+    assert [s.growth_counter for s in run.steps[4:9]] == [5, 0, 0, 1, 2]
+
+
+def test_the_gradient_norm_is_of_unscaled_gradients(store: Path) -> None:
+    torch.manual_seed(1)
+    model = small_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    norms = []
+    with ampscope.watch(model, optimizer, scaler, store=store) as run:
+        for _ in range(5):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                loss = model(torch.randn(16, 8)).float().square().mean()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            squares = sum(float(p.grad.double().square().sum()) for p in model.parameters())
+            norms.append(math.sqrt(squares))
+            scaler.step(optimizer)
+            scaler.update()
+    np.testing.assert_allclose(
+        [s.grad_norm for s in recorded(store, run.id).steps], norms, rtol=1e-5
+    )
+
+
+def test_histograms_are_taken_when_due_and_count_every_element(store: Path) -> None:
+    model = small_net()
+    run = ampscope.watch(model, store=store, every=3)
+    train_bf16(7, model)
+    run.close()
+    found = recorded(store, run.id)
+    assert found.at(Role.WEIGHT_GRAD) == found.at(Role.ACTIVATION) == [0, 3, 6]
+    assert found.at(Role.WEIGHT) == found.at(Role.UPDATE) == [0]  # each tenth recorded step
+    elements = sum(p.numel() for p in model.parameters())
+    assert all(int(f.rows.sum()) == elements for f in found.frames[Role.WEIGHT_GRAD])
+    # Two micro-batches; four modules put out 16 x 16 numbers and the last one 16.
+    assert all(
+        int(f.rows.sum()) == 2 * (4 * 256 + 16) for f in found.frames[Role.ACTIVATION]
+    )
+
+
+def test_every_1_records_everything(store: Path) -> None:
+    model = small_net()
+    train_bf16(3, model, run := ampscope.watch(model, store=store, every=1))
+    assert all(recorded(store, run.id).at(role) == [0, 1, 2] for role in Role)
+
+
+def test_weight_gradients_against_frexp(store: Path) -> None:
+    """One step whose gradients are known: frexp gives their exponents."""
+    torch.manual_seed(3)
+    model = nn.Linear(32, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with ampscope.watch(model, optimizer, store=store, every=1) as run:
+        model(torch.randn(8, 32)).square().sum().backward()
+        gradients = torch.cat([p.grad.flatten() for p in model.parameters()])
+        optimizer.step()
+    (frame,) = recorded(store, run.id).frames[Role.WEIGHT_GRAD]
+    expected = np.zeros(frame.rows.shape[1], np.int64)
+    nonzero = gradients[gradients != 0]
+    exponents = torch.frexp(nonzero).exponent - 1
+    np.add.at(expected, exponents.numpy() - LOWEST + FIRST, 1)
+    expected[POS_ZERO] = int((gradients == 0).sum())
+    np.testing.assert_array_equal(frame.rows.sum(axis=0), expected)
+
+
+def test_a_bad_step_tightens_the_schedule_and_relaxes_again(store: Path) -> None:
+    watched, ids = watching(store, every=0)
+    train_fp16(30, watched, bad_at=(15,))
+    run = recorded(store, ids[0])
+    assert run.at(Role.WEIGHT_GRAD) == [15, 16, 17, 18, 19]  # the bad step itself, always
+    assert run.at(Role.ACTIVATION) == [16, 17, 18, 19]
+    assert [(e.step, e.name) for e in run.of("schedule")] == [(15, "tightened")]
+    assert {record.step for record in run.nonfinite} == {15}
+    assert [record.parameter for record in run.nonfinite][0] in ("4.weight", "4.bias")
+
+
+def test_two_optimizers_of_a_gan_are_both_recorded(store: Path) -> None:
+    generator, judge = nn.Linear(4, 3), nn.Linear(3, 1)
+    of_generator = torch.optim.Adam(generator.parameters())
+    of_judge = torch.optim.Adam(judge.parameters())
+    models = {"G": generator, "D": judge}
+    with ampscope.watch(models, [of_generator, of_judge], store=store, every=2) as run:
+        for _ in range(6):
+            fake = generator(torch.randn(8, 4))
+            of_judge.zero_grad()
+            (judge(fake.detach()).mean() - judge(torch.randn(8, 3)).mean()).backward()
+            of_judge.step()
+            of_generator.zero_grad()
+            (-judge(fake).mean()).backward()
+            of_generator.step()
+    found = recorded(store, run.id)
+    assert len(found.steps) == 12
+    assert found.paths == ["G", "D"]
+    owners = {f.step: {found.paths[m] for m in f.modules} for f in found.frames[Role.WEIGHT_GRAD]}
+    assert {frozenset(names) for names in owners.values()} == {frozenset("G"), frozenset("D")}
+
+
+class Tied(nn.Module):
+    """Shared and frozen parameters, a module that runs twice, activation checkpointing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 16)
+        self.twice = nn.Linear(16, 16)
+        self.frozen = nn.Linear(16, 16)
+        self.head = nn.Linear(16, 20, bias=False)
+        self.head.weight = self.embedding.weight
+        self.frozen.requires_grad_(False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = checkpoint(self.twice, self.embedding(tokens), use_reentrant=False)
+        return self.head(self.twice(self.frozen(hidden)))
+
+
+def test_shared_frozen_repeated_and_checkpointed(store: Path) -> None:
+    model = Tied()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    with ampscope.watch(model, store=store, every=1) as run:
+        model(torch.randint(0, 20, (4, 5))).square().mean().backward()
+        optimizer.step()
+    found = recorded(store, run.id)
+    (activations,) = found.frames[Role.ACTIVATION]
+    counts = {found.paths[m]: int(activations.row_of(m).sum()) for m in activations.modules}
+    assert counts["twice"] == 2 * 4 * 5 * 16
+    assert counts["head"] == 4 * 5 * 20
+    (gradients,) = found.frames[Role.WEIGHT_GRAD]
+    assert {found.paths[m] for m in gradients.modules} == {"embedding", "twice"}
+    assert int(gradients.rows.sum()) == 20 * 16 + 16 * 16 + 16  # the shared weight once
+
+
+def test_a_compiled_model_is_not_broken_and_says_what_is_unseen(store: Path) -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    compiled = torch.compile(model, backend="aot_eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ampscope.watch(compiled, store=store, every=1) as run:
+        for _ in range(3):
+            optimizer.zero_grad()
+            compiled(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+    found = recorded(store, run.id)
+    assert not torch._dynamo.utils.counters["graph_break"]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert found.at(Role.WEIGHT_GRAD) == [0, 1, 2]
+    assert found.at(Role.ACTIVATION) == []
+    assert "compiled" in found.of("note")[0].text
+
+
+def test_copies_and_pickles_of_a_watched_model_are_clean(store: Path) -> None:
+    model = small_net()
+    with ampscope.watch(model, store=store) as run:
+        train_bf16(2, model)
+        average = copy.deepcopy(model)
+        thawed = pickle.loads(pickle.dumps(model))
+        torch.save(model, io.BytesIO())
+        average(torch.randn(4, 8)).sum().backward()
+    assert b"ampscope" not in pickle.dumps(average)
+    assert len(recorded(store, run.id).steps) == 2
+    assert all(map(torch.equal, thawed.parameters(), model.parameters()))
+
+
+def test_nothing_is_left_behind(store: Path) -> None:
+    model, scaler = small_net(), torch.amp.GradScaler("cpu")
+    before = (vars(torch.amp.GradScaler).copy(), torch.autograd.backward, vars(nn.Sequential).copy())
+    first = ampscope.watch(model, store=store)
+    second = ampscope.watch(model, scaler=scaler, store=store)
+    train_bf16(2, model)
+    first.close()  # in the order of their making, which is not that of a stack
+    second.close()
+    second.close()
+    after = (vars(torch.amp.GradScaler).copy(), torch.autograd.backward, vars(nn.Sequential).copy())
+    assert before == after
+    assert not module_hooks._global_forward_hooks
+    assert not sys.modules[OPTIMIZER_MODULE]._global_optimizer_pre_hooks
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+    assert all(len(recorded(store, run.id).steps) == 2 for run in (first, second))
+
+
+def test_other_peoples_optimizers_are_not_steps(store: Path) -> None:
+    ours, other = small_net(), small_net()
+    with ampscope.watch(ours, store=store) as run:
+        train_bf16(3, other)
+        train_bf16(2, ours)
+    assert len(recorded(store, run.id).steps) == 2
+
+
+def test_an_optimizer_with_a_closure(store: Path) -> None:
+    model, inputs = nn.Linear(3, 1), torch.randn(10, 3)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(inputs).square().mean()
+        loss.backward()
+        return loss
+
+    with ampscope.watch(model, store=store, every=1) as run:
+        for _ in range(3):
+            optimizer.step(closure)
+    found = recorded(store, run.id)
+    assert len(found.steps) == 3
+    assert found.at(Role.WEIGHT_GRAD) == [0, 1, 2]
+
+
+def test_a_fused_optimizer_hides_its_skips_from_nobody(store: Path) -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**30)
+    scales = []
+    with ampscope.watch(model, optimizer, scaler, store=store, policy="ignore") as run:
+        for _ in range(25):
+            with torch.autocast("cpu", torch.float16):
+                loss = model(torch.ones(10, 3)).float().square().mean()
+            optimizer.zero_grad()
+            scales.append(scaler.get_scale())
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    skipped = [s.skipped for s in recorded(store, run.id).steps]
+    fell = [after < before for before, after in zip(scales, [*scales[1:], scales[-1]], strict=True)]
+    assert skipped == fell
+    assert any(skipped)
+
+
+def test_a_given_loss_counts_more_than_the_seen_one(store: Path) -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ampscope.watch(model, store=store) as run:
+        for number in range(3):
+            run.loss(torch.tensor(float(number)))
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+    assert [s.loss for s in recorded(store, run.id).steps] == [0.0, 1.0, 2.0]
+
+
+def test_record_next_asks_for_histograms(store: Path) -> None:
+    model = small_net()
+    run = ampscope.watch(model, store=store, every=0)
+    train_bf16(2, model)
+    run.record_next(2)
+    train_bf16(4, model)
+    run.close()
+    assert recorded(store, run.id).at(Role.ACTIVATION) == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "words"),
+    [
+        ((3,), {}, "torch.nn.Module"),
+        (({},), {}, "no model"),
+        ((nn.ReLU(),), {}, "no parameters"),
+        ((nn.Linear(1, 1), 3), {}, "torch.optim.Optimizer"),
+        ((nn.Linear(1, 1), None, 3), {}, "GradScaler"),
+        ((nn.Linear(1, 1),), {"every": -1}, "every"),
+        ((nn.Linear(1, 1),), {"policy": "shout"}, "policy"),
+        ((nn.LazyLinear(1),), {}, "lazy"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_bad_input_is_one_sentence(
+    store: Path, arguments: tuple[object, ...], options: dict[str, object], words: str
+) -> None:
+    with pytest.raises(BadInput, match=words):
+        ampscope.watch(*arguments, store=store, **options)
+    assert not store.exists()
+
+
+def _ended(store: Path, run: ampscope.Watch) -> Recorded:
+    return recorded(store, run.id)
+
+
+def test_an_exception_of_the_training_is_how_the_run_failed(store: Path) -> None:
+    model = small_net()
+    with pytest.raises(ZeroDivisionError), ampscope.watch(model, store=store) as run:
+        train_bf16(2, model)
+        _ = 1 / 0
+    info = _ended(store, run).info
+    assert info.state is State.FAILED
+    assert "ZeroDivisionError" in info.message
+    assert info.steps_done == 2
