@@ -9,8 +9,9 @@ import streamlit as st
 
 from ampscope.formats import FORMATS, NumberFormat
 from ampscope.records import Role, RunInfo
-from app import links, store
-from app.gradient_words import ROLE_NAMES
+from app import links, rank_frames, store
+from app.gradient_terms import ROLE_NAMES
+from app.rank_frames import Ranks, Span
 
 FORMAT_NAMES = ("fp16", "bf16", "e4m3", "e5m2", "fp32")
 LOWEST_SCALE, HIGHEST_SCALE = -24, 40  # log2: past both ends fp16 holds no gradient at all
@@ -19,9 +20,9 @@ PLAY_EVERY_S = 0.8  # a drawn frame takes about 0.1 s; slower than this and the 
 _PLAYING, _MOVED_AT, _SCALE = "gradients:playing", "gradients:moved-at", "gradients:scale"
 
 
-def recorded_roles(run: RunInfo) -> list[Role]:
+def recorded_roles(ranks: Ranks) -> list[Role]:
     """Roles that have histograms, gradients first."""
-    return [role for role in ROLE_NAMES if store.frame_steps(run, role)]
+    return [role for role in ROLE_NAMES if any(store.frame_spans(run, role) for run in ranks)]
 
 
 def pick_role(roles: Sequence[Role]) -> Role:
@@ -34,12 +35,31 @@ def is_playing() -> bool:
     return bool(st.session_state.get(_PLAYING))
 
 
-def pick_step(steps: Sequence[int]) -> int:
+def pick_span(spans: Sequence[Span]) -> Span:
+    """First and last step of the frame to look at. An address may name any step that it covers."""
+    lasts = dict(spans)
+    asked = links.wanted("step")
+    if asked.isdigit() and int(asked) not in lasts:
+        first, last = rank_frames.nearest(spans, int(asked))
+        if first <= int(asked) <= last:
+            links.keep("step", first)
+    step = _pick_step(list(lasts), lasts)
+    return step, lasts[step]
+
+
+def _pick_step(steps: Sequence[int], lasts: dict[int, int]) -> int:
     """Slider over the recorded steps with a play button; moves on by itself while playing."""
     if is_playing():
         _move_on(steps)
     left, right = st.columns(BESIDE, vertical_alignment="bottom", gap="small")
-    step = links.slide("Step", "step", steps, default=steps[-1], place=left)
+    step = links.slide(
+        "Step",
+        "step",
+        steps,
+        default=steps[-1],
+        format_func=lambda s: str(s) if lasts[s] == s else f"{s} to {lasts[s]}",
+        place=left,
+    )
     label = "Pause" if is_playing() else "Play"
     icon = ":material/pause:" if is_playing() else ":material/play_arrow:"
     if right.button(label, icon=icon, disabled=len(steps) < 2):
@@ -55,7 +75,7 @@ def pick_format(run: RunInfo) -> NumberFormat:
 
 def _own_format(run: RunInfo) -> str:
     """bf16 where the run computes in it, else fp16; a script shows it by its activations."""
-    if run.spec.kind == "script":
+    if run.spec.kind != "probe":
         steps = store.frame_steps(run, Role.ACTIVATION)
         frame = store.frame(run, Role.ACTIVATION, steps[-1]) if steps else None
         dtypes = frame.dtypes if frame is not None else ()

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import numpy as np
-import pandas as pd
 import streamlit as st
 
 from ampscope.analysis.distribution import (
@@ -17,60 +14,53 @@ from ampscope.analysis.distribution import (
     trouble,
     zone_counts,
 )
-from ampscope.exponents import EXPONENTS, NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO, Raw
 from ampscope.formats import NumberFormat
-from ampscope.records import Frame, Role, RunInfo
+from ampscope.records import Role, RunInfo
 from app import (
     chart,
     gradient_controls,
     gradient_words,
     layout,
     links,
+    rank_frames,
     scale_window,
     shadow_words,
     store,
 )
 from app.figures.exponent_map import MapRows, exponent_map
-from app.gradient_words import View
+from app.gradient_tables import Look, counts_table, histogram_table, name_in
+from app.gradient_terms import View
 from app.layout import KeyFigure
 from app.module_names import find_box, names_by_index, short_names
+from app.rank_frames import Ranks
 from app.text import count, percent, share
 
 TICK_LENGTH = 26  # characters beside the plot: 160 px of the 470 that 800 px leave it
 SHOWN = (40, 100, 1000)  # rows of the heat map; more than a screenful is asked for
 MODEL_ORDER, WORST_FIRST = "model order", "worst first"
-ZONE_COLUMNS = ("lost", "subnormal", "normal", "overflow", "zero", "not finite")
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """One role at one step in one view: everything the page draws of it."""
-
-    view: View
-    frame: Frame  # one row a module, in the model's order
-    fmt: NumberFormat
-    counts: Raw  # [modules, 6]
-    names: dict[int, str]
-
-
-def choose(run: RunInfo, role: Role, fmt: NumberFormat) -> Look:
+def choose(ranks: Ranks, role: Role, fmt: NumberFormat) -> Look:
     """Step and loss scale, and the histograms they lead to."""
-    step = gradient_controls.pick_step(store.frame_steps(run, role))
-    recorded = store.frame(run, role, step)
-    if recorded is None:
-        raise LookupError(f"step {step} of {role} was listed and is gone")
-    frame = merged(recorded)
+    span = gradient_controls.pick_span(rank_frames.spans(ranks, role))
+    found = rank_frames.shown(ranks, role, span)
+    if found is None:
+        raise LookupError(f"step {span[0]} of {role} was listed and is gone")
+    frame = merged(found.frame)
     exponent = scale_exponent(frame.scale) if role.is_gradient else None
     wanted = None if exponent is None else gradient_controls.pick_scale(exponent)
     shift = (shift_between(frame.scale, wanted) if wanted is not None else None) or 0
-    view = View(role, step, fmt.name, frame.scale, wanted, shift)
-    names = names_by_index(store.modules(run))
-    return Look(view, frame, fmt, zone_counts(frame, fmt, shift), names)
+    view = View(role, span[0], fmt.name, frame.scale, wanted, shift, span[1], found.recorded_steps)
+    names = names_by_index(store.modules(ranks[0]))
+    counts = zone_counts(frame, fmt, shift)
+    return Look(view, frame, fmt, counts, names, found.ranks, found.left_out)
 
 
 def overview(run: RunInfo, look: Look) -> None:
     """The sentence and the key figures."""
     layout.sentence(gradient_words.answer(look.view, look.counts))
+    if run.spec.world > 1:
+        layout.see(gradient_words.ranks_seen(look.ranks, look.left_out))
     sampled = store.shadows(run, look.view.role, look.view.step)
     if sampled and look.view.role.is_gradient:
         layout.see(shadow_words.lost_on_the_way(sampled))
@@ -118,49 +108,6 @@ def zone_table(look: Look) -> None:
         chart.download(lambda: table, "zones", key="gradients-counts")
 
 
-def counts_table(look: Look) -> pd.DataFrame:
-    """One line a module: dtype and the six counts."""
-    return pd.DataFrame(
-        {
-            "Module": [name_in(look, m) for m in look.frame.modules],
-            "Recorded in": list(look.frame.dtypes),
-            **{
-                name.capitalize(): look.counts[:, column]
-                for column, name in enumerate(ZONE_COLUMNS)
-            },
-            "Elements": look.counts.sum(axis=1),
-        }
-    )
-
-
-def histogram_table(look: Look) -> pd.DataFrame:
-    """One line a module and occupied bin, with magnitudes as drawn."""
-    names = [name_in(look, module) for module in look.frame.modules]
-    shifts = [look.view.shift] * len(names)
-    return bins_table(
-        [("step", [look.view.step] * len(names)), ("module", names)], look.frame.rows, shifts
-    )
-
-
-def bins_table(
-    labels: Sequence[tuple[str, Sequence[object]]], rows: Raw, shifts: Sequence[int]
-) -> pd.DataFrame:
-    """One line an occupied bin of [n, RAW_LEN] rows; ``labels`` are columns with n values each."""
-    which, column = np.nonzero(rows)
-    special = {POS_ZERO: "+0", NEG_ZERO: "-0", NAN: "NaN", POS_INF: "+Inf", NEG_INF: "-Inf"}
-    magnitudes = [
-        special.get(c) or f"2^{int(EXPONENTS[c]) + shifts[i]}"
-        for i, c in zip(which.tolist(), column.tolist(), strict=True)
-    ]
-    return pd.DataFrame(
-        {
-            **{title: [values[i] for i in which.tolist()] for title, values in labels},
-            "magnitude": magnitudes,
-            "count": rows[which, column],
-        }
-    )
-
-
 def found(look: Look, text: str) -> list[int]:
     """Places in the frame of the modules whose name holds ``text``, whatever the case."""
     wanted = text.lower()
@@ -193,8 +140,3 @@ def _figure(label: str, n: int, whole: int, meaning: str) -> KeyFigure:
 def _brief(n: int) -> str:
     """Four figures side by side have room for six digits; the whole count is on hover."""
     return count(n) if n < 10**6 else f"{n / 1e6:,.1f} M"
-
-
-def name_in(look: Look, module: int) -> str:
-    """The module's name."""
-    return look.names.get(module, f"module {module}")

@@ -3,78 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from ampscope.analysis.distribution import LOST, NONFINITE, NORMAL, OVERFLOW, SUBNORMAL, ZERO
 from ampscope.analysis.underflow import Counts, UnderflowOverTime, WithoutShadow
 from ampscope.exponents import Raw
-from ampscope.records import Role
-from app.text import count, cut, percent, plural, power_of_two, share
-
-ROLE_NAMES = {
-    Role.GRAD_OUTPUT: "output gradients",
-    Role.WEIGHT_GRAD: "weight gradients",
-    Role.ACTIVATION: "activations",
-    Role.WEIGHT: "weights",
-    Role.UPDATE: "weight updates",
-}
-UNDERFLOW_NAMES = {
-    "lost": "lost",
-    "subnormal": "subnormal",
-    "zero_before": "zero before",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """What is looked at: one role at one step, as recorded or at another loss scale."""
-
-    role: Role
-    step: int
-    format_name: str
-    recorded_scale: float
-    wanted_exponent: int | None  # None where no loss scale multiplies these values
-    shift: int
-
-    @property
-    def is_plain(self) -> bool:
-        """True where the recorded gradients carry no scale: it is 1, or there is no scaler."""
-        return self.recorded_scale == 1.0
-
-    @property
-    def axis_title(self) -> str:
-        """The same in a few words, for an axis."""
-        if not self.role.is_gradient:
-            return "magnitude, as recorded"
-        if self.wanted_exponent is None or self.shift == 0:
-            factor = "" if self.is_plain else f" (× {power_of_two(self.recorded_scale)})"
-            return f"magnitude, as recorded{factor}"
-        kind = "unscaled" if self.wanted_exponent == 0 else "at another scale"
-        return f"magnitude, {kind} (× 2^{self.wanted_exponent})"
-
-    @property
-    def title(self) -> str:
-        """Which of the views this is; the views are never mixed."""
-        if not self.role.is_gradient:
-            return "as recorded"
-        recorded = power_of_two(self.recorded_scale)
-        if self.wanted_exponent is None:
-            return f"as recorded, at loss scale {recorded}"
-        if self.shift == 0 and self.is_plain:
-            return "as recorded, with no loss scale in them"
-        if self.shift == 0:
-            return f"as recorded, at the run's loss scale {recorded}"
-        if self.wanted_exponent == 0:
-            return f"unscaled (recorded at loss scale {recorded})"
-        return f"as if the loss scale were 2^{self.wanted_exponent} (recorded at {recorded})"
+from app.gradient_terms import ROLE_NAMES, View
+from app.text import count, cut, percent, plural, share
 
 
 def answer(view: View, counts: Raw) -> str:
     """The page's sentence; ``counts`` is [modules, 6]."""
     name = ROLE_NAMES[view.role]
-    start = f"Step {view.step}, {name} {view.title}: "
+    start = f"{view.when}, {name} {view.title}: "
     total = counts.sum(axis=0)
     finite = int(total[[LOST, SUBNORMAL, NORMAL, OVERFLOW]].sum())
     parts = [_not_finite(counts)] if total[NONFINITE] else []
@@ -99,6 +41,17 @@ def answer(view: View, counts: Raw) -> str:
     else:
         parts.append(f"all {finite:,} finite non-zero elements are normal numbers in {fmt}")
     return start + "; ".join(parts) + "."
+
+
+def ranks_seen(ranks: Sequence[int], left_out: Sequence[int]) -> str:
+    """Whose counts are shown, of a training of several ranks."""
+    if len(ranks) == 1 and not left_out:
+        return f"Counted by rank {ranks[0]}."
+    text = f"Added up over {plural(len(ranks), 'rank')} ({', '.join(map(str, ranks))})."
+    if left_out:
+        named = ", ".join(map(str, left_out))
+        text += f" Not in the sum, because its histograms cover other steps: rank {named}."
+    return text
 
 
 def zeros_seen(view: View, counts: Raw) -> str:

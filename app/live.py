@@ -100,7 +100,7 @@ def _what_to_see(recorded: list[tuple[RunInfo, list[StepRecord]]]) -> str:
         for run, steps in recorded
         if steps
     ]
-    skips = sum(step.skipped for _, steps in recorded for step in steps)
+    skips = sum(store.totals(run).skipped for run, _ in recorded)
     tail = f" GradScaler has left out {plural(skips, 'step')}." if skips else ""
     return f"Loss so far: {'; '.join(parts)}.{tail}"
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import streamlit as st
 
 from ampscope.analysis.distribution import scale_exponent, trouble
 from ampscope.exponents import NAN, NEG_INF, Raw
-from ampscope.records import Role, RunInfo
-from ampscope.store.reader import Reader
-from ampscope.store.series import ModuleSeries, module_series
-from app import chart, gradient_words, layout, links, store
+from ampscope.store.series import ModuleSeries
+from app import chart, gradient_words, layout, links, rank_frames
 from app.figures.exponent_bars import exponent_bars
 from app.figures.exponent_map import MapRows, exponent_map
-from app.gradient_map import Look, bins_table, name_in
+from app.gradient_tables import Look, bins_table, name_in
 from app.module_names import pick_module
+from app.rank_frames import Ranks
 from app.text import plural
 
 HISTORY_PX, TALLEST_ROW_PX = 560, 18
@@ -43,12 +44,12 @@ def at_step(look: Look, module: int) -> None:
     )
 
 
-def over_time(run: RunInfo, look: Look, module: int) -> None:
+def over_time(ranks: Ranks, look: Look, module: int) -> None:
     """Its histograms at all recorded steps, as recorded or unscaled, never a mixture."""
-    steps = len(store.frame_steps(run, look.view.role))
+    steps = len(rank_frames.spans(ranks, look.view.role))
     if not _wants_history(steps):
         return
-    series = _series(run, look.view.role, module)
+    series = rank_frames.series(ranks, look.view.role, module)
     unscaled = look.view.role.is_gradient and _pick_view() == UNSCALED
     shifts = shifts_of(series, unscaled=unscaled)
     bad = [s for s, row in zip(series.steps, series.rows, strict=True) if _nonfinite(row)]
@@ -58,7 +59,7 @@ def over_time(run: RunInfo, look: Look, module: int) -> None:
     rows = MapRows(
         rows=series.rows,
         ticks=[str(step) for step in series.steps],
-        names=[f"step {step}" for step in series.steps],
+        names=_names(series),
         shifts=shifts,
     )
     title = "magnitude, unscaled" if unscaled else "magnitude, as recorded"
@@ -79,9 +80,18 @@ def shifts_of(series: ModuleSeries, *, unscaled: bool) -> list[int]:
     return [-(scale_exponent(scale) or 0) for scale in series.scales]
 
 
-@store.of_run
-def _series(reader: Reader, run_id: str, role: Role, module: int) -> ModuleSeries:
-    return module_series(reader, run_id, role, module)
+def _names(series: ModuleSeries) -> list[str]:
+    """Distinct: ranks may cover the same first step with frames of their own."""
+    whole = [
+        f"step {first}" if first == last else f"steps {first} to {last}"
+        for first, last in zip(series.steps, series.last_steps, strict=True)
+    ]
+    seen: Counter[str] = Counter()
+    names = []
+    for name in whole:
+        seen[name] += 1
+        names.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return names
 
 
 def _wants_history(steps: int) -> bool:

@@ -12,11 +12,13 @@ import streamlit as st
 
 from ampscope.errors import BadInput
 from ampscope.records import Machine, RunInfo
-from app import links, states, store
+from app import links, states, store, trainings
 from app.diagnosis_terms import control
 from app.text import ago, code, cut, escape, percent, plural, power_of_two
 
-FOLLOW_EVERY_S = 2.0
+# The writer flushes every 0.5 s and a page is drawn in some 0.3 s: what a step recorded is on the
+# screen within 2 s (tests/test_browser_training.py measures it).
+FOLLOW_EVERY_S = 1.0
 AS_IS = "as_is"
 NAME_LENGTH = 44  # name and badge fit on one line at 800 px
 POLICIES = {
@@ -39,9 +41,10 @@ def opened(title: str) -> RunInfo:
     run = _picked(runs)
     header(run)
     states.explain(run)
-    if run.state.is_active:
-        _follow(run.id, store.version(run))
-    if run.steps_done == 0:
+    ranks = trainings.ranks_of(run)
+    if any(r.state.is_active for r in ranks):
+        _follow(run.id, _versions(ranks))
+    if not any(r.steps_done for r in ranks):
         st.stop()
     return run
 
@@ -67,7 +70,7 @@ def title_line(run: RunInfo) -> None:
 
 def name_of(run: RunInfo) -> str:
     """The label, else what it was; of a script's control with how it was run."""
-    if run.spec.kind != "probe" and run.spec.control not in ("", AS_IS):
+    if run.spec.kind == "script" and run.spec.control not in ("", AS_IS):
         return f"{run.spec.label or _workload(run)} {control(run.spec.control)}"
     return run.spec.label or described(run)
 
@@ -75,6 +78,8 @@ def name_of(run: RunInfo) -> str:
 def described(run: RunInfo) -> str:
     """``gpt tiny fp16``; ``train.py in fp32``."""
     spec = run.spec
+    if spec.kind == "watch":
+        return f"{_workload(run) or 'notebook'}, watched"
     if spec.kind != "probe":  # a script brings its own size and precision
         return f"{_workload(run)} {control(spec.control)}"
     return f"{_workload(run)} {spec.size} {spec.precision}"
@@ -89,8 +94,10 @@ def _workload(run: RunInfo) -> str:
 def facts(run: RunInfo) -> list[str]:
     """The header line's parts."""
     spec = run.spec
-    parts = [described(run)] if spec.label and described(run) != name_of(run) else []
-    parts += [policy_of(run.machine), plural(run.steps_done, "step")]
+    ranks = trainings.ranks_of(run)
+    parts = [trainings.world_words(ranks)] if trainings.is_rank(run) else []
+    parts += [described(run)] if spec.label and described(run) != name_of(run) else []
+    parts += [policy_of(run.machine), plural(max(r.steps_done for r in ranks), "step")]
     if spec.kind == "probe":
         parts.append(f"seed {spec.seed}")
     if spec.loss_factor != 1:
@@ -118,14 +125,15 @@ def policy_name(machine: Machine | None) -> str:
 def label(run: RunInfo) -> str:
     """One line of the run picker."""
     when = time.strftime("%d %b %H:%M:%S", time.localtime(run.created))
-    return f"{cut(name_of(run), NAME_LENGTH)} · {run.state} · {when}"
+    rank = f" · rank {run.spec.rank}" if trainings.is_rank(run) else ""
+    return f"{cut(name_of(run), NAME_LENGTH)}{rank} · {run.state} · {when}"
 
 
 def _picked(runs: list[RunInfo]) -> RunInfo:
     """The run that the URL names, else the last one chosen, else the newest."""
-    by_id = {run.id: run for run in runs}
+    by_id = {ranks[0].id: ranks[0] for ranks in trainings.grouped(runs)}
     asked = st.query_params.get("run")
-    if asked and asked not in by_id:
+    if asked and asked not in by_id:  # further back, or another rank than the first
         older = _looked_up(asked, newest=runs[0])
         by_id[older.id] = older
         links.keep("run", older.id)
@@ -153,8 +161,12 @@ def _looked_up(asked: str, newest: RunInfo) -> RunInfo:
         st.stop()
 
 
+def _versions(ranks: tuple[RunInfo, ...]) -> tuple[str, ...]:
+    return tuple(store.version(r) for r in ranks)
+
+
 @st.fragment(run_every=FOLLOW_EVERY_S)
-def _follow(run_id: str, version: str) -> None:
-    """Draw the page anew when the run has recorded more."""
-    if store.version(store.run(run_id)) != version:
+def _follow(run_id: str, versions: tuple[str, ...]) -> None:
+    """Draw the page anew when the run, or another rank of its training, has recorded more."""
+    if _versions(trainings.ranks_of(store.run(run_id))) != versions:
         st.rerun(scope="app")

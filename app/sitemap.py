@@ -26,10 +26,12 @@ HOME = _entry("home", "Home", "home", "Probes")
 NEW_PROBE = _entry("new_probe", "New probe", "add_circle", "Probes")
 DIAGNOSIS = _entry("diagnosis", "Diagnosis", "troubleshoot", "Scripts")
 ZOO = _entry("zoo", "Zoo", "pets", "Scripts")
+TRAINING = _entry("training", "Training", "monitoring", "One run")
 LAYERS = _entry("layers", "Layers", "account_tree", "One run")
 GRADIENTS = _entry("gradients", "Gradients", "blur_on", "One run")
 LOSS_SCALE = _entry("loss_scale", "Loss scale", "show_chart", "One run")
 HARDWARE = _entry("hardware", "Hardware", "memory", "This machine")
 
-ENTRIES = (HOME, NEW_PROBE, DIAGNOSIS, ZOO, LAYERS, GRADIENTS, LOSS_SCALE, HARDWARE)
+ENTRIES = (HOME, NEW_PROBE, DIAGNOSIS, ZOO, TRAINING, LAYERS, GRADIENTS, LOSS_SCALE, HARDWARE)
 RUN_PAGES = (LAYERS, GRADIENTS, LOSS_SCALE)  # what a recorded run can be looked at with
+WATCHED_PAGES = (TRAINING, GRADIENTS, LOSS_SCALE, LAYERS)  # and a watched training

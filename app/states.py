@@ -30,6 +30,11 @@ _NEXT = {
     State.CANCELLED: "It can be started again.",
     State.LOST: "Start it again; if memory ran out, with a smaller size or a memory limit.",
 }
+_NEXT_WATCHED = {
+    State.FAILED: "The chart below ends at the last step that was recorded.",
+    State.CANCELLED: "The training itself was asked to stop.",
+    State.LOST: "If its process was killed, memory may have run out: see the system's log.",
+}
 
 
 def empty_store() -> None:
@@ -58,6 +63,28 @@ def nothing_recorded(what: str, next_step: str) -> None:
     st.info(f"**{escape(what)}** {escape(next_step)}")
 
 
+def no_histograms(run: RunInfo) -> None:
+    """The run holds no histogram; how to get some."""
+    how = (
+        "Watch it with every=10 or another number of steps: every=0 takes none."
+        if run.spec.kind == "watch"
+        else "Start the probe with --histogram-every 1 to see its numbers."
+    )
+    nothing_recorded("This run holds no histograms.", how)
+
+
+def no_ops(run: RunInfo) -> None:
+    """No op was traced; how to see ops."""
+    how = "Start the probe with --trace-every 1 to see its ops."
+    if run.spec.kind == "watch":
+        how = (
+            "A watched training is not traced op by op: that would slow it down. To see the ops of "
+            "a failing step run its capsule again (ampscope replay); to see those of a healthy one "
+            "probe the model, or run a few steps of the script under ampscope run."
+        )
+    nothing_recorded("The ops of this run were not traced.", f"Only stored dtypes are shown. {how}")
+
+
 def not_of_a_control(run: RunInfo) -> bool:
     """Say of a script's control where the histograms are; False for any other run."""
     if run.spec.kind != "script" or not run.spec.parent:
@@ -72,7 +99,10 @@ def not_of_a_control(run: RunInfo) -> bool:
 
 def explain(run: RunInfo) -> None:
     """Say what state the run is in when that is not plainly finished."""
-    if run.state is State.QUEUED:
+    is_watched = run.spec.kind == "watch"
+    if is_watched and run.state.is_active:
+        _watched(run)
+    elif run.state is State.QUEUED:
         st.info(f"**This probe waits, place {run.place} in the queue.** It starts by itself.")
     elif run.state is State.RUNNING and run.steps_done == 0:
         st.info("**This probe has started.** Its first step has not come yet.")
@@ -83,12 +113,22 @@ def explain(run: RunInfo) -> None:
         _ended_early(run)
 
 
+def _watched(run: RunInfo) -> None:
+    """Nobody said how many steps a watched training is going to make."""
+    if run.steps_done == 0:
+        st.info("**This training is watched.** Its first step has not come yet.")
+    else:
+        so_far = plural(run.steps_done, "step")
+        st.info(f"**Running: {so_far} so far.** This page follows it.")
+
+
 def _ended_early(run: RunInfo) -> None:
     box = st.error if run.state is State.FAILED else st.warning
     reason = run.message or "No reason was recorded."
-    box(f"**This run {_ENDED[run.state]}.** {escape(reason)}  \n{_kept(run)} {_NEXT[run.state]}")
+    next_step = (_NEXT_WATCHED if run.spec.kind == "watch" else _NEXT)[run.state]
+    box(f"**This run {_ENDED[run.state]}.** {escape(reason)}  \n{_kept(run)} {next_step}")
     if run.traceback:
-        with st.expander("The probe's own traceback"):
+        with st.expander("The run's own traceback"):
             st.code(run.traceback, language=None, wrap_lines=True)
     if run.spec.kind == "probe":
         again = {"again": run.id}

@@ -2,11 +2,13 @@
 
 What a run recorded is kept under (store, run, version): a finished run is read once, a run that is
 still being written is read again whenever its version moves. Every function takes the RunInfo that
-the page holds, so a page sees one version throughout.
+the page holds, so a page sees one version throughout. The rows of the runs themselves are read once
+for all browsers until the file changes: a page that follows a run asks for them every second.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -14,6 +16,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import streamlit as st
 
 from ampscope.records import (
+    Event,
     Frame,
     ModuleRecord,
     NonFiniteRecord,
@@ -22,6 +25,7 @@ from ampscope.records import (
     RunInfo,
     ShadowRecord,
     StepRecord,
+    StepTotals,
 )
 from ampscope.store.reader import Reader
 from app import options
@@ -29,6 +33,9 @@ from app import options
 P = ParamSpec("P")
 T = TypeVar("T")
 MAX_ENTRIES = 96  # of about 1 MiB each for one frame of 500 modules
+MAX_LISTS = 16  # of run rows
+# Steps of a chart that is about 1,000 px wide. Up to so many a run is shown as it was recorded.
+POINTS = 2000
 
 
 def path() -> Path:
@@ -40,14 +47,17 @@ def runs(limit: int = 200) -> list[RunInfo]:
     """Newest first; empty when there is no store yet. Raises StoreError when it cannot be read."""
     if not path().exists():
         return []
-    with Reader(path()) as reader:
-        return reader.runs(limit)
+    return list(_runs(str(path()), limit, _stamp()))
 
 
 def run(run_id: str) -> RunInfo:
-    """As it is now, never cached. Raises BadInput when there is no such run."""
-    with Reader(path()) as reader:
-        return reader.run(run_id)
+    """As it is now. Raises BadInput when there is no such run."""
+    return _run(str(path()), run_id, _stamp())
+
+
+def group(name: str) -> list[RunInfo]:
+    """Runs that were started together, oldest first."""
+    return list(_group(str(path()), name, _stamp()))
 
 
 def version(info: RunInfo) -> str:
@@ -78,6 +88,32 @@ def of_run(
     return cached
 
 
+def _stamp() -> tuple[int, ...]:
+    """Changes with every commit (a commit is written to the file or to its log), and every second:
+    that a run is lost shows in no file."""
+    files = (path(), path().with_name(f"{path().name}-wal"))
+    found = [file.stat() for file in files if file.exists()]
+    return (*(n for s in found for n in (s.st_mtime_ns, s.st_size)), int(time.time()))
+
+
+@st.cache_resource(show_spinner=False, max_entries=MAX_LISTS)
+def _runs(store: str, limit: int, stamp: tuple[int, ...]) -> tuple[RunInfo, ...]:
+    with Reader(Path(store)) as reader:
+        return tuple(reader.runs(limit))
+
+
+@st.cache_resource(show_spinner=False, max_entries=MAX_LISTS)
+def _run(store: str, run_id: str, stamp: tuple[int, ...]) -> RunInfo:
+    with Reader(Path(store)) as reader:
+        return reader.run(run_id)
+
+
+@st.cache_resource(show_spinner=False, max_entries=MAX_LISTS)
+def _group(store: str, name: str, stamp: tuple[int, ...]) -> tuple[RunInfo, ...]:
+    with Reader(Path(store)) as reader:
+        return tuple(reader.group(name))
+
+
 @st.cache_data(show_spinner=False, max_entries=MAX_ENTRIES)
 def _read(
     store: str,
@@ -93,9 +129,28 @@ def _read(
 
 
 @of_run
-def steps(reader: Reader, run_id: str) -> list[StepRecord]:
-    """All steps in order."""
-    return reader.steps(run_id)
+def steps(
+    reader: Reader,
+    run_id: str,
+    first: int | None = None,
+    last: int | None = None,
+    points: int = POINTS,
+) -> list[StepRecord]:
+    """Steps in order: all where they are few, else real ones that stand for them, with every
+    extreme and every bad one (Reader.overview). No page reads all steps of a long run."""
+    return reader.overview(run_id, points, first, last)
+
+
+@of_run
+def totals(reader: Reader, run_id: str) -> StepTotals:
+    """Exact counts over all steps."""
+    return reader.step_totals(run_id)
+
+
+@of_run
+def events(reader: Reader, run_id: str) -> list[Event]:
+    """What a watched run reported, in order."""
+    return reader.events(run_id)
 
 
 @of_run
@@ -111,8 +166,14 @@ def ops(reader: Reader, run_id: str, op_set: int) -> list[OpRecord]:
 
 
 @of_run
+def frame_spans(reader: Reader, run_id: str, role: Role) -> list[tuple[int, int]]:
+    """First and last step of every frame of ``role``; the same where it is of one step."""
+    return reader.frame_spans(run_id, role)
+
+
+@of_run
 def frame_steps(reader: Reader, run_id: str, role: Role) -> list[int]:
-    """Steps that have histograms of ``role``."""
+    """Steps that have histograms of ``role``; of frames that add up several, the first."""
     return reader.frame_steps(run_id, role)
 
 

@@ -17,8 +17,9 @@ from ampscope.store.series import shadow_columns
 from app import chart, gradient_words, layout, links, states, store
 from app.figures.underflow_lines import PANELS, Line, underflow_lines
 from app.figures.underflow_map import underflow_map
-from app.gradient_map import TICK_LENGTH, Look, name_in
-from app.gradient_words import ROLE_NAMES, UNDERFLOW_NAMES
+from app.gradient_map import TICK_LENGTH
+from app.gradient_tables import Look, name_in
+from app.gradient_terms import ROLE_NAMES, UNDERFLOW_NAMES
 from app.module_names import short_names
 from app.palette import ZONES
 from app.text import cut
@@ -107,7 +108,7 @@ def _say_inconclusive(run: RunInfo, look: Look, module: int) -> None:
     role: Role = look.view.role
     how = (
         "Only probes take a shadow. A diagnosis compares a script with its fp32 control instead."
-        if run.spec.kind == "script"
+        if run.spec.kind != "probe"
         else "Start the probe with --shadow-every 10 for a count."
     )
     states.nothing_recorded(

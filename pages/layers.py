@@ -13,10 +13,7 @@ if not layers.modules:
         )
     st.stop()
 if not layers.all_ops:
-    states.nothing_recorded(
-        "The ops of this run were not traced.",
-        "Only stored dtypes are shown. Start the probe with --trace-every 1 to see its ops.",
-    )
+    states.no_ops(run)
 layers_view.overview(run, layers)
 layers_view.flops(layers)
 layers_view.tree(layers)

@@ -80,7 +80,7 @@ def test_a_failed_probe_is_one_sentence_with_its_traceback_folded(
     expect(alert).not_to_contain_text("Traceback")
     trace = page.get_by_text("Traceback (most recent call last)").first
     expect(trace).to_be_hidden()
-    page.get_by_text("The probe's own traceback").click()
+    page.get_by_text("The run's own traceback").click()
     expect(trace).to_be_visible()
 
 

@@ -84,9 +84,7 @@ def test_histograms_are_taken_when_due_and_count_every_element(store: Path) -> N
     elements = sum(p.numel() for p in model.parameters())
     assert all(int(f.rows.sum()) == elements for f in found.frames[Role.WEIGHT_GRAD])
     # Two micro-batches; four modules put out 16 x 16 numbers and the last one 16.
-    assert all(
-        int(f.rows.sum()) == 2 * (4 * 256 + 16) for f in found.frames[Role.ACTIVATION]
-    )
+    assert all(int(f.rows.sum()) == 2 * (4 * 256 + 16) for f in found.frames[Role.ACTIVATION])
 
 
 def test_every_1_records_everything(store: Path) -> None:
@@ -212,7 +210,11 @@ def test_copies_and_pickles_of_a_watched_model_are_clean(store: Path) -> None:
 
 def test_nothing_is_left_behind(store: Path) -> None:
     model, scaler = small_net(), torch.amp.GradScaler("cpu")
-    before = (vars(torch.amp.GradScaler).copy(), torch.autograd.backward, vars(nn.Sequential).copy())
+    before = (
+        vars(torch.amp.GradScaler).copy(),
+        torch.autograd.backward,
+        vars(nn.Sequential).copy(),
+    )
     first = ampscope.watch(model, store=store)
     second = ampscope.watch(model, scaler=scaler, store=store)
     train_bf16(2, model)

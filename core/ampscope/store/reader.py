@@ -72,8 +72,8 @@ class Reader:
     def overview(
         self, run_id: str, points: int = 2000, first: int | None = None, last: int | None = None
     ) -> list[StepRecord]:
-        """Real steps of a run of any length, from first to last, about ``points`` (three times that at
-        the worst). All, where they are no more. Else of each block of consecutive steps those with
+        """Real steps of a run of any length, from first to last: about ``points``, three times that
+        at the worst. All, where they are no more. Else of each block of consecutive steps those of
         the smallest and the largest loss, every change of scale and all bad steps (skipped, loss or
         norm not finite); if either are more than points / 2, the ends of each episode of bad steps,
         or the first and last of each block. No value is smoothed."""

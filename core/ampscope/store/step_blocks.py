@@ -1,6 +1,6 @@
 """Summary of a block of consecutive steps: exact counts, and the steps worth showing. Pure.
 
-    Block(first_step=64, last_step=127, steps=64, skipped=1, bad=2, low_step=70, low_loss=1.2, …)
+    Block(first_step=64, last_step=79, steps=16, skipped=1, bad=2, low_step=70, low_loss=1.2, …)
 
 Blocks of neighbours combine into that of both, so a tree of them answers for any range of steps
 without reading the steps. A *bad* step was skipped, or its loss or gradient norm is not finite.

@@ -1,16 +1,38 @@
-"""What a caller of `watch` gave, looked at: optimizers without wrappers, a scaler, a name."""
+"""What a caller of `watch` gave, looked at: models by name, optimizers, a scaler, a name."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from torch.optim import Optimizer
 
 from ampscope.errors import BadInput
-from ampscope.watcher.models import WatchedModels
+from ampscope.watcher.models import WatchedModels, plain_module
 from ampscope.watcher.step_hooks import plain_optimizer
+
+
+def named(models: object) -> dict[str, nn.Module]:
+    """The models that a caller gave, by name. Raises BadInput for anything that is not a model."""
+    if isinstance(models, Mapping):
+        pairs = [(str(name), model) for name, model in models.items()]
+    elif isinstance(models, list | tuple):
+        names = _class_names([type(plain_module(model)).__name__ for model in models])
+        pairs = list(zip(names, models, strict=True))
+    else:
+        pairs = [("model", models)]
+    for name, model in pairs:
+        if not isinstance(model, nn.Module):
+            raise BadInput(
+                f"watch() takes a torch.nn.Module, a list of them or a dict of them; {name!r} is "
+                f"of type {type(model).__name__}."
+            )
+    if not pairs:
+        raise BadInput("watch() was given no model.")
+    return dict(pairs)
 
 
 def optimizers_of(given: Any) -> list[Optimizer]:
@@ -43,3 +65,11 @@ def name_of(models: WatchedModels) -> str:
     script = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else ""
     kinds = "+".join(type(root.plain).__name__ for root in models.roots)
     return f"{kinds} in {script}" if script.endswith(".py") else kinds
+
+
+def _class_names(names: list[str]) -> list[str]:
+    """Each class's name, numbered where several models have it."""
+    return [
+        name if names.count(name) == 1 else f"{name}{names[: place + 1].count(name)}"
+        for place, name in enumerate(names)
+    ]

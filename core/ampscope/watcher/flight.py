@@ -41,6 +41,7 @@ class FlightRecorder:
         self.past: deque[Past] = deque(maxlen=RING)
         self.elapsed_s = 0.0
         self.is_paused = False
+        self._models = models
         self._patches = Patches()
         self._is_inside = False
         self._places: dict[int, _Place] = {}
@@ -97,6 +98,7 @@ class FlightRecorder:
 
     def _begun(self, place: _Place, args: Any, kwargs: Any) -> Forward:
         started = time.perf_counter()
+        self._models.called(place.root)
         forward = Forward(
             place.root.name,
             place.path,

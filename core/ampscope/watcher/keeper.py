@@ -1,9 +1,9 @@
 """Which failing steps are worth a capsule, and where the files go.
 
-GradScaler's calibration skips a few steps as a matter of course: finite loss, one or two skips, a
-lower scale, and on. A capsule is kept of what is not calibration: a loss that is not finite, bad
-gradients without a scaler to catch them, or the third bad step in a row. One of each streak; the
-first ones stay, and the newest takes the last place.
+GradScaler's calibration skips steps as a matter of course: finite loss, a few skips, a lower scale,
+and on; more of them at the start, from 65536 down. A capsule is kept of what is not calibration: a
+loss that is not finite, bad gradients without a scaler to catch them, or many bad steps in a row.
+One of each streak; the first ones stay, and the newest takes the last place.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from ampscope.watcher.capsule import About, Capsule, CapsuleLimits, collected
 from ampscope.watcher.forwards import Forward, Past
 from ampscope.watcher.models import WatchedModels
 
-STREAK = 3  # bad steps in a row; a calibration from 65536 is over after a few
+FIRST_STREAK = 10  # bad steps in a row: the scale has fallen from 65536 to 64
+STREAK = 3  # later on, where a scale that was right is off by a factor of 2 at most
 
 
 class Keeper:
@@ -34,18 +35,20 @@ class Keeper:
         self._folder = store.with_name(f"{store.name}.capsules").absolute()
         self._limits = limits
         self._streak = 0
+        self._was_good = False  # any step so far
         self._has_kept = False  # of this streak
 
     def good(self) -> None:
         """A step went well: the streak is over."""
-        self._streak, self._has_kept = 0, False
+        self._streak, self._has_kept, self._was_good = 0, False, True
 
     def wants(self, *, loss_is_bad: bool, has_scaler: bool) -> bool:
         """A step went bad: whether to keep it."""
         self._streak += 1
         if self._has_kept or not self._limits.count:
             return False
-        return loss_is_bad or not has_scaler or self._streak >= STREAK
+        enough = STREAK if self._was_good else FIRST_STREAK
+        return loss_is_bad or not has_scaler or self._streak >= enough
 
     def keep(
         self,

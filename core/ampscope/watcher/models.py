@@ -49,6 +49,7 @@ class WatchedModels:
 
     def __init__(self, models: Mapping[str, nn.Module], rank: int = 0) -> None:
         self.roots = tuple(_root(name, model) for name, model in models.items())
+        self._rank = rank
         self.modules: list[nn.Module] = []
         self.parameters: list[WatchedParameter] = []
         self._records: list[ModuleRecord] = []
@@ -74,6 +75,18 @@ class WatchedModels:
         """One record a module."""
         return self._records
 
+    def called(self, root: Root) -> None:
+        """``root`` is about to run. A model that was given without the DistributedDataParallel
+        around it is found to be replicated here."""
+        wrapper = getattr(DistributedDataParallel, "_active_ddp_module", None)
+        if not self._rank or root.is_replicated or getattr(wrapper, "module", None) is None:
+            return
+        if wrapper.module is root.called:  # type: ignore[union-attr]  # it has one
+            self.parameters[:] = [
+                dataclasses.replace(p, is_counted=False) if p.root == root.name else p
+                for p in self.parameters
+            ]
+
     @property
     def is_sharded(self) -> bool:
         """Some parameter is a DTensor, of which this rank holds a part."""
@@ -98,26 +111,6 @@ class WatchedModels:
             self.parameters.append(
                 WatchedParameter(first + named.owner, name, named.tensor, root.name, counted)
             )
-
-
-def named(models: object) -> dict[str, nn.Module]:
-    """The models that a caller gave, by name. Raises BadInput for anything that is not a model."""
-    if isinstance(models, Mapping):
-        pairs = [(str(name), model) for name, model in models.items()]
-    elif isinstance(models, list | tuple):
-        names = _class_names([type(plain_module(model)).__name__ for model in models])
-        pairs = list(zip(names, models, strict=True))
-    else:
-        pairs = [("model", models)]
-    for name, model in pairs:
-        if not isinstance(model, nn.Module):
-            raise BadInput(
-                f"watch() takes a torch.nn.Module, a list of them or a dict of them; {name!r} is "
-                f"of type {type(model).__name__}."
-            )
-    if not pairs:
-        raise BadInput("watch() was given no model.")
-    return dict(pairs)
 
 
 def plain_module(model: object) -> object:
@@ -182,11 +175,3 @@ def _stands_first(tensor: Tensor) -> bool:
         place == 0 or not placement.is_replicate()
         for place, placement in zip(coordinate, placements, strict=True)
     )
-
-
-def _class_names(names: list[str]) -> list[str]:
-    """Each class's name, numbered where several models have it."""
-    return [
-        name if names.count(name) == 1 else f"{name}{names[: place + 1].count(name)}"
-        for place, name in enumerate(names)
-    ]

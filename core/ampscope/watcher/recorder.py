@@ -7,6 +7,7 @@ that :data:`MOST_WAITING` records wait, training does wait: no step is lost. Whe
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -49,6 +50,7 @@ class Recorder:
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="ampscope-recorder", daemon=True)
         self._thread.start()
+        atexit.register(self.close, State.FINISHED, "The process ended without run.close().")
 
     def modules(self, records: Sequence[ModuleRecord]) -> None:
         """The modules of all models."""
@@ -96,6 +98,7 @@ class Recorder:
         """Write what waits and how the run ended."""
         if self._stop.is_set() or os.getpid() != self._pid:  # a fork has no thread
             return
+        atexit.unregister(self.close)
         self._stop.set()
         self._thread.join()
         try:

@@ -97,9 +97,9 @@ class Session:
         self._loss_is_given = True
 
     def loss_seen(self, loss: Tensor) -> None:
-        """By the hooks, before a backward pass."""
+        """By the hooks, before a backward. Micro-batches add up, as their gradients do."""
         if not self._loss_is_given and loss.numel() == 1:
-            self._loss = loss
+            self._loss = loss if self._loss is None else self._loss + loss
 
     def gradients_complete(self, optimizer: Optimizer, scaler: Any) -> None:
         """Backward is done; gradients are still scaled and the weights are as they were."""

@@ -23,9 +23,9 @@ from ampscope.errors import BadInput
 from ampscope.records import Event, State
 from ampscope.store.db import default_path
 from ampscope.watcher.alarms import AlarmBounds, TrainingStopped
-from ampscope.watcher.arguments import name_of, optimizers_of, scaler_of
+from ampscope.watcher.arguments import name_of, named, optimizers_of, scaler_of
 from ampscope.watcher.capsule import CapsuleLimits
-from ampscope.watcher.models import WatchedModels, named
+from ampscope.watcher.models import WatchedModels
 from ampscope.watcher.notebook import as_html
 from ampscope.watcher.ranks import place_now
 from ampscope.watcher.replay import Replay

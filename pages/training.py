@@ -1,0 +1,16 @@
+"""Training: how a watched training stands, what went wrong in it, and which rank was first."""
+
+from app import run_page, training_data, training_ranks, training_view, trainings
+
+run = run_page.opened("Training")
+ranks = trainings.ranks_of(run)
+if len(ranks) > 1:
+    found = training_ranks.read(ranks)
+    training_ranks.show(found)
+else:
+    found = [training_data.read(run)]
+    training_view.overview(found[0])
+training_view.alarms(found)
+training_view.capsules(found)
+training_view.curves(next((t for t in found if t.run.id == run.id), found[0]))
+training_view.said(found)

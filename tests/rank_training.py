@@ -1,0 +1,92 @@
+"""What test_watch_ranks.py runs under torchrun: a small training on every rank."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import ampscope
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", choices=("ddp", "ddp-inside", "fsdp", "alone"))
+    parser.add_argument("store")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--nan-at", type=int, default=-1)
+    parser.add_argument("--nan-rank", type=int, default=0)
+    parser.add_argument("--kill-at", type=int, default=-1)
+    parser.add_argument("--kill-rank", type=int, default=0)
+    parser.add_argument("--watch", default="yes")
+    parser.add_argument("--count", action="store_true")
+    given = parser.parse_args()
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 1))
+    model = wrapped(net, given.kind)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    given_model = net if given.kind == "ddp-inside" else model
+    watching = (
+        ampscope.watch(
+            given_model, optimizer, store=given.store, every=2, name="ranks", policy="ignore"
+        )
+        if given.watch == "yes"
+        else contextlib.nullcontext()
+    )
+    torch.manual_seed(rank)
+    with watching as run, counting(given.count and rank == 0):
+        for step in range(given.steps):
+            inputs = torch.randn(4, 8)
+            if step == given.nan_at and rank == given.nan_rank:
+                inputs[0, 0] = float("nan")
+            if step == given.kill_at and rank == given.kill_rank:
+                run._session.recorder.wait()  # what was handed over is on the disk
+                os.kill(os.getpid(), signal.SIGKILL)
+            if step == given.kill_at:
+                time.sleep(1.0)  # torchrun ends the others soon after one has died
+            with torch.autocast("cpu", torch.bfloat16):
+                output = model(inputs)
+            output.float().square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    dist.destroy_process_group()
+
+
+def wrapped(net: nn.Sequential, kind: str) -> nn.Module:
+    if kind.startswith("ddp"):
+        return DistributedDataParallel(net)
+    if kind == "alone":
+        return net
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for part in (net[0], net[2], net[4]):
+        fully_shard(part, mesh=mesh)
+    return fully_shard(net, mesh=mesh)
+
+
+@contextlib.contextmanager
+def counting(wanted: bool):
+    """Print how often each collective ran."""
+    if not wanted:
+        yield
+        return
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        yield
+    for event in sorted(profile.key_averages(), key=lambda e: e.key):
+        if event.key.startswith(("gloo:", "c10d::", "_c10d")):
+            print("collectives", event.key, event.count)
+
+
+if __name__ == "__main__":
+    main()

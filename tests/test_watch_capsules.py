@@ -1,0 +1,289 @@
+"""Capsules of failing steps: what they keep, their limits, and that a replay is the step again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from watched import recorded, small_net, train_fp16, watching
+
+import ampscope
+from ampscope.errors import BadInput
+from ampscope.records import Role
+from ampscope.watcher import capsule_file
+from ampscope.watcher.trees import NotKept, first_not_kept, packed, unpacked
+
+LEAVES = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5)
+TREES = st.recursive(
+    LEAVES | st.integers(0, 3).map(lambda n: torch.arange(n).float()),
+    lambda parts: (
+        st.lists(parts, max_size=3)
+        | st.lists(parts, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=3), parts, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+def same(first: object, second: object) -> bool:
+    if isinstance(first, torch.Tensor):
+        return isinstance(second, torch.Tensor) and torch.equal(first, second)
+    if isinstance(first, dict):
+        return (
+            isinstance(second, dict)
+            and [*first] == [*second]
+            and all(same(first[key], second[key]) for key in first)
+        )
+    if isinstance(first, list | tuple):
+        return (
+            type(first) is type(second)
+            and len(first) == len(second)
+            and all(map(same, first, second))
+        )
+    return type(first) is type(second) and first == second
+
+
+@given(TREES)
+@settings(max_examples=200, deadline=None)
+def test_arguments_come_back_as_they_went_in(value: object) -> None:
+    tensors: dict[str, torch.Tensor] = {}
+    tree = json.loads(json.dumps(packed(value, "x", tensors)))
+    assert same(unpacked(tree, tensors), value)
+
+
+def test_what_cannot_be_kept_is_named() -> None:
+    value = unpacked(packed({"a": [1, object()]}, "x", {}), {})
+    assert value == {"a": [1, NotKept("object")]}
+    assert first_not_kept(value) == "object"
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"dtype": "nn"},
+        {"dtype": "ones"},
+        {"device": "nowhere"},
+        {"call": "os.system"},
+        {"tensor": "absent"},
+        {},
+        {"tuple": [1]},
+    ],
+)
+def test_a_forged_tree_is_refused(tree: dict[str, object]) -> None:
+    with pytest.raises((ValueError, KeyError, TypeError, AttributeError, RuntimeError)):
+        unpacked(tree, {})
+
+
+class Overflowing(nn.Module):
+    """Its second layer leaves fp16 when the input is large: 2^12 * 2^6 = 2^18 > 65504."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.drop = nn.Dropout(0.5)
+        self.first = nn.Linear(4, 4, bias=False)
+        self.second = nn.Linear(4, 1, bias=False)
+        with torch.no_grad():
+            self.first.weight.copy_(torch.eye(4))
+            self.second.weight.fill_(64.0)
+
+    def forward(self, inputs: torch.Tensor, *, factor: float = 1.0) -> torch.Tensor:
+        hidden = self.drop(self.norm(inputs)) * 0 + self.first(inputs) * factor
+        return self.second(hidden)
+
+
+def overflow(
+    store: Path, **options: object
+) -> tuple[ampscope.Watch, Overflowing, list[torch.Tensor]]:
+    """Step 2 overflows in ``second``. Returns the outputs as well."""
+    torch.manual_seed(0)
+    model, outputs = Overflowing(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    run = ampscope.watch(model, optimizer, scaler, store=store, policy="ignore", **options)
+    for step in range(4):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            output = model(torch.ones(8, 4) + torch.rand(8, 4), factor=4096.0 if step == 2 else 1.0)
+        outputs.append(output.detach().clone())
+        scaler.scale(output.float().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return run, model, outputs
+
+
+def test_a_planted_overflow_is_named_in_the_process(tmp_path: Path) -> None:
+    run, model, outputs = overflow(tmp_path / "runs.db")
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    generator = torch.get_rng_state()
+    result = run.replay()
+    assert result.first is not None
+    assert (result.where, result.first.module, result.first.op) == ("forward", "second", "aten.mm")
+    assert result.first.fp32_finite is True
+    assert result.first.fp32_max == pytest.approx(float(4096 * 64 * 6), rel=0.5)
+    assert {s.role for s in result.shadows} >= {Role.ACTIVATION}
+    # Without a trace: weights, buffers, gradients, generators.
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in state.items())
+    assert torch.equal(generator, torch.get_rng_state())
+    run.close()
+    assert torch.isinf(outputs[2]).any()
+
+
+def test_a_replay_computes_what_the_step_computed(tmp_path: Path) -> None:
+    """Dropout's mask, BatchNorm's statistics and the gradients, to the last bit."""
+    from ampscope.watcher.rerun import Rerun
+
+    torch.manual_seed(1)
+    model, store = small_net(), tmp_path / "runs.db"
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ampscope.watch(model, optimizer, store=store, policy="ignore") as run:
+        for step in range(3):
+            optimizer.zero_grad()
+            output = model(torch.randn(16, 8))
+            (output.square().mean() * (1e39 if step == 2 else 1.0)).backward()
+            gradients = [p.grad.clone() for p in model.parameters()]
+            if step == 2:
+                break
+            optimizer.step()
+        optimizer.step()
+    capsule = capsule_file.load(run.capsules[0])
+    fresh = small_net()
+    with torch.no_grad():
+        for name, parameter in fresh.named_parameters():
+            parameter.copy_(capsule.weights[name])
+    rerun = Rerun(fresh, capsule.forwards[0], 1.0)
+    with rerun.prepared():
+        outputs, again = rerun.as_it_was()
+    assert torch.equal(outputs[0], output.detach())
+    assert all(
+        torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(again, gradients, strict=True)
+    )
+
+
+def test_a_fresh_process_names_the_same_op(tmp_path: Path) -> None:
+    run, _, _ = overflow(tmp_path / "runs.db")
+    run.close()
+    (capsule,) = run.capsules
+    model = tmp_path / "mine.py"
+    model.write_text(
+        "import sys\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from test_watch_capsules import Overflowing\n\n\n"
+        "def build():\n    return Overflowing()\n"
+    )
+    command = [sys.executable, "-m", "ampscope.cli.main", "replay", str(capsule)]
+    done = subprocess.run(
+        [*command, "--model", f"{model}:build", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["first"]["module"], found["first"]["op"]) == ("second", "aten.mm")
+    assert found["about"]["step"] == 2
+    text = subprocess.run(
+        [*command, "--model", f"{model}:build"], capture_output=True, text=True, check=False
+    )
+    assert "First bad op: aten.mm in module 'second'" in text.stdout
+
+
+def test_replay_at_once_is_an_event_of_the_step(tmp_path: Path) -> None:
+    run, _, _ = overflow(tmp_path / "runs.db", replay=True)
+    run.close()
+    (event,) = recorded(run.store, run.id).of("replay")
+    assert event.step == 2
+    assert "'second'" in event.text
+
+
+def test_a_bad_loss_is_told_from_a_bad_model(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ampscope.watch(model, store=tmp_path / "runs.db", policy="ignore", replay=True) as run:
+        (model(torch.ones(1, 2)).mean() * float("inf")).backward()
+        optimizer.step()
+    (event,) = recorded(run.store, run.id).of("replay")
+    assert "look at the loss" in event.text
+
+
+def test_a_calibration_is_no_failure(tmp_path: Path) -> None:
+    watched, ids = watching(tmp_path / "runs.db")
+    train_fp16(10, watched, init_scale=2.0**17)
+    run = recorded(tmp_path / "runs.db", ids[0])
+    assert any(s.skipped for s in run.steps), "the scale was meant to be too high at first"
+    assert run.of("capsule") == []
+
+
+def test_limits_of_count_and_size(tmp_path: Path) -> None:
+    limits = ampscope.CapsuleLimits(count=2)
+    watched, ids = watching(tmp_path / "runs.db", capsules=limits, policy="ignore")
+    train_fp16(12, watched, bad_at=(2, 4, 6, 8))
+    events = recorded(tmp_path / "runs.db", ids[0]).of("capsule")
+    assert [e.step for e in events] == [2, 4, 6, 8]
+    kept = sorted(path.name for path in (tmp_path / "runs.db.capsules").iterdir())
+    assert kept == [Path(events[0].path).name, Path(events[-1].path).name]
+    small = ampscope.CapsuleLimits(mib=1e-3)
+    watched, ids = watching(tmp_path / "small.db", capsules=small, policy="ignore")
+    train_fp16(4, watched, bad_at=(2,))
+    (path,) = (tmp_path / "small.db.capsules").iterdir()
+    capsule = capsule_file.load(path)
+    assert not capsule.weights
+    assert "the weights" in capsule.contents
+    assert sum(t.numel() for f in capsule.forwards for t in f.args) * 4 <= 1024
+
+
+def test_no_capsules_when_none_are_wanted(tmp_path: Path) -> None:
+    limits = ampscope.CapsuleLimits(count=0)
+    watched, _ = watching(tmp_path / "runs.db", capsules=limits)
+    train_fp16(4, watched, bad_at=(2,))
+    assert not (tmp_path / "runs.db.capsules").exists()
+
+
+def test_the_last_steps_norms_are_kept(tmp_path: Path) -> None:
+    run, model, _ = overflow(tmp_path / "runs.db")
+    run.close()
+    capsule = capsule_file.load(run.capsules[0])
+    assert [past.step for past in capsule.past] == [0, 1]
+    assert capsule.parameters == tuple(name for name, _ in model.named_parameters())
+    assert all(len(past.norms) == len(capsule.parameters) for past in capsule.past)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a capsule", b"\x10\0\0\0\0\0\0\0{}              "])
+def test_a_file_that_is_no_capsule(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(BadInput, match="not a capsule"):
+        capsule_file.load(path)
+    with pytest.raises(BadInput, match="no capsule at"):
+        capsule_file.load(tmp_path / "absent.safetensors")
+
+
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    from ampscope.watcher.replay_child import prepare
+
+    run, _, _ = overflow(tmp_path / "runs.db")
+    run.close()
+    capsule = capsule_file.load(run.capsules[0])
+    with pytest.raises(BadInput, match="another model"):
+        prepare(capsule, {"model": nn.Linear(4, 4)})
+
+
+def test_overwritten_inputs_are_left_out_and_said(tmp_path: Path) -> None:
+    model, inputs = nn.Linear(2, 1), torch.ones(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ampscope.watch(model, store=tmp_path / "runs.db", policy="ignore") as run:
+        loss = model(inputs.requires_grad_(False)).mean() * float("nan")
+        loss.backward()
+        inputs.zero_()
+        optimizer.step()
+    (event,) = recorded(run.store, run.id).of("capsule")
+    assert "overwritten" in event.text
+    with pytest.raises(BadInput, match="no forward call"):
+        run.replay()

@@ -1,0 +1,218 @@
+"""What surrounds a watched training: the recorder's thread, late numbers, the notebook's figure."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from watched import recorded, small_net, train_bf16, train_fp16, watching
+
+import ampscope
+from ampscope.errors import StoreError
+from ampscope.records import Role
+from ampscope.store.reader import Reader
+from ampscope.store.writer import RunWriter
+from ampscope.watcher import numbers
+from ampscope.watcher.alarms import AmpscopeWarning
+from ampscope.watcher.numbers import Readout, checked, read_norms
+
+
+def test_a_store_that_fails_ends_the_recording_and_not_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_net()
+    run = ampscope.watch(model, store=tmp_path / "runs.db", every=1)
+
+    def full(self: RunWriter) -> None:
+        raise StoreError("The disk is full.")
+
+    monkeypatch.setattr(RunWriter, "flush", full)
+    with pytest.warns(AmpscopeWarning, match="records no more: The disk is full"):
+        losses = train_bf16(20, model)
+        run.close()
+    assert len(losses) == 20
+    assert not [t for t in threading.enumerate() if t.name == "ampscope-recorder"]
+
+
+def test_steps_can_be_read_soon_after_they_were_made(tmp_path: Path) -> None:
+    """The dashboard's delay of 2 s has room for a flush every 0.5 s."""
+    model = small_net()
+    with ampscope.watch(model, store=tmp_path / "runs.db") as run:
+        train_bf16(3, model)
+        deadline = time.monotonic() + 1.5
+        with Reader(run.store) as reader:
+            while time.monotonic() < deadline and len(reader.steps(run.id)) < 3:
+                time.sleep(0.02)
+            assert len(reader.steps(run.id)) == 3
+
+
+def test_numbers_that_come_late_lose_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on CUDA without a scaler: a step is finished while the next one runs."""
+    model = small_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = ampscope.watch(model, optimizer, store=tmp_path / "runs.db", policy="ignore")
+    monkeypatch.setattr(Readout, "is_immediate", property(lambda self: False))
+    losses, norms = [], []
+    for step in range(6):
+        optimizer.zero_grad()
+        loss = model(torch.randn(16, 8)).square().mean() * (float("inf") if step == 4 else 1.0)
+        loss.backward()
+        losses.append(float(loss.detach()))
+        norms.append(math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters())))
+        if step == 4:
+            optimizer.zero_grad()  # as if the step had been left out: the next ones are finite
+            for p in model.parameters():
+                p.grad = torch.full_like(p, float("nan"))
+            kept = [p.detach().clone() for p in model.parameters()]
+            optimizer.step()
+            with torch.no_grad():
+                for p, old in zip(model.parameters(), kept, strict=True):
+                    p.copy_(old)
+        else:
+            optimizer.step()
+    run.close()
+    found = recorded(run.store, run.id)
+    assert [s.step for s in found.steps] == list(range(6))
+    np.testing.assert_array_equal([s.loss for s in found.steps], losses)
+    good = [0, 1, 2, 3, 5]
+    np.testing.assert_allclose(
+        [found.steps[i].grad_norm for i in good], [norms[i] for i in good], rtol=1e-5
+    )
+    assert [(e.step, e.name) for e in found.of("nonfinite")] == [(4, "loss")]
+    (capsule,) = found.of("capsule")
+    assert "the step was over" in capsule.text
+
+
+def test_norms_against_fp64_also_where_fp32_overflows() -> None:
+    gradients = {
+        0: torch.full((4,), 3e30),
+        1: torch.tensor([3.0, 4.0], dtype=torch.float16),
+        2: torch.tensor([float("inf"), 1.0]),
+        3: torch.sparse_coo_tensor(
+            torch.tensor([[0, 0]]), torch.tensor([3.0, 4.0]), (5,), check_invariants=True
+        ),
+    }
+    norms = checked(read_norms(list(gradients.items())).norms(), gradients)
+    assert norms.suspects == (2,)
+    np.testing.assert_allclose(norms.values[[0, 1]], [6e30, 5.0], rtol=1e-6)
+    assert norms.values[3] == 7.0  # the same place twice: it adds up
+    assert numbers.read_norms([]).norms().total == 0.0
+
+
+def test_a_run_that_nobody_closes_is_lost_and_keeps_its_steps(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import os, signal, sys, time
+            sys.path.insert(0, {str(Path(__file__).parent)!r})
+            from watched import small_net, train_bf16
+            import ampscope
+            model = small_net()
+            run = ampscope.watch(model, store={str(tmp_path / "runs.db")!r})
+            train_bf16(5, model)
+            if sys.argv[1] == "killed":
+                time.sleep(1.2)
+                os.kill(os.getpid(), signal.SIGKILL)
+            """
+        )
+    )
+    for way, state in (("killed", "lost"), ("left", "finished")):
+        subprocess.run([sys.executable, str(script), way], check=False, timeout=120)
+        with Reader(tmp_path / "runs.db") as reader:
+            run = reader.runs()[0]
+            assert (run.state, run.steps_done) == (state, 5)
+
+
+def test_a_fork_of_the_training_records_nothing(tmp_path: Path) -> None:
+    """DataLoader workers are forks: they have the hooks and no thread."""
+    model = small_net()
+    with ampscope.watch(model, store=tmp_path / "runs.db") as run:
+        loader = torch.utils.data.DataLoader(torch.randn(32, 8), batch_size=16, num_workers=1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for inputs in loader:
+            model(inputs).square().mean().backward()
+            optimizer.step()
+    assert len(recorded(run.store, run.id).steps) == 2
+
+
+def test_the_notebook_shows_a_figure_and_escapes_the_name(tmp_path: Path) -> None:
+    watched, _ = watching(tmp_path / "runs.db", name="<script>alert(1)</script>")
+    kept: list[ampscope.Watch] = []
+
+    def opened(*arguments: object) -> ampscope.Watch:
+        kept.append(watched(*arguments))
+        assert "no step so far" in kept[0]._repr_html_()
+        return kept[0]
+
+    train_fp16(6, opened, bad_at=(3,))
+    page = kept[0]._repr_html_()
+    assert "plotly" in page
+    assert "step 5" in page
+    assert "<script>alert" not in page
+    assert f"run={kept[0].id}" in page
+
+
+def test_models_of_many_kinds_of_input(tmp_path: Path) -> None:
+    """Outputs in dicts, keyword arguments, no floating-point output at all in between."""
+
+    class Dicts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, *, batch: dict[str, torch.Tensor]) -> dict[str, object]:
+            return {"out": self.layer(batch["x"]), "names": ["a"], "count": torch.tensor(3)}
+
+    model = Dicts()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ampscope.watch(model, store=tmp_path / "runs.db", policy="ignore") as run:
+        out = model(batch={"x": torch.full((3, 4), 3e38)})["out"]
+        (out * 10).sum().backward()
+        optimizer.step()
+    result = run.replay()
+    assert result.first is not None  # 10 * 3 * 3e38 in the weight's gradient
+    assert (result.where, result.first.module, result.first.dtype) == ("backward", "layer", "fp32")
+    assert recorded(run.store, run.id).at(Role.ACTIVATION) == [0]
+
+
+def test_memory_stays_where_it_is(tmp_path: Path) -> None:
+    """A tenth of what benchmarks/watch_memory.py runs: growth of a step's leak would show."""
+    import tracemalloc
+
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    inputs = torch.ones(1, 2)
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            model(inputs).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    # Without histograms: their thinning keeps about 512 numbers a role, which fills up slowly.
+    with ampscope.watch(model, optimizer, store=tmp_path / "runs.db", every=0) as run:
+        steps(3000)
+        run._session.recorder.wait()
+        tracemalloc.start()
+        steps(500)
+        run._session.recorder.wait()
+        before = tracemalloc.get_traced_memory()[0]
+        steps(3000)
+        run._session.recorder.wait()
+        after = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+    assert after - before < 3000 * 8, "more than 8 bytes a step"
+    assert os.path.getsize(run.store) > 0
