@@ -17,7 +17,7 @@ from app.figures import flops_by_module as flops_figure
 from app.layers_data import PHASES, Layers, OpSet, list_lookup, op_sets, read
 from app.layout import KeyFigure
 from app.module_names import find_box, names_by_index, pick_module, short_names
-from app.text import count, percent, share
+from app.text import count, percent, plural, share
 
 TICK_LENGTH = 26  # characters beside the plot, as on Gradients
 SHOWN_MODULES = 15  # bars of the FLOP chart
@@ -65,6 +65,17 @@ def overview(run: RunInfo, layers: Layers) -> None:
     )
 
 
+def stored(layers: Layers) -> None:
+    """The sentence and the tree of a training whose ops are not traced."""
+    leaves = sum(m.is_leaf for m in layers.modules)
+    layout.sentence(
+        f"{plural(leaves, 'module')} with values of their own; which precision each op computed in "
+        "is not known, the dtypes of what went in and out are."
+    )
+    states.no_ops_of_a_watched_training()
+    tree(layers)
+
+
 def flops(layers: Layers) -> None:
     """The chart: where the FLOPs are, and in which dtype."""
     names = names_by_index(layers.modules)
@@ -97,7 +108,8 @@ def tree(layers: Layers) -> None:
     start = layers_tables.depth_for(layers.rows, UNFOLDED)
     depth = links.slide("Unfold to depth", "depth", depths, default=start, place=right)
     rows = layers_tables.found(layers.rows, text) if text else fold(layers.rows, depth)
-    layout.see(layers_words.tree_seen(len(rows), len(layers.rows), text))
+    opens = bool(layers.all_ops)  # the section below is of its ops
+    layout.see(layers_words.tree_seen(len(rows), len(layers.rows), text, opens=opens))
     layers_tables.module_table(rows, as_tree=not text, key="layers-modules")
     if layers.step is not None:
         st.caption(f"Dtypes of values are those of step {layers.step}.")

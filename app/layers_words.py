@@ -62,15 +62,16 @@ def flops_seen(shares: Sequence[tuple[str, FlopShare]], shown: int) -> str:
     return text
 
 
-def tree_seen(shown: int, whole: int, text: str) -> str:
-    """Above the table of modules."""
+def tree_seen(shown: int, whole: int, text: str, *, opens: bool) -> str:
+    """Above the table of modules; ``opens``: the section below it shows the chosen one."""
+    click = " Click a row to open it below." if opens else ""
     if text:
         return f"{share(shown, whole)} modules hold “{text}” in their path or type."
     if shown == whole:
-        return f"All {plural(whole, 'module')}. Click a row to open it below."
+        return f"All {plural(whole, 'module')}.{click}"
     return (
         f"{share(shown, whole)} modules are unfolded; what lies deeper is added up in the last row "
-        "above it. Click a row to open it below."
+        f"above it.{click}"
     )
 
 

@@ -14,6 +14,8 @@ from typing import TypeVar
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
+from app.text import code, cut, escape
+
 T = TypeVar("T", bound=Hashable)
 _MEMORY = "link:"  # session keys of remembered choices
 _WIDGET = "widget:"
@@ -44,6 +46,11 @@ def chosen(name: str, options: Sequence[T], default: T) -> T:
     return next((option for option in options if str(option) == text), default)
 
 
+def is_missing(name: str, options: Sequence[Hashable]) -> bool:
+    """Whether the URL itself asks for something that is not on offer."""
+    return name in st.query_params and wanted(name) not in map(str, options)
+
+
 def select(
     label: str,
     name: str,
@@ -61,6 +68,7 @@ def select(
     only looked at is left by one press of Back.
     """
     key, value = _prepared(name, options, default, writes_default=writes_default)
+    _say_missing(label, name, options, format_func(value), place)
     (place or st).selectbox(
         label,
         options,
@@ -85,6 +93,7 @@ def pick(
 ) -> T:
     """One of a few, side by side, bound to the URL's ``name``."""
     key, value = _prepared(name, options, default)
+    _say_missing(label, name, options, format_func(value), place)
     (place or st).segmented_control(
         label,
         options,
@@ -109,6 +118,7 @@ def slide(
 ) -> T:
     """A slider over ``options``, bound to the URL's ``name``; a single option is shown as text."""
     key, value = _prepared(name, options, default)
+    _say_missing(label, name, options, format_func(value), place)
     if len(options) == 1:
         (place or st).text(f"{label}: {format_func(value)}")
         return value
@@ -135,9 +145,26 @@ def _prepared(
     value = chosen(name, options, options[0] if default is None else default)
     key = _WIDGET + name
     show(key, value)
-    if writes_default or wanted(name):
+    if (writes_default or wanted(name)) and not is_missing(name, options):
         keep(name, value)
     return key, value
+
+
+def _say_missing(
+    label: str,
+    name: str,
+    options: Sequence[Hashable],
+    shown: str,
+    place: DeltaGenerator | None,
+) -> None:
+    """An address that asks for what is not there must not look like one that was followed. It
+    stays in the address bar, and the line with it, until somebody chooses."""
+    if is_missing(name, options):
+        asked = code(cut(wanted(name)))
+        (place or st).markdown(
+            f":material/link_off: {escape(label)} {asked}, which the address asks for, is not "
+            f"there; {escape(shown)} is shown."
+        )
 
 
 def show(key: str, value: object) -> None:

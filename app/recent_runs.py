@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import streamlit as st
 
-from ampscope.records import RunInfo
-from app import diagnosis_data, probes, run_page, sitemap, store
-from app.text import ago, escape, plural
+from ampscope.records import RunInfo, State
+from app import diagnosis_data, probes, run_page, sitemap, store, trainings
+from app.text import ago, cut, escape, plural
 
 AT_FIRST = 10
+REASON_LENGTH = 240  # three lines beside the links
 _SHOWN = "recent-shown"
 
 
@@ -26,38 +27,62 @@ def _rows() -> None:
     runs = store.runs()
     entries = _entries(runs)
     shown = st.session_state.setdefault(_SHOWN, AT_FIRST)
-    for run in entries[:shown]:
-        _row(run, sum(run.spec.group == other.spec.group for other in runs))
+    for ranks in entries[:shown]:
+        run = ranks[0]
+        _row(ranks, sum(run.spec.group == other.spec.group for other in runs))
     if len(entries) > shown and st.button(f"Show {min(AT_FIRST, len(entries) - shown)} older"):
         st.session_state[_SHOWN] = shown + AT_FIRST
         st.rerun()
 
 
-def _entries(runs: list[RunInfo]) -> list[RunInfo]:
-    """Probes as they are; of the runs of one diagnosis the one that stands for all."""
+def _entries(runs: list[RunInfo]) -> list[tuple[RunInfo, ...]]:
+    """Probes as they are; of the runs of one diagnosis the one that stands for all; the ranks of
+    one training together."""
     heads = {run.id for run in diagnosis_data.heads([r for r in runs if _is_script(r)])}
-    return [run for run in runs if not _is_script(run) or run.id in heads]
+    shown = [run for run in runs if not _is_script(run) or run.id in heads]
+    return trainings.grouped(shown)
 
 
-def _row(run: RunInfo, group_size: int) -> None:
+def _row(ranks: tuple[RunInfo, ...], group_size: int) -> None:
+    run = ranks[0]
     with st.container(border=True):
         what, links = st.columns([6, 4], vertical_alignment="center")
         with what.container(gap="xxsmall"):
             run_page.title_line(run)
-            st.caption(escape(" · ".join(_facts(run, group_size))))
+            st.caption(escape(" · ".join(_facts(ranks, group_size))))
+            _ended(ranks)
         with links.container(horizontal=True, horizontal_alignment="right"):
-            first = (sitemap.DIAGNOSIS,) if _is_script(run) else ()
-            for entry in (*first, *sitemap.RUN_PAGES):
+            for entry in _pages(run):
                 st.page_link(entry.file, label=entry.title, query_params={"run": run.id})
 
 
-def _facts(run: RunInfo, group_size: int) -> list[str]:
+def _pages(run: RunInfo) -> tuple[sitemap.Entry, ...]:
+    if run.spec.kind == "watch":
+        return sitemap.WATCHED_PAGES
+    return ((sitemap.DIAGNOSIS,) if _is_script(run) else ()) + sitemap.RUN_PAGES
+
+
+def _ended(ranks: tuple[RunInfo, ...]) -> None:
+    """Why a run failed or was lost, in its own words."""
+    for run in ranks:
+        if run.state in (State.FAILED, State.LOST) and run.message:
+            rank = f"Rank {run.spec.rank} {run.state}: " if trainings.is_rank(run) else ""
+            st.markdown(f":red[{escape(rank + cut(run.message, REASON_LENGTH))}]")
+
+
+def _facts(ranks: tuple[RunInfo, ...], group_size: int) -> list[str]:
+    run = ranks[0]
     policy = run_page.policy_name(run.machine)
     if _is_script(run):
         others = group_size - 1 if run.spec.group else 0
         beside = [f"{plural(others, 'control run')} beside it"] if others else []
         return [policy, plural(run.steps_done, "step"), *beside, ago(run.created)]
     what = [run_page.described(run)] if run.spec.label else []
+    if run.spec.kind == "watch":
+        world = [trainings.world_words(ranks)] if trainings.is_rank(run) else []
+        steps = plural(max(r.steps_done for r in ranks), "step")
+        so_far = f"{steps} so far" if any(r.state.is_active for r in ranks) else steps
+        return [*what, *world, policy, so_far, ago(run.created)]
     place = [f"place {run.place} in the queue"] if run.place else []
     steps = f"{run.steps_done:,} of {plural(run.spec.steps, 'step')}"
     return [*what, policy, *place, steps, ago(run.created)]

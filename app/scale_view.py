@@ -7,59 +7,44 @@ import dataclasses
 import pandas as pd
 import streamlit as st
 
-from ampscope.analysis.loss_scale import FiniteParts, ScaleSummary, finite_parts, summarize
-from ampscope.analysis.skips import BadStep, bad_steps
+from ampscope.analysis.skips import BadStep
 from ampscope.records import NonFiniteRecord, RunInfo, StepRecord
-from ampscope.store.reader import Reader
-from ampscope.store.series import first_nonfinite
-from app import chart, layout, links, scale_words, sitemap, states, store
+from app import (
+    chart,
+    layout,
+    links,
+    scale_bad_steps,
+    scale_data,
+    scale_words,
+    sitemap,
+    states,
+    store,
+)
 from app.figures.scale_trajectory import scale_trajectory
 from app.layout import KeyFigure
-from app.text import percent, plural, power_of_two
+from app.scale_data import Trajectory
+from app.text import plural, power_of_two, share
 
 TABLE_PX = 380
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Trajectory:
-    """The steps of a run and what the page says of them."""
-
-    steps: list[StepRecord]
-    summary: ScaleSummary
-    loss: FiniteParts
-    norm: FiniteParts
-
-
-def read(run: RunInfo) -> Trajectory:
-    """All steps, summarised."""
-    steps = store.steps(run)
-    numbers = [s.step for s in steps]
-    return Trajectory(
-        steps,
-        summarize(steps),
-        finite_parts(numbers, [s.loss for s in steps]),
-        finite_parts(numbers, [s.grad_norm for s in steps]),
-    )
-
-
 def overview(found: Trajectory) -> None:
     """The sentence and the key figures."""
-    summary, loss = found.summary, found.loss
-    layout.sentence(scale_words.answer(summary, loss))
-    skips = len(summary.skips)
+    summary, loss, totals = found.summary, found.loss, found.totals
+    layout.sentence(scale_words.answer(summary, totals, loss))
     layout.key_figures(
         [
             KeyFigure(
                 "Skipped steps",
-                f"{skips:,} of {summary.step_count:,}",
-                f"{percent(skips / summary.step_count)} of the steps left the weights as they were",
+                f"{totals.skipped:,} of {totals.steps:,}",
+                f"{share(totals.skipped, totals.steps)} steps left the weights as they were",
             ),
             _scale_figure(summary.last_scale),
             KeyFigure("Growths", f"{len(summary.growths):,}", _growth_help(found.steps)),
             KeyFigure(
                 "Losses not finite",
-                f"{loss.nonfinite_count:,}",
-                f"NaN {len(loss.nan_steps)}, +Inf {len(loss.pos_inf_steps)}, "
+                f"{totals.nonfinite_losses:,}",
+                f"Of the shown steps: NaN {len(loss.nan_steps)}, +Inf {len(loss.pos_inf_steps)}, "
                 f"-Inf {len(loss.neg_inf_steps)}",
             ),
         ]
@@ -73,28 +58,29 @@ def trajectory(found: Trajectory) -> None:
             "This run has no loss scale.",
             "It ran without a GradScaler; its loss and gradient norm are below.",
         )
-    layout.see(scale_words.chart_seen(found.loss, found.norm, found.summary))
+    scale_data.pick_span(found)
+    layout.see(scale_words.chart_seen(found))
     figure = scale_trajectory(found.steps, found.loss, found.norm)
     chart.show(figure, "loss-scale", lambda: steps_table(found.steps), key="loss-scale")
 
 
 def skips(run: RunInfo, found: Trajectory) -> None:
-    """Every skipped step, and the parameters of one."""
+    """Skipped steps, and the parameters of one."""
     st.subheader("Skipped steps", anchor=False)
-    bad = bad_steps(found.steps, _first_nonfinite(run))
-    layout.see(scale_words.bad_steps_seen(bad, found.summary))
-    if not bad:
+    bad = scale_bad_steps.read(run, found)
+    layout.see(scale_words.bad_steps_seen(bad.shown, found.totals, bad.whole))
+    if not bad.shown:
         return
-    table = _bad_table(bad)
+    table = _bad_table(bad.shown)
     st.dataframe(
         table,
         key="loss-scale-skips",
         hide_index=True,
-        height=min(TABLE_PX, 38 + 35 * len(bad)),
+        height=min(TABLE_PX, 38 + 35 * len(bad.shown)),
         column_config={"Scale": st.column_config.NumberColumn(format="localized")},
     )
     chart.download(lambda: table, "skips", key="loss-scale-skips")
-    _one_skip(run, bad)
+    _one_skip(run, bad.shown)
 
 
 def steps_table(steps: list[StepRecord]) -> pd.DataFrame:
@@ -118,11 +104,6 @@ def parameters_table(records: list[NonFiniteRecord]) -> pd.DataFrame:
             ],
         }
     )
-
-
-@store.of_run
-def _first_nonfinite(reader: Reader, run_id: str) -> dict[int, tuple[int, str]]:
-    return first_nonfinite(reader, run_id)
 
 
 def _one_skip(run: RunInfo, bad: list[BadStep]) -> None:

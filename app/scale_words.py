@@ -6,30 +6,41 @@ from collections.abc import Sequence
 
 from ampscope.analysis.loss_scale import SETTLED_STEPS, FiniteParts, Pattern, ScaleSummary
 from ampscope.analysis.skips import BadStep
+from ampscope.records import StepTotals
+from app.scale_data import Trajectory
 from app.text import cut, plural, power_of_two, share
 
 
-def answer(summary: ScaleSummary, loss: FiniteParts) -> str:
-    """The page's sentence: the skips, what they are, and where the scale stands."""
+def answer(summary: ScaleSummary, totals: StepTotals, loss: FiniteParts) -> str:
+    """The page's sentence on the whole run: the skips, what they are, and where the scale stands.
+    ``loss`` is of the shown steps."""
     hopeless = (
-        summary.pattern is Pattern.SEARCH and summary.good_since == 0 and loss.nonfinite_count
+        summary.pattern is Pattern.SEARCH and summary.good_since == 0 and totals.nonfinite_losses
     )
-    parts = [_in_vain(summary) if hopeless else _SKIPS[summary.pattern](summary)]
+    parts = [_in_vain(summary) if hopeless else _SKIPS[summary.pattern](summary, totals.skipped)]
     if summary.pattern is not Pattern.NO_SCALER:
         parts.append(_scale(summary))
-    if loss.nonfinite_count:
-        first = min((*loss.nan_steps, *loss.pos_inf_steps, *loss.neg_inf_steps))
-        parts.append(
-            f"the loss was not finite at {plural(loss.nonfinite_count, 'step')}, first at step "
-            f"{first}"
-        )
+    if totals.nonfinite_losses:
+        text = f"the loss was not finite at {plural(totals.nonfinite_losses, 'step')}"
+        shown = (*loss.nan_steps, *loss.pos_inf_steps, *loss.neg_inf_steps)
+        parts.append(f"{text}, first at step {min(shown)}" if shown else text)
     return "; ".join(parts) + "."
 
 
-def chart_seen(loss: FiniteParts, norm: FiniteParts, summary: ScaleSummary) -> str:
+def chart_seen(found: Trajectory) -> str:
     """Above the chart."""
+    loss, norm = found.loss, found.norm
     text = "All panels share the axis of steps."
-    if summary.skips:
+    if found.is_thinned or found.is_part:
+        first, last = found.span
+        text += f" Shown: steps {first:,} to {last:,}"
+        text += (
+            f", {len(found.steps):,} of them drawn: the extremes, every change of scale and the "
+            "bad ones."
+            if found.is_thinned
+            else ", all of them."
+        )
+    if any(s.skipped for s in found.steps):
         text += " A cross on the scale is a skipped step."
     told = [
         f"{name} at {plural(s.nonfinite_count, 'step')}"
@@ -41,12 +52,16 @@ def chart_seen(loss: FiniteParts, norm: FiniteParts, summary: ScaleSummary) -> s
     return f"{text} Every recorded loss and gradient norm is finite."
 
 
-def bad_steps_seen(found: Sequence[BadStep], summary: ScaleSummary) -> str:
-    """Above the table of skips."""
+def bad_steps_seen(found: Sequence[BadStep], totals: StepTotals, whole: int) -> str:
+    """Above the table of skips: ``found`` are its rows, the newest of ``whole`` bad steps."""
     taken = [b for b in found if not b.skipped]
     if not found:
+        if totals.bad:
+            return "No step of the shown part was skipped, and no gradient held NaN or Inf."
         return "No step was skipped, and no gradient held NaN or Inf."
-    text = f"{share(len(found) - len(taken), summary.step_count)} steps were skipped."
+    text = f"{share(totals.skipped, totals.steps)} steps were skipped."
+    if len(found) < whole:
+        text += f" The newest {len(found):,} of {whole:,} bad steps of the shown part are listed."
     if taken:
         text += (
             f" At {plural(len(taken), 'step')} gradients held NaN or Inf and the optimizer ran all "
@@ -60,15 +75,15 @@ def bad_steps_seen(found: Sequence[BadStep], summary: ScaleSummary) -> str:
     return text
 
 
-def _no_scaler(summary: ScaleSummary) -> str:
+def _no_scaler(summary: ScaleSummary, skipped: int) -> str:
     return f"No loss scale was used in {plural(summary.step_count, 'step')}"
 
 
-def _none(summary: ScaleSummary) -> str:
+def _none(summary: ScaleSummary, skipped: int) -> str:
     return f"No step of {summary.step_count:,} was skipped"
 
 
-def _search(summary: ScaleSummary) -> str:
+def _search(summary: ScaleSummary, skipped: int) -> str:
     skips, length = plural(summary.search_skips, "skip"), summary.search_steps
     if summary.good_since == 0:
         return f"{skips} in the first {plural(length, 'step')}: still searching for a scale"
@@ -83,23 +98,23 @@ def _in_vain(summary: ScaleSummary) -> str:
     return f"{skips} in the first {steps}, and the loss itself is not finite: no scale cures that"
 
 
-def _after_growth(summary: ScaleSummary) -> str:
-    later = len(summary.skips) - summary.search_skips
+def _after_growth(summary: ScaleSummary, skipped: int) -> str:
+    later = skipped - summary.search_skips
     after = f" after the search of {plural(summary.search_steps, 'step')}" * bool(
         summary.search_skips
     )
     return f"{plural(later, 'skip')}{after}, each right after the scale grew: it tests the ceiling"
 
 
-def _recurring(summary: ScaleSummary) -> str:
-    skips, last = plural(len(summary.skips), "skip"), f"step {summary.skips[-1]}"
-    where = f"at {last}" if len(summary.skips) == 1 else f"the last at {last}"
+def _recurring(summary: ScaleSummary, skipped: int) -> str:
+    skips, last = plural(skipped, "skip"), f"step {summary.skips[-1]}"
+    where = f"at {last}" if skipped == 1 else f"the last at {last}"
     return f"{skips} in {plural(summary.step_count, 'step')}, {where}"
 
 
-def _never_ending(summary: ScaleSummary) -> str:
+def _never_ending(summary: ScaleSummary, skipped: int) -> str:
     return (
-        f"{plural(len(summary.skips), 'skip')} in {plural(summary.step_count, 'step')}, and no "
+        f"{plural(skipped, 'skip')} in {plural(summary.step_count, 'step')}, and no "
         "step was taken any more at the end: the scale cannot cure this"
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
+from typing import Literal, NoReturn, TypeAlias
 
 import streamlit as st
 
@@ -63,6 +63,12 @@ def nothing_recorded(what: str, next_step: str) -> None:
     st.info(f"**{escape(what)}** {escape(next_step)}")
 
 
+def no_step_of(run: RunInfo) -> NoReturn:
+    """Other ranks have recorded steps and this one has none. Ends the page."""
+    nothing_recorded(f"Rank {run.spec.rank} has recorded no step.", "Choose another rank above.")
+    st.stop()
+
+
 def no_histograms(run: RunInfo) -> None:
     """The run holds no histogram; how to get some."""
     how = (
@@ -73,16 +79,13 @@ def no_histograms(run: RunInfo) -> None:
     nothing_recorded("This run holds no histograms.", how)
 
 
-def no_ops(run: RunInfo) -> None:
-    """No op was traced; how to see ops."""
-    how = "Start the probe with --trace-every 1 to see its ops."
-    if run.spec.kind == "watch":
-        how = (
-            "A watched training is not traced op by op: that would slow it down. To see the ops of "
-            "a failing step run its capsule again (ampscope replay); to see those of a healthy one "
-            "probe the model, or run a few steps of the script under ampscope run."
-        )
-    nothing_recorded("The ops of this run were not traced.", f"Only stored dtypes are shown. {how}")
+def no_ops_of_a_watched_training() -> None:
+    """What to do instead."""
+    nothing_recorded(
+        "A watched training is not traced op by op: that would slow it down.",
+        "The ops of a failing step are in its capsule (ampscope replay). Those of a healthy step "
+        "show when the model is probed, or the script run for a few steps with ampscope run.",
+    )
 
 
 def not_of_a_control(run: RunInfo) -> bool:

@@ -8,11 +8,13 @@ for all browsers until the file changes: a page that follows a run asks for them
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import plotly.graph_objects as go
 import streamlit as st
 
 from ampscope.records import (
@@ -88,11 +90,27 @@ def of_run(
     return cached
 
 
+def drawn(info: RunInfo, name: str, draw: Callable[[], go.Figure]) -> go.Figure:
+    """The figure ``name`` of this version of a run, built once for all browsers that follow it. It
+    is shared: nobody may change it."""
+    return _drawn(str(path()), info.id, version(info), name, draw)
+
+
+@st.cache_resource(show_spinner=False, max_entries=MAX_LISTS)
+def _drawn(
+    store: str, run_id: str, version: str, name: str, _draw: Callable[[], go.Figure]
+) -> go.Figure:
+    return _draw()
+
+
 def _stamp() -> tuple[int, ...]:
     """Changes with every commit (a commit is written to the file or to its log), and every second:
     that a run is lost shows in no file."""
     files = (path(), path().with_name(f"{path().name}-wal"))
-    found = [file.stat() for file in files if file.exists()]
+    found = []
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):  # there is no log while nobody writes
+            found.append(file.stat())
     return (*(n for s in found for n in (s.st_mtime_ns, s.st_size)), int(time.time()))
 
 

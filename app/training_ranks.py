@@ -9,7 +9,7 @@ import streamlit as st
 
 from ampscope.analysis.ranks import FirstNonFinite, first_nonfinite
 from ampscope.records import Event, RunInfo
-from app import chart, layout, training_data, training_words
+from app import chart, layout, store, training_data, training_words
 from app.figures.control_losses import Curve, control_losses
 from app.palette import MEASURE, OTHER_DTYPE
 from app.text import number, power_of_two
@@ -86,7 +86,11 @@ def _losses(trainings: Sequence[Training], first: FirstNonFinite | None) -> None
         Curve(f"rank {t.run.spec.rank}", t.loss, _color(t, culprits), DASHES[place % len(DASHES)])
         for place, t in enumerate(drawn)
     ]
-    chart.show(control_losses(curves), "ranks-loss", lambda: _table(drawn), key="ranks-loss")
+    versions = tuple(store.version(t.run) for t in trainings)
+    figure = store.drawn(
+        trainings[0].run, f"ranks-loss{versions}", lambda: control_losses(curves, x_title="step")
+    )
+    chart.show(figure, "ranks-loss", lambda: _table(drawn), key="ranks-loss")
 
 
 def _losses_seen(drawn: Sequence[Training], every: Sequence[Training], culprits: set[int]) -> str:

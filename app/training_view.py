@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
+import plotly.graph_objects as go
 import streamlit as st
 
 from ampscope.records import Event, RunInfo
-from app import chart, layout, sitemap, training_data, training_words
+from app import chart, layout, sitemap, store, training_data, training_words
 from app.figures.training_curves import training_curves
 from app.text import escape, plural
 from app.training_data import Training
@@ -66,7 +67,7 @@ def curves(training: Training) -> None:
     st.subheader("Over all steps", anchor=False)
     layout.see(training_words.chart_seen(training))
     spans = training_data.spans(training.run)
-    figure = training_curves(training.steps, training.loss, training.norm, spans)
+    figure = store.drawn(training.run, "training-curves", lambda: _figure(training, spans))
     chart.show(figure, "training", lambda: steps_table(training), key="training")
     st.caption(escape(_histograms(training.run, spans)))
     with st.container(horizontal=True):
@@ -95,6 +96,10 @@ def said(trainings: Sequence[Training]) -> None:
 def steps_table(training: Training) -> pd.DataFrame:
     """The steps that the chart draws."""
     return pd.DataFrame([dataclasses.asdict(s) for s in training.steps])
+
+
+def _figure(training: Training, spans: Sequence[tuple[int, int]]) -> go.Figure:
+    return training_curves(training.steps, training.loss, training.norm, spans)
 
 
 def _capsule(training: Training, event: Event, trainings: Sequence[Training]) -> None:

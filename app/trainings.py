@@ -60,7 +60,12 @@ def pick(run: RunInfo, *, may_merge: bool) -> tuple[RunInfo, ...]:
         return ranks
     named = {str(r.spec.rank): r for r in ranks}
     options = [ALL, *named] if may_merge else list(named)
+    is_first = run.id == ranks[0].id
     chosen = links.pick(
-        "Rank", "rank", options, format_func=lambda o: "all merged" if o == ALL else o
+        "Rank",
+        "rank",
+        options,
+        default=options[0] if is_first else str(run.spec.rank),
+        format_func=lambda o: "all merged" if o == ALL else o,
     )
     return ranks if chosen == ALL else (named[chosen],)

@@ -1,13 +1,13 @@
 """What recording costs a training step, beside tools that record less, as JSON.
 
-    OMP_WAIT_POLICY=PASSIVE python benchmarks/overhead.py            # results/overhead_cpu.json
-    … python benchmarks/overhead.py --device cuda --size medium      # results/overhead_cuda.json
+    python benchmarks/overhead.py                              # results/overhead_cpu.json
+    python benchmarks/overhead.py --device cuda                # results/overhead_cuda.json
+    python benchmarks/overhead.py --what probe                 # what a probe's instruments cost
 
-One model and one process; every contestant's step follows a bare step of the same training, and
-the ratio of the two is what counts, so that a slow moment of the machine hits both. Contestants
-take turns, in an order that is drawn anew each round. On a CPU all of it is done twice: under the
-rehearsal of CUDA's rules and under the CPU's own. Peers that are not installed are left out and
-named; `--peers DIR` adds a folder to look for them (pip install --target DIR transformers …).
+One process; every contestant's steps follow bare steps of the same training and are followed by
+others, and the ratio is what counts, so that a slow moment of the machine hits both. Contestants
+take turns, in an order that is drawn anew each round. Peers that are not installed are left out and
+named; `--peers DIR` adds folders to look for them (pip install --target DIR transformers …).
 """
 
 from __future__ import annotations
@@ -26,31 +26,39 @@ import torch
 from contest import setting
 from overhead_contestants import Contestant, Session, ampscope_contestants
 from overhead_peers import peers
+from overhead_watch import GOALS as WATCH_GOALS
+from overhead_watch import watch_contestants
 
 from ampscope.policy.rehearsal import cuda_autocast_lists
 
 RESULTS = Path(__file__).parent / "results"
-GOALS = {"every layer, every step": 1.15, "every layer, one step in ten": 1.03, "hooks idle": 1.01}
+PROBE_GOALS = {
+    "every layer, every step": 1.15,
+    "every layer, one step in ten": 1.03,
+    "hooks idle": 1.01,
+}
+MODELS = ("gpt:small", "gpt:medium", "resnet:small")
 Line = dict[str, object]
 
 
-def seconds_a_step(session: Session, contestant: Contestant | None) -> float:
+def seconds_a_step(session: Session, contestant: Contestant | None, steps: int) -> float:
     """Mean time of the steps that belong to one turn of the contestant; None is a bare step."""
     if contestant is None:
         started = time.perf_counter()
-        session.step()
+        for _ in range(steps):
+            session.step()
         session.wait()
-        return time.perf_counter() - started
+        return (time.perf_counter() - started) / steps
     with contestant.attached():
         started = time.perf_counter()
-        for number in range(contestant.steps):
+        for number in range(steps):
             contestant.step(number)
         session.wait()
-        return (time.perf_counter() - started) / contestant.steps
+        return (time.perf_counter() - started) / steps
 
 
 def ratios(session: Session, contestants: dict[str, Contestant], rounds: int) -> dict[str, Line]:
-    """For each contestant the quartiles of its ratio to the bare steps around it."""
+    """For each contestant the quartiles of its ratio to the bare steps around it, and its mean."""
     found: dict[str, list[float]] = {name: [] for name in contestants}
     bare_s: list[float] = []
     order = list(contestants)
@@ -58,18 +66,18 @@ def ratios(session: Session, contestants: dict[str, Contestant], rounds: int) ->
         random.shuffle(order)
         for name in order:
             contestant = contestants[name]
-            if number > 1 and contestant.steps > 1 and number % 2:
-                continue  # ten steps a turn: every other round is enough
-            before = seconds_a_step(session, None)
-            spent = seconds_a_step(session, contestant)
-            after = seconds_a_step(session, None)
+            half = max(1, contestant.steps // 2)
+            before = seconds_a_step(session, None, half)
+            spent = seconds_a_step(session, contestant, contestant.steps)
+            after = seconds_a_step(session, None, half)
             if number:  # the first round compiles and fills caches
                 found[name].append(spent / ((before + after) / 2))
                 bare_s += (before, after)
     lines: dict[str, Line] = {"bare step": {"ms": quartiles(bare_s, 1e3)}}
     for name, values in found.items():
-        lines[name] = {"ratio": quartiles(values), "turns": len(values)}
-        print(f"  {name:34} {lines[name]['ratio']}", flush=True)
+        mean = round(float(np.mean(values)), 4)
+        lines[name] = {"ratio": quartiles(values), "mean": mean, "turns": len(values)}
+        print(f"  {name:34} {lines[name]['ratio']} mean {mean}", flush=True)
     return lines
 
 
@@ -78,56 +86,63 @@ def quartiles(values: list[float], unit: float = 1.0) -> list[float]:
     return [round(float(q) * unit, 4) for q in np.percentile(values, (25, 50, 75))]
 
 
-def measure(size: str, device: str, policy: str, rounds: int) -> Line:
-    print(f"{device}, {policy}")
+def measure(model: str, device: str, policy: str, rounds: int, what: str) -> Line:
+    print(f"{model} on {device}, {policy}", flush=True)
+    workload, _, size = model.partition(":")
     with ExitStack() as stack:
         if policy == "rehearsal":
             stack.enter_context(cuda_autocast_lists())
-        session = Session(size, torch.device(device), policy)
-        contestants = ampscope_contestants(session)
+        session = Session(workload, size, torch.device(device), policy)
+        own = ampscope_contestants(session) if what == "probe" else watch_contestants(session)
+        goals = PROBE_GOALS if what == "probe" else WATCH_GOALS[device]
         others, absent = peers(session)
-        lines = ratios(session, contestants | others, rounds)
-        recorded = session.recorded()
-    median = {name: line["ratio"][1] for name, line in lines.items() if "ratio" in line}  # type: ignore[index]  # a list
-    verdicts = {
-        name: {"goal": goal, "median": median[name], "met": median[name] <= goal}
-        for name, goal in GOALS.items()
-    }
+        lines = ratios(session, own | others, rounds)
+    verdicts = {name: verdict(lines[name], goal) for name, goal in goals.items()}
     return {
+        "model": model,
         "policy": policy,
         "contestants": lines,
         "goals": verdicts,
         "absent_peers": absent,
-        "elements_counted_a_step": recorded,
+        "elements_counted_a_step": session.recorded(),
     }
+
+
+def verdict(line: Line, goal: float) -> Line:
+    """The goal is met when the median of the turns is."""
+    median: float = line["ratio"][1]  # type: ignore[index]  # a list
+    return {"goal": goal, "median": median, "met": median <= goal}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--size", default="small", choices=("tiny", "small", "medium"))
+    parser.add_argument("--models", default=",".join(MODELS), help="workload:size, comma-separated")
+    parser.add_argument("--what", default="watch", choices=("watch", "probe"))
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--policy", choices=("rehearsal", "native", "cuda"))
-    parser.add_argument("--peers", type=Path, help="folder with wandb, tensorboard, transformers")
+    parser.add_argument("--policy", default="native", choices=("rehearsal", "native"))
+    parser.add_argument("--peers", type=Path, nargs="*", default=[], help="folders with peers")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    if asked.peers is not None:
-        sys.path.append(str(asked.peers))
-    policies = ("cuda",) if asked.device == "cuda" else ("rehearsal", "native")
-    if asked.policy is not None:
-        policies = (asked.policy,)
+    sys.path += map(str, asked.peers)
+    policy = "cuda" if asked.device == "cuda" else asked.policy
     random.seed(0)
     started = time.monotonic()
+    measured = [
+        measure(model, asked.device, policy, asked.rounds, asked.what)
+        for model in asked.models.split(",")
+    ]
     document: Line = {
         "setting": setting(),
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", "not set"),
-        "workload": f"gpt {asked.size}, bf16 autocast, AdamW",
+        "training": "bf16 autocast, the workload's own optimizer",
         "rounds": asked.rounds,
-        "policies": [measure(asked.size, asked.device, p, asked.rounds) for p in policies],
+        "models": measured,
+        "load_average_after": round(os.getloadavg()[0], 2),
+        "elapsed_s": round(time.monotonic() - started, 1),
     }
-    document["load_average_after"] = round(os.getloadavg()[0], 2)
-    document["elapsed_s"] = round(time.monotonic() - started, 1)
-    out = asked.out or RESULTS / f"overhead_{asked.device}.json"
+    what = "overhead" if asked.what == "watch" else "overhead_probe"
+    out = asked.out or RESULTS / f"{what}_{asked.device}.json"
     out.write_text(json.dumps(document, indent=1) + "\n")
     print(out)
 

@@ -36,10 +36,10 @@ class Contestant:
 
 
 class Session:
-    """One GPT in bf16 autocast, under one policy."""
+    """One built-in workload in bf16 autocast, under one policy."""
 
-    def __init__(self, size: str, device: torch.device, policy: str) -> None:
-        self.spec = RunSpec("gpt", size=size, precision="bf16")
+    def __init__(self, workload: str, size: str, device: torch.device, policy: str) -> None:
+        self.spec = RunSpec(workload, size=size, precision="bf16")
         self.device = device
         self.training = prepare(self.spec, device)
         self.model: nn.Module = self.training.model

@@ -37,6 +37,7 @@ def peers(session: Session) -> tuple[dict[str, Contestant], dict[str, str]]:
         ("DebugUnderflowOverflow", _debug_underflow_overflow),
         ("wandb.watch", _wandb),
         ("TensorBoard gradients", _tensorboard),
+        ("Cockpit GradHist1d", _cockpit),
     ):
         try:
             found[name] = make(session)
@@ -138,3 +139,11 @@ def _tensorboard(session: Session) -> Contestant:
                 writer.add_histogram(name, parameter.grad, number)
 
     return Contestant(step)
+
+
+def _cockpit(session: Session) -> Contestant:
+    """Cockpit's 1-d histogram is of each sample's gradient, which BackPACK has to compute: that
+    needs a model of BackPACK's own modules, which none of these is."""
+    import cockpit.quantities  # fails where setuptools has no pkg_resources any more
+
+    raise ImportError(f"{cockpit.quantities.GradHist1d.__name__} needs BackPACK's own modules")

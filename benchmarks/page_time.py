@@ -83,7 +83,8 @@ def session(page: str, run: str) -> Any:
 
     st.cache_data.clear()
     app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=120)
-    app.switch_page(str(ROOT / "pages" / f"{page}.py"))
+    if page != "home":  # which opens first
+        app.switch_page(str(ROOT / "pages" / f"{page}.py"))
     app.query_params["run"] = run
     return app
 

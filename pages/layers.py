@@ -12,8 +12,14 @@ if not layers.modules:
             "This run holds no module.", "A run that failed while its model was built has none."
         )
     st.stop()
+if run.spec.kind == "watch":
+    layers_view.stored(layers)
+    st.stop()
 if not layers.all_ops:
-    states.no_ops(run)
+    states.nothing_recorded(
+        "The ops of this run were not traced.",
+        "Only stored dtypes are shown. Start the probe with --trace-every 1 to see its ops.",
+    )
 layers_view.overview(run, layers)
 layers_view.flops(layers)
 layers_view.tree(layers)

@@ -1,9 +1,12 @@
 """Loss scale: what the scaler did, step by step, and who held the NaN or Inf at every skip."""
 
-from app import run_page, scale_view
+from app import run_page, scale_data, scale_view, states, trainings
 
 run = run_page.opened("Loss scale")
-found = scale_view.read(run)
+(run,) = trainings.pick(run, may_merge=False)
+found = scale_data.read(run)
+if not found.steps:
+    states.no_step_of(run)
 scale_view.overview(found)
 scale_view.trajectory(found)
 scale_view.skips(run, found)

@@ -58,7 +58,7 @@ def test_scalars(store: Path, tmp_path: Path) -> None:
 
 def test_histograms_are_unscaled_and_complete(store: Path, tmp_path: Path) -> None:
     run_id = write_run(store)
-    export(store, run_id, tmp_path / "tb")
+    export(store, run_id, tmp_path / "tb", "--axis", "magnitude")
     found = read(tmp_path / "tb" / run_id)
     first, last = found.Histograms("weight_grad/fc")
     value = first.histogram_value
@@ -76,7 +76,7 @@ def test_histograms_are_unscaled_and_complete(store: Path, tmp_path: Path) -> No
 
 def test_time_is_that_of_the_training(store: Path, tmp_path: Path) -> None:
     run_id = write_run(store)
-    export(store, run_id, tmp_path / "tb")
+    export(store, run_id, tmp_path / "tb", "--axis", "magnitude")
     with Reader(store) as reader:
         started = reader.run(run_id).started
     times = [event.wall_time for event in read(tmp_path / "tb" / run_id).Scalars("step/loss")]
@@ -86,7 +86,7 @@ def test_time_is_that_of_the_training(store: Path, tmp_path: Path) -> None:
 
 def test_log2_axis(store: Path, tmp_path: Path) -> None:
     run_id = write_run(store)
-    export(store, run_id, tmp_path / "tb", "--axis", "log2")
+    export(store, run_id, tmp_path / "tb")
     last = read(tmp_path / "tb" / run_id).Histograms("weight_grad/fc")[1].histogram_value
     assert last.bucket_limit == [-1.0, 0.0]
 

@@ -50,7 +50,16 @@ def records(path: Path) -> Iterator[Any]:
 def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[Any]]:
     folder = tmp_path_factory.mktemp("wandb")
     run_id = write_run(folder / "runs.db")
-    arguments = ["export", run_id, "--to", "wandb", "--out", str(folder / "out")]
+    arguments = [
+        "export",
+        run_id,
+        "--to",
+        "wandb",
+        "--axis",
+        "magnitude",
+        "--out",
+        str(folder / "out"),
+    ]
     result = CliRunner().invoke(main, [*arguments, "--store", str(folder / "runs.db")])
     assert result.exit_code == 0, result.output
     (found,) = (folder / "out" / "wandb").glob(f"offline-run-*-{run_id}/run-{run_id}.wandb")

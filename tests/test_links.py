@@ -36,11 +36,22 @@ def test_a_link_is_followed() -> None:
     assert shown(app.run()) == "b2 x 10"
 
 
-def test_a_link_to_what_is_not_on_offer_takes_the_default() -> None:
+def test_a_link_to_what_is_not_on_offer_says_so_until_somebody_chooses() -> None:
     app = AppTest.from_function(page)
     app.query_params.update({"module": "zz", "step": "<b>"})
     assert shown(app.run()) == "a y 0"
-    assert app.query_params["step"] == "0"
+    said = [m.value.replace("\\", "") for m in app.markdown]
+    assert any(
+        "Module `zz`, which the address asks for, is not there; a is shown." in t for t in said
+    )
+    assert any("Step `<b>`" in t for t in said)
+    assert shown(app.run()) == "a y 0"
+    assert len(app.markdown) == 2
+    app.select_slider[0].set_value(5).run()
+    app.selectbox[0].set_value("b").run()
+    assert shown(app) == "b y 5"
+    assert not app.markdown
+    assert app.query_params["step"] == "5"
 
 
 def test_widgets_write_the_url_and_a_new_url_moves_the_widgets() -> None:

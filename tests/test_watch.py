@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as module_hooks
 from torch.utils.checkpoint import checkpoint
-from watched import Recorded, recorded, small_net, train_bf16, train_fp16, watching
+from watched import recorded, small_net, train_bf16, train_fp16, watching
 
 import ampscope
 from ampscope.errors import BadInput
@@ -119,7 +119,7 @@ def test_a_bad_step_tightens_the_schedule_and_relaxes_again(store: Path) -> None
     assert run.at(Role.ACTIVATION) == [16, 17, 18, 19]
     assert [(e.step, e.name) for e in run.of("schedule")] == [(15, "tightened")]
     assert {record.step for record in run.nonfinite} == {15}
-    assert [record.parameter for record in run.nonfinite][0] in ("4.weight", "4.bias")
+    assert run.nonfinite[0].parameter in ("4.weight", "4.bias")
 
 
 def test_two_optimizers_of_a_gan_are_both_recorded(store: Path) -> None:
@@ -318,16 +318,18 @@ def test_bad_input_is_one_sentence(
     assert not store.exists()
 
 
-def _ended(store: Path, run: ampscope.Watch) -> Recorded:
-    return recorded(store, run.id)
-
-
 def test_an_exception_of_the_training_is_how_the_run_failed(store: Path) -> None:
-    model = small_net()
-    with pytest.raises(ZeroDivisionError), ampscope.watch(model, store=store) as run:
-        train_bf16(2, model)
-        _ = 1 / 0
-    info = _ended(store, run).info
+    model, ids = small_net(), []
+
+    def train() -> None:
+        with ampscope.watch(model, store=store) as run:
+            ids.append(run.id)
+            train_bf16(2, model)
+            raise ZeroDivisionError("on purpose")
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+    info = recorded(store, ids[0]).info
     assert info.state is State.FAILED
-    assert "ZeroDivisionError" in info.message
+    assert "ZeroDivisionError: on purpose" in info.message
     assert info.steps_done == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -121,12 +122,16 @@ def test_without_a_block_the_policy_stop_sets_a_flag(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-30)  # no weight can move by so little
     run = ampscope.watch(model, store=tmp_path / "runs.db", every=1, policy="stop")
     steps = 0
-    with pytest.warns(AmpscopeWarning, match="weights"):
-        while not run.should_stop:
-            model(torch.ones(1, 2)).sum().backward()
+    warned = []
+    while not run.should_stop:
+        model(torch.ones(1, 2)).sum().backward()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
             optimizer.step()
-            steps += 1
+        warned += caught
+        steps += 1
     run.close()
+    assert [w.category for w in warned] == [AmpscopeWarning]
     assert steps == AlarmBounds().still_steps
     assert [e.name for e in run.alarms] == ["weights_not_moving"]
 

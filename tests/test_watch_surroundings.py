@@ -37,8 +37,8 @@ def test_a_store_that_fails_ends_the_recording_and_not_the_training(
         raise StoreError("The disk is full.")
 
     monkeypatch.setattr(RunWriter, "flush", full)
+    losses = train_bf16(20, model)
     with pytest.warns(AmpscopeWarning, match="records no more: The disk is full"):
-        losses = train_bf16(20, model)
         run.close()
     assert len(losses) == 20
     assert not [t for t in threading.enumerate() if t.name == "ampscope-recorder"]
@@ -205,14 +205,13 @@ def test_memory_stays_where_it_is(tmp_path: Path) -> None:
     # Without histograms: their thinning keeps about 512 numbers a role, which fills up slowly.
     with ampscope.watch(model, optimizer, store=tmp_path / "runs.db", every=0) as run:
         steps(3000)
-        run._session.recorder.wait()
         tracemalloc.start()
-        steps(500)
-        run._session.recorder.wait()
-        before = tracemalloc.get_traced_memory()[0]
-        steps(3000)
-        run._session.recorder.wait()
-        after = tracemalloc.get_traced_memory()[0]
+        readings = []
+        for _ in range(8):
+            steps(500)
+            run._session.recorder.wait()
+            readings.append(tracemalloc.get_traced_memory()[0])
         tracemalloc.stop()
-    assert after - before < 3000 * 8, "more than 8 bytes a step"
+    # What waits to be written comes and goes; the lowest reading of each half does not have it.
+    assert min(readings[4:]) - min(readings[:4]) < 2000 * 8, "more than 8 bytes a step"
     assert os.path.getsize(run.store) > 0

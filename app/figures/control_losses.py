@@ -34,7 +34,7 @@ class Curve:
     dash: str
 
 
-def control_losses(curves: Sequence[Curve]) -> go.Figure:
+def control_losses(curves: Sequence[Curve], x_title: str = "optimizer step") -> go.Figure:
     """Losses above, what was not finite below."""
     broken = [c for c in curves if c.losses.nonfinite_count]
     band_px = BAND_ROW_PX * len(broken) + BAND_EXTRA_PX if broken else 0
@@ -47,7 +47,7 @@ def control_losses(curves: Sequence[Curve]) -> go.Figure:
     if steps:
         pad = max(0.5, 0.01 * (max(steps) - min(steps)))
         figure.update_xaxes(range=[min(steps) - pad, max(steps) + pad])
-    figure.update_xaxes(row=2 if broken else 1, col=1, title="optimizer step")
+    figure.update_xaxes(row=2 if broken else 1, col=1, title=x_title)
     kind = "log" if _spans_decades(curves) else "linear"
     figure.update_yaxes(row=1, col=1, title="loss", type=kind, dtick=_dtick(curves, kind))
     figure.update_yaxes(row=1, col=1, exponentformat="power")

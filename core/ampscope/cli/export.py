@@ -23,7 +23,7 @@ _WRITERS = {"tensorboard": tensorboard_events.write, "wandb": wandb_run.write}
 @click.option(
     "--axis",
     type=click.Choice(("magnitude", "log2")),
-    default="magnitude",
+    default="log2",
     show_default=True,
     help="What histograms are over. Programs that draw a linear axis show log2 better.",
 )

@@ -125,10 +125,12 @@ class StepHistograms:
         if not self._before:
             return
         with _Timed(self), torch.no_grad(), no_dispatch():
-            for position, old in self._before.items():
-                parameter = self._models.parameters[position]
-                # In the old weights' own memory, as -old + new: new - old, +0 where they agree.
-                change = old.neg_().add_(stored(parameter.tensor))
+            parameters = [self._models.parameters[position] for position in self._before]
+            changes = list(self._before.values())
+            # In the old weights' own memory, as -old + new: new - old, and +0 where they agree.
+            torch._foreach_neg_(changes)
+            torch._foreach_add_(changes, [stored(parameter.tensor) for parameter in parameters])
+            for parameter, change in zip(parameters, changes, strict=True):
                 self._counts.add(Role.UPDATE, parameter.owner, change, stable=True)
             self._counts.flush()
             self._before.clear()

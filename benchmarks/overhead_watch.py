@@ -1,0 +1,51 @@
+"""The contestants of `ampscope.watch`: its default schedule, everything, and asleep."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from overhead_contestants import Contestant, Session
+
+import ampscope
+
+DEFAULT, EVERYTHING, ASLEEP = (
+    "watch, default schedule",
+    "watch, everything at every step",
+    "watch, schedule asleep",
+)
+GOALS = {
+    "cpu": {DEFAULT: 1.03, EVERYTHING: 1.15, ASLEEP: 1.01},
+    "cuda": {DEFAULT: 1.01, EVERYTHING: 1.10, ASLEEP: 1.01},
+}
+
+
+def watch_contestants(session: Session) -> dict[str, Contestant]:
+    """A turn of the default schedule is ten steps, one of them with histograms; every tenth turn
+    begins at a step that records the weights as well."""
+    return {
+        DEFAULT: _watched(session, every=10, steps=10),
+        EVERYTHING: _watched(session, every=1, steps=1),
+        ASLEEP: _watched(session, every=0, steps=3),
+    }
+
+
+def _watched(session: Session, every: int, steps: int) -> Contestant:
+    folder = Path(tempfile.mkdtemp(prefix="ampscope-benchmark-"))
+    turns = itertools.count()
+
+    @contextlib.contextmanager
+    def attached() -> Iterator[None]:
+        training = session.training
+        turn = next(turns)
+        store = folder / f"{turn}.db"
+        with ampscope.watch(training.model, training.optimizer, every=every, store=store) as run:
+            # Goes on where the turn before ended: the schedule counts steps.
+            run._session.step = turn * steps
+            run._session._begin()
+            yield
+
+    return Contestant(lambda _: session.step(), attached, steps)
