@@ -3,7 +3,7 @@
     python benchmarks/watch_memory.py                  # results/watch_memory.json
 
 Python's own memory by tracemalloc, the process's by its resident set. What waits to be written comes
-and goes, so each reading is made after a flush. The model has 40 modules and the default schedule is
+and goes, so each reading is made after a flush. The model has 8 modules and the default schedule is
 used; every 1,000th step is bad, so that the schedule tightens and capsules are kept. Ingestion is the
 time of 5,000 steps: it must be as long at the end as at the beginning.
 """
@@ -34,7 +34,7 @@ def main() -> None:
     arguments.add_argument("--steps", type=int, default=100_000)
     given = arguments.parse_args()
     torch.set_num_threads(1)
-    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(40)))
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(8)))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     inputs, bad = torch.randn(4, 8), torch.full((4, 8), float("nan"))
     turn, readings = given.steps // 20, []

@@ -37,9 +37,14 @@ def test_a_store_that_fails_ends_the_recording_and_not_the_training(
         raise StoreError("The disk is full.")
 
     monkeypatch.setattr(RunWriter, "flush", full)
-    losses = train_bf16(20, model)
-    with pytest.warns(AmpscopeWarning, match="records no more: The disk is full"):
+
+    def train() -> list[float]:
+        losses = train_bf16(20, model)
         run.close()
+        return losses
+
+    with pytest.warns(AmpscopeWarning, match="records no more: The disk is full"):
+        losses = train()
     assert len(losses) == 20
     assert not [t for t in threading.enumerate() if t.name == "ampscope-recorder"]
 
@@ -126,14 +131,18 @@ def test_a_run_that_nobody_closes_is_lost_and_keeps_its_steps(tmp_path: Path) ->
             if sys.argv[1] == "killed":
                 time.sleep(1.2)
                 os.kill(os.getpid(), signal.SIGKILL)
+            if sys.argv[1] == "raised":
+                raise OSError("no more data")
             """
         )
     )
-    for way, state in (("killed", "lost"), ("left", "finished")):
-        subprocess.run([sys.executable, str(script), way], check=False, timeout=120)
+    for way, state in (("killed", "lost"), ("left", "finished"), ("raised", "failed")):
+        command = [sys.executable, str(script), way]
+        subprocess.run(command, check=False, timeout=120, capture_output=True)
         with Reader(tmp_path / "runs.db") as reader:
             run = reader.runs()[0]
             assert (run.state, run.steps_done) == (state, 5)
+            assert (way == "raised") == ("no more data" in run.message)
 
 
 def test_a_fork_of_the_training_records_nothing(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
@@ -64,8 +65,8 @@ def add_scale(figure: go.Figure, scaled: list[StepRecord], row: int) -> None:
     texts = [_scale_text(s) for s, _ in drawn]
     figure.add_trace(
         go.Scatter(
-            x=[s.step for s, _ in drawn],
-            y=[exponent for _, exponent in drawn],
+            x=np.asarray([s.step for s, _ in drawn], np.int64),
+            y=np.asarray([exponent for _, exponent in drawn], np.float64),
             mode="lines+markers" if len(drawn) <= MOST_MARKS else "lines",
             line={"shape": "hv", "color": MEASURE, "width": 2},
             marker={"size": 5},
@@ -116,7 +117,7 @@ def add_series(figure: go.Figure, series: FiniteParts, row: int, name: str) -> N
     steps = sorted({*values, *lost})
     figure.add_trace(
         go.Scatter(
-            x=steps,
+            x=np.asarray(steps, np.int64),  # Plotly looks at every element of a list
             y=[values.get(step) for step in steps],
             mode="lines+markers" if len(steps) <= MOST_MARKS else "lines",
             line={"color": MEASURE, "width": 2},

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import plotly.graph_objects as go
 
 from ampscope.analysis.loss_scale import FiniteParts, finite_parts
@@ -60,11 +61,11 @@ def _add_times(figure: go.Figure, timed: Sequence[StepRecord], row: int) -> None
 
 def _add_taken(figure: go.Figure, taken: Spans, row: int) -> None:
     """A dot for a frame of one step, a bar for one that adds up several."""
-    x = [step for first, last in taken for step in (first, last, None)]
+    x = np.asarray([step for first, last in taken for step in (first, last, np.nan)], np.float64)
     figure.add_trace(
         go.Scatter(
             x=x,
-            y=[None if step is None else 0 for step in x],
+            y=np.where(np.isnan(x), np.nan, 0.0),
             mode="lines+markers",
             line={"color": MEASURE, "width": 6},
             marker={"size": 5, "symbol": "line-ns", "line": {"color": MEASURE, "width": 1}},

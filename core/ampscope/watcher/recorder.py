@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import time
 import warnings
@@ -32,6 +33,7 @@ from ampscope.store.writer import FLUSH_EVERY_S, RunWriter
 from ampscope.watcher.alarms import AmpscopeWarning
 
 MOST_WAITING = 20_000  # records; about 200 MB of frames of 200 modules
+MAX_MESSAGE = 500
 _WAIT_S = 0.01
 
 
@@ -40,6 +42,7 @@ class Recorder:
 
     def __init__(self, path: Path, spec: RunSpec, machine: Machine) -> None:
         self.error = ""  # why nothing more is recorded, once that is so
+        self._has_said = False
         self.is_cancelled = False  # somebody asked the run to stop
         writer = RunWriter.create(path, spec)
         self.run_id, self.path = writer.run_id, writer.path
@@ -50,7 +53,7 @@ class Recorder:
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="ampscope-recorder", daemon=True)
         self._thread.start()
-        atexit.register(self.close, State.FINISHED, "The process ended without run.close().")
+        atexit.register(self._left)
 
     def modules(self, records: Sequence[ModuleRecord]) -> None:
         """The modules of all models."""
@@ -98,7 +101,7 @@ class Recorder:
         """Write what waits and how the run ended."""
         if self._stop.is_set() or os.getpid() != self._pid:  # a fork has no thread
             return
-        atexit.unregister(self.close)
+        atexit.unregister(self._left)
         self._stop.set()
         self._thread.join()
         try:
@@ -107,9 +110,22 @@ class Recorder:
             self._writer.close()
         except StoreError as error:
             self._fail(error)
+        self._say()
+
+    def _left(self) -> None:
+        """The process ends and nobody closed the run."""
+        error = getattr(sys, "last_value", None)  # Python keeps there what ended the program
+        if error is None:
+            self.close(State.FINISHED, "The process ended without run.close().")
+        else:
+            text = f"The training raised {type(error).__name__}: {error}"
+            self.close(State.FAILED, text[:MAX_MESSAGE])
 
     def _put(self, work: Callable[[], None]) -> None:
-        if self.error or os.getpid() != self._pid:
+        if os.getpid() != self._pid:
+            return
+        if self.error:
+            self._say()
             return
         while len(self._waiting) >= MOST_WAITING and not self.error and self._thread.is_alive():
             time.sleep(_WAIT_S)
@@ -126,6 +142,8 @@ class Recorder:
                     self.is_cancelled |= self._writer.beat()
             except StoreError as error:
                 self._fail(error)
+            except Exception as error:  # the training goes on whatever is wrong here
+                self._fail(StoreError(f"its thread failed ({type(error).__name__}: {error})."))
             if stopping:
                 return
 
@@ -137,4 +155,10 @@ class Recorder:
     def _fail(self, error: StoreError) -> None:
         self.error = str(error)
         self._waiting.clear()
-        warnings.warn(f"ampscope records no more: {error}", AmpscopeWarning, stacklevel=2)
+
+    def _say(self) -> None:
+        """Once, in the thread that trains: a warning that is made an error must not end ours."""
+        if self.error and not self._has_said:
+            self._has_said = True
+            text = f"ampscope records no more: {self.error}"
+            warnings.warn(text, AmpscopeWarning, stacklevel=2)

@@ -28,6 +28,7 @@ from ampscope.watcher.capsule import CapsuleLimits
 from ampscope.watcher.models import WatchedModels
 from ampscope.watcher.notebook import as_html
 from ampscope.watcher.ranks import place_now
+from ampscope.watcher.recorder import MAX_MESSAGE
 from ampscope.watcher.replay import Replay
 from ampscope.watcher.session import Session
 from ampscope.watcher.telling import POLICIES, Settings
@@ -177,4 +178,4 @@ def _ending(error: BaseException | None) -> tuple[State, str]:
         return State.FINISHED, f"Stopped by an alarm: {error}"
     if isinstance(error, KeyboardInterrupt):
         return State.CANCELLED, "Interrupted by a person."
-    return State.FAILED, f"The training raised {type(error).__name__}: {error}"[:500]
+    return State.FAILED, f"The training raised {type(error).__name__}: {error}"[:MAX_MESSAGE]
