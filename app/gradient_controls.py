@@ -43,11 +43,14 @@ def pick_span(spans: Sequence[Span]) -> Span:
         first, last = rank_frames.nearest(spans, int(asked))
         if first <= int(asked) <= last:
             links.keep("step", first)
-    step = _pick_step(list(lasts), lasts)
+    default = spans[-1][0]
+    if asked.isdigit():
+        default = rank_frames.nearest(spans, int(asked))[0]
+    step = _pick_step(list(lasts), lasts, default)
     return step, lasts[step]
 
 
-def _pick_step(steps: Sequence[int], lasts: dict[int, int]) -> int:
+def _pick_step(steps: Sequence[int], lasts: dict[int, int], default: int) -> int:
     """Slider over the recorded steps with a play button; moves on by itself while playing."""
     if is_playing():
         _move_on(steps)
@@ -56,7 +59,7 @@ def _pick_step(steps: Sequence[int], lasts: dict[int, int]) -> int:
         "Step",
         "step",
         steps,
-        default=steps[-1],
+        default=default,
         format_func=lambda s: str(s) if lasts[s] == s else f"{s} to {lasts[s]}",
         place=left,
     )

@@ -122,16 +122,18 @@ def policy_name(machine: Machine | None) -> str:
     return POLICIES.get(machine.policy, machine.policy)
 
 
-def label(run: RunInfo) -> str:
-    """One line of the run picker."""
+def label(run: RunInfo, ranks: tuple[RunInfo, ...] = ()) -> str:
+    """One line of the run picker; ``ranks`` where it stands for all of a training."""
     when = time.strftime("%d %b %H:%M:%S", time.localtime(run.created))
     rank = f" · rank {run.spec.rank}" if trainings.is_rank(run) else ""
+    rank = f" · {trainings.world_words(ranks)}" if len(ranks) > 1 else rank
     return f"{cut(name_of(run), NAME_LENGTH)}{rank} · {run.state} · {when}"
 
 
 def _picked(runs: list[RunInfo]) -> RunInfo:
     """The run that the URL names, else the last one chosen, else the newest."""
-    by_id = {ranks[0].id: ranks[0] for ranks in trainings.grouped(runs)}
+    together = {ranks[0].id: ranks for ranks in trainings.grouped(runs)}
+    by_id = {id_: ranks[0] for id_, ranks in together.items()}
     asked = st.query_params.get("run")
     if asked and asked not in by_id:  # further back, or another rank than the first
         older = _looked_up(asked, newest=runs[0])
@@ -141,7 +143,7 @@ def _picked(runs: list[RunInfo]) -> RunInfo:
         "Run",
         "run",
         list(by_id),
-        format_func=lambda id_: label(by_id[id_]),
+        format_func=lambda id_: label(by_id[id_], together.get(id_, ())),
         help="Type to search. The address of this page names the run.",
         place=st.sidebar,
     )

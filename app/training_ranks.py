@@ -32,6 +32,7 @@ def show(trainings: Sequence[Training]) -> None:
     layout.sentence(training_words.answer_of_ranks(trainings, first))
     furthest = max(trainings, key=lambda t: t.totals.last_step or -1)
     layout.key_figures(training_words.key_figures(furthest))
+    st.caption(f"Loss, skips and time of a step are those of rank {furthest.run.spec.rank}.")
     st.subheader("Ranks side by side", anchor=False)
     layout.see(training_words.ranks_seen(trainings))
     table = ranks_table(trainings, reported)

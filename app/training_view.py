@@ -46,7 +46,7 @@ def alarms(trainings: Sequence[Training]) -> None:
 
 def capsules(trainings: Sequence[Training]) -> None:
     """What was kept of failing steps, and how to run it again."""
-    found = _told(trainings, "capsule")
+    found = _told(trainings, "capsule")[::-1]  # the first is nearest to the cause
     if not found:
         return
     st.subheader(f"Capsules ({len(found)})", anchor=False)
@@ -57,14 +57,15 @@ def capsules(trainings: Sequence[Training]) -> None:
     for training, event in found[:AT_FIRST]:
         _capsule(training, event, trainings)
     if found[AT_FIRST:]:
-        with layout.details(plural(len(found) - AT_FIRST, "earlier capsule")):
+        with layout.details(plural(len(found) - AT_FIRST, "later capsule")):
             for training, event in found[AT_FIRST:]:
                 _capsule(training, event, trainings)
 
 
 def curves(training: Training) -> None:
     """The chart over all steps."""
-    st.subheader("Over all steps", anchor=False)
+    rank = f", rank {training.run.spec.rank}" if training.run.spec.world > 1 else ""
+    st.subheader(f"Over all steps{rank}", anchor=False)
     layout.see(training_words.chart_seen(training))
     spans = training_data.spans(training.run)
     figure = store.drawn(training.run, "training-curves", lambda: _figure(training, spans))

@@ -44,8 +44,7 @@ def _watched(session: Session, every: int, steps: int) -> Contestant:
         store = folder / f"{turn}.db"
         with ampscope.watch(training.model, training.optimizer, every=every, store=store) as run:
             # Goes on where the turn before ended: the schedule counts steps.
-            run._session.step = turn * steps
-            run._session._begin()
+            run._session._begin(turn * steps)
             yield
 
     return Contestant(lambda _: session.step(), attached, steps)

@@ -2,8 +2,8 @@
 
     python benchmarks/watch_memory.py                  # results/watch_memory.json
 
-Python's own memory by tracemalloc, the process's by its resident set. What waits to be written comes
-and goes, so each reading is made after a flush. The model has 8 modules and the default schedule is
+Python's own memory by tracemalloc, the process's by its resident set. What waits to be written
+comes and goes, so each reading is made after a flush. The model has 8 modules and the default schedule is
 used; every 1,000th step is bad, so that the schedule tightens and capsules are kept. Ingestion is the
 time of 5,000 steps: it must be as long at the end as at the beginning.
 """

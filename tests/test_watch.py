@@ -21,6 +21,7 @@ import ampscope
 from ampscope.errors import BadInput
 from ampscope.exponents import FIRST, LOWEST, POS_ZERO
 from ampscope.records import Role, State
+from ampscope.store.reader import Reader
 
 OPTIMIZER_MODULE = "torch.optim.optimizer"
 
@@ -294,6 +295,41 @@ def test_record_next_asks_for_histograms(store: Path) -> None:
     train_bf16(4, model)
     run.close()
     assert recorded(store, run.id).at(Role.ACTIVATION) == [3, 4]
+
+
+def test_a_reference_on_demand_tells_lost_from_zero(store: Path) -> None:
+    """fp16 rounds 2^-30 to zero, and the fp32 reference does not."""
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 2, bias=False))
+    with torch.no_grad():
+        model[1].weight.fill_(2.0**-13)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    losses = []
+    with ampscope.watch(model, optimizer, scaler, store=store, every=0, policy="ignore") as run:
+        for step in range(4):
+            if step == 1:
+                run.record_next(1, reference=True)
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                output = model(torch.ones(8, 4))
+            loss = output.float().sum() * 2.0**-13
+            losses.append(float(loss.detach()))
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    with Reader(store) as reader:
+        shadows = [s for s in reader.shadows(run.id) if s.role is Role.GRAD_OUTPUT]
+        steps = reader.steps(run.id)
+        ops = reader.ops(run.id, steps[2].op_set or 0)
+        paths = {m.index: m.path for m in reader.modules(run.id)}
+    # At the first layer's output the gradient is 2 * 2^-13 * 2^-13 = 2^-25, half of fp16's least.
+    lost = {paths[s.module]: s.lost / s.total for s in shadows if s.step == 2}
+    assert lost == {"0": 1.0, "1": 0.0}
+    assert {s.step for s in shadows} == {2}
+    assert [s.op_set is not None for s in steps] == [False, False, True, False]
+    matmuls = {(paths[o.module], o.phase) for o in ops if o.op == "aten.mm"}
+    assert matmuls >= {("0", "forward"), ("1", "forward"), ("0", "backward"), ("1", "backward")}
+    assert len(set(losses)) == 1
 
 
 @pytest.mark.parametrize(

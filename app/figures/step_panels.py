@@ -86,7 +86,7 @@ def add_scale(figure: go.Figure, scaled: list[StepRecord], row: int) -> None:
             mode="markers",
             marker={
                 "symbol": "x",
-                "size": 11,
+                "size": 11 if len(skipped) <= MOST_MARKS else 6,
                 "color": NONFINITE,  # a gradient was: that is why
                 "line": {"color": OUTLINE, "width": 1},
             },

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -63,13 +62,3 @@ def tightened(step: int) -> Event:
     """The schedule records every step for a while."""
     text = f"A step went bad: the next {TIGHT_STEPS} steps are recorded with histograms."
     return Event(step, "schedule", "tightened", text)
-
-
-def growth_counter(scaler: Any, *, skipped: bool) -> int | None:
-    """Finite steps since the scale last grew or fell, after this step and before ``update``."""
-    if scaler is None:
-        return None
-    with contextlib.suppress(Exception):  # a scaler of another library may count in its own way
-        before = int(scaler._get_growth_tracker())
-        return 0 if skipped else (before + 1) % int(scaler.get_growth_interval())
-    return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -90,29 +90,30 @@ class BadSteps:
         later = self._recorder.later
         events.append(self._keeper.keep(about, forwards, later, without_weights=why))
         if self._replays_at_once and not is_late:
-            events.append(Event(step, "replay", "first bad op", self._replayed()))
+            again = _said(self.replay)
+            text = again if isinstance(again, str) else again.text
+            events.append(Event(step, "replay", "first bad op", text))
         return events
 
     def replay(self) -> Replay:
         """Run the newest kept step again on the live models."""
         if self._keeper.last is None:
             raise BadInput("No failing step was kept: there is nothing to run again.")
+        return self._run_again(self._keeper.last.forwards, self._keeper.last.about.scale)
+
+    def reference(self, forwards: Sequence[Forward], scale: float | None) -> Replay | str:
+        """The present step once more, beside fp32; a sentence when that cannot be."""
+        return _said(lambda: self._run_again(forwards[-1:], scale or 1.0))
+
+    def _run_again(self, forwards: Sequence[Forward], scale: float) -> Replay:
         self._flight.is_paused = True
         self._histograms.pause()
         try:
             plain = {root.name: root.plain for root in self._models.roots}
-            return replay(plain, self._keeper.last.forwards, self._keeper.last.about.scale)
+            return replay(plain, forwards, scale, self._models)
         finally:
             self._flight.is_paused = False
             self._histograms.resume()
-
-    def _replayed(self) -> str:
-        try:
-            return self.replay().text
-        except BadInput as error:
-            return f"The step could not be run again: {error}"
-        except torch.OutOfMemoryError:
-            return "The step could not be run again beside the training: out of memory."
 
     def _first_sign(self, bad_loss: float | None, forwards: Sequence[Forward]) -> tuple[str, str]:
         """Where this process itself saw the step go bad."""
@@ -124,3 +125,13 @@ class BadSteps:
         if self.sentinel is None or self.sentinel.is_bad:
             return "backward", "The loss was finite, and gradients were not."
         return SHARED, "This rank's own gradients were finite, and their sum was not."
+
+
+def _said(run: Callable[[], Replay]) -> Replay | str:
+    """What came of it, or why it cannot be done here."""
+    try:
+        return run()
+    except BadInput as error:
+        return f"The step could not be run again: {error}"
+    except torch.OutOfMemoryError:
+        return "The step could not be run again beside the training: out of memory."

@@ -18,19 +18,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ampscope.errors import StoreError
-from ampscope.records import (
-    Event,
-    Frame,
-    Machine,
-    ModuleRecord,
-    NonFiniteRecord,
-    RunSpec,
-    State,
-    StepRecord,
-)
+from ampscope.records import Event, Machine, ModuleRecord, RunSpec, State, StepRecord
 from ampscope.store.processes import HEARTBEAT_EVERY_S
 from ampscope.store.writer import FLUSH_EVERY_S, RunWriter
 from ampscope.watcher.alarms import AmpscopeWarning
+from ampscope.watcher.step_end import Ended
 
 MOST_WAITING = 20_000  # records; about 200 MB of frames of 200 modules
 MAX_MESSAGE = 500
@@ -59,21 +51,17 @@ class Recorder:
         """The modules of all models."""
         self._put(lambda: self._writer.add_modules(records))
 
-    def step(
-        self,
-        record: StepRecord,
-        frames: Sequence[Frame] = (),
-        nonfinite: Sequence[NonFiniteRecord] = (),
-        events: Sequence[Event] = (),
-    ) -> None:
+    def step(self, record: StepRecord, ended: Ended) -> None:
         """A step with everything that was seen in it: it is written whole or not at all."""
 
         def write() -> None:
             self._writer.add_step(record)
-            for frame in frames:
+            for frame in ended.frames.values():
                 self._writer.add_frame(frame)
-            self._writer.add_nonfinite(nonfinite)
-            for event in events:
+            self._writer.add_nonfinite(ended.nonfinite)
+            self._writer.add_shadow(ended.shadows())
+            self._writer.add_ops(*ended.ops())
+            for event in ended.now.events:
                 self._writer.add_event(event)
 
         self._put(write)

@@ -15,14 +15,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from ampscope.capture.model_map import ModelMap
+from ampscope.capture.model_map import ModelMap, Numbers
+from ampscope.capture.op_trace import OpTrace
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.op_watch import OpWatch
 from ampscope.capture.script.source_lines import SourceLines, line_name
 from ampscope.capture.shadow import Shadow
 from ampscope.errors import BadInput
 from ampscope.observations import BadOp
-from ampscope.records import ShadowRecord
+from ampscope.records import OpRecord, ShadowRecord
 from ampscope.watcher.forwards import Forward
 from ampscope.watcher.rerun import Rerun
 
@@ -36,22 +37,30 @@ class Replay:
     first: BadOp | None
     where: str  # forward, backward, output gradient, inputs, nowhere
     text: str  # one sentence
-    shadows: list[ShadowRecord] = field(default_factory=list)
+    shadows: list[ShadowRecord] = field(default_factory=list)  # of the forward that decided
+    ops: tuple[int, list[OpRecord]] = (0, [])  # id of the set, and its ops
     notes: list[str] = field(default_factory=list)
 
 
-def replay(models: Mapping[str, nn.Module], forwards: Sequence[Forward], scale: float) -> Replay:
-    """Run the forwards one after another; the first that is not finite decides.
+def replay(
+    models: Mapping[str, nn.Module],
+    forwards: Sequence[Forward],
+    scale: float,
+    names: Numbers | None = None,
+) -> Replay:
+    """Run the forwards one after another; the first that is not finite decides, else the last.
 
-    ``scale`` is the loss scale in the kept gradients. Raises BadInput when a model is missing, is
-    another one or sharded, or takes something that is not in the capsule.
+    ``scale`` is the loss scale in the kept gradients; ``names`` numbers the modules in the records,
+    by default each model's own numbers. Raises BadInput when a model is missing, is another one or
+    sharded, or takes something that is not in the capsule.
     """
     if not forwards:
         raise BadInput("The capsule holds no forward call: there is nothing to run again.")
     results = []
     for forward in forwards:
         part = _part(models, forward)
-        results.append(_replayed(Rerun(part, forward, scale), forward.module))
+        rerun = Rerun(part, forward, scale)
+        results.append(_replayed(rerun, forward.module, names or ModelMap(part)))
         if results[-1].where != "nowhere":
             break
     return results[-1]
@@ -83,7 +92,8 @@ def _part(models: Mapping[str, nn.Module], forward: Forward) -> nn.Module:
         raise BadInput(f"The capsule is of another model: {error}") from error
 
 
-def _replayed(rerun: Rerun, path: str) -> Replay:
+def _replayed(rerun: Rerun, path: str, names: Numbers) -> Replay:
+    trace = OpTrace(names)
     shadow = Shadow(ModelMap(rerun.model), 0, rerun.scale)
     paths, lines = ModulePaths(), SourceLines()
     watch = OpWatch(paths, lines, MOST_OPS)
@@ -96,6 +106,7 @@ def _replayed(rerun: Rerun, path: str) -> Replay:
             stack.enter_context(shadow)
         stack.enter_context(paths)
         stack.enter_context(watch)
+        stack.enter_context(trace)
         outputs, gradients = rerun.as_it_was()
     if not gradients:
         notes.append("No gradient at an output was kept: only the forward was run again.")
@@ -106,7 +117,15 @@ def _replayed(rerun: Rerun, path: str) -> Replay:
         module = ".".join(filter(None, (path, first.module)))
         first = dataclasses.replace(first, line=line, module=module)
         text = sentence(first)
-    return Replay(first, where, text, shadow.take(), notes)
+    shadows = _numbered(shadow.take(), rerun.model, names)
+    return Replay(first, where, text, shadows, trace.take(), notes)
+
+
+def _numbered(shadows: list[ShadowRecord], model: nn.Module, names: Numbers) -> list[ShadowRecord]:
+    """The same records with the caller's numbers of the modules."""
+    modules = list(model.modules())
+    numbers = ((record, names.index(modules[record.module])) for record in shadows)
+    return [dataclasses.replace(r, module=n) for r, n in numbers if n is not None]
 
 
 def _reference(rerun: Rerun, shadow: Shadow) -> str:

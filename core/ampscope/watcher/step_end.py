@@ -1,8 +1,11 @@
-"""A step that is over: what is known of it at once, and its record when its numbers have come."""
+"""The step in progress, the step that is over, and its record when its numbers have come."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import math
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,61 +13,113 @@ import numpy as np
 from torch import Tensor
 
 from ampscope.exponents import NEG_ZERO, POS_ZERO
-from ampscope.records import Event, Frame, NonFiniteRecord, Role, StepRecord
+from ampscope.records import (
+    Event,
+    Frame,
+    NonFiniteRecord,
+    OpRecord,
+    Role,
+    ShadowRecord,
+    StepRecord,
+)
 from ampscope.watcher.forwards import Forward, Past
 from ampscope.watcher.numbers import Norms, Readout
+from ampscope.watcher.replay import Replay
 
 
 @dataclass(slots=True)
-class Ended:
-    """One attempted step. ``norms`` is None while they are on their way from the device."""
+class Present:
+    """The step in progress. ``norms`` is None before they are read from the device."""
 
     step: int
-    loss: Tensor | float | None
+    loss: Tensor | float | None = None
+    loss_is_given: bool = False
+    readout: Readout | None = None
+    norms: Norms | None = None
+    events: list[Event] = field(default_factory=list)
+    again: Replay | None = None  # run again beside fp32, where that was asked for
+    began: float = field(default_factory=time.perf_counter)
+    own_s: float = 0.0  # the instruments' own time
+
+    def see(self, loss: Tensor) -> None:
+        """A loss that backward begins at. Micro-batches add up, as their gradients do."""
+        if not self.loss_is_given and loss.numel() == 1:
+            self.loss = loss if self.loss is None else self.loss + loss
+
+    def give(self, loss: Any) -> None:
+        """The loss as the caller says: it counts more than what is seen."""
+        self.loss = loss.detach() if isinstance(loss, Tensor) else float(loss)
+        self.loss_is_given = True
+
+    def run_again(self, result: Replay | str) -> None:
+        """What came of a second run, or why there was none."""
+        if isinstance(result, str):
+            self.events.append(Event(self.step, "note", "no reference", result))
+        else:
+            self.again = result
+
+    @property
+    def is_bad(self) -> bool:
+        """The loss or a gradient is not finite. Waits for the device when the loss is there."""
+        self.loss = loss = as_number(self.loss)
+        suspects = self.norms is not None and bool(self.norms.suspects)
+        return suspects or (loss is not None and not math.isfinite(loss))
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """One attempted step that is over."""
+
+    now: Present
     scale: float | None
     skipped: bool
     growth_counter: int | None
     lr: float
     step_time_s: float
-    overhead_s: float
     peak_bytes: int
     frames: dict[Role, Frame]
     nonfinite: list[NonFiniteRecord]
-    events: list[Event]
-    readout: Readout | None
-    norms: Norms | None
-    forwards: list[Forward] = field(default_factory=list)
+    forwards: list[Forward]
 
     @property
     def is_bad(self) -> bool:
         """Something was not finite, or GradScaler found it so."""
-        suspects = self.norms is not None and bool(self.norms.suspects)
-        loss = as_number(self.loss)
-        return self.skipped or suspects or (loss is not None and not math.isfinite(loss))
+        return self.skipped or self.now.is_bad
 
     def record(self) -> StepRecord:
         """For the store."""
-        norm = None if self.norms is None else self.norms.total / (self.scale or 1.0)
+        now = self.now
+        norm = None if now.norms is None else now.norms.total / (self.scale or 1.0)
         return StepRecord(
-            step=self.step,
-            loss=as_number(self.loss),
+            step=now.step,
+            loss=as_number(now.loss),
             scale=self.scale,
             growth_counter=self.growth_counter,
             skipped=self.skipped,
             grad_norm=norm,
             lr=self.lr,
             step_time_s=self.step_time_s,
-            overhead_s=self.overhead_s,
+            overhead_s=now.own_s,
             peak_bytes=self.peak_bytes,
             moved_share=moved_share(self.frames.get(Role.UPDATE)),
+            op_set=None if now.again is None else now.again.ops[0],
         )
+
+    def shadows(self) -> list[ShadowRecord]:
+        """Half against fp32, where the step was run again."""
+        found = [] if self.now.again is None else self.now.again.shadows
+        return [dataclasses.replace(record, step=self.now.step) for record in found]
+
+    def ops(self) -> tuple[int, list[OpRecord]]:
+        """The ops of the same; none where it was not."""
+        return (0, []) if self.now.again is None else self.now.again.ops
 
     def past(self, parameters: int) -> Past:
         """For the ring of the last steps; ``parameters`` in all."""
-        norms = np.full(parameters, np.nan)
-        if self.norms is not None and self.norms.positions:
-            norms[list(self.norms.positions)] = self.norms.values / (self.scale or 1.0)
-        return Past(self.step, as_number(self.loss), self.scale, norms)
+        norms, read = np.full(parameters, np.nan), self.now.norms
+        if read is not None and read.positions:
+            norms[list(read.positions)] = read.values / (self.scale or 1.0)
+        return Past(self.now.step, as_number(self.now.loss), self.scale, norms)
 
 
 def as_number(loss: Tensor | float | None) -> float | None:
@@ -75,6 +130,16 @@ def as_number(loss: Tensor | float | None) -> float | None:
 def scale_of(scaler: Any) -> float | None:
     """The loss scale that this step used, asked before ``update``; None without a scaler."""
     return None if scaler is None else float(scaler.get_scale())
+
+
+def growth_counter(scaler: Any, *, skipped: bool) -> int | None:
+    """Finite steps since the scale last grew or fell, after this step and before ``update``."""
+    if scaler is None:
+        return None
+    with contextlib.suppress(Exception):  # a scaler of another library may count in its own way
+        before = int(scaler._get_growth_tracker())
+        return 0 if skipped else (before + 1) % int(scaler.get_growth_interval())
+    return None
 
 
 def moved_share(updates: Frame | None) -> float | None:

@@ -71,11 +71,19 @@ class Watch:
     def loss(self, value: Any) -> None:
         """The loss of the step that is coming, where it is not the tensor that backward began at:
         a number or a tensor of one element."""
-        self._session.loss_given(value)
+        self._session.now.give(value)
 
-    def record_next(self, steps: int = 1) -> None:
-        """Take histograms of the coming steps, whatever the schedule."""
-        self._session.schedule.ask(self._session.step, steps)
+    def record_next(self, steps: int = 1, *, reference: bool = False) -> None:
+        """Take histograms of the steps that come after the present one, whatever the schedule.
+
+        With ``reference`` the last of them is run again before its optimizer step: beside fp32,
+        which tells lost values from those that were zero, and with its ops traced. That takes about
+        as long as five steps, once.
+        """
+        step = self._session.now.step
+        self._session.schedule.ask(step, steps)
+        if reference:
+            self._session.referenced.add(step + steps)
 
     def replay(self) -> Replay:
         """Run the newest kept step again, here and now, with the weights as they are.
@@ -102,7 +110,7 @@ class Watch:
         return isinstance(error, TrainingStopped)
 
     def __repr__(self) -> str:
-        return f"<ampscope run {self.id}, {self._session.step} steps, in {self.store}>"
+        return f"<ampscope run {self.id}, {self._session.now.step} steps, in {self.store}>"
 
     def _repr_html_(self) -> str:
         """The live figure of a notebook."""
