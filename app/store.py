@@ -8,8 +8,6 @@ for all browsers until the file changes: a page that follows a run asks for them
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -30,12 +28,12 @@ from ampscope.records import (
     StepTotals,
 )
 from ampscope.store.reader import Reader
-from app import options
+from app import options, run_rows
 
 P = ParamSpec("P")
 T = TypeVar("T")
 MAX_ENTRIES = 96  # of about 1 MiB each for one frame of 500 modules
-MAX_LISTS = 16  # of run rows
+MAX_FIGURES = 16
 # Steps of a chart that is about 1,000 px wide. Up to so many a run is shown as it was recorded.
 POINTS = 2000
 
@@ -49,17 +47,17 @@ def runs(limit: int = 200) -> list[RunInfo]:
     """Newest first; empty when there is no store yet. Raises StoreError when it cannot be read."""
     if not path().exists():
         return []
-    return list(_runs(str(path()), limit, _stamp()))
+    return list(run_rows.newest(path(), limit))
 
 
 def run(run_id: str) -> RunInfo:
     """As it is now. Raises BadInput when there is no such run."""
-    return _run(str(path()), run_id, _stamp())
+    return run_rows.one(path(), run_id)
 
 
 def group(name: str) -> list[RunInfo]:
     """Runs that were started together, oldest first."""
-    return list(_group(str(path()), name, _stamp()))
+    return list(run_rows.group(path(), name))
 
 
 def version(info: RunInfo) -> str:
@@ -96,40 +94,11 @@ def drawn(info: RunInfo, name: str, draw: Callable[[], go.Figure]) -> go.Figure:
     return _drawn(str(path()), info.id, version(info), name, draw)
 
 
-@st.cache_resource(show_spinner=False, max_entries=MAX_LISTS)
+@st.cache_resource(show_spinner=False, max_entries=MAX_FIGURES)
 def _drawn(
     store: str, run_id: str, version: str, name: str, _draw: Callable[[], go.Figure]
 ) -> go.Figure:
     return _draw()
-
-
-def _stamp() -> tuple[int, ...]:
-    """Changes with every commit (a commit is written to the file or to its log), and every second:
-    that a run is lost shows in no file."""
-    files = (path(), path().with_name(f"{path().name}-wal"))
-    found = []
-    for file in files:
-        with contextlib.suppress(FileNotFoundError):  # there is no log while nobody writes
-            found.append(file.stat())
-    return (*(n for s in found for n in (s.st_mtime_ns, s.st_size)), int(time.time()))
-
-
-@st.cache_resource(show_spinner=False, max_entries=MAX_LISTS)
-def _runs(store: str, limit: int, stamp: tuple[int, ...]) -> tuple[RunInfo, ...]:
-    with Reader(Path(store)) as reader:
-        return tuple(reader.runs(limit))
-
-
-@st.cache_resource(show_spinner=False, max_entries=MAX_LISTS)
-def _run(store: str, run_id: str, stamp: tuple[int, ...]) -> RunInfo:
-    with Reader(Path(store)) as reader:
-        return reader.run(run_id)
-
-
-@st.cache_resource(show_spinner=False, max_entries=MAX_LISTS)
-def _group(store: str, name: str, stamp: tuple[int, ...]) -> tuple[RunInfo, ...]:
-    with Reader(Path(store)) as reader:
-        return tuple(reader.group(name))
 
 
 @st.cache_data(show_spinner=False, max_entries=MAX_ENTRIES)

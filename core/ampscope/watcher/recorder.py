@@ -8,6 +8,7 @@ that :data:`MOST_WAITING` records wait, training does wait: no step is lost. Whe
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -36,6 +37,7 @@ class Recorder:
         self.error = ""  # why nothing more is recorded, once that is so
         self._has_said = False
         self.is_cancelled = False  # somebody asked the run to stop
+        self.after_flush: Callable[[], None] = lambda: None  # called in the thread
         writer = RunWriter.create(path, spec)
         self.run_id, self.path = writer.run_id, writer.path
         writer.start(machine)
@@ -125,6 +127,8 @@ class Recorder:
             stopping = self._stop.wait(FLUSH_EVERY_S)
             try:
                 self._write()
+                with contextlib.suppress(Exception):  # a figure that fails costs no record
+                    self.after_flush()
                 if time.monotonic() - beaten >= HEARTBEAT_EVERY_S:
                     beaten = time.monotonic()
                     self.is_cancelled |= self._writer.beat()

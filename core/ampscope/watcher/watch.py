@@ -26,7 +26,7 @@ from ampscope.watcher.alarms import AlarmBounds, TrainingStopped
 from ampscope.watcher.arguments import name_of, named, optimizers_of, scaler_of
 from ampscope.watcher.capsule import CapsuleLimits
 from ampscope.watcher.models import WatchedModels
-from ampscope.watcher.notebook import as_html
+from ampscope.watcher.notebook import LiveFigure, as_html, in_notebook
 from ampscope.watcher.ranks import place_now
 from ampscope.watcher.recorder import MAX_MESSAGE
 from ampscope.watcher.replay import Replay
@@ -41,7 +41,7 @@ class Watch:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._is_block = False
+        self._live: LiveFigure | None = None
 
     @property
     def id(self) -> str:
@@ -95,6 +95,9 @@ class Watch:
     def close(self, error: BaseException | None = None) -> None:
         """Take everything off and finish the run; again does nothing."""
         self._session.close(*_ending(error))
+        if self._live is not None:
+            self._live.update(last=True)
+            self._live = None
 
     def __enter__(self) -> Watch:
         self._session.telling.in_block = True
@@ -108,6 +111,12 @@ class Watch:
     ) -> bool:
         self.close(error)
         return isinstance(error, TrainingStopped)
+
+    def show(self) -> None:
+        """Show the live figure in this cell of a notebook; `watch` does so by itself."""
+        live = LiveFigure(self.store, self.id)
+        self._session.recorder.after_flush = live.update
+        self._live = live
 
     def __repr__(self) -> str:
         return f"<ampscope run {self.id}, {self._session.now.step} steps, in {self.store}>"
@@ -176,7 +185,10 @@ def watch(
     )
     session = Session(models, optimizers_of(optimizer), scaler_of(scaler), path, place, settings)
     session.open()
-    return Watch(session)
+    run = Watch(session)
+    if in_notebook():
+        run.show()
+    return run
 
 
 def _ending(error: BaseException | None) -> tuple[State, str]:
