@@ -14,7 +14,7 @@ from ampscope.analysis.fp32_ops import fp32_ops, modules_by_precision
 from ampscope.records import RunInfo
 from app import chart, layers_tables, layers_words, layout, links, states, store
 from app.figures import flops_by_module as flops_figure
-from app.layers_data import PHASES, Layers, OpSet, list_lookup, op_sets, read
+from app.layers_data import ALL_PHASES, PHASES, Layers, OpSet, list_lookup, op_sets, read
 from app.layout import KeyFigure
 from app.module_names import find_box, names_by_index, pick_module, short_names
 from app.text import count, percent, plural, share
@@ -27,8 +27,9 @@ UNFOLDED = 200  # a larger tree starts folded to at most so many rows
 
 def choose(run: RunInfo) -> Layers:
     """The phase and, where steps differ, the set of ops to look at."""
-    # Of a watched training no op is traced; a probe is short.
-    sets = [] if run.spec.kind == "watch" else op_sets(store.steps(run, points=MOST_STEPS))
+    if run.spec.kind == "watch":  # no op of it is traced, in any phase
+        return read(run, None, ALL_PHASES)
+    sets = op_sets(store.steps(run, points=MOST_STEPS))
     with st.container(horizontal=True, vertical_alignment="bottom"):
         phase = links.pick("Phase", "phase", PHASES)
         chosen = _pick_ops(sets) if len(sets) > 1 else next(iter(sets), None)

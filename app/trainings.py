@@ -54,7 +54,8 @@ def world_words(ranks: Sequence[RunInfo]) -> str:
 
 
 def pick(run: RunInfo, *, may_merge: bool) -> tuple[RunInfo, ...]:
-    """The ranks to look at, bound to the URL's ``rank``: all of them, or one."""
+    """The ranks to look at, all of them or one, bound to the URL's ``rank``; where only one can be
+    shown, to ``one_rank``: to have looked at one there does not take the sum away elsewhere."""
     ranks = ranks_of(run)
     if len(ranks) == 1:
         return ranks
@@ -63,7 +64,7 @@ def pick(run: RunInfo, *, may_merge: bool) -> tuple[RunInfo, ...]:
     is_first = run.id == ranks[0].id
     chosen = links.pick(
         "Rank",
-        "rank",
+        "rank" if may_merge else "one_rank",
         options,
         default=options[0] if is_first else str(run.spec.rank),
         format_func=lambda o: "all merged" if o == ALL else o,

@@ -12,5 +12,6 @@ else:
     training_view.overview(found[0])
 training_view.alarms(found)
 training_view.capsules(found)
-training_view.curves(next((t for t in found if t.run.id == run.id), found[0]))
+(one,) = trainings.pick(run, may_merge=False)
+training_view.curves(next(t for t in found if t.run.id == one.id))
 training_view.said(found)

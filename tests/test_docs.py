@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -44,12 +44,12 @@ def test_readme_names_the_two_commands() -> None:
     assert "pip install -r requirements-dev.txt && pytest" in text
 
 
-def test_readme_prints_the_kept_zoo_score() -> None:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    from readme_zoo import replaced
-
+@pytest.mark.parametrize("name", ["readme_zoo", "readme_costs"])
+def test_readme_prints_the_kept_figures(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
     text = (ROOT / "README.md").read_text()
-    assert replaced(text) == text, "python benchmarks/readme_zoo.py --write"
+    replaced = importlib.import_module(name).replaced(text)
+    assert replaced == text, f"python benchmarks/{name}.py --write"
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "pages").glob("*.py")), ids=lambda p: p.name)

@@ -204,6 +204,8 @@ def test_histograms_of_all_ranks_are_added_up(store_path: Path, open_page: Open)
     assert "Added up over 3 ranks (0, 1, 2)." in texts(app)
     counts = next(d.value for d in app.dataframe if "Elements" in d.value)
     assert list(counts["Elements"]) == [3 * watched.COUNT] * 2
+    app = open_page("training", run=runs[0], one_rank="2")
+    assert "Over all steps, rank 2" in texts(app)
     app = open_page("gradients", run=runs[0], role="weight_grad", rank="1")
     counts = next(d.value for d in app.dataframe if "Elements" in d.value)
     assert list(counts["Elements"]) == [watched.COUNT] * 2
@@ -314,4 +316,12 @@ def test_roles_that_only_one_rank_counts(store_path: Path, open_page: Open) -> N
     ]
     app = open_page("gradients", run=runs[0], role="weight")
     assert "Counted by rank 0." in texts(app)
+    assert not app.exception
+
+
+def test_a_long_run_that_stays_bad_says_since_when(store_path: Path, open_page: Open) -> None:
+    run = watched.ended(watched.begun(store_path, watched.bad(9000, 1234)))
+    assert "Bad since step 1,234: the loss was NaN." in texts(open_page("training", run=run))
+    app = open_page("loss_scale", run=run)
+    assert "the loss was not finite at 7,766 steps, first at step 1234." in texts(app)
     assert not app.exception

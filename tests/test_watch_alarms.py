@@ -84,6 +84,8 @@ def test_a_healthy_calibration_rings_nothing(tmp_path: Path) -> None:
     run = recorded(tmp_path / "runs.db", ids[0])
     assert run.of("alarm") == []
     assert run.of("capsule") == []
+    assert run.of("nonfinite") == []
+    assert [e.step for e in run.of("calibration")] == [0], "once a streak"
 
 
 def test_the_policy_warn_warns_and_the_callback_is_called(tmp_path: Path) -> None:

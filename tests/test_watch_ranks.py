@@ -99,17 +99,27 @@ def test_a_rank_that_dies_takes_nothing_of_the_others_with_it(tmp_path: Path) ->
     assert all(frame.rows.sum() for frame in runs[0].frames[Role.ACTIVATION])
 
 
-def test_a_folder_gets_a_file_a_rank_that_merge(tmp_path: Path) -> None:
+def ampscope(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ampscope.cli.main", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_folder_gets_a_file_a_rank_that_merge_into_a_diagnosis(tmp_path: Path) -> None:
     folder = tmp_path / "shared"
     folder.mkdir()
-    assert torchrun(2, "ddp", folder, "--steps", 3).returncode == 0
+    done = torchrun(2, "ddp", folder, "--steps", 6, "--nan-at", 4, "--nan-rank", 1)
+    assert done.returncode == 0, done.stderr[-2000:]
     files = sorted(folder.glob("*.db"))
     assert len(files) == 2
     out = tmp_path / "all.db"
-    command = [sys.executable, "-m", "ampscope.cli.main", "runs", "merge", str(folder)]
-    done = subprocess.run(
-        [*command, "--into", str(out)], capture_output=True, text=True, check=False
+    merging = ampscope("runs", "merge", folder, "--into", out)
+    assert merging.returncode == 0, merging.stderr
+    ids = ids_by_rank(out)
+    assert [len(recorded(out, ids[rank]).steps) for rank in (0, 1)] == [6, 6]
+    judged = ampscope("runs", "ranks", ids[0], "--store", out)
+    assert judged.returncode == 1
+    assert "Rank 1 went non-finite first, at step 4" in judged.stdout
+    alone = next(path for path in files if "rank0" in path.name)
+    assert (
+        "Ranks not in this store: 1" in ampscope("runs", "ranks", ids[0], "--store", alone).stdout
     )
-    assert done.returncode == 0, done.stderr
-    runs = {rank: recorded(out, id_) for rank, id_ in ids_by_rank(out).items()}
-    assert [len(runs[rank].steps) for rank in (0, 1)] == [3, 3]

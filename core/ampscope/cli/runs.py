@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 
 from ampscope.cli.options import store_option
+from ampscope.cli.ranks import ranks
 from ampscope.cli.tables import messages, run_as_json, runs_table
 from ampscope.store import export as exports
 from ampscope.store import merging
@@ -19,6 +20,9 @@ from ampscope.store.writer import delete_run, request_cancel
 @click.group()
 def runs() -> None:
     """List, show, cancel, delete, export and merge recorded runs."""
+
+
+runs.add_command(ranks)
 
 
 @runs.command("list")

@@ -147,9 +147,10 @@ class NonFiniteRecord:
 class Event:
     """Something that a watched run reports at a step, apart from its numbers.
 
-    ``kind``: alarm (``name`` says which), capsule (``path`` is its file), schedule (tightened or
-    relaxed), nonfinite (``name`` is where this process first saw it: loss, forward, output
-    gradient, backward), note (what cannot be seen, and why).
+    ``kind``: alarm (``name`` says which), capsule (``path`` is its file), schedule (tightened),
+    nonfinite and calibration (``name`` is where this process first saw it: loss, output gradient,
+    backward, or gradients where only the sum over ranks was bad; a calibration is a skip by which
+    GradScaler finds its scale), replay (the first bad op), note (what cannot be seen, and why).
     """
 
     step: int

@@ -170,7 +170,7 @@ CREATE TABLE event (
     run   TEXT NOT NULL REFERENCES run (id) ON DELETE CASCADE,
     seq   INTEGER NOT NULL,
     step  INTEGER NOT NULL,
-    kind  TEXT NOT NULL,               -- alarm, capsule, schedule, nonfinite, note
+    kind  TEXT NOT NULL,               -- alarm, capsule, schedule, nonfinite, calibration, …
     name  TEXT NOT NULL,               -- which alarm; where the first non-finite value was seen …
     text  TEXT NOT NULL,               -- one sentence for a person
     path  TEXT NOT NULL,               -- file of a capsule

@@ -47,7 +47,7 @@ class BadSteps:
         self._recorder = recorder
         self._place = place
         self._policy = policy
-        self._told = ""  # where this streak of bad steps was last said to begin
+        self._told = ("", "")  # what was last said of this streak of bad steps
 
     def end_step(self) -> None:
         """The step is over."""
@@ -56,7 +56,7 @@ class BadSteps:
 
     def good(self) -> None:
         """A step went well."""
-        self._told = ""
+        self._told = ("", "")
         self._keeper.good()
 
     def examine(
@@ -71,11 +71,12 @@ class BadSteps:
         """Events of a bad step. ``is_late``: it is over, and the weights are other ones."""
         loss_is_bad = loss is not None and not math.isfinite(loss)
         where, text = self._first_sign(loss if loss_is_bad else None, forwards)
+        fault = self._keeper.is_fault(loss_is_bad=loss_is_bad, has_scaler=scale is not None)
+        sign = ("nonfinite" if fault else "calibration", where)
         # A run that stays bad says so once, not at every step for days.
-        events = [] if where == self._told else [Event(step, "nonfinite", where, text)]
-        self._told = where
-        wanted = self._keeper.wants(loss_is_bad=loss_is_bad, has_scaler=scale is not None)
-        if not wanted or where == SHARED:  # another rank has what went wrong
+        events = [] if sign == self._told else [Event(step, *sign, text)]
+        self._told = sign
+        if not fault or not self._keeper.has_room or where == SHARED:  # another rank has the cause
             return events
         about = About(
             run=self._recorder.run_id,

@@ -42,13 +42,16 @@ class Keeper:
         """A step went well: the streak is over."""
         self._streak, self._has_kept, self._was_good = 0, False, True
 
-    def wants(self, *, loss_is_bad: bool, has_scaler: bool) -> bool:
-        """A step went bad: whether to keep it."""
+    def is_fault(self, *, loss_is_bad: bool, has_scaler: bool) -> bool:
+        """A step went bad: whether it is more than a calibration of the loss scale."""
         self._streak += 1
-        if self._has_kept or not self._limits.count:
-            return False
         enough = STREAK if self._was_good else FIRST_STREAK
         return loss_is_bad or not has_scaler or self._streak >= enough
+
+    @property
+    def has_room(self) -> bool:
+        """Whether this streak has no capsule yet and any are wanted."""
+        return bool(self._limits.count) and not self._has_kept
 
     def keep(
         self,

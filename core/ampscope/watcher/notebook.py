@@ -59,7 +59,7 @@ def _shown(handle: Any, content: dict[str, Any]) -> Any:
     if handle is not None:
         handle.update(content, raw=True)
         return handle
-    return display_functions.display(content, raw=True, display_id=True)
+    return display_functions.display(content, raw=True, display_id=True)  # type: ignore[no-untyped-call]  # IPython leaves it untyped
 
 
 def in_notebook() -> bool:

@@ -1,0 +1,144 @@
+"""The README's section on costs, printed from the kept measurements.
+
+python benchmarks/readme_costs.py            # prints it
+python benchmarks/readme_costs.py --write    # puts it into README.md, between its two marks
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+BEGIN, END = "<!-- costs -->", "<!-- /costs -->"
+WATCH = {
+    "watch, default schedule": "`ampscope.watch`, default schedule",
+    "watch, everything at every step": "`ampscope.watch(every=1)`, everything at every step",
+    "watch, schedule asleep": "`ampscope.watch(every=0)`, hooks present, schedule asleep",
+}
+PROBE = {
+    "every layer, every step": "activations, output and weight gradients at every step",
+    "every layer, one step in ten": "the same at one step in ten",
+    "hooks idle": "hooks idle",
+    "op trace": "op trace, every step",
+    "fp32 shadow, its own step": "fp32 shadow, the step that has one",
+}
+PEERS = {
+    "plain torch.bincount": "torch.bincount of the same exponents, nothing kept",
+    "torch detect_anomaly": "torch's detect_anomaly",
+    "DebugUnderflowOverflow": "transformers' DebugUnderflowOverflow",
+    "wandb.watch": "wandb.watch, gradients, every step",
+    "TensorBoard gradients": "TensorBoard, histograms of gradients, every step",
+}
+
+
+def kept(name: str) -> Any:
+    """A kept result."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def section() -> str:
+    """Everything between the two marks."""
+    watched = kept("overhead_cpu")
+    return "\n".join(
+        [
+            "Time of a training step over the bare step of the same process, turn and turn about, in",
+            f"bf16 autocast on {machine(watched)}; medians of {watched['rounds']} turns, quartiles in",
+            "[overhead_cpu.json](benchmarks/results/overhead_cpu.json):",
+            "",
+            *table(watched["models"], {**WATCH, **PEERS}),
+            "",
+            *(f"- {line}" for line in missed(watched["models"])),
+            "",
+            "What a probe's instruments cost apart, on GPT small",
+            "([overhead_probe_cpu.json](benchmarks/results/overhead_probe_cpu.json)):",
+            "",
+            *table(kept("overhead_probe_cpu")["models"], PROBE),
+            "",
+            *facts(),
+        ]
+    )
+
+
+def table(models: list[dict[str, Any]], rows: dict[str, str]) -> list[str]:
+    """Contestants down, models across; the goal last where there is one."""
+    goals = models[0]["goals"]
+    heads = [f"{m['model'].replace(':', ' ')} ({bare_ms(m)} ms)" for m in models]
+    lines = ["| what records | " + " | ".join(heads) + " | goal |"]
+    lines.append("|---" * (len(models) + 2) + "|")
+    for name, words in rows.items():
+        if any(name not in m["contestants"] for m in models):
+            continue
+        goal = f"{goals[name]['goal']:.2f}" if name in goals else ""
+        cells = [f"{m['contestants'][name]['ratio'][1]:.2f}" for m in models]
+        lines.append(f"| {words} | " + " | ".join(cells) + f" | {goal} |")
+    return lines
+
+
+def missed(models: list[dict[str, Any]]) -> list[str]:
+    """Each goal that was not met, with by how much."""
+    lines = []
+    for model in models:
+        for name, found in model["goals"].items():
+            if not found["met"]:
+                over = found["median"] - found["goal"]
+                words = WATCH[name].split(", ")[-1]
+                lines.append(f"{model['model'].replace(':', ' ')}, {words}: missed by {over:.3f}")
+    return lines or ["All goals are met."]
+
+
+def facts() -> list[str]:
+    """Store, memory and pages, one line each."""
+    rate, kills, memory = kept("store_rate"), kept("kill_store"), kept("watch_memory")
+    pages, kernel = kept("long_run"), kept("page_time")
+    watch = rate["written_watch"]
+    long = pages["runs"][-1]
+    slowest = max(times["first"][0] for times in long["pages_s"].values())
+    half = memory["readings"]
+    first, last = half[len(half) // 4]["cpu_s"], half[-1]["cpu_s"]
+    return [
+        f"- store: {watch['bytes_per_histogram']:.0f} bytes a histogram, "
+        f"{watch['histograms_per_s']:,} histograms a second (goals 100 and 20,000; "
+        f"{link('store_rate')})",
+        f"- {kills['kills']} kills at random moments: {kills['flushed_steps']:,} flushed steps, "
+        f"{kills['lost_flushed_steps']} lost; {kills['stores_that_did_not_open']} stores did not "
+        f"open ({link('kill_store')})",
+        f"- {memory['readings'][-1]['steps']:,} watched steps: Python's memory grows by "
+        f"{memory['python_growth_bytes_a_step']:.1f} bytes a step, the process's by "
+        f"{memory['resident_growth_bytes_a_step']:.1f}; 5 % of them take {first:.1f} s of processor "
+        f"time early and {last:.1f} s at the end ({link('watch_memory')})",
+        f"- a run of {long['steps']:,} steps opens in {slowest:.2f} s, whichever the page "
+        f"(goal 1 s; {link('long_run')})",
+        f"- a probe of 500 modules, 1,000 steps and five roles takes {kernel['store_mib']:.0f} MiB of "
+        f"store ({link('page_time')})",
+    ]
+
+
+def link(name: str) -> str:
+    return f"[{name}.json](benchmarks/results/{name}.json)"
+
+
+def machine(result: dict[str, Any]) -> str:
+    found = result["setting"]
+    return f"{found['processor']}, {found['cores']} cores, torch {found['versions']['torch']}"
+
+
+def bare_ms(model: dict[str, Any]) -> str:
+    return f"{model['contestants']['bare step']['ms'][1]:.0f}"
+
+
+def replaced(text: str) -> str:
+    """The README with the section as it is now."""
+    before, _, rest = text.partition(BEGIN)
+    return f"{before}{BEGIN}\n{section()}\n{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--write"]:
+        readme = ROOT / "README.md"
+        readme.write_text(replaced(readme.read_text()))
+    else:
+        print(section())
