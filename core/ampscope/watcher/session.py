@@ -35,7 +35,7 @@ from ampscope.watcher.our_optimizers import OurOptimizers
 from ampscope.watcher.ranks import Place
 from ampscope.watcher.recorder import Recorder
 from ampscope.watcher.schedule import Schedule
-from ampscope.watcher.step_end import Ended, Present, as_number, growth_counter, scale_of
+from ampscope.watcher.step_end import Ended, Present, as_number
 from ampscope.watcher.step_hooks import StepHooks
 from ampscope.watcher.telling import Settings, Telling
 
@@ -96,7 +96,8 @@ class Session:
         with no_dispatch():
             now.readout = read_norms(list(gradients.items()))
         self._histograms.gradients_complete(optimizer)
-        held, scale = self._flight.forwards, scale_of(scaler)
+        now.read_scaler(scaler)
+        held, scale = self._flight.forwards, now.scale
         if scaler is not None or now.readout.is_immediate:  # GradScaler waits here as it is
             with no_dispatch():
                 now.norms = checked(now.readout.norms(), gradients)
@@ -122,10 +123,9 @@ class Session:
         """The step is over, taken or skipped."""
         started, now = time.perf_counter(), self.now
         now.own_s += self._histograms.take_elapsed_s() + self._flight.take_elapsed_s()
-        scale = scale_of(scaler)
-        frames, nonfinite = self._histograms.take(scale or 1.0)
+        frames, nonfinite = self._histograms.take(now.scale or 1.0)
         ended = Ended(
-            now, scale, skipped, growth_counter(scaler, skipped=skipped), lr_of(optimizer),
+            now, skipped, lr_of(optimizer),
             max(started - now.began - now.own_s, 0.0), peak_bytes(self._device), frames, nonfinite,
             list(self._flight.forwards),
         )  # fmt: skip

@@ -27,6 +27,18 @@ from ampscope.watcher.numbers import Norms, Readout
 from ampscope.watcher.replay import Replay
 
 
+@dataclass(frozen=True, slots=True)
+class GrowthCounter:
+    """Finite steps since the scale last grew or fell, before this step."""
+
+    before: int
+    interval: int
+
+    def after(self, *, skipped: bool) -> int:
+        """The same after this step's ``update``."""
+        return 0 if skipped else (self.before + 1) % self.interval
+
+
 @dataclass(slots=True)
 class Present:
     """The step in progress. ``norms`` is None before they are read from the device."""
@@ -36,6 +48,8 @@ class Present:
     loss_is_given: bool = False
     readout: Readout | None = None
     norms: Norms | None = None
+    scale: float | None = None  # the loss scale of this step; None without a scaler
+    growth: GrowthCounter | None = None
     events: list[Event] = field(default_factory=list)
     again: Replay | None = None  # run again beside fp32, where that was asked for
     began: float = field(default_factory=time.perf_counter)
@@ -50,6 +64,12 @@ class Present:
         """The loss as the caller says: it counts more than what is seen."""
         self.loss = loss.detach() if isinstance(loss, Tensor) else float(loss)
         self.loss_is_given = True
+
+    def read_scaler(self, scaler: Any) -> None:
+        """Before the optimizer steps, when GradScaler waits for the device as it is: a value read
+        afterwards would wait for the whole step."""
+        if scaler is not None:
+            self.scale, self.growth = float(scaler.get_scale()), _growth(scaler)
 
     def run_again(self, result: Replay | str) -> None:
         """What came of a second run, or why there was none."""
@@ -71,9 +91,7 @@ class Ended:
     """One attempted step that is over."""
 
     now: Present
-    scale: float | None
     skipped: bool
-    growth_counter: int | None
     lr: float
     step_time_s: float
     peak_bytes: int
@@ -89,12 +107,12 @@ class Ended:
     def record(self) -> StepRecord:
         """For the store."""
         now = self.now
-        norm = None if now.norms is None else now.norms.total / (self.scale or 1.0)
+        norm = None if now.norms is None else now.norms.total / (now.scale or 1.0)
         return StepRecord(
             step=now.step,
             loss=as_number(now.loss),
-            scale=self.scale,
-            growth_counter=self.growth_counter,
+            scale=now.scale,
+            growth_counter=None if now.growth is None else now.growth.after(skipped=self.skipped),
             skipped=self.skipped,
             grad_norm=norm,
             lr=self.lr,
@@ -118,8 +136,8 @@ class Ended:
         """For the ring of the last steps; ``parameters`` in all."""
         norms, read = np.full(parameters, np.nan), self.now.norms
         if read is not None and read.positions:
-            norms[list(read.positions)] = read.values / (self.scale or 1.0)
-        return Past(self.now.step, as_number(self.now.loss), self.scale, norms)
+            norms[list(read.positions)] = read.values / (self.now.scale or 1.0)
+        return Past(self.now.step, as_number(self.now.loss), self.now.scale, norms)
 
 
 def as_number(loss: Tensor | float | None) -> float | None:
@@ -127,18 +145,10 @@ def as_number(loss: Tensor | float | None) -> float | None:
     return float(loss) if loss is not None else None
 
 
-def scale_of(scaler: Any) -> float | None:
-    """The loss scale that this step used, asked before ``update``; None without a scaler."""
-    return None if scaler is None else float(scaler.get_scale())
-
-
-def growth_counter(scaler: Any, *, skipped: bool) -> int | None:
-    """Finite steps since the scale last grew or fell, after this step and before ``update``."""
-    if scaler is None:
-        return None
+def _growth(scaler: Any) -> GrowthCounter | None:
     with contextlib.suppress(Exception):  # a scaler of another library may count in its own way
-        before = int(scaler._get_growth_tracker())
-        return 0 if skipped else (before + 1) % int(scaler.get_growth_interval())
+        interval = max(1, int(scaler.get_growth_interval()))
+        return GrowthCounter(int(scaler._get_growth_tracker()), interval)
     return None
 
 
