@@ -17,7 +17,6 @@ from app import store
 
 MANY_SKIPS = 3  # in a row: the watcher keeps a capsule from here on, calibration is over by then
 MOST_POINTS, FEWEST_POINTS = 1000, 100  # of a run's curve; of each of very many ranks
-KINDS = ("alarm", "capsule", "nonfinite", "replay", "schedule", "note")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,23 +86,6 @@ def is_bad(step: StepRecord) -> bool:
 def is_calm_skip(step: StepRecord) -> bool:
     """Skipped with a finite loss: what a scaler does now and then."""
     return step.skipped and _is_finite(step.loss)
-
-
-def serious(trainings: Sequence[Training]) -> dict[int, list[Event]]:
-    """Rank -> its events, without the non-finite ones of steps that a scaler merely skipped on
-    every rank."""
-    calm, grave = set[int](), set[int]()
-    for training in trainings:
-        since = training.bad_since
-        for step in training.steps:
-            if is_bad(step):
-                is_calm = is_calm_skip(step) and (since is None or step.step < since)
-                (calm if is_calm else grave).add(step.step)
-    passing = calm - grave
-    return {
-        t.run.spec.rank: [e for e in t.events if e.kind != "nonfinite" or e.step not in passing]
-        for t in trainings
-    }
 
 
 def spans(run: RunInfo) -> list[tuple[int, int]]:

@@ -27,7 +27,7 @@ def read(ranks: Sequence[RunInfo]) -> list[Training]:
 
 def show(trainings: Sequence[Training]) -> None:
     """Sentence, key figures, table and losses."""
-    reported = training_data.serious(trainings)
+    reported = {t.run.spec.rank: t.events for t in trainings}
     first = first_nonfinite(reported)
     layout.sentence(training_words.answer_of_ranks(trainings, first))
     furthest = max(trainings, key=lambda t: t.totals.last_step or -1)

@@ -36,12 +36,23 @@ def answer(training: Training) -> str:
     alarms = training.of("alarm")
     state = training.run.state
     start = _HEALTHY[state]
-    if alarms:
+    if training.of("nonfinite"):
+        start = _recovered(training)
+    elif alarms:
         newest = alarms[-1]
         name = ALARM_NAMES.get(newest.name, newest.name)
         start = _ALARMED.get(state, _HEALTHY[state].replace("Healthy", "Finite"))
         start += f", with {plural(len(alarms), 'alarm')} (the last at step {newest.step:,}: {name})"
     return f"{start}: {progress(training)}."
+
+
+def _recovered(training: Training) -> str:
+    """``Went bad at step 30 and recovered``"""
+    steps = sorted({event.step for event in training.of("nonfinite")})
+    times = f"{len(steps)} times, the last one " if len(steps) > 1 else ""
+    start = f"Went bad {times}at step {steps[-1]:,}"
+    gone = {State.FAILED: "failed later", State.LOST: "was lost later"}.get(training.run.state)
+    return f"{start}, recovered, and {gone}" if gone else f"{start} and recovered"
 
 
 def progress(training: Training) -> str:

@@ -1,23 +1,15 @@
-"""The ranks of one distributed training. Each rank records a run of its own; all share a group.
-
-A process may watch one training after the other under the same group: the first run of each rank
-belongs together, then the second of each.
-"""
+"""The ranks of one distributed training, to choose from on a page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
+from ampscope.analysis.ranks import grouped, is_rank
 from ampscope.records import RunInfo
 from app import links, store
 from app.text import plural
 
 ALL = "all"
-
-
-def is_rank(run: RunInfo) -> bool:
-    """Whether the run is one of several ranks."""
-    return run.spec.kind == "watch" and run.spec.world > 1 and bool(run.spec.group)
 
 
 def ranks_of(run: RunInfo) -> tuple[RunInfo, ...]:
@@ -26,25 +18,6 @@ def ranks_of(run: RunInfo) -> tuple[RunInfo, ...]:
         return (run,)
     found = grouped(store.group(run.spec.group))
     return next((ranks for ranks in found if any(r.id == run.id for r in ranks)), (run,))
-
-
-def grouped(runs: Iterable[RunInfo]) -> list[tuple[RunInfo, ...]]:
-    """Trainings in the order in which they first appear; each by rank. Other runs stand alone."""
-    trainings: dict[tuple[str, int], list[RunInfo]] = {}
-    seen: dict[tuple[str, int], int] = {}
-    order: dict[str, tuple[str, int]] = {}
-    listed = list(runs)
-    for run in sorted(listed, key=lambda r: (r.created, r.id)):
-        if is_rank(run):
-            place = (run.spec.group, run.spec.rank)
-            turn = seen[place] = seen.get(place, 0) + 1
-            key = (run.spec.group, turn)
-        else:
-            key = (run.id, 0)
-        order[run.id] = key
-        trainings.setdefault(key, []).append(run)
-    keys = dict.fromkeys(order[run.id] for run in listed)
-    return [tuple(sorted(trainings[key], key=lambda r: r.spec.rank)) for key in keys]
 
 
 def world_words(ranks: Sequence[RunInfo]) -> str:

@@ -168,7 +168,7 @@ def test_ranks_side_by_side_name_the_first_to_go_bad(store_path: Path, open_page
 
 
 def test_skips_of_a_search_are_no_first_nonfinite_rank(store_path: Path, open_page: Open) -> None:
-    found = Event(0, "nonfinite", "backward", "Gradients were not.")
+    found = Event(0, "calibration", "backward", "Gradients were not.")
     runs = [
         watched.ended(watched.begun(store_path, watched.good(20), [found], watched.of_rank(r, 2)))
         for r in range(2)
@@ -325,3 +325,13 @@ def test_a_long_run_that_stays_bad_says_since_when(store_path: Path, open_page: 
     app = open_page("loss_scale", run=run)
     assert "the loss was not finite at 7,766 steps, first at step 1234." in texts(app)
     assert not app.exception
+
+
+def test_a_training_that_recovered_is_not_called_healthy(store_path: Path, open_page: Open) -> None:
+    writer = watched.begun(store_path, watched.good(20))
+    for step in (7, 12):
+        writer.add_event(Event(step, "nonfinite", "loss", "The loss was nan."))
+    run = watched.ended(writer)
+    words = texts(open_page("training", run=run))
+    assert "Went bad 2 times, the last one at step 12 and recovered: step 19" in words
+    assert "Healthy" not in words

@@ -7,6 +7,7 @@ import io
 import math
 import pickle
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -228,6 +229,82 @@ def test_nothing_is_left_behind(store: Path) -> None:
     assert not sys.modules[OPTIMIZER_MODULE]._global_optimizer_pre_hooks
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
     assert all(len(recorded(store, run.id).steps) == 2 for run in (first, second))
+
+
+def test_two_optimizers_unscaled_before_either_steps(store: Path) -> None:
+    """As torch's documentation has it for several optimizers of one scaler."""
+    torch.manual_seed(0)
+    models = {"A": nn.Linear(4, 1), "B": nn.Linear(4, 1)}
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in models.values()]
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    norms: list[float] = []
+    with ampscope.watch(models, optimizers, scaler, store=store, every=1) as run:
+        for _ in range(3):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            inputs = torch.randn(8, 4)
+            first, second = (model(inputs).square().mean() for model in models.values())
+            scaler.scale(first).backward()
+            scaler.scale(second * 9).backward()
+            for model, optimizer in zip(models.values(), optimizers, strict=True):
+                scaler.unscale_(optimizer)
+                squares = sum(float(p.grad.double().square().sum()) for p in model.parameters())
+                norms.append(math.sqrt(squares))
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+            scaler.update()
+    found = recorded(store, run.id)
+    np.testing.assert_allclose([s.grad_norm for s in found.steps], norms, rtol=1e-5)
+    assert all(s.scale == 8.0 and s.loss is not None for s in found.steps)
+    owners = [{found.paths[m] for m in f.modules} for f in found.frames[Role.WEIGHT_GRAD]]
+    assert owners == [{"A"}, {"B"}] * 3
+
+
+def test_a_loop_that_leaves_bad_steps_out_by_itself(store: Path) -> None:
+    """unscale_, look, and no step: what was read of it belongs to no step."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    losses = []
+    with ampscope.watch(model, optimizer, scaler, store=store, every=1) as run:
+        for number in range(4):
+            optimizer.zero_grad()
+            loss = model(torch.randn(8, 4)).square().mean() * (float("nan") if number == 1 else 1.0)
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            if all(bool(p.grad.isfinite().all()) for p in model.parameters()):
+                losses.append(float(loss.detach()))
+                scaler.step(optimizer)
+            scaler.update()
+    assert [s.loss for s in recorded(store, run.id).steps] == pytest.approx(losses)
+
+
+def test_arithmetic_on_scaled_losses_is_seen_through(store: Path) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with ampscope.watch(model, optimizer, scaler, store=store) as run:
+        first, second = (model(torch.randn(8, 4)).square().mean() for _ in range(2))
+        (scaler.scale(first) + scaler.scale(second)).backward()
+        scaler.step(optimizer)
+    (step,) = recorded(store, run.id).steps
+    assert step.loss == pytest.approx(float((first + second).detach()))
+
+
+def test_no_batch_is_kept_alive(store: Path) -> None:
+    model, teacher = small_net(), small_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = []
+    with ampscope.watch({"model": model, "teacher": teacher}, optimizer, store=store) as run:
+        for _ in range(40):
+            inputs = torch.randn(8, 8)
+            batches.append(weakref.ref(inputs))
+            (model(inputs) - teacher(inputs)).square().mean().backward()
+            optimizer.step()
+        del inputs
+        assert sum(ref() is not None for ref in batches) <= 10, "a teacher's last few at most"
+    assert run.id
 
 
 def test_other_peoples_optimizers_are_not_steps(store: Path) -> None:

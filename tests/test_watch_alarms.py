@@ -150,7 +150,8 @@ def test_a_person_may_stop_a_watched_run(tmp_path: Path) -> None:
             optimizer.step()
             optimizer.zero_grad()
         pytest.fail("the training was not stopped")
-    assert "asked the run to stop" in recorded(run.store, run.id).info.message
+    info = recorded(run.store, run.id).info
+    assert (info.state, info.message) == (State.CANCELLED, "A person asked the run to stop.")
 
 
 def test_a_run_that_stays_bad_is_tightened_ever_more_rarely() -> None:
@@ -164,3 +165,15 @@ def test_a_run_that_stays_bad_is_tightened_ever_more_rarely() -> None:
     assert gaps[-1] >= LONGEST_WAIT
     recorded_steps = sum(schedule.detail(s, s).histograms for s in range(1000))
     assert recorded_steps == 0 or tight[-1] + TIGHT_STEPS >= 1000
+
+
+def test_of_a_long_bad_streak_ever_fewer_steps_have_histograms() -> None:
+    schedule, recorded_at = Schedule(every=1), []
+    for number in range(5000):
+        if schedule.detail(number, number).histograms:
+            recorded_at.append(number)
+        schedule.saw(number, bad=True)
+    assert recorded_at[:64] == list(range(64))
+    assert recorded_at[64:] == [64, 128, 256, 512, 1024, 2048, 4096]
+    schedule.saw(5000, bad=False)
+    assert schedule.detail(5001, 5001).histograms

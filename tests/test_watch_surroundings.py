@@ -23,9 +23,8 @@ from ampscope.errors import StoreError
 from ampscope.records import Role
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
-from ampscope.watcher import numbers
 from ampscope.watcher.alarms import AmpscopeWarning
-from ampscope.watcher.numbers import Readout, checked, read_norms
+from ampscope.watcher.numbers import Readout, checked, read_numbers
 
 
 def test_a_store_that_fails_ends_the_recording_and_not_the_training(
@@ -78,9 +77,9 @@ def test_numbers_that_come_late_lose_no_step(
         losses.append(float(loss.detach()))
         norms.append(math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters())))
         if step == 4:
-            optimizer.zero_grad()  # as if the step had been left out: the next ones are finite
             for p in model.parameters():
                 p.grad = torch.full_like(p, float("nan"))
+            # As if the step had been left out: the next ones are finite.
             kept = [p.detach().clone() for p in model.parameters()]
             optimizer.step()
             with torch.no_grad():
@@ -110,11 +109,11 @@ def test_norms_against_fp64_also_where_fp32_overflows() -> None:
             torch.tensor([[0, 0]]), torch.tensor([3.0, 4.0]), (5,), check_invariants=True
         ),
     }
-    norms = checked(read_norms(list(gradients.items())).norms(), gradients)
+    norms = checked(read_numbers(gradients, None).norms(), gradients)
     assert norms.suspects == (2,)
     np.testing.assert_allclose(norms.values[[0, 1]], [6e30, 5.0], rtol=1e-6)
     assert norms.values[3] == 7.0  # the same place twice: it adds up
-    assert numbers.read_norms([]).norms().total == 0.0
+    assert read_numbers({}, None).norms().total == 0.0
 
 
 def test_a_run_that_nobody_closes_is_lost_and_keeps_its_steps(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ its own forward and backward, tells whose it was.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ampscope.records import Event, Frame
+from ampscope.records import Event, Frame, RunInfo
 from ampscope.records.frame_sums import summed
 
 SHARED = "gradients"  # only the reduced gradients were bad; every other place is the rank's own
@@ -26,6 +26,34 @@ class FirstNonFinite:
     shared: tuple[int, ...]  # saw it in the reduced gradients alone
     silent: tuple[int, ...]  # said nothing of this step
     sentence: str
+
+
+def is_rank(run: RunInfo) -> bool:
+    """Whether the run is one of several ranks."""
+    return run.spec.kind == "watch" and run.spec.world > 1 and bool(run.spec.group)
+
+
+def grouped(runs: Iterable[RunInfo]) -> list[tuple[RunInfo, ...]]:
+    """Trainings in the order in which they first appear; each by rank. Other runs stand alone.
+
+    A process may watch one training after the other under the same group: the first run of each
+    rank belongs together, then the second of each.
+    """
+    trainings: dict[tuple[str, int], list[RunInfo]] = {}
+    seen: dict[tuple[str, int], int] = {}
+    order: dict[str, tuple[str, int]] = {}
+    listed = list(runs)
+    for run in sorted(listed, key=lambda r: (r.created, r.id)):
+        if is_rank(run):
+            place = (run.spec.group, run.spec.rank)
+            turn = seen[place] = seen.get(place, 0) + 1
+            key = (run.spec.group, turn)
+        else:
+            key = (run.id, 0)
+        order[run.id] = key
+        trainings.setdefault(key, []).append(run)
+    keys = dict.fromkeys(order[run.id] for run in listed)
+    return [tuple(sorted(trainings[key], key=lambda r: r.spec.rank)) for key in keys]
 
 
 def merged(frames: Sequence[Frame]) -> Frame:

@@ -3,10 +3,8 @@
 ampscope diagnose train.py                   why a script diverges, and a fix that was run
 ampscope run train.py                        record a script, untouched
 ampscope probe gpt --precision fp16,fp32     record a short run of a built-in model or your own
-ampscope replay CAPSULE --model mine.py:build   a failing step of a watched training, again
-ampscope runs list|show|delete|merge         what the store holds
-ampscope export RUN --to tensorboard|wandb   to other tools, with unscaled gradients
-ampscope metrics                             for Prometheus
+ampscope replay CAPSULE --model mine.py      a failing step of a watched training, again
+ampscope runs list|show|ranks|merge|delete   what the store holds
 ampscope export RUN --to tensorboard|wandb   a run for other programs, gradients unscaled
 ampscope metrics                             a Prometheus endpoint over running trainings
 ampscope zoo                                 real failures, and how often the answer is right

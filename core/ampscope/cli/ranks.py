@@ -8,10 +8,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from ampscope.analysis.ranks import first_nonfinite
+from ampscope.analysis.ranks import first_nonfinite, grouped, is_rank
 from ampscope.cli.options import store_option
 from ampscope.errors import BadInput
-from ampscope.records import RunInfo
 from ampscope.store.reader import Reader
 
 
@@ -22,9 +21,15 @@ def ranks(run: str, store: Path) -> None:
     """All ranks of the training that RUN is a rank of. Exit status 1 when one went non-finite."""
     with Reader(store) as reader:
         info = reader.run(run)
-        found = newest_of_each_rank(reader.group(info.spec.group))
-        if not found:
+        if not is_rank(info):
             raise BadInput(f"Run {info.id} is not a rank of a training of several.")
+        trainings = grouped(reader.group(info.spec.group))
+        found = {
+            r.spec.rank: r
+            for ranks in trainings
+            if any(r.id == info.id for r in ranks)
+            for r in ranks
+        }
         table = Table("rank", "run", "state", "steps", "last loss", "skipped", box=None)
         for rank, part in found.items():
             totals = reader.step_totals(part.id)
@@ -40,9 +45,3 @@ def ranks(run: str, store: Path) -> None:
         click.echo(f"Ranks not in this store: {names}. Merge them: ampscope runs merge FILE …")
     click.echo(first.sentence if first else "No rank saw a value that is not finite.")
     raise SystemExit(1 if first else 0)
-
-
-def newest_of_each_rank(runs: list[RunInfo]) -> dict[int, RunInfo]:
-    """Of several trainings under one name the last counts; ranks in order."""
-    newest = {run.spec.rank: run for run in sorted(runs, key=lambda run: run.created)}
-    return dict(sorted(newest.items()))

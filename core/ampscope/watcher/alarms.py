@@ -26,6 +26,10 @@ class Alarm(AmpscopeError):  # noqa: N818  # says what happened, as the others o
     """An alarm under the policy ``raise``."""
 
 
+class StopAsked(AmpscopeError):  # noqa: N818  # as above
+    """A person asked the run to stop; a `with` block ends on it quietly."""
+
+
 class TrainingStopped(AmpscopeError):  # noqa: N818  # as above
     """An alarm under the policy ``stop``; ``with ampscope.watch(...)`` ends on it quietly."""
 

@@ -14,6 +14,8 @@ from ampscope.errors import BadInput
 from ampscope.watcher.models import WatchedModels, plain_module
 from ampscope.watcher.step_hooks import plain_optimizer
 
+_OF_A_SCALER = ("scale", "step", "unscale_", "update", "get_scale", "is_enabled")
+
 
 def named(models: object) -> dict[str, nn.Module]:
     """The models that a caller gave, by name. Raises BadInput for anything that is not a model."""
@@ -51,7 +53,8 @@ def optimizers_of(given: Any) -> list[Optimizer]:
 def scaler_of(given: Any) -> Any:
     """Raises BadInput for anything that does not scale."""
     if given is not None and not all(
-        callable(getattr(given, name, None)) for name in ("step", "unscale_", "get_scale")
+        callable(getattr(given, name, None))
+        for name in ("scale", "step", "unscale_", "update", "get_scale", "is_enabled")
     ):
         raise BadInput(
             f"watch() takes a torch.amp.GradScaler; it was given a {type(given).__name__}. "

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ampscope.analysis.ranks import SHARED
 from ampscope.errors import BadInput
 from ampscope.records import Event
 from ampscope.watcher.capsule import About
@@ -19,9 +20,8 @@ from ampscope.watcher.ranks import Place
 from ampscope.watcher.recorder import Recorder
 from ampscope.watcher.replay import Replay, replay
 from ampscope.watcher.sentinel import Sentinel
+from ampscope.watcher.step_end import Reading
 from ampscope.watcher.telling import Settings
-
-SHARED = "gradients"  # the first sign of a rank whose own gradients were finite
 
 
 class BadSteps:
@@ -62,13 +62,13 @@ class BadSteps:
     def examine(
         self,
         step: int,
-        loss: float | None,
-        scale: float | None,
+        read: Reading,
         forwards: Sequence[Forward],
         *,
         is_late: bool,
     ) -> list[Event]:
         """Events of a bad step. ``is_late``: it is over, and the weights are other ones."""
+        loss, scale = read.readout.loss, read.scale
         loss_is_bad = loss is not None and not math.isfinite(loss)
         where, text = self._first_sign(loss if loss_is_bad else None, forwards)
         fault = self._keeper.is_fault(loss_is_bad=loss_is_bad, has_scaler=scale is not None)
@@ -88,8 +88,16 @@ class BadSteps:
             torch=torch.__version__,
         )
         why = "sharded" if self._models.is_sharded else "the step was over" if is_late else ""
-        later = self._recorder.later
-        events.append(self._keeper.keep(about, forwards, later, without_weights=why))
+        recorder = self._recorder
+        try:
+            events.append(
+                self._keeper.keep(
+                    about, forwards, recorder.later, recorder.event, without_weights=why
+                )
+            )
+        except torch.OutOfMemoryError:
+            text = "There was no memory left to keep the step."
+            return [*events, Event(step, "note", "no capsule", text)]
         if self._replays_at_once and not is_late:
             again = _said(self.replay)
             text = again if isinstance(again, str) else again.text
@@ -107,14 +115,19 @@ class BadSteps:
         return _said(lambda: self._run_again(forwards[-1:], scale or 1.0))
 
     def _run_again(self, forwards: Sequence[Forward], scale: float) -> Replay:
-        self._flight.is_paused = True
-        self._histograms.pause()
+        self._look_away(on=True)
         try:
             plain = {root.name: root.plain for root in self._models.roots}
             return replay(plain, forwards, scale, self._models)
         finally:
-            self._flight.is_paused = False
-            self._histograms.resume()
+            self._look_away(on=False)
+
+    def _look_away(self, *, on: bool) -> None:
+        """What a replay runs is none of the training's."""
+        self._flight.is_paused = on
+        self._histograms.pause(on=on)
+        if self.sentinel is not None:
+            self.sentinel.is_paused = on
 
     def _first_sign(self, bad_loss: float | None, forwards: Sequence[Forward]) -> tuple[str, str]:
         """Where this process itself saw the step go bad."""

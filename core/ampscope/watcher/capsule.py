@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ampscope.watcher.forwards import Forward, Past
@@ -52,7 +53,7 @@ class Capsule:
 
     about: About
     forwards: tuple[Forward, ...]
-    weights: Mapping[str, Tensor]  # by dotted name, "model/" in front with several models
+    weights: Mapping[str, Tensor]  # by dotted name, the model's in front with several
     checks: Mapping[str, float]  # a sum over each parameter: tells other weights apart
     past: tuple[Past, ...]
     parameters: tuple[str, ...]  # the names of the norms in `past`
@@ -114,7 +115,7 @@ def collected(
 
 def check(tensor: Tensor) -> float:
     """A sum that tells one set of weights from another."""
-    return float(stored(tensor).double().sum())
+    return float(stored(tensor).sum(dtype=torch.float64))
 
 
 def _copy(forward: Forward) -> Forward:

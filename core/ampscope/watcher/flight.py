@@ -21,11 +21,12 @@ from torch import Tensor, nn
 from ampscope.capture.script.patches import Patches
 from ampscope.capture.tensors import floating_tensors, version
 from ampscope.watcher.forwards import Forward, Past, autocast_now, random_now
-from ampscope.watcher.memory import held_bytes
+from ampscope.watcher.memory import held_bytes, input_bytes
 from ampscope.watcher.models import Root, WatchedModels
 
 RING = 32  # steps; a scale of 65536 has fallen to nothing after as many skips
 MOST_FORWARDS = 32  # of one step, the last ones; micro-batches of an accumulation
+MOST_STEPS = 8  # of other models, until their own comes: five steps of a critic to one are usual
 
 
 class FlightRecorder:
@@ -62,14 +63,19 @@ class FlightRecorder:
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
+        self.is_paused = True  # a wrapper of ours may live on inside somebody else's
         self._patches.undo()
         self.forwards.clear()
         self.past.clear()
 
     def drop(self, models: set[str]) -> None:
         """The step of these models' parameters is over. What others did may still be needed."""
-        self.forwards = [f for f in self.forwards if f.model not in models]
-        self._held = 0
+        self.forwards = [
+            f for f in self.forwards if f.model not in models and f.steps_seen < MOST_STEPS
+        ]
+        for forward in self.forwards:
+            forward.steps_seen += 1
+        self._held = sum(f.held_bytes for f in self.forwards)
 
     def take_elapsed_s(self) -> float:
         """The instrument's own time since the last call."""
@@ -111,10 +117,21 @@ class FlightRecorder:
             place.copies(),
         )
         self.forwards.append(forward)
-        if len(self.forwards) > MOST_FORWARDS:
-            del self.forwards[0]
+        self._let_go(place.device)
         self.elapsed_s += time.perf_counter() - started
         return forward
+
+    def _let_go(self, device: torch.device) -> None:
+        """Of the earliest calls, where there are many or where they hold much: the training itself
+        keeps one batch, and may have freed the others."""
+        room = input_bytes(device)
+        for place in range(len(self.forwards) - 1, -1, -1):
+            forward = self.forwards[place]
+            room -= forward.input_bytes
+            later = len(self.forwards) - 1 - place
+            if later and (room < 0 or later >= MOST_FORWARDS):
+                del self.forwards[: place + 1]
+                return
 
     def _ended(self, place: _Place, forward: Forward, output: Any) -> None:
         started = time.perf_counter()
@@ -134,6 +151,7 @@ class FlightRecorder:
             forward.missing.append(f"the gradient at output {number} ({size / 2**20:.0f} MiB)")
             return
         self._held += size
+        forward.held_bytes += size
         # An output that is used twice gets its gradient whole, once: this hook runs on the sum.
         forward.gradients[number] = gradient.detach()
 
@@ -143,9 +161,14 @@ class _Place:
 
     def __init__(self, root: Root, path: str, module: nn.Module) -> None:
         self.root, self.path, self.module = root, path, module
-        self.device = next((p.device for p in module.parameters()), torch.device("cpu"))
         self._plain = root.plain if not path else module
         self._changing: set[str] | None = None  # unknown before the first call
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is now; a part without parameters is where its model is."""
+        found = (p.device for m in (self.module, self.root.plain) for p in m.parameters())
+        return next(found, torch.device("cpu"))
 
     def copies(self) -> dict[str, Tensor]:
         """Copies of the buffers that a call changes; of all, until that is known."""

@@ -45,6 +45,14 @@ class Forward:
     outputs: int = 0  # floating-point tensors
     gradients: dict[int, Tensor] = field(default_factory=dict)  # by output
     missing: list[str] = field(default_factory=list)  # what could not be held, and why
+    held_bytes: int = 0  # of the gradients
+    steps_seen: int = 0  # steps of other models that it was kept through
+
+    @property
+    def input_bytes(self) -> int:
+        """What its tensors among the inputs take."""
+        tensors = floating_tensors((self.args, self.kwargs))
+        return sum(t.numel() * t.element_size() for t in tensors)
 
     @property
     def is_intact(self) -> bool:

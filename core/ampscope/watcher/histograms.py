@@ -8,7 +8,9 @@ itself has needed at its peak, and the next goes on where this one ended.
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from functools import partial
 from types import TracebackType
 
@@ -35,8 +37,9 @@ class StepHistograms:
     def __init__(self, models: WatchedModels) -> None:
         self.elapsed_s = 0.0  # since the caller last took it, without the hooks' own
         self._models = models
-        self._counts = Accumulator()
-        self._hooks = HistogramHooks(models, self._counts)
+        self._outputs = Accumulator()
+        self._counts: dict[int, Accumulator] = {}  # by optimizer: one may be unscaled before
+        self._hooks = HistogramHooks(models, self._outputs)
         self._detail = Detail()
         self._step = 0
         self._before: dict[int, Tensor] = {}  # position -> weight before the step
@@ -70,46 +73,42 @@ class StepHistograms:
         self._step, self._detail = step, detail
         self._hooks.start_step(step, active=detail.histograms)
 
-    def pause(self) -> None:
-        """Count nothing of what runs now."""
-        self._hooks.active = False
-
-    def resume(self) -> None:
-        """Go on as the schedule says."""
-        self._hooks.active = self._detail.histograms
+    def pause(self, *, on: bool) -> None:
+        """Count nothing of what runs now; go on as the schedule says."""
+        self._hooks.active = self._detail.histograms and not on
 
     def gradients_complete(self, optimizer: Optimizer) -> None:
         """Backward is done; gradients are still scaled."""
         if self._detail.histograms:
-            with _Timed(self), no_dispatch():
+            with self._timed(), no_dispatch():
                 self._count(optimizer, with_weights=self._detail.weights)
 
     def _count(self, optimizer: Optimizer, *, with_weights: bool) -> None:
+        counts = self._counts.setdefault(id(optimizer), Accumulator())
         for position, parameter in self._parameters(optimizer):
             gradient = parameter.tensor.grad
             if gradient is not None:
-                self._counts.add(Role.WEIGHT_GRAD, position, stored(gradient), stable=True)
+                counts.add(Role.WEIGHT_GRAD, position, stored(gradient), stable=True)
             if with_weights and parameter.is_counted:
-                self._counts.add(
-                    Role.WEIGHT, parameter.owner, stored(parameter.tensor), stable=True
-                )
-        self._counts.flush()
+                counts.add(Role.WEIGHT, parameter.owner, stored(parameter.tensor), stable=True)
+        counts.flush()
 
     def count_bad(self, optimizer: Optimizer) -> None:
         """Count gradients that are not finite, whatever the schedule."""
         if not self._detail.histograms:
-            with _Timed(self), no_dispatch():
+            with self._timed(), no_dispatch():
                 self._count(optimizer, with_weights=False)
 
     def before_step(self, optimizer: Optimizer) -> None:
         """The optimizer is about to step."""
         if not self._detail.weights:
             return
-        with _Timed(self), torch.no_grad(), no_dispatch():
+        with self._timed(), torch.no_grad(), no_dispatch():
             own = [(i, p) for i, p in self._parameters(optimizer) if p.is_counted]
             if not own:
                 return
-            free = free_bytes(own[0][1].tensor.device)
+            step_bytes = sum(p.tensor.numel() * p.tensor.element_size() for _, p in own)
+            free = free_bytes(own[0][1].tensor.device, step_bytes)
             start = self._next % len(own)
             for place in range(len(own)):
                 position, parameter = own[(start + place) % len(own)]
@@ -124,22 +123,32 @@ class StepHistograms:
         """It has stepped."""
         if not self._before:
             return
-        with _Timed(self), torch.no_grad(), no_dispatch():
+        with self._timed(), torch.no_grad(), no_dispatch():
+            counts = self._counts.setdefault(id(optimizer), Accumulator())
             parameters = [self._models.parameters[position] for position in self._before]
             changes = list(self._before.values())
             # In the old weights' own memory, as -old + new: new - old, and +0 where they agree.
             torch._foreach_neg_(changes)
             torch._foreach_add_(changes, [stored(parameter.tensor) for parameter in parameters])
             for parameter, change in zip(parameters, changes, strict=True):
-                self._counts.add(Role.UPDATE, parameter.owner, change, stable=True)
-            self._counts.flush()
+                counts.add(Role.UPDATE, parameter.owner, change, stable=True)
+            counts.flush()
             self._before.clear()
 
-    def take(self, scale: float) -> tuple[dict[Role, Frame], list[NonFiniteRecord]]:
+    def drop(self, optimizer: Optimizer) -> None:
+        """What was counted of this optimizer belongs to no step."""
+        self._counts.pop(id(optimizer), None)
+        self._before.clear()
+
+    def take(
+        self, optimizer: Optimizer, scale: float
+    ) -> tuple[dict[Role, Frame], list[NonFiniteRecord]]:
         """The step's frames and the parameters whose gradients held NaN or Inf, and ends it."""
         self._hooks.end_step()
         self._before.clear()
-        frames = self._counts.take(self._step, scale)
+        frames = self._outputs.take(self._step, scale)
+        counts = self._counts.pop(id(optimizer), None)
+        frames |= counts.take(self._step, scale) if counts is not None else {}
         gradients = frames.pop(Role.WEIGHT_GRAD, None)
         reached = list(dict.fromkeys(self._arrivals))
         self._arrivals.clear()
@@ -150,7 +159,7 @@ class StepHistograms:
         names = self._models.parameters
         bad = gradient_rows.nonfinite(gradients, order, lambda i: names[i].name)
         kept = [i for i, p in enumerate(gradients.modules) if names[p].is_counted]
-        if kept and (self._detail.histograms or bad):
+        if kept:
             own = Frame(
                 gradients.step,
                 gradients.role,
@@ -168,6 +177,12 @@ class StepHistograms:
         self.elapsed_s = self._hooks.elapsed_s = 0.0
         return total
 
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.elapsed_s += time.perf_counter() - started
+
     def _parameters(self, optimizer: Optimizer) -> list[tuple[int, WatchedParameter]]:
         found = (self._models.position(tensor) for tensor in parameters_of(optimizer))
         return [
@@ -176,19 +191,6 @@ class StepHistograms:
             if i is not None
             and (parameter := self._models.parameters[i]).tensor.is_floating_point()
         ]
-
-
-class _Timed:
-    """Adds the time inside to the instrument's own."""
-
-    def __init__(self, histograms: StepHistograms) -> None:
-        self._histograms = histograms
-
-    def __enter__(self) -> None:
-        self._started = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self._histograms.elapsed_s += time.perf_counter() - self._started
 
 
 def _note(arrivals: list[int], position: int, parameter: Tensor) -> None:

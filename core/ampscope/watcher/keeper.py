@@ -19,6 +19,7 @@ from ampscope.watcher.forwards import Forward, Past
 from ampscope.watcher.models import WatchedModels
 
 FIRST_STREAK = 10  # bad steps in a row: the scale has fallen from 65536 to 64
+MAX_REASON = 300
 STREAK = 3  # later on, where a scale that was right is off by a factor of 2 at most
 
 
@@ -29,7 +30,7 @@ class Keeper:
         self, models: WatchedModels, past: Iterable[Past], store: Path, limits: CapsuleLimits
     ) -> None:
         self.paths: list[Path] = []
-        self.last: Capsule | None = None
+        self.last: Capsule | None = None  # in the host's memory, for a replay at once
         self._models = models
         self._past = past
         self._folder = store.with_name(f"{store.name}.capsules").absolute()
@@ -58,11 +59,13 @@ class Keeper:
         about: About,
         forwards: Sequence[Forward],
         later: Callable[[Callable[[], None]], None],
+        failed: Callable[[Event], None],
         *,
         without_weights: str,
     ) -> Event:
-        """Copy what is needed now; the file is written by ``later``. The event says what is in
-        it; ``without_weights`` why they are not those of the step."""
+        """Copy what is needed now; the file is written by ``later``, and ``failed`` is told when
+        that cannot be. The event says what is in it. ``without_weights`` is why the weights are
+        not those of the step."""
         self._has_kept = True
         parameters = {p.name: p.tensor for p in self._models.parameters}
         past = list(self._past)
@@ -79,8 +82,10 @@ class Keeper:
                 capsule_file.save(capsule, path)
                 if old is not None:
                     old.unlink(missing_ok=True)
-            except OSError:  # a full disk: the run says so itself, at its next flush
+            except Exception as error:  # a full disk, a dtype that the format does not know
                 self.paths = [kept for kept in self.paths if kept != path]
+                reason = f"The capsule of step {about.step} could not be written: {error}"
+                failed(Event(about.step, "note", "no capsule", reason[:MAX_REASON]))
 
         later(write)
         text = f"{about.reason} Kept: {capsule.contents}."

@@ -5,8 +5,9 @@ in fp32. One that is not finite is looked at again: squares of finite fp32 numbe
 2^64, and that is no Inf in a gradient.
 
 On CUDA a value that leaves the device makes the host wait. GradScaler waits at every step as it
-is, so with a scaler the norms are read then. Without one they travel while the training goes on
-and are read a step later (:class:`Readout`).
+is (unless its optimizer is fused), so with a scaler the numbers are read then. Without one they
+travel while the training goes on and are read a step later (:class:`Readout`), when the gradients
+are gone: a norm that overflowed fp32 then counts as not finite.
 """
 
 from __future__ import annotations
@@ -39,54 +40,66 @@ class Norms:
 class Readout:
     """Small tensors on their way to the host: numbers now on a CPU, later on CUDA."""
 
-    def __init__(self, positions: tuple[int, ...], parts: list[Tensor]) -> None:
+    def __init__(
+        self, positions: tuple[int, ...], norms: list[Tensor], loss: Tensor | float | None
+    ) -> None:
         self._positions = positions
-        self._event: torch.cuda.Event | None = None
-        devices = {part.device for part in parts}
+        self._plain_loss = None if isinstance(loss, Tensor) else loss
+        self._has_loss = isinstance(loss, Tensor)
+        parts = [*norms, loss.detach().reshape(())] if isinstance(loss, Tensor) else norms
         self._copies: list[Tensor] = []
         self._order: list[int] = []
-        for device in devices:
+        self._events: list[torch.cuda.Event] = []
+        for device in {part.device for part in parts}:
             places = [i for i, part in enumerate(parts) if part.device == device]
             self._order += places
-            stacked = torch.stack([parts[i] for i in places])
+            stacked = torch.stack([parts[i].double() for i in places])
             self._copies.append(stacked.to("cpu", non_blocking=True))
             if device.type == "cuda":
-                self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-                self._event.record(torch.cuda.current_stream(device))
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                event.record(torch.cuda.current_stream(device))
+                self._events.append(event)
+        self._values: NDArray[np.float64] | None = None
 
     @property
     def is_immediate(self) -> bool:
         """Whether the numbers are here already: nothing came from a device."""
-        return self._event is None
+        return not self._events
+
+    @property
+    def loss(self) -> float | None:
+        """None where there was none. Waits for the device where it has to."""
+        return float(self._read()[-1]) if self._has_loss else self._plain_loss
 
     def norms(self) -> Norms:
-        """The numbers; waits for the device where it has to."""
-        if self._event is not None:
-            self._event.synchronize()
-            self._event = None
-        values = np.empty(len(self._positions))
-        if self._copies:
-            values[self._order] = torch.cat(self._copies).double().numpy()
+        """The norms. Waits for the device where it has to."""
+        values = self._read()[: len(self._positions)].copy()
         bad = np.flatnonzero(~np.isfinite(values))
         return Norms(self._positions, values, tuple(self._positions[i] for i in bad))
 
+    def _read(self) -> NDArray[np.float64]:
+        if self._values is None:
+            for event in self._events:
+                event.synchronize()
+            self._values = np.empty(len(self._order))
+            if self._copies:
+                self._values[self._order] = torch.cat(self._copies).numpy()
+        return self._values
 
-def read_norms(gradients: list[tuple[int, Tensor]]) -> Readout:
-    """Start reading the norms of (position, gradient) pairs."""
-    kept = [(position, stored(gradient)) for position, gradient in gradients]
-    if not kept:
-        return Readout((), [])
+
+def read_numbers(gradients: dict[int, Tensor], loss: Tensor | float | None) -> Readout:
+    """Start reading the norms of gradients, by position, and the loss."""
+    kept = {position: stored(gradient) for position, gradient in gradients.items()}
     by_kind: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for place, (_, gradient) in enumerate(kept):
-        by_kind.setdefault((gradient.device, gradient.dtype), []).append(place)
-    norms: list[Tensor] = [torch.empty(0)] * len(kept)
+    for position, gradient in kept.items():
+        by_kind.setdefault((gradient.device, gradient.dtype), []).append(position)
+    norms: dict[int, Tensor] = {}
     with torch.no_grad():
-        for (_, dtype), places in by_kind.items():
+        for (_, dtype), positions in by_kind.items():
             wide = torch.float64 if dtype is torch.float64 else torch.float32
-            some = torch._foreach_norm([kept[i][1] for i in places], 2, wide)
-            for place, norm in zip(places, some, strict=True):
-                norms[place] = norm.float() if wide is torch.float64 else norm
-    return Readout(tuple(position for position, _ in kept), norms)
+            some = torch._foreach_norm([kept[i] for i in positions], 2, wide)
+            norms |= dict(zip(positions, some, strict=True))
+    return Readout(tuple(kept), [norms[position] for position in kept], loss)
 
 
 def checked(norms: Norms, gradients: dict[int, Tensor]) -> Norms:
@@ -101,7 +114,7 @@ def checked(norms: Norms, gradients: dict[int, Tensor]) -> Norms:
         if gradient is None or not bool(torch.isfinite(stored(gradient)).all()):
             suspects.append(position)
             continue
-        wide = torch.linalg.vector_norm(stored(gradient).double())
+        wide = torch.linalg.vector_norm(stored(gradient), dtype=torch.float64)
         values[places[position]] = float(wide) if math.isfinite(float(wide)) else math.inf
     return Norms(norms.positions, values, tuple(suspects))
 

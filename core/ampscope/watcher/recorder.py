@@ -63,7 +63,7 @@ class Recorder:
             self._writer.add_nonfinite(ended.nonfinite)
             self._writer.add_shadow(ended.shadows())
             self._writer.add_ops(*ended.ops())
-            for event in ended.now.events:
+            for event in ended.reading.events:
                 self._writer.add_event(event)
 
         self._put(write)

@@ -37,7 +37,10 @@ class Rerun:
         if missing := first_not_kept((forward.args, forward.kwargs)):
             raise BadInput(f"The model takes a {missing}, which a capsule cannot hold.")
         self.model, self.forward, self.scale = model, forward, scale
-        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        tensors = [*model.parameters(), *model.buffers()]
+        wanted = torch.device(forward.autocast.device)  # where it ran; a part may have no parameter
+        usable = wanted.type != "cuda" or torch.cuda.is_available()
+        self.device = tensors[0].device if tensors else wanted if usable else torch.device("cpu")
 
     @contextlib.contextmanager
     def prepared(self) -> Iterator[None]:

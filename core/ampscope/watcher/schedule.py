@@ -4,7 +4,9 @@ A *round* is one step of each optimizer, so that with two of them (a GAN) both a
 A step is bad when its loss or a gradient was not finite. The first bad step after good ones
 tightens the schedule for :data:`TIGHT_STEPS` steps. A run that goes bad again and again would be
 recorded at every step for days: each tightening doubles the wait before the next, up to
-:data:`LONGEST_WAIT`; a calm that lasts ten times as long makes the wait short again.
+:data:`LONGEST_WAIT`; a calm that lasts ten times as long makes the wait short again. Of a streak
+of bad steps the first :data:`STREAK` are recorded as scheduled, then those whose number in the
+streak is a power of two: a run that stays NaN overnight has nothing new to say at each step.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ TIGHT_STEPS = 4  # the step after a skip retries with half the scale; four see a
 FIRST_WAIT = 2 * TIGHT_STEPS  # steps from one tightening to the next
 LONGEST_WAIT = 100_000
 CALM = 10  # waits
+STREAK = 64  # bad steps in a row; twice what a scale needs to fall from 2^32 to 1
 WEIGHTS_EVERY = 10  # of the recorded rounds; weights change slowly, and there are many
 
 
@@ -34,28 +37,29 @@ class Schedule:
         self._tight_until = -1
         self._next_tightening = 0
         self._wait = FIRST_WAIT
-        self._was_bad = False
+        self._streak = 0  # bad steps in a row so far
 
     def detail(self, step: int, round_: int) -> Detail:
         """What to record of ``step``, which belongs to round ``round_``."""
         tight = step <= self._tight_until
-        due = self.every > 0 and round_ % self.every == 0
+        due = self.every > 0 and round_ % self.every == 0 and self.is_news
         # Who asks for every step asks for everything.
         weights = due and (self.every == 1 or (round_ // self.every) % WEIGHTS_EVERY == 0)
         return Detail(histograms=due or tight, weights=weights)
+
+    @property
+    def is_news(self) -> bool:
+        """Whether one more bad step would be worth its histograms."""
+        return self._streak < STREAK or self._streak & (self._streak - 1) == 0
 
     def ask(self, step: int, steps: int) -> None:
         """Record ``steps`` steps after ``step`` as well."""
         self._tight_until = max(self._tight_until, step + steps)
 
-    def is_tight(self, step: int) -> bool:
-        """Whether ``step`` is recorded because of a bad step before it."""
-        return step <= self._tight_until
-
     def saw(self, step: int, *, bad: bool) -> bool:
         """Take note of how ``step`` went; True when the schedule tightens now."""
-        onset = bad and not self._was_bad
-        self._was_bad = bad
+        onset = bad and not self._streak
+        self._streak = self._streak + 1 if bad else 0
         if not onset or step < self._next_tightening:
             return False
         if step > self._next_tightening + CALM * self._wait:

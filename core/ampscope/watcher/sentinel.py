@@ -25,6 +25,7 @@ class Sentinel:
     def __init__(self, models: WatchedModels) -> None:
         self._models = models
         self._leaves = {id(m) for m in models.modules if not any(True for _ in m.children())}
+        self.is_paused = False
         self._is_armed = True  # for the first module of the next forward
         self._roots = {id(m) for root in models.roots for m in (root.called, root.plain)}
         self._sums: list[Tensor] = []
@@ -55,7 +56,7 @@ class Sentinel:
         self._is_armed = True
 
     def _after_forward(self, module: nn.Module, inputs: object, output: object) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or self.is_paused:
             return
         if id(module) in self._roots:
             self._is_armed = True

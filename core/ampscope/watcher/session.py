@@ -1,6 +1,6 @@
 """What a watched training goes through, step by step: instruments, decisions, records.
 
-    loss           seen at scaler.scale or at backward
+    loss           seen at backward
     gradients      complete, still scaled: norms at every step; histograms when they are due;
                    when they are not finite: who holds it, and a capsule where it is no calibration
     optimizer      steps, or is skipped
@@ -27,15 +27,18 @@ from ampscope.watcher import announcements
 from ampscope.watcher.alarms import Alarms
 from ampscope.watcher.bad_steps import BadSteps
 from ampscope.watcher.flight import FlightRecorder
+from ampscope.watcher.forwards import Forward
 from ampscope.watcher.histograms import StepHistograms
 from ampscope.watcher.keeper import Keeper
+from ampscope.watcher.loss_hooks import LossHooks
 from ampscope.watcher.models import WatchedModels
-from ampscope.watcher.numbers import checked, read_norms
+from ampscope.watcher.numbers import checked, read_numbers
 from ampscope.watcher.our_optimizers import OurOptimizers
 from ampscope.watcher.ranks import Place
 from ampscope.watcher.recorder import Recorder
+from ampscope.watcher.scaler_classes import Followed
 from ampscope.watcher.schedule import Schedule
-from ampscope.watcher.step_end import Ended, Present, as_number
+from ampscope.watcher.step_end import Ended, Present, Reading
 from ampscope.watcher.step_hooks import StepHooks
 from ampscope.watcher.telling import Settings, Telling
 
@@ -62,10 +65,13 @@ class Session:
             machine.policy, settings,
         )  # fmt: skip
         self._optimizers = OurOptimizers(models, optimizers)
-        self._hooks = StepHooks(self, self._optimizers.has, scaler)
+        ours, follows = self._optimizers.has, Followed(scaler)
+        self._steps = StepHooks(self, ours, follows, scaler)
+        self._losses = LossHooks(self, ours, follows, scaler)
         self._alarms = Alarms(settings.bounds)
         self._stack = contextlib.ExitStack()
-        self._late: Ended | None = None
+        self._readings: dict[int, Reading] = {}  # by optimizer, between complete and stepped
+        self._late: tuple[Ended, list[Forward]] | None = None
 
     def open(self) -> None:
         """Everything on."""
@@ -76,40 +82,47 @@ class Session:
         self._stack.enter_context(self._flight)
         if self.bad.sentinel is not None:
             self._stack.enter_context(self.bad.sentinel)
-        self._stack.enter_context(self._hooks)
+        self._stack.enter_context(self._steps)
+        self._stack.enter_context(self._losses)
         self._begin(0)
 
     def close(self, state: State, message: str) -> None:
         """Everything off; again does nothing."""
         self._stack.close()
-        self._finish_late()
-        self.recorder.close(state, message)
+        try:
+            self._finish_late()  # its alarms come too late to be told
+        finally:
+            self.recorder.close(state, message)
 
     def loss_seen(self, loss: Tensor) -> None:
         """By the hooks, before a backward."""
         self.now.see(loss)
 
+    def losses_dropped(self) -> None:
+        """By the hooks: gradients were set to zero."""
+        self.now.drop_losses()
+
     def gradients_complete(self, optimizer: Optimizer, scaler: Any) -> None:
         """Backward is done; gradients are still scaled and the weights are as they were."""
-        started, now = time.perf_counter(), self.now
+        started, step = time.perf_counter(), self.now.step
         gradients = self._optimizers.gradients(optimizer)
         with no_dispatch():
-            now.readout = read_norms(list(gradients.items()))
+            read = Reading(read_numbers(gradients, self.now.take_loss()))
+        self._readings[id(optimizer)] = read
         self._histograms.gradients_complete(optimizer)
-        now.read_scaler(scaler)
-        held, scale = self._flight.forwards, now.scale
-        if scaler is not None or now.readout.is_immediate:  # GradScaler waits here as it is
+        read.read_scaler(scaler)
+        held = self._flight.forwards
+        if scaler is not None or read.readout.is_immediate:  # GradScaler waits here as it is
             with no_dispatch():
-                now.norms = checked(now.readout.norms(), gradients)
-            if now.is_bad:
-                self._histograms.count_bad(optimizer)
-                now.events += self.bad.examine(
-                    now.step, as_number(now.loss), scale, held, is_late=False
-                )
-        if now.step in self.referenced:
-            self.referenced.discard(now.step)
-            now.run_again(self.bad.reference(held, scale))
-        now.own_s += time.perf_counter() - started
+                read.norms = checked(read.readout.norms(), gradients)
+            if read.is_bad:
+                if self.schedule.is_news:
+                    self._histograms.count_bad(optimizer)
+                read.events += self.bad.examine(step, read, held, is_late=False)
+        if step in self.referenced:
+            self.referenced.discard(step)
+            read.run_again(self.bad.reference(held, read.scale), step)
+        self.now.own_s += time.perf_counter() - started
 
     def before_step(self, optimizer: Optimizer) -> None:
         """The optimizer is about to step."""
@@ -119,44 +132,50 @@ class Session:
         """It has stepped."""
         self._histograms.after_step(optimizer)
 
-    def attempt_ended(self, optimizer: Optimizer, scaler: Any, *, skipped: bool) -> None:
+    def attempt_dropped(self, optimizer: Optimizer) -> None:
+        """Its gradients were unscaled, and it is not going to step."""
+        self._readings.pop(id(optimizer), None)
+        self._histograms.drop(optimizer)
+        self._flight.drop(self._optimizers.models(optimizer))
+
+    def attempt_ended(self, optimizer: Optimizer, *, skipped: bool) -> None:
         """The step is over, taken or skipped."""
         started, now = time.perf_counter(), self.now
-        now.own_s += self._histograms.take_elapsed_s() + self._flight.take_elapsed_s()
-        frames, nonfinite = self._histograms.take(now.scale or 1.0)
+        read = self._readings.pop(id(optimizer))
+        frames, nonfinite = self._histograms.take(optimizer, read.scale or 1.0)
+        own_s = now.own_s + self._histograms.take_elapsed_s() + self._flight.take_elapsed_s()
+        step_time_s = max(started - now.began - own_s, 0.0)
         ended = Ended(
-            now, skipped, lr_of(optimizer),
-            max(started - now.began - now.own_s, 0.0), peak_bytes(self._device), frames, nonfinite,
-            list(self._flight.forwards),
+            now.step, read, skipped, lr_of(optimizer), step_time_s, own_s,
+            peak_bytes(self._device), frames, nonfinite,
         )  # fmt: skip
+        forwards = list(self._flight.forwards)
         self._optimizers.stepped(optimizer)
         self._flight.drop(self._optimizers.models(optimizer))
         self.bad.end_step()
-        self._finish_late()
-        alarms: list[Event] = []
-        if now.norms is None and now.readout is not None:
-            self._late = ended
+        alarms = self._finish_late()
+        if read.norms is None:
+            self._late = (ended, forwards)
         else:
-            alarms = self._finish(ended)
+            alarms += self._finish(ended)
         self._begin(now.step + 1)
         self.now.own_s += time.perf_counter() - started
         self.telling.tell(alarms)
 
-    def _finish_late(self) -> None:
+    def _finish_late(self) -> list[Event]:
         """The step before, whose numbers have had a whole step's time to arrive."""
-        ended, self._late = self._late, None
-        if ended is None:
-            return
-        now = ended.now
-        now.norms = now.readout.norms() if now.readout is not None else None
-        if now.is_bad:
-            loss = as_number(now.loss)
-            now.events += self.bad.examine(now.step, loss, None, ended.forwards, is_late=True)
-        self.telling.tell(self._finish(ended))
+        if self._late is None:
+            return []
+        (ended, forwards), self._late = self._late, None
+        read = ended.reading
+        read.norms = read.readout.norms()
+        if read.is_bad:
+            read.events += self.bad.examine(ended.step, read, forwards, is_late=True)
+        return self._finish(ended)
 
     def _finish(self, ended: Ended) -> list[Event]:
         """Record the step; returns its alarms."""
-        record, events = ended.record(), ended.now.events
+        record, events = ended.record(), ended.reading.events
         if not ended.is_bad:
             self.bad.good()
         if self.schedule.saw(self.now.step, bad=ended.is_bad):

@@ -1,4 +1,4 @@
-"""The step in progress, the step that is over, and its record when its numbers have come."""
+"""The time before a step, what is read of its gradients, and its record when it is over."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ampscope.records import (
     ShadowRecord,
     StepRecord,
 )
-from ampscope.watcher.forwards import Forward, Past
+from ampscope.watcher.forwards import Past
 from ampscope.watcher.numbers import Norms, Readout
 from ampscope.watcher.replay import Replay
 
@@ -41,29 +41,48 @@ class GrowthCounter:
 
 @dataclass(slots=True)
 class Present:
-    """The step in progress. ``norms`` is None before they are read from the device."""
+    """The time since the last attempt: what is known before any optimizer's turn."""
 
     step: int
-    loss: Tensor | float | None = None
-    loss_is_given: bool = False
-    readout: Readout | None = None
-    norms: Norms | None = None
-    scale: float | None = None  # the loss scale of this step; None without a scaler
-    growth: GrowthCounter | None = None
-    events: list[Event] = field(default_factory=list)
-    again: Replay | None = None  # run again beside fp32, where that was asked for
+    loss: Tensor | float | None = None  # of backward passes since gradients were last complete
+    is_given: bool = False
     began: float = field(default_factory=time.perf_counter)
     own_s: float = 0.0  # the instruments' own time
+    _taken: Tensor | float | None = None
 
     def see(self, loss: Tensor) -> None:
         """A loss that backward begins at. Micro-batches add up, as their gradients do."""
-        if not self.loss_is_given and loss.numel() == 1:
+        if not self.is_given:
             self.loss = loss if self.loss is None else self.loss + loss
 
     def give(self, loss: Any) -> None:
         """The loss as the caller says: it counts more than what is seen."""
         self.loss = loss.detach() if isinstance(loss, Tensor) else float(loss)
-        self.loss_is_given = True
+        self.is_given = True
+
+    def drop_losses(self) -> None:
+        """The gradients that they led to are gone."""
+        if not self.is_given:
+            self.loss = None
+
+    def take_loss(self) -> Tensor | float | None:
+        """For the optimizer whose gradients are complete; two may share one backward pass."""
+        if self.loss is not None:
+            self._taken, self.loss, self.is_given = self.loss, None, False
+        return self._taken
+
+
+@dataclass(slots=True)
+class Reading:
+    """What was read of one optimizer's gradients when they were complete. ``norms`` is None while
+    the numbers are on their way from the device."""
+
+    readout: Readout
+    norms: Norms | None = None
+    scale: float | None = None  # the loss scale of this step; None without a scaler
+    growth: GrowthCounter | None = None
+    events: list[Event] = field(default_factory=list)
+    again: Replay | None = None  # the step run again beside fp32, where that was asked for
 
     def read_scaler(self, scaler: Any) -> None:
         """Before the optimizer steps, when GradScaler waits for the device as it is: a value read
@@ -71,78 +90,74 @@ class Present:
         if scaler is not None:
             self.scale, self.growth = float(scaler.get_scale()), _growth(scaler)
 
-    def run_again(self, result: Replay | str) -> None:
+    def run_again(self, result: Replay | str, step: int) -> None:
         """What came of a second run, or why there was none."""
         if isinstance(result, str):
-            self.events.append(Event(self.step, "note", "no reference", result))
+            self.events.append(Event(step, "note", "no reference", result))
         else:
             self.again = result
 
     @property
     def is_bad(self) -> bool:
-        """The loss or a gradient is not finite. Waits for the device when the loss is there."""
-        self.loss = loss = as_number(self.loss)
+        """The loss or a gradient is not finite. Waits for the device where it has to."""
         suspects = self.norms is not None and bool(self.norms.suspects)
+        loss = self.readout.loss
         return suspects or (loss is not None and not math.isfinite(loss))
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """One attempted step that is over."""
+    """One attempted step that is over. It holds numbers only: the recorder may keep it waiting."""
 
-    now: Present
+    step: int
+    reading: Reading
     skipped: bool
     lr: float
     step_time_s: float
+    overhead_s: float
     peak_bytes: int
     frames: dict[Role, Frame]
     nonfinite: list[NonFiniteRecord]
-    forwards: list[Forward]
 
     @property
     def is_bad(self) -> bool:
         """Something was not finite, or GradScaler found it so."""
-        return self.skipped or self.now.is_bad
+        return self.skipped or self.reading.is_bad
 
     def record(self) -> StepRecord:
         """For the store."""
-        now = self.now
-        norm = None if now.norms is None else now.norms.total / (now.scale or 1.0)
+        read = self.reading
+        norm = None if read.norms is None else read.norms.total / (read.scale or 1.0)
         return StepRecord(
-            step=now.step,
-            loss=as_number(now.loss),
-            scale=now.scale,
-            growth_counter=None if now.growth is None else now.growth.after(skipped=self.skipped),
+            step=self.step,
+            loss=read.readout.loss,
+            scale=read.scale,
+            growth_counter=None if read.growth is None else read.growth.after(skipped=self.skipped),
             skipped=self.skipped,
             grad_norm=norm,
             lr=self.lr,
             step_time_s=self.step_time_s,
-            overhead_s=now.own_s,
+            overhead_s=self.overhead_s,
             peak_bytes=self.peak_bytes,
             moved_share=moved_share(self.frames.get(Role.UPDATE)),
-            op_set=None if now.again is None else now.again.ops[0],
+            op_set=None if read.again is None else read.again.ops[0],
         )
 
     def shadows(self) -> list[ShadowRecord]:
         """Half against fp32, where the step was run again."""
-        found = [] if self.now.again is None else self.now.again.shadows
-        return [dataclasses.replace(record, step=self.now.step) for record in found]
+        found = [] if self.reading.again is None else self.reading.again.shadows
+        return [dataclasses.replace(record, step=self.step) for record in found]
 
     def ops(self) -> tuple[int, list[OpRecord]]:
         """The ops of the same; none where it was not."""
-        return (0, []) if self.now.again is None else self.now.again.ops
+        return (0, []) if self.reading.again is None else self.reading.again.ops
 
     def past(self, parameters: int) -> Past:
         """For the ring of the last steps; ``parameters`` in all."""
-        norms, read = np.full(parameters, np.nan), self.now.norms
-        if read is not None and read.positions:
-            norms[list(read.positions)] = read.values / (self.now.scale or 1.0)
-        return Past(self.now.step, as_number(self.now.loss), self.now.scale, norms)
-
-
-def as_number(loss: Tensor | float | None) -> float | None:
-    """Waits for the device when it is a tensor there."""
-    return float(loss) if loss is not None else None
+        norms, read = np.full(parameters, np.nan), self.reading
+        if read.norms is not None and read.norms.positions:
+            norms[list(read.norms.positions)] = read.norms.values / (read.scale or 1.0)
+        return Past(self.step, read.readout.loss, read.scale, norms)
 
 
 def _growth(scaler: Any) -> GrowthCounter | None:

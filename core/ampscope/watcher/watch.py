@@ -12,6 +12,7 @@ makes its own. The training's numbers are bit-identical with and without.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
@@ -20,18 +21,17 @@ from typing import Any
 from torch import nn
 
 from ampscope.errors import BadInput
-from ampscope.records import Event, State
+from ampscope.records import Event
 from ampscope.store.db import default_path
-from ampscope.watcher.alarms import AlarmBounds, TrainingStopped
+from ampscope.watcher.alarms import AlarmBounds, StopAsked, TrainingStopped
 from ampscope.watcher.arguments import name_of, named, optimizers_of, scaler_of
 from ampscope.watcher.capsule import CapsuleLimits
 from ampscope.watcher.models import WatchedModels
 from ampscope.watcher.notebook import LiveFigure, as_html, in_notebook
 from ampscope.watcher.ranks import place_now
-from ampscope.watcher.recorder import MAX_MESSAGE
 from ampscope.watcher.replay import Replay
 from ampscope.watcher.session import Session
-from ampscope.watcher.telling import POLICIES, Settings
+from ampscope.watcher.telling import POLICIES, Settings, ending_of
 
 OnAlarm = Callable[[Event], None]
 
@@ -94,10 +94,11 @@ class Watch:
 
     def close(self, error: BaseException | None = None) -> None:
         """Take everything off and finish the run; again does nothing."""
-        self._session.close(*_ending(error))
-        if self._live is not None:
-            self._live.update(last=True)
-            self._live = None
+        self._session.close(*ending_of(error))
+        live, self._live = self._live, None
+        if live is not None:
+            with contextlib.suppress(Exception):  # a figure that fails must hide no error
+                live.update(last=True)
 
     def __enter__(self) -> Watch:
         self._session.telling.in_block = True
@@ -110,7 +111,7 @@ class Watch:
         where: TracebackType | None,
     ) -> bool:
         self.close(error)
-        return isinstance(error, TrainingStopped)
+        return isinstance(error, TrainingStopped | StopAsked)
 
     def show(self) -> None:
         """Show the live figure in this cell of a notebook; `watch` does so by itself."""
@@ -146,7 +147,7 @@ def watch(
 
     Args:
         model: one, a list or a dict of them. Wrappers (DDP, torch.compile) are looked through.
-        optimizer: one or a list. None follows every optimizer that holds a watched parameter.
+        optimizer: one or a list of them. None follows every optimizer that holds a watched parameter.
         scaler: None follows every `torch.amp.GradScaler` that steps one of those optimizers.
         every: steps from one set of histograms to the next; 0 takes them only when a step goes bad.
         store: the file to write, default as everywhere; a folder gets one file a rank.
@@ -189,13 +190,3 @@ def watch(
     if in_notebook():
         run.show()
     return run
-
-
-def _ending(error: BaseException | None) -> tuple[State, str]:
-    if error is None:
-        return State.FINISHED, ""
-    if isinstance(error, TrainingStopped):
-        return State.FINISHED, f"Stopped by an alarm: {error}"
-    if isinstance(error, KeyboardInterrupt):
-        return State.CANCELLED, "Interrupted by a person."
-    return State.FAILED, f"The training raised {type(error).__name__}: {error}"[:MAX_MESSAGE]

@@ -1,0 +1,103 @@
+"""Instrument: sees the losses of somebody else's training loop.
+
+    scaler.scale(loss)      the unscaled loss of the backward pass that follows
+    backward(loss)          the loss itself, where no scaler has scaled one
+    optimizer.zero_grad()   gradients that were there are gone, and with them their losses
+
+What a loop does with a scaled loss before it calls backward (a sum, a division) changes nothing:
+the losses that were scaled since the last backward pass are what it is called on.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from ampscope.capture.script.patches import Patches
+from ampscope.watcher.scaler_classes import scaler_classes
+
+
+class LossListener(Protocol):
+    """Who is told; every call comes from the thread that trains."""
+
+    def loss_seen(self, loss: Tensor) -> None: ...
+
+    def losses_dropped(self) -> None: ...
+
+
+class LossHooks:
+    """Tells a listener of the losses; ``follows`` says which scalers count."""
+
+    def __init__(
+        self,
+        listener: LossListener,
+        is_ours: Callable[[Optimizer], bool],
+        follows: Callable[[Any], bool],
+        scaler: Any = None,
+    ) -> None:
+        self._listener = listener
+        self._is_ours = is_ours
+        self._follows = follows
+        self._scaler = scaler
+        self._patches = Patches()
+        self._scaled: list[Tensor] = []  # losses whose backward has not begun
+        self._is_open = False
+
+    def __enter__(self) -> LossHooks:
+        self._is_open = True
+        for kind in scaler_classes(self._scaler):
+            if "scale" in vars(kind):
+                self._patches.replace(kind, "scale", self._scale)
+        self._patches.replace(torch.autograd, "backward", self._backward)
+        self._patches.replace(Optimizer, "zero_grad", self._zero_grad)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self._is_open = False  # a wrapper of ours may live on inside somebody else's
+        self._patches.undo()
+        self._scaled.clear()
+
+    def _scale(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(scaler: Any, outputs: Any) -> Any:
+            scaled = original(scaler, outputs)
+            if self._is_open and self._follows(scaler) and _is_loss(outputs):
+                self._scaled.append(outputs.detach())
+            return scaled
+
+        return wrapper
+
+    def _backward(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._is_open and torch._C._current_graph_task_id() == -1:  # not inside another
+                losses, self._scaled = self._scaled, []
+                for loss in losses or ([tensors.detach()] if _is_loss(tensors) else []):
+                    self._listener.loss_seen(loss)
+            return original(tensors, *args, **kwargs)
+
+        return wrapper
+
+    def _zero_grad(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._is_open and self._is_ours(optimizer):
+                self._listener.losses_dropped()
+            return original(optimizer, *args, **kwargs)
+
+        return wrapper
+
+
+def _is_loss(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.numel() == 1
