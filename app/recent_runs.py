@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
+from ampscope.analysis.ranks import grouped, is_rank
 from ampscope.records import RunInfo, State
 from app import diagnosis_data, probes, run_page, sitemap, store, trainings
 from app.text import ago, cut, escape, plural
@@ -40,7 +41,7 @@ def _entries(runs: list[RunInfo]) -> list[tuple[RunInfo, ...]]:
     one training together."""
     heads = {run.id for run in diagnosis_data.heads([r for r in runs if _is_script(r)])}
     shown = [run for run in runs if not _is_script(run) or run.id in heads]
-    return trainings.grouped(shown)
+    return grouped(shown)
 
 
 def _row(ranks: tuple[RunInfo, ...], group_size: int) -> None:
@@ -66,7 +67,7 @@ def _ended(ranks: tuple[RunInfo, ...]) -> None:
     """Why a run failed or was lost, in its own words."""
     for run in ranks:
         if run.state in (State.FAILED, State.LOST) and run.message:
-            rank = f"Rank {run.spec.rank} {run.state}: " if trainings.is_rank(run) else ""
+            rank = f"Rank {run.spec.rank} {run.state}: " if is_rank(run) else ""
             st.markdown(f":red[{escape(rank + cut(run.message, REASON_LENGTH))}]")
 
 
@@ -79,7 +80,7 @@ def _facts(ranks: tuple[RunInfo, ...], group_size: int) -> list[str]:
         return [policy, plural(run.steps_done, "step"), *beside, ago(run.created)]
     what = [run_page.described(run)] if run.spec.label else []
     if run.spec.kind == "watch":
-        world = [trainings.world_words(ranks)] if trainings.is_rank(run) else []
+        world = [trainings.world_words(ranks)] if is_rank(run) else []
         steps = plural(max(r.steps_done for r in ranks), "step")
         so_far = f"{steps} so far" if any(r.state.is_active for r in ranks) else steps
         return [*what, *world, policy, so_far, ago(run.created)]

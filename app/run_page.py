@@ -10,6 +10,7 @@ from pathlib import PurePath
 
 import streamlit as st
 
+from ampscope.analysis.ranks import grouped, is_rank
 from ampscope.errors import BadInput
 from ampscope.records import Machine, RunInfo
 from app import links, states, store, trainings
@@ -95,7 +96,7 @@ def facts(run: RunInfo) -> list[str]:
     """The header line's parts."""
     spec = run.spec
     ranks = trainings.ranks_of(run)
-    parts = [trainings.world_words(ranks)] if trainings.is_rank(run) else []
+    parts = [trainings.world_words(ranks)] if is_rank(run) else []
     parts += [described(run)] if spec.label and described(run) != name_of(run) else []
     parts += [policy_of(run.machine), plural(max(r.steps_done for r in ranks), "step")]
     if spec.kind == "probe":
@@ -125,14 +126,14 @@ def policy_name(machine: Machine | None) -> str:
 def label(run: RunInfo, ranks: tuple[RunInfo, ...] = ()) -> str:
     """One line of the run picker; ``ranks`` where it stands for all of a training."""
     when = time.strftime("%d %b %H:%M:%S", time.localtime(run.created))
-    rank = f" · rank {run.spec.rank}" if trainings.is_rank(run) else ""
+    rank = f" · rank {run.spec.rank}" if is_rank(run) else ""
     rank = f" · {trainings.world_words(ranks)}" if len(ranks) > 1 else rank
     return f"{cut(name_of(run), NAME_LENGTH)}{rank} · {run.state} · {when}"
 
 
 def _picked(runs: list[RunInfo]) -> RunInfo:
     """The run that the URL names, else the last one chosen, else the newest."""
-    together = {ranks[0].id: ranks for ranks in trainings.grouped(runs)}
+    together = {ranks[0].id: ranks for ranks in grouped(runs)}
     by_id = {id_: ranks[0] for id_, ranks in together.items()}
     asked = st.query_params.get("run")
     if asked and asked not in by_id:  # further back, or another rank than the first

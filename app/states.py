@@ -82,9 +82,9 @@ def no_histograms(run: RunInfo) -> None:
 def no_ops_of_a_watched_training() -> None:
     """What to do instead."""
     nothing_recorded(
-        "A watched training is not traced op by op: that would slow it down.",
-        "The ops of a failing step are in its capsule (ampscope replay). Those of a healthy step "
-        "show when the model is probed, or the script run for a few steps with ampscope run.",
+        "This watched training was not traced op by op: that is done on demand.",
+        "In the training, run.record_next(reference=True) traces the next step. The ops of a "
+        "failing step are in its capsule (ampscope replay).",
     )
 
 

@@ -270,7 +270,7 @@ def test_a_step_that_is_not_there_is_said(store_path: Path, open_page: Open) -> 
 def test_layers_say_that_ops_are_not_traced(store_path: Path, open_page: Open) -> None:
     app = open_page("layers", run=long_run(store_path, 30))
     assert not app.exception
-    assert "A watched training is not traced op by op" in texts(app)
+    assert "not traced op by op: that is done on demand" in texts(app)
 
 
 def test_probes_have_curves_too(store_path: Path, open_page: Open) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampscope.analysis.ranks import first_nonfinite, merged
@@ -23,6 +23,7 @@ def frame(keys: list[tuple[int, str]], seed: int = 0) -> Frame:
 
 
 @given(st.lists(st.lists(KEY, max_size=6), min_size=1, max_size=4))
+@settings(deadline=None)
 def test_every_count_of_every_rank_is_in_the_sum(keys: list[list[tuple[int, str]]]) -> None:
     frames = [frame(k, seed) for seed, k in enumerate(keys)]
     expected: dict[tuple[int, str], list[int]] = {}

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ampscope.capture.accumulator import Accumulator
 from ampscope.capture.model_map import Numbers
-from ampscope.capture.tensors import floating_tensors, version
+from ampscope.capture.tensors import floating_tensors, in_backward, version
 from ampscope.records import Role
 
 _SEEN = "_ampscope_seen"  # attribute on an output tensor: the step and version that were counted
@@ -77,7 +77,7 @@ class HistogramHooks:
         started = time.perf_counter()
         # Activation checkpointing repeats a forward pass inside the backward pass. Its activations
         # were counted the first time; its gradients may be the only ones that flow.
-        is_repeated = torch._C._current_graph_task_id() != -1
+        is_repeated = in_backward()
         for tensor in floating_tensors(output):
             seen = (self._step, version(tensor))
             if tensor.__dict__.get(self._seen) == seen:

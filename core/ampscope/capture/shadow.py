@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.random_state import random_state_kept
 from ampscope.capture.shadow_comparison import Comparisons
-from ampscope.capture.tensors import floating_tensors, version
+from ampscope.capture.tensors import floating_tensors, in_backward, version
 from ampscope.records import Role, ShadowRecord
 
 # Module, whether checkpointing repeats its forward, and how many outputs it had before.
@@ -101,7 +101,7 @@ class Shadow:
         return found
 
     def _next_key(self, index: int) -> _Key:
-        is_repeated = torch._C._current_graph_task_id() != -1
+        is_repeated = in_backward()
         nth = self._calls.get((index, is_repeated), 0)
         self._calls[index, is_repeated] = nth + 1
         return index, is_repeated, nth

@@ -24,6 +24,11 @@ def version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+def in_backward() -> bool:
+    """Whether a backward pass runs: what runs inside it repeats a checkpointed forward."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
 def _is_readable(tensor: Tensor) -> bool:
     """Floating-point numbers in memory. Inside torch.func's vmap and grad a tensor has none."""
     if not tensor.is_floating_point() or tensor.layout is not torch.strided:

@@ -9,7 +9,7 @@
     nan/<role>/<module>, inf/<role>/<module>
     <role>/<module>              histogram of magnitudes, unscaled
 
-One step is in memory at a time, so a long run needs no more than a short one.
+Histograms are read one at a time; a step's numbers are small and read together.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ampscope.capture.script.patches import Patches
-from ampscope.capture.tensors import floating_tensors, version
+from ampscope.capture.tensors import floating_tensors, in_backward, version
 from ampscope.watcher.forwards import Forward, Past, autocast_now, random_now
 from ampscope.watcher.memory import held_bytes, input_bytes
 from ampscope.watcher.models import Root, WatchedModels
@@ -89,7 +89,7 @@ class FlightRecorder:
                 return original(module, *args, **kwargs)
             place = self._places.get(id(module))
             # Checkpointing repeats a forward inside the backward pass.
-            if place is None or not torch.is_grad_enabled() or _in_backward():
+            if place is None or not torch.is_grad_enabled() or in_backward():
                 return original(module, *args, **kwargs)
             forward = self._begun(place, args, kwargs)
             self._is_inside = True
@@ -195,7 +195,3 @@ def _same(first: Tensor, second: Tensor) -> bool:
     return first.shape == second.shape and bool(
         ((first == second) | ((first != first) & (second != second))).all()
     )
-
-
-def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1

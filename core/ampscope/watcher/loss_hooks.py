@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.script.patches import Patches
+from ampscope.capture.tensors import in_backward
 from ampscope.watcher.scaler_classes import scaler_classes
 
 
@@ -81,7 +82,7 @@ class LossHooks:
     def _backward(self, original: Any) -> Any:
         @functools.wraps(original)
         def wrapper(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._is_open and torch._C._current_graph_task_id() == -1:  # not inside another
+            if self._is_open and not in_backward():  # not inside another
                 losses, self._scaled = self._scaled, []
                 for loss in losses or ([tensors.detach()] if _is_loss(tensors) else []):
                     self._listener.loss_seen(loss)

@@ -147,7 +147,7 @@ def watch(
 
     Args:
         model: one, a list or a dict of them. Wrappers (DDP, torch.compile) are looked through.
-        optimizer: one or a list of them. None follows every optimizer that holds a watched parameter.
+        optimizer: one or a list. None follows every optimizer that holds a watched parameter.
         scaler: None follows every `torch.amp.GradScaler` that steps one of those optimizers.
         every: steps from one set of histograms to the next; 0 takes them only when a step goes bad.
         store: the file to write, default as everywhere; a folder gets one file a rank.
