@@ -19,7 +19,8 @@ from ampscope.watcher.schedule import LONGEST_WAIT, TIGHT_STEPS, Schedule
 
 
 def step(number: int, **facts: object) -> StepRecord:
-    return StepRecord(number, **{"loss": 1.0, "scale": 1024.0, "lr": 0.1, **facts})
+    usual = {"loss": 1.0, "scale": 1024.0, "lr": 0.1, "grad_norm": 1.0}
+    return StepRecord(number, **{**usual, **facts})
 
 
 def gradients(counts: dict[int, int], scale: float = 1024.0) -> Frame:
@@ -46,13 +47,19 @@ def test_skips_in_a_row_ring_at_the_bound() -> None:
     assert rung == [(19, "skips_in_a_row")]
 
 
+def test_a_search_from_a_high_scale_rings_when_it_has_gone_too_far() -> None:
+    """From 2^24 down: nobody is told before the scale has come to 64, 18 halvings below."""
+    steps = [step(i, skipped=True, scale=2.0 ** (24 - i)) for i in range(20)]
+    assert names(Alarms(AlarmBounds()), steps) == [(18, "skips_in_a_row")]
+
+
 def test_weights_that_stand_still_ring_after_three_measured_steps() -> None:
     moved = [1.0, 0.0, None, 0.0, None, 0.0005, 0.0]
     rung = names(Alarms(AlarmBounds()), [step(i, moved_share=m) for i, m in enumerate(moved)])
     assert rung == [(5, "weights_not_moving")]
 
 
-@pytest.mark.parametrize("facts", [{"lr": 0.0}, {"skipped": True}])
+@pytest.mark.parametrize("facts", [{"lr": 0.0}, {"skipped": True}, {"grad_norm": 0.0}])
 def test_weights_may_stand_still_without_a_learning_rate_or_when_skipped(
     facts: dict[str, object],
 ) -> None:

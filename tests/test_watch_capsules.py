@@ -203,6 +203,59 @@ def test_replay_at_once_is_an_event_of_the_step(tmp_path: Path) -> None:
     assert "'second'" in event.text
 
 
+class Broken(torch.autograd.Function):
+    """Divides by zero in its backward, and nowhere else."""
+
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient / (gradient - gradient)
+
+
+class Applies(nn.Module):
+    """The function alone, or between two layers of its own."""
+
+    def __init__(self, inner: bool) -> None:
+        super().__init__()
+        self.before = nn.Linear(8, 8) if inner else nn.Identity()
+        self.after = nn.Linear(8, 8) if inner else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.after(Broken.apply(self.before(x)))
+
+
+@pytest.mark.parametrize("inner", [False, True])
+@pytest.mark.parametrize("around", [nn.Identity, nn.ReLU, nn.GELU])
+@pytest.mark.parametrize("dtype", [None, torch.float16])
+def test_a_function_of_the_users_own_is_its_modules_fault(
+    tmp_path: Path, inner: bool, around: type[nn.Module], dtype: torch.dtype | None
+) -> None:
+    torch.manual_seed(0)
+    layers = {
+        "first": nn.Linear(8, 8),
+        "act": around(),
+        "mid": Applies(inner),
+        "last": nn.Linear(8, 1),
+    }
+    model = nn.Sequential()
+    for name, layer in layers.items():
+        model.add_module(name, layer)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with ampscope.watch(model, optimizer, store=tmp_path / "runs.db", policy="ignore") as run:
+        with torch.autocast("cpu", dtype or torch.float16, enabled=dtype is not None):
+            loss = model(torch.randn(4, 8)).float().mean()
+        loss.backward()
+        optimizer.step()
+    first = run.replay().first
+    assert first is not None
+    assert (first.module, first.phase, first.op) == ("mid", "backward", "aten.div")
+    assert first.function == "Broken"
+    assert "test_watch_capsules.py" in first.line
+
+
 def test_a_bad_loss_is_told_from_a_bad_model(tmp_path: Path) -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -13,6 +13,8 @@ trip through a mode costs 3 us, half as much as counting a small tensor.
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -29,9 +31,11 @@ _PLAIN = (Tensor, nn.Parameter)  # subclasses may need their own dispatch to be 
 
 
 class Accumulator:
-    """Collects the histograms of a step; :meth:`take` returns them."""
+    """Collects the histograms of a step; :meth:`take` returns them. One that ``is_careful`` leaves
+    out a tensor that cannot be counted, where another raises."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_careful: bool = False) -> None:
+        self._careful: tuple[type[Exception], ...] = (Exception,) if is_careful else ()
         self._rows: dict[_Key, int] = {}  # kept from step to step: the same tensors come again
         self._keys: list[_Key] = []
         self._touched: set[int] = set()
@@ -43,11 +47,12 @@ class Accumulator:
         :meth:`flush` or :meth:`take`, so that on CUDA one launch may serve many tensors."""
         row = self._row((role, owner, tensor.dtype))
         self._touched.add(row)
-        if type(tensor) in _PLAIN:
-            with no_dispatch():
+        with contextlib.suppress(*self._careful):
+            if type(tensor) in _PLAIN:
+                with no_dispatch():
+                    self._count(tensor, row, stable)
+            else:
                 self._count(tensor, row, stable)
-        else:
-            self._count(tensor, row, stable)
 
     def flush(self) -> None:
         """Launch what waits, before somebody writes to a tensor that was added as stable."""

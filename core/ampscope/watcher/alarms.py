@@ -17,6 +17,8 @@ from ampscope.exponents import zones
 from ampscope.formats import FORMATS
 from ampscope.records import Event, Frame, StepRecord
 
+CALIBRATED_BELOW = 64.0  # ten halvings of GradScaler's 65536: no calibration goes below
+
 
 class AmpscopeWarning(UserWarning):
     """An alarm under the policy ``warn``."""
@@ -52,6 +54,7 @@ class Alarms:
         self.bounds = bounds
         self._ringing: set[str] = set()
         self._skips = self._still = 0
+        self._was_taken = False  # any step so far
 
     def check(self, step: StepRecord, gradients: Frame | None = None) -> list[Event]:
         """``gradients`` are the step's weight gradients, where they were counted."""
@@ -74,12 +77,13 @@ class Alarms:
 
     def _skipped(self, step: StepRecord) -> list[Event]:
         self._skips = self._skips + 1 if step.skipped else 0
+        self._was_taken |= not step.skipped
         bound = self.bounds.skips_in_a_row
-        if not bound:
-            return []
+        if not bound or (not self._was_taken and (step.scale or 0.0) > CALIBRATED_BELOW):
+            return []  # a high init_scale takes many skips to come down
         text = (
             f"GradScaler has left out {self._skips} steps in a row: the gradients are not finite "
-            "at any scale that it tried. The capsule of this run says where they come from."
+            "at any scale that it tried lately. The capsule of this run says where they come from."
         )
         ringing = self._skips >= bound
         return self._ring("skips_in_a_row", ringing, step, text, float(self._skips))
@@ -98,7 +102,8 @@ class Alarms:
         return self._ring("lost_share", share > bound, step, text, share)
 
     def _not_moving(self, step: StepRecord) -> list[Event]:
-        if step.moved_share is None or step.skipped or not step.lr or not self.bounds.still_steps:
+        nothing_to_do = step.skipped or not step.lr or not step.grad_norm
+        if step.moved_share is None or nothing_to_do or not self.bounds.still_steps:
             return []
         still = step.moved_share < self.bounds.moved_below
         self._still = self._still + 1 if still else 0

@@ -50,17 +50,16 @@ def optimizers_of(given: Any) -> list[Optimizer]:
     return found
 
 
-def scaler_of(given: Any) -> Any:
+def scalers_of(given: Any) -> list[Any]:
     """Raises BadInput for anything that does not scale."""
-    if given is not None and not all(
-        callable(getattr(given, name, None))
-        for name in ("scale", "step", "unscale_", "update", "get_scale", "is_enabled")
-    ):
-        raise BadInput(
-            f"watch() takes a torch.amp.GradScaler; it was given a {type(given).__name__}. "
-            "Leave it out to have it found."
-        )
-    return given
+    several = given if isinstance(given, list | tuple) else [] if given is None else [given]
+    for scaler in several:
+        if not all(callable(getattr(scaler, name, None)) for name in _OF_A_SCALER):
+            raise BadInput(
+                "watch() takes torch.amp.GradScaler objects; it was given one of type "
+                f"{type(scaler).__name__}. Leave it out to have it found."
+            )
+    return list(several)
 
 
 def name_of(models: WatchedModels) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from types import TracebackType
 
 import torch
 
@@ -49,6 +50,20 @@ class BadSteps:
         self._policy = policy
         self._told = ("", "")  # what was last said of this streak of bad steps
 
+    def __enter__(self) -> BadSteps:
+        if self.sentinel is not None:
+            self.sentinel.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        if self.sentinel is not None:
+            self.sentinel.__exit__(kind, error, where)
+
     def end_step(self) -> None:
         """The step is over."""
         if self.sentinel is not None:
@@ -71,7 +86,7 @@ class BadSteps:
         loss, scale = read.readout.loss, read.scale
         loss_is_bad = loss is not None and not math.isfinite(loss)
         where, text = self._first_sign(loss if loss_is_bad else None, forwards)
-        fault = self._keeper.is_fault(loss_is_bad=loss_is_bad, has_scaler=scale is not None)
+        fault = self._keeper.is_fault(scale, loss_is_bad=loss_is_bad)
         sign = ("nonfinite" if fault else "calibration", where)
         # A run that stays bad says so once, not at every step for days.
         events = [] if sign == self._told else [Event(step, *sign, text)]
@@ -82,6 +97,7 @@ class BadSteps:
             run=self._recorder.run_id,
             step=step,
             rank=self._place.rank,
+            where=where,
             reason=text,
             scale=scale or 1.0,
             policy=self._policy,
@@ -108,21 +124,22 @@ class BadSteps:
         """Run the newest kept step again on the live models."""
         if self._keeper.last is None:
             raise BadInput("No failing step was kept: there is nothing to run again.")
-        return self._run_again(self._keeper.last.forwards, self._keeper.last.about.scale)
+        about = self._keeper.last.about
+        return self._run_again(self._keeper.last.forwards, about.scale).explained(about.where)
 
     def reference(self, forwards: Sequence[Forward], scale: float | None) -> Replay | str:
         """The present step once more, beside fp32; a sentence when that cannot be."""
         return _said(lambda: self._run_again(forwards[-1:], scale or 1.0))
 
     def _run_again(self, forwards: Sequence[Forward], scale: float) -> Replay:
-        self._look_away(on=True)
+        self.look_away(on=True)
         try:
             plain = {root.name: root.plain for root in self._models.roots}
             return replay(plain, forwards, scale, self._models)
         finally:
-            self._look_away(on=False)
+            self.look_away(on=False)
 
-    def _look_away(self, *, on: bool) -> None:
+    def look_away(self, *, on: bool) -> None:
         """What a replay runs is none of the training's."""
         self._flight.is_paused = on
         self._histograms.pause(on=on)

@@ -39,7 +39,8 @@ class About:
     run: str
     step: int
     rank: int
-    reason: str  # one sentence
+    where: str  # the first sign: loss, output gradient, backward
+    reason: str  # the same as a sentence
     scale: float
     policy: str  # whose autocast rules: cuda, native
     torch: str

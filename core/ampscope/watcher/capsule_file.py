@@ -6,6 +6,7 @@ Nothing in it can run code. `load` checks everything before it is used.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def save(capsule: Capsule, path: Path) -> None:
     described = [_described(f, i, tensors) for i, f in enumerate(capsule.forwards)]
     if capsule.past:
         tensors["past/norms"] = torch.tensor([list(p.norms) for p in capsule.past]).double()
-    text = {
+    text: dict[str, object] = {
         "format": FORMAT,
         "about": dataclasses.asdict(capsule.about),
         "forwards": described,
@@ -40,13 +41,15 @@ def save(capsule: Capsule, path: Path) -> None:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".part")
-    save_file({k: t.contiguous().clone() for k, t in tensors.items()}, partial, _metadata(text))
+    whole = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
+    text["digest"] = _digest(whole)
+    save_file(whole, partial, _metadata(text))
     partial.replace(path)
 
 
 def load(path: Path) -> Capsule:
     """Raises BadInput for a file that is no capsule, or a damaged one."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
@@ -54,11 +57,26 @@ def load(path: Path) -> Capsule:
             if not isinstance(text, dict) or text.get("format") != FORMAT:
                 raise BadInput(f"{path} is not a capsule of this ampscope.")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+        if text.get("digest") != _digest(tensors):
+            raise BadInput(f"{path} is damaged: its numbers are not those that were written.")
         return _built(text, tensors)
     except FileNotFoundError:
         raise BadInput(f"There is no capsule at {path}.") from None
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, IndexError) as error:
-        raise BadInput(f"{path} is not a capsule, or damaged: {error}") from error
+    except BadInput:
+        raise
+    except Exception as error:  # whatever a forged text leads to: it is no capsule
+        reason = f"{type(error).__name__}: {error}"
+        raise BadInput(f"{path} is not a capsule, or damaged ({reason}).") from error
+
+
+def _digest(tensors: Tensors) -> str:
+    """Of all names and numbers: a flipped bit would change what a replay says."""
+    state = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        state.update(tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
+    return state.hexdigest()
 
 
 def _built(text: dict[str, Any], tensors: Tensors) -> Capsule:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import time
+import warnings
 from collections import deque
 from functools import partial
 from types import TracebackType
@@ -20,9 +21,12 @@ from torch import Tensor, nn
 
 from ampscope.capture.script.patches import Patches
 from ampscope.capture.tensors import floating_tensors, in_backward, version
+from ampscope.watcher.alarms import AmpscopeWarning
+from ampscope.watcher.called_modules import CalledModule
+from ampscope.watcher.containment import quietly
 from ampscope.watcher.forwards import Forward, Past, autocast_now, random_now
 from ampscope.watcher.memory import held_bytes, input_bytes
-from ampscope.watcher.models import Root, WatchedModels
+from ampscope.watcher.models import WatchedModels
 
 RING = 32  # steps; a scale of 65536 has fallen to nothing after as many skips
 MOST_FORWARDS = 32  # of one step, the last ones; micro-batches of an accumulation
@@ -45,12 +49,12 @@ class FlightRecorder:
         self._models = models
         self._patches = Patches()
         self._is_inside = False
-        self._places: dict[int, _Place] = {}
+        self._places: dict[int, CalledModule] = {}
         self._held = 0  # bytes of gradients at outputs
         for root in models.roots:
             children = [] if root.is_compiled else list(root.plain.named_children())
             for path, module in [("", root.called), *children]:
-                self._places.setdefault(id(module), _Place(root, path, module))
+                self._places.setdefault(id(module), CalledModule(root, path, module))
 
     def __enter__(self) -> FlightRecorder:
         for kind in {type(place.module) for place in self._places.values()}:
@@ -91,18 +95,19 @@ class FlightRecorder:
             # Checkpointing repeats a forward inside the backward pass.
             if place is None or not torch.is_grad_enabled() or in_backward():
                 return original(module, *args, **kwargs)
-            forward = self._begun(place, args, kwargs)
+            forward = quietly(lambda: self._begun(place, args, kwargs), self._failed)
             self._is_inside = True
             try:
                 output = original(module, *args, **kwargs)
             finally:
                 self._is_inside = False
-            self._ended(place, forward, output)
+            if forward is not None:
+                quietly(lambda: self._ended(place, forward, output), self._failed)
             return output
 
         return wrapper
 
-    def _begun(self, place: _Place, args: Any, kwargs: Any) -> Forward:
+    def _begun(self, place: CalledModule, args: Any, kwargs: Any) -> Forward:
         started = time.perf_counter()
         self._models.called(place.root)
         forward = Forward(
@@ -121,6 +126,11 @@ class FlightRecorder:
         self.elapsed_s += time.perf_counter() - started
         return forward
 
+    def _failed(self, error: Exception) -> None:
+        """No step is kept any more; the training goes on."""
+        self.is_paused = True
+        warnings.warn(f"ampscope keeps no step: {error}", AmpscopeWarning, stacklevel=2)
+
     def _let_go(self, device: torch.device) -> None:
         """Of the earliest calls, where there are many or where they hold much: the training itself
         keeps one batch, and may have freed the others."""
@@ -133,7 +143,7 @@ class FlightRecorder:
                 del self.forwards[: place + 1]
                 return
 
-    def _ended(self, place: _Place, forward: Forward, output: Any) -> None:
+    def _ended(self, place: CalledModule, forward: Forward, output: Any) -> None:
         started = time.perf_counter()
         place.learn(forward.buffers)
         tensors = floating_tensors(output)
@@ -154,44 +164,3 @@ class FlightRecorder:
         forward.held_bytes += size
         # An output that is used twice gets its gradient whole, once: this hook runs on the sum.
         forward.gradients[number] = gradient.detach()
-
-
-class _Place:
-    """A module whose calls are kept, and which of its buffers a call changes."""
-
-    def __init__(self, root: Root, path: str, module: nn.Module) -> None:
-        self.root, self.path, self.module = root, path, module
-        self._plain = root.plain if not path else module
-        self._changing: set[str] | None = None  # unknown before the first call
-
-    @property
-    def device(self) -> torch.device:
-        """Where it is now; a part without parameters is where its model is."""
-        found = (p.device for m in (self.module, self.root.plain) for p in m.parameters())
-        return next(found, torch.device("cpu"))
-
-    def copies(self) -> dict[str, Tensor]:
-        """Copies of the buffers that a call changes; of all, until that is known."""
-        if self._changing is not None and not self._changing:
-            return {}
-        return {
-            name: buffer.detach().clone()
-            for name, buffer in self._plain.named_buffers()
-            if self._changing is None or name in self._changing
-        }
-
-    def learn(self, before: dict[str, Tensor]) -> None:
-        """After the first call in training: which buffers have other values now."""
-        if self._changing is not None:
-            return
-        now = dict(self._plain.named_buffers())
-        changed = {n for n, old in before.items() if n in now and not _same(old, now[n])}
-        if self.module.training:
-            self._changing = changed
-
-
-def _same(first: Tensor, second: Tensor) -> bool:
-    """Equal, NaN at the same places included."""
-    return first.shape == second.shape and bool(
-        ((first == second) | ((first != first) & (second != second))).all()
-    )

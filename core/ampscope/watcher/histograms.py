@@ -37,7 +37,7 @@ class StepHistograms:
     def __init__(self, models: WatchedModels) -> None:
         self.elapsed_s = 0.0  # since the caller last took it, without the hooks' own
         self._models = models
-        self._outputs = Accumulator()
+        self._outputs = Accumulator(is_careful=True)
         self._counts: dict[int, Accumulator] = {}  # by optimizer: one may be unscaled before
         self._hooks = HistogramHooks(models, self._outputs)
         self._detail = Detail()

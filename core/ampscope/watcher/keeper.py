@@ -1,9 +1,9 @@
 """Which failing steps are worth a capsule, and where the files go.
 
 GradScaler's calibration skips steps as a matter of course: finite loss, a few skips, a lower scale,
-and on; more of them at the start, from 65536 down. A capsule is kept of what is not calibration: a
-loss that is not finite, bad gradients without a scaler to catch them, or many bad steps in a row.
-One of each streak; the first ones stay, and the newest takes the last place.
+and on; many at the start, from 65536 down to 64 at most. A capsule is kept of what is more: a loss
+that is not finite, bad gradients without a scaler to catch them, or many bad steps in a row. One of
+each streak; the first ones stay, and the newest takes the last place.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ampscope.records import Event
 from ampscope.watcher import capsule_file
+from ampscope.watcher.alarms import CALIBRATED_BELOW
 from ampscope.watcher.capsule import About, Capsule, CapsuleLimits, collected
 from ampscope.watcher.forwards import Forward, Past
 from ampscope.watcher.models import WatchedModels
@@ -43,11 +44,13 @@ class Keeper:
         """A step went well: the streak is over."""
         self._streak, self._has_kept, self._was_good = 0, False, True
 
-    def is_fault(self, *, loss_is_bad: bool, has_scaler: bool) -> bool:
+    def is_fault(self, scale: float | None, *, loss_is_bad: bool) -> bool:
         """A step went bad: whether it is more than a calibration of the loss scale."""
         self._streak += 1
-        enough = STREAK if self._was_good else FIRST_STREAK
-        return loss_is_bad or not has_scaler or self._streak >= enough
+        if loss_is_bad or scale is None:
+            return True
+        is_searching = not self._was_good and scale > CALIBRATED_BELOW
+        return self._streak >= STREAK and not is_searching
 
     @property
     def has_room(self) -> bool:

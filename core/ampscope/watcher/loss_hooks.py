@@ -11,7 +11,7 @@ the losses that were scaled since the last backward pass are what it is called o
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -40,19 +40,19 @@ class LossHooks:
         listener: LossListener,
         is_ours: Callable[[Optimizer], bool],
         follows: Callable[[Any], bool],
-        scaler: Any = None,
+        scalers: Sequence[Any] = (),
     ) -> None:
         self._listener = listener
         self._is_ours = is_ours
         self._follows = follows
-        self._scaler = scaler
+        self._scalers = scalers
         self._patches = Patches()
         self._scaled: list[Tensor] = []  # losses whose backward has not begun
         self._is_open = False
 
     def __enter__(self) -> LossHooks:
         self._is_open = True
-        for kind in scaler_classes(self._scaler):
+        for kind in scaler_classes(self._scalers):
             if "scale" in vars(kind):
                 self._patches.replace(kind, "scale", self._scale)
         self._patches.replace(torch.autograd, "backward", self._backward)

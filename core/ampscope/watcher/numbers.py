@@ -34,7 +34,10 @@ class Norms:
     @property
     def total(self) -> float:
         """The 2-norm of all together."""
-        return float(np.sqrt(np.square(self.values).sum())) if len(self.values) else 0.0
+        largest = float(self.values.max(initial=0.0))  # NaN when one of them is
+        if largest == 0.0 or not math.isfinite(largest):
+            return largest
+        return largest * float(np.sqrt(np.square(self.values / largest).sum()))
 
 
 class Readout:
@@ -120,8 +123,11 @@ def checked(norms: Norms, gradients: dict[int, Tensor]) -> Norms:
 
 
 def stored(gradient: Tensor) -> Tensor:
-    """The numbers that this process holds: a DTensor's part, a sparse gradient's values."""
+    """The numbers that this process holds: a DTensor's part, a sparse gradient's values,
+    complex numbers as pairs."""
     if is_dtensor(gradient):
         gradient = gradient._local_tensor  # type: ignore[attr-defined]  # of a DTensor
     gradient = gradient.detach()
-    return gradient.coalesce().values() if gradient.is_sparse else gradient
+    if gradient.is_sparse:
+        gradient = gradient.coalesce().values()
+    return torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient

@@ -18,6 +18,7 @@ class OurOptimizers:
         self._models = models
         self._only_given = bool(given)
         self._known = weakref.WeakKeyDictionary(dict.fromkeys(given, True))
+        self._noted: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
     def has(self, optimizer: Optimizer) -> bool:
@@ -31,6 +32,19 @@ class OurOptimizers:
         """Position of a parameter -> its gradient, where it has one."""
         found = ((self._models.position(p), p.grad) for p in parameters_of(optimizer))
         return {position: g for position, g in found if position is not None and g is not None}
+
+    def note(self, optimizer: Optimizer) -> str:
+        """One sentence, once, when it steps parameters that no watched model had."""
+        if optimizer in self._noted:
+            return ""
+        self._noted.add(optimizer)
+        unknown = sum(self._models.position(p) is None for p in parameters_of(optimizer))
+        if not unknown:
+            return ""
+        return (
+            f"An optimizer steps {unknown} parameters that the watched models did not have when "
+            "watch() was called: they are not seen, and gradient norms are without them."
+        )
 
     def models(self, optimizer: Optimizer) -> set[str]:
         """The models whose parameters it steps."""

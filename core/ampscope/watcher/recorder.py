@@ -94,12 +94,13 @@ class Recorder:
         atexit.unregister(self._left)
         self._stop.set()
         self._thread.join()
+        if self.error:  # the disk may have room again: say at least how it ended
+            message = f"Recording ended early: {self.error}"
         try:
-            if not self.error:
-                self._writer.finish(state, message, traceback)
+            self._writer.finish(state, message, traceback)
             self._writer.close()
         except StoreError as error:
-            self._fail(error)
+            self._fail(self.error or error)
         self._say()
 
     def _left(self) -> None:
@@ -143,8 +144,10 @@ class Recorder:
         while self._waiting:
             self._waiting.popleft()()
         self._writer.flush()
+        if not self.path.exists():  # SQLite would go on writing to a file that has no name
+            raise StoreError(f"{self.path} was deleted.")
 
-    def _fail(self, error: StoreError) -> None:
+    def _fail(self, error: StoreError | str) -> None:
         self.error = str(error)
         self._waiting.clear()
 

@@ -17,8 +17,10 @@ from torch import Tensor, nn
 
 from ampscope.capture.model_map import ModelMap, Numbers
 from ampscope.capture.op_trace import OpTrace
+from ampscope.capture.script.function_calls import wrap_functions
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.op_watch import OpWatch
+from ampscope.capture.script.patches import Patches
 from ampscope.capture.script.source_lines import SourceLines, line_name
 from ampscope.capture.shadow import Shadow
 from ampscope.errors import BadInput
@@ -27,6 +29,14 @@ from ampscope.records import OpRecord, ShadowRecord
 from ampscope.watcher.forwards import Forward
 from ampscope.watcher.rerun import Rerun
 
+_OUTSIDE = {
+    "loss": "the loss function, which is not part of it, made what was not finite.",
+    "output gradient": "the gradient that the loss function gave to its output was not.",
+    "backward": (
+        "its gradients went bad after they were computed. Look at what changes .grad before the "
+        "optimizer steps, at the sum over micro-batches, and at parameters used outside the model."
+    ),
+}
 MOST_OPS = 2_000_000  # looked at in one replay, about a minute
 
 
@@ -35,11 +45,19 @@ class Replay:
     """What came of it; ``first`` is None when no op of the model made something not finite."""
 
     first: BadOp | None
-    where: str  # forward, backward, output gradient, inputs, nowhere
+    where: str  # forward, backward, output gradient, inputs, outside (the model), nowhere
     text: str  # one sentence
     shadows: list[ShadowRecord] = field(default_factory=list)  # of the forward that decided
     ops: tuple[int, list[OpRecord]] = (0, [])  # id of the set, and its ops
     notes: list[str] = field(default_factory=list)
+
+    def explained(self, sign: str) -> Replay:
+        """With what follows when the model was finite here although the step's first sign
+        (`About.where`) was bad."""
+        if self.where != "nowhere" or sign not in _OUTSIDE:
+            return self
+        text = f"The model was finite throughout, forward and backward: {_OUTSIDE[sign]}"
+        return dataclasses.replace(self, where="outside", text=text)
 
 
 def replay(
@@ -104,6 +122,9 @@ def _replayed(rerun: Rerun, path: str, names: Numbers) -> Replay:
             notes.append(note)
         else:
             stack.enter_context(shadow)
+        patches = Patches()
+        stack.callback(patches.undo)
+        wrap_functions(watch, patches)
         stack.enter_context(paths)
         stack.enter_context(watch)
         stack.enter_context(trace)
@@ -111,6 +132,9 @@ def _replayed(rerun: Rerun, path: str, names: Numbers) -> Replay:
     if not gradients:
         notes.append("No gradient at an output was kept: only the forward was run again.")
     where, first, text = _judged(watch, rerun.forward, outputs, gradients)
+    if where == "inputs":
+        sources = ", ".join(rerun.bad_sources()) or "what came in"
+        text = f"No op made it so: {sources} held NaN or infinity before the step."
     if first is not None:
         # A line outside the model is that of whoever asked for the replay.
         line = "" if first.line == caller else first.line
@@ -156,10 +180,7 @@ def _judged(
         first = min(roots, key=lambda record: record.id)
         return first.phase, first, ""
     if bad:
-        return "inputs", None, (
-            "The replay was not finite either, and no op made it so: a parameter, a buffer or an "
-            "input held NaN or infinity before the step."
-        )  # fmt: skip
+        return "inputs", None, ""
     return "nowhere", None, "The replay was finite throughout."
 
 

@@ -41,6 +41,7 @@ def main() -> int:
         is_rehearsed = capsule.about.policy == "cuda" and not torch.cuda.is_available()
         with arithmetic("rehearsal" if is_rehearsed else "native"):
             result = replay(models, capsule.forwards, capsule.about.scale)
+        result = result.explained(capsule.about.where)
     except AmpscopeError as error:
         print(f"ampscope: {error}", file=sys.stderr)
         return 2

@@ -96,6 +96,21 @@ class Rerun:
             torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
         return outputs, [a.grad for a in aliases.values() if a.grad is not None]
 
+    def bad_sources(self, most: int = 3) -> list[str]:
+        """Which inputs, parameters and buffers hold NaN or infinity, in words."""
+        buffers = dict(self.model.named_buffers()) | self.forward.buffers
+        tensors = [
+            *((f"input {i}", t) for i, t in enumerate(self._inputs())),
+            *((f"parameter {n!r}", p) for n, p in self.model.named_parameters()),
+            *((f"buffer {n!r}", b) for n, b in buffers.items() if b.is_floating_point()),
+        ]
+        bad = [name for name, tensor in tensors if not bool(torch.isfinite(tensor).all())]
+        more = [f"{len(bad) - most} more"] if len(bad) > most else []
+        return [*bad[:most], *more]
+
+    def _inputs(self) -> list[Tensor]:
+        return floating_tensors((self.forward.args, self.forward.kwargs))
+
     def _pairs(self, outputs: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Outputs with the gradients that came back to them."""
         return [

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 
-def scaler_classes(scaler: Any) -> Iterator[type]:
-    """Those of one scaler; with None, of every `torch.amp.GradScaler`."""
-    if scaler is not None:
-        yield from (kind for kind in type(scaler).__mro__ if kind is not object)
+def scaler_classes(scalers: Sequence[Any]) -> Iterator[type]:
+    """Those of the given scalers; without any, of every `torch.amp.GradScaler`."""
+    if scalers:
+        kinds = (kind for scaler in scalers for kind in type(scaler).__mro__)
+        yield from dict.fromkeys(kind for kind in kinds if kind is not object)
         return
     waiting: list[type] = [torch.amp.GradScaler]
     while waiting:
@@ -21,12 +22,11 @@ def scaler_classes(scaler: Any) -> Iterator[type]:
 
 
 class Followed:
-    """Says of a scaler whether it is the one that is watched; with None, every enabled one is."""
+    """Says of a scaler whether it is one of those that are watched; without any, every enabled one
+    is."""
 
-    def __init__(self, scaler: Any) -> None:
-        self._scaler = scaler
+    def __init__(self, scalers: Sequence[Any]) -> None:
+        self._ids = {id(scaler) for scaler in scalers}
 
     def __call__(self, scaler: Any) -> bool:
-        if self._scaler is not None and scaler is not self._scaler:
-            return False
-        return bool(scaler.is_enabled())
+        return (not self._ids or id(scaler) in self._ids) and bool(scaler.is_enabled())

@@ -21,13 +21,14 @@ from torch.optim import Optimizer
 from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.script.optimizer_facts import lr_of
-from ampscope.records import Event, Role, State
+from ampscope.records import Event, State
 from ampscope.run.device import peak_bytes
 from ampscope.watcher import announcements
 from ampscope.watcher.alarms import Alarms
 from ampscope.watcher.bad_steps import BadSteps
+from ampscope.watcher.containment import contained
+from ampscope.watcher.finishing import Finishing
 from ampscope.watcher.flight import FlightRecorder
-from ampscope.watcher.forwards import Forward
 from ampscope.watcher.histograms import StepHistograms
 from ampscope.watcher.keeper import Keeper
 from ampscope.watcher.loss_hooks import LossHooks
@@ -47,7 +48,7 @@ class Session:
     """One watched training; a listener of its steps."""
 
     def __init__(
-        self, models: WatchedModels, optimizers: list[Optimizer], scaler: Any,
+        self, models: WatchedModels, optimizers: list[Optimizer], scalers: list[Any],
         path: Path, place: Place, settings: Settings,
     ) -> None:  # fmt: skip
         self.referenced: set[int] = set()  # steps to run again beside fp32
@@ -65,47 +66,56 @@ class Session:
             machine.policy, settings,
         )  # fmt: skip
         self._optimizers = OurOptimizers(models, optimizers)
-        ours, follows = self._optimizers.has, Followed(scaler)
-        self._steps = StepHooks(self, ours, follows, scaler)
-        self._losses = LossHooks(self, ours, follows, scaler)
-        self._alarms = Alarms(settings.bounds)
+        ours, follows = self._optimizers.has, Followed(scalers)
+        self._steps = StepHooks(self, ours, follows, scalers)
+        self._losses = LossHooks(self, ours, follows, scalers)
+        self._finishing = Finishing(
+            self.schedule, Alarms(settings.bounds), self.bad, self.recorder, self._flight.past,
+            len(models.parameters),
+        )  # fmt: skip
         self._stack = contextlib.ExitStack()
+        self.is_off = False  # an error of ampscope's own has ended the watching
         self._readings: dict[int, Reading] = {}  # by optimizer, between complete and stepped
-        self._late: tuple[Ended, list[Forward]] | None = None
 
     def open(self) -> None:
         """Everything on."""
         self.recorder.modules(self._models.records())
         for note in announcements.notes(self._models, self.place):
             self.recorder.event(note)
-        self._stack.enter_context(self._histograms)
-        self._stack.enter_context(self._flight)
-        if self.bad.sentinel is not None:
-            self._stack.enter_context(self.bad.sentinel)
-        self._stack.enter_context(self._steps)
-        self._stack.enter_context(self._losses)
+        for instrument in (self._histograms, self._flight, self.bad, self._steps, self._losses):
+            self._stack.enter_context(instrument)
         self._begin(0)
 
     def close(self, state: State, message: str) -> None:
         """Everything off; again does nothing."""
         self._stack.close()
         try:
-            self._finish_late()  # its alarms come too late to be told
+            self._finishing.late(self.now.step)  # its alarms come too late to be told
         finally:
             self.recorder.close(state, message)
 
+    def gave_up(self, reason: str) -> None:
+        """An error of ampscope's own: the training goes on without it."""
+        self.bad.look_away(on=True)
+        self.recorder.event(Event(self.now.step, "note", "watches no more", reason))
+
+    @contained
     def loss_seen(self, loss: Tensor) -> None:
         """By the hooks, before a backward."""
         self.now.see(loss)
 
+    @contained
     def losses_dropped(self) -> None:
         """By the hooks: gradients were set to zero."""
         self.now.drop_losses()
 
+    @contained
     def gradients_complete(self, optimizer: Optimizer, scaler: Any) -> None:
         """Backward is done; gradients are still scaled and the weights are as they were."""
         started, step = time.perf_counter(), self.now.step
         gradients = self._optimizers.gradients(optimizer)
+        if note := self._optimizers.note(optimizer):
+            self.recorder.event(Event(step, "note", "cannot be seen", note))
         with no_dispatch():
             read = Reading(read_numbers(gradients, self.now.take_loss()))
         self._readings[id(optimizer)] = read
@@ -124,20 +134,24 @@ class Session:
             read.run_again(self.bad.reference(held, read.scale), step)
         self.now.own_s += time.perf_counter() - started
 
+    @contained
     def before_step(self, optimizer: Optimizer) -> None:
         """The optimizer is about to step."""
         self._histograms.before_step(optimizer)
 
+    @contained
     def after_step(self, optimizer: Optimizer) -> None:
         """It has stepped."""
         self._histograms.after_step(optimizer)
 
+    @contained
     def attempt_dropped(self, optimizer: Optimizer) -> None:
         """Its gradients were unscaled, and it is not going to step."""
         self._readings.pop(id(optimizer), None)
         self._histograms.drop(optimizer)
         self._flight.drop(self._optimizers.models(optimizer))
 
+    @contained
     def attempt_ended(self, optimizer: Optimizer, *, skipped: bool) -> None:
         """The step is over, taken or skipped."""
         started, now = time.perf_counter(), self.now
@@ -153,39 +167,15 @@ class Session:
         self._optimizers.stepped(optimizer)
         self._flight.drop(self._optimizers.models(optimizer))
         self.bad.end_step()
-        alarms = self._finish_late()
+        alarms = self._finishing.late(now.step)
         if read.norms is None:
-            self._late = (ended, forwards)
+            self._finishing.wait_for(ended, forwards)
         else:
-            alarms += self._finish(ended)
+            alarms += self._finishing.finish(ended, now.step)
+        self.telling.told += alarms
         self._begin(now.step + 1)
         self.now.own_s += time.perf_counter() - started
         self.telling.tell(alarms)
-
-    def _finish_late(self) -> list[Event]:
-        """The step before, whose numbers have had a whole step's time to arrive."""
-        if self._late is None:
-            return []
-        (ended, forwards), self._late = self._late, None
-        read = ended.reading
-        read.norms = read.readout.norms()
-        if read.is_bad:
-            read.events += self.bad.examine(ended.step, read, forwards, is_late=True)
-        return self._finish(ended)
-
-    def _finish(self, ended: Ended) -> list[Event]:
-        """Record the step; returns its alarms."""
-        record, events = ended.record(), ended.reading.events
-        if not ended.is_bad:
-            self.bad.good()
-        if self.schedule.saw(self.now.step, bad=ended.is_bad):
-            events.append(announcements.tightened(record.step))
-        alarms = self._alarms.check(record, ended.frames.get(Role.WEIGHT_GRAD))
-        self.telling.told += alarms
-        events += alarms
-        self.recorder.step(record, ended)
-        self._flight.past.append(ended.past(len(self._models.parameters)))
-        return alarms
 
     def _begin(self, step: int) -> None:
         self.now = Present(step)

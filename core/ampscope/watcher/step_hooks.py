@@ -12,7 +12,7 @@ is put back on exit.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -51,12 +51,12 @@ class StepHooks:
         listener: StepListener,
         is_ours: Callable[[Optimizer], bool],
         follows: Callable[[Any], bool],
-        scaler: Any = None,
+        scalers: Sequence[Any] = (),
     ) -> None:
         self._listener = listener
         self._is_ours = is_ours
         self._follows = follows
-        self._scaler = scaler
+        self._scalers = scalers
         self._patches = Patches()
         self._handles: list[RemovableHandle] = []
         self._stepping: Any = None  # the scaler whose step runs
@@ -71,7 +71,7 @@ class StepHooks:
             register_optimizer_step_post_hook(self._after_step),
         ]
         wrappers = {"unscale_": self._unscale, "step": self._step, "update": self._update}
-        for kind in scaler_classes(self._scaler):
+        for kind in scaler_classes(self._scalers):
             for name, make in wrappers.items():
                 if name in vars(kind):
                     self._patches.replace(kind, name, make)

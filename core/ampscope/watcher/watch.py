@@ -24,7 +24,7 @@ from ampscope.errors import BadInput
 from ampscope.records import Event
 from ampscope.store.db import default_path
 from ampscope.watcher.alarms import AlarmBounds, StopAsked, TrainingStopped
-from ampscope.watcher.arguments import name_of, named, optimizers_of, scaler_of
+from ampscope.watcher.arguments import name_of, named, optimizers_of, scalers_of
 from ampscope.watcher.capsule import CapsuleLimits
 from ampscope.watcher.models import WatchedModels
 from ampscope.watcher.notebook import LiveFigure, as_html, in_notebook
@@ -148,7 +148,7 @@ def watch(
     Args:
         model: one, a list or a dict of them. Wrappers (DDP, torch.compile) are looked through.
         optimizer: one or a list. None follows every optimizer that holds a watched parameter.
-        scaler: None follows every `torch.amp.GradScaler` that steps one of those optimizers.
+        scaler: one or a list. None follows every `torch.amp.GradScaler` that steps one of them.
         every: steps from one set of histograms to the next; 0 takes them only when a step goes bad.
         store: the file to write, default as everywhere; a folder gets one file a rank.
         name: what the run is called.
@@ -184,7 +184,7 @@ def watch(
         replay=replay,
         on_alarm=on_alarm,
     )
-    session = Session(models, optimizers_of(optimizer), scaler_of(scaler), path, place, settings)
+    session = Session(models, optimizers_of(optimizer), scalers_of(scaler), path, place, settings)
     session.open()
     run = Watch(session)
     if in_notebook():

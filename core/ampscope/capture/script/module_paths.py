@@ -8,6 +8,7 @@ one. Copies made by ``deepcopy`` register nothing; they are named when their roo
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from types import TracebackType
 
 from torch import nn
@@ -26,6 +27,7 @@ class ModulePaths:
 
     def __init__(self) -> None:
         self.stack: list[nn.Module] = []
+        self.on_change: Callable[[], None] = lambda: None  # the stack is about to change
         self.roots: list[weakref.ref[nn.Module]] = []
         self._parent: weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[nn.Module], str]] = (
             weakref.WeakKeyDictionary()
@@ -88,10 +90,12 @@ class ModulePaths:
     def _enter_module(self, module: nn.Module, inputs: object) -> None:
         if module not in self._known:
             self.discover(self.root_of(module))
+        self.on_change()
         self.stack.append(module)
 
     def _leave_module(self, module: nn.Module, inputs: object, output: object) -> None:
         if self.stack and self.stack[-1] is module:
+            self.on_change()
             self.stack.pop()
 
     def discover(self, root: nn.Module) -> None:

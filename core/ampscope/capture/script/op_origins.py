@@ -10,12 +10,15 @@ import bisect
 from collections import deque
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]  # bound in C++
 
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.source_lines import SourceLines, line_name
+from ampscope.capture.tensors import in_backward
 
+NOWHERE = ("", 0)  # no line is known
 MAX_NODES = 50_000  # remembered nodes; a few steps of a large model
 
 
@@ -44,11 +47,20 @@ class Origins:
     def remember(self) -> None:
         """A forward op has just run; its node was made just before it."""
         number = _get_sequence_nr() - 1
-        origin = self.here()
-        if self._numbers and self._numbers[-1] >= number:
+        if not self._numbers or self._numbers[-1] < number:
+            self._numbers.append(number)
+            self._origins.append(self.here())
+
+    def module_changes(self) -> None:
+        """Another module is about to run, or the present one has ended. Nodes that no watched op
+        made (those of functions in C++ or Python) belong to the module that ran until now."""
+        if not torch.is_grad_enabled() or in_backward():
             return
-        self._numbers.append(number)
-        self._origins.append(origin)
+        number = _get_sequence_nr() - 1
+        first = self._numbers[-1] + 1 if self._numbers else number
+        if first <= number:
+            self._numbers.append(first)
+            self._origins.append(Origin(self.paths.current(), NOWHERE, ""))
 
     def of(self, node: Any) -> Origin:
         """Where the op that runs now belongs; ``node`` is autograd's current node, None forward."""

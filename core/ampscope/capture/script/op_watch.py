@@ -51,6 +51,7 @@ class OpWatch:
         self.writes = WriteLines(lines)
         self._attempt = 0
         self._origins = Origins(paths, lines)
+        paths.on_change = self._origins.module_changes
         self._bad = BadOps(self._origins)
         self._coarse = CoarseOps(self._bad, lines)
         self._mode: _Mode | None = None
@@ -90,6 +91,11 @@ class OpWatch:
     def records(self) -> list[BadOp]:
         """All bad ops with the consumers that were seen."""
         return self._bad.records()
+
+    def function_applied(self) -> None:
+        """A user's autograd.Function has run, and its node was made just before."""
+        if torch.is_grad_enabled() and torch._C._current_autograd_node() is None:
+            self._origins.remember()
 
     def note_function(self, name: str, decorated: bool) -> None:
         """A user's autograd.Function is about to run under autocast."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ampscope.capture.script.calls import Calls
+from ampscope.capture.script.function_calls import wrap_functions
 from ampscope.capture.script.op_watch import OpWatch
 from ampscope.capture.script.patches import Patches
 from ampscope.formats import dtype_name
@@ -26,7 +27,7 @@ class RegionCalls:
         """Put the wrappers on; ``patches`` takes them off."""
         patches.replace(torch.amp.autocast_mode.autocast, "__enter__", self._enter)
         patches.replace(torch.amp.autocast_mode.autocast, "__exit__", self._exit)
-        patches.replace(torch.autograd.Function, "apply", self._apply)
+        wrap_functions(self._watch, patches)
 
     def _enter(self, original: Any) -> Any:
         @functools.wraps(original)
@@ -53,18 +54,3 @@ class RegionCalls:
             return original(region, *args)
 
         return wrapper
-
-    def _apply(self, original: Any) -> Any:
-        watch, inner = self._watch, original.__func__
-
-        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            if watch.autocast:
-                decorated = "autocast_mode" in cls.forward.__code__.co_filename
-                watch.note_function(cls.__name__, decorated)
-            watch.functions.append(cls.__name__)
-            try:
-                return inner(cls, *args, **kwargs)
-            finally:
-                watch.functions.pop()
-
-        return classmethod(apply)
