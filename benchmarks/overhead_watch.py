@@ -34,17 +34,18 @@ def watch_contestants(session: Session) -> dict[str, Contestant]:
 
 
 def _watched(session: Session, every: int, steps: int) -> Contestant:
-    folder = Path(tempfile.mkdtemp(prefix="ampscope-benchmark-"))
-    turns = itertools.count()
+    training, turns = session.training, itertools.count()
+    store = Path(tempfile.mkdtemp(prefix="ampscope-benchmark-")) / "runs.db"
+    run = ampscope.watch(training.model, training.optimizer, every=every, store=store)
+    run._session.detach()
 
     @contextlib.contextmanager
     def attached() -> Iterator[None]:
-        training = session.training
-        turn = next(turns)
-        store = folder / f"{turn}.db"
-        with ampscope.watch(training.model, training.optimizer, every=every, store=store) as run:
-            # Goes on where the turn before ended: the schedule counts steps.
-            run._session._begin(turn * steps)
+        # Goes on where the turn before ended: the schedule counts steps.
+        run._session.attach(next(turns) * steps)
+        try:
             yield
+        finally:
+            run._session.detach()
 
     return Contestant(lambda _: session.step(), attached, steps)

@@ -57,6 +57,7 @@ class FlightRecorder:
                 self._places.setdefault(id(module), CalledModule(root, path, module))
 
     def __enter__(self) -> FlightRecorder:
+        self.is_paused = False
         for kind in {type(place.module) for place in self._places.values()}:
             self._patches.replace(kind, "__call__", self._call)
         return self

@@ -65,6 +65,7 @@ class StepHistograms:
     ) -> None:
         for handle in self._handles:
             handle.remove()
+        self._handles.clear()
         self._hooks.__exit__(kind, error, where)
         self._before.clear()
 
@@ -137,7 +138,8 @@ class StepHistograms:
 
     def drop(self, optimizer: Optimizer) -> None:
         """What was counted of this optimizer belongs to no step."""
-        self._counts.pop(id(optimizer), None)
+        if id(optimizer) in self._counts:
+            self._counts[id(optimizer)].take(self._step, 1.0)
         self._before.clear()
 
     def take(
@@ -147,7 +149,7 @@ class StepHistograms:
         self._hooks.end_step()
         self._before.clear()
         frames = self._outputs.take(self._step, scale)
-        counts = self._counts.pop(id(optimizer), None)
+        counts = self._counts.get(id(optimizer))
         frames |= counts.take(self._step, scale) if counts is not None else {}
         gradients = frames.pop(Role.WEIGHT_GRAD, None)
         reached = list(dict.fromkeys(self._arrivals))

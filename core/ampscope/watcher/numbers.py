@@ -53,10 +53,12 @@ class Readout:
         self._copies: list[Tensor] = []
         self._order: list[int] = []
         self._events: list[torch.cuda.Event] = []
-        for device in {part.device for part in parts}:
-            places = [i for i, part in enumerate(parts) if part.device == device]
+        kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for place, part in enumerate(parts):
+            kinds.setdefault((part.device, part.dtype), []).append(place)
+        for (device, _), places in kinds.items():
             self._order += places
-            stacked = torch.stack([parts[i].double() for i in places])
+            stacked = torch.stack([parts[place] for place in places])
             self._copies.append(stacked.to("cpu", non_blocking=True))
             if device.type == "cuda":
                 event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -86,7 +88,7 @@ class Readout:
                 event.synchronize()
             self._values = np.empty(len(self._order))
             if self._copies:
-                self._values[self._order] = torch.cat(self._copies).numpy()
+                self._values[self._order] = torch.cat([c.double() for c in self._copies]).numpy()
         return self._values
 
 

@@ -82,13 +82,21 @@ class Session:
         self.recorder.modules(self._models.records())
         for note in announcements.notes(self._models, self.place):
             self.recorder.event(note)
+        self.attach(0)
+
+    def attach(self, step: int) -> None:
+        """All instruments on; the next step is number ``step``."""
         for instrument in (self._histograms, self._flight, self.bad, self._steps, self._losses):
             self._stack.enter_context(instrument)
-        self._begin(0)
+        self._begin(step)
+
+    def detach(self) -> None:
+        """All instruments off; again does nothing."""
+        self._stack.close()
 
     def close(self, state: State, message: str) -> None:
         """Everything off; again does nothing."""
-        self._stack.close()
+        self.detach()
         try:
             self._finishing.late(self.now.step)  # its alarms come too late to be told
         finally:
