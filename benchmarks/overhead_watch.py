@@ -24,12 +24,12 @@ GOALS = {
 
 
 def watch_contestants(session: Session) -> dict[str, Contestant]:
-    """A turn of the default schedule is ten steps, one of them with histograms; every tenth turn
+    """A turn is ten steps, of the default schedule one with histograms; there every tenth turn
     begins at a step that records the weights as well."""
     return {
         DEFAULT: _watched(session, every=10, steps=10),
         EVERYTHING: _watched(session, every=1, steps=1),
-        ASLEEP: _watched(session, every=0, steps=3),
+        ASLEEP: _watched(session, every=0, steps=10),
     }
 
 

@@ -45,8 +45,9 @@ def section() -> str:
     watched = kept("overhead_cpu")
     return "\n".join(
         [
-            "Time of a training step over the bare step of the same process, turn and turn about, in",
-            f"bf16 autocast on {machine(watched)}; medians of {watched['rounds']} turns, quartiles in",
+            "Time of a training step over the bare step of the same process, turn and turn about,",
+            f"in bf16 autocast on {machine(watched)};",
+            f"medians of {watched['rounds']} turns, quartiles in",
             "[overhead_cpu.json](benchmarks/results/overhead_cpu.json):",
             "",
             *table(watched["models"], {**WATCH, **PEERS}),
@@ -108,12 +109,13 @@ def facts() -> list[str]:
         f"open ({link('kill_store')})",
         f"- {memory['readings'][-1]['steps']:,} watched steps: Python's memory grows by "
         f"{memory['python_growth_bytes_a_step']:.1f} bytes a step, the process's by "
-        f"{memory['resident_growth_bytes_a_step']:.1f}; 5 % of them take {first:.1f} s of processor "
-        f"time early and {last:.1f} s at the end ({link('watch_memory')})",
+        f"{memory['resident_growth_bytes_a_step']:.1f} (tracemalloc's own included); 5 % of them "
+        f"take {first:.1f} s of processor time early and {last:.1f} s at the end "
+        f"({link('watch_memory')})",
         f"- a run of {long['steps']:,} steps opens in {slowest:.2f} s, whichever the page "
         f"(goal 1 s; {link('long_run')})",
-        f"- a probe of 500 modules, 1,000 steps and five roles takes {kernel['store_mib']:.0f} MiB of "
-        f"store ({link('page_time')})",
+        f"- a probe of 500 modules, 1,000 steps and five roles takes {kernel['store_mib']:.0f} MiB "
+        f"of store ({link('page_time')})",
     ]
 
 

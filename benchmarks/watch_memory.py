@@ -3,9 +3,10 @@
     python benchmarks/watch_memory.py                  # results/watch_memory.json
 
 Python's own memory by tracemalloc, the process's by its resident set. What waits to be written
-comes and goes, so each reading is made after a flush. The model has 8 modules and the default schedule is
-used; every 1,000th step is bad, so that the schedule tightens and capsules are kept. Ingestion is the
-time of 5,000 steps: it must be as long at the end as at the beginning.
+comes and goes, so each reading is made after a flush. The model has 2 modules, each step has a
+batch of its own, and the default schedule is used; every 1,000th step is bad, so that the schedule
+tightens and capsules are kept. Ingestion is the time of 5,000 steps: it must be as long at the end
+as at the beginning.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ def main() -> None:
     arguments.add_argument("--steps", type=int, default=100_000)
     given = arguments.parse_args()
     torch.set_num_threads(1)
-    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(8)))
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(2)))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    inputs, bad = torch.randn(4, 8), torch.full((4, 8), float("nan"))
+    bad = torch.full((4, 8), float("nan"))
     turn, readings = given.steps // 20, []
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "runs.db"
@@ -46,7 +47,7 @@ def main() -> None:
                 started, cpu = time.perf_counter(), time.process_time()
                 for step in range(turn):
                     is_bad = step % BAD_EVERY == BAD_EVERY - 1
-                    model(bad if is_bad else inputs).square().mean().backward()
+                    model(bad.clone() if is_bad else torch.randn(4, 8)).square().mean().backward()
                     if is_bad:  # seen, and taken back: the weights stay finite
                         kept = [p.detach().clone() for p in model.parameters()]
                     optimizer.step()

@@ -307,6 +307,63 @@ def test_no_batch_is_kept_alive(store: Path) -> None:
     assert run.id
 
 
+@pytest.mark.parametrize("every", [0, 1])
+def test_complex_parameters_are_measured(store: Path, every: int) -> None:
+    model = nn.Linear(4, 4, dtype=torch.cfloat)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ampscope.watch(model, optimizer, store=store, every=every) as run:
+        model(torch.randn(2, 4, dtype=torch.cfloat)).abs().square().mean().backward()
+        norm = math.sqrt(sum(float(p.grad.abs().square().sum()) for p in model.parameters()))
+        optimizer.step()
+    assert recorded(store, run.id).steps[0].grad_norm == pytest.approx(norm, rel=1e-5)
+
+
+def test_an_error_of_ours_ends_the_watching_and_not_the_training(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ampscope.watcher import session
+    from ampscope.watcher.alarms import AmpscopeWarning
+
+    model = small_net()
+    run = ampscope.watch(model, store=store)
+    train_bf16(2, model)
+
+    def broken(*_: object) -> None:
+        raise ValueError("on purpose")
+
+    monkeypatch.setattr(session, "read_numbers", broken)
+    with pytest.warns(AmpscopeWarning, match="watches no more: ValueError: on purpose"):
+        losses = train_bf16(3, model)
+    run.close()
+    assert len(losses) == 3
+    found = recorded(store, run.id)
+    assert len(found.steps) == 2
+    assert found.of("note")[0].name == "watches no more"
+
+
+def test_parameters_that_came_later_are_said_to_be_unseen(store: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    with ampscope.watch(model, store=store) as run:
+        model[1] = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.ones(2, 4)).mean().backward()
+        optimizer.step()
+    (note,) = recorded(store, run.id).of("note")
+    assert "steps 2 parameters that the watched models did not have" in note.text
+
+
+def test_two_scalers_of_a_gan(store: Path) -> None:
+    models = [nn.Linear(4, 1), nn.Linear(4, 1)]
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in models]
+    scalers = [torch.amp.GradScaler("cpu", init_scale=s) for s in (8.0, 32.0)]
+    with ampscope.watch(models, optimizers, scalers, store=store) as run:
+        for model, optimizer, scaler in zip(models, optimizers, scalers, strict=True):
+            scaler.scale(model(torch.ones(2, 4)).mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert [s.scale for s in recorded(store, run.id).steps] == [8.0, 32.0]
+
+
 def test_other_peoples_optimizers_are_not_steps(store: Path) -> None:
     ours, other = small_net(), small_net()
     with ampscope.watch(ours, store=store) as run:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -264,6 +266,89 @@ def test_a_bad_loss_is_told_from_a_bad_model(tmp_path: Path) -> None:
         optimizer.step()
     (event,) = recorded(run.store, run.id).of("replay")
     assert "look at the loss" in event.text
+
+
+def failed(
+    tmp_path: Path, model: nn.Module, loss_of: Callable[[nn.Module], torch.Tensor]
+) -> tuple[ampscope.Watch, str]:
+    """One bad step in fp32; the run and the replay's sentence."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ampscope.watch(model, optimizer, store=tmp_path / "runs.db", policy="ignore") as run:
+        loss_of(model).backward()
+        optimizer.step()
+    # Weights are not finite any more: the fresh process has those of the capsule.
+    capsule = capsule_file.load(run.capsules[0])
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(capsule.weights[name])
+    return run, run.replay().text
+
+
+def test_what_held_nan_before_the_step_is_named(tmp_path: Path) -> None:
+    bad_batch = torch.full((4, 2), float("nan"))
+    _, text = failed(tmp_path / "a", nn.Linear(2, 1), lambda m: m(bad_batch).mean())
+    assert "input 0 held NaN" in text
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    with torch.no_grad():
+        model[1].weight[0, 0] = float("inf")
+    _, text = failed(tmp_path / "b", model, lambda m: m(torch.ones(4, 2)).mean())
+    assert "parameter '1.weight' held NaN" in text
+
+
+def test_a_loss_that_overflows_by_itself_is_named_as_such(tmp_path: Path) -> None:
+    run, text = failed(
+        tmp_path, nn.Linear(2, 1), lambda m: (m(torch.ones(4, 2)) + 300).half().pow(2).mean()
+    )
+    assert "the loss function, which is not part of it" in text
+    assert "The model was finite throughout" in text
+    assert run.replay().where == "outside"
+
+
+def test_gradients_that_somebody_broke_after_backward(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with ampscope.watch(model, optimizer, store=tmp_path / "runs.db", policy="ignore") as run:
+        model(torch.ones(4, 2)).mean().backward()
+        model.weight.grad.div_(0)
+        optimizer.step()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(0.5)
+    assert "Look at what changes .grad" in run.replay().text
+
+
+def test_flipped_bits_are_noticed(tmp_path: Path) -> None:
+    run, _, _ = overflow(tmp_path / "runs.db")
+    run.close()
+    good = run.capsules[0].read_bytes()
+    path, rng = tmp_path / "flipped.safetensors", np.random.default_rng(0)
+    for place in rng.integers(0, len(good), 150):
+        path.write_bytes(good[:place] + bytes([good[place] ^ 16]) + good[place + 1 :])
+        with pytest.raises(BadInput, match=r"damaged|not a capsule"):
+            capsule_file.load(path)
+
+
+@pytest.mark.parametrize("key", ["checks", "forwards", "past", "about", "parameters"])
+@pytest.mark.parametrize("value", [None, "text", 3, [], {}, [None], {"a": []}])
+def test_a_forged_text_is_refused_or_harmless(tmp_path: Path, key: str, value: object) -> None:
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    run, _, _ = overflow(tmp_path / "runs.db")
+    run.close()
+    with safe_open(run.capsules[0], framework="pt") as file:
+        text = json.loads(file.metadata()["ampscope"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+    text[key] = value
+    del text["digest"]
+    text["digest"] = capsule_file.digest(text, tensors)  # who forges can count as well
+    path = tmp_path / "forged.safetensors"
+    save_file(tensors, path, {"ampscope": json.dumps(text)})
+    try:
+        capsule = capsule_file.load(path)
+    except BadInput:
+        return
+    assert isinstance(capsule.contents, str)
 
 
 def test_a_calibration_is_no_failure(tmp_path: Path) -> None:

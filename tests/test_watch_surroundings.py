@@ -49,6 +49,22 @@ def test_a_store_that_fails_ends_the_recording_and_not_the_training(
     assert not [t for t in threading.enumerate() if t.name == "ampscope-recorder"]
 
 
+def test_a_store_that_is_deleted_is_missed(tmp_path: Path) -> None:
+    model = small_net()
+    run = ampscope.watch(model, store=tmp_path / "runs.db")
+    train_bf16(2, model)
+    run._session.recorder.wait()
+    (tmp_path / "runs.db").unlink()
+
+    def train() -> None:
+        train_bf16(2, model)
+        time.sleep(1.2)
+        run.close()
+
+    with pytest.warns(AmpscopeWarning, match="was deleted"):
+        train()
+
+
 def test_steps_can_be_read_soon_after_they_were_made(tmp_path: Path) -> None:
     """The dashboard's delay of 2 s has room for a flush every 0.5 s."""
     model = small_net()

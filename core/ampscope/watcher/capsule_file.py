@@ -31,7 +31,7 @@ def save(capsule: Capsule, path: Path) -> None:
     described = [_described(f, i, tensors) for i, f in enumerate(capsule.forwards)]
     if capsule.past:
         tensors["past/norms"] = torch.tensor([list(p.norms) for p in capsule.past]).double()
-    text: dict[str, object] = {
+    text: dict[str, Any] = {
         "format": FORMAT,
         "about": dataclasses.asdict(capsule.about),
         "forwards": described,
@@ -42,7 +42,7 @@ def save(capsule: Capsule, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".part")
     whole = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
-    text["digest"] = _digest(whole)
+    text["digest"] = digest(text, whole)
     save_file(whole, partial, _metadata(text))
     partial.replace(path)
 
@@ -57,8 +57,8 @@ def load(path: Path) -> Capsule:
             if not isinstance(text, dict) or text.get("format") != FORMAT:
                 raise BadInput(f"{path} is not a capsule of this ampscope.")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
-        if text.get("digest") != _digest(tensors):
-            raise BadInput(f"{path} is damaged: its numbers are not those that were written.")
+        if text.pop("digest", None) != digest(text, tensors):
+            raise BadInput(f"{path} is damaged: it does not hold what was written.")
         return _built(text, tensors)
     except FileNotFoundError:
         raise BadInput(f"There is no capsule at {path}.") from None
@@ -69,9 +69,9 @@ def load(path: Path) -> Capsule:
         raise BadInput(f"{path} is not a capsule, or damaged ({reason}).") from error
 
 
-def _digest(tensors: Tensors) -> str:
-    """Of all names and numbers: a flipped bit would change what a replay says."""
-    state = hashlib.blake2b(digest_size=16)
+def digest(text: dict[str, Any], tensors: Tensors) -> str:
+    """Of the text, all names and all numbers: a flipped bit would change what a replay says."""
+    state = hashlib.blake2b(json.dumps(text, sort_keys=True).encode(), digest_size=16)
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
         state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
@@ -137,5 +137,5 @@ def _forward(part: dict[str, Any], number: int, tensors: Tensors) -> Forward:
     )
 
 
-def _metadata(text: dict[str, object]) -> dict[str, str]:
+def _metadata(text: dict[str, Any]) -> dict[str, str]:
     return {"ampscope": json.dumps(text)}
