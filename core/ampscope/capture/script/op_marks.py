@@ -19,6 +19,12 @@ from ampscope.capture.script.running_sums import IN_PLACE
 MAKER, TAINT = "_ampscope_maker", "_ampscope_taint"
 FOREIGN = -1  # the taint of what came with the data, a parameter, or an intended -inf
 CHAIN = 14  # ops looked back and forward: a masked softmax attention takes up to 10
+PASSES_ON = frozenset({
+    "detach", "view", "_unsafe_view", "t", "transpose", "permute", "expand", "reshape", "alias",
+    "unsqueeze", "squeeze", "slice", "select", "as_strided", "empty", "empty_like", "split",
+    "_local_scalar_dense", "is_nonzero", "unbind", "empty_strided", "new_empty", "lift_fresh",
+})  # fmt: skip
+_WEIGHT_ARITHMETIC = frozenset({"mul", "add", "sub", "div", "lerp", "neg"})
 _AVERAGES = (("add",), ("lerp",), ("sub",))  # what a copied average was made by
 
 
@@ -78,6 +84,14 @@ def is_parameter(tensor: Tensor) -> bool:
     """A parameter, or a view or cast of one."""
     maker = maker_of(tensor)
     return isinstance(tensor, nn.Parameter) or (maker is not None and maker.parameter)
+
+
+def is_still_parameter(name: str, inputs: Sequence[Tensor]) -> bool:
+    """Whether op ``name`` makes a view, cast, average or update by hand of a parameter."""
+    passes = name in PASSES_ON or name == "_to_copy"
+    # Without gradients, arithmetic on weights is an average of weights or an update by hand.
+    passes = passes or (name in _WEIGHT_ARITHMETIC and not torch.is_grad_enabled())
+    return passes and any(map(is_parameter, inputs))
 
 
 def root_of_loss(loss: Tensor) -> str:

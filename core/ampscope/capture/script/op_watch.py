@@ -28,13 +28,6 @@ from ampscope.capture.script.write_lines import WriteLines
 from ampscope.capture.tensors import HALF
 from ampscope.observations import BadOp
 
-_WEIGHT_ARITHMETIC = frozenset({"mul", "add", "sub", "div", "lerp", "neg"})
-_PASSES_ON = frozenset({
-    "detach", "view", "_unsafe_view", "t", "transpose", "permute", "expand", "reshape", "alias",
-    "unsqueeze", "squeeze", "slice", "select", "as_strided", "empty", "empty_like", "split",
-    "_local_scalar_dense", "is_nonzero", "unbind", "empty_strided", "new_empty", "lift_fresh",
-})  # fmt: skip
-
 
 class OpWatch:
     """Watches while entered. Results: :meth:`records`, :attr:`uses`, :meth:`taint_of` a tensor."""
@@ -112,7 +105,7 @@ class OpWatch:
             tensor.__dict__[MAKER] = maker
         if self.writes.active and call.node is None and not self.in_optimizer:
             self.writes.note(call, outputs)
-        if call.name in _PASSES_ON:
+        if call.name in op_marks.PASSES_ON:
             op_marks.inherit_taint(call.tensors, outputs)
             return
         for tensor in outputs:
@@ -127,10 +120,7 @@ class OpWatch:
         parents = [m for t in call.tensors if (m := op_marks.maker_of(t)) is not None]
         watchers = self._bad.note_consumer(call.name, parents)
         maker = Maker(call.name, parents, watchers, op_marks.constant(call.args))
-        passes = call.name in _PASSES_ON or call.name == "_to_copy"
-        # Without gradients, arithmetic on weights is an average of weights or an update by hand.
-        passes = passes or (call.name in _WEIGHT_ARITHMETIC and not torch.is_grad_enabled())
-        maker.parameter = passes and any(map(op_marks.is_parameter, call.tensors))
+        maker.parameter = op_marks.is_still_parameter(call.name, call.tensors)
         return maker
 
     def _look(self, call: OpCall, out: Tensor, maker: Maker) -> None:
