@@ -22,6 +22,12 @@ from app.text import ago, code, cut, escape, percent, plural, power_of_two
 FOLLOW_EVERY_S = 0.6
 AS_IS = "as_is"
 NAME_LENGTH = 44  # name and badge fit on one line at 800 px
+_MEASURED = {
+    "bench": "What this machine reaches",
+    "cores": "Tensor Cores in {what}",
+    "compare": "Precisions compared on {what}",
+    "batch": "Largest batch of {what}",
+}
 POLICIES = {
     "cuda": "CUDA",
     "rehearsal": "CUDA's rules, rehearsed on a CPU",
@@ -35,7 +41,7 @@ def opened(title: str) -> RunInfo:
     Ends the page when the store is empty or the run has recorded nothing yet.
     """
     st.title(title, anchor=False)
-    runs = store.runs()
+    runs = store.trainings()
     if not runs:
         states.empty_store()
         st.stop()
@@ -81,6 +87,8 @@ def described(run: RunInfo) -> str:
     spec = run.spec
     if spec.kind == "watch":
         return f"{_workload(run) or 'notebook'}, watched"
+    if not spec.is_training:
+        return _MEASURED[spec.kind].format(what=f"{_workload(run)} {spec.size}")
     if spec.kind != "probe":  # a script brings its own size and precision
         return f"{_workload(run)} {control(spec.control)}"
     return f"{_workload(run)} {spec.size} {spec.precision}"

@@ -21,8 +21,10 @@ from ampscope.records import (
     ModuleRecord,
     NonFiniteRecord,
     OpRecord,
+    Result,
     Role,
     RunInfo,
+    Sample,
     ShadowRecord,
     StepRecord,
     StepTotals,
@@ -48,6 +50,11 @@ def runs(limit: int = 200) -> list[RunInfo]:
     if not path().exists():
         return []
     return list(run_rows.newest(path(), limit))
+
+
+def trainings(limit: int = 200) -> list[RunInfo]:
+    """Runs that the pages of one run can show, newest first."""
+    return [run for run in runs(limit) if run.spec.is_training]
 
 
 def run(run_id: str) -> RunInfo:
@@ -123,8 +130,7 @@ def steps(
     last: int | None = None,
     points: int = POINTS,
 ) -> list[StepRecord]:
-    """Steps in order: all where they are few, else real ones that stand for them, with every
-    extreme and every bad one (Reader.overview). No page reads all steps of a long run."""
+    """In order: all where they are few, else real ones that stand for them (Reader.overview)."""
     return reader.overview(run_id, points, first, last)
 
 
@@ -180,3 +186,15 @@ def shadows(reader: Reader, run_id: str, role: Role, step: int) -> list[ShadowRe
 def nonfinite(reader: Reader, run_id: str, step: int | None = None) -> Sequence[NonFiniteRecord]:
     """Parameters with NaN or Inf gradients, in backward order."""
     return reader.nonfinite(run_id, step)
+
+
+@of_run
+def results(reader: Reader, run_id: str) -> list[Result]:
+    """What a measurement found, in order."""
+    return reader.results(run_id)
+
+
+@of_run
+def samples(reader: Reader, run_id: str) -> list[Sample]:
+    """What devices read beside the run, in the order of time."""
+    return reader.samples(run_id)

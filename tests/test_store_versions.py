@@ -1,4 +1,4 @@
-"""A store of schema version 1 is converted once, in one transaction, and nothing in it is lost."""
+"""An older store is converted once, in one transaction, and nothing in it is lost."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import pytest
 
 from ampscope.errors import StoreError
 from ampscope.exponents import RAW_LEN
-from ampscope.records import Event, Frame, Role, RunSpec, StepRecord
-from ampscope.store import db, frames, schema
+from ampscope.records import Event, Frame, Rate, Role, RunSpec, Sample, StepRecord, Timing
+from ampscope.store import db, frames, result_codec, schema
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 from tests.child_runs import assert_one_sentence, command_line
 from tests.test_store_unusable import read_only
 
-# The schema of version 1 as that version wrote it, without its comments.
+# The schemas as those versions wrote them, without their comments.
 VERSION_1 = (Path(__file__).parent / "schema_version_1.sql").read_text()
+VERSION_2 = (Path(__file__).parent / "schema_version_2.sql").read_text()
 ROWS = np.arange(2 * RAW_LEN, dtype=np.int64).reshape(2, RAW_LEN)
 
 
@@ -67,7 +68,7 @@ def test_version_1_is_converted_and_kept(old: Path, opened_by: str, tmp_path: Pa
     if opened_by == "writer":
         db.open_for_writing(old).close()
         with closing(sqlite3.connect(old)) as connection:
-            assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+            assert connection.execute("PRAGMA user_version").fetchone() == (3,)
     with Reader(old) as reader:
         info = reader.runs()[0]
         assert (info.spec, info.spec.rank, info.spec.world) == (RunSpec("gpt", steps=3), 0, 1)
@@ -83,6 +84,72 @@ def test_version_1_is_converted_and_kept(old: Path, opened_by: str, tmp_path: Pa
     assert layout(old) == layout(tmp_path / "new.db")
     with closing(sqlite3.connect(old)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_version_2_is_converted_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "two.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(VERSION_2)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(
+            "INSERT INTO run (id,spec,state,created) VALUES ('ab',?,'finished',1.0)",
+            ('{"workload":"train.py","kind":"watch"}',),
+        )
+        connection.execute("INSERT INTO step (run,step,loss,skipped) VALUES ('ab',0,2.5,0)")
+        connection.execute(
+            "INSERT INTO event (run,seq,step,kind,name,text,path)"
+            " VALUES ('ab',0,7,'note','','x','')"
+        )
+        connection.execute("PRAGMA user_version = 2")
+        connection.commit()
+    with Reader(path) as reader:
+        assert reader.steps("ab") == [StepRecord(0, loss=2.5)]
+        assert reader.events("ab") == [Event(7, "note", "", "x")]
+        assert (reader.results("ab"), reader.samples("ab")) == ([], [])
+        assert (reader.run("ab").spec.seeds, reader.run("ab").spec.is_training) == (1, True)
+    RunWriter.create(tmp_path / "new.db", RunSpec("gpt")).close()
+    assert layout(path) == layout(tmp_path / "new.db")
+
+
+def test_results_and_samples_come_back(tmp_path: Path) -> None:
+    timing = Timing(1e-3, 9e-4, float("inf"), 7)
+    rates = [
+        Rate("ceiling", "matmul", "bf16", (8, 8, 8), 1024, 384, timing, 2.0),
+        Rate("ceiling", "matmul", "e4m3", (8, 8, 8), 1024, 192, None, 3.0, note="Not here."),
+    ]
+    samples = [
+        Sample("cpu", 5.0, busy_percent=50.0, memory_used_bytes=2**40),
+        Sample("cuda:0", 5.1, clock_reasons="power cap,heat", other_processes=0),
+    ]
+    writer = RunWriter.create(tmp_path / "s.db", RunSpec("", kind="bench"))
+    writer.add_result(rates[0])
+    writer.add_samples(samples)
+    writer.close()
+    second = RunWriter(tmp_path / "s.db", writer.run_id)
+    second.add_result(rates[1])
+    second.close()
+    with Reader(tmp_path / "s.db") as reader:
+        assert reader.results(writer.run_id) == rates
+        assert reader.samples(writer.run_id) == samples
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        ("Nothing", "{}"),
+        ("Rate", "[]"),
+        ("Rate", '{"series":"ceiling"}'),
+        ("Timing", '{"median_s":1,"low_s":1,"high_s":1,"repeats":1}'),
+        (
+            "Rate",
+            '{"series":1,"op":"","dtype":"","shape":[],"flops":0,"moved_bytes":0,"timing":null,'
+            '"measured_at":0}',
+        ),
+    ],
+)
+def test_a_damaged_result_is_refused(kind: str, data: str) -> None:
+    with pytest.raises(StoreError, match="delete this run"):
+        result_codec.decode(kind, data)
 
 
 def test_a_conversion_that_fails_leaves_version_1(

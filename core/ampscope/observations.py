@@ -28,9 +28,7 @@ class Call:
     nested: bool = False  # made inside another watched call, such as unscale_ in scaler.step
     subject: str = ""  # "scaler0", "optimizer1"
     value: float | None = None  # scale, loss or norm
-    scaled: bool = (
-        False  # the tensor came from scaler.scale, or the gradients still carry the scale
-    )
+    scaled: bool = False  # the tensor came from scaler.scale, or gradients still carry the scale
     create_graph: bool = False
     enabled: bool = True  # of a scaler or of autocast
     dtype: str = ""
@@ -66,6 +64,7 @@ class Attempt:
     state_nonfinite: int = 0
     state_zero_share: float | None = None  # second moments that are zero although gradients are not
     eps: float | None = None
+    ended_at: float | None = None  # seconds since the epoch
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ def _show(bars: Progress, tasks: dict[str, TaskID], info: RunInfo) -> None:
     bars.update(
         task,
         description=escape(info.title),
-        total=info.spec.steps,
+        total=info.spec.steps if info.spec.is_training else None,
         completed=info.steps_done,
         note=_note(info),
     )

@@ -12,6 +12,7 @@ from ampscope.records import RunSpec
 from ampscope.workloads.catalog import BUILTIN, SIZES, unknown_workload
 
 MAX_STEPS = 1_000_000
+MAX_SEEDS = 20
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 _FILE = re.compile(r"(?P<path>.+\.py)(:[^:]*)?")
 _MODULE = re.compile(r"[^\W\d]\w*(\.\w+)*(:\w*)?")
@@ -20,10 +21,7 @@ _MODULE = re.compile(r"[^\W\d]\w*(\.\w+)*(:\w*)?")
 def checked(spec: RunSpec) -> RunSpec:
     """The spec itself. Raises BadInput with what is wrong and what would be right."""
     _check_numbers(spec)
-    if spec.precision not in PRECISIONS:
-        raise BadInput(
-            f"There is no precision called {spec.precision!r}. Use one of: {', '.join(PRECISIONS)}."
-        )
+    _check_precisions(spec)
     if spec.size not in SIZES:
         raise BadInput(f"There is no size called {spec.size!r}. Use one of: {', '.join(SIZES)}.")
     if spec.policy not in ("auto", "cuda", "native"):
@@ -31,9 +29,22 @@ def checked(spec: RunSpec) -> RunSpec:
     if not _DEVICE.fullmatch(spec.device):
         raise BadInput(f"There is no device called {spec.device!r}. Use auto, cpu, cuda or cuda:N.")
     if spec.device == "cpu":
-        resolve(spec.precision, "cpu")  # the child does the same for the device that it finds
-    _check_workload(spec.workload)
+        for name in spec.precisions:
+            resolve(name, "cpu")  # the child does the same for the device that it finds
+    if spec.kind != "bench":  # which measures the machine alone
+        _check_workload(spec.workload)
     return spec
+
+
+def _check_precisions(spec: RunSpec) -> None:
+    several = spec.kind in ("compare", "batch")
+    names = spec.precisions if several else (spec.precision,)
+    wrong = [name for name in names if name not in PRECISIONS]
+    if wrong or not names:
+        raise BadInput(
+            f"There is no precision called {(wrong or [''])[0]!r}. Use one of: "
+            f"{', '.join(PRECISIONS)}."
+        )
 
 
 def _check_workload(name: str) -> None:
@@ -55,6 +66,10 @@ def _check_workload(name: str) -> None:
 def _check_numbers(spec: RunSpec) -> None:
     if not 1 <= spec.steps <= MAX_STEPS:
         raise BadInput(f"Steps must be from 1 to {MAX_STEPS:,}, not {spec.steps:,}.")
+    if not 1 <= spec.seeds <= MAX_SEEDS:
+        raise BadInput(f"Seeds must be from 1 to {MAX_SEEDS}, not {spec.seeds}.")
+    if min(spec.batch, spec.multiple_of) < 0:
+        raise BadInput("A batch size and what it is a multiple of cannot be negative.")
     if not 0 <= spec.seed < 2**63:
         raise BadInput(f"The seed must be from 0 to 2^63 - 1, not {spec.seed}.")
     if not spec.time_limit_s > 0:

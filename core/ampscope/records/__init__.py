@@ -15,9 +15,21 @@ from ampscope.records.measurements import (
     StepRecord,
     StepTotals,
 )
-from ampscope.records.runs import Cadence, Machine, RunInfo, RunSpec, ScalerSpec, State
+from ampscope.records.results import RESULT_KINDS, Rate, Result, Timing
+from ampscope.records.runs import (
+    MEASUREMENT_KINDS,
+    Cadence,
+    Machine,
+    RunInfo,
+    RunSpec,
+    ScalerSpec,
+    State,
+)
+from ampscope.records.telemetry import Sample
 
 __all__ = [
+    "MEASUREMENT_KINDS",
+    "RESULT_KINDS",
     "Cadence",
     "Event",
     "Frame",
@@ -25,12 +37,16 @@ __all__ = [
     "ModuleRecord",
     "NonFiniteRecord",
     "OpRecord",
+    "Rate",
+    "Result",
     "Role",
     "RunInfo",
     "RunSpec",
+    "Sample",
     "ScalerSpec",
     "ShadowRecord",
     "State",
     "StepRecord",
     "StepTotals",
+    "Timing",
 ]

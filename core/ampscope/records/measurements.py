@@ -41,6 +41,7 @@ class StepRecord:
     peak_bytes: int | None = None  # device memory on CUDA, resident set on a CPU
     moved_share: float | None = None  # weights that the step changed, 0 … 1
     op_set: int | None = None  # which OpSet this step ran, None when it was not traced
+    ended_at: float | None = None  # seconds since the epoch
 
 
 @dataclass(frozen=True, slots=True)

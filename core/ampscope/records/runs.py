@@ -22,6 +22,12 @@ class State(StrEnum):
         return self in (State.QUEUED, State.RUNNING)
 
 
+# Runs that measure instead of recording one training: what this machine reaches (bench), which
+# products of a step use Tensor Cores (cores), precisions beside each other (compare), the largest
+# batch (batch).
+MEASUREMENT_KINDS = ("bench", "cores", "compare", "batch")
+
+
 @dataclass(frozen=True, slots=True)
 class ScalerSpec:
     """GradScaler's settings (torch's defaults, torch/amp/grad_scaler.py)."""
@@ -46,9 +52,9 @@ class RunSpec:
     """What was asked for. Stored as JSON with the run, and enough to repeat it."""
 
     workload: str
-    kind: str = "probe"  # probe | script | watch
+    kind: str = "probe"  # probe | script | watch, or one of MEASUREMENT_KINDS
     size: str = "tiny"
-    precision: str = "fp16"
+    precision: str = "fp16"  # a comparison and a batch search take several, "fp32,bf16"
     steps: int = 50
     seed: int = 0
     device: str = "auto"  # auto | cpu | cuda | cuda:N
@@ -66,6 +72,20 @@ class RunSpec:
     parent: str = ""  # run id that this run is a control of
     rank: int = 0  # of a distributed training, whose runs share a group
     world: int = 1  # how many ranks it has
+    seeds: int = 1  # a comparison trains with so many
+    batch: int = 0  # samples a batch; 0: as the workload gives them
+    multiple_of: int = 1  # a batch search tries multiples of this; 0: powers of two
+
+    @property
+    def is_training(self) -> bool:
+        """Whether steps of one training are recorded, which the pages of one run show."""
+        return self.kind not in MEASUREMENT_KINDS
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """The names in ``precision``, each once."""
+        names = (name.strip() for name in self.precision.split(","))
+        return tuple(dict.fromkeys(name for name in names if name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,5 +125,7 @@ class RunInfo:
     def title(self) -> str:
         """How the run is listed: its label, else what it ran."""
         spec = self.spec
+        if spec.kind == "bench":
+            return spec.label or "what this machine reaches"
         name = spec.workload.rpartition("/")[2]  # a user's file without its folders
         return spec.label or f"{name} {spec.size} {spec.precision}"

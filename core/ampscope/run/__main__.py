@@ -1,7 +1,7 @@
-"""Child process of a probe: ``python -m ampscope.run --store FILE --run ID``.
+"""Child process of a probe or a measurement: ``python -m ampscope.run --store FILE --run ID``.
 
-The parent has registered the run; this process adopts it, waits for its device's turn, trains, and
-writes how it ended. Whatever happens here, the parent and the store survive it.
+The parent has registered the run; this process adopts it, waits for its device's turn, trains or
+measures, and writes how it ended. Whatever happens here, the parent and the store survive it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,6 +21,9 @@ from ampscope.records import RunSpec, State
 from ampscope.run.watchdog import NOT_BEGUN, Watchdog
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
+
+if TYPE_CHECKING:
+    import torch
 
 EXIT_FAILED = 1
 
@@ -65,15 +70,16 @@ def _conclude(writer: RunWriter, spec: RunSpec, store: Path) -> int:
 
 
 def _run(writer: RunWriter, spec: RunSpec, store: Path, watchdog: Watchdog) -> str:
-    """Wait for the device's turn and train; one sentence on what could not be recorded."""
+    """Wait for the device's turn and work; one sentence on what could not be recorded."""
     # Loading takes longer than many a probe; it is done while other runs may hold the device.
     from ampscope.policy.modes import resolve
-    from ampscope.run.device import choose_device, choose_policy, describe, limit_memory
-    from ampscope.run.probe import drive, preload, prepare
+    from ampscope.run.device import choose_device, describe
+    from ampscope.run.probe import preload
     from ampscope.run.turn import device_turn
 
     device = choose_device(spec.device)
-    resolve(spec.precision, device.type)
+    for precision in spec.precisions:
+        resolve(precision, device.type)
     machine = describe(spec, device)
     writer.wait_for(machine)
     preload(device)
@@ -90,12 +96,25 @@ def _run(writer: RunWriter, spec: RunSpec, store: Path, watchdog: Watchdog) -> s
             return True
 
         with device_turn(str(device), is_next):
-            limit_memory(spec.memory_limit_mib)
             writer.start(machine)
             watchdog.start_clock()
-            policy = choose_policy(spec.policy, device)
-            training = prepare(spec, device)
-            return drive(spec, training, policy, writer, watchdog.cancelled.is_set).note
+            return _work(writer, spec, device, watchdog.cancelled.is_set)
+
+
+def _work(
+    writer: RunWriter, spec: RunSpec, device: torch.device, is_cancelled: Callable[[], bool]
+) -> str:
+    """What kind of run it is decides who does it."""
+    from ampscope.run.device import choose_policy, limit_memory
+    from ampscope.run.probe import drive, prepare
+
+    if not spec.is_training:
+        from ampscope.measure.kinds import measure
+
+        return measure(spec, device, writer, is_cancelled)
+    limit_memory(spec.memory_limit_mib)
+    policy = choose_policy(spec.policy, device)
+    return drive(spec, prepare(spec, device), policy, writer, is_cancelled).note
 
 
 def _sentence(error: BaseException, spec: RunSpec) -> str:
@@ -109,6 +128,8 @@ def _sentence(error: BaseException, spec: RunSpec) -> str:
         return f"Out of memory{limit}. Use a smaller size, fewer instruments, or a higher limit."
     if isinstance(error, SystemExit):
         return f"The workload called sys.exit({error.code}). Remove that call from it."
+    if spec.kind == "bench":
+        return f"The measurement raised {text}. The traceback is kept with the run."
     return f"The training step raised {text}. The traceback is kept with the run."
 
 

@@ -108,6 +108,7 @@ class ProbeLoop:
             peak_bytes=peak_bytes(self.training.device),
             moved_share=instruments.moved_share,
             op_set=instruments.op_set,
+            ended_at=time.time(),
         )
 
     def _flush(self) -> None:

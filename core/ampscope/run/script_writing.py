@@ -78,4 +78,5 @@ def _step(record: Attempt, op_set: int | None) -> StepRecord:
         lr=record.lr,
         moved_share=record.moved_share,
         op_set=op_set,
+        ended_at=record.ended_at,
     )

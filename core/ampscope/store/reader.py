@@ -17,14 +17,16 @@ from ampscope.records import (
     ModuleRecord,
     NonFiniteRecord,
     OpRecord,
+    Result,
     Role,
     RunInfo,
+    Sample,
     ShadowRecord,
     State,
     StepRecord,
     StepTotals,
 )
-from ampscope.store import db, overview, rows
+from ampscope.store import db, overview, result_codec, rows
 from ampscope.store.observation_codec import decode
 
 
@@ -145,6 +147,16 @@ class Reader:
         """What was seen of a script, in order; empty for a probe."""
         sql = "SELECT kind,data FROM observation WHERE run=? ORDER BY seq"
         return [decode(kind, data) for kind, data in self._all(sql, run_id)]
+
+    def results(self, run_id: str) -> list[Result]:
+        """What a measurement found, in order."""
+        sql = "SELECT kind,data FROM result WHERE run=? ORDER BY seq"
+        return [result_codec.decode(kind, data) for kind, data in self._all(sql, run_id)]
+
+    def samples(self, run_id: str) -> list[Sample]:
+        """What devices read beside a run, in the order of time."""
+        sql = f"SELECT {rows.SAMPLE} FROM telemetry WHERE run=? ORDER BY at,device"
+        return [Sample(*row) for row in self._all(sql, run_id)]
 
     def nonfinite(self, run_id: str, step: int | None = None) -> list[NonFiniteRecord]:
         """Parameters with NaN or Inf gradients, in backward order."""

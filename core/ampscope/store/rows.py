@@ -28,11 +28,16 @@ RUN = (
 )
 STEP = (
     "step,loss,scale,growth_counter,skipped,grad_norm,lr,step_time_s,overhead_s,peak_bytes,"
-    "moved_share,op_set"
+    "moved_share,op_set,ended_at"
 )
 MODULE = "module,path,type,weight_dtypes,parameter_count,is_leaf,shared_with"
 OP = "module,phase,op,inputs,outputs,count,flops,is_cast"
 EVENT = "step,kind,name,text,path,value"
+SAMPLE = (
+    "device,at,busy_percent,own_percent,memory_used_bytes,own_memory_bytes,power_w,energy_j,"
+    "temperature_c,clock_mhz,memory_clock_mhz,pcie_rx_bytes_s,pcie_tx_bytes_s,clock_reasons,"
+    "other_processes"
+)
 FRAME = "step,scale,blob,last_step"
 SHADOW = "step,module,role,total,lost,subnormal,zero_before,relative_error,cosine,max_abs_fp32"
 
@@ -70,7 +75,7 @@ def run_info(row: Row) -> RunInfo:
 
 def step(row: Row) -> StepRecord:
     """A row of :data:`STEP`."""
-    number, loss, scale, counter, skipped, norm, lr, time_s, overhead, peak, moved, op_set = row
+    number, loss, scale, counter, skipped, norm, lr, time_s, overhead, peak, moved = row[:11]
     return StepRecord(
         step=number,
         loss=db.from_sql(loss),
@@ -83,7 +88,8 @@ def step(row: Row) -> StepRecord:
         overhead_s=db.from_sql(overhead),
         peak_bytes=peak,
         moved_share=db.from_sql(moved),
-        op_set=op_set,
+        op_set=row[11],
+        ended_at=row[12],
     )
 
 

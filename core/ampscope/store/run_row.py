@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
+import socket
 import threading
 import time
 from pathlib import Path
@@ -76,3 +78,9 @@ def new_run_id() -> str:
     """12 hexadecimal digits: the lowest 9 of the time in ms (they repeat after 2 years), then 3
     that tell runs of the same millisecond apart."""
     return f"{time.time_ns() // 1_000_000:09x}"[-9:] + secrets.token_hex(2)[:3]
+
+
+def rank_file(folder: Path, rank: int) -> Path:
+    """This process's own file in a folder of stores: ``<host>-<pid>-rank<R>.db``."""
+    host = re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname()) or "host"
+    return folder / f"{host}-{os.getpid()}-rank{rank}.db"

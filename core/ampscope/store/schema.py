@@ -1,7 +1,7 @@
 """The store's schema: its text, its version, how a file gets it, how an older one is converted.
 
-A file of version 1 is converted in one transaction when it is first opened, by whoever may write to
-it. A newer file, another program's database and an empty file are refused in one sentence.
+A file of an older version is converted in one transaction when it is first opened, by whoever may
+write to it. A newer file, another program's database and an empty file are refused in one sentence.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ampscope.errors import StoreError
 from ampscope.store import pyramid
 from ampscope.store.transactions import transaction
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 OLDEST_VERSION = 1  # what can still be converted
 _OUR_TABLES = {"run", "step", "module"}  # in every version; other programs number theirs 1 too
 _CREATES = re.compile(r"CREATE (?:TABLE|INDEX) (\w+)")
@@ -41,14 +41,17 @@ def prepare(connection: sqlite3.Connection) -> None:
         if found == SCHEMA_VERSION:  # another process was faster, between the check and the lock
             return
         tables = _tables(connection)
+        if found:
+            connection.execute("ALTER TABLE step ADD COLUMN ended_at REAL")
         for statement in re.sub(r"--.*", "", schema_text()).split(";"):
             name = _CREATES.search(statement)
             if name is not None and name[1] not in tables:
                 if name[1] == "frame_span" and found == 1:
                     connection.execute("ALTER TABLE frame ADD COLUMN last_step INTEGER")
                 connection.execute(statement)
-        for run_id, steps in _steps_by_run(connection):
-            pyramid.update(connection, run_id, steps)
+        if found == 1:
+            for run_id, steps in _steps_by_run(connection):
+                pyramid.update(connection, run_id, steps)
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
@@ -84,7 +87,7 @@ def must_convert(path: Path, version: int, why: str = "is read-only") -> StoreEr
 
 
 def _steps_by_run(connection: sqlite3.Connection) -> list[tuple[str, list[int]]]:
-    """What an older file holds; a new one holds nothing."""
+    """What a file holds."""
     runs = connection.execute("SELECT id FROM run").fetchall()
     sql = "SELECT step FROM step WHERE run=?"
     return [(run, [row[0] for row in connection.execute(sql, (run,))]) for (run,) in runs]

@@ -1,4 +1,4 @@
--- ampscope store, schema version 2. This text is the documentation of the store.
+-- ampscope store, schema version 3. This text is the documentation of the store.
 -- One SQLite file, WAL mode. Evidence is stored, verdicts are recomputed.
 --
 -- Numbers that may be non-finite (loss, scale, norms) are REAL where finite and infinite, and the
@@ -6,6 +6,7 @@
 --
 -- Versions:  1  first
 --            2  event, frame.last_step, step_block, step_mark, step_bad: runs of any length
+--            3  step.ended_at, result, telemetry: measurements of the machine
 
 -- One recorded training. `state` is queued, running, finished, failed or cancelled; a reader shows
 -- an active run whose process is gone or whose heartbeat is old as lost.
@@ -22,7 +23,7 @@ CREATE TABLE run (
     machine     TEXT,                  -- records.Machine as JSON
     message     TEXT NOT NULL DEFAULT '',  -- one sentence on how it ended
     traceback   TEXT NOT NULL DEFAULT '',  -- the child's own
-    steps_done  INTEGER NOT NULL DEFAULT 0,
+    steps_done  INTEGER NOT NULL DEFAULT 0, -- of a measurement: its results
     cancel      INTEGER NOT NULL DEFAULT 0 -- set by whoever wants it to stop
 );
 CREATE INDEX run_created ON run (created);
@@ -42,6 +43,7 @@ CREATE TABLE step (
     peak_bytes     INTEGER,
     moved_share    REAL,               -- share of the weights that this step changed
     op_set         INTEGER,            -- op_set.id; NULL when the step was not traced
+    ended_at       REAL,               -- NULL in runs of older versions
     PRIMARY KEY (run, step)
 ) WITHOUT ROWID;
 -- Bad steps: skipped, or the loss or the norm of the gradients is not finite (9e999 is Inf).
@@ -176,4 +178,35 @@ CREATE TABLE event (
     path  TEXT NOT NULL,               -- file of a capsule
     value REAL,
     PRIMARY KEY (run, seq)
+) WITHOUT ROWID;
+
+-- What a measurement found (records.results), in order; `data` is the record as JSON, NaN and
+-- infinities in Python's spelling.
+CREATE TABLE result (
+    run  TEXT NOT NULL REFERENCES run (id) ON DELETE CASCADE,
+    seq  INTEGER NOT NULL,
+    kind TEXT NOT NULL,                -- name of the record: Rate, Product, …
+    data TEXT NOT NULL,
+    PRIMARY KEY (run, seq)
+) WITHOUT ROWID;
+
+-- What a device read beside a run, about 10 times a second (records.Sample). NULL: not readable.
+CREATE TABLE telemetry (
+    run               TEXT NOT NULL REFERENCES run (id) ON DELETE CASCADE,
+    device            TEXT NOT NULL,   -- cpu, cuda:0
+    at                REAL NOT NULL,
+    busy_percent      REAL,            -- a kernel ran; on a CPU of all its cores
+    own_percent       REAL,            -- CPU: of that, the run's own processes
+    memory_used_bytes INTEGER,         -- by everybody
+    own_memory_bytes  INTEGER,         -- by the run's own process
+    power_w           REAL,
+    energy_j          REAL,            -- a counter; differences mean something
+    temperature_c     REAL,
+    clock_mhz         REAL,
+    memory_clock_mhz  REAL,
+    pcie_rx_bytes_s   REAL,            -- into the device
+    pcie_tx_bytes_s   REAL,
+    clock_reasons     TEXT NOT NULL,   -- what holds the clocks down, comma between them
+    other_processes   INTEGER,         -- with memory on the device, beside the run's own
+    PRIMARY KEY (run, device, at)
 ) WITHOUT ROWID;

@@ -8,9 +8,6 @@ writer.finish(State.FINISHED)
 
 from __future__ import annotations
 
-import os
-import re
-import socket
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,15 +19,17 @@ from ampscope.records import (
     ModuleRecord,
     NonFiniteRecord,
     OpRecord,
+    Result,
     RunSpec,
+    Sample,
     ShadowRecord,
     State,
     StepRecord,
 )
-from ampscope.store import db, frames, inserts, pyramid
+from ampscope.store import db, frames, inserts, pyramid, result_codec
 from ampscope.store.frame_thinning import FrameThinning
 from ampscope.store.observation_codec import encode
-from ampscope.store.run_row import RunRow, new_run_id
+from ampscope.store.run_row import RunRow, new_run_id, rank_file
 
 __all__ = ["RunWriter", "delete_run", "new_run_id", "rank_file", "request_cancel"]
 
@@ -44,7 +43,8 @@ class RunWriter(RunRow):
         super().__init__(path, run_id, journal)
         self._pending: list[inserts.Insert] = []
         self._steps: list[int] = []
-        self._events: int | None = None  # how many the run has, once it is known
+        self._results = 0  # of those that are pending
+        self._numbered: dict[str, int] = {}  # next number in a table whose rows are in order
         self._thinning: FrameThinning | None = None
         self._last_flush = time.monotonic()
 
@@ -99,12 +99,19 @@ class RunWriter(RunRow):
 
     def add_event(self, event: Event) -> None:
         """Something that a watched run reports, kept in the given order."""
-        if self._events is None:
-            sql = "SELECT coalesce(max(seq) + 1, 0) FROM event WHERE run=?"
-            with self._lock, db.translated(self.path):
-                self._events = self._connection.execute(sql, (self.run_id,)).fetchone()[0]
-        self._pending += inserts.of_records("event", self.run_id, (event,), seq=self._events)
-        self._events += 1
+        seq = self._next_number("event")
+        self._pending += inserts.of_records("event", self.run_id, (event,), seq=seq)
+
+    def add_result(self, result: Result) -> None:
+        """What a measurement found, kept in the given order."""
+        kind, data = result_codec.encode(result)
+        key = {"run": self.run_id, "seq": self._next_number("result")}
+        self._pending.append(inserts.of_row("result", **key, kind=kind, data=data))
+        self._results += 1
+
+    def add_samples(self, samples: Iterable[Sample]) -> None:
+        """What devices read beside the run."""
+        self._pending += inserts.of_records("telemetry", self.run_id, samples)
 
     def add_shadow(self, records: Iterable[ShadowRecord]) -> None:
         """Comparisons with the fp32 shadow."""
@@ -137,10 +144,21 @@ class RunWriter(RunRow):
             try:
                 with db.transaction(self._connection):
                     self._write(pending, steps)
+                self._results = 0
             except BaseException:
                 if self._thinning is not None:
                     self._thinning.forget()
                 raise
+
+    def _next_number(self, table: str) -> int:
+        """Numbers go on where an earlier writer of the run stopped."""
+        number = self._numbered.get(table)
+        if number is None:
+            sql = f"SELECT coalesce(max(seq) + 1, 0) FROM {table} WHERE run=?"
+            with self._lock, db.translated(self.path):
+                number = int(self._connection.execute(sql, (self.run_id,)).fetchone()[0])
+        self._numbered[table] = number + 1
+        return number
 
     def _write(self, pending: list[inserts.Insert], steps: list[int]) -> None:
         for statement, row in pending:
@@ -150,7 +168,7 @@ class RunWriter(RunRow):
             self._thinning.thin(self._connection)
         self._connection.execute(
             "UPDATE run SET steps_done = steps_done + ?, heartbeat = ? WHERE id = ?",
-            (len(steps), time.time(), self.run_id),
+            (len(steps) + self._results, time.time(), self.run_id),
         )
 
     def close(self) -> None:
@@ -159,12 +177,6 @@ class RunWriter(RunRow):
             self.flush()
         finally:
             self._connection.close()
-
-
-def rank_file(folder: Path, rank: int) -> Path:
-    """This process's own file in a folder of stores: ``<host>-<pid>-rank<R>.db``."""
-    host = re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname()) or "host"
-    return folder / f"{host}-{os.getpid()}-rank{rank}.db"
 
 
 def request_cancel(path: Path, run_id: str) -> None:

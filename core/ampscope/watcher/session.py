@@ -169,7 +169,7 @@ class Session:
         step_time_s = max(started - now.began - own_s, 0.0)
         ended = Ended(
             now.step, read, skipped, lr_of(optimizer), step_time_s, own_s,
-            peak_bytes(self._device), frames, nonfinite,
+            peak_bytes(self._device), time.time(), frames, nonfinite,
         )  # fmt: skip
         forwards = list(self._flight.forwards)
         self._optimizers.stepped(optimizer)

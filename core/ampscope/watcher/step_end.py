@@ -116,6 +116,7 @@ class Ended:
     step_time_s: float
     overhead_s: float
     peak_bytes: int
+    ended_at: float  # seconds since the epoch
     frames: dict[Role, Frame]
     nonfinite: list[NonFiniteRecord]
 
@@ -141,6 +142,7 @@ class Ended:
             peak_bytes=self.peak_bytes,
             moved_share=moved_share(self.frames.get(Role.UPDATE)),
             op_set=None if read.again is None else read.again.ops[0],
+            ended_at=self.ended_at,
         )
 
     def shadows(self) -> list[ShadowRecord]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from torch.optim import Optimizer
@@ -68,4 +69,5 @@ def attempt_record(
         state_nonfinite=state.nonfinite,
         state_zero_share=state.zero_share,
         eps=optimizer.param_groups[0].get("eps"),
+        ended_at=time.time(),
     )
