@@ -4,6 +4,8 @@ Losses, scales and norms keep NaN and infinities: they are what people look for.
 "was not recorded", never "was not finite".
 """
 
+from ampscope.records.batches import BatchPrediction, BatchTry, LargestBatch
+from ampscope.records.comparison import EnergyUse, LossCurve, MemorySplit, StepTimes
 from ampscope.records.measurements import (
     Event,
     Frame,
@@ -15,7 +17,7 @@ from ampscope.records.measurements import (
     StepRecord,
     StepTotals,
 )
-from ampscope.records.results import RESULT_KINDS, Rate, Result, Timing
+from ampscope.records.results import RESULT_KINDS, Rate, Result
 from ampscope.records.runs import (
     MEASUREMENT_KINDS,
     Cadence,
@@ -26,14 +28,21 @@ from ampscope.records.runs import (
     State,
 )
 from ampscope.records.telemetry import Sample
+from ampscope.records.timing import Timing
 
 __all__ = [
     "MEASUREMENT_KINDS",
     "RESULT_KINDS",
+    "BatchPrediction",
+    "BatchTry",
     "Cadence",
+    "EnergyUse",
     "Event",
     "Frame",
+    "LargestBatch",
+    "LossCurve",
     "Machine",
+    "MemorySplit",
     "ModuleRecord",
     "NonFiniteRecord",
     "OpRecord",
@@ -47,6 +56,7 @@ __all__ = [
     "ShadowRecord",
     "State",
     "StepRecord",
+    "StepTimes",
     "StepTotals",
     "Timing",
 ]

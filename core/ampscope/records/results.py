@@ -1,28 +1,17 @@
 """What measurements of the machine found: each record is one row of the store's ``result``.
 
 A record is a frozen dataclass of numbers, texts, booleans, tuples and other such dataclasses. A new
-kind is added to :data:`RESULT_KINDS`; the store needs nothing else to keep it.
+kind is added to :data:`Result`; the store needs nothing else to keep it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Wall time of one call: median and quartiles of ``repeats``, in seconds."""
-
-    median_s: float
-    low_s: float  # first quartile
-    high_s: float  # third quartile
-    repeats: int
-
-    @property
-    def spread(self) -> float:
-        """Distance of the quartiles over the median."""
-        return (self.high_s - self.low_s) / self.median_s
+from ampscope.records.batches import BatchPrediction, BatchTry, LargestBatch
+from ampscope.records.comparison import EnergyUse, LossCurve, MemorySplit, StepTimes
+from ampscope.records.timing import Timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,5 +40,14 @@ class Rate:
         return self.moved_bytes / self.timing.median_s if self.timing else None
 
 
-Result: TypeAlias = Rate
-RESULT_KINDS: tuple[type[Result], ...] = (Rate,)
+Result: TypeAlias = (
+    Rate
+    | StepTimes
+    | LossCurve
+    | MemorySplit
+    | EnergyUse
+    | BatchTry
+    | BatchPrediction
+    | LargestBatch
+)
+RESULT_KINDS: tuple[type[Result], ...] = get_args(Result)
