@@ -53,11 +53,14 @@ def _row(ranks: tuple[RunInfo, ...], group_size: int) -> None:
             st.caption(escape(" · ".join(_facts(ranks, group_size))))
             _ended(ranks)
         with links.container(horizontal=True, horizontal_alignment="right"):
+            name = "run" if run.spec.is_training else run.spec.kind
             for entry in _pages(run):
-                st.page_link(entry.file, label=entry.title, query_params={"run": run.id})
+                st.page_link(entry.file, label=entry.title, query_params={name: run.id})
 
 
 def _pages(run: RunInfo) -> tuple[sitemap.Entry, ...]:
+    if not run.spec.is_training:
+        return (sitemap.MEASUREMENT_PAGES[run.spec.kind],)
     if run.spec.kind == "watch":
         return sitemap.WATCHED_PAGES
     return ((sitemap.DIAGNOSIS,) if _is_script(run) else ()) + sitemap.RUN_PAGES
@@ -85,6 +88,8 @@ def _facts(ranks: tuple[RunInfo, ...], group_size: int) -> list[str]:
         so_far = f"{steps} so far" if any(r.state.is_active for r in ranks) else steps
         return [*what, *world, policy, so_far, ago(run.created)]
     place = [f"place {run.place} in the queue"] if run.place else []
+    if not run.spec.is_training:
+        return [*what, policy, *place, plural(run.steps_done, "result"), ago(run.created)]
     steps = f"{run.steps_done:,} of {plural(run.spec.steps, 'step')}"
     return [*what, policy, *place, steps, ago(run.created)]
 

@@ -30,8 +30,27 @@ TRAINING = _entry("training", "Training", "monitoring", "One run")
 LAYERS = _entry("layers", "Layers", "account_tree", "One run")
 GRADIENTS = _entry("gradients", "Gradients", "blur_on", "One run")
 LOSS_SCALE = _entry("loss_scale", "Loss scale", "show_chart", "One run")
+TELEMETRY = _entry("telemetry", "Telemetry", "speed", "One run")
 HARDWARE = _entry("hardware", "Hardware", "memory", "This machine")
+COMPARE = _entry("compare", "Compare", "compare_arrows", "This machine")
+BATCH_SIZE = _entry("batch_size", "Batch size", "stacked_bar_chart", "This machine")
+CORES = _entry("tensor_cores", "Tensor Cores", "grid_on", "This machine")
 
-ENTRIES = (HOME, NEW_PROBE, DIAGNOSIS, ZOO, TRAINING, LAYERS, GRADIENTS, LOSS_SCALE, HARDWARE)
-RUN_PAGES = (LAYERS, GRADIENTS, LOSS_SCALE)  # what a recorded run can be looked at with
-WATCHED_PAGES = (TRAINING, GRADIENTS, LOSS_SCALE, LAYERS)  # and a watched training
+ENTRIES = (
+    HOME,
+    NEW_PROBE,
+    DIAGNOSIS,
+    ZOO,
+    TRAINING,
+    LAYERS,
+    GRADIENTS,
+    LOSS_SCALE,
+    TELEMETRY,
+    HARDWARE,
+    CORES,
+    COMPARE,
+    BATCH_SIZE,
+)
+RUN_PAGES = (LAYERS, GRADIENTS, LOSS_SCALE, TELEMETRY)  # what a recorded run can be looked at with
+WATCHED_PAGES = (TRAINING, GRADIENTS, LOSS_SCALE, LAYERS, TELEMETRY)  # and a watched training
+MEASUREMENT_PAGES = {"bench": HARDWARE, "cores": CORES, "compare": COMPARE, "batch": BATCH_SIZE}

@@ -195,6 +195,6 @@ def results(reader: Reader, run_id: str) -> list[Result]:
 
 
 @of_run
-def samples(reader: Reader, run_id: str) -> list[Sample]:
+def samples(reader: Reader, run_id: str, points: int = 0) -> list[Sample]:
     """What devices read beside the run, in the order of time."""
-    return reader.samples(run_id)
+    return reader.samples(run_id, points)

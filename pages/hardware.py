@@ -1,16 +1,19 @@
-"""Hardware: what this machine can give in half precision, what it is doing now, and the table."""
+"""Hardware: what this machine can give in half precision, what it reaches, and what it does now."""
 
 import streamlit as st
 
-from app import capability_table, layout, machine, readings
+from app import capability_table, hardware_bench, layout, machine, readings, telemetry_live
 from app.text import escape
 
 st.title("Hardware", anchor=False)
 report = machine.report()
+answer = st.container()
 machine.verdict(report)
+hardware_bench.draw(report, answer)
 
 st.subheader("Now", anchor=False)
 readings.draw()
+telemetry_live.draw()
 
 st.subheader("Software", anchor=False)
 st.table(readings.software(report), border="horizontal")

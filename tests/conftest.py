@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+# Hundreds of tests start runs of a second or two; a process that reads the machine beside each of
+# them would slow them down for nothing. Tests of the readings switch them on.
+os.environ.setdefault("AMPSCOPE_TELEMETRY", "0")
 
 
 @pytest.fixture

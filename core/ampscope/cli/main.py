@@ -8,7 +8,10 @@ ampscope runs list|show|ranks|merge|delete   what the store holds
 ampscope export RUN --to tensorboard|wandb   a run for other programs, gradients unscaled
 ampscope metrics                             a Prometheus endpoint over running trainings
 ampscope zoo                                 real failures, and how often the answer is right
+ampscope compare gpt --seeds 3               precisions side by side: time, memory, loss
+ampscope batch-size gpt --memory-limit 512   the largest batch, predicted and proved
 ampscope hardware                            what this machine can do
+ampscope cores gpt --precision bf16          which products use Tensor Cores
 ampscope dashboard                           look at it in a browser
 """
 
@@ -19,6 +22,9 @@ import sys
 import click
 
 from ampscope import __version__
+from ampscope.cli.batch_size import batch_size
+from ampscope.cli.compare import compare
+from ampscope.cli.cores import cores
 from ampscope.cli.dashboard import dashboard
 from ampscope.cli.diagnose import diagnose, run_script
 from ampscope.cli.export import export
@@ -51,7 +57,8 @@ def main() -> None:
 
 
 _COMMANDS = (
-    diagnose, run_script, probe, replay, runs, export, metrics, zoo, hardware, dashboard,
+    diagnose, run_script, probe, replay, runs, export, metrics, zoo, compare, batch_size, cores,
+    hardware, dashboard,
 )  # fmt: skip
 for command in _COMMANDS:
     main.add_command(command)

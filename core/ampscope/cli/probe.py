@@ -13,13 +13,14 @@ from rich.console import Console
 from ampscope.cli.options import store_option
 from ampscope.cli.progress import ask_to_stop, follow
 from ampscope.cli.tables import messages, probe_table, run_as_json
+from ampscope.cli.workloads import absolute
 from ampscope.errors import BadInput
 from ampscope.experiments.launch import launch
 from ampscope.experiments.validate import checked
 from ampscope.policy.modes import PRECISIONS
 from ampscope.records import Cadence, RunInfo, RunSpec, ScalerSpec, State
 from ampscope.store.reader import Reader
-from ampscope.workloads.catalog import BUILTIN, SIZES
+from ampscope.workloads.catalog import SIZES
 
 EXIT_FAILED = 1
 EXIT_CANCELLED = 130  # the shell's own status for Ctrl-C
@@ -88,7 +89,7 @@ def probe(
     specs = [
         checked(
             RunSpec(
-                workload=_absolute(workload),
+                workload=absolute(workload),
                 size=size,
                 precision=name,
                 steps=steps,
@@ -135,11 +136,3 @@ def _run_all(specs: list[RunSpec], store: Path) -> list[RunInfo]:
     except BaseException:  # one could not start, or Ctrl-C: the others must not go on unseen
         ask_to_stop(store, ids)
         raise
-
-
-def _absolute(workload: str) -> str:
-    """A user's file is found again whatever the child's working directory is."""
-    path, colon, function = workload.partition(":")
-    if workload in BUILTIN or not path.endswith(".py"):
-        return workload
-    return f"{Path(path).expanduser().absolute()}{colon}{function}"

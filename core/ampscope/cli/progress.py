@@ -27,7 +27,7 @@ def follow(store: Path, ids: Sequence[str], console: Console) -> list[RunInfo]:
     """Show progress until all runs have ended; a second Ctrl-C does not wait for that."""
     has_asked = False
     with Reader(store) as reader, _bars(console) as bars:
-        tasks = {run_id: bars.add_task("", total=1, note="", start=False) for run_id in ids}
+        tasks = {run_id: bars.add_task("", total=None, note="", start=False) for run_id in ids}
         while True:
             try:
                 infos = [reader.run(run_id) for run_id in ids]

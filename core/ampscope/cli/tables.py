@@ -86,7 +86,7 @@ def underflow(reader: Reader, run_id: str) -> dict[str, dict[str, int]]:
 
 def probe_table(reader: Reader, infos: list[RunInfo]) -> Table:
     """What became of the loss, the scale and the gradients, one line a run."""
-    table = _table(_where(infos))
+    table = plain_table(_where(infos))
     table.caption = (
         "The last three are shares of the gradients of module outputs, at the steps that have an "
         "fp32 shadow. Lost: zero in half precision and not in fp32."
@@ -112,7 +112,7 @@ def probe_table(reader: Reader, infos: list[RunInfo]) -> Table:
 
 def runs_table(infos: list[RunInfo]) -> Table:
     """One line a run; what failed says why below the table (`messages`)."""
-    table = _table("")
+    table = plain_table("")
     for name in ("run", "started", "title", "state", "steps", "where"):
         table.add_column(
             name, no_wrap=name != "title", justify="right" if name == "steps" else "left"
@@ -139,7 +139,7 @@ def messages(infos: list[RunInfo]) -> list[str]:
     ]
 
 
-def _table(title: str) -> Table:
+def plain_table(title: str) -> Table:
     """Without frame, because 80 columns are few."""
     return Table(
         title=title or None,

@@ -35,7 +35,7 @@ REHEARSAL = (
     "Probes run on the CPU and rehearse CUDA's rules: that shows what half precision does to the "
     "numbers, not what it does to the speed."
 )
-NOT_MEASURED = "This comes from tables and flags; nothing was measured."
+NOT_MEASURED = "This comes from tables and flags, not from a measurement."
 
 
 def one_line(report: HardwareReport) -> str:

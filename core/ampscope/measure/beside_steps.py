@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import torch
 
@@ -50,10 +50,13 @@ def step_times(
     return StepTimes(name, samples, step, forward, backward, optimizer, share, time.time(), is_base)
 
 
-def memory(trainings: Trainings, spec: RunSpec, samples: int, writer: RunWriter) -> None:
-    """At the batch itself and, where it can be enlarged, at twice that: what grows and what not."""
+def memory(
+    trainings: Trainings, spec: RunSpec, samples: int, writer: RunWriter, skipped: Container[str]
+) -> None:
+    """At the batch itself and, where it can be enlarged, at twice that: what grows and what not.
+    The second is left out for what is ``skipped``."""
     for name, training in trainings.items():
-        for factor in (1, 2) if samples else (1,):
+        for factor in (1, 2) if samples and name not in skipped else (1,):
             batch = batch_of(training, spec, samples * factor)
             writer.add_result(memory_split(training, batch, name, samples * factor, factor == 1))
     writer.flush()
@@ -65,12 +68,14 @@ def memory_split(
     """Of one step, whose gradients are made anew."""
     device, peak = training.device, None
     training.optimizer.zero_grad(set_to_none=True)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
     with LiveBytes(training.model, training.optimizer, batch) as live:
+        own, others = live.peak, 0
+        if device.type == "cuda":  # the other precisions' models are on the device as well
+            others = torch.cuda.memory_allocated(device) - own
+            torch.cuda.reset_peak_memory_stats(device)
         training_step(training, batch)
     if device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated(device)
+        peak = torch.cuda.max_memory_allocated(device) - others
     return MemorySplit(
         name, samples, **live.at_peak, device_peak=peak, measured_at=time.time(), is_base=is_base
     )
@@ -78,13 +83,12 @@ def memory_split(
 
 def other_sizes(
     trainings: Trainings, spec: RunSpec, samples: int, writer: RunWriter, limit: Limit,
-    is_cancelled: Callable[[], bool],
+    is_cancelled: Callable[[], bool], slowest_s: float,
 ) -> None:  # fmt: skip
     """Time at larger batches, while there is time: where AMP begins to pay, or stops to."""
-    slowest = 0.0
     for factor in OTHER_SIZES if samples else ():
         rounds = len(trainings) * (OTHER_STEPS + 1)
-        if is_cancelled() or limit.left_s() < rounds * slowest * factor:
+        if is_cancelled() or limit.left_s() < rounds * slowest_s * factor:
             return
         seen: dict[str, list[StepSeconds]] = {name: [] for name in trainings}
         batches = {n: batch_of(t, spec, samples * factor) for n, t in trainings.items()}
@@ -95,7 +99,6 @@ def other_sizes(
                 step = timed_step(training, batches[name])
             except (MemoryError, torch.OutOfMemoryError):
                 return
-            slowest = max(slowest, step.step / factor)
             if number:  # the first chooses kernels
                 seen[name].append(step)
             if limit.left_s() < 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
@@ -33,16 +33,18 @@ class Together:
         self._seen: dict[str, list[StepSeconds]] = {name: [] for name in trainings}
         self._batches = {name: batches_of(training, spec) for name, training in trainings.items()}
 
-    def seconds_a_round(self) -> float:
-        """Of one step in every precision."""
-        return sum(seen[-1].step for seen in self._seen.values())
+    def last_s(self) -> dict[str, float]:
+        """Time of the last step in each precision."""
+        return {name: seen[-1].step for name, seen in self._seen.items() if seen}
 
-    def train(self, steps: int) -> dict[str, list[StepSeconds]]:
+    def train(self, steps: Mapping[str, int]) -> dict[str, list[StepSeconds]]:
         """Until every precision has made so many steps."""
         names = list(self._trainings)
-        for number in range(len(self._seen[names[0]]), steps):
+        for number in range(max(steps.values())):
             first = number % len(names)
             for name in (*names[first:], *names[:first]):
+                if len(self._seen[name]) > number or steps[name] <= number:
+                    continue
                 if self._is_cancelled():
                     raise Cancelled(f"Cancelled after {number} steps.")
                 training = self._trainings[name]

@@ -17,6 +17,7 @@ from ampscope.records.measurements import (
     StepRecord,
     StepTotals,
 )
+from ampscope.records.products import Dimension, Operand, Padded, Place, Product, StepProducts
 from ampscope.records.results import RESULT_KINDS, Rate, Result
 from ampscope.records.runs import (
     MEASUREMENT_KINDS,
@@ -36,6 +37,7 @@ __all__ = [
     "BatchPrediction",
     "BatchTry",
     "Cadence",
+    "Dimension",
     "EnergyUse",
     "Event",
     "Frame",
@@ -46,6 +48,10 @@ __all__ = [
     "ModuleRecord",
     "NonFiniteRecord",
     "OpRecord",
+    "Operand",
+    "Padded",
+    "Place",
+    "Product",
     "Rate",
     "Result",
     "Role",
@@ -55,6 +61,7 @@ __all__ = [
     "ScalerSpec",
     "ShadowRecord",
     "State",
+    "StepProducts",
     "StepRecord",
     "StepTimes",
     "StepTotals",

@@ -11,6 +11,7 @@ from typing import TypeAlias, get_args
 
 from ampscope.records.batches import BatchPrediction, BatchTry, LargestBatch
 from ampscope.records.comparison import EnergyUse, LossCurve, MemorySplit, StepTimes
+from ampscope.records.products import Product, StepProducts
 from ampscope.records.timing import Timing
 
 
@@ -49,5 +50,7 @@ Result: TypeAlias = (
     | BatchTry
     | BatchPrediction
     | LargestBatch
+    | StepProducts
+    | Product
 )
 RESULT_KINDS: tuple[type[Result], ...] = get_args(Result)

@@ -75,6 +75,7 @@ def _run(writer: RunWriter, spec: RunSpec, store: Path, watchdog: Watchdog) -> s
     from ampscope.policy.modes import resolve
     from ampscope.run.device import choose_device, describe
     from ampscope.run.probe import preload
+    from ampscope.run.readings import read_beside
     from ampscope.run.turn import device_turn
 
     device = choose_device(spec.device)
@@ -98,7 +99,9 @@ def _run(writer: RunWriter, spec: RunSpec, store: Path, watchdog: Watchdog) -> s
         with device_turn(str(device), is_next):
             writer.start(machine)
             watchdog.start_clock()
-            return _work(writer, spec, device, watchdog.cancelled.is_set)
+            with read_beside(store, writer.run_id, device) as readings:
+                note = _work(writer, spec, device, watchdog.cancelled.is_set)
+            return f"{note} {readings.note}".strip()
 
 
 def _work(

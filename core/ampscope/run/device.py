@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from ampscope.errors import BadInput
+from ampscope.hardware.cpu import read_cpu
 from ampscope.records import Machine, RunSpec
 
 
@@ -46,7 +47,7 @@ def choose_policy(requested: str, device: torch.device) -> str:
 
 def describe(spec: RunSpec, device: torch.device) -> Machine:
     """The machine as recorded with the run."""
-    capability = ""
+    capability = " ".join(read_cpu().flags or ())
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         capability = ".".join(map(str, torch.cuda.get_device_capability(device)))

@@ -9,18 +9,23 @@ import signal
 import traceback
 from pathlib import Path
 
+import torch
+
 from ampscope.errors import AmpscopeError, BadInput, StoreError
 from ampscope.records import Machine, RunSpec, State
 from ampscope.run.device import choose_device, choose_policy, describe, limit_memory
+from ampscope.run.readings import read_beside
 from ampscope.run.script import Following, OwnFault, ScriptResult, end_python, run_script
 from ampscope.run.script_ending import ending, passed_limit
 from ampscope.run.script_writing import ScriptWriting
 from ampscope.run.watchdog import Watchdog
 from ampscope.store.writer import RunWriter
+from ampscope.telemetry.beside import Readings
 
 HANG_FACTOR = 1.5  # the script's own time limit counts at optimizer steps; this one always
 HANG_GRACE_S = 5.0
 EXIT_FAILED = 2
+AS_IS = "as_is"  # the control that leaves the script as it is; the machine is read beside it
 _LIKELIEST_VICTIM = "1000"  # oom_score_adj(5): the kernel ends this process before any other
 
 
@@ -29,9 +34,11 @@ def run_child(store: Path, run_id: str, spec: RunSpec) -> int:
     writer = RunWriter(store, run_id)
     writer.adopt()
     writing = ScriptWriting(writer)
+    readings = Readings()
 
     def leaves_at_once(result: ScriptResult) -> None:
         writing.write(result.observations, result.measured, last=True)
+        readings.stop()
         if result.outcome.ended != "killed":  # the watchdog has said why it ends the process
             writer.finish(*ending(result.outcome, spec, result.processes))
 
@@ -41,12 +48,16 @@ def run_child(store: Path, run_id: str, spec: RunSpec) -> int:
         with _Watchdog(writer, writing, spec) as watchdog:
             machine = _machine(spec)
             writer.start(machine)
+            if spec.control == AS_IS:
+                device = torch.device(machine.device)
+                readings = read_beside(store, run_id, device, as_child=False)
             watchdog.start_clock()
             following = Following(writing.write_if_due, leaves_at_once, watchdog.cancelled.is_set)
             result = run_script(spec, machine.policy, following)
             writing.write(result.observations, result.measured, last=True)
             state, message = ending(result.outcome, spec, result.processes)
             details = result.traceback
+            message = f"{message} {readings.stop()}".strip()
             end_python()
     except (BadInput, StoreError) as error:
         state, message = State.FAILED, str(error)
@@ -54,6 +65,7 @@ def run_child(store: Path, run_id: str, spec: RunSpec) -> int:
         what = str(error) if isinstance(error, OwnFault) else f"{type(error).__name__}: {error}"
         state, message = State.FAILED, f"ampscope itself failed, not the script: {what}"
         details = traceback.format_exc()
+    readings.stop()
     try:
         writer.finish(state, message, details)
     except AmpscopeError:

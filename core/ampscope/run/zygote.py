@@ -10,6 +10,8 @@ parallel op.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import selectors
 import signal
@@ -23,6 +25,7 @@ import click
 POLL_S = 0.02
 MAX_OUTPUT_BYTES = 256 * 2**20  # no training prints so much; a loop that prints fills a disk
 HUNG, FLOODED, NO_FORK = "hung", "flooded", "nofork"
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 @dataclass(slots=True)
@@ -46,6 +49,7 @@ def main(store: Path, script: str) -> None:
     from ampscope.run.probe import preload
     from ampscope.run.script_main import read_once
 
+    _adopt_orphans()
     torch.manual_seed(0)
     preload(torch.device("cpu"))
     read_once(script)
@@ -99,6 +103,13 @@ def _start(line: str, store: Path, children: dict[int, _Child]) -> None:
         os._exit(status)
 
 
+def _adopt_orphans() -> None:
+    """What a run starts and leaves behind, such as the process that reads the machine beside it, is
+    waited for here: the first process of a container often waits for nobody (prctl(2), Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
 def _end_what_must(children: dict[int, _Child]) -> None:
     """A child's own watchdog cannot end it while native code keeps Python's lock."""
     for pid, child in children.items():
@@ -113,8 +124,11 @@ def _end_what_must(children: dict[int, _Child]) -> None:
 
 
 def _reap(children: dict[int, _Child]) -> None:
-    while children:
-        pid, status = os.waitpid(-1, os.WNOHANG)
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:  # neither runs nor orphans
+            return
         if not pid:
             return
         child = children.pop(pid, None)

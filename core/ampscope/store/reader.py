@@ -26,7 +26,7 @@ from ampscope.records import (
     StepRecord,
     StepTotals,
 )
-from ampscope.store import db, overview, result_codec, rows
+from ampscope.store import db, overview, result_codec, rows, sample_thinning
 from ampscope.store.observation_codec import decode
 
 
@@ -153,10 +153,11 @@ class Reader:
         sql = "SELECT kind,data FROM result WHERE run=? ORDER BY seq"
         return [result_codec.decode(kind, data) for kind, data in self._all(sql, run_id)]
 
-    def samples(self, run_id: str) -> list[Sample]:
-        """What devices read beside a run, in the order of time."""
+    def samples(self, run_id: str, points: int = 0) -> list[Sample]:
+        """What devices read beside a run, in the order of time; with ``points`` about so many of
+        each device, all extremes among them and none invented."""
         sql = f"SELECT {rows.SAMPLE} FROM telemetry WHERE run=? ORDER BY at,device"
-        return [Sample(*row) for row in self._all(sql, run_id)]
+        return [Sample(*row) for row in sample_thinning.of_devices(self._all(sql, run_id), points)]
 
     def nonfinite(self, run_id: str, step: int | None = None) -> list[NonFiniteRecord]:
         """Parameters with NaN or Inf gradients, in backward order."""

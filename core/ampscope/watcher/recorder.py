@@ -22,6 +22,7 @@ from ampscope.errors import StoreError
 from ampscope.records import Event, Machine, ModuleRecord, RunSpec, State, StepRecord
 from ampscope.store.processes import HEARTBEAT_EVERY_S
 from ampscope.store.writer import FLUSH_EVERY_S, RunWriter
+from ampscope.telemetry.beside import Readings
 from ampscope.watcher.alarms import AmpscopeWarning
 from ampscope.watcher.step_end import Ended
 
@@ -38,6 +39,7 @@ class Recorder:
         self._has_said = False
         self.is_cancelled = False  # somebody asked the run to stop
         self.after_flush: Callable[[], None] = lambda: None  # called in the thread
+        self.readings = Readings()  # of the machine; on CUDA a process reads it
         writer = RunWriter.create(path, spec)
         self.run_id, self.path = writer.run_id, writer.path
         writer.start(machine)
@@ -94,6 +96,7 @@ class Recorder:
         atexit.unregister(self._left)
         self._stop.set()
         self._thread.join()
+        message = f"{message} {self.readings.stop()}".strip()
         if self.error:  # the disk may have room again: say at least how it ended
             message = f"Recording ended early: {self.error}"
         try:

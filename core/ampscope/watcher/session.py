@@ -23,6 +23,7 @@ from torch.utils._mode_utils import no_dispatch
 from ampscope.capture.script.optimizer_facts import lr_of
 from ampscope.records import Event, State
 from ampscope.run.device import peak_bytes
+from ampscope.run.readings import read_beside
 from ampscope.watcher import announcements
 from ampscope.watcher.alarms import Alarms
 from ampscope.watcher.bad_steps import BadSteps
@@ -82,6 +83,9 @@ class Session:
         self.recorder.modules(self._models.records())
         for note in announcements.notes(self._models, self.place):
             self.recorder.event(note)
+        if self._device.type == "cuda":  # on a CPU a second process would cost what it measures
+            run = self.recorder.path, self.recorder.run_id
+            self.recorder.readings = read_beside(*run, self._device, as_child=False)
         self.attach(0)
 
     def attach(self, step: int) -> None:

@@ -1,0 +1,166 @@
+"""``ampscope cores``: which products of a training step use Tensor Cores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ampscope.analysis.core_export import cores_json
+from ampscope.analysis.core_use import CoreUse, ProductUse, core_use
+from ampscope.analysis.core_verdict import Verdict
+from ampscope.analysis.core_words import ON_A_CPU, answer
+from ampscope.analysis.padding_gains import PaddingGain, padding_gains
+from ampscope.cli.measuring import measured
+from ampscope.cli.options import store_option
+from ampscope.cli.tables import MISSING, plain_table
+from ampscope.cli.workloads import absolute
+from ampscope.hardware.eligibility import Fit
+from ampscope.policy.modes import PRECISIONS
+from ampscope.records import RunSpec
+from ampscope.workloads.catalog import SIZES
+
+SHOWN = 24  # products; --all shows the rest
+LAYER_LENGTH = 16
+FITS = {Fit.ELIGIBLE: "yes", Fit.REDUCED: "less", Fit.NOT: "no", Fit.UNKNOWN: "?"}
+USED = {Verdict.USED: "yes", Verdict.NOT_USED: "no", Verdict.UNKNOWN: "unknown"}
+_PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
+
+
+@click.command()
+@click.argument("workload")
+@click.option("--size", type=click.Choice(SIZES), default="small", show_default=True)
+@click.option("--precision", type=click.Choice(list(PRECISIONS)), default="fp16", show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@click.option("--time-limit", default=600.0, show_default=True, help="Seconds.")
+@click.option("--all", "is_whole", is_flag=True, help=f"All products, not the {SHOWN} largest.")
+@click.option("--json", "out", type=click.Path(path_type=Path), help="Write everything there.")
+@store_option
+def cores(
+    workload: str,
+    size: str,
+    precision: str,
+    seed: int,
+    device: str,
+    time_limit: float,
+    is_whole: bool,
+    out: Path | None,
+    store: Path,
+) -> None:
+    """Say which products of one training step of WORKLOAD use Tensor Cores.
+
+    WORKLOAD is a built-in model, path/to/file.py:build or package.module:build. On a CPU its
+    instructions for half products take the place of Tensor Cores.
+    """
+    spec = RunSpec(
+        workload=absolute(workload),
+        kind="cores",
+        size=size,
+        precision=precision,
+        steps=1,
+        seed=seed,
+        device=device,
+        policy="native",  # a rehearsal of CUDA's rules says nothing about speed
+        time_limit_s=time_limit,
+    )
+    info, results = measured(spec, store)
+    use = core_use(results, info.machine)
+    if use is None:  # a finished run has recorded its step
+        raise click.ClickException(f"Run {info.id} holds no step.")
+    click.echo(answer(use))
+    if use.step.device == "cpu":
+        click.echo(ON_A_CPU)
+    console = Console()
+    console.print(_products(use, len(use.uses) if is_whole else SHOWN))
+    gains = padding_gains([one.product for one in use.uses])
+    if gains:
+        console.print(_padding(gains))
+    if out is not None:
+        out.write_text(cores_json(info, use) + "\n", encoding="utf-8")
+
+
+def _products(use: CoreUse, shown: int) -> Table:
+    """Equal products are one line; the layer is the first that has it. 80 columns are few: a dtype
+    that all share stands in the title, and the unit of the rates in the heading."""
+    listed = use.uses[:shown]
+    dtypes = {one.product.dtype for one in listed}
+    unit = _unit(listed)
+    table = plain_table(f"Products of one step{', in ' + dtypes.pop() if len(dtypes) == 1 else ''}")
+    left_out = len(use.uses) - len(listed)
+    if left_out:
+        table.caption = f"{left_out} smaller ones are left out; --all shows them."
+        table.caption_justify = "left"
+    for name in ("layer", "", "product", *(["dtype"] if dtypes else [])):
+        table.add_column(name, no_wrap=True)
+    for name in ("calls", "FLOPs", unit.name, "×fp32"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("fits", "used"):
+        table.add_column(name, no_wrap=True)
+    for one in listed:
+        first, *rest = _cells(one, use.step.flops, unit)
+        table.add_row(*_place(one), first, *([one.product.dtype] if dtypes else []), *rest)
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    name: str
+    flops_s: float
+
+
+def _unit(listed: Sequence[ProductUse]) -> _Unit:
+    fastest = max((one.product.flops_s or 0.0 for one in listed), default=0.0)
+    return _Unit("TFLOP/s", 1e12) if fastest >= 1e12 else _Unit("GFLOP/s", 1e9)
+
+
+def _place(one: ProductUse) -> tuple[str, str]:
+    first, *others = one.product.places
+    more = f" +{len(others)}" if others else ""
+    name = _end(first.module or "(model)", LAYER_LENGTH - len(more)) + more
+    return escape(name), _PHASES.get(first.phase, first.phase)
+
+
+def _cells(one: ProductUse, total: int, unit: _Unit) -> tuple[str, ...]:
+    """From the product to the verdict."""
+    product = one.product
+    sizes = "×".join(str(d.size) for d in product.dimensions)
+    kind = "conv " if "conv" in product.op else "attn " if "attention" in product.op else ""
+    reached, faster = product.flops_s, one.rate.speedup
+    return (
+        kind + sizes,
+        str(product.count),
+        f"{one.step_flops / total:.1%}" if total else MISSING,
+        f"{reached / unit.flops_s:.3g}" if reached else MISSING,
+        f"{faster:.2f}" if faster else MISSING,
+        FITS[one.eligibility.fit],
+        USED[one.verdict],
+    )
+
+
+def _padding(gains: list[PaddingGain]) -> Table:
+    table = plain_table("Layers that miss by a dimension: the padded products, measured")
+    for name in ("layer", "padding"):
+        table.add_column(name, no_wrap=True)
+    for name in ("a step", "padded", "gain", "quartiles"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for gain in gains[:SHOWN]:
+        table.add_row(
+            escape(_end(gain.module or "(model)", LAYER_LENGTH)),
+            ", ".join(f"{size} to {padded}" for size, padded in gain.changes),
+            f"{1e3 * gain.seconds:.2f} ms",
+            f"{1e3 * gain.padded_s:.2f} ms",
+            f"{gain.gain:.2f}×",
+            f"{gain.low:.2f} to {gain.high:.2f}",
+        )
+    return table
+
+
+def _end(name: str, length: int) -> str:
+    """The end tells layers apart."""
+    return name if len(name) <= length else f"…{name[1 - length :]}"

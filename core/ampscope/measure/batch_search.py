@@ -1,0 +1,158 @@
+"""The largest batch that fits, for each precision: predicted from two small tries, then proved.
+
+try the workload's own batch and twice that: memory = fixed + samples times so much
+start at the prediction; step away from it, each stride twice the last, until one size fits and
+a larger one does not; halve the distance until they are neighbours
+then time some smaller sizes, for the curve of throughput
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ampscope.errors import BadInput, Cancelled
+from ampscope.measure.beside_steps import Limit
+from ampscope.measure.tries import Tries
+from ampscope.records import BatchPrediction, BatchTry, LargestBatch, RunSpec
+from ampscope.store.writer import RunWriter
+
+MOST_SAMPLES = 1 << 20
+CURVE_SIZES = 5  # smaller sizes that are timed, each half of the next
+
+
+def measure(
+    spec: RunSpec, device: torch.device, writer: RunWriter, is_cancelled: Callable[[], bool]
+) -> str:
+    """Search for every precision in turn; one sentence on what was not proved."""
+    limit_bytes = _limit_bytes(spec, device)
+    limit = Limit(spec.time_limit_s)
+    tries = Tries(spec, device, limit_bytes if device.type == "cpu" else 0)
+    notes = []
+    for place, name in enumerate(spec.precisions):
+        share = limit.left_s() / (len(spec.precisions) - place)
+        search = _Search(
+            dataclasses.replace(spec, precision=name), tries, writer, limit,
+            limit.left_s() - share, is_cancelled,
+        )  # fmt: skip
+        notes += search.run(limit_bytes)
+    return " ".join(notes)
+
+
+def _limit_bytes(spec: RunSpec, device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if not spec.memory_limit_mib:
+        raise BadInput("On a CPU say how much memory training may take: --memory-limit MIB.")
+    return spec.memory_limit_mib * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The sizes that are tried: multiples of ``step``, or powers of two where it is 0."""
+
+    step: int
+
+    def samples(self, place: int) -> int:
+        return place * self.step if self.step else 2 ** (place - 1) if place else 0
+
+    def place(self, samples: float) -> int:
+        """Of the largest size that is not above ``samples``."""
+        if samples < 1:
+            return 0
+        return int(samples // self.step) if self.step else int(samples).bit_length()
+
+
+class _Search:
+    """For one precision. ``reserved_s`` belongs to the precisions after it."""
+
+    def __init__(
+        self, spec: RunSpec, tries: Tries, writer: RunWriter, limit: Limit, reserved_s: float,
+        is_cancelled: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self._spec, self._tries, self._writer = spec, tries, writer
+        self._limit, self._reserved_s, self._is_cancelled = limit, reserved_s, is_cancelled
+        self._grid = Grid(spec.multiple_of)
+        self._made: dict[int, BatchTry] = {}
+
+    def run(self, limit_bytes: int) -> list[str]:
+        """Search and write what was found; sentences on what was not proved."""
+        base = self._try(self._spec.batch)
+        low, high = (base.samples, None) if base.fits else (0, base.samples)
+        start = None
+        if base.fits:
+            twice = self._try(base.samples * 2)
+            low, high = (twice.samples, None) if twice.fits else (low, twice.samples)
+            start = self._predicted(base, twice, limit_bytes)
+        fits, fails = self._grid.place(low), None if high is None else self._grid.place(high)
+        if fails is not None and self._grid.samples(fails) < (high or 0):
+            fails += 1  # the size that failed lies between two of the grid
+        fits, fails, is_proved = self._narrowed(fits, fails, start)
+        too_many = None if fails is None else self._grid.samples(fails)
+        largest = self._grid.samples(fits)
+        found = LargestBatch(self._spec.precision, largest, too_many, len(self._made))
+        self._writer.add_result(found)
+        self._curve(largest)
+        self._writer.flush()
+        name = self._spec.precision
+        return [] if is_proved else [f"{name}: the time limit ended the search early."]
+
+    def _narrowed(
+        self, fits: int, fails: int | None, start: int | None
+    ) -> tuple[int, int | None, bool]:
+        """Places of the grid: the largest that fits and the smallest that does not."""
+        stride = 1
+        top = self._grid.place(MOST_SAMPLES)
+        place = start if start is not None else fits + 1
+        while fails is None or fails - fits > 1:
+            if fits >= top:
+                return fits, None, True
+            if self._left_s() < 0:
+                return fits, fails, False
+            upper = top if fails is None else fails - 1
+            place = min(max(place, fits + 1), upper)
+            if self._try(self._grid.samples(place)).fits:
+                fits = place
+                place = fits + stride if fails is None else (fits + fails) // 2
+            else:
+                fails = place
+                place = max(fails - stride, (fits + fails) // 2)
+            stride *= 2
+        return fits, fails, True
+
+    def _predicted(self, base: BatchTry, twice: BatchTry, limit_bytes: int) -> int | None:
+        peaks = [t.device_peak or t.peak_bytes or 0 for t in (base, twice)]
+        per_sample = (peaks[1] - peaks[0]) // base.samples if twice.fits else 0
+        if per_sample <= 0:
+            return None
+        fixed = peaks[0] - per_sample * base.samples
+        place = self._grid.place(min((limit_bytes - fixed) / per_sample, MOST_SAMPLES))
+        largest = self._grid.samples(place)
+        record = BatchPrediction(self._spec.precision, fixed, per_sample, limit_bytes, largest)
+        self._writer.add_result(record)
+        return place
+
+    def _curve(self, largest: int) -> None:
+        size = largest
+        for _ in range(CURVE_SIZES):
+            size //= 2
+            if size < 1 or self._left_s() < 0:
+                return
+            self._try(size)
+
+    def _try(self, samples: int) -> BatchTry:
+        if self._is_cancelled():
+            raise Cancelled(f"Cancelled after {len(self._made)} tries.")
+        if samples in self._made:
+            return self._made[samples]
+        made = self._tries.attempt(self._spec, samples, self._limit.left_s())
+        self._made[made.samples] = made
+        self._writer.add_result(made)
+        self._writer.flush()
+        return made
+
+    def _left_s(self) -> float:
+        return self._limit.left_s() - self._reserved_s

@@ -1,0 +1,129 @@
+"""One try of a batch search: a few training steps with so many samples, in a process of its own.
+
+Running out of memory ends this process and nothing else. On a CPU the process may allocate as much
+as the user says above what it holds once torch is loaded (RLIMIT_DATA); on CUDA the device decides.
+The answer goes back as one line of JSON, never as a pickle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import json
+import resource
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+import torch._dynamo  # 30 MiB that every optimizer imports, before the limit is set
+
+from ampscope.errors import AmpscopeError
+from ampscope.measure.live_bytes import LiveBytes
+from ampscope.measure.phases import timed_step
+from ampscope.measure.rebatch import batch_size
+from ampscope.measure.timing import summary
+from ampscope.measure.together import batch_of
+from ampscope.records import BatchTry, RunSpec
+from ampscope.run.probe import prepare
+from ampscope.run.training import training_step
+
+TIMED_S = 1.0  # of steps, after the one whose memory is followed
+MOST_STEPS = 20
+NO_MEMORY = "Out of memory."
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h of glibc
+_SMALL, _USUAL = 2**16, 2**25  # the second is where glibc's own threshold ends up under torch
+
+
+def attempt(spec: RunSpec, device_name: str, samples: int, limit_bytes: int) -> BatchTry:
+    """Two steps at least: an optimizer makes its state in the first. Raises BadInput for what is
+    wrong with the workload itself."""
+    device = torch.device(device_name)
+    if limit_bytes and device.type == "cpu":
+        _limit(limit_bytes)
+    try:
+        return _tried(spec, device, samples)
+    except Exception as error:
+        if _is_memory(error) or _is_memory(error.__cause__):
+            return _failed(spec, samples)
+        raise
+
+
+def _is_memory(error: BaseException | None) -> bool:
+    """The CPU's allocator raises RuntimeError; libraries below it have words of their own."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    words = ("memory", "alloc", "could not create a primitive")
+    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
+
+
+def _tried(spec: RunSpec, device: torch.device, samples: int) -> BatchTry:
+    training = prepare(spec, device)
+    batch = batch_of(training, spec, samples)
+    samples = samples or batch_size(batch, spec.workload)
+    training_step(training, batch)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    training.optimizer.zero_grad(set_to_none=True)
+    with LiveBytes(training.model, training.optimizer, batch) as live:
+        training_step(training, batch)
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    if device.type == "cpu":  # it fits: mapping every tensor anew costs time that training has not
+        _unlimited()
+        _allocate_with(_USUAL)
+        training_step(training, batch)
+    seconds: list[float] = []
+    ends = time.monotonic() + TIMED_S
+    while not seconds or (time.monotonic() < ends and len(seconds) < MOST_STEPS):
+        seconds.append(timed_step(training, batch).step)
+    step = summary(seconds)
+    return BatchTry(spec.precision, samples, True, live.peak, peak, step, "", time.time())
+
+
+def _failed(spec: RunSpec, samples: int, why: str = NO_MEMORY) -> BatchTry:
+    return BatchTry(spec.precision, samples, False, None, None, None, why, time.time())
+
+
+def _limit(limit_bytes: int) -> None:
+    """Above what the process holds once its threads run and products were made. Linux counts
+    private memory (VmData) against it, so freed tensors must not stay in malloc's heap: without a
+    fixed threshold 8,192 samples failed where 16,384 fitted (measured, an MLP under 256 MiB)."""
+    _allocate_with(_SMALL, arenas=1)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        weights = torch.ones(256, 256, dtype=dtype, requires_grad=True)
+        torch.relu(weights @ weights).sum().backward()  # type: ignore[no-untyped-call]  # torch
+    status = Path("/proc/self/status").read_text()
+    held = next(int(line.split()[1]) * 1024 for line in status.splitlines() if "VmData" in line)
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (held + limit_bytes, hard))
+
+
+def _allocate_with(mmap_threshold: int, arenas: int = 0) -> None:
+    """glibc's malloc maps and unmaps what is larger; 0 arenas are its default."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(_M_MMAP_THRESHOLD, mmap_threshold)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2 * mmap_threshold)
+        libc.mallopt(_M_ARENA_MAX, arenas)
+
+
+def _unlimited() -> None:
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
+def in_child(
+    answer: Connection, spec: RunSpec, device_name: str, samples: int, limit_bytes: int
+) -> None:
+    """Body of the child process: one JSON object into ``answer``."""
+    content: dict[str, object]
+    try:
+        content = {"try": dataclasses.asdict(attempt(spec, device_name, samples, limit_bytes))}
+    except AmpscopeError as error:
+        content = {"wrong": str(error)}
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        content = {"wrong": f"With {samples:,} samples a step raised {text}"}
+    _unlimited()  # the answer needs a little memory as well
+    answer.send_bytes(json.dumps(content).encode())

@@ -1,0 +1,78 @@
+"""Tries of a batch search, each in a child process that may die of it.
+
+A server process imports torch once and forks for every try (multiprocessing's forkserver); it runs
+nothing that starts threads, so a fork of it is sound.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import signal
+import time
+
+import torch
+
+from ampscope.errors import BadInput
+from ampscope.measure.batch_try import NO_MEMORY, in_child
+from ampscope.records import BatchTry, RunSpec
+
+GRACE_S = 5.0  # for a child that has answered to end
+
+
+class Tries:
+    """Makes tries of one workload on one device; ``limit_bytes`` bounds a CPU's, 0 for none."""
+
+    def __init__(self, spec: RunSpec, device: torch.device, limit_bytes: int) -> None:
+        self._spec, self._device, self._limit = spec, device, limit_bytes
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["ampscope.measure.batch_try"])
+
+    def attempt(self, spec: RunSpec, samples: int, time_limit_s: float) -> BatchTry:
+        """With ``samples`` a step, 0 for as many as the workload gives. Raises BadInput for what is
+        wrong with the workload at any size, and where a try takes longer than it may."""
+        ours, theirs = self._context.Pipe(duplex=False)
+        child = self._context.Process(
+            target=in_child,
+            args=(theirs, spec, str(self._device), samples, self._limit),
+            daemon=True,
+        )
+        child.start()
+        theirs.close()
+        try:
+            if not ours.poll(max(time_limit_s, 1.0)):
+                raise BadInput(
+                    f"A try with {samples:,} samples took more than {time_limit_s:.0f} s. Raise "
+                    "--time-limit, or search with a smaller workload."
+                )
+            answer = ours.recv_bytes()
+        except EOFError:
+            child.join(GRACE_S)
+            return _died(spec, samples, child.exitcode)
+        finally:
+            ours.close()
+            if child.is_alive():
+                child.join(GRACE_S)
+                child.kill()
+        return _read(answer)
+
+
+def _read(answer: bytes) -> BatchTry:
+    from ampscope.store.result_codec import decode
+
+    content = json.loads(answer)
+    if "wrong" in content:
+        raise BadInput(content["wrong"])
+    found = decode("BatchTry", json.dumps(content["try"]))
+    assert isinstance(found, BatchTry)
+    return found
+
+
+def _died(spec: RunSpec, samples: int, status: int | None) -> BatchTry:
+    """The process ended without a word: the kernel killed it for memory, or a library below torch
+    took a failed allocation for a pointer."""
+    number = -(status or 0)
+    names = {s.value: s.name for s in signal.Signals}
+    how = f"by {names[number]}" if number in names else f"with status {status}"
+    why = f"{NO_MEMORY} The process ended {how}."
+    return BatchTry(spec.precision, samples, False, None, None, None, why, time.time())

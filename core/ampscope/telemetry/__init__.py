@@ -1,0 +1,8 @@
+"""What the machine does while a run takes place: a process of its own, ten readings a second.
+
+    python -m ampscope.telemetry --store FILE --run ID --pid PID --device cuda:0 --uuid GPU-…
+
+It costs under 1 % of a core (benchmarks/results/sampler_cost.json), so it imports neither torch nor
+NumPy nor the records: a reading is a :class:`~ampscope.telemetry.values.Values` until it is a row
+of the store. Readers never fail; what a machine does not tell is left out of the reading.
+"""

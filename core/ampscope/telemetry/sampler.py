@@ -1,0 +1,84 @@
+"""The loop: read every device ten times a second, write once a second, end with the run.
+
+It ends when it is told to (anything on its standard input, or its end), when the run's process is
+gone, and when the run in the store is no longer active. None of these needs another's help.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from collections.abc import Iterable, Sequence
+
+from ampscope.store.sample_rows import Row, SampleRows, row_of
+from ampscope.store.sample_thinning import thinned
+from ampscope.telemetry.thinning import regular, window_s
+from ampscope.telemetry.values import DeviceLost, DeviceReader
+
+EVERY_S = 0.1
+CHECK_EVERY_S = 1.0  # whether the run's process is still there
+
+
+class Sampler:
+    """Reads ``readers`` for one run; :attr:`notes` are sentences on what could not be read."""
+
+    def __init__(self, rows: SampleRows, readers: Iterable[DeviceReader]) -> None:
+        self.notes: list[str] = []
+        self._store = rows
+        self._readers = list(readers)
+        self._waiting: dict[str, list[Row]] = {reader.device: [] for reader in self._readers}
+
+    def run(self, control: int, pid: int, pid_started: float | None) -> None:
+        """Until one of the three ends. ``control`` is the file number that may say so."""
+        from ampscope.store.processes import is_alive
+
+        poll = select.poll()
+        poll.register(control, select.POLLIN | select.POLLHUP)
+        begun = last_write = checked = time.monotonic()
+        self._read(begun)
+        next_at = begun + EVERY_S
+        while self._readers and not poll.poll(max(0.0, 1000 * (next_at - time.monotonic()))):
+            now = time.monotonic()
+            next_at = max(next_at + EVERY_S, now)  # one that came late, or a sleep, is not made up
+            if now - checked >= CHECK_EVERY_S:
+                checked = now
+                if not is_alive(pid, pid_started):
+                    break
+            self._read(now)
+            if now - last_write >= window_s(now - begun):
+                last_write = now
+                if not self._write(now - begun):
+                    return
+        self._write(time.monotonic() - begun)
+
+    def close(self) -> None:
+        """Close what the readers hold."""
+        for reader in self._readers:
+            reader.close()
+
+    def _read(self, now: float) -> None:
+        for reader in tuple(self._readers):
+            try:
+                values = reader.read(now)
+            except DeviceLost as lost:
+                self.notes.append(str(lost))
+                self._readers.remove(reader)
+                with contextlib.suppress(Exception):  # whatever a lost device answers to that
+                    reader.close()
+            else:
+                self._waiting[reader.device].append(row_of(reader.device, time.time(), values))
+
+    def _write(self, age_s: float) -> bool:
+        """Write what waits; False when the run has ended."""
+        kept = [row for rows in self._waiting.values() for row in thinned(rows, regular(age_s))]
+        for rows in self._waiting.values():
+            rows.clear()
+        return self._store.write(kept)
+
+
+def say(notes: Sequence[str], report: int) -> None:
+    """To whoever started the process, who may be gone."""
+    with contextlib.suppress(OSError):
+        os.write(report, " ".join(notes).encode())

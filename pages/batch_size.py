@@ -1,0 +1,18 @@
+"""Batch size: the largest batch that fits in each precision, and where throughput levels off."""
+
+import streamlit as st
+
+from app import batch_view, compare_form, measurements, states
+
+st.title("Batch size", anchor=False)
+run = measurements.opened("batch")
+if run is not None:
+    batch_view.show(run)
+elif not measurements.of_kind("batch"):
+    states.nothing_recorded(
+        "No batch size has been searched on this machine yet.",
+        "Each try is a process of its own, so running out of memory harms nothing.",
+    )
+
+with st.expander("New search", expanded=run is None):
+    compare_form.batch_search()

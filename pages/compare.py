@@ -1,0 +1,18 @@
+"""Compare: precisions side by side on this machine, and whether AMP pays here."""
+
+import streamlit as st
+
+from app import compare_form, compare_view, measurements, states
+
+st.title("Compare", anchor=False)
+run = measurements.opened("compare")
+if run is not None:
+    compare_view.show(run)
+elif not measurements.of_kind("compare"):
+    states.nothing_recorded(
+        "Nothing has been compared on this machine yet.",
+        "Choose a workload and at least two precisions; it takes up to three minutes.",
+    )
+
+with st.expander("New comparison", expanded=run is None):
+    compare_form.comparison()
