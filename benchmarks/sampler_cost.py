@@ -4,8 +4,9 @@
 
 The sampler's own processor time (user and system, as the kernel counts it for a process that has
 ended) over a minute beside a process that keeps one core busy, with and without its start; and the
-steps of a training beside it against the same steps while it stands still (SIGSTOP), in turn, on one thread. The
-training writes its steps into the same store twice a second, as a probe does.
+steps of a training, on one thread, beside it against the same steps while it stands still
+(SIGSTOP), in turn. The training writes its steps into the same store twice a second, as a probe
+does.
 """
 
 from __future__ import annotations

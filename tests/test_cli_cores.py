@@ -53,3 +53,25 @@ def test_wrong_input_is_one_sentence(tmp_path: Path) -> None:
     tf32 = run_command("cores", "gpt", "--precision", "tf32", "--device", "cpu", "--store", store)
     assert tf32.returncode == 2
     assert_one_sentence(tf32, "needs a CUDA device")
+
+
+SCRIPT = """
+import sys, torch
+model = torch.nn.Linear(16, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(int(sys.argv[1])):
+    model(torch.randn(4, 16)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_script_untouched(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    store = ("--device", "cpu", "--store", tmp_path / "runs.db")
+    done = run_command("cores", script, "9", *store)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("None of 2 products runs on ")
+    too_short = run_command("cores", script, "1", *store)
+    assert_one_sentence(too_short, "The script ended after one optimizer step")
+    assert_one_sentence(run_command("cores", "gpt", "9", *store), "Only a script takes arguments")

@@ -159,7 +159,7 @@ def test_a_cpu_is_named_for_what_it_is() -> None:
 
 def test_none_says_why() -> None:
     text = answer(used(linear(64, 64, 64, 1e-5, None, dtype="fp32", kernels=())))
-    assert text.startswith("None of 1 product runs on Tensor Cores: ")
+    assert text.startswith("None of 1 product runs on Tensor Cores. ")
     assert "TF32 switched off" in text
 
 

@@ -103,5 +103,11 @@ def test_cpus(flags: tuple[str, ...] | None, dtype: str, fit: Fit) -> None:
     assert on_cpu(flags, dtype).fit is fit
 
 
+def test_only_instructions_of_the_same_family_are_missed() -> None:
+    x86 = "This CPU multiplies no fp16: it has neither AMX-FP16 nor AVX512-FP16."
+    assert on_cpu(("AVX2", "F16C"), "fp16").reason == x86
+    assert on_cpu(("FPHP", "SVE"), "bf16").reason == "This CPU multiplies no bf16: it has no BF16."
+
+
 def test_the_fastest_instruction_is_named() -> None:
     assert "AMX-BF16" in on_cpu(("AVX512-BF16", "AMX-BF16"), "bf16").reason

@@ -119,8 +119,8 @@ def test_curves_are_aligned_with_the_steps() -> None:
 def test_what_never_changed_has_no_panel() -> None:
     titles = [a.text for a in telemetry_figure(cpu(3), BEGIN).layout.annotations]
     assert titles == [
-        "busy: all (grey), the run (blue)",
-        "memory: by everybody (grey), the run's process (blue)",
+        "busy: all (dotted), the run (solid)",
+        "memory: by everybody (dotted), the run's process (solid)",
     ]
 
 

@@ -4,8 +4,7 @@ was not read, or that never changed, has no panel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from math import ceil
 
 import numpy as np
@@ -14,71 +13,15 @@ from plotly.subplots import make_subplots
 
 from ampscope.analysis.telemetry import HELD_BACK
 from ampscope.records import Sample, StepRecord
+from app.figures.telemetry_panels import Panel, Value, panels_of
 from app.palette import MEASURE, OUTLINE, OVERFLOW
 from app.text import for_plotly
 
-Value = Callable[[Sample], float | None]
 SPACING_PX, TOP_PX, BOTTOM_PX, HEIGHT_PX, BAND_PX = 40, 64, 50, 120, 26
 STEP_TICKS = 8
+BEHIND = {"color": OUTLINE, "width": 1.5, "dash": "dot"}  # the first of two lines
 # Longest run that is drawn in a unit, the unit's name, its seconds.
 UNITS = ((600.0, "s", 1.0), (7200.0, "min", 60.0), (float("inf"), "h", 3600.0))
-GIB = 2**30
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """What is drawn together: name of a line, its value."""
-
-    title: str
-    unit: str
-    lines: tuple[tuple[str, Value], ...]
-    always: bool = False  # also where it never changed
-    top: float | None = None  # of the axis
-
-
-def _scaled(read: Callable[[Sample], float | None], factor: float) -> Value:
-    def value(sample: Sample) -> float | None:
-        found = read(sample)
-        return None if found is None else found / factor
-
-    return value
-
-
-def _panels(device: str) -> tuple[Panel, ...]:
-    others = "all" if device == "cpu" else "GPU"
-    return (
-        Panel(
-            "busy",
-            "%",
-            ((others, lambda s: s.busy_percent), ("the run", lambda s: s.own_percent)),
-            always=True,
-            top=105,
-        ),
-        Panel(
-            "memory",
-            "GiB",
-            (
-                ("by everybody", _scaled(lambda s: s.memory_used_bytes, GIB)),
-                ("the run's process", _scaled(lambda s: s.own_memory_bytes, GIB)),
-            ),
-            always=True,
-        ),
-        Panel("power", "W", (("power", lambda s: s.power_w),)),
-        Panel("temperature", "°C", (("temperature", lambda s: s.temperature_c),)),
-        Panel(
-            "clock",
-            "MHz",
-            (("memory", lambda s: s.memory_clock_mhz), ("cores", lambda s: s.clock_mhz)),
-        ),
-        Panel(
-            "PCIe",
-            "GB/s",
-            (
-                ("into the GPU", _scaled(lambda s: s.pcie_rx_bytes_s, 1e9)),
-                ("out of it", _scaled(lambda s: s.pcie_tx_bytes_s, 1e9)),
-            ),
-        ),
-    )
 
 
 def telemetry_figure(
@@ -89,7 +32,7 @@ def telemetry_figure(
 ) -> go.Figure:
     """``samples`` of one device; ``origin`` is time 0; ``at_steps`` the step under way at each
     sample, ``steps`` those that the upper axis names."""
-    shown = [panel for panel in _panels(samples[0].device) if _is_shown(panel, samples)]
+    shown = [panel for panel in panels_of(samples[0].device) if _is_shown(panel, samples)]
     held = [reason for reason in HELD_BACK if any(reason in s.clock_reasons for s in samples)]
     unit, seconds = _unit(samples[-1].at - samples[0].at)
     x = np.asarray([(s.at - origin) / seconds for s in samples])
@@ -152,13 +95,13 @@ def _draw(
     for name, read in panel.lines:
         if name not in drawn:
             continue
-        is_grey = len(drawn) > 1 and name == drawn[0]
+        is_behind = len(drawn) > 1 and name == drawn[0]
         figure.add_trace(
             go.Scatter(
                 x=x,
                 y=[read(s) for s in samples],
                 mode="lines",
-                line={"color": OUTLINE if is_grey else MEASURE, "width": 1.5},
+                line=BEHIND if is_behind else {"color": MEASURE, "width": 1.5},
                 text=notes,
                 name=name,
                 connectgaps=False,
@@ -170,7 +113,7 @@ def _draw(
     if len(drawn) > 1:
         figure.layout.annotations[
             row - 1
-        ].text = f"{panel.title}: {drawn[0]} (grey), {drawn[1]} (blue)"
+        ].text = f"{panel.title}: {drawn[0]} (dotted), {drawn[1]} (solid)"
     limits = {"range": [0, panel.top]} if panel.top else {"rangemode": "tozero"}
     figure.update_yaxes(row=row, col=1, title=panel.unit, **limits)
 

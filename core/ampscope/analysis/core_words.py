@@ -25,7 +25,8 @@ def answer(use: CoreUse) -> str:
     gain = best_gain([u.product for u in use.uses])
     if gain is not None:
         parts.append(padding_words(gain))
-    return "; ".join(parts) + "."
+    why = "" if use.calls(Verdict.USED) else why_not(use)
+    return f"{'; '.join(parts)}. {why}".strip()
 
 
 def why_not(use: CoreUse) -> str:
@@ -71,8 +72,7 @@ def _used(use: CoreUse) -> str:
     plain = "product" if calls == 1 else "products"
     if not used:
         runs = "is known to run" if use.calls(Verdict.UNKNOWN) else "runs"
-        why = why_not(use).rstrip(".")
-        return f"None of {calls:,} {plain} {runs} on {units(use)}{f': {why}' if why else ''}"
+        return f"None of {calls:,} {plain} {runs} on {units(use)}"
     share = 100 * use.share(Verdict.USED)
     number = f"{share:.0f}" if share > 99.95 or share < 0.1 else f"{share:.1f}"
     return f"{used:,} of {calls:,} {plain}, {number} % of the FLOPs, run on {units(use)}"

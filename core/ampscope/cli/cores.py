@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +21,13 @@ from ampscope.cli.measuring import measured
 from ampscope.cli.options import store_option
 from ampscope.cli.tables import MISSING, plain_table
 from ampscope.cli.workloads import absolute
+from ampscope.errors import BadInput
 from ampscope.hardware.eligibility import Fit
 from ampscope.policy.modes import PRECISIONS
 from ampscope.records import RunSpec
 from ampscope.workloads.catalog import SIZES
 
+AS_IS = "as_is"  # of a spec: its workload is a script, left as it is
 SHOWN = 24  # products; --all shows the rest
 LAYER_LENGTH = 16
 FITS = {Fit.ELIGIBLE: "yes", Fit.REDUCED: "less", Fit.NOT: "no", Fit.UNKNOWN: "?"}
@@ -34,6 +37,7 @@ _PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
 
 @click.command()
 @click.argument("workload")
+@click.argument("args", nargs=-1)
 @click.option("--size", type=click.Choice(SIZES), default="small", show_default=True)
 @click.option("--precision", type=click.Choice(list(PRECISIONS)), default="fp16", show_default=True)
 @click.option("--seed", default=0, show_default=True)
@@ -44,6 +48,7 @@ _PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
 @store_option
 def cores(
     workload: str,
+    args: tuple[str, ...],
     size: str,
     precision: str,
     seed: int,
@@ -55,9 +60,13 @@ def cores(
 ) -> None:
     """Say which products of one training step of WORKLOAD use Tensor Cores.
 
-    WORKLOAD is a built-in model, path/to/file.py:build or package.module:build. On a CPU its
-    instructions for half products take the place of Tensor Cores.
+    WORKLOAD is a built-in model, path/to/file.py:build, package.module:build, or any training
+    script, run untouched with ARGS and in its own size and precision. On a CPU its instructions
+    for half products take the place of Tensor Cores.
     """
+    script = is_script(workload)
+    if args and not script:
+        raise BadInput(f"Only a script takes arguments, and {workload} is a workload.")
     spec = RunSpec(
         workload=absolute(workload),
         kind="cores",
@@ -68,6 +77,9 @@ def cores(
         device=device,
         policy="native",  # a rehearsal of CUDA's rules says nothing about speed
         time_limit_s=time_limit,
+        args=args,
+        control=AS_IS if script else "",
+        label=Path(workload).name if script else "",
     )
     info, results = measured(spec, store)
     use = core_use(results, info.machine)
@@ -164,3 +176,21 @@ def _padding(gains: list[PaddingGain]) -> Table:
 def _end(name: str, length: int) -> str:
     """The end tells layers apart."""
     return name if len(name) <= length else f"…{name[1 - length :]}"
+
+
+def is_script(workload: str) -> bool:
+    """A Python file without a function ``build`` at its top level."""
+    path = Path(workload).expanduser()
+    if path.suffix != ".py" or not path.is_file():
+        return False
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (SyntaxError, ValueError):
+        return True  # the run says what is wrong with it
+    names = {n.name for n in body if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    for node in body:
+        if isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        if isinstance(node, ast.ImportFrom | ast.Import):
+            names |= {alias.asname or alias.name for alias in node.names}
+    return "build" not in names

@@ -21,7 +21,7 @@ class LossChange(StrEnum):
     SAME = "same"  # within what seeds do
     DIFFERENT = "different"
     DIVERGED = "diverged"  # not finite at the end, where the base is
-    UNKNOWN = "unknown"  # one seed, or the base itself is not finite
+    UNKNOWN = "unknown"  # one seed, too few steps, or the base itself is not finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,20 @@ def loss_difference(base: Measured, other: Measured) -> LossDifference:
         return LossDifference(LossChange.UNKNOWN, None, None)
     if not all(math.isfinite(o) for _, o in pairs):
         return LossDifference(LossChange.DIVERGED, None, None, _first_nonfinite(other))
+    if _made_fewer_steps(base, other):
+        return LossDifference(LossChange.UNKNOWN, None, None)
     gap = sum(o - b for b, o in pairs) / len(pairs)
     if len(pairs) < 2:
         return LossDifference(LossChange.UNKNOWN, gap, None)
     noise = max(b for b, _ in pairs) - min(b for b, _ in pairs)
     change = LossChange.SAME if abs(gap) <= noise else LossChange.DIFFERENT
     return LossDifference(change, gap, noise)
+
+
+def _made_fewer_steps(base: Measured, other: Measured) -> bool:
+    """So slow here that it was not trained as long."""
+    lengths = {c.seed: len(c.losses) for c in base.curves}
+    return any(len(c.losses) < lengths.get(c.seed, 0) for c in other.curves)
 
 
 def _first_nonfinite(measured: Measured) -> int | None:

@@ -93,7 +93,7 @@ def _at(loss: LossDifference) -> str:
         return "at the same loss"
     if loss.change is LossChange.DIFFERENT:
         return f"but its loss is off by {loss.gap:+.3g}, and seeds differ by {loss.noise:.3g}"
-    return "(one seed does not tell whether the loss is the same)"
+    return "(too few seeds or steps to tell whether the loss is the same)"
 
 
 def _scaler(best: Measured) -> str:

@@ -16,4 +16,6 @@ disturbances     clocks held down and others on the device, by the readings besi
 alignment_costs  what a size costs that is no multiple of 8
 bench_view       one measurement as a whole, in words
 bench_json       the same for programs
+eligibility      whether a product fits Tensor Cores, and why not
+kernel_signs     what a kernel's name says about them
 """

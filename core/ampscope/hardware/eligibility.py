@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ampscope.hardware.capability import DTYPE_LABELS, Presence, tensor_cores
-from ampscope.hardware.cpu import PRODUCT_FLAGS, half_flags
+from ampscope.hardware.cpu import ARM_FLAGS, PRODUCT_FLAGS, half_flags
 from ampscope.records import Dimension
 
 # Elements in 16 bytes, and the same guide's 2 for fp64; its Table 1.
@@ -124,8 +124,10 @@ def on_cpu(flags: tuple[str, ...] | None, dtype: str) -> Eligibility:
         return Eligibility(Fit.UNKNOWN, "This CPU's instructions cannot be read.")
     if found:
         return Eligibility(Fit.ELIGIBLE, f"This CPU multiplies {dtype} with {found[0]}.")
-    needed = " nor ".join(PRODUCT_FLAGS[dtype])
-    return Eligibility(Fit.NOT, f"This CPU multiplies no {dtype}: it has neither {needed}.")
+    is_arm = any(flag in ARM_FLAGS.values() for flag in flags or ())
+    here = [f for f in PRODUCT_FLAGS[dtype] if (f in ARM_FLAGS.values()) == is_arm]
+    lacks = f"{'neither' if len(here) > 1 else 'no'} {' nor '.join(here)}"
+    return Eligibility(Fit.NOT, f"This CPU multiplies no {dtype}: it has {lacks}.")
 
 
 def _next(size: int, multiple: int) -> int:

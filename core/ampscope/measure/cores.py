@@ -17,13 +17,16 @@ from ampscope.hardware.cpu import read_cpu
 from ampscope.measure.kernel_names import KernelProfile
 from ampscope.measure.onednn_log import OneDnnLog
 from ampscope.measure.product_timing import ceiling, copy_ceiling, measured
-from ampscope.measure.step_products import Found, StepTrace
+from ampscope.measure.script_step import script_step
+from ampscope.measure.step_products import Found, RecordedStep, StepTrace
 from ampscope.measure.timing import synchronize
 from ampscope.records import Rate, RunSpec, StepProducts
 from ampscope.run.probe import prepare
 from ampscope.run.training import Training, training_step
 from ampscope.store.writer import RunWriter
 from ampscope.workloads.protocol import iterate
+
+AS_IS = "as_is"  # a spec's control that says: the workload is a script, run it untouched
 
 
 def measure(
@@ -35,13 +38,15 @@ def measure(
     """Record, then measure. Raises Cancelled between two products, BadInput for a step that has
     none."""
     torch.manual_seed(spec.seed)
-    names, found, kernels, source = _step(prepare(spec, device))
+    is_script = spec.control == AS_IS
+    step = script_step(spec, device) if is_script else _step(prepare(spec, device))
+    found = step.found
     if not found:
         raise BadInput(
             "This step has no matrix product, convolution or attention, so there is nothing that "
             "Tensor Cores could do in it."
         )
-    writer.add_result(_whole(found, source, device))
+    writer.add_result(_whole(found, step.source, device))
     for rate in (copy_ceiling(device), *_ceilings(found, device)):
         writer.add_result(rate)
     writer.flush()
@@ -50,7 +55,8 @@ def measure(
     for done, number in enumerate(order):
         if is_cancelled():
             raise Cancelled(f"Cancelled after {done} of {len(order)} products.")
-        product = measured(found[number], names, kernels.get(number, ()), device)
+        kernels = step.kernels.get(number, ())
+        product = measured(found[number], step.names, kernels, device)
         not_alone += bool(product.note)
         writer.add_result(product)
         writer.flush_if_due()
@@ -58,10 +64,8 @@ def measure(
     return f"{not_alone} of {len(order)} products could not be run alone." if not_alone else ""
 
 
-def _step(
-    training: Training,
-) -> tuple[dict[int, str], list[Found], dict[int, tuple[str, ...]], str]:
-    """(module -> path, products, their kernels by number, where those names are from)."""
+def _step(training: Training) -> RecordedStep:
+    """One step of a workload; on CUDA the second one."""
     model_map = ModelMap(training.model)
     batches = iterate(training.workload)
     kernels: KernelProfile | OneDnnLog
@@ -77,7 +81,7 @@ def _step(
         training_step(training, batch)
         synchronize(training.device)
     names = {record.index: record.path for record in model_map.records()}
-    return names, trace.found, kernels.kernels, kernels.source
+    return RecordedStep(names, trace.found, kernels.kernels, kernels.source)
 
 
 def _whole(found: list[Found], source: str, device: torch.device) -> StepProducts:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ampscope.errors import BadInput
 from ampscope.workloads.protocol import Batch
@@ -19,7 +19,7 @@ from ampscope.workloads.protocol import Batch
 
 def batch_size(batch: Batch, name: str = "the workload") -> int:
     """Samples in a batch. Raises BadInput where no batch dimension can be told."""
-    leaves = tree_flatten(batch)[0]
+    leaves = tree_leaves(batch, is_leaf=lambda part: isinstance(part, PackedSequence))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0]
     if any(isinstance(leaf, PackedSequence) for leaf in leaves):
         raise BadInput(f"A batch of {name} is a PackedSequence, which has no batch dimension.")

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
-from ampscope.capture.model_map import ModelMap
+from ampscope.capture.model_map import Numbers
 from ampscope.capture.op_place import OpPlace
 from ampscope.formats import dtype_name
 from ampscope.measure.product_calls import WEIGHT_GRADIENT, ProductCall
@@ -55,15 +55,26 @@ class Found:
     places: Counter[tuple[int, str]] = field(default_factory=Counter)  # (module, phase) -> calls
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """A step that was recorded."""
+
+    names: dict[int, str]  # module -> path
+    found: list[Found]
+    kernels: dict[int, tuple[str, ...]]  # by a product's number
+    source: str  # of the kernels' names
+
+
 class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own hook is untyped
     """Records while entered; :attr:`found` is in the order of first calls, and a product's number
     is its place there."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, names: ModelMap, kernels: Kernels) -> None:
+    def __init__(self, names: Numbers, kernels: Kernels) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.found: list[Found] = []
+        self.device = ""  # "cpu" | "cuda": where the first product ran
         self._numbers: dict[tuple[ProductCall, str], int] = {}
         self._place = OpPlace(names)
         self._kernels = kernels
@@ -104,6 +115,7 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         with self._kernels.mark(number):
             out = func(*args, **kwargs)
         if number == len(self.found):
+            self.device = self.device or _device(args)
             flops = int(formula(*args, **kwargs, out_val=out))
             if call.part == WEIGHT_GRADIENT:
                 # torch's formula takes every input channel with every output channel, and a
@@ -126,6 +138,10 @@ def moved_bytes(call: ProductCall, out: Any) -> int:
         read -= data.elements * data.dtype.itemsize
     written = (r for r in results if isinstance(r, Tensor) and r.is_floating_point())
     return read + sum(r.numel() * r.dtype.itemsize for r in written)
+
+
+def _device(args: tuple[Any, ...]) -> str:
+    return next((a.device.type for a in args if isinstance(a, Tensor)), "")
 
 
 def _masked(args: tuple[Any, ...], mask: tuple[bool, bool, bool]) -> tuple[Any, ...]:
