@@ -24,7 +24,7 @@ AS_IS = "as_is"
 NAME_LENGTH = 44  # name and badge fit on one line at 800 px
 _MEASURED = {
     "bench": "What this machine reaches",
-    "cores": "Tensor Cores in {what}",
+    "cores": "Tensor Cores in {what} {precision}",
     "compare": "Precisions compared on {what}",
     "batch": "Largest batch of {what}",
 }
@@ -88,7 +88,9 @@ def described(run: RunInfo) -> str:
     if spec.kind == "watch":
         return f"{_workload(run) or 'notebook'}, watched"
     if not spec.is_training:
-        return _MEASURED[spec.kind].format(what=f"{_workload(run)} {spec.size}")
+        return _MEASURED[spec.kind].format(
+            what=f"{_workload(run)} {spec.size}", precision=spec.precision
+        )
     if spec.kind != "probe":  # a script brings its own size and precision
         return f"{_workload(run)} {control(spec.control)}"
     return f"{_workload(run)} {spec.size} {spec.precision}"

@@ -161,7 +161,7 @@ def test_an_overview_keeps_extremes_and_invents_nothing(
     few = overview(full, points)
     assert set(few) <= set(full)
     assert [row[1] for row in few] == sorted(row[1] for row in few)
-    assert len(few) <= max(points, 1 + 2 * len(QUANTITIES))
+    assert len(few) <= max(points, 4 * len(QUANTITIES))
     known = [value for value in values if value is not None]
     kept = [row[POWER] for row in few if row[POWER] is not None]
     if known:

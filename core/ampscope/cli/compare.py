@@ -18,13 +18,16 @@ from ampscope.compare.export import comparison_json
 from ampscope.compare.figures import figures
 from ampscope.compare.verdict import verdict
 from ampscope.compare.views import BASES, Measured, base_of, by_precision
+from ampscope.errors import BadInput
 from ampscope.policy.modes import PRECISIONS
-from ampscope.records import Machine, RunSpec
+from ampscope.records import AS_IS, Machine, RunSpec
 from ampscope.workloads.catalog import SIZES
+from ampscope.workloads.scripts import is_script
 
 
 @click.command()
 @click.argument("workload")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option("--size", type=click.Choice(SIZES), default="small", show_default=True)
 @click.option(
     "--precision",
@@ -43,6 +46,7 @@ from ampscope.workloads.catalog import SIZES
 @store_option
 def compare(
     workload: str,
+    args: tuple[str, ...],
     size: str,
     precision: str,
     seeds: int,
@@ -57,10 +61,15 @@ def compare(
 ) -> None:
     """Measure WORKLOAD in several precisions, turn and turn about: time, memory, energy, loss.
 
-    WORKLOAD is a built-in model, path/to/file.py:build or package.module:build.
+    WORKLOAD is a built-in model, path/to/file.py:build, package.module:build, or a training script
+    path/to/train.py, untouched, with its ARGS (after -- where they begin with a hyphen).
     """
+    script = is_script(workload)
+    if args and not script:
+        raise BadInput(f"{workload} takes no arguments; only a script does.")
     spec = RunSpec(
         workload=absolute(workload),
+        args=args,
         kind="compare",
         size=size,
         precision=precision,
@@ -71,6 +80,8 @@ def compare(
         device=device,
         policy="native",  # a rehearsal of CUDA's rules says nothing about time
         time_limit_s=time_limit,
+        control=AS_IS if script else "",
+        label=f"{Path(workload).name}: {precision}" if script else "",
     )
     info, results = measured(spec, store)
     found = by_precision(results)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +23,10 @@ from ampscope.cli.workloads import absolute
 from ampscope.errors import BadInput
 from ampscope.hardware.eligibility import Fit
 from ampscope.policy.modes import PRECISIONS
-from ampscope.records import RunSpec
+from ampscope.records import AS_IS, RunSpec
 from ampscope.workloads.catalog import SIZES
+from ampscope.workloads.scripts import is_script
 
-AS_IS = "as_is"  # of a spec: its workload is a script, left as it is
 SHOWN = 24  # products; --all shows the rest
 LAYER_LENGTH = 16
 FITS = {Fit.ELIGIBLE: "yes", Fit.REDUCED: "less", Fit.NOT: "no", Fit.UNKNOWN: "?"}
@@ -176,21 +175,3 @@ def _padding(gains: list[PaddingGain]) -> Table:
 def _end(name: str, length: int) -> str:
     """The end tells layers apart."""
     return name if len(name) <= length else f"…{name[1 - length :]}"
-
-
-def is_script(workload: str) -> bool:
-    """A Python file without a function ``build`` at its top level."""
-    path = Path(workload).expanduser()
-    if path.suffix != ".py" or not path.is_file():
-        return False
-    try:
-        body = ast.parse(path.read_bytes()).body
-    except (SyntaxError, ValueError):
-        return True  # the run says what is wrong with it
-    names = {n.name for n in body if isinstance(n, ast.FunctionDef | ast.ClassDef)}
-    for node in body:
-        if isinstance(node, ast.Assign):
-            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-        if isinstance(node, ast.ImportFrom | ast.Import):
-            names |= {alias.asname or alias.name for alias in node.names}
-    return "build" not in names

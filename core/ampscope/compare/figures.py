@@ -12,6 +12,7 @@ from ampscope.compare.views import (
     cost_per_million,
     joules_a_step,
     memory_ratio,
+    peak_bytes,
     speedup,
 )
 from ampscope.records import MemorySplit, StepTimes, Timing
@@ -28,7 +29,7 @@ def figures(base: Measured | None, price: float = 0.0) -> tuple[tuple[str, Cell]
         ("samples a second", lambda m: _of(m.times, _throughput)),
         ("forward / backward / optimizer", lambda m: _of(m.times, _phases)),
         ("casts, of the time in ops", lambda m: _of(m.times, _casts)),
-        ("peak memory", lambda m: _of(m.memory, lambda s: size(s.device_peak or s.peak))),
+        ("peak memory", lambda m: _of(peak_bytes(m), size)),
         ("against the base", partial(_memory, base)),
         ("activations at the peak", lambda m: _of(m.memory, lambda s: size(s.activations))),
         ("cast copies at the peak", lambda m: _of(m.memory, lambda s: size(s.cast_copies))),

@@ -56,6 +56,8 @@ def loss_difference(base: Measured, other: Measured) -> LossDifference:
     if len(pairs) < 2:
         return LossDifference(LossChange.UNKNOWN, gap, None)
     noise = max(b for b, _ in pairs) - min(b for b, _ in pairs)
+    if not noise:  # seeds made the same run: a script that seeds itself
+        return LossDifference(LossChange.UNKNOWN, gap, noise)
     change = LossChange.SAME if abs(gap) <= noise else LossChange.DIFFERENT
     return LossDifference(change, gap, noise)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ampscope.records import EnergyUse, LossCurve, MemorySplit, Result, StepTimes
+from ampscope.records import EnergyUse, LossCurve, MemorySplit, ProcessPeak, Result, StepTimes
 
 BASES = ("fp32", "tf32")  # what the others are compared with, where it was measured
 
@@ -30,6 +30,7 @@ class Measured:
     other_memory: MemorySplit | None  # at twice the batch
     curves: tuple[LossCurve, ...]
     energy: EnergyUse | None
+    process: ProcessPeak | None  # of a script, which has no split
 
     @property
     def skips(self) -> int:
@@ -63,11 +64,16 @@ def speedup(base: StepTimes, other: StepTimes) -> Ratio:
 
 
 def memory_ratio(base: Measured, other: Measured) -> float | None:
-    """Peak of ``other`` over that of ``base``; by the allocator's own count where there is one."""
-    if base.memory is None or other.memory is None:
-        return None
-    peaks = [m.device_peak or m.peak for m in (base.memory, other.memory)]
-    return peaks[1] / peaks[0] if peaks[0] else None
+    """Peak of ``other`` over that of ``base``."""
+    peaks = [peak_bytes(m) for m in (base, other)]
+    return peaks[1] / peaks[0] if peaks[0] and peaks[1] else None
+
+
+def peak_bytes(measured: Measured) -> int | None:
+    """By the allocator where it was asked, else the sum of tensors; of a script its process."""
+    if measured.memory is not None:
+        return measured.memory.device_peak or measured.memory.peak
+    return measured.process.peak_bytes if measured.process else None
 
 
 def joules_a_step(measured: Measured) -> float | None:
@@ -94,4 +100,5 @@ def _measured(name: str, results: Sequence[Result]) -> Measured:
         next((m for m in memory if not m.is_base), None),
         tuple(curves),
         energy[0] if energy else None,
+        next((r for r in results if isinstance(r, ProcessPeak) and r.precision == name), None),
     )

@@ -1,8 +1,8 @@
 """What a child process measures: products and copies alone, a step's products, precisions beside
 each other, batch sizes. Imports torch; writes records.results to the store.
 
-kinds        which measurement a run asks for
-timing       one call, timed often: median and quartiles
+kinds            which measurement a run asks for
+timing           one call, timed often: median and quartiles
 cores            which products of a step use Tensor Cores, from a workload or a script
 step_products    the products of one step: shapes, FLOPs, bytes, where they ran
 script_step      one step of a script that is left as it is

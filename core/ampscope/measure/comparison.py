@@ -24,8 +24,9 @@ from ampscope.measure.beside_steps import Limit, energy, memory, other_sizes, st
 from ampscope.measure.cast_share import cast_share
 from ampscope.measure.phases import StepSeconds
 from ampscope.measure.rebatch import batch_size
+from ampscope.measure.script_comparison import compare_script
 from ampscope.measure.together import Together, Trainings, batch_of, prepared
-from ampscope.records import LossCurve, RunSpec
+from ampscope.records import AS_IS, LossCurve, RunSpec
 from ampscope.run.training import Training
 from ampscope.store.writer import RunWriter
 
@@ -39,6 +40,8 @@ def measure(
     spec: RunSpec, device: torch.device, writer: RunWriter, is_cancelled: Callable[[], bool]
 ) -> str:
     """Compare ``spec.precisions``; one sentence on what could not be measured."""
+    if spec.control == AS_IS:
+        return compare_script(spec, writer, is_cancelled, device.type == "cuda")
     limit = Limit(spec.time_limit_s)
     trainings: Trainings = {}
     taken: dict[str, list[StepSeconds]] = {name: [] for name in spec.precisions}

@@ -20,13 +20,11 @@ from ampscope.measure.product_timing import ceiling, copy_ceiling, measured
 from ampscope.measure.script_step import script_step
 from ampscope.measure.step_products import Found, RecordedStep, StepTrace
 from ampscope.measure.timing import synchronize
-from ampscope.records import Rate, RunSpec, StepProducts
+from ampscope.records import AS_IS, Rate, RunSpec, StepProducts
 from ampscope.run.probe import prepare
 from ampscope.run.training import Training, training_step
 from ampscope.store.writer import RunWriter
 from ampscope.workloads.protocol import iterate
-
-AS_IS = "as_is"  # a spec's control that says: the workload is a script, run it untouched
 
 
 def measure(

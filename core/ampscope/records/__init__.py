@@ -5,7 +5,7 @@ Losses, scales and norms keep NaN and infinities: they are what people look for.
 """
 
 from ampscope.records.batches import BatchPrediction, BatchTry, LargestBatch
-from ampscope.records.comparison import EnergyUse, LossCurve, MemorySplit, StepTimes
+from ampscope.records.comparison import EnergyUse, LossCurve, MemorySplit, ProcessPeak, StepTimes
 from ampscope.records.measurements import (
     Event,
     Frame,
@@ -20,6 +20,7 @@ from ampscope.records.measurements import (
 from ampscope.records.products import Dimension, Operand, Padded, Place, Product, StepProducts
 from ampscope.records.results import RESULT_KINDS, Rate, Result
 from ampscope.records.runs import (
+    AS_IS,
     MEASUREMENT_KINDS,
     Cadence,
     Machine,
@@ -32,6 +33,7 @@ from ampscope.records.telemetry import Sample
 from ampscope.records.timing import Timing
 
 __all__ = [
+    "AS_IS",
     "MEASUREMENT_KINDS",
     "RESULT_KINDS",
     "BatchPrediction",
@@ -51,6 +53,7 @@ __all__ = [
     "Operand",
     "Padded",
     "Place",
+    "ProcessPeak",
     "Product",
     "Rate",
     "Result",

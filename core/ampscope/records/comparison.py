@@ -70,6 +70,16 @@ class MemorySplit:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessPeak:
+    """Peak memory of a whole run of a script, which cannot be split."""
+
+    precision: str
+    peak_bytes: int
+    what: str  # "CUDA's allocator" | "the process above Python and torch"
+    measured_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class EnergyUse:
     """Energy of some steps in a row, by a counter of the device."""
 

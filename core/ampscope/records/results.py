@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from typing import TypeAlias, get_args
 
 from ampscope.records.batches import BatchPrediction, BatchTry, LargestBatch
-from ampscope.records.comparison import EnergyUse, LossCurve, MemorySplit, StepTimes
+from ampscope.records.comparison import (
+    EnergyUse,
+    LossCurve,
+    MemorySplit,
+    ProcessPeak,
+    StepTimes,
+)
 from ampscope.records.products import Product, StepProducts
 from ampscope.records.timing import Timing
 
@@ -46,6 +52,7 @@ Result: TypeAlias = (
     | StepTimes
     | LossCurve
     | MemorySplit
+    | ProcessPeak
     | EnergyUse
     | BatchTry
     | BatchPrediction

@@ -22,6 +22,7 @@ class State(StrEnum):
         return self in (State.QUEUED, State.RUNNING)
 
 
+AS_IS = "as_is"  # the control that leaves a script as it is
 # Runs that measure instead of recording one training: what this machine reaches (bench), which
 # products of a step use Tensor Cores (cores), precisions beside each other (compare), the largest
 # batch (batch).

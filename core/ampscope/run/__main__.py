@@ -131,7 +131,7 @@ def _sentence(error: BaseException, spec: RunSpec) -> str:
         return f"Out of memory{limit}. Use a smaller size, fewer instruments, or a higher limit."
     if isinstance(error, SystemExit):
         return f"The workload called sys.exit({error.code}). Remove that call from it."
-    if spec.kind == "bench":
+    if not spec.is_training:
         return f"The measurement raised {text}. The traceback is kept with the run."
     return f"The training step raised {text}. The traceback is kept with the run."
 

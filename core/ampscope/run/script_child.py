@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from ampscope.errors import AmpscopeError, BadInput, StoreError
-from ampscope.records import Machine, RunSpec, State
+from ampscope.records import AS_IS, Machine, RunSpec, State
 from ampscope.run.device import choose_device, choose_policy, describe, limit_memory
 from ampscope.run.readings import read_beside
 from ampscope.run.script import Following, OwnFault, ScriptResult, end_python, run_script
@@ -25,7 +25,6 @@ from ampscope.telemetry.beside import Readings
 HANG_FACTOR = 1.5  # the script's own time limit counts at optimizer steps; this one always
 HANG_GRACE_S = 5.0
 EXIT_FAILED = 2
-AS_IS = "as_is"  # the control that leaves the script as it is; the machine is read beside it
 _LIKELIEST_VICTIM = "1000"  # oom_score_adj(5): the kernel ends this process before any other
 
 

@@ -40,10 +40,11 @@ def of_devices(rows: Sequence[Row], points: int) -> list[Row]:
 
 
 def overview(rows: Sequence[Row], points: int) -> list[Row]:
-    """About ``points`` rows of one device for a chart; all where they are no more. Each of a
-    number of equal parts keeps its extremes."""
+    """Between half and all of ``points`` rows of one device; all rows where they are no more. Each
+    of a number of equal parts keeps its extremes, and as many at regular distance."""
     if len(rows) <= points:
         return list(rows)
-    parts = max(1, points // (2 * len(QUANTITIES)))
+    extremes = 2 * len(QUANTITIES)
+    parts = max(1, points // (2 * extremes))
     size = -(-len(rows) // parts)
-    return [row for n in range(0, len(rows), size) for row in thinned(rows[n : n + size], 1)]
+    return [row for n in range(0, len(rows), size) for row in thinned(rows[n : n + size], extremes)]

@@ -1,0 +1,109 @@
+"""An untouched script in several precisions: one process each, turn and turn about over seeds.
+
+A script's steps cannot be stopped half way, so whole runs take turns. A script that seeds itself
+makes the same run under every seed; then seeds say nothing, which shows as a spread of zero.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ampscope.errors import BadInput, Cancelled
+from ampscope.measure.beside_steps import Limit
+from ampscope.measure.timing import summary
+from ampscope.records import LossCurve, ProcessPeak, RunSpec, StepTimes
+from ampscope.store.writer import RunWriter
+
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+WARM_UP = 2
+LEAST = WARM_UP + 2  # steps that tell anything
+START_S = 15.0  # for a process to import torch, beside its share of the time
+
+
+def compare_script(
+    spec: RunSpec, writer: RunWriter, is_cancelled: Callable[[], bool], is_cuda: bool
+) -> str:
+    """Every precision under every seed; one sentence on what could not be measured. Raises
+    BadInput when the script makes too few steps, or fails in every precision."""
+    wrong = [name for name in spec.precisions if name not in PRECISIONS]
+    if wrong:
+        raise BadInput(f"A script can be compared in {', '.join(PRECISIONS)}; not in {wrong[0]}.")
+    limit, notes = Limit(spec.time_limit_s), [_NO_PHASES]
+    seconds: dict[str, list[float]] = {name: [] for name in spec.precisions}
+    left = len(spec.precisions) * spec.seeds
+    failed: dict[str, str] = {}
+    for number in range(spec.seeds):
+        first = number % len(spec.precisions)
+        for name in (*spec.precisions[first:], *spec.precisions[:first]):
+            if is_cancelled():
+                raise Cancelled(f"Cancelled with {left} runs left.")
+            share_s = limit.left_s() / left
+            left -= 1
+            found = _run(spec, name, spec.seed + number, share_s) if name not in failed else None
+            if found is None or len(found["losses"]) < LEAST:
+                failed.setdefault(name, _why(name, found))
+                continue
+            seconds[name] += found["seconds"][WARM_UP - 1 :]
+            losses = tuple(found["losses"])
+            writer.add_result(LossCurve(name, spec.seed + number, losses, ()))
+            if not number and found["peak_bytes"] is not None:
+                what = "CUDA's allocator" if is_cuda else "the process above Python and torch"
+                writer.add_result(ProcessPeak(name, found["peak_bytes"], what, time.time()))
+            if found["foreign"]:
+                notes.append(f"{name}: the script's own autocast is in {found['foreign']}.")
+            writer.flush()
+    if len(failed) == len(spec.precisions):
+        raise BadInput(next(iter(failed.values())))
+    for name, taken in seconds.items():
+        if taken:
+            step = summary(taken)
+            writer.add_result(StepTimes(name, 0, step, None, None, None, None, time.time()))
+    return " ".join(dict.fromkeys([*notes, *failed.values()]))
+
+
+_NO_PHASES = (
+    "Of an untouched script whole steps are timed: its phases, the split of its memory and other "
+    "batch sizes need a workload file."
+)
+
+
+def _run(spec: RunSpec, precision: str, seed: int, share_s: float) -> dict[str, Any] | None:
+    """What one run of the script wrote; None when it wrote nothing."""
+    with tempfile.TemporaryDirectory(prefix="ampscope-") as folder:
+        out = Path(folder) / "steps.json"
+        command = [sys.executable, "-m", "ampscope.measure.script_clock", "--out", str(out)]
+        command += ["--precision", precision, "--steps", str(spec.steps), "--seed", str(seed)]
+        command += ["--seconds", f"{max(share_s - START_S / 3, 1.0):.1f}", spec.workload]
+        try:
+            subprocess.run(
+                [*command, *spec.args],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=max(share_s, 1.0) + START_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return None
+        if not out.exists():
+            return None
+        found: dict[str, Any] = json.loads(out.read_text())
+        return found
+
+
+def _why(name: str, found: dict[str, Any] | None) -> str:
+    if found is None:
+        return f"{name}: the script ended without a word, or no step ended in time."
+    if found["problem"]:
+        return f"{name}: the script failed after {len(found['losses'])} steps. {found['problem']}"
+    return (
+        f"{name}: the script made {len(found['losses'])} optimizer steps; a comparison needs "
+        f"{LEAST}. Let it train longer, or raise --time-limit."
+    )
