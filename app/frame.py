@@ -22,7 +22,7 @@ def show() -> None:
     sections: dict[str, list[st.Page]] = {}
     for entry in ENTRIES:
         sections.setdefault(entry.section, []).append(_page(entry))
-    page = st.navigation(sections)
+    page = st.navigation(sections, expanded=True)
     try:
         page.run()
     except AmpscopeError as error:

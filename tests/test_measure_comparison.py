@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -257,3 +259,124 @@ def test_rapl_is_read_and_its_wrapping_is_followed(tmp_path: Path) -> None:
     counter.write_text("100000\n")  # it wrapped at 1 J
     assert read() - first == pytest.approx(0.2)
     assert energy_counter(torch.device("cpu"), tmp_path / "missing") is None
+
+
+SCRIPT = """
+import sys
+
+import torch
+from torch import nn
+
+print("to standard output")
+model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+{setup}
+generator = torch.Generator().manual_seed(5)
+x, y = torch.randn(32, 64, generator=generator), torch.arange(32) % 4
+for step in range({steps}):
+    optimizer.zero_grad()
+    {step}
+"""
+PLAIN = "loss = nn.functional.cross_entropy(model(x), y); loss.backward(); optimizer.step()"
+SCALED = """
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = nn.functional.cross_entropy(model(x), y)
+    scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()
+"""
+
+
+def script(folder: Path, setup: str = "", step: str = PLAIN, steps: int = 50) -> Path:
+    file = folder / "train.py"
+    file.write_text(SCRIPT.format(setup=setup, step=step, steps=steps))
+    return file
+
+
+def clocked(file: Path, precision: str, *args: str, steps: int = 8) -> dict[str, object]:
+    from ampscope.measure.script_clock import main as clock
+
+    out = file.parent / f"{precision}.json"
+    command = [sys.executable, "-m", clock.callback.__module__, "--precision", precision]  # type: ignore[union-attr]  # it has one
+    command += ["--steps", str(steps), "--seconds", "60", "--seed", "3", "--out", str(out)]
+    subprocess.run([*command, str(file), *args], check=True, timeout=120, capture_output=True)
+    found: dict[str, object] = json.loads(out.read_text())
+    return found
+
+
+def script_by_hand(steps: int) -> list[float]:
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(5)
+    x, y = torch.randn(32, 64, generator=generator), torch.arange(32) % 4
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_an_untouched_script_is_clocked_in_every_precision(tmp_path: Path, precision: str) -> None:
+    found = clocked(script(tmp_path), precision)
+    tolerance = {"fp32": 1e-6, "bf16": 0.02, "fp16": 0.005}[precision]
+    hand = script_by_hand(8)
+    if precision == "fp16":  # 65,536 times a loss of 1.3 overflows in fp16: that step is left out
+        hand = [*hand[:2], *hand[1:7]]
+    assert found["losses"] == pytest.approx(hand, rel=tolerance)
+    assert (found["losses"] == hand) == (precision == "fp32")
+    assert len(found["seconds"]) == 7  # type: ignore[arg-type]  # a list
+    assert (found["problem"], found["foreign"]) == ("", "")
+
+
+def test_a_script_with_its_own_amp_keeps_it_and_its_losses_are_unscaled(tmp_path: Path) -> None:
+    file = script(tmp_path, 'scaler = torch.amp.GradScaler("cpu")', SCALED)
+    hand = script_by_hand(8)
+    assert clocked(file, "fp16")["losses"] == pytest.approx(hand, rel=0.005)
+    assert clocked(file, "fp32")["losses"] == pytest.approx(hand, rel=1e-6)
+    bf16 = clocked(file, "bf16")
+    assert bf16["losses"] == pytest.approx(hand, rel=0.02)
+    assert bf16["foreign"] == ""
+
+
+def test_the_command_compares_a_script(tmp_path: Path) -> None:
+    file, store = script(tmp_path), tmp_path / "s.db"
+    command = ["compare", str(file), "--precision", "fp32,bf16", "--seeds", "2", "--steps", "8"]
+    done = CliRunner().invoke(main, [*command, "--store", str(store), "--", "--lr", "3"])
+    assert done.exit_code == 0, done.output
+    assert "speed against fp32" in done.stdout
+    assert "Of an untouched script whole steps are timed" in done.stderr
+    with Reader(store) as reader:
+        info = reader.runs()[0]
+        found = by_precision(reader.results(info.id))
+    assert info.spec.args == ("--lr", "3")
+    assert [len(m.curves) for m in found] == [2, 2]
+    assert all(m.times is not None and m.times.step.repeats == 12 for m in found)
+    assert all(m.process is not None for m in found)
+
+
+@pytest.mark.parametrize(
+    ("steps", "setup", "words"),
+    [
+        (2, "", "made 2 optimizer steps; a comparison needs 4"),
+        (9, "raise ValueError('the data is missing')", "ValueError: the data is missing"),
+        (9, "import os; os._exit(3)", "ended without a word"),
+        (9, "sys.exit(2)", "It called sys.exit(2)"),
+    ],
+)
+def test_a_script_that_cannot_be_compared_gives_one_sentence(
+    tmp_path: Path, steps: int, setup: str, words: str
+) -> None:
+    command = ["compare", str(script(tmp_path, setup, steps=steps)), "--precision", "fp32,bf16"]
+    done = CliRunner().invoke(main, [*command, "--seeds", "1", "--store", str(tmp_path / "s.db")])
+    assert done.exit_code == 1
+    assert words in done.stderr
+
+
+def test_arguments_belong_to_scripts_alone(tmp_path: Path) -> None:
+    command = ["compare", "mlp", "--store", str(tmp_path / "s.db"), "--", "--lr"]
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 2
+    assert "mlp takes no arguments; only a script does." in done.stderr
