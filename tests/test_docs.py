@@ -52,6 +52,13 @@ def test_readme_prints_the_kept_figures(name: str, monkeypatch: pytest.MonkeyPat
     assert replaced == text, f"python benchmarks/{name}.py --write"
 
 
+def test_hardware_page_prints_the_kept_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    text = (ROOT / "docs" / "hardware.md").read_text()
+    replaced = importlib.import_module("readme_machine").replaced(text)
+    assert replaced == text, "python benchmarks/readme_machine.py --write"
+
+
 @pytest.mark.parametrize("page", sorted((ROOT / "pages").glob("*.py")), ids=lambda p: p.name)
 def test_pages_stay_thin(page: Path) -> None:
     assert len(page.read_text().splitlines()) <= 60

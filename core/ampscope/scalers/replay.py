@@ -1,0 +1,93 @@
+"""The trajectory that a policy would have taken over a recorded run's gradients.
+
+    scale of step 0 = the policy's first
+    for each recorded step: would its gradients have overflowed at the scale? (overflow.fate)
+        the policy's step function says the next scale
+
+What the weights would have become is not replayed: a step that a policy skips, or does not, changes
+the gradients after it. The answer is exact for the gradients as they were recorded. Where a
+histogram cannot tell (the top bin is too coarse, or the step overflowed when it was recorded and a
+smaller scale is asked for), the replay takes the likelier way and counts the step as a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ampscope.scalers.overflow import Fate, StepGradients, fate
+from ampscope.scalers.policies import Policy, ScalerState, Settings, allowed
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """One step of a replay."""
+
+    step: int
+    scale: float
+    skipped: bool
+    fate: Fate
+    is_guess: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A whole trajectory."""
+
+    policy: str
+    settings: Settings
+    steps: tuple[Replayed, ...]
+
+    @property
+    def skips(self) -> int:
+        """Steps that the policy would have left out."""
+        return sum(step.skipped for step in self.steps)
+
+    @property
+    def guesses(self) -> tuple[int, ...]:
+        """Steps whose fate the histograms do not tell."""
+        return tuple(step.step for step in self.steps if step.is_guess)
+
+    @property
+    def first_guess(self) -> int | None:
+        """From here on the trajectory may be another."""
+        return self.guesses[0] if self.guesses else None
+
+
+def replay(gradients: Sequence[StepGradients], policy: Policy, settings: Settings) -> Replay:
+    """Over recorded steps in order."""
+    used = allowed(policy, settings)
+    state = policy.start(used)
+    later = _later_tops(gradients)
+    made: list[Replayed] = []
+    for place, recorded in enumerate(gradients):
+        seen = fate(recorded, state.scale)
+        skipped, is_guess = _decided(seen, recorded, state, later[place])
+        made.append(Replayed(recorded.step, state.scale, skipped, seen, is_guess))
+        state = policy.step(state, skipped, used)
+    return Replay(policy.name, used, tuple(made))
+
+
+def _decided(
+    seen: Fate, recorded: StepGradients, state: ScalerState, later: StepGradients | None
+) -> tuple[bool, bool]:
+    """(skipped, a guess)."""
+    if seen is Fate.COARSE:
+        return True, True  # the larger half of a bin is likelier than the sliver below the limit
+    if seen is not Fate.UNKNOWN:
+        return seen is not Fate.FINITE, False
+    # It overflowed at a larger scale. The next step that did not tells how large gradients are.
+    if later is None or not state.scale:
+        return recorded.found_inf, True
+    return fate(later, state.scale) in (Fate.OVERFLOW, Fate.COARSE), True
+
+
+def _later_tops(gradients: Sequence[StepGradients]) -> list[StepGradients | None]:
+    """For each step the next one whose gradients were finite."""
+    found: list[StepGradients | None] = []
+    following: StepGradients | None = None
+    for recorded in reversed(gradients):
+        if not recorded.found_inf:
+            following = recorded
+        found.append(following)
+    return found[::-1]
