@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ampscope.analysis.skip_causes import skip_causes
 from ampscope.analysis.skips import BadStep, bad_steps
 from ampscope.records import RunInfo
 from ampscope.store.reader import Reader
@@ -29,9 +30,12 @@ def read(run: RunInfo, found: Trajectory) -> BadSteps:
     if found.totals.steps <= store.POINTS:
         every = bad_steps(found.steps, _all_firsts(run))
         return BadSteps(every, len(every))
-    bad = [step for step in found.steps if is_bad(step)]
+    bad, causes = [step for step in found.steps if is_bad(step)], skip_causes(found.steps)
     firsts = _firsts(run, tuple(step.step for step in bad[-MOST:]))
-    rows = [BadStep(s.step, s.scale, s.skipped, *firsts.get(s.step, (0, ""))) for s in bad[-MOST:]]
+    rows = [
+        BadStep(s.step, s.scale, s.skipped, *firsts.get(s.step, (0, "")), causes.get(s.step))
+        for s in bad[-MOST:]
+    ]
     return BadSteps(rows, len(bad) if found.is_part else max(len(bad), found.totals.bad))
 
 

@@ -26,6 +26,10 @@ from app.scale_data import Trajectory
 from app.text import plural, power_of_two, share
 
 TABLE_PX = 380
+WHY = (
+    "calibration: finite at a smaller scale later, which is how GradScaler finds its scale. fault: "
+    "the loss was not finite, or no smaller scale helped. unknown: nothing finite came after it."
+)
 
 
 def overview(found: Trajectory) -> None:
@@ -77,7 +81,10 @@ def skips(run: RunInfo, found: Trajectory) -> None:
         key="loss-scale-skips",
         hide_index=True,
         height=min(TABLE_PX, 38 + 35 * len(bad.shown)),
-        column_config={"Scale": st.column_config.NumberColumn(format="localized")},
+        column_config={
+            "Scale": st.column_config.NumberColumn(format="localized"),
+            "Why": st.column_config.TextColumn(help=WHY),
+        },
     )
     chart.download(lambda: table, "skips", key="loss-scale-skips")
     _one_skip(run, bad.shown)
@@ -138,6 +145,7 @@ def _bad_table(bad: list[BadStep]) -> pd.DataFrame:
             "Loss scale": [power_of_two(b.scale) if b.scale else "none" for b in bad],
             "Scale": [b.scale for b in bad],
             "Skipped": [b.skipped for b in bad],
+            "Why": ["" if b.cause is None else str(b.cause) for b in bad],
             "Parameters not finite": [b.parameter_count for b in bad],
             "First in backward": [b.first_parameter or "not recorded" for b in bad],
         }

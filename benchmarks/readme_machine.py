@@ -30,6 +30,7 @@ from ampscope.compare.figures import seconds
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "hardware.md"
+NAMES = {"gpt": "GPT", "resnet": "ResNet"}
 BEGIN, END = "<!-- machine -->", "<!-- /machine -->"
 COMPARED = ("compare_gpt_small_cpu", "compare_gpt_medium_cpu", "compare_resnet_small_cpu")
 SEARCHED = ("batch_gpt_small_cpu", "batch_resnet_small_cpu")

@@ -1,6 +1,6 @@
 """Loss scale: what the scaler did, step by step, and who held the NaN or Inf at every skip."""
 
-from app import run_page, scale_data, scale_view, states, trainings
+from app import run_page, scale_data, scale_lab, scale_view, scale_windows_view, states, trainings
 
 run = run_page.opened("Loss scale")
 (run,) = trainings.pick(run, may_merge=False)
@@ -10,3 +10,5 @@ if not found.steps:
 scale_view.overview(found)
 scale_view.trajectory(found)
 scale_view.skips(run, found)
+scale_lab.draw(run, found)
+scale_windows_view.draw(run)

@@ -12,8 +12,11 @@ import pytest
 import stores
 from test_pages_layers import asked, metrics, texts
 
-from ampscope.records import NonFiniteRecord, State, StepRecord
+from ampscope.experiments.launch import launch
+from ampscope.records import NonFiniteRecord, RunSpec, ScalerSpec, State, StepRecord
+from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
+from tests.child_runs import wait_until
 
 Open = Callable[..., Any]
 
@@ -189,3 +192,23 @@ def test_names_are_text(store_path: Path, open_page: Open) -> None:
     raw = " ".join(e.value for kind in ("markdown", "subheader", "caption") for e in app.get(kind))
     assert "<script>" not in raw
     assert "<img" not in raw
+
+
+def test_the_lab_replays_the_run_at_its_own_settings_by_default(
+    open_page: Open, store_path: Path
+) -> None:
+    spec = RunSpec("gpt", precision="fp16", steps=25, scaler=ScalerSpec(2.0**24))
+    run_id = launch(spec, store_path)
+    assert wait_until(store_path, run_id).state is State.FINISHED
+    with Reader(store_path) as reader:
+        skipped = sum(step.skipped for step in reader.steps(run_id))
+    app = open_page("loss_scale", run=run_id, first_scale=24)
+    assert not app.exception
+    said_now = [m.value.replace("\\", "").replace("\u2060", "") for m in app.markdown]
+    said = f"PyTorch GradScaler would skip {skipped} steps (recorded: {skipped:,})"
+    assert skipped > 1
+    assert any(said in text for text in said_now), said_now
+    assert any("GradScaler(init_scale=" in text for text in said_now)
+    app = open_page("loss_scale", run=run_id, first_scale=24, policy="keras", interval=5)
+    assert not app.exception
+    assert any("Keras 3 LossScaleOptimizer would skip" in m.value for m in app.markdown)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ampscope.exponents import ABOVE, EXPONENTS, NAN, NEG_INF, POS_INF
 from ampscope.formats import NumberFormat
@@ -28,9 +29,44 @@ class ScaleWindow:
     spans: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ModuleWindow:
+    """log2 of the lowest and highest loss scale that suit one module; ``low`` > ``high``: none."""
+
+    module: int
+    low: int
+    high: int
+
+
+def module_windows(frame: Frame, fmt: NumberFormat) -> tuple[ModuleWindow, ...]:
+    """Of every row of a frame of finite gradients, in the frame's order; a module that is there in
+    two dtypes has two."""
+    found = _limits(frame, fmt)
+    if found is None:
+        return ()
+    modules, low, high = found
+    pairs = zip(modules, low.tolist(), high.tolist(), strict=True)
+    return tuple(ModuleWindow(module, a, b) for module, a, b in pairs)
+
+
 def common_window(frame: Frame, fmt: NumberFormat) -> ScaleWindow | None:
     """The window of all modules of a frame of gradients; None where a gradient is not finite, or
     none is there."""
+    found = _limits(frame, fmt)
+    if found is None:
+        return None
+    modules, low, high = found
+    spans = tuple(modules[i] for i in np.flatnonzero(low > high))
+    if spans:
+        return ScaleWindow(1, 0, spans[0], spans[0], spans)
+    lowest, highest = int(low.argmax()), int(high.argmin())
+    return ScaleWindow(int(low[lowest]), int(high[highest]), modules[lowest], modules[highest], ())
+
+
+def _limits(
+    frame: Frame, fmt: NumberFormat
+) -> tuple[list[int], NDArray[np.int64], NDArray[np.int64]] | None:
+    """Modules with gradients, and the lowest and highest exponent of a scale for each."""
     if frame.rows[:, [NAN, POS_INF, NEG_INF]].any():
         return None
     finite = frame.rows[:, : ABOVE + 1]
@@ -45,8 +81,4 @@ def common_window(frame: Frame, fmt: NumberFormat) -> ScaleWindow | None:
     recorded = round(math.log2(frame.scale))
     low = fmt.zero_below_exponent - first + recorded
     high = fmt.max_exponent - 1 - top + recorded
-    spans = tuple(modules[i] for i in np.flatnonzero(low > high))
-    if spans:
-        return ScaleWindow(1, 0, spans[0], spans[0], spans)
-    lowest, highest = int(low.argmax()), int(high.argmin())
-    return ScaleWindow(int(low[lowest]), int(high[highest]), modules[lowest], modules[highest], ())
+    return modules, low, high

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ampscope.analysis.skip_causes import SkipCause, skip_causes
 from ampscope.records import StepRecord
 
 
@@ -20,13 +21,15 @@ class BadStep:
     skipped: bool
     parameter_count: int  # parameters whose gradients held NaN or Inf
     first_parameter: str  # the first that backward reached, "" when none was recorded
+    cause: SkipCause | None = None  # of a skipped step
 
 
 def bad_steps(steps: Sequence[StepRecord], firsts: Mapping[int, tuple[int, str]]) -> list[BadStep]:
     """Skipped steps and steps with non-finite gradients. ``firsts`` maps a step to the number of
     its non-finite parameters and the first of them in backward order."""
+    causes = skip_causes(steps)
     return [
-        BadStep(s.step, s.scale, s.skipped, *firsts.get(s.step, (0, "")))
+        BadStep(s.step, s.scale, s.skipped, *firsts.get(s.step, (0, "")), causes.get(s.step))
         for s in steps
         if s.skipped or s.step in firsts
     ]

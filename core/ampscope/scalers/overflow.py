@@ -1,13 +1,15 @@
 """Which loss scales overflow the gradients of a recorded step, read off its histograms.
 
-A histogram recorded at scale S says in which powers of two the scaled gradients lay. At another
-scale k S they lie log2 k bins further, so whether the largest overflows in fp16 is known but for
-its top bin: [2^15, 2^16) holds 65,504 and 65,520, of which the second rounds to infinity. There the
-answer is "too coarse", unless that very scale was run.
+A histogram recorded at scale S says in which powers of two the scaled gradients lay. At k S they
+lie log2 k bins further. Where k is a power of two the answer is exact: an fp16 number times 2^j is
+an fp16 number, so gradients whose largest lies in [2^e, 2^(e+1)) overflow at 2^j S when e + j
+exceeds 15, and do not otherwise. A scale between powers of two moves a bin across two others; where
+the upper one lies beyond the limit and the lower does not, the bin is too coarse to decide.
 
-Gradients in fp16 overflow on their way, at the op that makes them (grad_output and weight_grad both
-count); a weight gradient in fp32 that is finite says nothing about its inputs, which is why both
-roles are read.
+What overflows is what is computed in the narrow format: output gradients that flow in it, and
+weight gradients of the modules that have such (autocast computes those in fp16 and hands them to
+fp32 weights). A gradient inside a module, between two of its functional ops, is not recorded; its
+overflow is seen at the scale that was run, and not predicted for others.
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ from enum import StrEnum
 
 import numpy as np
 
-from ampscope.exponents import ABOVE, EXPONENTS, NAN, NEG_INF, POS_INF
+from ampscope.exponents import ABOVE, EXPONENTS, Raw
 from ampscope.formats import NumberFormat
-from ampscope.records import Frame
+from ampscope.records import Frame, Role
 
 
 class Fate(StrEnum):
@@ -29,17 +31,16 @@ class Fate(StrEnum):
 
     FINITE = "finite"
     OVERFLOW = "overflow"
-    FAULT = "fault"  # not finite at any scale: the loss, the data or a backward op made it
-    COARSE = "coarse"  # the top bin lies in the format's own top bin
-    UNKNOWN = "unknown"  # the recorded step overflowed, so how large its gradients are is lost
+    COARSE = "coarse"  # the bin of the largest straddles the limit
+    UNKNOWN = "unknown"  # it overflowed when it was recorded, or has no histogram
 
 
 @dataclass(frozen=True, slots=True)
 class StepGradients:
     """What a step's histograms say about other scales.
 
-    ``top`` is the exponent of the largest gradient that is bound to a narrow format, at the scale
-    of the step; None where none was recorded.
+    ``top`` is the exponent of the largest gradient that is bound to the narrow format, at the scale
+    of the step; None where there is none, or where the step has no histogram.
     """
 
     step: int
@@ -47,44 +48,65 @@ class StepGradients:
     found_inf: bool  # as recorded at ``scale``
     top: int | None
     max_exponent: int  # of the narrow format, 15 for fp16
+    has_histogram: bool = True
 
 
 def step_gradients(
     step: int, scale: float, found_inf: bool, frames: Iterable[Frame], narrow: NumberFormat
 ) -> StepGradients:
-    """Of the gradients that flowed in ``narrow``; those in wider dtypes cannot overflow by it."""
-    tops = [_top(frame, narrow.name) for frame in frames]
-    known = [top for top in tops if top is not None]
-    return StepGradients(step, scale, found_inf, max(known, default=None), narrow.max_exponent)
+    """Of the frames of output and weight gradients of one step, as they were recorded."""
+    counts = [bound_counts(frame, modules) for frame, modules in _bound(frames, narrow.name)]
+    tops = [int(EXPONENTS[np.flatnonzero(row)[-1]]) for row in counts if row.any()]
+    return StepGradients(
+        step, scale, found_inf, max(tops, default=None), narrow.max_exponent, bool(counts)
+    )
+
+
+def narrow_counts(frames: Iterable[Frame], narrow: NumberFormat) -> Raw:
+    """Finite counts [ABOVE + 1] of the output gradients that flow in ``narrow``, all modules."""
+    total = np.zeros(ABOVE + 1, np.int64)
+    for frame in frames:
+        if frame.role is Role.GRAD_OUTPUT:
+            keep = [name == narrow.name for name in frame.dtypes]
+            total += frame.rows[keep][:, : ABOVE + 1].sum(axis=0)
+    return total
 
 
 def fate(gradients: StepGradients, scale: float) -> Fate:
     """What would have become of the step at ``scale``."""
     if scale == gradients.scale:
         return Fate.OVERFLOW if gradients.found_inf else Fate.FINITE
-    if not scale or not math.isfinite(scale):
-        return Fate.OVERFLOW if math.isinf(scale) else Fate.UNKNOWN
-    larger = scale > gradients.scale
+    if math.isinf(scale):
+        return Fate.OVERFLOW
     if gradients.found_inf:
-        return Fate.OVERFLOW if larger else Fate.UNKNOWN
-    if gradients.top is None or not larger:
+        return Fate.OVERFLOW if scale > gradients.scale else Fate.UNKNOWN
+    if scale < gradients.scale:
         return Fate.FINITE  # a smaller scale overflows nothing that was finite
-    # The whole bin moves; a scale between powers of two moves it between two bins.
+    if not gradients.has_histogram:
+        return Fate.UNKNOWN
+    if gradients.top is None:
+        return Fate.FINITE
     shift = math.log2(scale / gradients.scale)
     low, high = gradients.top + math.floor(shift), gradients.top + math.ceil(shift)
-    if high < gradients.max_exponent:
+    if high <= gradients.max_exponent:
         return Fate.FINITE
     return Fate.OVERFLOW if low > gradients.max_exponent else Fate.COARSE
 
 
-def _top(frame: Frame, dtype: str) -> int | None:
-    rows = [row for row, name in zip(frame.rows, frame.dtypes, strict=True) if name == dtype]
-    if not rows:
-        return None
-    occupied = np.flatnonzero(np.asarray(rows)[:, : ABOVE + 1].any(axis=0))
-    return int(EXPONENTS[occupied[-1]]) if occupied.size else None
+def bound_counts(frame: Frame, modules: frozenset[int]) -> Raw:
+    """Finite counts of the rows of ``modules``, summed."""
+    keep = [module in modules for module in frame.modules]
+    return np.asarray(frame.rows[keep][:, : ABOVE + 1].sum(axis=0))
 
 
-def is_finite(frame: Frame) -> bool:
-    """No NaN and no Inf in any row."""
-    return not frame.rows[:, [NAN, POS_INF, NEG_INF]].any()
+def _bound(frames: Iterable[Frame], dtype: str) -> list[tuple[Frame, frozenset[int]]]:
+    """Each frame with the modules whose gradients are computed in ``dtype``."""
+    every = list(frames)
+    narrow = frozenset(
+        module
+        for frame in every
+        if frame.role is Role.GRAD_OUTPUT
+        for module, name in zip(frame.modules, frame.dtypes, strict=True)
+        if name == dtype
+    )
+    return [(frame, narrow) for frame in every if frame.role.is_gradient]

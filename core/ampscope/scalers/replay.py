@@ -73,21 +73,21 @@ def _decided(
 ) -> tuple[bool, bool]:
     """(skipped, a guess)."""
     if seen is Fate.COARSE:
-        return True, True  # the larger half of a bin is likelier than the sliver below the limit
+        return True, True
     if seen is not Fate.UNKNOWN:
-        return seen is not Fate.FINITE, False
-    # It overflowed at a larger scale. The next step that did not tells how large gradients are.
+        return seen is Fate.OVERFLOW, False
+    # The next step that has finite gradients in a histogram tells how large they are about now.
     if later is None or not state.scale:
         return recorded.found_inf, True
     return fate(later, state.scale) in (Fate.OVERFLOW, Fate.COARSE), True
 
 
 def _later_tops(gradients: Sequence[StepGradients]) -> list[StepGradients | None]:
-    """For each step the next one whose gradients were finite."""
+    """For each step the next one with finite gradients in a histogram."""
     found: list[StepGradients | None] = []
     following: StepGradients | None = None
     for recorded in reversed(gradients):
-        if not recorded.found_inf:
+        if not recorded.found_inf and recorded.has_histogram:
             following = recorded
         found.append(following)
     return found[::-1]

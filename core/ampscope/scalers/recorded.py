@@ -1,0 +1,61 @@
+"""A recorded run as the replay reads it: fates and counts of every step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ampscope.exponents import ABOVE, EXPONENTS, Raw
+from ampscope.formats import NumberFormat
+from ampscope.records import Frame, StepRecord
+from ampscope.scalers.overflow import StepGradients, narrow_counts, step_gradients
+from ampscope.scalers.replay import Replay
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """``counts`` is [steps, ABOVE + 1]: finite output gradients of each step at its own scale."""
+
+    gradients: tuple[StepGradients, ...]
+    counts: Raw
+    narrow: NumberFormat
+
+    @property
+    def histograms(self) -> int:
+        """Steps that have any."""
+        return sum(g.has_histogram for g in self.gradients)
+
+
+def recorded_run(
+    steps: Sequence[StepRecord],
+    frames_of: Callable[[int], Sequence[Frame]],
+    narrow: NumberFormat,
+) -> RecordedRun:
+    """``frames_of(step)`` gives the frames of output and weight gradients of one step."""
+    gradients, counts = [], np.zeros((len(steps), ABOVE + 1), np.int64)
+    for place, record in enumerate(steps):
+        frames = frames_of(record.step)
+        scale = record.scale if record.scale is not None else 1.0
+        gradients.append(step_gradients(record.step, scale, record.skipped, frames, narrow))
+        counts[place] = narrow_counts(frames, narrow)
+    return RecordedRun(tuple(gradients), counts, narrow)
+
+
+def lost_shares(run: RecordedRun, replay: Replay) -> list[float | None]:
+    """Of each step's non-zero gradients the share that becomes zero at the replay's scale; None for
+    a step that is skipped, has no gradients recorded, or was recorded with Inf."""
+    sums = np.cumsum(run.counts, axis=1)
+    shares: list[float | None] = []
+    for place, (made, seen) in enumerate(zip(replay.steps, run.gradients, strict=True)):
+        total = int(sums[place, -1])
+        if made.skipped or seen.found_inf or not total or not made.scale:
+            shares.append(None)
+            continue
+        shift = math.floor(math.log2(made.scale / seen.scale))
+        below = run.narrow.zero_below_exponent - shift  # exponents that are lost lie below this
+        place_of = int(np.searchsorted(EXPONENTS, below))
+        shares.append(float(sums[place, place_of - 1]) / total if place_of else 0.0)
+    return shares
