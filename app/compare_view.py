@@ -143,7 +143,11 @@ def _curves(measured: tuple[Measured, ...]) -> list[Curve]:
 
 def _promises(base: Measured, other: Measured, machine: Machine | None) -> None:
     rows = [
-        {"promise": c.claim, f"{other.precision}, measured here": c.measured, "why": c.why}
+        {
+            "promise": escape(c.claim),
+            f"{escape(other.precision)}, measured here": escape(c.measured),
+            "why": escape(c.why),
+        }
         for c in claims(base, other, machine)
     ]
     st.table(pd.DataFrame(rows).set_index("promise"), border="horizontal")

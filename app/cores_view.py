@@ -129,7 +129,7 @@ def _how(use: CoreUse) -> None:
     st.dataframe(table, key="cores-ceilings", hide_index=True)
     st.markdown(
         "Two signs are taken independently: the names of the kernels that ran in the step "
-        f"({use.step.kernel_source}), and the rate that each product reaches alone against the "
-        "same shapes in fp32 without TF32. Where they disagree, or neither tells, the answer is "
-        "*unknown*. A name that is in no list says nothing; it never means *not used*."
+        f"({escape(use.step.kernel_source)}), and the rate that each product reaches alone against "
+        "the same shapes in fp32 without TF32. Where they disagree, or neither tells, the answer "
+        "is *unknown*. A name that is in no list says nothing; it never means *not used*."
     )

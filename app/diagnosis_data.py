@@ -18,13 +18,12 @@ from ampscope.errors import BadInput
 from ampscope.experiments.recall import recall
 from ampscope.experiments.report import Report
 from ampscope.observations import Observation
-from ampscope.records import RunInfo, State
+from ampscope.records import AS_IS, RunInfo, State
 from ampscope.store.reader import Reader
 from app import diagnosis_jobs, store
 
 RUNS_READ = 4_000  # a zoo of 72 scripts has about 400 runs
 BETWEEN_RUNS_S = 5.0  # a diagnosis thinks for less than a second between two runs
-AS_IS = "as_is"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import streamlit as st
 
 from ampscope.analysis.ranks import grouped, is_rank
 from ampscope.errors import BadInput
-from ampscope.records import Machine, RunInfo
+from ampscope.records import AS_IS, Machine, RunInfo
 from app import links, states, store, trainings
 from app.diagnosis_terms import control
 from app.text import ago, code, cut, escape, percent, plural, power_of_two
@@ -20,7 +20,6 @@ from app.text import ago, code, cut, escape, percent, plural, power_of_two
 # The browser's clock starts anew when a page has been drawn. The writer flushes every 0.5 s, and a
 # step is to be on the screen within 2 s (benchmarks/results/live_pages.json).
 FOLLOW_EVERY_S = 0.6
-AS_IS = "as_is"
 NAME_LENGTH = 44  # name and badge fit on one line at 800 px
 _MEASURED = {
     "bench": "What this machine reaches",

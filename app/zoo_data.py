@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import PurePath
 
 from ampscope.causes import CAUSES
-from ampscope.records import RunInfo
+from ampscope.records import AS_IS, RunInfo
 from ampscope.report import fix_words
 from ampscope.zoo.answers import ANSWERS, HEALTHY, Answer
 from ampscope.zoo.score import script_path
@@ -95,7 +95,7 @@ class _Diagnoses:
             self.groups.setdefault(run.spec.group, []).append(run)
         self.newest: dict[str, RunInfo] = {}
         heads = diagnosis_data.heads(self.runs)
-        for head in (h for h in heads if h.spec.control == diagnosis_data.AS_IS):
+        for head in (h for h in heads if h.spec.control == AS_IS):
             self.newest.setdefault(_zoo_name(head.spec.workload), head)
 
     def result(self, script: str) -> Result:

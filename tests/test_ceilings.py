@@ -69,34 +69,42 @@ def test_a_dtype_without_tensor_cores_is_named() -> None:
 
 def test_clocks_are_the_reason_when_the_readings_say_so() -> None:
     slow = ceilings_of({**GOOD, "fp16": 60.0})
-    held = [sample("power cap")] * 3 + [sample("idle")] * 7
-    rarely = [sample("power cap")] + [sample("idle")] * 9
-    assert "power cap in 30%" in of(ceilings(slow, A100, held), "fp16").reason
+    held = timed_samples(["power cap"] * 3 + ["idle"] * 8)
+    rarely = timed_samples(["idle"] * 50 + ["power cap"])
+    assert "power cap in 20% of the time" in of(ceilings(slow, A100, held), "fp16").reason
     assert of(ceilings(slow, A100, rarely), "fp16").reason.startswith("Unknown")
     assert of(ceilings(slow, A100, []), "fp16").reason.startswith("Unknown")
 
 
-def test_readings_of_the_cpu_and_idleness_are_no_throttling() -> None:
-    assert held_down([sample("power cap", device="cpu")] * 5) == ""
-    assert held_down([sample("idle")] * 5) == ""
+def timed_samples(reasons: list[str]) -> list[Sample]:
+    """A second apart; the first speaks for no time."""
+    return [Sample("cuda:0", float(n), clock_reasons=r) for n, r in enumerate(reasons)]
+
+
+def test_idleness_is_no_throttling() -> None:
+    assert held_down(timed_samples(["idle"] * 5)) == ""
     assert held_down([]) == ""
-    assert "hardware slowdown in 100%" in held_down([sample("idle, hardware slowdown")])
+    said = held_down(timed_samples(["idle,hardware slowdown"] * 3))
+    assert said == "The clocks of cuda:0 were held down: hardware slowdown in 100% of the time."
 
 
 def cpu_use(*pairs: tuple[float | None, float | None]) -> list[Sample]:
-    return [Sample("cpu", 0.0, busy_percent=busy, own_percent=own) for busy, own in pairs]
+    return [
+        Sample("cpu", float(n), busy_percent=busy, own_percent=own)
+        for n, (busy, own) in enumerate(pairs)
+    ]
 
 
 def test_others_on_the_cpu_are_named_from_ten_percent_on() -> None:
-    busy = cpu_use((None, None), (100.0, 40.0), (100.0, 35.0), (100.0, 98.0))
-    assert shared(busy).startswith("Other processes used 60 % of the CPU meanwhile (median of 3")
-    assert shared(cpu_use((100.0, 91.0), (50.0, 55.0))) == ""
+    busy = cpu_use((None, None), (100.0, 40.0), (100.0, 40.0), (100.0, 100.0))
+    assert shared(busy).startswith("Other processes used 40 % of the CPU meanwhile")
+    assert shared(cpu_use((0.0, 0.0), (100.0, 91.0), (50.0, 55.0))) == ""
     assert shared(cpu_use((None, None))) == shared([]) == ""
 
 
 def test_others_on_the_gpu_are_named() -> None:
     held = [Sample("cuda:0", 0.0, other_processes=n) for n in (1, 2, 0)]
-    assert "held memory on the GPU" in shared(held)
+    assert "held memory on cuda:0" in shared(held)
     assert shared([Sample("cuda:0", 0.0, other_processes=0)]) == ""
     assert shared([Sample("cuda:0", 0.0)]) == ""  # NVML does not say
 
@@ -257,7 +265,7 @@ def test_a_slice_an_amd_gpu_and_a_whole_gpu() -> None:
 
 
 def test_held_clocks_are_said_even_where_no_dtype_is_behind() -> None:
-    readings = [sample("power cap")] * 4
+    readings = timed_samples(["power cap"] * 4)
     view = bench_view(run_on("cuda:0", A100_NAME, "8.0"), ceilings_of(GOOD), readings)
     assert view.warnings == (held_down(readings),)
 

@@ -55,7 +55,29 @@ def test_a_gain_within_the_quartiles_is_none() -> None:
         replace(r, step=Timing(r.step.median_s, 0.05, 0.4, 9)) if isinstance(r, StepTimes) else r
         for r in compared(0.2, 0.17)
     ]
-    assert verdict(by_precision(noisy)).pays is not Pays.TIME
+    found = verdict(by_precision(noisy))
+    assert found.pays is Pays.UNKNOWN
+    assert found.sentence.startswith("Too noisy to tell: bf16 is 1.18× as fast as fp32")
+
+
+def test_the_one_with_the_same_loss_is_chosen_before_a_faster_one() -> None:
+    results = [*compared(0.2, 0.11), *curves("fp16", 0.5), times("fp16", 0.1)]
+    found = verdict(by_precision(results))
+    assert (found.pays, found.precision) == (Pays.TIME, "bf16")
+    slow = [*compared(0.2, 0.25), *curves("fp16", 0.5), times("fp16", 0.1)]
+    assert verdict(by_precision(slow)).sentence.startswith("Look at the loss first: fp16")
+
+
+def test_a_larger_batch_does_not_excuse_another_loss() -> None:
+    found = verdict(by_precision(compared(0.2, 0.22, shift=0.5, larger=(0.8, 0.4))))
+    assert found.pays is Pays.UNKNOWN
+
+
+def test_tf32_is_set_beside() -> None:
+    results = [*compared(), *curves("tf32"), times("tf32", 0.125)]
+    assert verdict(by_precision(results)).sentence.endswith(
+        "bf16 needs no scaler. TF32 alone, without autocast, is 1.60× as fast as fp32."
+    )
 
 
 def test_memory_alone_is_said_so() -> None:
@@ -68,8 +90,8 @@ def test_a_larger_batch_at_which_it_pays_is_named() -> None:
     found = verdict(by_precision(compared(0.2, 0.22, larger=(0.8, 0.4))))
     assert found.pays is Pays.LARGER
     assert found.sentence == (
-        "AMP does not pay at a batch of 8: bf16 takes 1.10× the time of fp32, which goes into "
-        "launching ops; with 32 samples it is 2.00× as fast."
+        "AMP does not pay at a batch of 8: bf16 takes 1.10× the time of fp32, most of which goes "
+        "into launching ops; with 32 samples it is 2.00× as fast."
     )
 
 

@@ -164,7 +164,7 @@ def test_the_search_ends_within_one_step_of_what_is_known(tmp_path: Path) -> Non
 
 def test_running_out_of_memory_twenty_times_harms_nothing(tmp_path: Path) -> None:
     spec = RunSpec(known(tmp_path), kind="batch", precision="fp32", policy="native")
-    tries = Tries(spec, torch.device("cpu"), 64 * MIB)
+    tries = Tries(torch.device("cpu"), 64 * MIB)
     made = [tries.attempt(spec, 100_000 + 1000 * n, 60.0) for n in range(20)]
     assert not any(m.fits for m in made)
     assert all("memory" in m.how_it_ended for m in made)
@@ -175,9 +175,52 @@ def test_a_child_that_dies_without_a_word_did_not_fit(tmp_path: Path) -> None:
     more = "import os, signal"
     loss = "model(batch).mean() if len(batch) < 50 else os.kill(os.getpid(), signal.SIGKILL)"
     spec = RunSpec(known(tmp_path, loss=loss, more=more), kind="batch", precision="fp32")
-    made = Tries(spec, torch.device("cpu"), 0).attempt(spec, 64, 60.0)
+    made = Tries(torch.device("cpu"), 0).attempt(spec, 64, 60.0)
     assert not made.fits
     assert made.how_it_ended == "Out of memory. The process ended by SIGKILL."
+
+
+def test_a_crash_without_a_limit_is_no_answer(tmp_path: Path) -> None:
+    more, loss = "import os, signal", "os.kill(os.getpid(), signal.SIGSEGV)"
+    spec = RunSpec(known(tmp_path, loss=loss, more=more), kind="batch", precision="fp32")
+    with pytest.raises(BadInput, match="ended by SIGSEGV, without a word"):
+        Tries(torch.device("cpu"), 0).attempt(spec, 64, 60.0)
+
+
+def test_a_batch_that_does_not_fit_is_made_smaller(tmp_path: Path) -> None:
+    spec = RunSpec(
+        known(tmp_path, "[torch.ones(2000, 2048)]"), kind="batch", precision="fp32",
+        policy="native", device="cpu", memory_limit_mib=96, multiple_of=64, time_limit_s=120,
+    )  # fmt: skip
+    state, message, results = ended(spec, tmp_path / "s.db")
+    assert state is State.FINISHED, message
+    first = next(r for r in results if isinstance(r, BatchTry))
+    assert (first.samples, first.fits) == (2000, False)
+    found = next(r for r in results if isinstance(r, LargestBatch))
+    # 2,000 rows of 8 KiB are held as well, whatever the batch.
+    largest = int((limit_left := 96 * MIB - 2000 * ROW_BYTES) / (19 * ROW_BYTES)) // 64 * 64
+    assert limit_left > 0
+    assert abs(found.samples - largest) <= 64
+
+
+def test_a_try_that_takes_too_long_ends_the_search_and_not_the_run(tmp_path: Path) -> None:
+    more, loss = "import time", "(time.sleep(30 if len(batch) > 4 else 0), model(batch).mean())[1]"
+    spec = RunSpec(
+        known(tmp_path, loss=loss, more=more), kind="batch", precision="fp32", policy="native",
+        device="cpu", memory_limit_mib=96, multiple_of=4, time_limit_s=12,
+    )  # fmt: skip
+    state, message, results = ended(spec, tmp_path / "s.db")
+    assert state is State.FINISHED, message
+    assert "the time limit ended the search early" in message
+    found = next(r for r in results if isinstance(r, LargestBatch))
+    assert (found.samples, found.too_many) == (4, None)
+
+
+def test_other_words_about_memory_are_no_lack_of_it(tmp_path: Path) -> None:
+    loss = "(_ for _ in ()).throw(RuntimeError('refers to a single memory location'))"
+    spec = RunSpec(known(tmp_path, loss=loss), kind="batch", precision="fp32")
+    with pytest.raises(BadInput, match="single memory location"):
+        Tries(torch.device("cpu"), 64 * MIB).attempt(spec, 8, 60.0)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +236,7 @@ def test_a_search_over_what_cannot_be_searched_gives_one_sentence(
 ) -> None:
     spec = RunSpec(known(tmp_path, batches, loss), kind="batch", precision="fp32")
     with pytest.raises(BadInput, match=words):
-        Tries(spec, torch.device("cpu"), 0).attempt(spec, 8, 60.0)
+        Tries(torch.device("cpu"), 0).attempt(spec, 8, 60.0)
 
 
 @pytest.mark.parametrize(("step", "sizes"), [(8, [8, 16, 24]), (1, [1, 2, 3]), (0, [1, 2, 4])])
@@ -339,6 +382,21 @@ def test_a_script_with_its_own_amp_keeps_it_and_its_losses_are_unscaled(tmp_path
     bf16 = clocked(file, "bf16")
     assert bf16["losses"] == pytest.approx(hand, rel=0.02)
     assert bf16["foreign"] == ""
+
+
+def test_skipped_steps_of_a_script_are_counted_and_keep_their_place(tmp_path: Path) -> None:
+    """At a first scale of 2^24 the first steps are skipped; their losses are those of a model that
+    has not moved, on the same batch."""
+    file = script(tmp_path, 'scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)', SCALED)
+    found = clocked(file, "fp16", steps=30)
+    skipped, losses = found["skipped"], found["losses"]
+    assert isinstance(skipped, list)
+    assert isinstance(losses, list)
+    assert skipped == list(range(len(skipped)))
+    assert 5 < len(skipped) < 30
+    assert len(set(losses[: len(skipped) + 1])) == 1
+    assert losses[-1] < losses[0]
+    assert len(losses) == 30
 
 
 def test_the_command_compares_a_script(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_a_finished_comparison_answers_first(open_page: Open, store_path: Path) 
     )
     assert [m.value for m in app.metric] == ["2.00×", "100 ms", "60.0 %", "same"]
     rows = app.table[0].value
-    assert list(rows.index) == ["twice as fast", "40 % less memory", "twice the batch"]
+    assert list(map(plain, rows.index)) == ["twice as fast", "40 % less memory", "twice the batch"]
     app.number_input(key="cmp-price").set_value(3.6).run()
     table = app.dataframe[0].value.set_index("")
     assert table.loc["a million samples cost", "fp32"] == "25"

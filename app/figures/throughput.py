@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 
 from ampscope.compare.batches import BatchSearch
 from app.palette import OUTLINE, dtype_color
+from app.text import for_plotly
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star")
 
@@ -46,8 +47,8 @@ def _add(figure: go.Figure, search: BatchSearch, symbol: str) -> None:
             mode="lines+markers",
             line={"color": color, "width": 2},
             marker={"symbol": symbol, "size": 8},
-            name=search.precision,
-            hovertemplate=f"{search.precision}, %{{x:,}} samples: %{{y:,.4g}} a second"
+            name=for_plotly(search.precision),
+            hovertemplate=f"{for_plotly(search.precision)}, %{{x:,}} samples: %{{y:,.4g}} a second"
             "<extra></extra>",
         )
     )

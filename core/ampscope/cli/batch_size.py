@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ampscope.cli.measuring import measured
@@ -18,6 +19,7 @@ from ampscope.errors import BadInput
 from ampscope.policy.modes import PRECISIONS
 from ampscope.records import RunSpec
 from ampscope.workloads.catalog import SIZES
+from ampscope.workloads.scripts import is_script
 
 
 @click.command("batch-size")
@@ -52,6 +54,11 @@ def batch_size(
 ) -> None:
     """Find the largest batch of WORKLOAD that fits. Each try is a process of its own, so running
     out of memory harms nothing."""
+    if is_script(workload):
+        raise BadInput(
+            f"{workload} is a script, whose batch cannot be changed from outside. Write a workload "
+            "file: a function build(seed) that returns an ampscope.Workload."
+        )
     if multiple_of < 1:
         raise BadInput("--multiple-of takes a number from 1 on.")
     spec = RunSpec(
@@ -66,14 +73,14 @@ def batch_size(
         memory_limit_mib=memory_limit,
         multiple_of=0 if power_of_two else multiple_of,
     )
-    info, results = measured(spec, store)
+    info, results, disturbed = measured(spec, store)
     searches = by_precision(results)
     click.echo(sentence(searches))
     console = Console()
     for search in searches:
         console.print(_table(search))
     if out is not None:
-        out.write_text(searches_json(info, searches) + "\n", encoding="utf-8")
+        out.write_text(searches_json(info, searches, disturbed) + "\n", encoding="utf-8")
 
 
 def _table(search: BatchSearch) -> Table:
@@ -90,7 +97,7 @@ def _table(search: BatchSearch) -> Table:
             "" if peak is None else size(peak),
             "" if made.step is None else seconds(made.step.median_s),
             "" if rate is None else f"{rate:,.0f}",
-            "nine tenths of the best" if made is knee else made.how_it_ended,
+            "nine tenths of the best" if made is knee else escape(made.how_it_ended),
         )
     return table
 

@@ -83,7 +83,7 @@ def compare(
         control=AS_IS if script else "",
         label=f"{Path(workload).name}: {precision}" if script else "",
     )
-    info, results = measured(spec, store)
+    info, results, disturbed = measured(spec, store)
     found = by_precision(results)
     click.echo(verdict(found).sentence)
     console = Console()
@@ -93,7 +93,7 @@ def compare(
         if base is not None and other.precision not in BASES:
             console.print(_claims(base, other, info.machine))
     if out is not None:
-        out.write_text(comparison_json(info, results) + "\n", encoding="utf-8")
+        out.write_text(comparison_json(info, results, disturbed) + "\n", encoding="utf-8")
 
 
 def _table(found: tuple[Measured, ...], price: float) -> Table:
@@ -115,5 +115,5 @@ def _claims(base: Measured, other: Measured, machine: Machine | None) -> Table:
     for name in ("promise", "measured", "why"):
         table.add_column(name)
     for claim in claims(base, other, machine):
-        table.add_row(claim.claim, claim.measured, escape(claim.why))
+        table.add_row(claim.claim, escape(claim.measured), escape(claim.why))
     return table

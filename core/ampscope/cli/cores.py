@@ -80,7 +80,7 @@ def cores(
         control=AS_IS if script else "",
         label=Path(workload).name if script else "",
     )
-    info, results = measured(spec, store)
+    info, results, _ = measured(spec, store)
     use = core_use(results, info.machine)
     if use is None:  # a finished run has recorded its step
         raise click.ClickException(f"Run {info.id} holds no step.")

@@ -41,7 +41,7 @@ def hardware(bench: bool, quick: bool, device: str, as_json: bool, store: Path) 
 
 def _bench(report: HardwareReport, device: str, quick: bool, as_json: bool, store: Path) -> None:
     spec = RunSpec(workload="", kind="bench", device=device, args=("quick",) if quick else ())
-    run, results = measured(spec, store)
+    run, results, _ = measured(spec, store)
     with Reader(store) as reader:
         view = bench_view(run, results, reader.samples(run.id), report)
     if as_json:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from ampscope.analysis.telemetry import spoiled
 from ampscope.cli.progress import ask_to_stop, follow
 from ampscope.experiments.launch import launch
 from ampscope.experiments.validate import checked
@@ -18,8 +19,9 @@ EXIT_FAILED = 1
 EXIT_CANCELLED = 130  # the shell's own status for Ctrl-C
 
 
-def measured(spec: RunSpec, store: Path) -> tuple[RunInfo, list[Result]]:
-    """The finished run and its results. Ends the process, with one sentence on standard error, when
+def measured(spec: RunSpec, store: Path) -> tuple[RunInfo, list[Result], tuple[str, ...]]:
+    """The finished run, its results, and what disturbed it, which is said on standard error too.
+    Ends the process, with one sentence on standard error, when
     it did not finish."""
     run_id = launch(checked(spec), store)
     try:
@@ -33,4 +35,8 @@ def measured(spec: RunSpec, store: Path) -> tuple[RunInfo, list[Result]]:
     if info.message:
         click.echo(info.message, err=True)
     with Reader(store) as reader:
-        return info, reader.results(run_id)
+        disturbed = spoiled(reader.samples(run_id))
+        results = reader.results(run_id)
+    for sentence in disturbed:
+        click.echo(f"This measurement was disturbed. {sentence}", err=True)
+    return info, results, disturbed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ampscope.records import BatchPrediction, BatchTry, LargestBatch, Result, RunInfo
@@ -72,8 +72,10 @@ def _samples(search: BatchSearch) -> str:
     return f"{largest.samples:,} samples ({proof})"
 
 
-def searches_json(info: RunInfo, searches: tuple[BatchSearch, ...]) -> str:
-    """Every try, prediction and result, with the machine and the date."""
+def searches_json(
+    info: RunInfo, searches: tuple[BatchSearch, ...], spoiled: Sequence[str] = ()
+) -> str:
+    """Every try, prediction and result, with the machine, the date and what disturbed them."""
     content = {
         "schema": 1,
         "run": info.id,
@@ -83,6 +85,7 @@ def searches_json(info: RunInfo, searches: tuple[BatchSearch, ...]) -> str:
         "measured_at": info.started,
         "memory_limit_mib": info.spec.memory_limit_mib or None,
         "note": info.message,
+        "spoiled": list(spoiled),
         "sentence": sentence(searches),
         "precisions": [
             {**dataclasses.asdict(s), "knee": s.knee.samples if s.knee else None} for s in searches

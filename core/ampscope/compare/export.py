@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Sequence
 
 from ampscope.compare.claims import claims
 from ampscope.compare.losses import loss_difference
 from ampscope.compare.verdict import verdict
 from ampscope.compare.views import BASES, base_of, by_precision, memory_ratio, speedup
+from ampscope.finite_json import finite
 from ampscope.records import Result, RunInfo
 
 SCHEMA = 1
@@ -50,14 +50,4 @@ def comparison_json(info: RunInfo, results: Sequence[Result], spoiled: Sequence[
             if base is not None
         ],
     }
-    return json.dumps(_finite(content), indent=2)
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
-    return value
+    return json.dumps(finite(content), indent=2)

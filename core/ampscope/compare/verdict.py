@@ -7,15 +7,16 @@ more than seeds do; or a tenth less memory at about the same speed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ampscope.compare.claims import launch_bound
-from ampscope.compare.losses import LossChange, LossDifference, loss_difference
-from ampscope.compare.views import BASES, Measured, base_of, memory_ratio, speedup
+from ampscope.compare.losses import LossChange, loss_difference
+from ampscope.compare.views import BASES, Measured, Ratio, base_of, memory_ratio, speedup
 
 WORTH = 1.1  # a change of a script that gains less than a tenth is hardly worth its risks
 SMALLER = 0.9
+UNKNOWN_LOSS = "(too few seeds or steps to tell whether the loss is the same)"
 
 
 class Pays(StrEnum):
@@ -46,34 +47,67 @@ def verdict(measured: Sequence[Measured]) -> Verdict:
     sound = [m for m in others if loss_difference(base, m).change is not LossChange.DIVERGED]
     if not sound:
         return _diverged(base, others[0])
-    best = max(sound, key=lambda m: speedup(base.times, m.times).value)  # type: ignore[arg-type]  # both have times, see above
-    return _judged(base, best)
+    found = _judged(base, _best(base, sound))
+    beside = _tf32(base, measured)
+    return replace(found, sentence=f"{found.sentence} {beside}") if beside else found
+
+
+def _best(base: Measured, sound: Sequence[Measured]) -> Measured:
+    """The fastest of those that pay at the same loss, else at an unknown one; else the fastest."""
+    for change in (LossChange.SAME, LossChange.UNKNOWN, LossChange.DIFFERENT):
+        alike = [m for m in sound if loss_difference(base, m).change is change]
+        paying = [m for m in alike if _ratio(base, m).value >= WORTH]
+        if paying:
+            return max(paying, key=lambda m: _ratio(base, m).value)
+    return max(sound, key=lambda m: _ratio(base, m).value)
 
 
 def _judged(base: Measured, best: Measured) -> Verdict:
-    assert base.times is not None
-    assert best.times is not None
-    name, ratio = best.precision, speedup(base.times, best.times)
-    loss = loss_difference(base, best)
-    memory = memory_ratio(base, best)
+    name, ratio, loss = best.precision, _ratio(base, best), loss_difference(base, best)
+    faster = f"{name} is {ratio.value:.2f}× as fast as {base.precision}"
+    if loss.change is LossChange.DIFFERENT:
+        gap = f"its loss is off by {loss.gap:+.3g}, and seeds differ by {loss.noise:.3g}"
+        return Verdict(Pays.UNKNOWN, f"Look at the loss first: {faster}, but {gap}.", name)
     if ratio.value >= WORTH and ratio.low > 1:
-        text = f"{name} is {ratio.value:.2f}× as fast as {base.precision} {_at(loss)}"
-        if loss.change is LossChange.DIFFERENT:
-            return Verdict(Pays.UNKNOWN, f"Look at the loss first: {text}.", name)
-        return Verdict(Pays.TIME, f"AMP pays here: {text}; {_scaler(best)}.", name)
-    time_words = f"{name} takes {1 / ratio.value:.2f}× the time of {base.precision}"
+        at = "at the same loss" if loss.change is LossChange.SAME else UNKNOWN_LOSS
+        return Verdict(Pays.TIME, f"AMP pays here: {faster} {at}; {_scaler(best)}.", name)
+    if ratio.value >= WORTH:
+        spread = f"the quartiles allow {ratio.low:.2f} to {ratio.high:.2f}"
+        text = f"Too noisy to tell: {faster} at the median, and {spread}. Measure again, or longer."
+        return Verdict(Pays.UNKNOWN, text, name)
+    slower = f"{name} takes {1 / ratio.value:.2f}× the time of {base.precision}"
+    return _not_faster(base, best, slower)
+
+
+def _not_faster(base: Measured, best: Measured, slower: str) -> Verdict:
+    assert base.times is not None
+    name, memory = best.precision, memory_ratio(base, best)
     larger = _pays_from(base, best)
     if larger is not None:
         samples, factor = larger
-        at = f"AMP does not pay at a batch of {base.times.samples:,}: {time_words}"
-        bound = ", which goes into launching ops" if launch_bound(best) else ""
+        at = f"AMP does not pay at a batch of {base.times.samples:,}: {slower}"
+        bound = ", most of which goes into launching ops" if launch_bound(best) else ""
         text = f"{at}{bound}; with {samples:,} samples it is {factor:.2f}× as fast."
         return Verdict(Pays.LARGER, text, name)
-    if memory is not None and memory <= SMALLER and ratio.value > 1 / WORTH:
-        text = f"AMP buys memory here, not time: {name} needs {memory:.0%} of the peak"
-        return Verdict(Pays.MEMORY, f"{text}, and {time_words} {_at(loss)}.", name)
+    if memory is not None and memory <= SMALLER and _ratio(base, best).value > 1 / WORTH:
+        needs = f"{name} needs {memory:.0%} of the peak"
+        return Verdict(Pays.MEMORY, f"AMP buys memory here, not time: {needs}, and {slower}.", name)
     memory_words = "" if memory is None else f" and {memory:.0%} of its memory"
-    return Verdict(Pays.NO, f"AMP does not pay here: {time_words}{memory_words}.", name)
+    return Verdict(Pays.NO, f"AMP does not pay here: {slower}{memory_words}.", name)
+
+
+def _ratio(base: Measured, other: Measured) -> Ratio:
+    assert base.times is not None
+    assert other.times is not None
+    return speedup(base.times, other.times)
+
+
+def _tf32(base: Measured, measured: Sequence[Measured]) -> str:
+    """What TF32 gives without any autocast, where it was measured beside fp32."""
+    found = next((m for m in measured if m.precision == "tf32" and m.times is not None), None)
+    if found is None or found is base:
+        return ""
+    return f"TF32 alone, without autocast, is {_ratio(base, found).value:.2f}× as fast as fp32."
 
 
 def _pays_from(base: Measured, best: Measured) -> tuple[int, float] | None:
@@ -86,14 +120,6 @@ def _pays_from(base: Measured, best: Measured) -> tuple[int, float] | None:
         if ratio.value >= WORTH and ratio.low > 1:
             return times.samples, ratio.value
     return None
-
-
-def _at(loss: LossDifference) -> str:
-    if loss.change is LossChange.SAME:
-        return "at the same loss"
-    if loss.change is LossChange.DIFFERENT:
-        return f"but its loss is off by {loss.gap:+.3g}, and seeds differ by {loss.noise:.3g}"
-    return "(too few seeds or steps to tell whether the loss is the same)"
 
 
 def _scaler(best: Measured) -> str:

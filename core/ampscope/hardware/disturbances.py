@@ -1,50 +1,36 @@
-"""What spoiled a measurement, by the readings beside it: clocks that were held down, and others who
-used the device meanwhile. Sentences, or nothing where the readings show nothing.
+"""What spoiled a measurement of rates, by the readings beside it, by the thresholds of
+:mod:`ampscope.analysis.telemetry`: clocks that were held down, and others who used the device.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 
-from ampscope.hardware.gpu import IDLE
+from ampscope.analysis.telemetry import LEAST_SHARE, OTHERS_PERCENT, by_device, held_back, usage
 from ampscope.records import Sample
-
-HELD_SHARE = 0.2  # of the readings: one in five is more than the moment at which a load begins
-OTHERS_PERCENT = 10.0  # of the CPU: an idle machine's own services stay under five
 
 
 def held_down(samples: Sequence[Sample]) -> str:
-    """What held the clocks down in at least a fifth of the GPU's readings, or nothing."""
-    readings = [s for s in samples if s.device != "cpu"]
-    words = [reason for s in readings for reason in set(_reasons(s))]
-    counts = {word: words.count(word) for word in words}
-    often = {w: n for w, n in counts.items() if n >= HELD_SHARE * len(readings)}
-    if not often:
-        return ""
-    named = " and ".join(f"{w} in {n / len(readings):.0%}" for w, n in sorted(often.items()))
-    return f"The clocks were held down in the readings beside it: {named} of {len(readings)}."
-
-
-def _reasons(sample: Sample) -> list[str]:
-    words = (word.strip() for word in sample.clock_reasons.split(","))
-    return [word for word in words if word and word != IDLE]
+    """What held the clocks of a device down, or nothing."""
+    for device, readings in by_device(samples).items():
+        often = {r: share for r, share in held_back(readings).items() if share >= LEAST_SHARE}
+        if often:
+            named = " and ".join(f"{r} in {share:.0%} of the time" for r, share in often.items())
+            name = "the CPU" if device == "cpu" else device
+            return f"The clocks of {name} were held down: {named}."
+    return ""
 
 
 def shared(samples: Sequence[Sample]) -> str:
-    """Who else used the CPU, or held memory on the GPU, in the middle of the readings."""
-    others = [
-        max(0.0, s.busy_percent - s.own_percent)
-        for s in samples
-        if s.device == "cpu" and s.busy_percent is not None and s.own_percent is not None
-    ]
-    middle = statistics.median(others) if others else 0.0
-    if middle >= OTHERS_PERCENT:
-        return (
-            f"Other processes used {middle:.0f} % of the CPU meanwhile (median of {len(others)} "
-            "readings), so these rates are too low: measure again when it is idle."
-        )
-    counts = [s.other_processes for s in samples if s.other_processes is not None]
-    if counts and statistics.median(counts) >= 1:
-        return "Other processes held memory on the GPU meanwhile: the rates may be too low."
+    """Who else used the CPU, or held memory on the GPU, meanwhile; or nothing."""
+    for device, readings in by_device(samples).items():
+        others = usage(readings).others_percent if device == "cpu" else None
+        if others is not None and others >= OTHERS_PERCENT:
+            return (
+                f"Other processes used {others:.0f} % of the CPU meanwhile, so these rates are too "
+                "low: measure again when it is idle."
+            )
+        beside = [s for s in readings if s.other_processes]
+        if beside and len(beside) >= LEAST_SHARE * len(readings):
+            return f"Other processes held memory on {device} meanwhile: rates may be too low."
     return ""

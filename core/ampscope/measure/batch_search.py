@@ -16,11 +16,12 @@ import torch
 
 from ampscope.errors import BadInput, Cancelled
 from ampscope.measure.beside_steps import Limit
-from ampscope.measure.tries import Tries
+from ampscope.measure.tries import TookTooLong, Tries
 from ampscope.records import BatchPrediction, BatchTry, LargestBatch, RunSpec
 from ampscope.store.writer import RunWriter
 
 MOST_SAMPLES = 1 << 20
+SAME_SHARE = 0.95  # of the free memory; contexts and caches of others move a little
 CURVE_SIZES = 5  # smaller sizes that are timed, each half of the next
 
 
@@ -28,9 +29,10 @@ def measure(
     spec: RunSpec, device: torch.device, writer: RunWriter, is_cancelled: Callable[[], bool]
 ) -> str:
     """Search for every precision in turn; one sentence on what was not proved."""
-    limit_bytes = _limit_bytes(spec, device)
     limit = Limit(spec.time_limit_s)
-    tries = Tries(spec, device, limit_bytes if device.type == "cpu" else 0)
+    tries = Tries(device, _cpu_limit(spec) if device.type == "cpu" else 0)
+    free_at_first = tries.free_bytes() if device.type == "cuda" else 0
+    limit_bytes = free_at_first or _cpu_limit(spec)
     notes = []
     for place, name in enumerate(spec.precisions):
         share = limit.left_s() / (len(spec.precisions) - place)
@@ -39,12 +41,15 @@ def measure(
             limit.left_s() - share, is_cancelled,
         )  # fmt: skip
         notes += search.run(limit_bytes)
+    if free_at_first and (free := tries.free_bytes()) < SAME_SHARE * free_at_first:
+        notes.append(
+            f"Of the GPU {free_at_first / 2**20:,.0f} MiB were free at the beginning and "
+            f"{free / 2**20:,.0f} at the end: another process filled it meanwhile. Search again."
+        )
     return " ".join(notes)
 
 
-def _limit_bytes(spec: RunSpec, device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+def _cpu_limit(spec: RunSpec) -> int:
     if not spec.memory_limit_mib:
         raise BadInput("On a CPU say how much memory training may take: --memory-limit MIB.")
     return spec.memory_limit_mib * 2**20
@@ -80,25 +85,33 @@ class _Search:
 
     def run(self, limit_bytes: int) -> list[str]:
         """Search and write what was found; sentences on what was not proved."""
+        name, too_long = self._spec.precision, ""
         base = self._try(self._spec.batch)
-        low, high = (base.samples, None) if base.fits else (0, base.samples)
-        start = None
-        if base.fits:
-            twice = self._try(base.samples * 2)
-            low, high = (twice.samples, None) if twice.fits else (low, twice.samples)
-            start = self._predicted(base, twice, limit_bytes)
-        fits, fails = self._grid.place(low), None if high is None else self._grid.place(high)
-        if fails is not None and self._grid.samples(fails) < (high or 0):
-            fails += 1  # the size that failed lies between two of the grid
-        fits, fails, is_proved = self._narrowed(fits, fails, start)
+        low, start = (base.samples if base.fits else 0), None
+        high = None if base.fits else base.samples
+        fails: int | None = None
+        fits, is_proved = self._grid.place(low), False
+        try:
+            if base.fits:
+                twice = self._try(base.samples * 2)
+                low, high = (twice.samples, None) if twice.fits else (low, twice.samples)
+                start = self._predicted(base, twice, limit_bytes)
+            fits, fails = self._grid.place(low), None if high is None else self._grid.place(high)
+            if fails is not None and self._grid.samples(fails) < (high or 0):
+                fails += 1  # the size that failed lies between two of the grid
+            fits, fails, is_proved = self._narrowed(fits, fails, start)
+        except TookTooLong as error:
+            too_long = f" {error}"
+            fits = max(
+                (self._grid.place(m.samples) for m in self._made.values() if m.fits), default=0
+            )
         too_many = None if fails is None else self._grid.samples(fails)
         largest = self._grid.samples(fits)
-        found = LargestBatch(self._spec.precision, largest, too_many, len(self._made))
-        self._writer.add_result(found)
-        self._curve(largest)
+        self._writer.add_result(LargestBatch(name, largest, too_many, len(self._made)))
+        if is_proved:
+            self._curve(largest)
         self._writer.flush()
-        name = self._spec.precision
-        return [] if is_proved else [f"{name}: the time limit ended the search early."]
+        return [] if is_proved else [f"{name}: the time limit ended the search early.{too_long}"]
 
     def _narrowed(
         self, fits: int, fails: int | None, start: int | None
@@ -141,7 +154,10 @@ class _Search:
             size //= 2
             if size < 1 or self._left_s() < 0:
                 return
-            self._try(size)
+            try:
+                self._try(size)
+            except TookTooLong:
+                return
 
     def _try(self, samples: int) -> BatchTry:
         if self._is_cancelled():

@@ -32,6 +32,15 @@ from ampscope.run.training import training_step
 TIMED_S = 1.0  # of steps, after the one whose memory is followed
 MOST_STEPS = 20
 NO_MEMORY = "Out of memory."
+# Of torch's CPU allocator, of the C++ library and of oneDNN, as they stand in a RuntimeError.
+_NO_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "bad_alloc",
+    "could not create a primitive",
+    "could not create a memory",
+)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h of glibc
 _SMALL, _USUAL = 2**16, 2**25  # the second is where glibc's own threshold ends up under torch
 
@@ -40,6 +49,9 @@ def attempt(spec: RunSpec, device_name: str, samples: int, limit_bytes: int) -> 
     """Two steps at least: an optimizer makes its state in the first. Raises BadInput for what is
     wrong with the workload itself."""
     device = torch.device(device_name)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    samples = samples or _own_samples(spec, device)
     if limit_bytes and device.type == "cpu":
         _limit(limit_bytes)
     try:
@@ -50,18 +62,21 @@ def attempt(spec: RunSpec, device_name: str, samples: int, limit_bytes: int) -> 
         raise
 
 
+def _own_samples(spec: RunSpec, device: torch.device) -> int:
+    """As many as the workload gives; read before any limit holds, and let go again."""
+    return batch_size(batch_of(prepare(spec, device), spec), spec.workload)
+
+
 def _is_memory(error: BaseException | None) -> bool:
     """The CPU's allocator raises RuntimeError; libraries below it have words of their own."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    words = ("memory", "alloc", "could not create a primitive")
-    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
+    return isinstance(error, RuntimeError) and any(w in str(error).lower() for w in _NO_MEMORY)
 
 
 def _tried(spec: RunSpec, device: torch.device, samples: int) -> BatchTry:
     training = prepare(spec, device)
     batch = batch_of(training, spec, samples)
-    samples = samples or batch_size(batch, spec.workload)
     training_step(training, batch)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -122,8 +137,14 @@ def in_child(
         content = {"try": dataclasses.asdict(attempt(spec, device_name, samples, limit_bytes))}
     except AmpscopeError as error:
         content = {"wrong": str(error)}
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         text = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         content = {"wrong": f"With {samples:,} samples a step raised {text}"}
     _unlimited()  # the answer needs a little memory as well
     answer.send_bytes(json.dumps(content).encode())
+
+
+def tell_free(answer: Connection, device_name: str) -> None:
+    """Body of the child that asks a GPU for its free memory, its own context taken off."""
+    free = torch.cuda.mem_get_info(torch.device(device_name))[0]
+    answer.send_bytes(json.dumps(free).encode())

@@ -6,12 +6,14 @@ share is that of the profiled step.
 
 from __future__ import annotations
 
+import torch
 from torch.profiler import ProfilerActivity, profile
 
 from ampscope.measure.timing import synchronize
 from ampscope.run.training import Training, training_step
 from ampscope.workloads.protocol import Batch
 
+DeviceType = torch._C._autograd.DeviceType
 CAST = "aten::_to_copy"  # every .to(dtype), autocast's own included
 
 
@@ -24,6 +26,8 @@ def cast_share(training: Training, batch: Batch) -> float | None:
         synchronize(training.device)
     total = casts = 0.0
     for row in seen.key_averages():
+        if row.device_type != DeviceType.CPU:
+            continue  # a kernel's own row: the row of its op has that time as well
         own = row.self_device_time_total if is_cuda else row.self_cpu_time_total
         total += own
         if row.key == CAST:

@@ -22,15 +22,16 @@ from ampscope.run.script_main import execute, stage
 @click.option("--steps", type=int, required=True)
 @click.option("--seconds", type=float, required=True)
 @click.option("--seed", type=int, required=True)
+@click.option("--cuda/--cpu", "on_cuda", default=False)
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def main(
-    precision: str, steps: int, seconds: float, seed: int, out: Path, script: str,
+    precision: str, steps: int, seconds: float, seed: int, on_cuda: bool, out: Path, script: str,
     args: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Run SCRIPT in PRECISION and keep the time of its steps."""
-    clock = Clock(steps, seconds, out)
+    clock = Clock(steps, seconds, out, on_cuda=on_cuda)
     problem = ""
     try:
         with stage(script, args), observed(clock), in_precision(precision, clock):

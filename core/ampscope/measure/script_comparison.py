@@ -7,6 +7,7 @@ makes the same run under every seed; then seeds say nothing, which shows as a sp
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,8 @@ from ampscope.store.writer import RunWriter
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 WARM_UP = 2
 LEAST = WARM_UP + 2  # steps that tell anything
-START_S = 15.0  # for a process to import torch, beside its share of the time
+START_S = 15.0  # for a process to import torch on a busy machine, beside its share of the time
+IMPORT_S = 5.0  # what that usually takes, with the script's own imports
 
 
 def compare_script(
@@ -46,13 +48,15 @@ def compare_script(
                 raise Cancelled(f"Cancelled with {left} runs left.")
             share_s = limit.left_s() / left
             left -= 1
-            found = _run(spec, name, spec.seed + number, share_s) if name not in failed else None
+            if name in failed:
+                continue
+            found = _run(spec, name, spec.seed + number, share_s, is_cuda)
             if found is None or len(found["losses"]) < LEAST:
                 failed.setdefault(name, _why(name, found))
                 continue
             seconds[name] += found["seconds"][WARM_UP - 1 :]
             losses = tuple(found["losses"])
-            writer.add_result(LossCurve(name, spec.seed + number, losses, ()))
+            writer.add_result(LossCurve(name, spec.seed + number, losses, tuple(found["skipped"])))
             if not number and found["peak_bytes"] is not None:
                 what = "CUDA's allocator" if is_cuda else "the process above Python and torch"
                 writer.add_result(ProcessPeak(name, found["peak_bytes"], what, time.time()))
@@ -74,13 +78,17 @@ _NO_PHASES = (
 )
 
 
-def _run(spec: RunSpec, precision: str, seed: int, share_s: float) -> dict[str, Any] | None:
+def _run(
+    spec: RunSpec, precision: str, seed: int, share_s: float, is_cuda: bool
+) -> dict[str, Any] | None:
     """What one run of the script wrote; None when it wrote nothing."""
     with tempfile.TemporaryDirectory(prefix="ampscope-") as folder:
         out = Path(folder) / "steps.json"
         command = [sys.executable, "-m", "ampscope.measure.script_clock", "--out", str(out)]
         command += ["--precision", precision, "--steps", str(spec.steps), "--seed", str(seed)]
-        command += ["--seconds", f"{max(share_s - START_S / 3, 1.0):.1f}", spec.workload]
+        command += ["--seconds", f"{max(share_s - IMPORT_S, 1.0):.1f}"]
+        command += ["--cuda" if is_cuda else "--cpu", spec.workload]
+        hidden = {} if is_cuda else {"CUDA_VISIBLE_DEVICES": ""}
         try:
             subprocess.run(
                 [*command, *spec.args],
@@ -89,6 +97,7 @@ def _run(spec: RunSpec, precision: str, seed: int, share_s: float) -> dict[str, 
                 stderr=subprocess.DEVNULL,
                 timeout=max(share_s, 1.0) + START_S,
                 check=False,
+                env={**os.environ, **hidden},
             )
         except subprocess.TimeoutExpired:
             return None

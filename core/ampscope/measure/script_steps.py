@@ -22,14 +22,16 @@ from ampscope.capture.script.patches import Patches
 class Clock:
     """Seconds between optimizer steps, and the loss that each step had."""
 
-    def __init__(self, steps: int, seconds: float, out: Path) -> None:
+    def __init__(self, steps: int, seconds: float, out: Path, *, on_cuda: bool) -> None:
         self.seconds: list[float] = []
         self.losses: list[float] = []
+        self.skipped: list[int] = []  # steps that a scaler left out
         self.foreign = ""  # a half dtype that the script's own autocast uses
         self.has_scaler = False
         self._steps, self._ends, self._out = steps, time.monotonic() + seconds, out
-        self._is_cuda = torch.cuda.is_available()
+        self._is_cuda = on_cuda
         self._first: Optimizer | None = None
+        self._last_ended: Optimizer | None = None
         self._last = 0.0
         self._loss: Tensor | None = None
         self._unscaled: Tensor | None = None
@@ -37,10 +39,20 @@ class Clock:
         self._held = _begin_peak()
 
     def stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """An optimizer has stepped; with several the first one counts."""
+        """An optimizer has stepped; with several the first one counts. Without any gradient it
+        stepped in vain: a scaler that was added to the script takes them away to skip."""
+        groups = optimizer.param_groups
+        in_vain = all(p.grad is None for group in groups for p in group["params"])
+        self.ended(optimizer, skipped=in_vain)
+
+    def ended(self, optimizer: Optimizer, *, skipped: bool) -> None:
+        """A step is over, taken or left out."""
+        self._last_ended = optimizer
         self._first = self._first or optimizer
         if optimizer is not self._first:
             return
+        if skipped:
+            self.skipped.append(len(self.losses))
         if self._is_cuda:
             torch.cuda.synchronize()
         now = time.perf_counter()
@@ -54,6 +66,15 @@ class Clock:
             sys.stderr.flush()
             os._exit(0)
         self._last = time.perf_counter()
+
+    def scaler_steps(self) -> None:
+        """GradScaler is about to let an optimizer step, or not."""
+        self._last_ended = None
+
+    def scaler_stepped(self, optimizer: Optimizer) -> None:
+        """It has decided; no step of the optimizer was seen when it skipped."""
+        if self._last_ended is None:
+            self.ended(optimizer, skipped=True)
 
     def scaled(self, loss: object) -> None:
         """GradScaler is about to multiply a loss."""
@@ -75,6 +96,7 @@ class Clock:
         found = {
             "seconds": self.seconds,
             "losses": self.losses,
+            "skipped": self.skipped,
             "peak_bytes": peak,
             "foreign": self.foreign,
             "problem": problem,
@@ -96,7 +118,18 @@ def observed(clock: Clock) -> Iterator[None]:
 
         return wrapper
 
+    def step(original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            clock.scaler_steps()
+            result = original(scaler, optimizer, *args, **kwargs)
+            clock.scaler_stepped(optimizer)
+            return result
+
+        return wrapper
+
     patches.replace(torch.amp.GradScaler, "scale", scale)
+    patches.replace(torch.amp.GradScaler, "step", step)
     handle = register_optimizer_step_post_hook(clock.stepped)
     try:
         with heard_backward(clock):

@@ -14,17 +14,22 @@ import time
 import torch
 
 from ampscope.errors import BadInput
-from ampscope.measure.batch_try import NO_MEMORY, in_child
+from ampscope.measure.batch_try import NO_MEMORY, in_child, tell_free
 from ampscope.records import BatchTry, RunSpec
 
+_UNDER_A_LIMIT = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
 GRACE_S = 5.0  # for a child that has answered to end
 
 
-class Tries:
-    """Makes tries of one workload on one device; ``limit_bytes`` bounds a CPU's, 0 for none."""
+class TookTooLong(BadInput):
+    """A try did not end in its time."""
 
-    def __init__(self, spec: RunSpec, device: torch.device, limit_bytes: int) -> None:
-        self._spec, self._device, self._limit = spec, device, limit_bytes
+
+class Tries:
+    """Makes tries on one device; ``limit_bytes`` bounds a CPU's, 0 for none."""
+
+    def __init__(self, device: torch.device, limit_bytes: int) -> None:
+        self._device, self._limit = device, limit_bytes
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["ampscope.measure.batch_try"])
 
@@ -41,20 +46,47 @@ class Tries:
         theirs.close()
         try:
             if not ours.poll(max(time_limit_s, 1.0)):
-                raise BadInput(
+                child.kill()
+                raise TookTooLong(
                     f"A try with {samples:,} samples took more than {time_limit_s:.0f} s. Raise "
                     "--time-limit, or search with a smaller workload."
                 )
             answer = ours.recv_bytes()
         except EOFError:
             child.join(GRACE_S)
-            return _died(spec, samples, child.exitcode)
+            return self._died(spec, samples, child.exitcode)
         finally:
             ours.close()
             if child.is_alive():
                 child.join(GRACE_S)
                 child.kill()
         return _read(answer)
+
+    def _died(self, spec: RunSpec, samples: int, status: int | None) -> BatchTry:
+        """The process ended without a word. The kernel kills what takes too much memory; under a
+        limit a library below torch may also take a failed allocation for a pointer. Raises
+        BadInput for any other end: a crash is no answer."""
+        number = -(status or 0)
+        names = {s.value: s.name for s in signal.Signals}
+        how = f"by {names[number]}" if number in names else f"with status {status}"
+        if number not in (_UNDER_A_LIMIT if self._limit else (signal.SIGKILL,)):
+            raise BadInput(f"A try with {samples:,} samples ended {how}, without a word.")
+        why = f"{NO_MEMORY} The process ended {how}."
+        return BatchTry(spec.precision, samples, False, None, None, None, why, time.time())
+
+    def free_bytes(self) -> int:
+        """Of a GPU, asked in a child: a context here would take some of it for the whole search."""
+        ours, theirs = self._context.Pipe(duplex=False)
+        child = self._context.Process(target=tell_free, args=(theirs, str(self._device)))
+        child.start()
+        theirs.close()
+        try:
+            return int(json.loads(ours.recv_bytes()))
+        except EOFError:
+            raise BadInput(f"{self._device} does not answer. Look at it with nvidia-smi.") from None
+        finally:
+            ours.close()
+            child.join(GRACE_S)
 
 
 def _read(answer: bytes) -> BatchTry:
@@ -66,13 +98,3 @@ def _read(answer: bytes) -> BatchTry:
     found = decode("BatchTry", json.dumps(content["try"]))
     assert isinstance(found, BatchTry)
     return found
-
-
-def _died(spec: RunSpec, samples: int, status: int | None) -> BatchTry:
-    """The process ended without a word: the kernel killed it for memory, or a library below torch
-    took a failed allocation for a pointer."""
-    number = -(status or 0)
-    names = {s.value: s.name for s in signal.Signals}
-    how = f"by {names[number]}" if number in names else f"with status {status}"
-    why = f"{NO_MEMORY} The process ended {how}."
-    return BatchTry(spec.precision, samples, False, None, None, None, why, time.time())

@@ -39,8 +39,8 @@ class BatchPrediction:
 
 @dataclass(frozen=True, slots=True)
 class LargestBatch:
-    """Where the search ended: ``samples`` fits and ``too_many`` was seen not to. Without a
-    ``too_many`` the search ended at its upper bound."""
+    """Where the search ended: ``samples`` was seen to fit, and ``too_many``, or a size between the
+    two, was seen not to. Without a ``too_many`` nothing was seen not to fit."""
 
     precision: str
     samples: int  # 0: not even the smallest fits

@@ -96,7 +96,7 @@ class Machine:
     device: str  # "cpu", "cuda:0"
     device_name: str
     policy: str  # "cuda" = real CUDA, "rehearsal" = CUDA's rules on a CPU, "native" = the CPU's own
-    capability: str = ""  # "9.0"; of a CPU its flags, "AVX2 AVX512-BF16", empty where unreadable
+    capability: str = ""  # "9.0"; of a CPU its flags, "AVX2 AVX512-BF16" or "none"; empty: unread
     torch: str = ""
     python: str = ""
     platform: str = ""

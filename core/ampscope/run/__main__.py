@@ -72,6 +72,8 @@ def _conclude(writer: RunWriter, spec: RunSpec, store: Path) -> int:
 def _run(writer: RunWriter, spec: RunSpec, store: Path, watchdog: Watchdog) -> str:
     """Wait for the device's turn and work; one sentence on what could not be recorded."""
     # Loading takes longer than many a probe; it is done while other runs may hold the device.
+    import torch
+
     from ampscope.policy.modes import resolve
     from ampscope.run.device import choose_device, describe
     from ampscope.run.probe import preload
@@ -79,6 +81,8 @@ def _run(writer: RunWriter, spec: RunSpec, store: Path, watchdog: Watchdog) -> s
     from ampscope.run.turn import device_turn
 
     device = choose_device(spec.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # events and allocations without a device are meant for it
     for precision in spec.precisions:
         resolve(precision, device.type)
     machine = describe(spec, device)

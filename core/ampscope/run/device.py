@@ -47,7 +47,8 @@ def choose_policy(requested: str, device: torch.device) -> str:
 
 def describe(spec: RunSpec, device: torch.device) -> Machine:
     """The machine as recorded with the run."""
-    capability = " ".join(read_cpu().flags or ())
+    flags = read_cpu().flags
+    capability = "" if flags is None else " ".join(flags) or "none"
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         capability = ".".join(map(str, torch.cuda.get_device_capability(device)))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 
 from ampscope.errors import StoreError
 from ampscope.exponents import ABOVE, BELOW, EXPONENTS, NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO
+from ampscope.finite_json import finite
 from ampscope.records import (
     Event,
     Frame,
@@ -143,17 +143,7 @@ def _histogram(frame: Frame) -> Columns:
 
 
 def _json(value: object) -> str:
-    return json.dumps(_finite(value), separators=(",", ":"))
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
-    return value
+    return json.dumps(finite(value), separators=(",", ":"))
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from ampscope.hardware.nvml import (
     NvmlStartError,
     conversation,
 )
+from ampscope.telemetry.own_processes import descends
 from ampscope.telemetry.values import SLOW_EVERY_S, DeviceLost, Values
 
 PCIE_TX, PCIE_RX = 0, 1  # nvmlPcieUtilCounter_t; TX is what the GPU sends
@@ -127,12 +128,13 @@ class GpuReader:
             ),
             self._gpu,
         )
-        own = [process for process in found or () if process.pid == self._pid]
-        self._slow["own_memory_bytes"] = own[0].usedGpuMemory if own else None
+        own = [process for process in found or () if descends(process.pid, self._pid)]
+        known = [process.usedGpuMemory for process in own if process.usedGpuMemory is not None]
+        self._slow["own_memory_bytes"] = sum(known) if known else None
         if found is None or not own:
             self._slow["other_processes"] = None
         else:
-            others = {process.pid for process in found} - {self._pid, os.getpid()}
+            others = {p.pid for p in found} - {p.pid for p in own} - {os.getpid()}
             self._slow["other_processes"] = len(others)
 
 

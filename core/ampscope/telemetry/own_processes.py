@@ -18,6 +18,7 @@ from ampscope.telemetry.values import SLOW_EVERY_S
 # Without the kernel's lists of children all processes are looked at, which is kept under 0.5 % of a
 # core: after a look that took t seconds the next one waits for 200 t.
 REST = 200.0
+MOST_GENERATIONS = 32  # a loop of pids cannot be; a wrong file can
 
 
 def process_clock_ns(pid: int) -> int | None:
@@ -26,6 +27,21 @@ def process_clock_ns(pid: int) -> int | None:
         return time.clock_gettime_ns((~pid << 3) | 2)
     except OSError:
         return None
+
+
+def descends(pid: int, ancestor: int, root: Path = Path("/")) -> bool:
+    """Whether ``pid`` is the process ``ancestor`` or was started, at any remove, by it."""
+    for _ in range(MOST_GENERATIONS):
+        if pid == ancestor:
+            return True
+        try:
+            stat = (root / "proc" / str(pid) / "stat").read_text()
+        except OSError:
+            return False
+        pid = int(stat.rpartition(")")[2].split()[1])  # proc(5): state and parent follow the name
+        if pid <= 1:
+            return False
+    return False
 
 
 class OwnProcesses:
