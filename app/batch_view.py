@@ -8,7 +8,7 @@ import streamlit as st
 from ampscope.compare.batches import BatchSearch, by_precision, searches_json, sentence
 from ampscope.compare.figures import seconds
 from ampscope.records import RunInfo
-from app import chart, layout, states, store
+from app import chart, layout, measurements, states, store
 from app.figures.throughput import throughput
 from app.layout import KeyFigure
 from app.text import size
@@ -25,6 +25,7 @@ def show(run: RunInfo) -> None:
     if any(t.step for s in searches for t in s.tries):
         layout.see(_seen(searches))
         chart.show(throughput(searches), "throughput", lambda: _frame(searches), key="bs-chart")
+    measurements.telemetry(run)
     with layout.details("Every try"):
         st.dataframe(_frame(searches), hide_index=True, height="content")
     st.download_button(
@@ -41,7 +42,7 @@ def show(run: RunInfo) -> None:
 def _figure(search: BatchSearch) -> KeyFigure:
     found, said = search.largest, search.prediction
     value = "searching" if found is None else f"{found.samples:,}"
-    predicted = "Not predicted: memory did not grow between the first two tries."
+    predicted = "Not predicted: that takes two tries that fit, of which the larger needs more."
     if said is not None:
         predicted = (
             f"Predicted {said.largest:,}, from {size(said.fixed_bytes)} and "

@@ -21,7 +21,7 @@ from ampscope.compare.views import (
     speedup,
 )
 from ampscope.records import Machine, RunInfo
-from app import chart, layout, states, store
+from app import chart, layout, measurements, states, store
 from app.figures.compare_bars import memory_bars, memory_words, step_bars
 from app.figures.control_losses import Curve, control_losses
 from app.layout import KeyFigure
@@ -61,6 +61,7 @@ def show(run: RunInfo) -> None:
     for other in measured:
         if other.precision not in BASES and other.times is not None:
             _promises(base, other, run.machine)
+    measurements.telemetry(run)
     _details(run, measured)
 
 
@@ -118,7 +119,7 @@ def _losses_seen(base: Measured, measured: tuple[Measured, ...]) -> str:
             continue
         found = loss_difference(base, m)
         if found.change is LossChange.UNKNOWN:
-            words.append(f"{m.precision}: unknown, too few seeds or steps")
+            words.append(f"{m.precision}: unknown, {found.why}")
         elif found.change is LossChange.DIVERGED:
             words.append(f"{m.precision}: not finite from step {found.first_nonfinite}")
         else:

@@ -12,7 +12,7 @@ import streamlit as st
 from ampscope.experiments.launch import launch
 from ampscope.experiments.validate import checked
 from ampscope.records import RunInfo, RunSpec, State
-from app import links, probes, run_page, states, store
+from app import layout, links, probes, run_page, states, store, telemetry_view
 from app.text import ago, escape, plural
 
 FOLLOW_EVERY_S = 1.0
@@ -46,6 +46,13 @@ def opened(kind: str) -> RunInfo | None:
     run = by_id[chosen]
     _state(run)
     return run if run.steps_done else None
+
+
+def telemetry(run: RunInfo) -> None:
+    """What the machine did meanwhile, folded."""
+    if run.state is State.FINISHED and store.samples(run):
+        with layout.details("What the machine did meanwhile"):
+            telemetry_view.show(run)
 
 
 def made(run: RunInfo) -> str:

@@ -43,7 +43,9 @@ def test_a_twentieth_is_not_worth_it() -> None:
     results = [r for r in results if "MemorySplit" not in type(r).__name__]
     found = verdict(by_precision(results))
     assert found.pays is Pays.NO
-    assert found.sentence == "AMP does not pay here: bf16 takes 0.95× the time of fp32."
+    assert found.sentence == (
+        "AMP does not pay here: bf16 takes about the same time as fp32 (0.95×)."
+    )
 
 
 def test_a_gain_within_the_quartiles_is_none() -> None:
@@ -90,8 +92,8 @@ def test_a_larger_batch_at_which_it_pays_is_named() -> None:
     found = verdict(by_precision(compared(0.2, 0.22, larger=(0.8, 0.4))))
     assert found.pays is Pays.LARGER
     assert found.sentence == (
-        "AMP does not pay at a batch of 8: bf16 takes 1.10× the time of fp32, most of which goes "
-        "into launching ops; with 32 samples it is 2.00× as fast."
+        "AMP does not pay at a batch of 8: bf16 takes about the same time as fp32 (1.10×), most of "
+        "which goes into launching ops; with 32 samples it is 2.00× as fast."
     )
 
 
@@ -99,6 +101,15 @@ def test_a_loss_that_differs_is_no_success() -> None:
     found = verdict(by_precision(compared(shift=0.5)))
     assert found.pays is Pays.UNKNOWN
     assert found.sentence.startswith("Look at the loss first: bf16 is 2.00× as fast")
+
+
+def test_where_fp32_itself_diverges_nothing_is_compared() -> None:
+    results = [*diverged("fp32"), *diverged("bf16"), times("fp32", 0.2), times("bf16", 0.1)]
+    found = verdict(by_precision(results))
+    assert found.pays is Pays.UNKNOWN
+    assert found.sentence == (
+        "fp32 itself is not finite from step 1 on: find out why first, with ampscope diagnose."
+    )
 
 
 def test_divergence_is_told() -> None:
@@ -218,3 +229,5 @@ def test_the_answer_of_a_search() -> None:
     nothing = searches_of([made_try("fp32", 8, None), LargestBatch("fp32", 0, 8, 1)])
     assert sentence(nothing) == "fp32 fits not even the smallest batch."
     assert sentence(searches_of([made_try("fp32", 8, 0.1)])) == "The search goes on."
+    odd = searches_of([made_try("fp32", 512, 0.1), LargestBatch("fp32", 0, 100_000, 2)])
+    assert sentence(odd) == ("fp32 fits no batch of the sizes asked for, though 512 samples fit.")

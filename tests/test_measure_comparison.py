@@ -270,7 +270,12 @@ def test_the_command_prints_the_verdict_first_and_writes_json(tmp_path: Path) ->
         (["compare", "mlp", "--precision", "fp32,fp12"], "no precision called 'fp12'"),
         (["compare", "mlp", "--precision", "fp32,tf32", "--device", "cpu"], "tf32 needs a CUDA"),
         (["compare", "mlp", "--seeds", "0"], "Seeds must be from 1"),
-        (["batch-size", "mlp", "--multiple-of", "0"], "--multiple-of takes a number from 1"),
+        (
+            ["batch-size", "mlp", "--multiple-of", "0", "--memory-limit", "64"],
+            "--multiple-of takes a number from 1",
+        ),
+        (["batch-size", "mlp", "--device", "cpu"], "say how much memory training may take"),
+        (["compare", "mlp", "--precision", "fp32,,fp32"], "at least two precisions"),
         (["batch-size", "mlp", "--memory-limit", "-5"], "memory limit must be 0"),
     ],
 )
@@ -281,13 +286,6 @@ def test_wrong_input_is_refused_before_anything_starts(
     assert done.exit_code == 2
     assert words in done.stderr
     assert not (tmp_path / "s.db").exists()
-
-
-def test_a_search_on_a_cpu_wants_a_limit(tmp_path: Path) -> None:
-    command = ["batch-size", "mlp", "--size", "tiny", "--device", "cpu"]
-    done = CliRunner().invoke(main, [*command, "--store", str(tmp_path / "s.db")])
-    assert done.exit_code == 1
-    assert "say how much memory training may take: --memory-limit MIB" in done.stderr
 
 
 def test_rapl_is_read_and_its_wrapping_is_followed(tmp_path: Path) -> None:
@@ -366,8 +364,6 @@ def test_an_untouched_script_is_clocked_in_every_precision(tmp_path: Path, preci
     found = clocked(script(tmp_path), precision)
     tolerance = {"fp32": 1e-6, "bf16": 0.02, "fp16": 0.005}[precision]
     hand = script_by_hand(8)
-    if precision == "fp16":  # 65,536 times a loss of 1.3 overflows in fp16: that step is left out
-        hand = [*hand[:2], *hand[1:7]]
     assert found["losses"] == pytest.approx(hand, rel=tolerance)
     assert (found["losses"] == hand) == (precision == "fp32")
     assert len(found["seconds"]) == 7  # type: ignore[arg-type]  # a list

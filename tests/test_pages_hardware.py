@@ -106,7 +106,8 @@ def benched(
     for rate in rates:
         writer.add_result(rate)
     if on.device != "cpu":
-        writer.add_samples([Sample(on.device, 1.0, clock_reasons="power cap")] * 1)
+        held = [Sample(on.device, at, clock_reasons="power cap") for at in (1.0, 2.0)]
+        writer.add_samples(held)
     if state is not None:
         writer.finish(state, "It broke." if state is State.FAILED else "")
     writer.close()

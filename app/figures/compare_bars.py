@@ -9,10 +9,11 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
+from ampscope.compare.figures import size
 from ampscope.compare.views import Measured
 from ampscope.records import MemorySplit, StepTimes
 from app.palette import OUTLINE, dtype_color
-from app.text import for_plotly, size
+from app.text import for_plotly
 
 ROW_PX, EDGE_PX = 46, 100
 FAR = 8.0  # times the fastest

@@ -22,6 +22,7 @@ TELLING_GAIN = 1.3  # of the dtype's largest product over fp32's; below it no ra
 # A product must be half as far above its control, on a log scale, as the largest one is; twice as
 # fast is always enough, because plain units compute half inputs with fp32 sums at fp32's rate.
 USED_FROM_MOST = 2.0
+SLOWER = 1.5  # times as long as in fp32, by the nearer quartiles
 NOT_USED_BELOW = 1.15  # quartiles of equal work on a busy machine lie up to 10 % apart
 WAITS_FOR_MEMORY = 0.5  # share of its time that a copy of its bytes would take
 COMPUTES = 0.5  # share of fp32's ceiling from which arithmetic is what limits a control
@@ -73,6 +74,9 @@ def rate_sign(product: Product, ceilings: Ceilings) -> RateSign:
     if timing is None or control is None:
         return RateSign(Sign.NOTHING, "It has no timing beside a control.")
     speedup = control.median_s / timing.median_s
+    if timing.low_s > SLOWER * control.high_s:
+        text = f"Its fp32 control is {1 / speedup:.2g}× as fast: whatever it uses does not help."
+        return RateSign(Sign.NOT_USED, text, speedup)
     gain = ceilings.gain(product.dtype)
     if gain is None:
         return RateSign(Sign.NOTHING, "The ceilings were not measured.", speedup)

@@ -16,6 +16,7 @@ from ampscope.cli.workloads import absolute
 from ampscope.compare.batches import BatchSearch, by_precision, searches_json, sentence
 from ampscope.compare.figures import seconds, size
 from ampscope.errors import BadInput
+from ampscope.hardware.describe import describe_machine, uses_cuda
 from ampscope.policy.modes import PRECISIONS
 from ampscope.records import RunSpec
 from ampscope.workloads.catalog import SIZES
@@ -59,6 +60,8 @@ def batch_size(
             f"{workload} is a script, whose batch cannot be changed from outside. Write a workload "
             "file: a function build(seed) that returns an ampscope.Workload."
         )
+    if not memory_limit and not device.startswith("cuda") and not uses_cuda(describe_machine()):
+        raise BadInput("On a CPU say how much memory training may take: --memory-limit MIB.")
     if multiple_of < 1:
         raise BadInput("--multiple-of takes a number from 1 on.")
     spec = RunSpec(
@@ -105,7 +108,7 @@ def _table(search: BatchSearch) -> Table:
 def _prediction(search: BatchSearch) -> str:
     found = search.prediction
     if found is None:
-        return "no prediction, because memory did not grow between the first two tries"
+        return "no prediction: that takes two tries that fit, of which the larger needs more"
     return (
         f"predicted {found.largest:,}, from {size(found.fixed_bytes)} and "
         f"{size(found.bytes_per_sample)} a sample under {size(found.limit_bytes)}"

@@ -25,7 +25,7 @@ from ampscope.store.writer import request_cancel
 
 def follow(store: Path, ids: Sequence[str], console: Console) -> list[RunInfo]:
     """Show progress until all runs have ended; a second Ctrl-C does not wait for that."""
-    has_asked = False
+    has_asked, told = False, set[str]()
     with Reader(store) as reader, _bars(console) as bars:
         tasks = {run_id: bars.add_task("", total=None, note="", start=False) for run_id in ids}
         while True:
@@ -33,6 +33,9 @@ def follow(store: Path, ids: Sequence[str], console: Console) -> list[RunInfo]:
                 infos = [reader.run(run_id) for run_id in ids]
                 for info in infos:
                     _show(bars, tasks, info)
+                    if info.place > 1 and info.id not in told and not console.is_terminal:
+                        console.print(f"Waiting for the device, place {info.place} in the queue.")
+                        told.add(info.id)
                 if not any(info.state.is_active for info in infos):
                     return infos
                 time.sleep(POLL_S)

@@ -67,7 +67,9 @@ def _samples(search: BatchSearch) -> str:
     largest = search.largest
     assert largest is not None
     if not largest.samples:
-        return "not even the smallest batch"
+        held = max((t.samples for t in search.tries if t.fits), default=0)
+        tried = f"no batch of the sizes asked for, though {held:,} samples fit"
+        return tried if held else "not even the smallest batch"
     proof = f"{largest.too_many:,} do not" if largest.too_many else "more were not tried"
     return f"{largest.samples:,} samples ({proof})"
 

@@ -29,7 +29,7 @@ def figures(base: Measured | None, price: float = 0.0) -> tuple[tuple[str, Cell]
         ("samples a second", lambda m: _of(m.times, _throughput)),
         ("forward / backward / optimizer", lambda m: _of(m.times, _phases)),
         ("casts, of the time in ops", lambda m: _of(m.times, _casts)),
-        ("peak memory", lambda m: _of(peak_bytes(m), size)),
+        (_peak_label(base), lambda m: _of(peak_bytes(m), size)),
         ("against the base", partial(_memory, base)),
         ("activations at the peak", lambda m: _of(m.memory, lambda s: size(s.activations))),
         ("cast copies at the peak", lambda m: _of(m.memory, lambda s: size(s.cast_copies))),
@@ -109,3 +109,8 @@ def _energy(m: Measured) -> str:
 def _cost(price: float, m: Measured) -> str:
     cost = cost_per_million(m.times, price) if price and m.times else None
     return "" if cost is None else f"{cost:.4g}"
+
+
+def _peak_label(base: Measured | None) -> str:
+    """Of a script it is the whole process that is measured."""
+    return f"peak memory, {base.process.what}" if base and base.process else "peak memory"

@@ -33,6 +33,7 @@ class LossDifference:
     gap: float | None
     noise: float | None
     first_nonfinite: int | None = None  # step, of the first seed in which there was one
+    why: str = ""  # it is unknown
 
 
 def final_loss(curve: LossCurve) -> float:
@@ -46,20 +47,29 @@ def loss_difference(base: Measured, other: Measured) -> LossDifference:
     bases = {c.seed: final_loss(c) for c in base.curves}
     others = {c.seed: final_loss(c) for c in other.curves}
     pairs = [(bases[seed], others[seed]) for seed in bases if seed in others]
-    if not pairs or not all(math.isfinite(b) for b, _ in pairs):
-        return LossDifference(LossChange.UNKNOWN, None, None)
+    if not pairs:
+        return _unknown("no losses were recorded")
+    if not all(math.isfinite(b) for b, _ in pairs):
+        step = _first_nonfinite(base)
+        return _unknown(f"{base.precision} itself is not finite at the end", first=step)
     if not all(math.isfinite(o) for _, o in pairs):
         return LossDifference(LossChange.DIVERGED, None, None, _first_nonfinite(other))
     if _made_fewer_steps(base, other):
-        return LossDifference(LossChange.UNKNOWN, None, None)
+        return _unknown("it made fewer steps, because it is so slow here")
     gap = sum(o - b for b, o in pairs) / len(pairs)
     if len(pairs) < 2:
-        return LossDifference(LossChange.UNKNOWN, gap, None)
+        return _unknown("one seed is no yardstick", gap)
     noise = max(b for b, _ in pairs) - min(b for b, _ in pairs)
-    if not noise:  # seeds made the same run: a script that seeds itself
-        return LossDifference(LossChange.UNKNOWN, gap, noise)
+    if not noise:
+        return _unknown("every seed made the same run: the script seeds itself", gap, noise)
     change = LossChange.SAME if abs(gap) <= noise else LossChange.DIFFERENT
     return LossDifference(change, gap, noise)
+
+
+def _unknown(
+    why: str, gap: float | None = None, noise: float | None = None, first: int | None = None
+) -> LossDifference:
+    return LossDifference(LossChange.UNKNOWN, gap, noise, first, why)
 
 
 def _made_fewer_steps(base: Measured, other: Measured) -> bool:

@@ -16,7 +16,6 @@ from ampscope.compare.views import BASES, Measured, Ratio, base_of, memory_ratio
 
 WORTH = 1.1  # a change of a script that gains less than a tenth is hardly worth its risks
 SMALLER = 0.9
-UNKNOWN_LOSS = "(too few seeds or steps to tell whether the loss is the same)"
 
 
 class Pays(StrEnum):
@@ -44,6 +43,10 @@ def verdict(measured: Sequence[Measured]) -> Verdict:
     others = [m for m in measured if m.precision not in BASES and m.times is not None]
     if base is None or base.times is None or base.precision not in BASES or not others:
         return Verdict(Pays.UNKNOWN, "Compare fp32 with at least one half precision.", "")
+    broken = loss_difference(base, others[0])
+    if base.curves and broken.first_nonfinite is not None and broken.change is LossChange.UNKNOWN:
+        text = f"{base.precision} itself is not finite from step {broken.first_nonfinite} on"
+        return Verdict(Pays.UNKNOWN, f"{text}: find out why first, with ampscope diagnose.", "")
     sound = [m for m in others if loss_difference(base, m).change is not LossChange.DIVERGED]
     if not sound:
         return _diverged(base, others[0])
@@ -69,13 +72,20 @@ def _judged(base: Measured, best: Measured) -> Verdict:
         gap = f"its loss is off by {loss.gap:+.3g}, and seeds differ by {loss.noise:.3g}"
         return Verdict(Pays.UNKNOWN, f"Look at the loss first: {faster}, but {gap}.", name)
     if ratio.value >= WORTH and ratio.low > 1:
-        at = "at the same loss" if loss.change is LossChange.SAME else UNKNOWN_LOSS
+        same = loss.change is LossChange.SAME
+        at = "at the same loss" if same else f"(whether at the same loss is unknown: {loss.why})"
         return Verdict(Pays.TIME, f"AMP pays here: {faster} {at}; {_scaler(best)}.", name)
     if ratio.value >= WORTH:
         spread = f"the quartiles allow {ratio.low:.2f} to {ratio.high:.2f}"
         text = f"Too noisy to tell: {faster} at the median, and {spread}. Measure again, or longer."
         return Verdict(Pays.UNKNOWN, text, name)
-    slower = f"{name} takes {1 / ratio.value:.2f}× the time of {base.precision}"
+    about = (
+        "about the same time as"
+        if ratio.value > 1 / WORTH
+        else f"{1 / ratio.value:.2f}× the time of"
+    )
+    slower = f"{name} takes {about} {base.precision}"
+    slower += f" ({1 / ratio.value:.2f}×)" if ratio.value > 1 / WORTH else ""
     return _not_faster(base, best, slower)
 
 

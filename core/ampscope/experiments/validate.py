@@ -39,6 +39,8 @@ def checked(spec: RunSpec) -> RunSpec:
 def _check_precisions(spec: RunSpec) -> None:
     several = spec.kind in ("compare", "batch")
     names = spec.precisions if several else (spec.precision,)
+    if spec.kind == "compare" and len(names) == 1:
+        raise BadInput("A comparison takes at least two precisions, for example fp32,bf16.")
     wrong = [name for name in names if name not in PRECISIONS]
     if wrong or not names:
         raise BadInput(

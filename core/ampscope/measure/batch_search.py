@@ -22,6 +22,7 @@ from ampscope.store.writer import RunWriter
 
 MOST_SAMPLES = 1 << 20
 SAME_SHARE = 0.95  # of the free memory; contexts and caches of others move a little
+FAR = 8  # times the largest try that a prediction rests on
 CURVE_SIZES = 5  # smaller sizes that are timed, each half of the next
 
 
@@ -82,6 +83,7 @@ class _Search:
         self._limit, self._reserved_s, self._is_cancelled = limit, reserved_s, is_cancelled
         self._grid = Grid(spec.multiple_of)
         self._made: dict[int, BatchTry] = {}
+        self._prediction: BatchPrediction | None = None
 
     def run(self, limit_bytes: int) -> list[str]:
         """Search and write what was found; sentences on what was not proved."""
@@ -96,6 +98,13 @@ class _Search:
                 twice = self._try(base.samples * 2)
                 low, high = (twice.samples, None) if twice.fits else (low, twice.samples)
                 start = self._predicted(base, twice, limit_bytes)
+                if start is not None and self._grid.samples(start) > FAR * twice.samples:
+                    # At a few samples the optimizer's step may need most: look nearer to the end.
+                    nearer = self._try(self._grid.samples(start) // FAR)
+                    if nearer.fits:
+                        low, start = nearer.samples, self._predicted(twice, nearer, limit_bytes)
+                if self._prediction is not None:
+                    self._writer.add_result(self._prediction)
             fits, fails = self._grid.place(low), None if high is None else self._grid.place(high)
             if fails is not None and self._grid.samples(fails) < (high or 0):
                 fails += 1  # the size that failed lies between two of the grid
@@ -138,14 +147,16 @@ class _Search:
 
     def _predicted(self, base: BatchTry, twice: BatchTry, limit_bytes: int) -> int | None:
         peaks = [t.device_peak or t.peak_bytes or 0 for t in (base, twice)]
-        per_sample = (peaks[1] - peaks[0]) // base.samples if twice.fits else 0
+        grown = twice.samples - base.samples
+        per_sample = (peaks[1] - peaks[0]) // grown if twice.fits and grown > 0 else 0
         if per_sample <= 0:
             return None
-        fixed = peaks[0] - per_sample * base.samples
+        fixed = max(peaks[0] - per_sample * base.samples, 0)
         place = self._grid.place(min((limit_bytes - fixed) / per_sample, MOST_SAMPLES))
         largest = self._grid.samples(place)
-        record = BatchPrediction(self._spec.precision, fixed, per_sample, limit_bytes, largest)
-        self._writer.add_result(record)
+        self._prediction = BatchPrediction(
+            self._spec.precision, fixed, per_sample, limit_bytes, largest
+        )
         return place
 
     def _curve(self, largest: int) -> None:

@@ -139,7 +139,8 @@ def in_child(
         content = {"wrong": str(error)}
     except (Exception, SystemExit) as error:
         text = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-        content = {"wrong": f"With {samples:,} samples a step raised {text}"}
+        what = f"With {samples:,} samples" if samples else "With the workload's own batch"
+        content = {"wrong": f"{what} a step raised {text}"}
     _unlimited()  # the answer needs a little memory as well
     answer.send_bytes(json.dumps(content).encode())
 

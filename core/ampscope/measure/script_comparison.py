@@ -26,6 +26,7 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 WARM_UP = 2
 LEAST = WARM_UP + 2  # steps that tell anything
 START_S = 15.0  # for a process to import torch on a busy machine, beside its share of the time
+LEAST_RUN_S = 9.0  # importing torch, and some steps
 IMPORT_S = 5.0  # what that usually takes, with the script's own imports
 
 
@@ -39,9 +40,12 @@ def compare_script(
         raise BadInput(f"A script can be compared in {', '.join(PRECISIONS)}; not in {wrong[0]}.")
     limit, notes = Limit(spec.time_limit_s), [_NO_PHASES]
     seconds: dict[str, list[float]] = {name: [] for name in spec.precisions}
-    left = len(spec.precisions) * spec.seeds
+    seeds = max(1, min(spec.seeds, int(limit.left_s() / (len(spec.precisions) * LEAST_RUN_S))))
+    if seeds < spec.seeds:
+        notes.append(f"{seeds} of {spec.seeds} seeds, to stay within {spec.time_limit_s:g} s.")
+    left = len(spec.precisions) * seeds
     failed: dict[str, str] = {}
-    for number in range(spec.seeds):
+    for number in range(seeds):
         first = number % len(spec.precisions)
         for name in (*spec.precisions[first:], *spec.precisions[:first]):
             if is_cancelled():
@@ -60,6 +64,8 @@ def compare_script(
             if not number and found["peak_bytes"] is not None:
                 what = "CUDA's allocator" if is_cuda else "the process above Python and torch"
                 writer.add_result(ProcessPeak(name, found["peak_bytes"], what, time.time()))
+            if found["problem"]:
+                notes.append(_why(name, found))
             if found["foreign"]:
                 notes.append(f"{name}: the script's own autocast is in {found['foreign']}.")
             writer.flush()

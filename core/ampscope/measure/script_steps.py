@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class Clock:
         self._loss: Tensor | None = None
         self._unscaled: Tensor | None = None
         self.in_backward = False
+        self.before_backward: Callable[[], None] = lambda: None
         self._held = _begin_peak()
 
     def stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -48,6 +49,7 @@ class Clock:
     def ended(self, optimizer: Optimizer, *, skipped: bool) -> None:
         """A step is over, taken or left out."""
         self._last_ended = optimizer
+        self.before_backward()
         self._first = self._first or optimizer
         if optimizer is not self._first:
             return
@@ -83,6 +85,7 @@ class Clock:
 
     def backward(self, root: Tensor) -> None:
         """A backward pass begins; the last one before a step has its loss."""
+        self.before_backward()
         loss, self._unscaled = self._unscaled, None
         if loss is None and root.numel() == 1:
             loss = root.detach().clone()

@@ -51,14 +51,14 @@ class _Replace(TorchFunctionMode):
 def everything_fp32() -> Iterator[None]:
     """Autocast off, scalers off, half models and tensors in fp32."""
     replace = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-    with _scalers_off(), _autocast_as(None), _Replace(replace):
+    with scalers_off(), autocast_as(None), _Replace(replace):
         yield
 
 
 @contextlib.contextmanager
 def half_as_bf16() -> Iterator[None]:
     """fp16 becomes bf16 everywhere, scalers off."""
-    with _scalers_off(), _autocast_as(torch.bfloat16), _Replace({torch.float16: torch.bfloat16}):
+    with scalers_off(), autocast_as(torch.bfloat16), _Replace({torch.float16: torch.bfloat16}):
         yield
 
 
@@ -111,7 +111,8 @@ def parameters_fp32() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _scalers_off() -> Iterator[None]:
+def scalers_off() -> Iterator[None]:
+    """Every GradScaler that is made is disabled."""
     patches = Patches()
 
     def make(original: Any) -> Any:
@@ -130,7 +131,7 @@ def _scalers_off() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _autocast_as(dtype: torch.dtype | None) -> Iterator[None]:
+def autocast_as(dtype: torch.dtype | None) -> Iterator[None]:
     """Every autocast region uses ``dtype``; None switches it off."""
     patches = Patches()
 
