@@ -6,7 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from ampscope.analysis.loss_scale import finite_parts
-from ampscope.analysis.telemetry import spoiled
+from ampscope.analysis.telemetry import others_bound, spoiled
 from ampscope.compare.claims import claims
 from ampscope.compare.export import comparison_json
 from ampscope.compare.figures import figures, seconds
@@ -40,7 +40,7 @@ def show(run: RunInfo) -> None:
         return
     judged = verdict(measured)
     layout.sentence(judged.sentence)
-    for line in spoiled(store.samples(run)):
+    for line in _disturbed(run):
         st.warning(escape(f"This comparison was disturbed. {line}"))
     layout.key_figures(_figures(base, measured, judged.precision))
     layout.see(_time_seen(base, measured))
@@ -63,6 +63,10 @@ def show(run: RunInfo) -> None:
             _promises(base, other, run.machine)
     measurements.telemetry(run)
     _details(run, measured)
+
+
+def _disturbed(run: RunInfo) -> tuple[str, ...]:
+    return spoiled(store.samples(run), others_bound(run.spec))
 
 
 def _figures(base: Measured, measured: tuple[Measured, ...], name: str) -> list[KeyFigure]:
@@ -163,7 +167,7 @@ def _details(run: RunInfo, measured: tuple[Measured, ...]) -> None:
         st.dataframe(_table(measured, price), hide_index=True, height="content")
     st.download_button(
         "Everything as JSON",
-        lambda: comparison_json(run, store.results(run), spoiled(store.samples(run))).encode(),
+        lambda: comparison_json(run, store.results(run), _disturbed(run)).encode(),
         f"comparison-{run.id}.json",
         "application/json",
         key="cmp-json",

@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ampscope.records import Sample
+from ampscope.records import AS_IS, RunSpec, Sample
 
 # Reasons for which a clock is lower than the device could at that moment, in the words of
 # hardware.gpu.CLOCK_REASONS and telemetry.cpu_sensors. The others (application clocks, sync boost,
@@ -34,6 +34,7 @@ LEAST_SHARE = 0.05
 # Others' share of the CPU. torch uses all its cores at once and waits for the slowest, so a tenth
 # that is gone can cost a tenth; below it lie the system's own work and the readings' 10 ms ticks.
 OTHERS_PERCENT = 10.0
+OTHERS_BESIDE_CHILDREN = 25.0
 LEAST_S = 1.0  # ten readings; fewer say nothing about a share of time
 LONGEST_GAP_S = 60.0  # between readings of a long run; a longer one is a machine that slept
 
@@ -105,7 +106,14 @@ def held_back(samples: Sequence[Sample]) -> dict[str, float]:
     return {reason: share for share, reason in sorted(found, reverse=True)}
 
 
-def spoiled(samples: Sequence[Sample]) -> tuple[str, ...]:
+def others_bound(spec: RunSpec) -> float:
+    """Percent of the CPU from which others count. A batch search and a script's comparison work in
+    children of seconds each, of which the first second passes for somebody else's."""
+    is_in_children = spec.kind == "batch" or (spec.kind == "compare" and spec.control == AS_IS)
+    return OTHERS_BESIDE_CHILDREN if is_in_children else OTHERS_PERCENT
+
+
+def spoiled(samples: Sequence[Sample], others_percent: float = OTHERS_PERCENT) -> tuple[str, ...]:
     """One sentence for each thing that makes times of this run doubtful; none is good."""
     found: list[str] = []
     for device, own in by_device(samples).items():
@@ -113,7 +121,7 @@ def spoiled(samples: Sequence[Sample]) -> tuple[str, ...]:
             continue
         name = "The CPU" if device == "cpu" else device
         found += _throttled(name, own)
-        found += _loaded(own) if device == "cpu" else _shared(name, own)
+        found += _loaded(own, others_percent) if device == "cpu" else _shared(name, own)
     return tuple(found)
 
 
@@ -145,10 +153,10 @@ def _shared(name: str, samples: Sequence[Sample]) -> list[str]:
     ]
 
 
-def _loaded(samples: Sequence[Sample]) -> list[str]:
+def _loaded(samples: Sequence[Sample], bound: float) -> list[str]:
     used = usage(samples)
     others = used.others_percent
-    if others is None or others < OTHERS_PERCENT:
+    if others is None or others < bound:
         return []
     return [
         f"The CPU was shared: other processes took {others:.1f} % of it, the run "

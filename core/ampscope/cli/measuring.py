@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from ampscope.analysis.telemetry import spoiled
+from ampscope.analysis.telemetry import others_bound, spoiled
 from ampscope.cli.progress import ask_to_stop, follow
 from ampscope.experiments.launch import launch
 from ampscope.experiments.validate import checked
@@ -37,7 +37,7 @@ def measured(spec: RunSpec, store: Path) -> tuple[RunInfo, list[Result], tuple[s
     if info.message:
         click.echo(info.message, err=True)
     with Reader(store) as reader:
-        disturbed = spoiled(reader.samples(run_id))
+        disturbed = spoiled(reader.samples(run_id), others_bound(spec))
         results = reader.results(run_id)
     for sentence in disturbed:
         click.echo(f"This measurement was disturbed. {sentence}", err=True)
