@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pandas as pd
 import streamlit as st
@@ -39,6 +40,13 @@ def draw(run: RunInfo, found: Trajectory) -> None:
     if not seen.histograms:
         states.no_histograms(run)
         return
+    odd = check(seen, found.steps, _own(run, found.steps))
+    if odd is not None:
+        st.caption(
+            f"At its own settings the replay parts from what was recorded at step {odd:,}: this "
+            "run has another growth interval than torch's, several scalers, or one that was "
+            "replaced."
+        )
     policy, settings = _controls(found.steps)
     made = replay(seen.gradients, policy, settings)
     shares = lost_shares(seen, made)
@@ -62,6 +70,23 @@ def recorded(reader: Reader, run_id: str) -> RecordedRun:
         return [frames[step, role] for role in roles if (step, role) in frames]
 
     return recorded_run(reader.steps(run_id), frames_of, FP16)
+
+
+def check(seen: RecordedRun, steps: Sequence[StepRecord], own: Settings) -> int | None:
+    """The first step at which a replay at the run's own settings is not what was recorded."""
+    made = replay(seen.gradients, POLICIES["torch"], own).steps
+    pairs = zip(made, steps, strict=True)
+    return next((s.step for m, s in pairs if (m.scale, m.skipped) != (s.scale, s.skipped)), None)
+
+
+def _own(run: RunInfo, steps: Sequence[StepRecord]) -> Settings:
+    """A probe's are recorded; of any other run the first scale is, and torch's defaults."""
+    if run.spec.kind == "probe":
+        asked = run.spec.scaler
+        return Settings(
+            asked.init_scale, asked.growth_interval, asked.growth_factor, asked.backoff_factor
+        )
+    return replace(POLICIES["torch"].defaults, initial_scale=steps[0].scale or 1.0)
 
 
 def _controls(steps: Sequence[StepRecord]) -> tuple[Policy, Settings]:

@@ -8,12 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import stores
 from test_pages_layers import asked, metrics, texts
 
 from ampscope.experiments.launch import launch
-from ampscope.records import NonFiniteRecord, RunSpec, ScalerSpec, State, StepRecord
+from ampscope.exponents import FIRST, RAW_LEN
+from ampscope.records import Frame, NonFiniteRecord, Role, RunSpec, ScalerSpec, State, StepRecord
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 from tests.child_runs import wait_until
@@ -212,3 +214,21 @@ def test_the_lab_replays_the_run_at_its_own_settings_by_default(
     app = open_page("loss_scale", run=run_id, first_scale=24, policy="keras", interval=5)
     assert not app.exception
     assert any("Keras 3 LossScaleOptimizer would skip" in m.value for m in app.markdown)
+
+
+def test_a_replay_that_parts_from_the_recording_says_so(open_page: Open, store_path: Path) -> None:
+    """Two scalers in one run, step by step in turn, as two optimizers of a GAN have them."""
+    steps = [
+        StepRecord(n, loss=1.0, scale=2.0 ** (16 if n % 2 else 12), skipped=False) for n in range(6)
+    ]
+    run_id = written(store_path, steps)
+    writer = RunWriter(store_path, run_id)
+    rows = np.zeros((1, RAW_LEN), np.int64)
+    rows[0, FIRST + 140] = 5
+    for step in steps:
+        writer.add_frame(Frame(step.step, Role.GRAD_OUTPUT, (0,), ("fp16",), rows, step.scale or 1))
+    writer.close()
+    app = open_page("loss_scale", run=run_id)
+    assert not app.exception
+    captions = [c.value.replace("\\", "") for c in app.caption]
+    assert any("parts from what was recorded at step 0" in text for text in captions), captions

@@ -13,7 +13,7 @@ import click
 import torch
 
 from ampscope.measure.script_precision import in_precision
-from ampscope.measure.script_steps import Clock, observed
+from ampscope.measure.step_clock import Clock, observed
 from ampscope.run.script_main import execute, stage
 
 

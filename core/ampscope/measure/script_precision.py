@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ampscope.capture.script.patches import Patches
-from ampscope.measure.script_steps import Clock, heard_backward
+from ampscope.measure.step_clock import Clock, heard_backward
 from ampscope.policy.precision import tf32_switches
 from ampscope.run.interventions.added_scaler import add_scaler
 from ampscope.run.precision_controls import autocast_as, scalers_off
