@@ -15,6 +15,7 @@ from ampscope.measure.copies import SIZES, copies
 from ampscope.measure.interleaving import LEAST, first_time, interleaved
 from ampscope.measure.products import OPERANDS, flops, moved_bytes, product, random_tensor, refusal
 from ampscope.records import Rate, RunSpec, Timing
+from ampscope.run.device import describe
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 
@@ -72,6 +73,11 @@ def test_moved_bytes_count_each_operand_once() -> None:
 def test_random_int8_has_all_values_and_fp8_is_finite() -> None:
     assert random_tensor((100_000,), torch.int8, CPU).unique().numel() == 256
     assert random_tensor((1000,), torch.float8_e4m3fn, CPU).float().isfinite().all()
+
+
+def test_a_measurement_is_never_a_rehearsal() -> None:
+    assert describe(SPEC, CPU).policy == "native"
+    assert describe(RunSpec("gpt"), CPU).policy == "rehearsal"
 
 
 def test_tf32_is_refused_on_a_cpu() -> None:

@@ -6,6 +6,7 @@ import itertools
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -434,3 +435,22 @@ def test_arguments_belong_to_scripts_alone(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, command)
     assert done.exit_code == 2
     assert "mlp takes no arguments; only a script does." in done.stderr
+
+
+def test_sigterm_stops_the_measurement_too(tmp_path: Path) -> None:
+    store = tmp_path / "s.db"
+    command = [sys.executable, "-m", "ampscope.cli.main", "compare", "gpt", "--size", "small"]
+    command += ["--precision", "fp32,bf16", "--store", str(store)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not store.exists():
+            time.sleep(0.1)
+        with Reader(store) as reader:
+            while not (runs := reader.runs()) or runs[0].state is not State.RUNNING:
+                time.sleep(0.1)
+            process.terminate()
+            assert process.wait(60) == 130
+            assert reader.runs()[0].state is State.CANCELLED
+    finally:
+        process.kill()
+        process.wait()

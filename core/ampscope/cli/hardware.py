@@ -40,7 +40,8 @@ def hardware(bench: bool, quick: bool, device: str, as_json: bool, store: Path) 
 
 
 def _bench(report: HardwareReport, device: str, quick: bool, as_json: bool, store: Path) -> None:
-    spec = RunSpec(workload="", kind="bench", device=device, args=("quick",) if quick else ())
+    args = ("quick",) if quick else ()
+    spec = RunSpec(workload="", kind="bench", device=device, args=args)
     run, results, _ = measured(spec, store)
     with Reader(store) as reader:
         view = bench_view(run, results, reader.samples(run.id), report)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
 
@@ -25,7 +24,6 @@ def measured(spec: RunSpec, store: Path) -> tuple[RunInfo, list[Result], tuple[s
     Ends the process, with one sentence on standard error, when
     it did not finish."""
     run_id = launch(checked(spec), store)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the child stops too
     try:
         info = follow(store, [run_id], Console(stderr=True))[0]
     except BaseException:  # Ctrl-C a second time: it must not go on unseen

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -26,7 +29,7 @@ from ampscope.store.writer import request_cancel
 def follow(store: Path, ids: Sequence[str], console: Console) -> list[RunInfo]:
     """Show progress until all runs have ended; a second Ctrl-C does not wait for that."""
     has_asked, told = False, set[str]()
-    with Reader(store) as reader, _bars(console) as bars:
+    with Reader(store) as reader, _bars(console) as bars, _terminated_like_interrupted():
         tasks = {run_id: bars.add_task("", total=None, note="", start=False) for run_id in ids}
         while True:
             try:
@@ -45,6 +48,19 @@ def follow(store: Path, ids: Sequence[str], console: Console) -> list[RunInfo]:
                 has_asked = True
                 console.print("Stopping. What was recorded is kept.")
                 ask_to_stop(store, ids)
+
+
+@contextlib.contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM stops the children too, as Ctrl-C does; they would go on without anybody."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # where signals cannot be handled
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def ask_to_stop(store: Path, ids: Sequence[str]) -> None:
