@@ -223,7 +223,7 @@ def test_the_size_is_the_largest_that_is_short() -> None:
 
 def test_convolutions_have_both_layouts(writer: RunWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(alignment.CONVOLUTIONS, "cpu", alignment.ConvShape(1, 16, 4, 8))
-    effort = alignment.AlignmentEffort((64,), 2.0)
+    effort = alignment.AlignmentEffort((64,), 10.0)  # a busy machine
     alignment.aligned_convolutions(effort, CPU, writer, NEVER)
     writer.close()
     with Reader(writer.path) as reader:

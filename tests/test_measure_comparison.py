@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -170,6 +171,17 @@ def test_running_out_of_memory_twenty_times_harms_nothing(tmp_path: Path) -> Non
     assert not any(m.fits for m in made)
     assert all("memory" in m.how_it_ended for m in made)
     assert tries.attempt(spec, 8, 60.0).fits
+
+
+def test_the_embedding_programs_main_is_not_run_in_a_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign = ModuleType("__main__")
+    foreign.__file__ = str(tmp_path / "main.py")
+    Path(foreign.__file__).write_text("raise SystemExit('must not run')")
+    monkeypatch.setitem(sys.modules, "__main__", foreign)
+    spec = RunSpec(known(tmp_path), kind="batch", precision="fp32", policy="native")
+    assert Tries(torch.device("cpu"), 0).attempt(spec, 8, 60.0).fits
 
 
 def test_a_child_that_dies_without_a_word_did_not_fit(tmp_path: Path) -> None:

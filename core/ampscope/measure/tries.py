@@ -6,10 +6,14 @@ nothing that starts threads, so a fork of it is sound.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import signal
+import sys
 import time
+from collections.abc import Iterator
+from types import ModuleType
 
 import torch
 
@@ -42,7 +46,8 @@ class Tries:
             args=(theirs, spec, str(self._device), samples, self._limit),
             daemon=True,
         )
-        child.start()
+        with _without_main():
+            child.start()
         theirs.close()
         try:
             if not ours.poll(max(time_limit_s, 1.0)):
@@ -78,7 +83,8 @@ class Tries:
         """Of a GPU, asked in a child: a context here would take some of it for the whole search."""
         ours, theirs = self._context.Pipe(duplex=False)
         child = self._context.Process(target=tell_free, args=(theirs, str(self._device)))
-        child.start()
+        with _without_main():
+            child.start()
         theirs.close()
         try:
             return int(json.loads(ours.recv_bytes()))
@@ -87,6 +93,18 @@ class Tries:
         finally:
             ours.close()
             child.join(GRACE_S)
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """multiprocessing runs the file of the module __main__ again in every child, for what is
+    defined there. Nothing of ours is, and in an embedding program that file may be anything."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _read(answer: bytes) -> BatchTry:

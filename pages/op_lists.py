@@ -1,0 +1,8 @@
+"""Op lists: which op runs in which precision under autocast, in three frameworks."""
+
+import streamlit as st
+
+from app import op_lists_view
+
+st.title("Op lists", anchor=False)
+op_lists_view.show()
