@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ampscope
+from ampscope.store.reader import Reader
 
 
 def main() -> None:
@@ -50,6 +52,8 @@ def main() -> None:
                 inputs[0, 0] = float("nan")
             if step == given.kill_at and rank == given.kill_rank:
                 run._session.recorder.wait()  # what was handed over is on the disk
+                if given.kind == "alone":
+                    others_have_made(given.store, 5)  # torchrun ends them once this one is gone
                 os.kill(os.getpid(), signal.SIGKILL)
             if step == given.kill_at:
                 time.sleep(1.0)  # torchrun ends the others soon after one has died
@@ -59,6 +63,17 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
     dist.destroy_process_group()
+
+
+def others_have_made(store: str, steps: int) -> None:
+    """Wait until the other rank has as many on the disk: it may have started later."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with Reader(Path(store)) as reader:
+            others = [run for run in reader.runs() if run.spec.rank != dist.get_rank()]
+        if others and all(run.steps_done >= steps for run in others):
+            return
+        time.sleep(0.1)
 
 
 def wrapped(net: nn.Sequential, kind: str) -> nn.Module:

@@ -71,8 +71,9 @@ def test_readings_are_there_when_the_sampler_has_been_stopped(
     with beside(run.path, run.run_id, "cpu", as_child=as_child) as readings:
         until(lambda: len(samples(run)) > 8, "no transaction")
         if not as_child:
+            (sampler,) = sampler_of(run)
             with pytest.raises(ChildProcessError):
-                os.waitpid(-1, os.WNOHANG)
+                os.waitpid(sampler, os.WNOHANG)
     found = samples(run)
     assert readings.note == ""
     assert {s.device for s in found} == {"cpu"}
