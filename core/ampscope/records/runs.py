@@ -76,6 +76,7 @@ class RunSpec:
     seeds: int = 1  # a comparison trains with so many
     batch: int = 0  # samples a batch; 0: as the workload gives them
     multiple_of: int = 1  # a batch search tries multiples of this; 0: powers of two
+    framework: str = "torch"  # torch | keras | paddle
 
     @property
     def is_training(self) -> bool:
@@ -101,6 +102,21 @@ class Machine:
     python: str = ""
     platform: str = ""
     host: str = ""
+    framework: str = "torch"  # torch | keras | paddle
+    framework_version: str = ""  # "3.15.0 on TensorFlow 2.21.0"; of torch see ``torch``
+    arithmetic: str = "real"  # half precision: real, or "emulated" by rounding fp32 numbers
+    scaler: str = (
+        ""  # "real", or "forced" where the framework switches its scaler off here; "" none
+    )
+
+    @property
+    def software(self) -> str:
+        """Framework and version: ``torch 2.13.0``, ``Paddle 3.3.1 (fp16 emulated)``."""
+        if self.framework == "torch":
+            return f"torch {self.torch}"
+        title = {"keras": "Keras", "paddle": "Paddle"}.get(self.framework, self.framework)
+        emulated = " (half precision emulated)" if self.arithmetic == "emulated" else ""
+        return f"{title} {self.framework_version}{emulated}"
 
 
 @dataclass(frozen=True, slots=True)

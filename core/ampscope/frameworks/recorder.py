@@ -1,0 +1,192 @@
+"""An adapter's facts as records of a run: modules, frames, steps, attempts, scans, bad layers.
+
+    recorder = Recorder(cadence)
+    recorder.module(ModuleRecord(…))            # layers, as they are met
+    recorder.forward(LayerCall(…))              # each call of one
+    recorder.backward("block.fc1", gradient)    # gradient that came back to its output
+    recorder.step(StepFacts(…))                 # ends the step
+
+:meth:`Recorder.take` gives what the store has not got yet; :meth:`Recorder.observations` is the
+evidence for the rules, closed with how the script ended.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from ampscope.exponents import NAN, NEG_INF, POS_INF, RAW_LEN, Raw
+from ampscope.frameworks.attempt import attempt_of, gradient_parts, step_record
+from ampscope.frameworks.counts import StepCounts
+from ampscope.frameworks.layers import BadLayers
+from ampscope.frameworks.measured import Measured
+from ampscope.frameworks.scans import scan
+from ampscope.frameworks.steps import LayerCall, StepFacts
+from ampscope.frameworks.tensors import Values, count_into
+from ampscope.observations import Attempt, Call, Observation, Outcome, ParameterGradient, Scan
+from ampscope.records import Cadence, ModuleRecord, NonFiniteRecord, Role
+
+DETAILED = 8  # attempts whose gradients are kept one by one; bad ones always are
+MAX_BATCH_SCANS = 2_000
+
+
+class Recorder:
+    """Records one training of one model. Used by one thread."""
+
+    def __init__(self, cadence: Cadence) -> None:
+        self.cadence = cadence
+        self.steps = 0  # attempted
+        self.half_seen: set[str] = set()  # dtypes in which layers computed
+        self.attempts: list[Attempt] = []
+        self.calls: list[Call] = []
+        self.scans: list[Scan] = []
+        self.gradients: list[ParameterGradient] = []
+        self.bad_layers = BadLayers()
+        self.elapsed_s = 0.0  # spent here
+        self.on_step: Callable[[int], None] = lambda steps: None  # steps attempted so far
+        self._index: dict[str, int] = {}
+        self._modules: list[ModuleRecord] = []
+        self._counts = StepCounts()
+        self._measured = Measured()
+        self._batches = 0
+
+    @property
+    def wants_tensors(self) -> bool:
+        """Whether histograms of the step that is under way are wanted."""
+        every = self.cadence.histogram
+        return every > 0 and self.steps % every == 0
+
+    def module(self, record: ModuleRecord) -> int:
+        """Its number in the run; the record's own ``index`` is not looked at."""
+        if record.path not in self._index:
+            self._index[record.path] = len(self._modules)
+            self._modules.append(replace(record, index=len(self._modules)))
+            self._measured.modules.append(self._modules[-1])
+        return self._index[record.path]
+
+    def index_of(self, path: str, type_: str = "") -> int:
+        """Number of a module by its path; met for the first time it is added."""
+        return self.module(ModuleRecord(0, path, type_))
+
+    def forward(self, call: LayerCall) -> None:
+        """A layer was called: its outputs are counted, and looked at for the first bad one."""
+        started = time.perf_counter()
+        if call.compute_dtype in ("fp16", "bf16"):
+            self.half_seen.add(call.compute_dtype)
+        index = self.index_of(call.path, call.type)
+        bad = 0
+        for values in call.outputs:
+            row = self._count(Role.ACTIVATION, index, values, keep=call.is_training)
+            bad += int(row[NAN] + row[POS_INF] + row[NEG_INF])
+        if bad:
+            self.bad_layers.met(call, self.steps)
+        self.elapsed_s += time.perf_counter() - started
+
+    def backward(self, path: str, gradient: Values) -> None:
+        """The gradient that came back to a layer's output, still scaled."""
+        started = time.perf_counter()
+        self._count(Role.GRAD_OUTPUT, self.index_of(path), gradient, keep=True)
+        self.elapsed_s += time.perf_counter() - started
+
+    def batch(self, name: str, values: Values) -> None:
+        """A tensor that a model was given, before any layer saw it."""
+        if self._batches >= MAX_BATCH_SCANS or not values.size:
+            return
+        self._batches += 1
+        self.scans.append(scan("batch", "batch", name, values, self.steps))
+        if not self.calls:
+            total = float(values.floats().astype(np.float64).sum())
+            self.calls.append(Call(0, 0, "inputs", value=total, dtype=values.name))
+
+    def weights(self, moment: str, weights: Mapping[str, Values], kind: str = "parameter") -> None:
+        """All weights at the ``start`` or ``end``; ``kind`` also frozen and buffer."""
+        for name, values in weights.items():
+            self.scans.append(scan(moment, kind, name, values, self.steps))
+
+    def step(self, facts: StepFacts) -> None:
+        """An optimizer step was attempted: everything since the last one belongs to it."""
+        started = time.perf_counter()
+        parts = gradient_parts(facts)
+        attempt = attempt_of(self.steps, facts, parts)
+        self.attempts.append(attempt)
+        self._log(facts)
+        self._detail(facts, attempt, parts)
+        if self.wants_tensors:
+            self._count_parameters(facts)
+        self._measured.frames += self._counts.take(self.steps, facts.carried)
+        if attempt.loss is not None and not math.isfinite(attempt.loss):
+            self.bad_layers.reached_loss(self.steps)
+        elif attempt.grad_nonfinite:
+            self.bad_layers.reached_gradient(self.steps)
+        self._measured.steps.append(step_record(attempt, facts))
+        self.bad_layers.next_step()
+        self.steps += 1
+        self.elapsed_s += time.perf_counter() - started
+        self.on_step(self.steps)
+
+    def take(self) -> Measured:
+        """What came since the last call."""
+        taken, self._measured = self._measured, Measured()
+        return taken
+
+    def observations(self, outcome: Outcome) -> list[Observation]:
+        """Everything seen so far, closed with ``outcome``."""
+        facts: list[Observation] = [*self.calls, *self.attempts, *self.gradients, *self.scans]
+        return [*facts, *self.bad_layers.records(), outcome]
+
+    def outcome(self, ended: str, notes: tuple[str, ...] = ()) -> Outcome:
+        """How it stands, with what was seen."""
+        last = self.attempts[-1].loss if self.attempts else None
+        return Outcome(
+            ended=ended,
+            attempts=self.steps,
+            backwards=sum(c.name == "backward" for c in self.calls),
+            optimizers=tuple(sorted({a.optimizer for a in self.attempts})),
+            scalers=("scaler0",) if any(a.scaler for a in self.attempts) else (),
+            uses_autocast="+".join(sorted(self.half_seen)),
+            notes=notes,
+            last_loss=last,
+        )
+
+    def _count(self, role: Role, index: int, values: Values, *, keep: bool) -> Raw:
+        return self._counts.add(role, index, values, keep=keep and self.wants_tensors)
+
+    def _count_parameters(self, facts: StepFacts) -> None:
+        for role, named in ((Role.WEIGHT, facts.before), (Role.WEIGHT_GRAD, facts.gradients)):
+            for name, values in named.items():
+                self._count(role, self._owner(name), values, keep=True)
+        if facts.skipped:
+            return
+        for name, after in facts.after.items():
+            if name in facts.before:
+                moved = Values.of(after.floats() - facts.before[name].floats())
+                self._count(Role.UPDATE, self._owner(name), moved, keep=True)
+
+    def _owner(self, parameter: str) -> int:
+        return self.index_of(parameter.rpartition(".")[0])
+
+    def _log(self, facts: StepFacts) -> None:
+        """The calls that every step has, in the words of torch's call log."""
+        number = len(self.calls)
+        names = ["scale"] if facts.scale is not None else []
+        names += ["backward", "scaler_step" if facts.scale is not None else "optimizer_step"]
+        for name in names:
+            value = facts.scale if name == "scale" else facts.loss if name == "backward" else None
+            self.calls.append(Call(number, self.steps, name, value=value))
+            number += 1
+
+    def _detail(self, facts: StepFacts, attempt: Attempt, parts: list[ParameterGradient]) -> None:
+        if attempt.attempt < DETAILED or attempt.grad_nonfinite:
+            self.gradients += parts
+        bad = [part for part in parts if part.nonfinite]
+        for part in bad:
+            row = np.zeros(RAW_LEN, np.int64)
+            count_into(facts.gradients[part.name], row)
+            counts = int(row[NAN]), int(row[POS_INF]), int(row[NEG_INF])
+            self._measured.nonfinite.append(
+                NonFiniteRecord(self.steps, part.name, part.order, part.total, *counts)
+            )
