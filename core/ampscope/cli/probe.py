@@ -55,6 +55,13 @@ EXIT_CANCELLED = 130  # the shell's own status for Ctrl-C
 @click.option("--shadow-every", default=10, show_default=True, help="Steps; 0 is never.")
 @click.option("--time-limit", default=600.0, show_default=True, help="Seconds a run.")
 @click.option("--memory-limit", default=0, help="MiB of private memory a run; 0 is no limit.")
+@click.option(
+    "--framework",
+    type=click.Choice(("torch", "keras", "paddle")),
+    default="torch",
+    show_default=True,
+    help="Keras and Paddle train the shared networks; see ampscope frameworks.",
+)
 @click.option("--label", default="", help="How the run is listed.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @store_option
@@ -76,6 +83,7 @@ def probe(
     shadow_every: int,
     time_limit: float,
     memory_limit: int,
+    framework: str,
     label: str,
     as_json: bool,
     store: Path,
@@ -103,6 +111,7 @@ def probe(
                 memory_limit_mib=memory_limit,
                 label=label,
                 group=group,
+                framework=framework,
             )
         )
         for name in names

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from ampscope.errors import AmpscopeError
 from ampscope.experiments.validate import checked
+from ampscope.frameworks.names import TORCH
+from ampscope.frameworks.pythons import python_for, with_package
 from ampscope.records import RunInfo, RunSpec, State
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
@@ -27,7 +29,7 @@ def launch(spec: RunSpec, store: Path) -> str:
     spec = checked(spec)
     writer = RunWriter.create(store, spec)
     try:
-        _spawn(store, writer.run_id)
+        _spawn(spec, store, writer.run_id)
     except OSError as error:
         writer.finish(State.FAILED, f"Could not start Python: {error.strerror}.")
         raise AmpscopeError(f"Could not start Python: {error.strerror}.") from error
@@ -54,15 +56,19 @@ def child_environment() -> dict[str, str]:
     return {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONUNBUFFERED": "1"}
 
 
-def _spawn(store: Path, run_id: str) -> None:
-    command = [sys.executable, "-m", "ampscope.run", "--store", str(store.absolute())]
+def _spawn(spec: RunSpec, store: Path, run_id: str) -> None:
+    python, environment = sys.executable, child_environment()
+    module = "ampscope.run"
+    if spec.framework != TORCH:
+        python, environment = python_for(spec.framework), with_package(environment)
+        module = "ampscope.frameworks.child"
     child = subprocess.Popen(
-        [*command, "--run", run_id],
+        [python, "-m", module, "--store", str(store.absolute()), "--run", run_id],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C reaches the parent only; it asks the child to stop
-        env=child_environment(),
+        env=environment,
     )
     # Somebody must wait for it: an ended child stays a zombie, and Popen warns of one left behind.
     threading.Thread(target=child.wait, name=f"ampscope-run-{run_id}", daemon=True).start()

@@ -47,7 +47,8 @@ NAMES = ("lenet", "mlp", "transformer")
 
 
 def network(name: str, seed: int) -> Network:
-    """The network of that name. Raises BadInput for another."""
+    """The network of that name ("shared-lenet" is "lenet"). Raises BadInput for another."""
+    name = name.removeprefix("shared-")
     if name not in NAMES:
         raise BadInput(
             f"There is no network {name!r} for every framework. Use one of: {', '.join(NAMES)}."

@@ -69,8 +69,8 @@ def python_for(name: str) -> str:
     return found.executable
 
 
-def child_environment(base: dict[str, str]) -> dict[str, str]:
-    """``base`` with this package first on the path of the child's imports."""
+def with_package(base: dict[str, str]) -> dict[str, str]:
+    """The environment ``base`` with this package first on the path of a child's imports."""
     before = base.get("PYTHONPATH", "")
     path = os.pathsep.join(filter(None, (str(PACKAGE_ROOT), before)))
     return {
@@ -91,7 +91,7 @@ def run_in(executable: str, code: str, timeout_s: float = ANSWER_S) -> tuple[int
             timeout=timeout_s,
             check=False,
             stdin=subprocess.DEVNULL,
-            env=child_environment(dict(os.environ)),
+            env=with_package(dict(os.environ)),
         )
     except subprocess.TimeoutExpired:
         return -1000, "", f"no answer within {timeout_s:g} s"

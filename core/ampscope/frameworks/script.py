@@ -97,6 +97,7 @@ class _Run:
         seen = self.recorder.outcome(self.stopped or facts.ended, tuple(notes))
         outcome = replace(
             seen,
+            framework=self.spec.framework,
             exit_code=facts.exit_code,
             error_type=facts.error_type,
             error_text=facts.error_text,

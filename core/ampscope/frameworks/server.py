@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ampscope.frameworks.pythons import child_environment
+from ampscope.frameworks.pythons import with_package
 
 POLL_S = 0.02
 MAX_OUTPUT_BYTES = 256 * 2**20  # as the zygote's
@@ -71,7 +71,7 @@ def _start(line: str, python: str, store: str, children: dict[str, _Child]) -> N
                 stdout=output,
                 stderr=errors,
                 start_new_session=True,
-                env=child_environment(dict(os.environ)),
+                env=with_package(dict(os.environ)),
             )
     except OSError:
         _answer(run_id, NO_FORK)
