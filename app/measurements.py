@@ -59,7 +59,7 @@ def made(run: RunInfo) -> str:
     """Where and when: ``AMD EPYC · torch 2.13.0+cpu · 2026-11-21 14:02 · 3 min ago``."""
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started or run.created))
     machine = run.machine
-    where = [machine.device_name or machine.device, f"torch {machine.torch}"] if machine else []
+    where = [machine.device_name or machine.device, machine.software] if machine else []
     return " · ".join([*where, when, ago(run.created)])
 
 

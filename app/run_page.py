@@ -92,7 +92,7 @@ def described(run: RunInfo) -> str:
         )
     if spec.kind != "probe":  # a script brings its own size and precision
         return f"{_workload(run)} {control(spec.control)}"
-    return f"{_workload(run)} {spec.size} {spec.precision}"
+    return f"{_workload(run)} {spec.size} {spec.mode}"
 
 
 def _workload(run: RunInfo) -> str:

@@ -84,6 +84,13 @@ class RunSpec:
         return self.kind not in MEASUREMENT_KINDS
 
     @property
+    def mode(self) -> str:
+        """How a probe computes, in few words: ``fp16``, ``fp16 softmax=half``, ``fp16 keras``."""
+        changed = self.control.removeprefix("op_lists:") if self.kind == "probe" else ""
+        framework = "" if self.framework == "torch" else self.framework
+        return " ".join(filter(None, (self.precision, changed, framework)))
+
+    @property
     def precisions(self) -> tuple[str, ...]:
         """The names in ``precision``, each once."""
         names = (name.strip() for name in self.precision.split(","))
@@ -105,9 +112,7 @@ class Machine:
     framework: str = "torch"  # torch | keras | paddle
     framework_version: str = ""  # "3.15.0 on TensorFlow 2.21.0"; of torch see ``torch``
     arithmetic: str = "real"  # half precision: real, or "emulated" by rounding fp32 numbers
-    scaler: str = (
-        ""  # "real", or "forced" where the framework switches its scaler off here; "" none
-    )
+    scaler: str = ""  # real, "forced" where the framework switches it off here, "" none
 
     @property
     def software(self) -> str:
@@ -145,4 +150,4 @@ class RunInfo:
         if spec.kind == "bench":
             return spec.label or "what this machine reaches"
         name = spec.workload.rpartition("/")[2]  # a user's file without its folders
-        return spec.label or f"{name} {spec.size} {spec.precision}"
+        return spec.label or f"{name} {spec.size} {spec.mode}"
