@@ -33,6 +33,7 @@ LOSS_SCALE = _entry("loss_scale", "Loss scale", "show_chart", "One run")
 TELEMETRY = _entry("telemetry", "Telemetry", "speed", "One run")
 HARDWARE = _entry("hardware", "Hardware", "memory", "This machine")
 OP_LISTS = _entry("op_lists", "Op lists", "list_alt", "Reference")
+FRAMEWORKS = _entry("frameworks", "Frameworks", "hub", "Reference")
 COMPARE = _entry("compare", "Compare", "compare_arrows", "This machine")
 BATCH_SIZE = _entry("batch_size", "Batch size", "stacked_bar_chart", "This machine")
 CORES = _entry("tensor_cores", "Tensor Cores", "grid_on", "This machine")
@@ -52,6 +53,7 @@ ENTRIES = (
     COMPARE,
     BATCH_SIZE,
     OP_LISTS,
+    FRAMEWORKS,
 )
 RUN_PAGES = (LAYERS, GRADIENTS, LOSS_SCALE, TELEMETRY)  # what a recorded run can be looked at with
 WATCHED_PAGES = (TRAINING, GRADIENTS, LOSS_SCALE, LAYERS, TELEMETRY)  # and a watched training
