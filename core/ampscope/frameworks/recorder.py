@@ -72,8 +72,9 @@ class Recorder:
         """Number of a module by its path; met for the first time it is added."""
         return self.module(ModuleRecord(0, path, type_))
 
-    def forward(self, call: LayerCall) -> None:
-        """A layer was called: its outputs are counted, and looked at for the first bad one."""
+    def forward(self, call: LayerCall) -> int:
+        """A layer was called: its outputs are counted, and looked at for the first bad one. Returns
+        how many elements of them are not finite."""
         started = time.perf_counter()
         if call.compute_dtype in ("fp16", "bf16"):
             self.half_seen.add(call.compute_dtype)
@@ -82,9 +83,10 @@ class Recorder:
         for values in call.outputs:
             row = self._count(Role.ACTIVATION, index, values, keep=call.is_training)
             bad += int(row[NAN] + row[POS_INF] + row[NEG_INF])
-        if bad:
+        if bad and not call.hands_on:
             self.bad_layers.met(call, self.steps)
         self.elapsed_s += time.perf_counter() - started
+        return bad
 
     def backward(self, path: str, gradient: Values) -> None:
         """The gradient that came back to a layer's output, still scaled."""

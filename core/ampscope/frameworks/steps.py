@@ -27,6 +27,7 @@ class LayerCall:
     line: str = ""  # "train.py:41", of the script
     is_training: bool = True
     in_fp32: Callable[[], Values | None] = lambda: None
+    hands_on: bool = False  # a layer inside this one has put out a non-finite value already
 
 
 @dataclass(frozen=True, slots=True)
