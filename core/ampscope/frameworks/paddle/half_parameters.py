@@ -8,7 +8,6 @@ the scale, which can bring it to zero; with ``master_grad=True`` it is fp32.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -56,16 +55,18 @@ class HalfParameters:
                     parameter.__dict__.pop(MARK, None)
 
     def _replacements(self) -> Iterator[Replacement]:
-        decorate = AUTO_CAST.amp_decorate
-        for module, name in names_of(decorate):
-            yield module, name, functools.wraps(decorate)(self._decorate)
+        for module, name in names_of(AUTO_CAST.amp_decorate):
+            yield module, name, self._decorate
         apply, unscale = _Optimizer._apply_optimize, _Scaler._unscale
 
-        def applied(optimizer: Any, loss: Any, startup: Any, found: Any, *rest: Any, **k: Any) -> Any:
-            parameters = [p for p, _ in (found["params"] if isinstance(found, dict) else found)]
+        def applied(
+            optimizer: Any, loss: Any, startup_program: Any, params_grads: Any, *rest: Any, **k: Any
+        ) -> Any:
+            pairs = params_grads["params"] if isinstance(params_grads, dict) else params_grads
+            parameters = [parameter for parameter, _ in pairs]
             half = [p for p in parameters if hasattr(p, MARK)]
             self._before(optimizer, half)
-            result = apply(optimizer, loss, startup, found, *rest, **k)
+            result = apply(optimizer, loss, startup_program, params_grads, *rest, **k)
             self._after(optimizer, half)
             return result
 
