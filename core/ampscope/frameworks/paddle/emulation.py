@@ -28,9 +28,9 @@ from ampscope.frameworks.paddle.op_names import (
 from ampscope.frameworks.paddle.regions import OpenRegion, dtype_of_op
 from ampscope.frameworks.paddle.rounding import (
     MARK,
+    round_memory,
     rounded,
     rounded_gradient,
-    round_memory,
 )
 from ampscope.frameworks.paddle.values import memory
 
@@ -129,9 +129,7 @@ class Emulation:
 
     def _replacement(self, name: str, function: Callable[..., Any]) -> Any:
         if name == "cast":
-            return functools.wraps(function)(
-                lambda x, dtype, *rest: self.cast(function, x, dtype)
-            )
+            return functools.wraps(function)(lambda x, dtype, *rest: self.cast(function, x, dtype))
         if name in _SKIPPED or name.startswith("sparse") or name.endswith(_SKIPPED_ENDINGS):
             return None
         op, run = listed_name(name), self.run

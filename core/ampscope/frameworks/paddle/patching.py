@@ -1,7 +1,7 @@
 """Replacing attributes of Paddle for a while, and putting each back.
 
-    with replaced([(GradScaler, "step", mine), …]):
-        …
+with replaced([(GradScaler, "step", mine), …]):
+    …
 """
 
 from __future__ import annotations

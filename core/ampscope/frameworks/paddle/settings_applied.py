@@ -24,9 +24,7 @@ _Optimizer: Any = paddle.optimizer.Optimizer
 class AppliedSettings:
     """``active`` while a script trains; ``around`` for the calls of layers."""
 
-    def __init__(
-        self, settings: Settings, region: OpenRegion, emulation: Emulation | None
-    ) -> None:
+    def __init__(self, settings: Settings, region: OpenRegion, emulation: Emulation | None) -> None:
         self.settings = settings
         self.notes: list[str] = []
         self._region = region
