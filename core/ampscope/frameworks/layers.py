@@ -31,7 +31,7 @@ class BadLayers:
             self._first = key
         known = self._known.get(key)
         if known is None:
-            self._known[key] = _bad_op(len(self._known), call, step)
+            self._known[key] = _bad_op(len(self._known), call.closer() or call, step)
         else:
             self._known[key] = replace(known, count=known.count + 1, last_attempt=step)
 

@@ -173,13 +173,15 @@ class Recorder:
 
     def _log(self, facts: StepFacts) -> None:
         """The calls that every step has, in the words of torch's call log."""
-        number = len(self.calls)
-        names = ["scale"] if facts.scale is not None else []
-        names += ["backward", "scaler_step" if facts.scale is not None else "optimizer_step"]
-        for name in names:
-            value = facts.scale if name == "scale" else facts.loss if name == "backward" else None
-            self.calls.append(Call(number, self.steps, name, value=value))
-            number += 1
+        has_scaler = facts.scale is not None
+        is_scaled = has_scaler if facts.loss_scaled is None else facts.loss_scaled
+        backward = Call(0, self.steps, "backward", value=facts.loss, scaled=is_scaled)
+        step = Call(0, self.steps, "optimizer_step", subject=facts.optimizer)
+        if has_scaler:
+            step = Call(0, self.steps, "scaler_step", subject="scaler0", note=facts.optimizer)
+        scale = [Call(0, self.steps, "scale", value=facts.scale, scaled=True)] if is_scaled else []
+        for call in (*scale, backward, step):
+            self.calls.append(replace(call, seq=len(self.calls)))
 
     def _detail(self, facts: StepFacts, attempt: Attempt, parts: list[ParameterGradient]) -> None:
         if attempt.attempt < DETAILED or attempt.grad_nonfinite:
