@@ -9,10 +9,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from ampscope.exponents import NAN, NEG_INF, POS_INF, RAW_LEN
 from ampscope.frameworks.steps import StepFacts
-from ampscope.frameworks.tensors import Values
+from ampscope.frameworks.tensors import Values, count_into
 from ampscope.observations import Attempt, ParameterGradient
-from ampscope.records import StepRecord
+from ampscope.records import NonFiniteRecord, StepRecord
 
 
 def gradient_parts(facts: StepFacts) -> list[ParameterGradient]:
@@ -73,6 +74,14 @@ def step_record(attempt: Attempt, facts: StepFacts) -> StepRecord:
         moved_share=attempt.moved_share,
         ended_at=attempt.ended_at,
     )
+
+
+def nonfinite_record(part: ParameterGradient, facts: StepFacts) -> NonFiniteRecord:
+    """Of a parameter whose gradient is not finite."""
+    row = np.zeros(RAW_LEN, np.int64)
+    count_into(facts.gradients[part.name], row)
+    counts = int(row[NAN]), int(row[POS_INF]), int(row[NEG_INF])
+    return NonFiniteRecord(part.attempt, part.name, part.order, part.total, *counts)
 
 
 def _part(

@@ -19,16 +19,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from ampscope.exponents import NAN, NEG_INF, POS_INF, RAW_LEN, Raw
-from ampscope.frameworks.attempt import attempt_of, gradient_parts, step_record
+from ampscope.exponents import NAN, NEG_INF, POS_INF, Raw
+from ampscope.frameworks.attempt import attempt_of, gradient_parts, nonfinite_record, step_record
 from ampscope.frameworks.counts import StepCounts
 from ampscope.frameworks.layers import BadLayers
 from ampscope.frameworks.measured import Measured
+from ampscope.frameworks.op_sets import OpSets
 from ampscope.frameworks.scans import scan
 from ampscope.frameworks.steps import LayerCall, StepFacts
-from ampscope.frameworks.tensors import Values, count_into
+from ampscope.frameworks.tensors import Values
 from ampscope.observations import Attempt, Call, Observation, Outcome, ParameterGradient, Scan
-from ampscope.records import Cadence, ModuleRecord, NonFiniteRecord, Role
+from ampscope.records import Cadence, ModuleRecord, Role
 
 DETAILED = 8  # attempts whose gradients are kept one by one; bad ones always are
 MAX_BATCH_SCANS = 2_000
@@ -46,6 +47,7 @@ class Recorder:
         self.scans: list[Scan] = []
         self.gradients: list[ParameterGradient] = []
         self.bad_layers = BadLayers()
+        self.ops = OpSets()
         self.elapsed_s = 0.0  # spent here
         self.on_step: Callable[[int], None] = lambda steps: None  # steps attempted so far
         self._index: dict[str, int] = {}
@@ -53,6 +55,12 @@ class Recorder:
         self._counts = StepCounts()
         self._measured = Measured()
         self._batches = 0
+
+    @property
+    def wants_ops(self) -> bool:
+        """Whether the ops of the step that is under way are wanted."""
+        every = self.cadence.trace
+        return every > 0 and self.steps % every == 0
 
     @property
     def wants_tensors(self) -> bool:
@@ -73,8 +81,7 @@ class Recorder:
         return self.module(ModuleRecord(0, path, type_))
 
     def forward(self, call: LayerCall) -> int:
-        """A layer was called: its outputs are counted, and looked at for the first bad one. Returns
-        how many elements of them are not finite."""
+        """A layer was called: its outputs are counted. How many of their elements are not finite."""
         started = time.perf_counter()
         if call.compute_dtype in ("fp16", "bf16"):
             self.half_seen.add(call.compute_dtype)
@@ -124,7 +131,8 @@ class Recorder:
             self.bad_layers.reached_loss(self.steps)
         elif attempt.grad_nonfinite:
             self.bad_layers.reached_gradient(self.steps)
-        self._measured.steps.append(step_record(attempt, facts))
+        record = replace(step_record(attempt, facts), op_set=self.ops.end_step())
+        self._measured.steps.append(record)
         self.bad_layers.next_step()
         self.steps += 1
         self.elapsed_s += time.perf_counter() - started
@@ -133,6 +141,7 @@ class Recorder:
     def take(self) -> Measured:
         """What came since the last call."""
         taken, self._measured = self._measured, Measured()
+        taken.ops = self.ops.take()
         return taken
 
     def observations(self, outcome: Outcome) -> list[Observation]:
@@ -187,10 +196,4 @@ class Recorder:
         if attempt.attempt < DETAILED or attempt.grad_nonfinite:
             self.gradients += parts
         bad = [part for part in parts if part.nonfinite]
-        for part in bad:
-            row = np.zeros(RAW_LEN, np.int64)
-            count_into(facts.gradients[part.name], row)
-            counts = int(row[NAN]), int(row[POS_INF]), int(row[NEG_INF])
-            self._measured.nonfinite.append(
-                NonFiniteRecord(self.steps, part.name, part.order, part.total, *counts)
-            )
+        self._measured.nonfinite += [nonfinite_record(part, facts) for part in bad]

@@ -18,6 +18,15 @@ from typing import Any
 
 import paddle
 
+from ampscope.frameworks.paddle.op_arguments import (
+    NAMES,
+    Tensor,
+    any_marked,
+    cast_to,
+    inputs_of,
+    marked,
+    swapped,
+)
 from ampscope.frameworks.paddle.op_names import (
     FIRST_INPUT_ONLY,
     MOVING,
@@ -25,6 +34,7 @@ from ampscope.frameworks.paddle.op_names import (
     listed_name,
     operator_name,
 )
+from ampscope.frameworks.paddle.op_watch import OpRun
 from ampscope.frameworks.paddle.regions import OpenRegion, dtype_of_op
 from ampscope.frameworks.paddle.rounding import (
     MARK,
@@ -34,29 +44,28 @@ from ampscope.frameworks.paddle.rounding import (
 )
 from ampscope.frameworks.paddle.values import memory
 
-Tensor: Any = paddle.Tensor
 _FP32, _FP16, _BF16 = paddle.float32, paddle.float16, paddle.bfloat16
-_NAMES = {_FP32: "fp32", _FP16: "fp16", _BF16: "bf16"}  # AMP leaves fp64 alone
 _TARGETS = {_FP16: "fp16", _BF16: "bf16", "float16": "fp16", "bfloat16": "bf16"}
 _SKIPPED_ENDINGS = ("_grad", "_grad_")
 # Optimizers and the scaler work on the numbers as they are; `cast` has a function of its own.
-_SKIPPED = frozenset(
-    "adadelta_ adagrad_ adam_ adamax_ adamw_ asgd_ average_accumulates_ cast cast_ fused_adam_"
-    " check_finite_and_unscale_ decayed_adagrad dpsgd ftrl lamb_ lars_momentum_ merged_adam_"
-    " merged_momentum_ momentum_ nadam_ radam_ rmsprop_ rprop_ sgd_ update_loss_scaling_"
-    " assign_value_ share_data share_var print isfinite isinf isnan shape shape64".split()
-)
+_SKIPPED = frozenset((
+    "adadelta_", "adagrad_", "adam_", "adamax_", "adamw_", "asgd_", "average_accumulates_",
+    "cast", "cast_", "fused_adam_", "check_finite_and_unscale_", "decayed_adagrad", "dpsgd",
+    "ftrl", "lamb_", "lars_momentum_", "merged_adam_", "merged_momentum_", "momentum_", "nadam_",
+    "radam_", "rmsprop_", "rprop_", "sgd_", "update_loss_scaling_", "assign_value_", "share_data",
+    "share_var", "print", "isfinite", "isinf", "isnan", "shape", "shape64",
+))  # fmt: skip
 
-OpSeen = Callable[[str, str, "list[str]"], None]  # op, dtype that it ran in, its inputs' dtypes
+OpSeen = Callable[[OpRun], None]
 
 
 class Emulation:
     """Replaces ops inside ``with``. ``fp32_depth`` above zero: everything in fp32, whatever the
-    region (layers that a setting keeps in fp32)."""
+    region (layers that a setting keeps in fp32). ``op_seen`` hears of every op that ran."""
 
-    def __init__(self, region: OpenRegion, op_seen: OpSeen | None = None) -> None:
+    def __init__(self, region: OpenRegion) -> None:
         self.region = region
-        self.op_seen = op_seen
+        self.op_seen: OpSeen | None = None
         self.fp32_depth = 0
 
     @contextmanager
@@ -71,27 +80,40 @@ class Emulation:
 
     def run(self, function: Callable[..., Any], op: str, args: Any, kwargs: Any) -> Any:
         """Run one op as a GPU would."""
-        found = _inputs(args, kwargs)
+        found = inputs_of(args, kwargs)
         region = self.region.now()
-        if not found or (region is None and self.op_seen is None and not _any_marked(found)):
+        if not found or (region is None and self.op_seen is None and not any_marked(found)):
             return function(*args, **kwargs)
-        dtypes = [getattr(t, MARK, None) or _NAMES[t.dtype] for t in found]
+        dtypes = [getattr(t, MARK, None) or NAMES[t.dtype] for t in found]
         target = "fp32" if self.fp32_depth else dtype_of_op(region, op, dtypes)
-        if self.op_seen is not None:
-            self.op_seen(op, target, dtypes)
         if target == "fp32" and "fp16" not in dtypes and "bf16" not in dtypes:
-            return function(*args, **kwargs)
+            result = function(*args, **kwargs)
+        else:
+            result = self._rounded(function, op, target, found, dtypes, (args, kwargs))
+        if self.op_seen is not None:
+            plain = functools.partial(function, *args, **kwargs)
+            self.op_seen(OpRun(op, target, found, dtypes, result, plain))
+        return result
+
+    def _rounded(
+        self, function: Any, op: str, target: str, found: list[Any], dtypes: list[str], given: Any
+    ) -> Any:
+        args, kwargs = given
         moves = op in MOVING and all(dtype == target for dtype in dtypes)
         if not moves:
             only = found[:1] if op in FIRST_INPUT_ONLY else found
-            cast = {id(t): _to(t, d, target) for t, d in zip(only, dtypes, strict=False)}
-            args = [_swap(a, cast) for a in args]
-            kwargs = {k: _swap(v, cast) for k, v in kwargs.items()}
-        return _mark(function(*args, **kwargs), op, target, moves=moves)
+            cast = {id(t): cast_to(t, d, target) for t, d in zip(only, dtypes, strict=False)}
+            args = [swapped(a, cast) for a in args]
+            kwargs = {k: swapped(v, cast) for k, v in kwargs.items()}
+        return marked(function(*args, **kwargs), op, target, moves=moves)
 
     def run_in_place(self, function: Callable[..., Any], op: str, args: Any, kwargs: Any) -> Any:
         """An op that overwrites its first argument, whose dtype it therefore keeps."""
+        found = inputs_of(args, kwargs) if self.op_seen is not None else []
+        dtypes = [getattr(t, MARK, None) or NAMES[t.dtype] for t in found]
         result = function(*args, **kwargs)
+        if found and self.op_seen is not None:
+            self.op_seen(OpRun(op, dtypes[0], found[:1], dtypes[:1], result, lambda: None))
         half = getattr(args[0], MARK, None) if args else None
         if half is not None and op not in MOVING:
             numbers = memory(args[0])
@@ -154,54 +176,3 @@ class Emulation:
 
 
 _OWNERS = ("paddle.base.libpaddle.eager.ops", "paddle.base.libpaddle.pir.ops")
-
-
-def _inputs(args: Any, kwargs: dict[str, Any]) -> list[Any]:
-    """Tensors that AMP would look at, in order."""
-    found = []
-    for value in (*args, *kwargs.values()) if kwargs else args:
-        if isinstance(value, Tensor):
-            if value.dtype in _NAMES:
-                found.append(value)
-        elif isinstance(value, list | tuple) and value and isinstance(value[0], Tensor):
-            found += [t for t in value if isinstance(t, Tensor) and t.dtype in _NAMES]
-    return found
-
-
-def _any_marked(tensors: list[Any]) -> bool:
-    return any(hasattr(tensor, MARK) for tensor in tensors)
-
-
-def _to(tensor: Any, dtype: str, target: str) -> Any:
-    """``tensor`` as an op that computes in ``target`` gets it."""
-    if target != "fp32":
-        known = dtype == target and tensor.stop_gradient
-        return tensor if known else rounded(tensor, target)
-    return tensor if dtype == "fp32" else rounded_gradient(tensor, dtype)
-
-
-def _swap(value: Any, cast: dict[int, Any]) -> Any:
-    if isinstance(value, Tensor):
-        return cast.get(id(value), value)
-    if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor):
-        return [cast.get(id(part), part) for part in value]
-    return value
-
-
-def _mark(result: Any, op: str, target: str, *, moves: bool) -> Any:
-    """The op's output, rounded and marked where it is half. Of a norm the first output alone: its
-    statistics stay fp32."""
-    if target == "fp32":
-        return result
-    if isinstance(result, Tensor):
-        if result.dtype != _FP32:
-            return result
-        if moves:
-            setattr(result, MARK, target)
-            return result
-        return rounded(result, target)
-    if isinstance(result, tuple | list):
-        first = 1 if op in FIRST_INPUT_ONLY else len(result)
-        parts = [_mark(p, op, target, moves=moves) for p in result[:first]]
-        return type(result)([*parts, *result[first:]])
-    return result

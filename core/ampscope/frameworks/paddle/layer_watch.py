@@ -15,8 +15,10 @@ from typing import Any
 import paddle
 
 from ampscope.capture.script.source_lines import SourceLines, line_name
+from ampscope.frameworks.paddle.emulation import Emulation
 from ampscope.frameworks.paddle.layer_kinds import op_of
 from ampscope.frameworks.paddle.layer_paths import LayerPaths
+from ampscope.frameworks.paddle.op_watch import FirstBadOp
 from ampscope.frameworks.paddle.patching import replaced
 from ampscope.frameworks.paddle.rounding import MARK
 from ampscope.frameworks.paddle.values import NAMES, floating_tensors, view
@@ -26,7 +28,7 @@ from ampscope.frameworks.tensors import Values
 
 _Layer: Any = paddle.nn.Layer
 _COUNTED = "_ampscope_counted"  # attribute of an output: the step and version that were counted
-InFp32 = Callable[[Callable[[], Any]], Any]  # runs a function outside auto_cast, without rounding
+InFp32 = Callable[[Callable[[], Any]], Any]  # runs a function with every op in fp32
 
 
 class LayerWatch:
@@ -37,12 +39,14 @@ class LayerWatch:
         recorder: Recorder,
         paths: LayerPaths,
         in_fp32: InFp32,
+        emulation: Emulation | None = None,
         around: Callable[[str, Callable[..., Any]], Callable[..., Any]] | None = None,
     ) -> None:
         self.recorder = recorder
         self.paths = paths
         self.stack: list[str] = []  # paths of the layers that are running
         self._in_fp32 = in_fp32
+        self._emulation = emulation
         self._around = around
         self._lines = SourceLines()
         self._places: dict[str, str] = {}
@@ -77,7 +81,7 @@ class LayerWatch:
         if not self.stack and (layer._sub_layers or layer._parameters):
             self._batch((*inputs, *kwargs.values()))
         bad_before = self._bad_calls
-        function = functools.partial(original, layer)
+        function: Callable[..., Any] = functools.partial(original, layer)
         if self._around is not None:
             function = self._around(path, function)
         self.stack.append(path)
@@ -125,6 +129,7 @@ class LayerWatch:
                 line=self._line(path),
                 is_training=bool(layer.training),
                 in_fp32=lambda: self._again(layer, given),
+                closer=lambda: self._closer(layer, path, given),
                 hands_on=hands_on,
             )
         )
@@ -135,18 +140,39 @@ class LayerWatch:
             self.recorder.backward(path, view(gradient, label))
 
     def _again(self, layer: Any, given: Any) -> Values | None:
-        """The same layer on the same inputs in fp32. What it changes on the way (statistics, the
-        random state) is put back."""
+        """The same layer on the same inputs in fp32."""
+        with self._rerun(layer):
+            found = floating_tensors(self._in_fp32(lambda: layer(*given[0], **given[1])))
+            # The tensor may be gone before its bits are read.
+            return Values(view(found[0]).bits.copy(), NAMES[found[0].dtype]) if found else None
+        return None
+
+    def _closer(self, layer: Any, path: str, given: Any) -> LayerCall | None:
+        """The op inside that began it; None on CUDA, where ops are not seen."""
+        if self._emulation is None:
+            return None
+        before = self._emulation.op_seen
+        first = FirstBadOp(path, type(layer).__name__, self._lines)
+        self._emulation.op_seen = first
+        try:
+            with self._rerun(layer):
+                layer(*given[0], **given[1])
+        finally:
+            self._emulation.op_seen = before
+        return first.found
+
+    @contextmanager
+    def _rerun(self, layer: Any) -> Iterator[None]:
+        """What a second call changes on the way (statistics, the random state) is put back. A layer
+        that cannot run twice is let be."""
         buffers = [(buffer, buffer.clone()) for buffer in layer.buffers()]
         state = paddle.get_rng_state()
         self._asleep += 1
         try:
             with paddle.no_grad():
-                found = floating_tensors(self._in_fp32(lambda: layer(*given[0], **given[1])))
-                # The tensor may be gone before its bits are read.
-                return Values(view(found[0]).bits.copy(), NAMES[found[0].dtype]) if found else None
-        except Exception:  # a layer that cannot run twice has no reference; the run goes on
-            return None
+                yield
+        except Exception:
+            return
         finally:
             self._asleep -= 1
             paddle.set_rng_state(state)

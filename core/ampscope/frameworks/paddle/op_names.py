@@ -50,8 +50,7 @@ LISTED = {
     "unsqueeze": "unsqueeze2",
 }
 
-# Operators of Tensor are C++ of their own and go through none of the functions above. With a
-# number in place of a tensor they are `scale` (power: `pow`).
+# Operators of Tensor are C++ of their own and go through none of the functions above.
 OPERATORS = {
     "__add__": "elementwise_add",
     "__radd__": "elementwise_add",
@@ -74,12 +73,13 @@ OPERATORS = {
 }
 
 # Ops that move numbers about and change none: what is half going in is half coming out.
-MOVING = frozenset(
-    "assign concat expand expand_as expand_v2 flatten_contiguous_range flip gather gather_nd"
-    " index_select masked_select pad pad3d repeat_interleave reshape reshape2 roll slice split"
-    " split_with_num squeeze2 stack strided_slice take_along_axis tile transpose2 tril triu unbind"
-    " unsqueeze2 unstack view_shape where".split()
-)
+MOVING = frozenset((
+    "assign", "concat", "expand", "expand_as", "expand_v2", "flatten_contiguous_range", "flip",
+    "gather", "gather_nd", "index_select", "masked_select", "pad", "pad3d", "repeat_interleave",
+    "reshape", "reshape2", "roll", "slice", "split", "split_with_num", "squeeze2", "stack",
+    "strided_slice", "take_along_axis", "tile", "transpose2", "tril", "triu", "unbind",
+    "unsqueeze2", "unstack", "view_shape", "where",
+))  # fmt: skip
 
 # Their other inputs (scale, bias, statistics) are never cast (AmpAutoCast in eager_amp_auto_cast).
 FIRST_INPUT_ONLY = frozenset(("batch_norm", "layer_norm", "sync_batch_norm", "weight_only_linear"))
@@ -92,8 +92,14 @@ def listed_name(function: str) -> str:
 
 
 def operator_name(method: str, *, with_number: bool) -> str:
-    """Name in the lists of a method of Tensor."""
+    """Name in the lists of a method of Tensor, whose other operand may be a plain number."""
     name = OPERATORS[method]
-    if not with_number or not name.startswith("elementwise_"):
-        return name
-    return "pow" if name == "elementwise_pow" else "scale"
+    return _WITH_NUMBER.get(method, name) if with_number else name
+
+
+_WITH_NUMBER = {
+    **dict.fromkeys(("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__"), "scale"),
+    "__truediv__": "div_scale",
+    "__div__": "div_scale",
+    "__pow__": "pow",
+}

@@ -25,7 +25,7 @@ def rounded(tensor: Any, half: str) -> Any:
 
 
 def rounded_gradient(tensor: Any, half: str) -> Any:
-    """What a cast from ``half`` to fp32 gives: the same values, unmarked; the gradient is rounded."""
+    """What a cast from ``half`` to fp32 gives: the same values, unmarked; a rounded gradient."""
     return _cast(_cast(tensor, DTYPES[half]), paddle.float32)
 
 

@@ -35,7 +35,8 @@ class _Tracer:
 
 
 class Scalers:
-    """Makes scalers as ``settings`` say; ``forced`` counts those that Paddle would have disabled."""
+    """Makes scalers as ``settings`` say; ``forced`` counts those that Paddle would have switched
+    off."""
 
     def __init__(self, settings: Settings, *, on_cpu: bool) -> None:
         self.settings = settings

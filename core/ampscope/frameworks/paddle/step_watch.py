@@ -24,7 +24,9 @@ from ampscope.frameworks.paddle.optimizer_state import (
 )
 from ampscope.frameworks.paddle.patching import Replacement, replaced, subclasses
 from ampscope.frameworks.paddle.rounding import MARK, dtype_name
+from ampscope.frameworks.paddle.scaler_state import growth_counter
 from ampscope.frameworks.paddle.values import NAMES, copy, is_floating, view
+from ampscope.frameworks.paddle.weight_scans import scan_weights
 from ampscope.frameworks.recorder import Recorder
 from ampscope.frameworks.steps import StepFacts
 from ampscope.frameworks.tensors import Values
@@ -45,6 +47,8 @@ class StepWatch:
         self.recorder = recorder
         self.paths = paths
         self._master_grad = master_grad
+        self.begins: Callable[[], None] = lambda: None  # before an attempt, and after it
+        self.ended: Callable[[], None] = lambda: None
         self._optimizers: dict[int, str] = {}
         self._keep: list[Any] = []  # optimizers stay alive, so that no other takes over an id
         self._depth = 0
@@ -63,7 +67,8 @@ class StepWatch:
 
     def end(self) -> None:
         """Look at the weights a last time."""
-        self._scan("end")
+        trained = [p for optimizer in self._keep for p in parameters_of(optimizer)]
+        scan_weights(self.recorder, self.paths, "end", trained)
 
     def _replacements(self) -> Iterator[Replacement]:
         for kind in subclasses(_Optimizer):
@@ -132,9 +137,10 @@ class StepWatch:
 
     def _attempt(self, run: Callable[[], Any], optimizer: Any, scaler: Any) -> Any:
         began = time.perf_counter()
+        self.begins()
         parameters = parameters_of(optimizer)
         if not self._optimizers:
-            self._scan("start", parameters)
+            scan_weights(self.recorder, self.paths, "start", parameters)
         names = {id(p): self.paths.name_of(p) for p in parameters}
         gradients = self._gradients(parameters, names)
         before = {names[id(p)]: copy(p, getattr(p, MARK, "")) for p in parameters}
@@ -157,7 +163,7 @@ class StepWatch:
             loss_dtype="fp32" if self._loss is None else self._loss[1],
             scaled=id(optimizer) not in self._unscaled,
             unscaled_by_user=id(optimizer) in self._unscaled,
-            growth_counter=None if scaler is None else _growth_counter(scaler),
+            growth_counter=None if scaler is None else growth_counter(scaler),
             backwards=self._backwards,
             gradients=gradients,
             before=before,
@@ -173,6 +179,7 @@ class StepWatch:
         try:
             self.recorder.step(facts)
         finally:
+            self.ended()
             self._ended_at, self._spent_before = time.perf_counter(), self.recorder.elapsed_s
         return result
 
@@ -191,28 +198,3 @@ class StepWatch:
             self._optimizers[id(optimizer)] = f"optimizer{len(self._optimizers)}"
             self._keep.append(optimizer)
         return self._optimizers[id(optimizer)]
-
-    def _scan(self, moment: str, trained: list[Any] | None = None) -> None:
-        """All weights and buffers, as the store keeps them for the rules."""
-        known = {id(p) for p in trained or []} | {
-            id(p) for optimizer in self._keep for p in parameters_of(optimizer)
-        }
-        kinds: dict[str, dict[str, Values]] = {"parameter": {}, "frozen": {}, "buffer": {}}
-        for name, parameter in self.paths.parameters().items():
-            kind = "parameter" if id(parameter) in known else "frozen"
-            kinds[kind][name] = view(parameter, getattr(parameter, MARK, ""))
-        for name, buffer in self.paths.buffers().items():
-            if is_floating(buffer):
-                kinds["buffer"][name] = view(buffer, getattr(buffer, MARK, ""))
-        for kind, weights in kinds.items():
-            self.recorder.weights(moment, weights, kind)
-
-
-def _growth_counter(scaler: Any) -> int:
-    """Finite steps since the last growth, after this step. ``scaler.minimize`` has updated already;
-    with ``scaler.step`` the update is still to come, and follows Paddle's rule."""
-    if scaler._optimizer_states == {} or not scaler._use_dynamic_loss_scaling:
-        return int(scaler._incr_count)
-    if scaler._cache_found_inf:
-        return 0
-    return int((scaler._incr_count + 1) % scaler._incr_every_n_steps)

@@ -12,6 +12,7 @@ from ampscope.frameworks.paddle.emulation import Emulation
 from ampscope.frameworks.paddle.half_parameters import HalfParameters
 from ampscope.frameworks.paddle.layer_paths import LayerPaths
 from ampscope.frameworks.paddle.layer_watch import LayerWatch
+from ampscope.frameworks.paddle.op_watch import OpCounts
 from ampscope.frameworks.paddle.regions import OpenRegion
 from ampscope.frameworks.paddle.scalers import Scalers
 from ampscope.frameworks.paddle.settings_applied import (
@@ -37,9 +38,15 @@ def watching(recorder: Recorder, settings: Settings) -> Iterator[list[str]]:
     half = HalfParameters(settings.precision)
     paths = LayerPaths()
     layers = LayerWatch(
-        recorder, paths, applied.in_fp32, applied.around if settings.fp32_modules else None
+        recorder,
+        paths,
+        applied.in_fp32,
+        emulation,
+        applied.around if settings.fp32_modules else None,
     )
     steps = StepWatch(recorder, paths, lambda: half.master_grad)
+    if emulation is not None:
+        _count_ops(recorder, emulation, layers, steps)
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         if emulation is not None:
@@ -57,6 +64,24 @@ def watching(recorder: Recorder, settings: Settings) -> Iterator[list[str]]:
         finally:
             steps.end()
     notes += applied.notes
+
+
+def _count_ops(
+    recorder: Recorder, emulation: Emulation, layers: LayerWatch, steps: StepWatch
+) -> None:
+    """In the steps whose ops are wanted; those of an optimizer's step are not the model's."""
+    counts = OpCounts(lambda: recorder.index_of(layers.path) if layers.paths.roots else None)
+
+    def begins() -> None:
+        recorder.ops.add(counts.take())
+        emulation.op_seen = None
+
+    def ended() -> None:
+        counts.take()
+        emulation.op_seen = counts if recorder.wants_ops else None
+
+    steps.begins, steps.ended = begins, ended
+    ended()
 
 
 def _active(part: Any) -> Any:
