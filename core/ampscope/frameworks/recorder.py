@@ -113,8 +113,7 @@ class Recorder:
 
     def weights(self, moment: str, weights: Mapping[str, Values], kind: str = "parameter") -> None:
         """All weights at the ``start`` or ``end``; ``kind`` also frozen and buffer."""
-        for name, values in weights.items():
-            self.scans.append(scan(moment, kind, name, values, self.steps))
+        self.scans += [scan(moment, kind, n, v, self.steps) for n, v in weights.items()]
 
     def step(self, facts: StepFacts) -> None:
         """An optimizer step was attempted: everything since the last one belongs to it."""
@@ -144,6 +143,10 @@ class Recorder:
         taken.ops = self.ops.take()
         return taken
 
+    def forget(self) -> None:
+        """Let go of the evidence for the rules, which grows with every step of a long training."""
+        del self.attempts[:-1], self.calls[:], self.gradients[:], self.scans[:]
+
     def observations(self, outcome: Outcome) -> list[Observation]:
         """Everything seen so far, closed with ``outcome``."""
         facts: list[Observation] = [*self.calls, *self.attempts, *self.gradients, *self.scans]
@@ -167,9 +170,10 @@ class Recorder:
         return self._counts.add(role, index, values, keep=keep and self.wants_tensors)
 
     def _count_parameters(self, facts: StepFacts) -> None:
-        for role, named in ((Role.WEIGHT, facts.before), (Role.WEIGHT_GRAD, facts.gradients)):
-            for name, values in named.items():
-                self._count(role, self._owner(name), values, keep=True)
+        for name, values in facts.before.items():
+            self._count(Role.WEIGHT, self._owner(name), values, keep=True)
+        for name, values in facts.gradients.items():
+            self._count(Role.WEIGHT_GRAD, self._owner(name), values, keep=True)
         if facts.skipped:
             return
         for name, after in facts.after.items():

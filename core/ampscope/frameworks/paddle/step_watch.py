@@ -16,6 +16,8 @@ from typing import Any
 import paddle
 
 from ampscope.frameworks.paddle.layer_paths import LayerPaths
+from ampscope.frameworks.paddle.looks import Look, look
+from ampscope.frameworks.paddle.loss_watch import LossWatch
 from ampscope.frameworks.paddle.optimizer_state import (
     eps_of,
     parameters_of,
@@ -23,39 +25,38 @@ from ampscope.frameworks.paddle.optimizer_state import (
     state_of,
 )
 from ampscope.frameworks.paddle.patching import Replacement, replaced, subclasses
-from ampscope.frameworks.paddle.rounding import MARK, dtype_name
 from ampscope.frameworks.paddle.scaler_state import growth_counter
-from ampscope.frameworks.paddle.values import NAMES, copy, is_floating, view
 from ampscope.frameworks.paddle.weight_scans import scan_weights
 from ampscope.frameworks.recorder import Recorder
 from ampscope.frameworks.steps import StepFacts
-from ampscope.frameworks.tensors import Values
 
 _Optimizer: Any = paddle.optimizer.Optimizer
 _AmpScaler: Any = paddle.amp.AmpScaler
 _GradScaler: Any = paddle.amp.GradScaler
-_RAW = "_ampscope_loss"  # attribute of a scaled loss: the loss
 
 
 class StepWatch:
     """Hands every attempt to ``recorder``. ``master_grad`` says that gradients are fp32 although
-    the parameters are half."""
+    the parameters are half; ``looks`` whether gradients and weights of this step are looked at."""
 
     def __init__(
-        self, recorder: Recorder, paths: LayerPaths, master_grad: Callable[[], bool]
+        self,
+        recorder: Recorder,
+        paths: LayerPaths,
+        master_grad: Callable[[], bool] = lambda: False,
+        looks: Callable[[], bool] = lambda: True,
     ) -> None:
         self.recorder = recorder
         self.paths = paths
-        self._master_grad = master_grad
         self.begins: Callable[[], None] = lambda: None  # before an attempt, and after it
         self.ended: Callable[[], None] = lambda: None
+        self._master_grad, self._looks = master_grad, looks
+        self._loss = LossWatch()
         self._optimizers: dict[int, str] = {}
         self._keep: list[Any] = []  # optimizers stay alive, so that no other takes over an id
         self._depth = 0
-        self._backwards = 0
-        self._loss: tuple[float, str] | None = None
-        self._last_scale: float | None = None  # of a loss that was scaled and not yet propagated
         self._unscaled: set[int] = set()
+        self._scanned = False
         self._ended_at = time.perf_counter()
         self._spent_before = 0.0
 
@@ -77,16 +78,14 @@ class StepWatch:
                     yield kind, name, self._optimizing(vars(kind)[name])
         yield _GradScaler, "step", self._scaling(_GradScaler.step)
         yield _AmpScaler, "minimize", self._scaling(_AmpScaler.minimize)
-        yield _AmpScaler, "scale", self._scale(_AmpScaler.scale)
         yield _GradScaler, "unscale_", self._unscale(_GradScaler.unscale_)
-        yield paddle.Tensor, "backward", self._backward(paddle.Tensor.backward)
+        yield from self._loss.replacements()
 
     def _optimizing(self, original: Any) -> Any:
         @functools.wraps(original)
         def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._depth:
-                return original(optimizer, *args, **kwargs)
-            return self._attempt(lambda: original(optimizer, *args, **kwargs), optimizer, None)
+            run = functools.partial(original, optimizer, *args, **kwargs)
+            return run() if self._depth else self._attempt(run, optimizer, None)
 
         return step
 
@@ -100,17 +99,6 @@ class StepWatch:
 
         return step
 
-    def _scale(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def scale(scaler: Any, loss: Any) -> Any:
-            scaled = original(scaler, loss)
-            if scaled is not loss:
-                setattr(scaled, _RAW, loss)
-                self._last_scale = float(scaler._scale)
-            return scaled
-
-        return scale
-
     def _unscale(self, original: Any) -> Any:
         @functools.wraps(original)
         def unscale(scaler: Any, optimizer: Any) -> Any:
@@ -120,62 +108,27 @@ class StepWatch:
 
         return unscale
 
-    def _backward(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            raw = getattr(tensor, _RAW, None)
-            loss = tensor if raw is None else raw
-            if loss.dtype in NAMES and loss.size == 1:
-                # A scaled loss that was worked on since (divided, for accumulation) is unscaled.
-                factor = self._last_scale if raw is None and self._last_scale else 1.0
-                self._loss = float(loss) / factor, dtype_name(loss, NAMES)
-            self._last_scale = None
-            self._backwards += 1
-            return original(tensor, *args, **kwargs)
-
-        return backward
-
     def _attempt(self, run: Callable[[], Any], optimizer: Any, scaler: Any) -> Any:
         began = time.perf_counter()
         self.begins()
-        parameters = parameters_of(optimizer)
-        if not self._optimizers:
-            scan_weights(self.recorder, self.paths, "start", parameters)
-        names = {id(p): self.paths.name_of(p) for p in parameters}
-        gradients = self._gradients(parameters, names)
-        before = {names[id(p)]: copy(p, getattr(p, MARK, "")) for p in parameters}
+        seen = Look()
+        if self._looks():
+            if not self._scanned:
+                self._scanned = True
+                scan_weights(self.recorder, self.paths, "start", parameters_of(optimizer))
+            seen = look(optimizer, self.paths, master_grad=self._master_grad())
         scale = None if scaler is None else float(scaler._scale)
-        self._depth += 1
         looked_s = time.perf_counter() - began
+        self._depth += 1
         try:
             result = run()
         finally:
             self._depth -= 1
-        began = time.perf_counter()
-        step_time_s = began - self._ended_at - looked_s - self.recorder.elapsed_s
-        state = state_of(optimizer, names, parameters)
-        facts = StepFacts(
-            loss=None if self._loss is None else self._loss[0],
-            scale=scale,
-            skipped=scaler is not None and bool(scaler._cache_found_inf),
-            lr=float(optimizer.get_lr()),
-            optimizer=self._name(optimizer),
-            loss_dtype="fp32" if self._loss is None else self._loss[1],
-            scaled=id(optimizer) not in self._unscaled,
-            unscaled_by_user=id(optimizer) in self._unscaled,
-            growth_counter=None if scaler is None else growth_counter(scaler),
-            backwards=self._backwards,
-            gradients=gradients,
-            before=before,
-            after={names[id(p)]: view(p, getattr(p, MARK, "")) for p in parameters},
-            state=state,
-            second_moments=second_moments(state),
-            eps=eps_of(optimizer),
-            step_time_s=max(step_time_s + self._spent_before, 0.0),
-            overhead_s=self.recorder.elapsed_s - self._spent_before + looked_s,
-        )
+        whole_s = time.perf_counter() - self._ended_at
+        overhead_s = self.recorder.elapsed_s - self._spent_before + looked_s
+        facts = self._facts(optimizer, scaler, scale, seen, (whole_s - overhead_s, overhead_s))
         self._unscaled.discard(id(optimizer))
-        self._backwards = 0
+        self._loss.backwards = 0
         try:
             self.recorder.step(facts)
         finally:
@@ -183,15 +136,32 @@ class StepWatch:
             self._ended_at, self._spent_before = time.perf_counter(), self.recorder.elapsed_s
         return result
 
-    def _gradients(self, parameters: list[Any], names: dict[int, str]) -> dict[str, Values]:
-        """Copies: unscaling overwrites them."""
-        found = {}
-        for parameter in parameters:
-            gradient = parameter._grad_ivar()
-            if gradient is not None and is_floating(gradient) and gradient.is_dense():
-                label = "" if self._master_grad() else getattr(parameter, MARK, "")
-                found[names[id(parameter)]] = copy(gradient, label)
-        return found
+    def _facts(
+        self, optimizer: Any, scaler: Any, scale: float | None, seen: Look, times: Any
+    ) -> StepFacts:
+        state = state_of(optimizer, seen.names, seen.parameters) if seen.parameters else {}
+        is_unscaled = id(optimizer) in self._unscaled
+        return StepFacts(
+            loss=self._loss.value,
+            scale=scale,
+            skipped=scaler is not None and bool(scaler._cache_found_inf),
+            lr=float(optimizer.get_lr()),
+            optimizer=self._name(optimizer),
+            loss_dtype=self._loss.dtype,
+            scaled=not is_unscaled,
+            loss_scaled=self._loss.scaled,
+            unscaled_by_user=is_unscaled,
+            growth_counter=None if scaler is None else growth_counter(scaler),
+            backwards=self._loss.backwards,
+            gradients=seen.gradients,
+            before=seen.before,
+            after=seen.after(),
+            state=state,
+            second_moments=second_moments(state),
+            eps=eps_of(optimizer),
+            step_time_s=max(times[0], 0.0),
+            overhead_s=times[1],
+        )
 
     def _name(self, optimizer: Any) -> str:
         if id(optimizer) not in self._optimizers:

@@ -19,7 +19,8 @@ def on_cpu() -> bool:
 def machine(spec: RunSpec) -> Machine:
     """The device that Paddle uses. Half precision on a CPU is emulated, its scaler forced on."""
     cpu = choose_device(spec) == "cpu"
-    half = spec.precision != "fp32" and "fp32" not in spec.control
+    # A watched training is left as it is: on a CPU Paddle then computes everything in fp32.
+    half = spec.kind != "watch" and spec.precision != "fp32" and "fp32" not in spec.control
     scaler = "" if not half else "forced" if cpu else "real"
     if spec.kind == "probe" and spec.precision != "fp16":
         scaler = ""
