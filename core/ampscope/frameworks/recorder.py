@@ -16,16 +16,24 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from ampscope.exponents import NAN, NEG_INF, POS_INF, Raw
-from ampscope.frameworks.attempt import attempt_of, gradient_parts, nonfinite_record, step_record
+from ampscope.frameworks.attempt import (
+    attempt_of,
+    gradient_parts,
+    nonfinite_record,
+    step_record,
+    updates,
+)
 from ampscope.frameworks.counts import StepCounts
 from ampscope.frameworks.layers import BadLayers
 from ampscope.frameworks.measured import Measured
 from ampscope.frameworks.op_sets import OpSets
 from ampscope.frameworks.scans import scan
+from ampscope.frameworks.step_calls import step_calls
 from ampscope.frameworks.steps import LayerCall, StepFacts
 from ampscope.frameworks.tensors import Values
 from ampscope.observations import Attempt, Call, Observation, Outcome, ParameterGradient, Scan
@@ -81,7 +89,7 @@ class Recorder:
         return self.module(ModuleRecord(0, path, type_))
 
     def forward(self, call: LayerCall) -> int:
-        """A layer was called: its outputs are counted. How many of their elements are not finite."""
+        """A layer was called: count its outputs, and say how many elements are not finite."""
         started = time.perf_counter()
         if call.compute_dtype in ("fp16", "bf16"):
             self.half_seen.add(call.compute_dtype)
@@ -119,12 +127,13 @@ class Recorder:
         """An optimizer step was attempted: everything since the last one belongs to it."""
         started = time.perf_counter()
         parts = gradient_parts(facts)
-        attempt = attempt_of(self.steps, facts, parts)
+        added = updates(facts)
+        attempt = attempt_of(self.steps, facts, parts, added)
         self.attempts.append(attempt)
-        self._log(facts)
+        self.calls += step_calls(len(self.calls), self.steps, facts)
         self._detail(facts, attempt, parts)
         if self.wants_tensors:
-            self._count_parameters(facts)
+            self._count_parameters(facts, added)
         self._measured.frames += self._counts.take(self.steps, facts.carried)
         if attempt.loss is not None and not math.isfinite(attempt.loss):
             self.bad_layers.reached_loss(self.steps)
@@ -169,32 +178,15 @@ class Recorder:
     def _count(self, role: Role, index: int, values: Values, *, keep: bool) -> Raw:
         return self._counts.add(role, index, values, keep=keep and self.wants_tensors)
 
-    def _count_parameters(self, facts: StepFacts) -> None:
-        for name, values in facts.before.items():
-            self._count(Role.WEIGHT, self._owner(name), values, keep=True)
-        for name, values in facts.gradients.items():
-            self._count(Role.WEIGHT_GRAD, self._owner(name), values, keep=True)
-        if facts.skipped:
-            return
-        for name, after in facts.after.items():
-            if name in facts.before:
-                moved = Values.of(after.floats() - facts.before[name].floats())
-                self._count(Role.UPDATE, self._owner(name), moved, keep=True)
+    def _count_parameters(self, facts: StepFacts, added: Mapping[str, Any]) -> None:
+        moved = {name: Values.of(update) for name, update in added.items()}
+        roles = {Role.WEIGHT: facts.before, Role.WEIGHT_GRAD: facts.gradients, Role.UPDATE: moved}
+        for role, named in roles.items():
+            for name, values in named.items():
+                self._count(role, self._owner(name), values, keep=True)
 
     def _owner(self, parameter: str) -> int:
         return self.index_of(parameter.rpartition(".")[0])
-
-    def _log(self, facts: StepFacts) -> None:
-        """The calls that every step has, in the words of torch's call log."""
-        has_scaler = facts.scale is not None
-        is_scaled = has_scaler if facts.loss_scaled is None else facts.loss_scaled
-        backward = Call(0, self.steps, "backward", value=facts.loss, scaled=is_scaled)
-        step = Call(0, self.steps, "optimizer_step", subject=facts.optimizer)
-        if has_scaler:
-            step = Call(0, self.steps, "scaler_step", subject="scaler0", note=facts.optimizer)
-        scale = [Call(0, self.steps, "scale", value=facts.scale, scaled=True)] if is_scaled else []
-        for call in (*scale, backward, step):
-            self.calls.append(replace(call, seq=len(self.calls)))
 
     def _detail(self, facts: StepFacts, attempt: Attempt, parts: list[ParameterGradient]) -> None:
         if attempt.attempt < DETAILED or attempt.grad_nonfinite:

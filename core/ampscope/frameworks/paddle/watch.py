@@ -101,6 +101,9 @@ class Watch:
             self._writer.finish(State.FAILED if error else State.FINISHED, error)
             self._writer = None
 
+    def _looks(self) -> bool:
+        return self._recorder.wants_tensors
+
     def _step(self, steps: int) -> None:
         now = time.monotonic()
         if now >= self._next_write:
