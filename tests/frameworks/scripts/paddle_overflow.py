@@ -13,7 +13,7 @@ class Net(nn.Layer):
     def __init__(self):
         super().__init__()
         self.encoder = nn.Linear(16, 64)
-        self.wide = nn.Linear(64, 64, weight_attr=nn.initializer.Normal(std=4e4))
+        self.wide = nn.Linear(64, 64, weight_attr=nn.initializer.Normal(std=1.2e4))
         self.norm = nn.LayerNorm(64)
         self.head = nn.Linear(64, 4)
 
