@@ -86,11 +86,12 @@ def _why(first: LayerSeen, second: LayerSeen, moved: float, names: tuple[str, st
     if first.dtype != second.dtype:
         return f"{first.dtype} in {names[0]}, {second.dtype} in {names[1]}, by their own rules"
     if first.counts[-1] != second.counts[-1]:
-        worse = names[first.counts[-1] < second.counts[-1]]
+        worse = names[int(first.counts[-1] < second.counts[-1])]
         return f"not finite in {worse}: look at the loss scale and at the sums"
     zeros = abs(int(first.counts[-2]) - int(second.counts[-2])) / first.total
     if moved <= SAME:
         return "the same but for rounding"
     if zeros > moved / 2:
-        return f"more zeros in {names[first.counts[-2] < second.counts[-2]]}: underflow, or a cast"
+        more = names[int(first.counts[-2] < second.counts[-2])]
+        return f"more zeros in {more}: underflow, or a cast"
     return f"the same dtype ({first.dtype}): other sums or other roundings before it"
