@@ -107,6 +107,8 @@ def facts(run: RunInfo) -> list[str]:
     ranks = trainings.ranks_of(run)
     parts = [trainings.world_words(ranks)] if is_rank(run) else []
     parts += [described(run)] if spec.label and described(run) != name_of(run) else []
+    if run.machine is not None and run.machine.framework != "torch":
+        parts.append(run.machine.software)
     parts += [policy_of(run.machine), plural(max(r.steps_done for r in ranks), "step")]
     if spec.kind == "probe":
         parts.append(f"seed {spec.seed}")
