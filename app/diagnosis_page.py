@@ -13,9 +13,9 @@ import streamlit as st
 
 from ampscope.errors import AmpscopeError, BadInput
 from ampscope.records import RunInfo
+from ampscope.report.words.controls import control
 from app import diagnosis_data, diagnosis_jobs, links, run_page, sitemap, states, store
 from app.diagnosis_data import Case
-from app.diagnosis_terms import control
 from app.text import ago, cut, escape, plural
 
 _PICKER = "widget:diagnosis"

@@ -13,8 +13,8 @@ import streamlit as st
 from ampscope.analysis.ranks import grouped, is_rank
 from ampscope.errors import BadInput
 from ampscope.records import AS_IS, Machine, RunInfo
+from ampscope.report.words.controls import control
 from app import links, states, store, trainings
-from app.diagnosis_terms import control
 from app.text import ago, code, cut, escape, percent, plural, power_of_two
 
 # The browser's clock starts anew when a page has been drawn. The writer flushes every 0.5 s, and a
