@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ampscope import __version__
 from ampscope.records import RunInfo
-from ampscope.report.contents import diagnosis
+from ampscope.report.contents import diagnosis, measurement, training
 from ampscope.report.document import Document, Part
 from ampscope.store.reader import Reader
 
@@ -41,4 +41,7 @@ def heads(runs: Sequence[RunInfo]) -> list[RunInfo]:
 
 
 def _part(reader: Reader, run: RunInfo, points: int) -> Part:
-    return diagnosis.part(reader, run, points)
+    if not run.spec.is_training:
+        return measurement.part(reader, run, points)
+    of_kind = diagnosis.part if run.spec.kind == "script" else training.part
+    return of_kind(reader, run, points)
