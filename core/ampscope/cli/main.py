@@ -6,6 +6,7 @@ ampscope probe gpt --precision fp16,fp32     record a short run of a built-in mo
 ampscope replay CAPSULE --model mine.py      a failing step of a watched training, again
 ampscope runs list|show|ranks|merge|delete   what the store holds
 ampscope report RUN --html OUT               a run or diagnosis as one file to hand on
+ampscope import FILE                         runs that somebody else exported, checked
 ampscope export RUN --to tensorboard|wandb   a run for other programs, gradients unscaled
 ampscope metrics                             a Prometheus endpoint over running trainings
 ampscope zoo                                 real failures, and how often the answer is right
@@ -30,6 +31,7 @@ from ampscope.cli.dashboard import dashboard
 from ampscope.cli.diagnose import diagnose, run_script
 from ampscope.cli.export import export
 from ampscope.cli.hardware import hardware
+from ampscope.cli.importing import import_runs
 from ampscope.cli.metrics import metrics
 from ampscope.cli.probe import probe
 from ampscope.cli.replay import replay
@@ -59,8 +61,8 @@ def main() -> None:
 
 
 _COMMANDS = (
-    diagnose, run_script, probe, replay, runs, report, export, metrics, zoo, compare, batch_size,
-    cores, hardware, dashboard,
+    diagnose, run_script, probe, replay, runs, report, import_runs, export, metrics, zoo, compare,
+    batch_size, cores, hardware, dashboard,
 )  # fmt: skip
 for command in _COMMANDS:
     main.add_command(command)
