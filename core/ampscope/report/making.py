@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 
 from ampscope import __version__
+from ampscope.experiments.recall import counting
 from ampscope.records import RunInfo
 from ampscope.report.contents import diagnosis, measurement, training
 from ampscope.report.document import Document, Part
@@ -29,6 +30,15 @@ def document(reader: Reader, names: Sequence[str]) -> Document:
         f"Made by ampscope {__version__} on {now} from what was recorded; nothing was run for it."
     )
     return Document(parts, made)
+
+
+def of_reports(reader: Reader, names: Sequence[str]) -> list[RunInfo]:
+    """The runs that a report of ``names`` is made of: of a diagnosis all that count."""
+    found: dict[str, RunInfo] = {}
+    for run in heads([reader.run(name) for name in names]):
+        together = counting(reader.group(run.spec.group)) if run.spec.kind == "script" else []
+        found |= {r.id: r for r in (together or [run])}
+    return list(found.values())
 
 
 def heads(runs: Sequence[RunInfo]) -> list[RunInfo]:
