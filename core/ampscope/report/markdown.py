@@ -32,9 +32,10 @@ JOINER = "\u2060"  # word joiner: no width, no line break
 MAX_ROWS = 40
 # GitHub's issues hold 65,536 characters; each block below is bounded, and so are the parts.
 _MARKS = re.compile(r"([\\`*_\[\]<>|~&$!{}])")
-_START = re.compile(r"^(?=[-+#>=:])|^(?<!\d)(\d+)(?=[.)])")  # of a list, a heading, a quotation
+# What makes a list, a heading or a definition of the first word of a line.
+_START = re.compile(rf"^(?:(\d[\d{JOINER}]*)(?=[.)])|(?=[-+#=:]))")
 _SEEN_LATER = re.compile(
-    r"@(?=\w)|#(?=\w)|\bGH-(?=\d)|:(?=//)|\bwww(?=\.)|:(?=[\w+-]+:)|\$", re.IGNORECASE
+    r"@(?=\w)|#(?=\w)|GH-(?=\d)|:(?=//)|www(?=\.)|:(?=[\w+-]+:)|\$", re.IGNORECASE
 )
 _COMMIT = re.compile(r"\b(?=[0-9a-f]{7,40}\b)(?![0-9a-f]{12}\b)([0-9a-f]{4})", re.IGNORECASE)
 _LANGUAGES = {"python", "bash"}
@@ -54,14 +55,9 @@ def to_markdown(document: Document) -> str:
 
 def escaped(text: str, length: int = TEXT_LENGTH) -> str:
     """``text`` as Markdown that shows exactly it, in one line."""
-    shown = line(text, length)
-    start = _START.match(shown)
-    parted = _COMMIT.sub(lambda m: m[0] + JOINER, _SEEN_LATER.sub(lambda m: m[0] + JOINER, shown))
-    marked = _MARKS.sub(r"\\\1", parted)
-    if start is None:
-        return marked
-    at = start.end()
-    return f"{marked[:at]}\\{marked[at:]}"
+    parted = _SEEN_LATER.sub(lambda m: m[0] + JOINER, line(text, length))
+    parted = _COMMIT.sub(lambda m: m[0] + JOINER, parted)
+    return _START.sub(lambda m: m[0] + "\\", _MARKS.sub(r"\\\1", parted))
 
 
 def fenced(text: str, language: str = "") -> str:

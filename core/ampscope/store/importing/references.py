@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from ampscope.records import Product
 from ampscope.store.importing.refusal import Refusal, quoted
 from ampscope.store.importing.tables import Contents
 
@@ -30,8 +31,20 @@ def check(run: Contents) -> None:
     _known("op", (o.module for _, o in run.ops), "module", modules)
     _known("shadow", (s.module for s in run.shadows), "module", modules)
     _known("histogram", (row.module for row, _ in run.histograms), "module", modules)
+    for place, result in enumerate(run.results):
+        if isinstance(result, Product):
+            _check_product(result, place)
     sets = {number for number, _ in run.ops}
     _known("step", (s.op_set for s in run.steps), "op_set", sets)
+
+
+def _check_product(product: Product, place: int) -> None:
+    """An operand has a distance for each of its sizes."""
+    for nth, operand in enumerate(product.operands):
+        if len(operand.shape) != len(operand.stride):
+            why = f"{len(operand.stride)} distances were given for {len(operand.shape)} sizes"
+            refusal = Refusal("reference", why).inside("stride").inside(nth)
+            raise refusal.inside("operands").inside(place).inside("result")
 
 
 def _once(table: str, keys: Iterable[tuple[object, ...]], what: str) -> None:

@@ -33,7 +33,7 @@ class Refusal(BadInput):
 def quoted(value: object) -> str:
     """A value from the file in a sentence: short, and nothing in it can move the cursor."""
     text = ascii(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def quoted_name(name: str) -> str:

@@ -41,8 +41,7 @@ def import_file(path: Path, store: Path) -> list[Imported]:
         found = checked(read(path))
     except Refusal as refusal:
         name = _plain(path)
-        sentence = type(refusal)(refusal.sort, f"{name} was not imported. {refusal}.")
-        raise sentence from None
+        raise Refusal(refusal.sort, f"{name} was not imported: {refusal}.") from None
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     ids = writing.write(store, found, f"{_plain(path)} on {when}")
     return [Imported(run.info.id, id_) for (run, _), id_ in zip(found, ids, strict=True)]
