@@ -34,6 +34,8 @@ def _proof(case: Case, report: Report, finding: Finding) -> None:
     if report.trials:
         box = st.success if fix_words.best(report) is not None else st.warning
         box(escape(fix_words.seen(report)))
+    elif case.head.spec.imported:
+        st.info("No run with this fix came with the import.")
     elif finding.verdict.fix.controls:
         st.info("This fix has not been tried yet. The button below runs the script with it.")
     else:
@@ -45,6 +47,9 @@ def _proof(case: Case, report: Report, finding: Finding) -> None:
 
 
 def _run(case: Case, report: Report, finding: Finding) -> None:
+    if case.head.spec.imported:  # its file and arguments are a stranger's words
+        st.caption("This diagnosis was imported. It can be looked at, and is not run from here.")
+        return
     words = fix_words.candidates(report)
     if not words:
         return

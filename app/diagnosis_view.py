@@ -33,7 +33,7 @@ def verdict(case: Case, report: Report, as_is: RunView) -> bool:
         st.code(findings[0].verdict.code, language="python", wrap_lines=True)
     st.markdown(f"**What to do.** {escape(next_step)}")
     if problem or not findings:
-        if next_step.endswith(":"):
+        if next_step.endswith(":") and not case.head.spec.imported:
             extra = "" if problem else " --steps 1000"
             st.code(diagnosis_page.command(case.head, extra), language="bash")
     else:

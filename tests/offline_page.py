@@ -18,6 +18,7 @@ class Watched:
     requests: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     dialogs: list[str] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)  # of requests that were stopped
 
     @property
     def trouble(self) -> list[str]:
@@ -38,6 +39,7 @@ def opened(browser: Browser, path: Path, scheme: str = "light") -> Iterator[Watc
     page.set_default_timeout(60_000)
     watched = Watched(page)
     page.on("request", lambda request: watched.requests.append(request.url))
+    page.on("requestfailed", lambda r: watched.failures.update({r.url: r.failure or ""}))
     page.on("pageerror", lambda error: watched.errors.append(f"error: {error}"))
     page.on(
         "console",
