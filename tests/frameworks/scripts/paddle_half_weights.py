@@ -9,9 +9,7 @@ rng = np.random.default_rng(10)
 centres = rng.normal(size=(4, 16)).astype("float32")
 
 model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
-optimizer = paddle.optimizer.Adam(
-    learning_rate=1e-5, epsilon=1e-8, parameters=model.parameters()
-)
+optimizer = paddle.optimizer.Adam(learning_rate=1e-5, epsilon=1e-8, parameters=model.parameters())
 model, optimizer = paddle.amp.decorate(model, optimizer, level="O2", master_weight=False)
 scaler = paddle.amp.GradScaler(init_loss_scaling=1024.0)
 
