@@ -95,9 +95,10 @@ def count_into(values: Values, row: Raw) -> None:
         _count_slowly(values.floats(), row)
         return
     fmt = FORMATS[values.dtype]
+    where, to = (a.__array_interface__["data"][0] for a in (values.bits, row))
     job = (ctypes.c_int64 * 10)(
-        0, 0, values.bits.ctypes.data, values.size, values.bits.itemsize, fmt.mantissa_bits,
-        FIRST - LOWEST - fmt.bias - fmt.mantissa_bits, 1, row.ctypes.data, 1,
+        0, 0, where, values.size, values.bits.itemsize, fmt.mantissa_bits,
+        FIRST - LOWEST - fmt.bias - fmt.mantissa_bits, 1, to, 1,
     )  # fmt: skip
     kernel(ctypes.byref(job))
 
