@@ -84,8 +84,8 @@ class Recorder:
 
     def index_of(self, path: str, type_: str = "") -> int:
         """Number of a module by its path; met for the first time it is added."""
-        known = self._index.get(path)
-        return self.module(ModuleRecord(0, path, type_)) if known is None else known
+        known = path in self._index
+        return self._index[path] if known else self.module(ModuleRecord(0, path, type_))
 
     def forward(self, call: LayerCall) -> int:
         """A layer was called: count its outputs, and say how many elements are not finite."""
@@ -103,8 +103,7 @@ class Recorder:
 
     def outputs(self, path: str, type_: str, outputs: Iterable[Values], is_training: bool) -> int:
         """What :meth:`forward` counts; with :meth:`bad` where needed, a cheaper way to say it."""
-        started = time.perf_counter()
-        index, bad = self.index_of(path, type_), 0
+        started, bad, index = time.perf_counter(), 0, self.index_of(path, type_)
         for values in outputs:
             if values.name in _HALF:
                 self.half_seen.add(values.name)
