@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
@@ -22,10 +23,11 @@ from ampscope.frameworks.keras.bad_layer import Called, fp32_policy
 from ampscope.frameworks.keras.layer_kinds import layer_kind, op_kind
 from ampscope.frameworks.keras.layer_paths import module_record
 from ampscope.frameworks.keras.training import Training
-from ampscope.frameworks.keras.values import FLOATS, short_name, values_of
+from ampscope.frameworks.keras.values import FLOATS, short_name, values_of, variable_values
 from ampscope.frameworks.steps import LayerCall
 from ampscope.frameworks.tensors import Values
 
+T = TypeVar("T")
 MAX_KEPT = 20_000  # outputs whose gradients never came: forward passes under a tape for their sake
 
 
@@ -65,6 +67,8 @@ class LayerWatch:
 
     def _call(self, original: Any, layer: Any, args: Any, kwargs: Any) -> Any:
         wanted = self.training.settings.fp32_modules
+        if not self.stack and _is_symbolic(args, kwargs):
+            return original(layer, *args, **kwargs)
         self.stack.append(layer)
         if len(self.stack) == 1 and layer not in self.roots:
             self._root_met(layer)
@@ -117,6 +121,7 @@ class LayerWatch:
                 is_training,
                 lambda: self._quietly(called.in_fp32),
                 lambda: self._closer(called, path, op),
+                lambda: _weights(layer, is_training),
             )
         )
 
@@ -126,7 +131,7 @@ class LayerWatch:
             return None
         return self._quietly(lambda: called.first_bad_op(path, self.training.line))
 
-    def _quietly(self, look: Any) -> Any:
+    def _quietly(self, look: Callable[[], T]) -> T:
         with self.training.silence():
             return look()
 
@@ -150,6 +155,17 @@ class LayerWatch:
         if parent is not None:
             self._path(level - 1)
         return self.training.paths.of(self.stack[level], parent)
+
+
+def _is_symbolic(args: Any, kwargs: Any) -> bool:
+    """A functional model is being put together."""
+    return any(isinstance(t, keras.KerasTensor) for t in tf.nest.flatten((args, kwargs)))
+
+
+def _weights(layer: Any, is_training: bool) -> tuple[Values, ...]:
+    """What the call read: in training not the moving averages, which it has changed by now."""
+    variables = getattr(layer, "trainable_weights" if is_training else "weights", ())
+    return tuple(v for w in variables if (v := variable_values(w)) is not None)
 
 
 def _inputs(called: Called) -> list[tuple[str, Values]]:

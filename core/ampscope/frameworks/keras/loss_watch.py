@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from ampscope.capture.script.patches import Patches
 from ampscope.frameworks.keras.loss_scales import OwnScaler
-from ampscope.frameworks.keras.training import Backward, Training
+from ampscope.frameworks.keras.training import Backward, Training, replicas
 from ampscope.frameworks.keras.values import short_name, values_of
 
 MAX_BACKWARDS = 64  # for weights that no optimizer steps
@@ -86,7 +86,7 @@ class LossWatch:
         asked = [sources, [t for _, t in outputs]]
         found, inside = original(tape, target, asked, seeds, **kwargs)
         started = time.perf_counter()
-        for (path, _), gradient in zip(outputs, inside, strict=True):
+        for (path, _), gradient in zip(reversed(outputs), reversed(inside), strict=True):
             values = values_of(gradient)
             if values is not None:
                 self.training.recorder.backward(path, values)
@@ -104,7 +104,7 @@ class LossWatch:
         total = sum((float(v.floats().astype(np.float64).sum()) for v in losses if v), 0.0)
         self.scaled.clear()
         backward = Backward(
-            loss=total if any(losses) else None,
+            loss=total * replicas() if any(losses) else None,  # each replica has its share
             loss_dtype=short_name(flat[0][1].dtype) if flat else "",
             scaled=is_scaled or factor is not None,
             sources=frozenset(id(v) for v in tf.nest.flatten(sources)),
@@ -118,4 +118,3 @@ class LossWatch:
                 break
         kept.append(backward)
         del kept[:-MAX_BACKWARDS]
-

@@ -7,6 +7,7 @@ logits, or the loss of them, is less exact.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -119,7 +120,7 @@ class Transformer(keras.Model):  # type: ignore[misc]  # Keras ships no types
         return self.head(keras.ops.mean(self.ln(x), axis=1))
 
 
-_MODELS = {"lenet": Lenet, "mlp": Mlp, "transformer": Transformer}
+_MODELS: dict[str, Callable[[], Any]] = {"lenet": Lenet, "mlp": Mlp, "transformer": Transformer}
 # The word of a weight in PyTorch -> in Keras.
 _DENSE = {"weight": "kernel", "bias": "bias"}
 _NORM = {"weight": "gamma", "bias": "beta"}

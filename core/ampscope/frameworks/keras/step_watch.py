@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -94,7 +93,7 @@ class StepWatch:
         if before is not None and after is not None and not settings.precision:
             skipped = after.steps == before.steps
         state, second_moments = optimizers.state_of(optimizer)
-        scale = before.scale if before is not None else optimizers.static_factor(optimizer)
+        scale = None if before is None else before.scale
         is_off = loss_scales.is_inactive(optimizer, settings)
         own = backward is not None and backward.unscaled_by is not None
         facts = StepFacts(
@@ -106,6 +105,7 @@ class StepWatch:
             optimizer=self._optimizer_name(optimizer),
             scaled=not own and (backward is None or backward.scaled),
             loss_scaled=None if backward is None else backward.scaled,
+            static_scale=optimizers.static_factor(optimizer),
             growth_counter=None if is_off or after is None else after.counter,
             backwards=1 if backward is None else backward.count,
             gradients={n: v for n, _, g in named if (v := values_of(g)) is not None},
@@ -125,7 +125,8 @@ class StepWatch:
     ) -> tuple[Any, bool]:  # fmt: skip
         """(what apply gave, whether ampscope's own scaler left the step out)."""
         if loss_scales.is_inactive(optimizer, self.training.settings):
-            return loss_scales.step_inactive(optimizer, gradients, variables), False
+            loss_scales.step_inactive(optimizer, gradients, variables)
+            return None, False
         if backward is not None and backward.unscaled_by is not None:
             found_inf = loss_scales.has_nonfinite(gradients)
             self.scaler.update(found_inf)
@@ -137,13 +138,12 @@ class StepWatch:
         training = self.training
         now = time.perf_counter()
         training.own_s += now - started
-        times = {
-            "step_time_s": max(now - training.began - training.own_s, 0.0),
-            "overhead_s": training.own_s + self.late_s,
-        }
-        training.own_s = 0.0
+        own_s, training.own_s = training.own_s, 0.0
+        step_time_s = max(now - training.began - own_s, 0.0)
         try:
-            training.recorder.step(_timed(facts, times))
+            training.recorder.step(
+                replace(facts, step_time_s=step_time_s, overhead_s=own_s + self.late_s)
+            )
         finally:
             training.began = time.perf_counter()
             self.late_s = training.began - now
@@ -190,11 +190,4 @@ def scan_weights(training: Training, moment: str) -> None:
 
 
 def _weights(named: _Named) -> dict[str, Values]:
-    read: Callable[[Any], Values | None] = variable_values
-    return {name: values for name, v, _ in named if (values := read(v)) is not None}
-
-
-def _timed(facts: StepFacts, times: dict[str, float]) -> StepFacts:
-    from dataclasses import replace
-
-    return replace(facts, **times)  # type: ignore[arg-type]  # two floats
+    return {name: values for name, v, _ in named if (values := variable_values(v)) is not None}

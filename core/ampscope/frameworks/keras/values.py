@@ -47,6 +47,10 @@ def scalar(value: Any) -> float | None:
     try:
         return float(value)
     except (TypeError, ValueError):
+        pass
+    try:
+        return float(tf.convert_to_tensor(value))  # a variable that every replica has
+    except (TypeError, ValueError):
         return None
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 
 import keras
+import tensorflow as tf
 
 from ampscope.capture.script.patches import Patches
 from ampscope.capture.script.source_lines import SourceLines, line_name
@@ -53,8 +55,18 @@ def _conclude(training: Training) -> None:
         seen = " and ".join(sorted(recorder.half_seen))
         training.note(f"Some layers computed in {seen} although this control asked for fp32.")
     if not recorder.steps:
-        training.note(
-            "No optimizer of Keras 3 was stepped in TensorFlow's eager mode, so nothing was "
-            "recorded. Scripts of tf_keras (Keras 2), of sessions (TensorFlow 1) and of "
-            "optimizers outside Keras cannot be watched."
+        training.note(_nothing_seen())
+
+
+def _nothing_seen() -> str:
+    if "tf_keras" in sys.modules:
+        return (
+            "Nothing was recorded: the script trains with tf_keras (Keras 2), which is not "
+            "watched. Keras 3 is, on TensorFlow 2.16 or newer."
         )
+    if not tf.executing_eagerly():
+        return (
+            "Nothing was recorded: the script has switched TensorFlow 2's eager mode off. "
+            "Sessions and estimators of TensorFlow 1 are not watched."
+        )
+    return "Nothing was recorded: no optimizer of Keras 3 was stepped."
