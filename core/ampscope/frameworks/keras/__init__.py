@@ -19,6 +19,10 @@ eager         functions run as plain Python while something is watched
 models        the shared networks as Keras models
 probe         trains one of them
 watch         the callback
+fit_readings  what a running fit shows without a change to its graph
+fit_ends      how a fit ends
+watch_run     its run in the store
+watching      all instruments on, and off again
 graph_rewrite the graph optimizer's automatic mixed precision, op by op
 
 Importing this package loads neither; the names above do when they are asked for.
