@@ -24,6 +24,7 @@ fit_ends      how a fit ends
 watch_run     its run in the store
 watching      all instruments on, and off again
 graph_rewrite the graph optimizer's automatic mixed precision, op by op
+graph_rewrite_child  the process in which that happens
 
 Importing this package loads neither; the names above do when they are asked for.
 """
