@@ -12,7 +12,7 @@ import streamlit as st
 from ampscope.experiments.launch import launch
 from ampscope.experiments.validate import checked
 from ampscope.records import RunInfo, RunSpec, State
-from app import layout, links, probes, run_page, states, store, telemetry_view
+from app import layout, links, probes, report_buttons, run_page, states, store, telemetry_view
 from app.text import ago, escape, plural
 
 FOLLOW_EVERY_S = 1.0
@@ -45,6 +45,8 @@ def opened(kind: str) -> RunInfo | None:
     )
     run = by_id[chosen]
     _state(run)
+    if run.steps_done and not run.state.is_active:
+        report_buttons.draw(run)
     return run if run.steps_done else None
 
 

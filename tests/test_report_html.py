@@ -1,0 +1,138 @@
+"""A report as one HTML file: what it says, that it needs nothing else, and that it can be used."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ampscope.cli.main import main
+from ampscope.report.html.element import element
+from ampscope.report.html.page import MAX_BYTES, to_html
+from ampscope.report.making import document
+from ampscope.store.reader import Reader
+from tests import offline_page, script_stores
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "runs.db"
+
+
+def html_of(store: Path, *runs: str) -> str:
+    with Reader(store) as reader:
+        return to_html(document(reader, runs))
+
+
+def test_of_a_diagnosis_says_verdict_fix_and_numbers(store: Path) -> None:
+    head = script_stores.overflow(store)
+    text = html_of(store, head)
+    assert "Root cause: An activation overflowed, in encoder.2.wo, first at step 0." in text
+    assert "seen to work" in text
+    assert "get_submodule" in text  # the patch
+    assert "234,280" in text  # what fp32 gives, in the chain
+    assert "65,504" in text  # and fp16&#x27;s limit
+    assert "Test CPU" in text
+    assert "/home/me" not in text  # folders stay at home
+    assert len(text.encode()) < MAX_BYTES
+
+
+def test_the_policy_names_the_hashes_of_what_is_in_the_file(store: Path) -> None:
+    text = html_of(store, script_stores.no_fault(store))
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]+)"', text)
+    assert policy is not None
+    rules = policy[1].replace("&#x27;", "'")
+    assert rules.startswith("default-src 'none';")
+    assert "unsafe" not in rules
+    assert "http" not in rules
+    for tag in ("script", "style"):
+        found = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        assert len(found) == 1
+        digest = base64.b64encode(hashlib.sha256(found[0].encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in rules
+    assert not re.search(r"<(link|img|iframe|object|embed|base|form)\b", text)
+    assert not re.search(r"\son[a-z]+=|\sstyle=", text)
+
+
+def test_text_is_never_markup() -> None:
+    made = element("td", "<b>&'\"", title="\"'><script>").html
+    assert made == '<td title="&quot;&#x27;&gt;&lt;script&gt;">&lt;b&gt;&amp;&#x27;&quot;</td>'
+    for tag in ("script", "td onclick=x", "SCRIPT", "style"):
+        with pytest.raises(ValueError, match="no element"):
+            element(tag)
+    for name in ("onclick", "style", "OnLoad"):
+        with pytest.raises(ValueError, match="no attribute"):
+            element("td", **{name: "x"})
+    for address in ("javascript:alert(1)", "https://a\nb", "//evil.example", "data:text/html,x"):
+        with pytest.raises(ValueError, match="no address"):
+            element("a", href=address)
+
+
+def test_the_command_writes_it(store: Path, tmp_path: Path) -> None:
+    head = script_stores.overflow(store)
+    out = tmp_path / "out.html"
+    runner = CliRunner()
+    done = runner.invoke(main, ["report", head[:11], "--html", str(out), "--store", str(store)])
+    assert done.exit_code == 0, done.output
+    assert out.read_text().startswith("<!DOCTYPE html>")
+    assert runner.invoke(main, ["report", head, "--store", str(store)]).exit_code == 2
+
+
+@pytest.mark.browser
+def test_from_disk_without_a_network(store: Path, tmp_path: Path, chromium: object) -> None:
+    head = script_stores.overflow(store)
+    out = tmp_path / "report.html"
+    out.write_text(html_of(store, head))
+    with offline_page.opened(chromium, out) as watched:  # type: ignore[arg-type]  # a Browser
+        page = watched.page
+        chart = page.locator("figure.lines").first
+        svg = chart.locator(":scope > svg")
+        svg.scroll_into_view_if_needed()
+        box = svg.bounding_box()
+        assert box is not None
+        middle = box["y"] + box["height"] / 3
+        page.mouse.move(box["x"] + box["width"] / 2, middle)
+        said = chart.locator("output").text_content() or ""
+        assert re.match(r"Step [56]: ", said)
+        assert "in fp32 " in said
+        assert "as it is: NaN" in said
+        # Zoom by dragging over the middle third, and back.
+        page.mouse.move(box["x"] + box["width"] / 3, middle)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 2 * box["width"] / 3, middle, steps=4)
+        page.mouse.up()
+        first = float(chart.locator("input").first.input_value())
+        assert 2 <= first <= 4
+        assert "matrix(1 " not in (chart.locator(".curves").get_attribute("transform") or "")
+        chart.get_by_role("button", name="Whole range").click()
+        assert float(chart.locator("input").first.input_value()) <= 0
+        # A curve can be switched off and on.
+        entry = chart.get_by_role("button", name="in fp32", exact=True)
+        entry.click()
+        assert entry.get_attribute("aria-pressed") == "false"
+        assert chart.locator(".curves > g.off").count() == 1
+        assert watched.trouble == []
+
+
+@pytest.mark.browser
+def test_on_paper(store: Path, tmp_path: Path, chromium: object) -> None:
+    out = tmp_path / "report.html"
+    out.write_text(html_of(store, script_stores.overflow(store)))
+    with offline_page.opened(chromium, out, "dark") as watched:  # type: ignore[arg-type]
+        page = watched.page
+        colour = "getComputedStyle(document.body).backgroundColor"
+        assert page.evaluate(colour) == "rgb(18, 22, 28)"
+        page.emulate_media(media="print")
+        assert page.evaluate(colour) == "rgb(255, 255, 255)"
+        assert page.evaluate("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert page.locator("details:not([open])").count() == 0
+        after = "getComputedStyle(document.querySelector('a[href^=https]'), '::after').content"
+        assert "https://docs.pytorch.org" in page.evaluate(after)
+        page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert page.locator("details:not([open])").count() > 0
+        assert watched.trouble == []
