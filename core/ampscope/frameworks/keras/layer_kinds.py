@@ -5,6 +5,7 @@ The rules know an op's kind by those words; what has none here is ``layer``.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 _LAYERS = {
@@ -56,7 +57,12 @@ _OPS = {
 
 def layer_kind(layer: Any) -> str:
     """Of a layer or operation, by its class or a class that it is derived from."""
-    for kind in type(layer).__mro__:
+    return _kind_of(type(layer))
+
+
+@cache
+def _kind_of(layer_type: type) -> str:
+    for kind in layer_type.__mro__:
         name = kind.__name__
         if not kind.__module__.startswith("keras."):
             continue

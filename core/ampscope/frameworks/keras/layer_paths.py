@@ -49,7 +49,7 @@ class LayerPaths:
 
     def is_built(self) -> bool:
         """Whether all of them have their weights."""
-        return all(layer.built for layer in self._paths)
+        return all(getattr(layer, "built", True) for layer in self._paths)
 
     def variable_names(self) -> dict[int, tuple[str, str, Any]]:
         """By ``id``: (name, kind, variable); kind is parameter, frozen or buffer. A variable that
@@ -57,9 +57,9 @@ class LayerPaths:
         found: dict[int, tuple[str, str, Any]] = {}
         taken: set[str] = set()
         for path, layer in self.layers():
-            frozen = set(map(id, layer.trainable_variables))
+            trained = {id(v) for v in getattr(layer, "trainable_variables", ())}
             for variable, kind in _own_variables(layer):
-                if kind == "parameter" and id(variable) not in frozen:
+                if kind == "parameter" and id(variable) not in trained:
                     kind = "frozen"
                 if id(variable) not in found:
                     name = _free(_joined(path, variable.name), taken)
