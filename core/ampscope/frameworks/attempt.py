@@ -81,7 +81,8 @@ def _part(
     floats = values.floats()
     finite = np.isfinite(floats)
     kept = floats if finite.all() else floats[finite]
-    norm = float(np.linalg.norm(kept.astype(np.float64))) / factor
+    # Not linalg.norm: BLAS' threads wait for the framework's own.
+    norm = math.sqrt(float(np.square(kept, dtype=np.float64).sum())) / factor
     zero, bad = int((floats == 0).sum()), int(values.size - finite.sum())
     return ParameterGradient(0, optimizer, name, order, values.size, zero, bad, norm)
 
@@ -90,8 +91,9 @@ def _largest(facts: StepFacts, factor: float) -> float | None:
     found = []
     for values in facts.gradients.values():
         floats = values.floats()
-        kept = floats[np.isfinite(floats)]
-        found.append(float(np.abs(kept).max()) / factor if kept.size else 0.0)
+        finite = np.isfinite(floats)
+        kept = floats if finite.all() else floats[finite]
+        found.append(float(max(kept.max(), -kept.min())) / factor if kept.size else 0.0)
     return max(found, default=None)
 
 
@@ -106,7 +108,7 @@ def _motion(facts: StepFacts) -> tuple[float | None, float | None]:
             before, now = facts.before[name].floats(), after.floats()
             total += after.size
             moved += int((before != now).sum())
-            square += float(np.sum((now.astype(np.float64) - before) ** 2))
+            square += float(np.square(np.subtract(now, before, dtype=np.float64)).sum())
     return (moved / total, math.sqrt(square)) if total else (None, None)
 
 

@@ -82,14 +82,18 @@ class Recorder:
         for values in call.outputs:
             row = self._count(Role.ACTIVATION, index, values, keep=call.is_training)
             bad += int(row[NAN] + row[POS_INF] + row[NEG_INF])
+        self.bad_layers.called(call)
         if bad:
             self.bad_layers.met(call, self.steps)
         self.elapsed_s += time.perf_counter() - started
 
     def backward(self, path: str, gradient: Values) -> None:
-        """The gradient that came back to a layer's output, still scaled."""
+        """The gradient that came back to a layer's output, still scaled; the last layer's first."""
         started = time.perf_counter()
-        self._count(Role.GRAD_OUTPUT, self.index_of(path), gradient, keep=True)
+        row = self._count(Role.GRAD_OUTPUT, self.index_of(path), gradient, keep=True)
+        self.bad_layers.gradient(
+            path, gradient, is_bad=bool(row[NAN] + row[POS_INF] + row[NEG_INF])
+        )
         self.elapsed_s += time.perf_counter() - started
 
     def batch(self, name: str, values: Values) -> None:
@@ -171,13 +175,17 @@ class Recorder:
 
     def _log(self, facts: StepFacts) -> None:
         """The calls that every step has, in the words of torch's call log."""
-        number = len(self.calls)
-        names = ["scale"] if facts.scale is not None else []
-        names += ["backward", "scaler_step" if facts.scale is not None else "optimizer_step"]
-        for name in names:
-            value = facts.scale if name == "scale" else facts.loss if name == "backward" else None
-            self.calls.append(Call(number, self.steps, name, value=value))
-            number += 1
+        has_scaler = facts.scale is not None
+        is_scaled = has_scaler if facts.loss_scaled is None else facts.loss_scaled
+        backward = Call(0, self.steps, "backward", value=facts.loss, scaled=is_scaled)
+        if facts.static_scale is not None:  # as a product written by hand in PyTorch
+            backward = replace(backward, note=f"mul {facts.static_scale!r}", scaled=False)
+        step = Call(0, self.steps, "optimizer_step", subject=facts.optimizer)
+        if has_scaler:
+            step = Call(0, self.steps, "scaler_step", subject="scaler0", note=facts.optimizer)
+        scale = [Call(0, self.steps, "scale", value=facts.scale, scaled=True)] if is_scaled else []
+        for call in (*scale, backward, step):
+            self.calls.append(replace(call, seq=len(self.calls)))
 
     def _detail(self, facts: StepFacts, attempt: Attempt, parts: list[ParameterGradient]) -> None:
         if attempt.attempt < DETAILED or attempt.grad_nonfinite:
