@@ -25,7 +25,7 @@ def show(runs: list[RunInfo]) -> None:
 
 
 def _rows() -> None:
-    runs = store.runs()
+    runs = store.listed()
     entries = _entries(runs)
     shown = st.session_state.setdefault(_SHOWN, AT_FIRST)
     for ranks in entries[:shown]:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from ampscope.errors import BadInput
+from ampscope.lessons.catalog import checked_lesson
 from ampscope.policy.modes import PRECISIONS, resolve
 from ampscope.records import RunSpec
 from ampscope.workloads.catalog import BUILTIN, SIZES, unknown_workload
@@ -31,7 +32,9 @@ def checked(spec: RunSpec) -> RunSpec:
     if spec.device == "cpu":
         for name in spec.precisions:
             resolve(name, "cpu")  # the child does the same for the device that it finds
-    if spec.kind != "bench":  # which measures the machine alone
+    if spec.kind == "lesson":
+        checked_lesson(spec)
+    elif spec.kind != "bench":  # which measures the machine alone
         _check_workload(spec.workload)
     return spec
 
