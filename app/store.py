@@ -52,11 +52,6 @@ def runs(limit: int = 200) -> list[RunInfo]:
     return list(run_rows.newest(path(), limit))
 
 
-def listed(limit: int = 200) -> list[RunInfo]:
-    """What Home lists: all but the measurements of lessons, which find their own."""
-    return [run for run in runs(limit) if run.spec.kind != "lesson"]
-
-
 def trainings(limit: int = 200) -> list[RunInfo]:
     """Runs that the pages of one run can show, newest first."""
     return [run for run in runs(limit) if run.spec.is_training]

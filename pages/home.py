@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import demo, machine, recent_runs, sitemap, store
+from app import demo, machine, recent_runs, sitemap
 
 st.title("Home", anchor=False)
 machine.line()
@@ -13,7 +13,7 @@ st.page_link(
 )
 
 if not demo.follow():
-    runs = store.listed()
+    runs = recent_runs.listed()
     if runs:
         recent_runs.show(runs)
     else:
