@@ -23,8 +23,14 @@ class Entry:
 # Of the lessons; one without an icon has no page.
 LESSON_ICONS = {
     "numbers": "pin",
+    "gradients": "bar_chart",
     "underflow": "vertical_align_bottom",
+    "scaler": "trending_up",
     "half": "content_cut",
+    "master": "save",
+    "bf16": "balance",
+    "inf_to_nan": "link",
+    "accumulate": "functions",
 }
 
 
