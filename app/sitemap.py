@@ -26,11 +26,15 @@ LESSON_ICONS = {
     "gradients": "bar_chart",
     "underflow": "vertical_align_bottom",
     "scaler": "trending_up",
+    "ops": "rule",
     "half": "content_cut",
     "master": "save",
     "bf16": "balance",
     "inf_to_nan": "link",
     "accumulate": "functions",
+    "memory": "memory_alt",
+    "speed": "bolt",
+    "cost": "payments",
 }
 
 

@@ -79,7 +79,7 @@ def draw(results: Sequence[Result]) -> None:
     )  # fmt: skip
     layout.see(error_words(results))
     losses = curves(results, "loss")
-    figure = lines([_line(c) for c in losses], x_title="step", y_title="loss")
+    figure = lines([_line(c) for c in losses], x_title="step", y_title="loss", y_log=True)
     lesson_chart.show(figure, "lesson-bf16", table(results), answer(results).text)
 
 

@@ -50,8 +50,8 @@ def answer(results: Sequence[Result]) -> Answer:
     choice = 2 if is_dead else 0 if is_well else 1
     return Answer(
         choice,
-        f"After step {LAST_STEP}, {count(last.nan)} of {count(last.total)} weights are NaN, and its "
-        f"loss is {number(loss)}.",
+        f"After step {LAST_STEP}, {count(last.nan)} of {count(last.total)} weights are NaN, and "
+        f"its loss is {number(loss)}.",
     )
 
 
@@ -93,7 +93,7 @@ def chain_words(tallies: Sequence[Tally]) -> str:
             + ("; it adds up infinities of both signs" if inf is not None else "")
         )
     last = tallies[-1]
-    return ". ".join(parts).capitalize() + f". Weights that are NaN then: {count(last.nan)}."
+    return _sentence(". ".join(parts)) + f" Weights that are NaN then: {count(last.nan)}."
 
 
 def end_words(results: Sequence[Result]) -> str:
@@ -104,7 +104,7 @@ def end_words(results: Sequence[Result]) -> str:
         moved = "moved" if reading(results, "moved", str(step)) else "left alone"
         parts.append(f"step {step}: loss {number(reading(results, 'loss', str(step)))}, weights "
                      f"{moved}, {count(weights.nan)} NaN")  # fmt: skip
-    return "; ".join(parts).capitalize() + "."
+    return _sentence("; ".join(parts))
 
 
 def chain(tallies: Sequence[Tally]) -> go.Figure:
@@ -151,6 +151,11 @@ def table(results: Sequence[Result]) -> pd.DataFrame:
 
 def _tallies(results: Sequence[Result], step: int) -> list[Tally]:
     return [t for t in results if isinstance(t, Tally) and t.step == step]
+
+
+def _sentence(text: str) -> str:
+    """capitalize() would write nan for NaN."""
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _step_name(step: int) -> str:

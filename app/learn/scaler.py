@@ -24,7 +24,8 @@ from app.text import count, plural, power_of_two
 
 SHOWN = {"torch": (MEASURE, "circle", "solid"), "paddle": (NORMAL, "square", "dash"),
          "keras": (DTYPES["e4m3"], "diamond", "dot")}  # fmt: skip
-FIRST_SCALES = tuple(2.0**e for e in (0, 8, 13, 15, 16, 20, 24))
+OWN = 0.0  # each framework's own first scale
+FIRST_SCALES = (OWN, *(2.0**e for e in (0, 8, 13, 15, 16, 20, 24)))
 INTERVALS = (10, 20, 50, 100)
 EARLY = 10  # steps in which a scaler looks for its scale
 
@@ -65,8 +66,8 @@ def answer(results: Sequence[Result]) -> Answer:
 def draw(results: Sequence[Result]) -> None:
     """Settings of the replay, the trajectories, what they say."""
     interval = int(reading(results, "growth interval", "torch"))
-    first = links.slide("First scale (replayed)", "first4", FIRST_SCALES, default=2.0**16,
-                        format_func=power_of_two)  # fmt: skip
+    first = links.slide("First scale (replayed)", "first4", FIRST_SCALES, default=OWN,
+                        format_func=_scale_name)  # fmt: skip
     wanted = links.slide("Growth interval (replayed)", "interval4", INTERVALS, default=interval)
     made = {name: _replayed(results, name, first, wanted) for name in SHOWN}
     skips = curve(results, "skipped", "torch").y
@@ -118,6 +119,10 @@ def table(results: Sequence[Result], made: dict[str, Replay]) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
+def _scale_name(scale: float) -> str:
+    return power_of_two(scale) if scale else "each one's own"
+
+
 def _replayed(results: Sequence[Result], name: str, first: float, interval: int) -> Replay:
     tops, scales, skips = (curve(results, n, "torch").y for n in ("top", "scale", "skipped"))
     parts = enumerate(zip(tops, scales, skips, strict=True))
@@ -126,7 +131,9 @@ def _replayed(results: Sequence[Result], name: str, first: float, interval: int)
                       FP16.max_exponent, has_histogram=not skip)
         for i, (top, scale, skip) in parts
     ]  # fmt: skip
-    return replay(gradients, POLICIES[name], Settings(first, interval))
+    policy = POLICIES[name]
+    settings = Settings(first or policy.defaults.initial_scale, interval)
+    return replay(gradients, policy, settings)
 
 
 def _line(name: str, made: Replay) -> Line:
