@@ -34,6 +34,7 @@ LESSON_ICONS = {
     "accumulate": "functions",
     "memory": "memory_alt",
     "speed": "bolt",
+    "mistakes": "bug_report",
     "cost": "payments",
 }
 

@@ -36,7 +36,9 @@ PLACES = (("PyTorch", "CUDA"), ("Paddle", "fp16 O1"), ("TensorFlow", "fp16 graph
 QUIET = ("view", "t", "detach", "transpose", "expand", "_unsafe_view", "reshape", "slice", "select",
          "as_strided", "permute", "unsqueeze", "squeeze", "empty_like", "clone")  # fmt: skip
 MOST = 14  # ops drawn
-SOFTMAX, PRODUCTS = "_softmax", ("mm", "addmm", "bmm", "convolution")
+PRODUCTS = ("mm", "addmm", "bmm", "convolution")
+CAREFUL = ("_softmax", "nll_loss_forward")  # softmax, and the loss of classes
+INNER = "_log_softmax"  # of cross_entropy
 
 PYTORCH = """
 with torch.autocast("cuda", dtype=torch.float16):
@@ -59,15 +61,15 @@ outputs = keras.layers.Activation("softmax", dtype="float32")(outputs)
 
 
 def answer(results: Sequence[Result]) -> Answer:
-    """By the dtypes that softmax and the products put out in the traced step."""
-    softmax = _dtypes(results, (SOFTMAX, "_log_softmax"))
+    """By the dtypes that the products, softmax and the loss put out in the traced step."""
+    careful = _dtypes(results, CAREFUL)
     products = _dtypes(results, PRODUCTS)
-    half, full = products["fp16"], softmax["fp32"]
-    choice = 0 if softmax["fp16"] and half else 1 if half and full else 2
+    half, full = products["fp16"], careful["fp32"]
+    choice = 0 if careful["fp16"] and half else 1 if half and full else 2
     return Answer(
         choice,
         f"In the traced step {count(half)} of {count(products.total())} products put out fp16, and "
-        f"{count(full)} of {count(softmax.total())} softmaxes fp32.",
+        f"{count(full)} of {count(careful.total())} softmaxes and losses fp32.",
     )
 
 
@@ -93,6 +95,11 @@ def draw(results: Sequence[Result]) -> None:
     st.dataframe(lists(), hide_index=True, key="lesson-ops-lists")
     st.page_link(sitemap.OP_LISTS.file, label="All lists", icon=sitemap.OP_LISTS.icon)
     layout.see(reasons(results))
+    if _dtypes(results, (INNER,))["fp16"]:
+        layout.see(
+            "The log-softmax inside cross_entropy put out fp16 in this step: cross_entropy names "
+            "that dtype itself, and a list leaves alone what is named."
+        )
 
 
 def reasons(results: Sequence[Result]) -> str:
@@ -174,8 +181,8 @@ def _first(call: Call) -> str:
 
 LESSON = Lesson(
     id="ops",
-    question="Under fp16 autocast, in which precision do matrix products and softmax run?",
-    choices=("Both in fp16", "Products in fp16, softmax in fp32", "Both in fp32"),
+    question="Under fp16 autocast, in which precision do products run, and in which the loss?",
+    choices=("Both in fp16", "Products in fp16, the loss in fp32", "Both in fp32"),
     answer=answer,
     draw=draw,
     settings={"model": Setting("Model", {"gpt": "GPT", "resnet": "ResNet"})},

@@ -7,7 +7,7 @@ from torch import nn
 torch.manual_seed(0)
 device = "cuda" if torch.cuda.is_available() else "cpu"
 
-points = torch.randn(4096, 20)
+points = torch.randn(2500, 20)
 classes = (points[:, :4].sum(1) > 0).long()
 model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2)).to(device)
 optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)

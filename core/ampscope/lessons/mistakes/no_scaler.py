@@ -7,7 +7,9 @@ from torch import nn
 torch.manual_seed(0)
 device = "cuda" if torch.cuda.is_available() else "cpu"
 
-model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 256))
+model = nn.Sequential(
+    nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 256)
+)
 model.to(device)
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 mixing = torch.randn(16, 256)
