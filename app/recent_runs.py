@@ -14,6 +14,11 @@ REASON_LENGTH = 240  # three lines beside the links
 _SHOWN = "recent-shown"
 
 
+def listed() -> list[RunInfo]:
+    """All but the measurements of lessons, which their pages find by themselves."""
+    return [run for run in store.runs() if run.spec.kind != "lesson"]
+
+
 def show(runs: list[RunInfo]) -> None:
     """Newest first, ten at a time; follows the runs that are under way."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
@@ -25,7 +30,7 @@ def show(runs: list[RunInfo]) -> None:
 
 
 def _rows() -> None:
-    runs = store.runs()
+    runs = listed()
     entries = _entries(runs)
     shown = st.session_state.setdefault(_SHOWN, AT_FIRST)
     for ranks in entries[:shown]:

@@ -86,6 +86,8 @@ def described(run: RunInfo) -> str:
     spec = run.spec
     if spec.kind == "watch":
         return f"{_workload(run) or 'notebook'}, watched"
+    if spec.kind == "lesson":
+        return run.title
     if not spec.is_training:
         return _MEASURED[spec.kind].format(
             what=f"{_workload(run)} {spec.size}", precision=spec.precision
