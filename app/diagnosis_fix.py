@@ -10,7 +10,7 @@ from ampscope.errors import AmpscopeError
 from ampscope.experiments.detached import folder_of
 from ampscope.experiments.report import Report
 from ampscope.report import fix_words
-from app import diagnosis_fix_words, diagnosis_jobs, diagnosis_page, layout
+from app import diagnosis_fix_words, diagnosis_jobs, diagnosis_page, layout, permissions
 from app.diagnosis_data import Case
 from app.diagnosis_terms import control
 from app.text import cut, escape
@@ -46,7 +46,7 @@ def _proof(case: Case, report: Report, finding: Finding) -> None:
 
 def _run(case: Case, report: Report, finding: Finding) -> None:
     words = diagnosis_fix_words.candidates(report)
-    if not words:
+    if not words or not permissions.offers("running the fix"):
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
         chosen = words[0]

@@ -13,7 +13,7 @@ import streamlit as st
 from ampscope.analysis.ranks import grouped, is_rank
 from ampscope.errors import BadInput
 from ampscope.records import AS_IS, Machine, RunInfo
-from app import links, states, store, trainings
+from app import links, share_switch, states, store, trainings
 from app.diagnosis_terms import control
 from app.text import ago, code, cut, escape, percent, plural, power_of_two
 
@@ -60,6 +60,7 @@ def header(run: RunInfo) -> None:
     with st.container(gap="xxsmall"):
         title_line(run)
         st.caption(escape(" · ".join(facts(run))))
+    share_switch.offer(run)
 
 
 def title_line(run: RunInfo) -> None:
