@@ -54,6 +54,7 @@ LESSON_ENTRIES = {
     for one in LESSONS.values()
     if (icon := LESSON_ICONS.get(one.id))
 }
+CLASSROOM = _entry("classroom", "Class", "groups", "Learn")
 DIAGNOSIS = _entry("diagnosis", "Diagnosis", "troubleshoot", "Scripts")
 ZOO = _entry("zoo", "Zoo", "pets", "Scripts")
 TRAINING = _entry("training", "Training", "monitoring", "One run")
@@ -73,6 +74,7 @@ ENTRIES = (
     NEW_PROBE,
     LEARN,
     *LESSON_ENTRIES.values(),
+    CLASSROOM,
     DIAGNOSIS,
     ZOO,
     TRAINING,
