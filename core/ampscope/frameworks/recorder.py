@@ -49,8 +49,7 @@ class Recorder:
         self.steps = 0  # attempted
         self.half_seen: set[str] = set()  # dtypes in which layers computed
         self.attempts: list[Attempt] = []
-        self.calls: list[Call] = []
-        self.scans: list[Scan] = []
+        self.calls, self.scans = list[Call](), list[Scan]()
         self.gradients: list[ParameterGradient] = []
         self.bad_layers = BadLayers()
         self.ops = OpSets()
@@ -65,13 +64,14 @@ class Recorder:
     @property
     def wants_ops(self) -> bool:
         """Whether the ops of the step that is under way are wanted."""
-        every = self.cadence.trace
-        return every > 0 and self.steps % every == 0
+        return self._is_due(self.cadence.trace)
 
     @property
     def wants_tensors(self) -> bool:
         """Whether histograms of the step that is under way are wanted."""
-        every = self.cadence.histogram
+        return self._is_due(self.cadence.histogram)
+
+    def _is_due(self, every: int) -> bool:
         return every > 0 and self.steps % every == 0
 
     def module(self, record: ModuleRecord) -> int:
@@ -92,6 +92,7 @@ class Recorder:
         if call.compute_dtype in _HALF:
             self.half_seen.add(call.compute_dtype)
         bad = self.outputs(call.path, call.type, call.outputs, call.is_training)
+        self.bad_layers.called(call)
         if bad:
             self.bad(call)
         return bad
@@ -112,9 +113,10 @@ class Recorder:
         return bad
 
     def backward(self, path: str, gradient: Values) -> None:
-        """The gradient that came back to a layer's output, still scaled."""
+        """The gradient that came back to a layer's output, still scaled; the last layer's first."""
         started = time.perf_counter()
-        self._count(Role.GRAD_OUTPUT, self.index_of(path), gradient, keep=True)
+        bad = self._count(Role.GRAD_OUTPUT, self.index_of(path), gradient, keep=True)
+        self.bad_layers.gradient(path, gradient, is_bad=bad > 0)
         self.elapsed_s += time.perf_counter() - started
 
     def batch(self, name: str, values: Values) -> None:

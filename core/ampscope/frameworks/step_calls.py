@@ -16,6 +16,8 @@ def step_calls(first: int, step: int, facts: StepFacts) -> list[Call]:
     has_scaler = facts.scale is not None
     is_scaled = has_scaler if facts.loss_scaled is None else facts.loss_scaled
     backward = Call(0, step, "backward", value=facts.loss, scaled=is_scaled)
+    if facts.static_scale is not None:  # as a product written by hand in PyTorch
+        backward = replace(backward, note=f"mul {facts.static_scale!r}", scaled=False)
     end = Call(0, step, "optimizer_step", subject=facts.optimizer)
     if has_scaler:
         end = Call(0, step, "scaler_step", subject="scaler0", note=facts.optimizer)

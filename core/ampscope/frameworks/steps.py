@@ -17,7 +17,8 @@ class LayerCall:
     rules know its kind; else ``layer``. ``in_fp32`` computes the same from the same inputs in fp32;
     it is asked only when a non-finite output came from finite inputs. So is ``closer``: the first
     op inside whose finite inputs gave a non-finite output, as a call of the same ``path``; None
-    where the layer itself is as close as one can look.
+    where the layer itself is as close as one can look. ``weights`` are the layer's own: a layer
+    whose weights are not finite made nothing bad itself.
     """
 
     path: str
@@ -30,6 +31,7 @@ class LayerCall:
     is_training: bool = True
     in_fp32: Callable[[], Values | None] = lambda: None
     closer: Callable[[], LayerCall | None] = lambda: None
+    weights: Callable[[], tuple[Values, ...]] = lambda: ()
     hands_on: bool = False  # a layer inside this one has put out a non-finite value already
 
 
@@ -41,6 +43,7 @@ class StepFacts:
     applied; ``scaled`` says whether they still carry ``scale``. ``before`` and ``after`` are the
     weights by the same names, and may be left empty where nobody looked. ``loss_scaled`` says
     whether a scaler scaled the loss; None: as it should be, wherever a scaler took part.
+    ``static_scale`` is a constant by which the loss is multiplied, without a scaler that skips.
     """
 
     loss: float | None  # unscaled
@@ -51,6 +54,7 @@ class StepFacts:
     loss_dtype: str = "fp32"
     scaled: bool = True
     loss_scaled: bool | None = None
+    static_scale: float | None = None
     unscaled_by_user: bool = False
     growth_counter: int | None = None
     backwards: int = 1
@@ -67,4 +71,4 @@ class StepFacts:
     @property
     def carried(self) -> float:
         """The factor that multiplies ``gradients``."""
-        return self.scale if self.scaled and self.scale else 1.0
+        return (self.scale or self.static_scale or 1.0) if self.scaled else 1.0

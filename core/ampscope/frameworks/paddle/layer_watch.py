@@ -49,6 +49,7 @@ class LayerWatch:
         self._emulation = emulation
         self._around = around
         self._lines = SourceLines()
+        self._met: set[str] = set()
         self._bad_calls = 0
         self._asleep = 0
         self.sleeps: Callable[[], bool] = lambda: False  # whether to let this call by
@@ -114,6 +115,11 @@ class LayerWatch:
         if new:
             counted = tuple(view(tensor, _label(tensor)) for tensor in new)
             kind, training = type(layer).__name__, bool(layer.training)
+            if path not in self._met:
+                self._met.add(path)
+                line = line_name(self._lines.where())
+                met = LayerCall(path, kind, op_of(layer), (), (), counted[0].name, line)
+                self.recorder.bad_layers.called(met)
             if self.recorder.outputs(path, kind, counted, training):
                 self._bad_calls += 1
                 self.recorder.bad(self._described(layer, path, (inputs, kwargs), counted, hands_on))
@@ -135,6 +141,7 @@ class LayerWatch:
             is_training=bool(layer.training),
             in_fp32=lambda: self._again(layer, given),
             closer=lambda: self._closer(layer, path, given),
+            weights=lambda: _own_weights(layer),
             hands_on=hands_on,
         )
 
@@ -185,3 +192,8 @@ class LayerWatch:
 
 def _label(tensor: Any) -> str:
     return getattr(tensor, MARK, "")
+
+
+def _own_weights(layer: Any) -> tuple[Values, ...]:
+    own = (p for p in layer._parameters.values() if p is not None and p.dtype in NAMES)
+    return tuple(view(p, _label(p)) for p in own)

@@ -34,7 +34,7 @@ from ampscope.report.html.curves import curves
 from ampscope.report.html.element import Markup, element, joined
 from ampscope.report.plain import CODE_LENGTH, line, visible
 
-MAX_BYTES = 5 * 2**20  # what an issue tracker and a mail take; a diagnosis has about 0.2 MB
+MAX_BYTES = 5_000_000  # what an issue tracker and a mail take; a diagnosis has about 0.1 MB
 
 
 def to_html(document: Document) -> str:
@@ -49,8 +49,8 @@ def to_html(document: Document) -> str:
     )
     text = _frame(line(title), body)
     if len(text.encode()) > MAX_BYTES:
-        size = len(text.encode()) / 2**20
-        raise BadInput(f"The report would have {size:.1f} MiB, more than 5. Name fewer runs.")
+        size = len(text.encode()) / 1e6
+        raise BadInput(f"The report would have {size:.1f} MB, more than 5. Name fewer runs.")
     return text
 
 
