@@ -23,7 +23,7 @@ from ampscope.store.reader import Reader
 from tests.exponent_oracle import row_of
 from tests.paddle_python import checked, needs_paddle, run
 
-pytestmark = needs_paddle
+pytestmark = [needs_paddle, pytest.mark.timeout(900)]
 SAME = 0.999
 
 

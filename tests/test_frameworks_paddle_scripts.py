@@ -12,7 +12,7 @@ from ampscope.analysis.run_view import RunView
 from ampscope.diagnose import Diagnosis, diagnose
 from tests.paddle_python import SCRIPTS, VARIABLE, call, checked, needs_paddle, script_view
 
-pytestmark = needs_paddle
+pytestmark = [needs_paddle, pytest.mark.timeout(1500)]  # 30 trainings, one process each
 EXPECTED = {
     "paddle_healthy": "",
     "paddle_healthy_o2": "",

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from ampscope.frameworks.steps import StepFacts
+from ampscope.frameworks.tensors import Values
 from ampscope.observations import Call
 
 
@@ -21,3 +24,9 @@ def step_calls(first: int, step: int, facts: StepFacts) -> list[Call]:
     scale = [Call(0, step, "scale", value=facts.scale, scaled=True)] if is_scaled else []
     calls = (*scale, backward, end)
     return [replace(call, seq=first + number) for number, call in enumerate(calls)]
+
+
+def inputs_call(values: Values) -> Call:
+    """The first call of a model, by which two runs are seen to begin alike."""
+    total = float(values.floats().astype(np.float64).sum())
+    return Call(0, 0, "inputs", value=total, dtype=values.name)

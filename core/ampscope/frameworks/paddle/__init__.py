@@ -32,6 +32,11 @@ models, probe    the shared networks, and their training
 patching         attributes replaced for a while
 """
 
-from ampscope.frameworks.paddle.watch import Watch, WatchCallback
+import warnings
+
+with warnings.catch_warnings():
+    # Paddle 3.3 recommends ccache to everybody who imports it.
+    warnings.filterwarnings("ignore", ".*ccache.*", UserWarning)
+    from ampscope.frameworks.paddle.watch import Watch, WatchCallback
 
 __all__ = ["Watch", "WatchCallback"]

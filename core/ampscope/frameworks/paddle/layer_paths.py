@@ -46,6 +46,12 @@ class LayerPaths:
         """The dotted name, or Paddle's own ("linear_0.w_0") of a parameter outside all roots."""
         return self._parameters.get(id(parameter), str(parameter.name))
 
+    def compiled(self) -> list[str]:
+        """Paths of layers that ``paddle.jit.to_static`` has compiled."""
+        parts = [part for root in self.roots for part in root.sublayers(include_self=True)]
+        kinds = [(part, type(getattr(part, "forward", None)).__name__) for part in parts]
+        return [self._paths.get(id(part), "") for part, kind in kinds if "StaticFunction" in kind]
+
     def buffers(self) -> dict[str, Any]:
         """All buffers of all roots by dotted name."""
         found = {}

@@ -49,10 +49,11 @@ class LayerWatch:
         self._emulation = emulation
         self._around = around
         self._lines = SourceLines()
-        self._places: dict[str, str] = {}
+        self._met: set[str] = set()
         self._bad_calls = 0
         self._asleep = 0
         self.sleeps: Callable[[], bool] = lambda: False  # whether to let this call by
+        self.scans_batches = True
 
     @property
     def path(self) -> str:
@@ -79,7 +80,8 @@ class LayerWatch:
             for record in self.paths.add_root(layer):
                 self.recorder.module(record)
             path = self.paths.of(layer) or ""
-        if not self.stack and (layer._sub_layers or layer._parameters):
+        has_parts = layer._sub_layers or layer._parameters
+        if self.scans_batches and not self.stack and has_parts:
             self._batch((*inputs, *kwargs.values()))
         bad_before = self._bad_calls
         function: Callable[..., Any] = functools.partial(original, layer)
@@ -100,41 +102,48 @@ class LayerWatch:
     def _after(
         self, layer: Any, path: str, inputs: Any, kwargs: Any, outputs: Any, hands_on: bool
     ) -> None:
-        started = time.perf_counter()
-        spent = self.recorder.elapsed_s
-        new, step = [], self.recorder.steps
+        started, spent = time.perf_counter(), self.recorder.elapsed_s
+        step, wants = self.recorder.steps, self.recorder.wants_tensors
+        new = []
         for tensor in floating_tensors(outputs):
             seen = step, tensor.inplace_version
             if getattr(tensor, _COUNTED, None) != seen:
                 setattr(tensor, _COUNTED, seen)
                 new.append(tensor)
-        if new:
-            self._record(layer, path, (inputs, kwargs), new, hands_on)
-            for tensor in new:
-                if not tensor.stop_gradient and not tensor.is_leaf and self.recorder.wants_tensors:
+                if wants and not tensor.stop_gradient and not tensor.is_leaf:
                     tensor.register_hook(functools.partial(self._gradient, path, _label(tensor)))
+        if new:
+            counted = tuple(view(tensor, _label(tensor)) for tensor in new)
+            kind, training = type(layer).__name__, bool(layer.training)
+            if path not in self._met:
+                self._met.add(path)
+                line = line_name(self._lines.where())
+                met = LayerCall(path, kind, op_of(layer), (), (), counted[0].name, line)
+                self.recorder.bad_layers.called(met)
+            if self.recorder.outputs(path, kind, counted, training):
+                self._bad_calls += 1
+                self.recorder.bad(self._described(layer, path, (inputs, kwargs), counted, hands_on))
         # The recorder counts its own time; this adds what came around it.
         inside = self.recorder.elapsed_s - spent
         self.recorder.elapsed_s += time.perf_counter() - started - inside
 
-    def _record(self, layer: Any, path: str, given: Any, new: list[Any], hands_on: bool) -> None:
-        outputs = tuple(view(tensor, _label(tensor)) for tensor in new)
-        bad = self.recorder.forward(
-            LayerCall(
-                path=path,
-                type=type(layer).__name__,
-                op=op_of(layer),
-                inputs=tuple(view(t, _label(t)) for t in floating_tensors(given)),
-                outputs=outputs,
-                compute_dtype=outputs[0].name,
-                line=self._line(path),
-                is_training=bool(layer.training),
-                in_fp32=lambda: self._again(layer, given),
-                closer=lambda: self._closer(layer, path, given),
-                hands_on=hands_on,
-            )
+    def _described(
+        self, layer: Any, path: str, given: Any, outputs: tuple[Values, ...], hands_on: bool
+    ) -> LayerCall:
+        return LayerCall(
+            path=path,
+            type=type(layer).__name__,
+            op=op_of(layer),
+            inputs=tuple(view(t, _label(t)) for t in floating_tensors(given)),
+            outputs=outputs,
+            compute_dtype=outputs[0].name,
+            line=line_name(self._lines.where()),
+            is_training=bool(layer.training),
+            in_fp32=lambda: self._again(layer, given),
+            closer=lambda: self._closer(layer, path, given),
+            weights=lambda: _own_weights(layer),
+            hands_on=hands_on,
         )
-        self._bad_calls += bool(bad)
 
     def _gradient(self, path: str, label: str, gradient: Any) -> None:
         if gradient is not None and gradient.dtype in NAMES:
@@ -180,12 +189,11 @@ class LayerWatch:
             for buffer, before in buffers:
                 buffer.set_value(before)
 
-    def _line(self, path: str) -> str:
-        """The script's line that called the layer; looked up once a layer."""
-        if path not in self._places:
-            self._places[path] = line_name(self._lines.where())
-        return self._places[path]
-
 
 def _label(tensor: Any) -> str:
     return getattr(tensor, MARK, "")
+
+
+def _own_weights(layer: Any) -> tuple[Values, ...]:
+    own = (p for p in layer._parameters.values() if p is not None and p.dtype in NAMES)
+    return tuple(view(p, _label(p)) for p in own)

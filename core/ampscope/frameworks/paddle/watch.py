@@ -60,6 +60,8 @@ class Watch:
             wants, paths, AppliedSettings(Settings(), OpenRegion(), None).in_fp32
         )
         self._layers.sleeps = lambda: not wants.wants_tensors
+        self._layers.scans_batches = False  # evidence for the rules, which judge scripts
+        self._left, self._away_s = 0.0, 0.0  # when it was detached last; for how long in all
         self._next_write = 0.0
         self._stack = contextlib.ExitStack()
         self._writer: RunWriter | None = None
@@ -88,11 +90,13 @@ class Watch:
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
         """Watch what trains inside the block."""
+        self._away_s += time.monotonic() - self._left if self._left else 0.0
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._steps.active())
             if self._spec.cadence.histogram > 0:
                 stack.enter_context(self._layers.active())
             yield
+        self._left = time.monotonic()
 
     def close(self, error: str = "") -> None:
         """End the run in the store."""
@@ -105,10 +109,10 @@ class Watch:
         return self._recorder.wants_tensors
 
     def _step(self, steps: int) -> None:
-        now = time.monotonic()
+        now = time.monotonic() - self._away_s
         if now >= self._next_write:
             self._write()
-            took = time.monotonic() - now
+            took = time.monotonic() - self._away_s - now
             self._next_write = now + min(took / WRITING_SHARE, LONGEST_PAUSE_S)
 
     def _write(self) -> None:

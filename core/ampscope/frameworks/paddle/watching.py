@@ -64,6 +64,12 @@ def watching(recorder: Recorder, settings: Settings) -> Iterator[list[str]]:
         finally:
             steps.end()
     notes += applied.notes
+    if compiled := paths.compiled():
+        named = ", ".join(path or "the model" for path in compiled)
+        rounded = ", and on a CPU it is not rounded" if cpu else ""
+        notes.append(
+            f"paddle.jit.to_static has compiled {named}: what runs there is not seen{rounded}."
+        )
 
 
 def _count_ops(
