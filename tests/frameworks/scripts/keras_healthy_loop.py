@@ -29,9 +29,7 @@ class Pooled(keras.Model):
 model = Pooled()
 loss_fn = keras.losses.BinaryCrossentropy(from_logits=True)
 optimizer = keras.optimizers.LossScaleOptimizer(
-    keras.optimizers.Adam(
-        keras.optimizers.schedules.CosineDecay(5e-3, 64), global_clipnorm=1.0
-    )
+    keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(5e-3, 64), global_clipnorm=1.0)
 )
 
 for epoch in range(4):

@@ -16,7 +16,5 @@ model = keras.Sequential(
         keras.layers.Dense(2, dtype="float32"),
     ]
 )
-model.compile(
-    optimizer="sgd", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-)
+model.compile(optimizer="sgd", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 model.fit(x, y, batch_size=32, epochs=2, shuffle=False, verbose=0)

@@ -10,7 +10,9 @@ readings = rng.uniform(200.0, 4000.0, (512, 64)).astype("float32")
 labels = (readings[:, :32].mean(axis=1) > readings[:, 32:].mean(axis=1)).astype("int32")
 
 inputs = keras.Input((64,), name="readings")
-x = keras.layers.Dense(128, kernel_initializer=keras.initializers.RandomNormal(0.5), name="wide")(inputs)
+x = keras.layers.Dense(128, kernel_initializer=keras.initializers.RandomNormal(0.5), name="wide")(
+    inputs
+)
 x = keras.layers.BatchNormalization(name="norm", dtype="float32")(x)
 x = keras.layers.ReLU(name="relu")(x)
 x = keras.layers.Dense(32, activation="relu", name="narrow")(x)

@@ -20,9 +20,7 @@ model = keras.Sequential(
     ]
 )
 loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-optimizer = keras.optimizers.LossScaleOptimizer(
-    keras.optimizers.SGD(0.1), initial_scale=2.0**40
-)
+optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=2.0**40)
 
 
 @tf.function
