@@ -10,7 +10,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from ampscope.records import RunInfo, State, StepRecord
-from app import chart, probes, sitemap, states, store
+from app import chart, permissions, probes, sitemap, states, store
 from app.figures.progress import progress_figure
 from app.text import duration, escape, number, plural
 
@@ -53,7 +53,7 @@ def _draw(runs: list[RunInfo], key: str) -> None:
 def _row(run: RunInfo, key: str, is_device_taken: bool) -> None:
     name, progress, action = st.columns([3, 5, 2], vertical_alignment="center")
     with name.container(horizontal=True, vertical_alignment="center", gap="small"):
-        st.markdown(f"**{escape(run.spec.precision)}**", width="content")
+        st.markdown(f"**{escape(run.spec.mode)}**", width="content")
         st.badge(run.state, color=states.BADGE_COLORS[run.state])
     done = min(1.0, run.steps_done / run.spec.steps)
     progress.progress(done, text=_progress_text(run, is_device_taken))
@@ -66,6 +66,8 @@ def _row(run: RunInfo, key: str, is_device_taken: bool) -> None:
 
 
 def _cancel_button(place: DeltaGenerator, run: RunInfo, key: str) -> None:
+    if not permissions.is_trusted():
+        return
     asked = f"{key}-cancelled-{run.id}"
     is_asked = bool(st.session_state.get(asked))
 
@@ -96,7 +98,7 @@ def _progress_text(run: RunInfo, is_device_taken: bool) -> str:
 def _what_to_see(recorded: list[tuple[RunInfo, list[StepRecord]]]) -> str:
     """The last loss of each run, side by side."""
     parts = [
-        f"{run.spec.precision} {number(steps[-1].loss)} (step {steps[-1].step})"
+        f"{run.spec.mode} {number(steps[-1].loss)} (step {steps[-1].step})"
         for run, steps in recorded
         if steps
     ]
@@ -107,7 +109,7 @@ def _what_to_see(recorded: list[tuple[RunInfo, list[StepRecord]]]) -> str:
 
 def _table(recorded: list[tuple[RunInfo, list[StepRecord]]]) -> pd.DataFrame:
     rows = [
-        (run.id, run.spec.precision, s.step, s.loss, s.scale, s.skipped)
+        (run.id, run.spec.mode, s.step, s.loss, s.scale, s.skipped)
         for run, steps in recorded
         for s in steps
     ]

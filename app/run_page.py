@@ -14,7 +14,7 @@ from ampscope.analysis.ranks import grouped, is_rank
 from ampscope.errors import BadInput
 from ampscope.records import AS_IS, Machine, RunInfo
 from ampscope.report.words.controls import control
-from app import links, report_buttons, states, store, trainings
+from app import links, report_buttons, share_switch, states, store, trainings
 from app.text import ago, code, cut, escape, percent, plural, power_of_two
 
 # The browser's clock starts anew when a page has been drawn. The writer flushes every 0.5 s, and a
@@ -64,6 +64,7 @@ def header(run: RunInfo) -> None:
             if run.steps_done and not (run.spec.kind == "script" and run.state.is_active):
                 report_buttons.draw(run)
         st.caption(escape(" · ".join(facts(run))))
+    share_switch.offer(run)
 
 
 def title_line(run: RunInfo) -> None:
@@ -90,13 +91,15 @@ def described(run: RunInfo) -> str:
     spec = run.spec
     if spec.kind == "watch":
         return f"{_workload(run) or 'notebook'}, watched"
+    if spec.kind == "lesson":
+        return run.title
     if not spec.is_training:
         return _MEASURED[spec.kind].format(
             what=f"{_workload(run)} {spec.size}", precision=spec.precision
         )
     if spec.kind != "probe":  # a script brings its own size and precision
         return f"{_workload(run)} {control(spec.control)}"
-    return f"{_workload(run)} {spec.size} {spec.precision}"
+    return f"{_workload(run)} {spec.size} {spec.mode}"
 
 
 def _workload(run: RunInfo) -> str:
@@ -111,6 +114,8 @@ def facts(run: RunInfo) -> list[str]:
     ranks = trainings.ranks_of(run)
     parts = [trainings.world_words(ranks)] if is_rank(run) else []
     parts += [described(run)] if spec.label and described(run) != name_of(run) else []
+    if run.machine is not None and run.machine.framework != "torch":
+        parts.append(run.machine.software)
     parts += [policy_of(run.machine), plural(max(r.steps_done for r in ranks), "step")]
     if spec.kind == "probe":
         parts.append(f"seed {spec.seed}")

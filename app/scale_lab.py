@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pandas as pd
 import streamlit as st
 
 from ampscope.formats import FP16
+from ampscope.observations import Call
 from ampscope.records import Frame, Role, RunInfo, StepRecord
 from ampscope.scalers.policies import POLICIES, Policy, Settings
-from ampscope.scalers.recorded import RecordedRun, lost_shares, recorded_run
+from ampscope.scalers.recorded import (
+    RecordedRun,
+    first_difference,
+    lost_shares,
+    own_policy,
+    own_settings,
+    recorded_run,
+)
 from ampscope.scalers.replay import Replay, replay
 from ampscope.store.reader import Reader
 from app import chart, layout, links, states, store
@@ -40,15 +47,15 @@ def draw(run: RunInfo, found: Trajectory) -> None:
     if not seen.histograms:
         states.no_histograms(run)
         return
-    odd = check(seen, found.steps, _own(run, found.steps))
+    policy, own = own_policy(run.spec), own_settings(run.spec, found.steps[0].scale)
+    odd = first_difference(seen, found.steps, policy, own)
     if odd is not None:
         st.caption(
             f"At its own settings the replay parts from what was recorded at step {odd:,}: this "
-            "run has another growth interval than torch's, several scalers, or one that was "
-            "replaced."
+            "run has another growth interval than the default, or a scaler whose state was set."
         )
-    policy, settings = _controls(found.steps)
-    made = replay(seen.gradients, policy, settings)
+    policy, settings = _controls(policy)
+    made = replay(seen.gradients, policy, settings, seen.turns)
     shares = lost_shares(seen, made)
     layout.see(_sentence(found.steps, made, shares, policy))
     figure = replayed_scales(found.steps, made)
@@ -69,30 +76,15 @@ def recorded(reader: Reader, run_id: str) -> RecordedRun:
         roles = (Role.GRAD_OUTPUT, Role.WEIGHT_GRAD)
         return [frames[step, role] for role in roles if (step, role) in frames]
 
-    return recorded_run(reader.steps(run_id), frames_of, FP16)
+    calls = [o for o in reader.observations(run_id) if isinstance(o, Call)]
+    return recorded_run(reader.steps(run_id), frames_of, FP16, calls)
 
 
-def check(seen: RecordedRun, steps: Sequence[StepRecord], own: Settings) -> int | None:
-    """The first step at which a replay at the run's own settings is not what was recorded."""
-    made = replay(seen.gradients, POLICIES["torch"], own).steps
-    pairs = zip(made, steps, strict=True)
-    return next((s.step for m, s in pairs if (m.scale, m.skipped) != (s.scale, s.skipped)), None)
-
-
-def _own(run: RunInfo, steps: Sequence[StepRecord]) -> Settings:
-    """A probe's are recorded; of any other run the first scale is, and torch's defaults."""
-    if run.spec.kind == "probe":
-        asked = run.spec.scaler
-        return Settings(
-            asked.init_scale, asked.growth_interval, asked.growth_factor, asked.backoff_factor
-        )
-    return replace(POLICIES["torch"].defaults, initial_scale=steps[0].scale or 1.0)
-
-
-def _controls(steps: Sequence[StepRecord]) -> tuple[Policy, Settings]:
+def _controls(own: Policy) -> tuple[Policy, Settings]:
     columns = st.columns((3, 2, 2, 2, 2), vertical_alignment="bottom")
     name = links.select(
-        "Policy", "policy", list(POLICIES), format_func=lambda n: POLICIES[n].title,
+        "Policy", "policy", list(POLICIES), default=own.name,
+        format_func=lambda n: POLICIES[n].title,
         place=columns[0], writes_default=False,
     )  # fmt: skip
     policy = POLICIES[name]

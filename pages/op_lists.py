@@ -2,7 +2,8 @@
 
 import streamlit as st
 
-from app import op_lists_view
+from app import op_lists_view, op_lists_whatif
 
 st.title("Op lists", anchor=False)
 op_lists_view.show()
+op_lists_whatif.show()

@@ -231,4 +231,4 @@ def test_a_replay_that_parts_from_the_recording_says_so(open_page: Open, store_p
     app = open_page("loss_scale", run=run_id)
     assert not app.exception
     captions = [c.value.replace("\\", "") for c in app.caption]
-    assert any("parts from what was recorded at step 0" in text for text in captions), captions
+    assert any("parts from what was recorded at step 1" in text for text in captions), captions

@@ -10,16 +10,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
+from ampscope.cli.main import main as ampscope
 from ampscope.experiments.launch import launch
 from ampscope.exponents import FIRST, LOWEST, RAW_LEN
 from ampscope.formats import FP16
+from ampscope.observations import Call
 from ampscope.records import Frame, Role, RunSpec, ScalerSpec, State, StepRecord
 from ampscope.scalers.overflow import Fate, StepGradients, fate
 from ampscope.scalers.policies import POLICIES, Settings
 from ampscope.scalers.recorded import RecordedRun, lost_shares, recorded_run
 from ampscope.scalers.replay import replay
+from ampscope.scalers.turns import Turn, first_scales, turns_of
 from ampscope.store.reader import Reader
+from ampscope.zoo.score import script_path
+from benchmarks.zoo_replay import replayed
 from tests.child_runs import wait_until
 
 GRADIENTS = (Role.GRAD_OUTPUT, Role.WEIGHT_GRAD)
@@ -154,3 +160,47 @@ def test_a_thousand_steps_of_two_hundred_layers_take_less_than_a_second() -> Non
     lost_shares(run, made)
     elapsed_s = time.perf_counter() - started
     assert elapsed_s < 1.0
+
+
+@pytest.mark.parametrize("script", ["c98_high_initial_scale.py", "h07_clip_and_schedule.py"])
+def test_a_zoo_script_replays_as_it_was_recorded(tmp_path: Path, script: str) -> None:
+    """The whole zoo is replayed by benchmarks/zoo_replay.py."""
+    store = tmp_path / "runs.db"
+    command = ["run", "--quiet", "--steps", "40", "--store", str(store), str(script_path(script))]
+    assert CliRunner().invoke(ampscope, command).exit_code == 0
+    with Reader(store) as reader:
+        (info,) = reader.runs(1)
+        row = replayed(reader, info)
+    assert row is not None
+    assert row["first_difference"] is None, row
+
+
+def test_steps_that_share_an_update_halve_the_scale_once() -> None:
+    """A GAN: two optimizers step, one update. Written down by hand."""
+    calls = [
+        call
+        for n in range(3)
+        for call in (
+            Call(0, 2 * n, "scaler_step", subject="scaler0"),
+            Call(0, 2 * n + 1, "scaler_step", subject="scaler0"),
+            Call(0, 2 * n + 2, "update", subject="scaler0"),
+        )
+    ]
+    steps = [StepRecord(n, scale=2.0**s) for n, s in enumerate((16, 16, 15, 15, 14, 14))]
+    turns = turns_of(calls, steps)
+    assert [turn.places for turn in turns] == [(0, 1), (2, 3), (4, 5)]
+    # the first optimizer's largest gradient overflows from 2^15 up, the other's never does
+    gradients = [
+        StepGradients(n, 1.0, False, 1 if n % 2 == 0 else -9, FP16.max_exponent) for n in range(6)
+    ]
+    made = replay(gradients, POLICIES["torch"], Settings(2.0**16, 2000), turns)
+    assert [s.scale for s in made.steps] == [2.0**e for e in (16, 16, 15, 15, 14, 14)]
+    assert [s.skipped for s in made.steps] == [True, False, True, False, False, False]
+
+
+def test_a_step_outside_the_scaler_is_no_turn() -> None:
+    calls = [Call(0, 0, "scaler_step", subject="scaler0"), Call(0, 1, "update", subject="scaler0")]
+    steps = [StepRecord(0, scale=4.0), StepRecord(1)]
+    assert turns_of(calls, steps) == (Turn("scaler0", (0,)),)
+    assert turns_of([], steps) == (Turn("scaler0", (0,)),)
+    assert first_scales(turns_of(calls, steps), steps) == {"scaler0": 4.0}

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.rules.catalog import all_rules
-from ampscope.rules.verdict import Rule, Status, Verdict
+from ampscope.rules.framework_fixes import in_words_of
+from ampscope.rules.verdict import Rule, Status, Verdict, not_applicable
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +47,15 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 def _contained(rule: Rule, evidence: Evidence) -> Verdict:
     """A rule that fails is an answer of its own, never the end of the diagnosis."""
+    if rule.needs_ops and evidence.framework != "torch":
+        return not_applicable(
+            "It is judged from single ops and calls, which are recorded of PyTorch alone."
+        )
     missing = [need for need in rule.needs if need not in evidence.runs]
     if missing:
         return Verdict(Status.INCONCLUSIVE, f"The control {missing[0]} was not run.")
     try:
-        return rule.check(evidence)
+        return in_words_of(evidence.framework, rule.check(evidence))
     except Exception as error:
         return Verdict(Status.ERRORED, f"{type(error).__name__}: {error}")
 

@@ -193,6 +193,7 @@ class Outcome:
     eval_module: str = ""
     eval_taint: int = -1  # the bad op that the evaluation's non-finite output descends from
     traced_ops: int = 0
+    framework: str = "torch"  # torch | keras | paddle
     peak_bytes: int = 0  # CUDA memory at its highest, on a CPU the process's; 0 unknown
 
 

@@ -23,6 +23,11 @@ class Evidence:
         return self.runs["as_is"]
 
     @property
+    def framework(self) -> str:
+        """torch, keras or paddle; without torch's op trace some causes cannot be judged."""
+        return self.as_is.outcome.framework
+
+    @property
     def fp32(self) -> RunView | None:
         """The fp32 control; None when it was not run."""
         return self.runs.get("fp32")

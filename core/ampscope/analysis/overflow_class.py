@@ -54,7 +54,8 @@ def forward_class(op: BadOp) -> ForwardClass:
         return ForwardClass.ATTENTION if _is_attention(op, name) else ForwardClass.ACTIVATION
     if name in REDUCTIONS:
         return ForwardClass.REDUCTION
-    if name in CASTS or name in ADDITIONS:
+    # "layer": one of Keras or Paddle whose own ops are not recorded; it is looked at as a whole.
+    if name in CASTS or name in ADDITIONS or name == "layer":
         return ForwardClass.ACTIVATION
     return ForwardClass.ELEMENTWISE
 

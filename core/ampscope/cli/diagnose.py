@@ -16,6 +16,9 @@ from ampscope.cli.verdict import CANCELLED, Output, could_not_run, reason_of, st
 from ampscope.errors import AmpscopeError, Cancelled
 from ampscope.experiments.diagnosis import run_diagnosis
 from ampscope.experiments.script_runs import ScriptRuns
+from ampscope.frameworks.names import TORCH
+from ampscope.frameworks.recognise import framework_of
+from ampscope.frameworks.settings import parse
 from ampscope.observations import Outcome
 from ampscope.records import RunSpec, State
 
@@ -44,6 +47,13 @@ def script_options(command: Callable[..., None]) -> Callable[..., None]:
             show_default=True,
             help="On a CPU: its own rules, or a rehearsal of CUDA's.",
         ),
+        click.option(
+            "--framework",
+            type=click.Choice(("auto", "torch", "keras", "paddle")),
+            default="auto",
+            show_default=True,
+            help="What the script trains with; auto reads its imports.",
+        ),
         click.option("--quiet", is_flag=True, help="Do not show the script's own output."),
         store_option,
     ):
@@ -61,8 +71,8 @@ def script_options(command: Callable[..., None]) -> Callable[..., None]:
 @script_options
 def diagnose(
     script: str, args: tuple[str, ...], module: bool, steps: int | None, time_limit: float,
-    memory_limit: int, policy: str, quiet: bool, store: Path, json_out: Path | None,
-    no_verify: bool,
+    memory_limit: int, policy: str, framework: str, quiet: bool, store: Path,
+    json_out: Path | None, no_verify: bool,
 ) -> None:  # fmt: skip
     """Find out why SCRIPT diverges or does not learn under mixed precision, and prove a fix.
 
@@ -72,7 +82,7 @@ def diagnose(
     progress = Console(stderr=True)
     show = None if quiet else (lambda text: click.echo(text, nl=False, err=True))
     try:
-        spec = _spec(script, args, module, steps, time_limit, memory_limit, policy)
+        spec = _spec(script, args, module, steps, time_limit, memory_limit, policy, framework)
         report = run_diagnosis(
             spec,
             store,
@@ -95,14 +105,16 @@ def diagnose(
 @script_options
 def run_script(
     script: str, args: tuple[str, ...], module: bool, steps: int | None, time_limit: float,
-    memory_limit: int, policy: str, quiet: bool, store: Path, fix: str,
+    memory_limit: int, policy: str, framework: str, quiet: bool, store: Path, fix: str,
 ) -> None:  # fmt: skip
     """Record SCRIPT, untouched; or with an intervention applied by hand.
 
     Exit status: the script's own; 2 when it could not be run to its end.
     """
     checked_fix(fix)
-    spec = _spec(script, args, module, steps, time_limit, memory_limit, policy)
+    spec = _spec(script, args, module, steps, time_limit, memory_limit, policy, framework)
+    if spec.framework != TORCH:
+        parse(fix)
     try:
         with ScriptRuns(spec, store) as runs:
             run_id = runs.start(fix, merged=False)
@@ -130,12 +142,16 @@ def _outcome(observations: tuple[object, ...]) -> Outcome:
 
 def _spec(
     script: str, args: tuple[str, ...], module: bool, steps: int | None, time_limit: float,
-    memory_limit: int, policy: str,
+    memory_limit: int, policy: str, framework: str,
 ) -> RunSpec:  # fmt: skip
     """The spec of a script's run. Raises BadInput for what is no Python script."""
     checked_limits(STEPS if steps is None else steps, time_limit, memory_limit)
+    workload = f"-m {script}" if module else checked_script(script)
+    if framework == "auto":
+        framework = TORCH if module else framework_of(Path(workload))
     return RunSpec(
-        workload=f"-m {script}" if module else checked_script(script),
+        workload=workload,
+        framework=framework,
         kind="script",
         steps=STEPS if steps is None else steps,
         grace_s=GRACE_S if steps is None else 0.0,

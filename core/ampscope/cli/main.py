@@ -14,6 +14,7 @@ ampscope compare gpt --seeds 3               precisions side by side: time, memo
 ampscope batch-size gpt --memory-limit 512   the largest batch, predicted and proved
 ampscope hardware                            what this machine can do
 ampscope cores gpt --precision bf16          which products use Tensor Cores
+ampscope frameworks install|check|compare    Keras and Paddle beside PyTorch
 ampscope dashboard                           look at it in a browser
 """
 
@@ -30,6 +31,7 @@ from ampscope.cli.cores import cores
 from ampscope.cli.dashboard import dashboard
 from ampscope.cli.diagnose import diagnose, run_script
 from ampscope.cli.export import export
+from ampscope.cli.frameworks import frameworks
 from ampscope.cli.hardware import hardware
 from ampscope.cli.importing import import_runs
 from ampscope.cli.metrics import metrics
@@ -62,7 +64,7 @@ def main() -> None:
 
 _COMMANDS = (
     diagnose, run_script, probe, replay, runs, report, import_runs, export, metrics, zoo, compare,
-    batch_size, cores, hardware, dashboard,
+    batch_size, cores, hardware, frameworks, dashboard,
 )  # fmt: skip
 for command in _COMMANDS:
     main.add_command(command)

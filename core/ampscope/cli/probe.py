@@ -17,6 +17,8 @@ from ampscope.cli.workloads import absolute
 from ampscope.errors import BadInput
 from ampscope.experiments.launch import launch
 from ampscope.experiments.validate import checked
+from ampscope.policy.list_changes import control as list_control
+from ampscope.policy.list_changes import parse
 from ampscope.policy.modes import PRECISIONS
 from ampscope.records import Cadence, RunInfo, RunSpec, ScalerSpec, State
 from ampscope.store.reader import Reader
@@ -55,6 +57,20 @@ EXIT_CANCELLED = 130  # the shell's own status for Ctrl-C
 @click.option("--shadow-every", default=10, show_default=True, help="Steps; 0 is never.")
 @click.option("--time-limit", default=600.0, show_default=True, help="Seconds a run.")
 @click.option("--memory-limit", default=0, help="MiB of private memory a run; 0 is no limit.")
+@click.option(
+    "--framework",
+    type=click.Choice(("torch", "keras", "paddle")),
+    default="torch",
+    show_default=True,
+    help="Keras and Paddle train the shared networks; see ampscope frameworks.",
+)
+@click.option(
+    "--op-list",
+    "op_lists",
+    multiple=True,
+    metavar="OP=LIST",
+    help="What if OP ran in half, fp32, widest or as_it_comes? Runs both ways.",
+)
 @click.option("--label", default="", help="How the run is listed.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @store_option
@@ -76,6 +92,8 @@ def probe(
     shadow_every: int,
     time_limit: float,
     memory_limit: int,
+    framework: str,
+    op_lists: tuple[str, ...],
     label: str,
     as_json: bool,
     store: Path,
@@ -86,6 +104,7 @@ def probe(
     if not names:
         raise BadInput(f"Name at least one precision of: {', '.join(PRECISIONS)}.")
     group = secrets.token_hex(4)
+    controls = ["", list_control(parse(",".join(op_lists)))] if op_lists else [""]
     specs = [
         checked(
             RunSpec(
@@ -103,9 +122,12 @@ def probe(
                 memory_limit_mib=memory_limit,
                 label=label,
                 group=group,
+                framework=framework,
+                control=control,
             )
         )
         for name in names
+        for control in controls
     ]
     try:
         infos = _run_all(specs, store)

@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 from ampscope.errors import BadInput
+from ampscope.policy.list_changes import WORD, parse
 
 
 def checked_limits(steps: int, time_limit_s: float, memory_limit_mib: int) -> None:
@@ -47,7 +48,7 @@ _PLAIN = ("as_is", "fp32", "bf16", "add_scaler", "unscale_first", "fp32_params",
 _NUMBERS = {"scale": float, "init_scale": float, "growth_interval": int, "lr": float, "eps": float}
 _PLACES = ("fp32_modules", "fp32_lines")
 INTERVENTIONS = ", ".join([*_PLAIN, *(f"{n}:NUMBER" for n in _NUMBERS), "fp32_modules:PATH,…",
-                           "fp32_lines:FILE:LINE,…"])  # fmt: skip
+                           "fp32_lines:FILE:LINE,…", "op_lists:OP=LIST,…"])  # fmt: skip
 
 
 def checked_fix(control: str) -> str:
@@ -56,6 +57,8 @@ def checked_fix(control: str) -> str:
         name, _, value = word.partition(":")
         if name in _NUMBERS:
             _checked_number(name, value)
+        elif name == WORD:
+            parse(value)
         elif name in _PLACES:
             if not all(value.split(",")):
                 raise BadInput(f"{name} needs a value, such as {_EXAMPLES[name]}.")

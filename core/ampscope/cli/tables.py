@@ -92,8 +92,8 @@ def probe_table(reader: Reader, infos: list[RunInfo]) -> Table:
         "fp32 shadow. Lost: zero in half precision and not in fp32."
     )
     table.caption_justify = "left"
-    for name in ("run", "precision"):
-        table.add_column(name, no_wrap=True)
+    table.add_column("run", no_wrap=True)
+    table.add_column("precision")
     for name in ("loss", "scale", "skips", "lost", "sub-\nnormal", "zero\nbefore"):
         table.add_column(name, justify="right", no_wrap=name != "loss")
     for info in infos:
@@ -101,7 +101,7 @@ def probe_table(reader: Reader, infos: list[RunInfo]) -> Table:
         counts = underflow(reader, info.id).get(Role.GRAD_OUTPUT, {})
         table.add_row(
             info.id,
-            info.spec.precision,
+            info.spec.mode.replace(",", " "),
             f"{_loss(steps[0].loss)} → {_loss(steps[-1].loss)}" if steps else MISSING,
             _scale(steps),
             str(sum(s.skipped for s in steps)) if steps else MISSING,

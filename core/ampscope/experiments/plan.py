@@ -76,7 +76,8 @@ class Plan:
         """Run the finding's interventions until one cures. Where one module in fp32 is not enough,
         the smallest set of modules is looked for before single lines are tried."""
         may_search = finding.cause in SEARCHED
-        for control in finding.verdict.fix.controls[:MAX_FIX_RUNS]:
+        known = [c for c in finding.verdict.fix.controls if self.runs.can_apply(c)]
+        for control in known[:MAX_FIX_RUNS]:
             if may_search and finding.verdict.module and control.startswith("fp32_lines"):
                 may_search = False
                 if self._search(finding):

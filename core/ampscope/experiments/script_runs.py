@@ -17,6 +17,9 @@ from ampscope.errors import AmpscopeError, StoreError
 from ampscope.experiments.launch import child_environment
 from ampscope.experiments.script_deaths import last_words
 from ampscope.experiments.script_output import Followed, as_text, tail
+from ampscope.frameworks.names import TORCH
+from ampscope.frameworks.pythons import python_for
+from ampscope.frameworks.settings import can_apply
 from ampscope.observations import Observation
 from ampscope.records import Cadence, RunInfo, RunSpec, State
 from ampscope.store.reader import Reader
@@ -50,7 +53,7 @@ class ScriptRuns:
         self._changed = threading.Condition()
 
     def __enter__(self) -> ScriptRuns:
-        command = [sys.executable, "-m", "ampscope.run.zygote", "--script", self.spec.workload]
+        command = _server(self.spec)
         try:
             with self._own_words().open("wb") as words:
                 self._process = subprocess.Popen(
@@ -65,6 +68,10 @@ class ScriptRuns:
             raise AmpscopeError(f"Could not start Python: {error.strerror}.") from error
         threading.Thread(target=self._listen, daemon=True).start()
         return self
+
+    def can_apply(self, control: str) -> bool:
+        """Whether the script's framework has this control or intervention."""
+        return self.spec.framework == TORCH or can_apply(control)
 
     def __exit__(
         self,
@@ -178,3 +185,11 @@ class ScriptRuns:
 
     def _own_words(self) -> Path:
         return Path(self.folder.name) / "zygote.err"
+
+
+def _server(spec: RunSpec) -> list[str]:
+    """The command of the process that starts the runs. Raises BadInput without the framework."""
+    if spec.framework == TORCH:
+        return [sys.executable, "-m", "ampscope.run.zygote", "--script", spec.workload]
+    python = python_for(spec.framework)
+    return [sys.executable, "-m", "ampscope.frameworks.server", "--python", python]

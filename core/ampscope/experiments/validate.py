@@ -7,12 +7,16 @@ import re
 from pathlib import Path
 
 from ampscope.errors import BadInput
+from ampscope.frameworks.names import TORCH, framework
+from ampscope.frameworks.pythons import python_for
+from ampscope.lessons.catalog import checked_lesson
 from ampscope.policy.modes import PRECISIONS, resolve
 from ampscope.records import RunSpec
-from ampscope.workloads.catalog import BUILTIN, SIZES, unknown_workload
+from ampscope.workloads.catalog import BUILTIN, SHARED, SIZES, unknown_workload
 
 MAX_STEPS = 1_000_000
 MAX_SEEDS = 20
+FRAMEWORK_PRECISIONS = ("fp32", "fp16", "fp16-noscaler", "bf16")
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 _FILE = re.compile(r"(?P<path>.+\.py)(:[^:]*)?")
 _MODULE = re.compile(r"[^\W\d]\w*(\.\w+)*(:\w*)?")
@@ -22,6 +26,8 @@ def checked(spec: RunSpec) -> RunSpec:
     """The spec itself. Raises BadInput with what is wrong and what would be right."""
     _check_numbers(spec)
     _check_precisions(spec)
+    if spec.framework != TORCH:
+        return _checked_elsewhere(spec)
     if spec.size not in SIZES:
         raise BadInput(f"There is no size called {spec.size!r}. Use one of: {', '.join(SIZES)}.")
     if spec.policy not in ("auto", "cuda", "native"):
@@ -31,8 +37,27 @@ def checked(spec: RunSpec) -> RunSpec:
     if spec.device == "cpu":
         for name in spec.precisions:
             resolve(name, "cpu")  # the child does the same for the device that it finds
-    if spec.kind != "bench":  # which measures the machine alone
+    if spec.kind == "lesson":
+        checked_lesson(spec)
+    elif spec.kind != "bench":  # which measures the machine alone
         _check_workload(spec.workload)
+    return spec
+
+
+def _checked_elsewhere(spec: RunSpec) -> RunSpec:
+    """A probe in another framework trains one of the networks that all of them have."""
+    title = framework(spec.framework).title
+    if spec.precision not in FRAMEWORK_PRECISIONS:
+        raise BadInput(
+            f"{title} has no precision {spec.precision!r} here. Use one of: "
+            f"{', '.join(FRAMEWORK_PRECISIONS)}."
+        )
+    if spec.workload not in SHARED:
+        raise BadInput(
+            f"{title} trains the networks that every framework has: {', '.join(SHARED)}; not "
+            f"{spec.workload!r}."
+        )
+    python_for(spec.framework)
     return spec
 
 
@@ -53,7 +78,7 @@ def _check_workload(name: str) -> None:
     """What can be said without running the user's code; the child says the rest."""
     if not name:
         raise BadInput("Name a workload, for example gpt, or path/to/file.py:build.")
-    if name in BUILTIN:
+    if name in BUILTIN or name in SHARED:
         return
     file = _FILE.fullmatch(name)
     if file is not None:

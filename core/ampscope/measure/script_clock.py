@@ -14,7 +14,8 @@ import torch
 
 from ampscope.measure.script_precision import in_precision
 from ampscope.measure.step_clock import Clock, observed
-from ampscope.run.script_main import execute, stage
+from ampscope.run.script_main import stage
+from ampscope.run.script_text import execute
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

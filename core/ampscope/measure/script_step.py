@@ -22,7 +22,8 @@ from ampscope.measure.onednn_log import OneDnnLog
 from ampscope.measure.step_products import RecordedStep, StepTrace
 from ampscope.measure.timing import synchronize
 from ampscope.records import RunSpec
-from ampscope.run.script_main import execute, stage
+from ampscope.run.script_main import stage
+from ampscope.run.script_text import execute
 
 
 class _Enough(BaseException):

@@ -26,8 +26,8 @@ class State(StrEnum):
 AS_IS = "as_is"  # the control that leaves a script as it is
 # Runs that measure instead of recording one training: what this machine reaches (bench), which
 # products of a step use Tensor Cores (cores), precisions beside each other (compare), the largest
-# batch (batch).
-MEASUREMENT_KINDS = ("bench", "cores", "compare", "batch")
+# batch (batch), what a lesson shows (lesson).
+MEASUREMENT_KINDS = ("bench", "cores", "compare", "batch", "lesson")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +77,21 @@ class RunSpec:
     seeds: int = 1  # a comparison trains with so many
     batch: int = 0  # samples a batch; 0: as the workload gives them
     multiple_of: int = 1  # a batch search tries multiples of this; 0: powers of two
+    framework: str = "torch"  # torch | keras | paddle
     imported: str = ""  # from which file, and when: such a run is looked at and never run again
+    settings: tuple[tuple[str, str], ...] = ()  # a lesson's, by name
 
     @property
     def is_training(self) -> bool:
         """Whether steps of one training are recorded, which the pages of one run show."""
         return self.kind not in MEASUREMENT_KINDS
+
+    @property
+    def mode(self) -> str:
+        """How a probe computes, in few words: ``fp16``, ``fp16 softmax=half``, ``fp16 keras``."""
+        changed = self.control.removeprefix("op_lists:") if self.kind == "probe" else ""
+        framework = "" if self.framework == "torch" else self.framework
+        return " ".join(filter(None, (self.precision, changed, framework)))
 
     @property
     def precisions(self) -> tuple[str, ...]:
@@ -103,6 +112,19 @@ class Machine:
     python: str = ""
     platform: str = ""
     host: str = ""
+    framework: str = "torch"  # torch | keras | paddle
+    framework_version: str = ""  # "3.15.0 on TensorFlow 2.21.0"; of torch see ``torch``
+    arithmetic: str = "real"  # half precision: real, or "emulated" by rounding fp32 numbers
+    scaler: str = ""  # real, "forced" where the framework switches it off here, "" none
+
+    @property
+    def software(self) -> str:
+        """Framework and version: ``torch 2.13.0``, ``Paddle 3.3.1 (fp16 emulated)``."""
+        if self.framework == "torch":
+            return f"torch {self.torch}"
+        title = {"keras": "Keras", "paddle": "Paddle"}.get(self.framework, self.framework)
+        emulated = " (half precision emulated)" if self.arithmetic == "emulated" else ""
+        return f"{title} {self.framework_version}{emulated}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,5 +152,7 @@ class RunInfo:
         spec = self.spec
         if spec.kind == "bench":
             return spec.label or "what this machine reaches"
+        if spec.kind == "lesson":
+            return spec.label or f"lesson {spec.workload}"
         name = spec.workload.rpartition("/")[2]  # a user's file without its folders
-        return spec.label or f"{name} {spec.size} {spec.precision}"
+        return spec.label or f"{name} {spec.size} {spec.mode}"

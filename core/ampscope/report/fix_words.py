@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ampscope.causes import FIX_KINDS
 from ampscope.diagnose import Finding
 from ampscope.experiments.report import Report
 from ampscope.experiments.trials import Trial
 from ampscope.report.words.controls import control
+from ampscope.rules import framework_fixes
 from ampscope.rules.wording import island_patch
 
 
@@ -43,6 +46,9 @@ def sentence(finding: Finding, cured: Trial | None) -> str:
 def patch(finding: Finding, cured: Trial | None) -> str:
     """Code to paste: for the modules that were seen to matter, else as the rule wrote it."""
     fix = finding.verdict.fix
+    if fix.framework != "torch":
+        tried = replace(fix, kind=cured.kind, controls=(cured.control,)) if cured else fix
+        return framework_fixes.patch(tried)
     word, _, names = cured.control.partition(":") if cured is not None else ("", "", "")
     if word == "lr":
         return f'for group in optimizer.param_groups:\n    group["lr"] *= {names}\n'

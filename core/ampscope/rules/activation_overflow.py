@@ -47,5 +47,6 @@ RULE = Rule(
     check,
     ("as_is", "fp32"),
     50,
+    needs_ops=False,
     explains=("loss_scale_too_high", "gradient_underflow"),
 )

@@ -63,6 +63,7 @@ RULE = Rule(
     check,
     ("as_is", "fp32"),
     20,
+    needs_ops=False,
     explains=(
         "bad_input_data",
         "activation_overflow",

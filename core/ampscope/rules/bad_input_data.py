@@ -79,5 +79,6 @@ RULE = Rule(
     check,
     ("as_is", "fp32"),
     22,
+    needs_ops=False,
     explains=("not_amp_divergence", "batchnorm_stats_corrupted"),
 )

@@ -83,5 +83,10 @@ def check(evidence: Evidence) -> Verdict:
 
 
 RULE = Rule(
-    "loss_magnitude_overflow", check, ("as_is", "fp32"), 59, explains=("loss_scale_too_high",)
+    "loss_magnitude_overflow",
+    check,
+    ("as_is", "fp32"),
+    59,
+    needs_ops=False,
+    explains=("loss_scale_too_high",),
 )

@@ -89,4 +89,4 @@ def _found(evidence: Evidence, facts: ScaleFacts, words: str, better: float) -> 
     )
 
 
-RULE = Rule("loss_scale_too_high", check, ("as_is", "fp32"), 60)
+RULE = Rule("loss_scale_too_high", check, ("as_is", "fp32"), 60, needs_ops=False)

@@ -72,6 +72,7 @@ RULE = Rule(
     check,
     ("as_is", "fp32"),
     40,
+    needs_ops=False,
     explains=(
         "loss_scale_too_high",
         "loss_magnitude_overflow",

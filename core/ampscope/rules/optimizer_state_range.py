@@ -87,7 +87,7 @@ RULE = Rule(
     "optimizer_state_range",
     check,
     ("as_is", "fp32"),
-    38,
+    38, needs_ops=False,
     explains=("small_update_lost", "activation_overflow", "elementwise_overflow",
               "reduction_overflow", "gradient_underflow", "loss_magnitude_overflow",
               "log_zero_saturation", "norm_eps_underflow"),

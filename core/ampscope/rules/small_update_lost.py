@@ -91,4 +91,4 @@ def _found(module: str, reason: str, *evidence: Measurement) -> Verdict:
 MASTERS = "model = model.float()  # masters in fp32; autocast computes in half\n"
 COPY = "average = copy.deepcopy(model).float()  # and p.float() of the weights that go into it\n"
 CONTROLS = ("fp32_state", "fp32_params")
-RULE = Rule("small_update_lost", check, ("as_is", "fp32"), 72)
+RULE = Rule("small_update_lost", check, ("as_is", "fp32"), 72, needs_ops=False)

@@ -43,6 +43,7 @@ class Fix:
     text: str
     patch: str = ""
     controls: tuple[str, ...] = ()
+    framework: str = "torch"  # whose code the patch is
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ class Verdict:
 class Rule:
     """A root cause's rule. ``explains`` are causes that are its consequences when both are found;
     ``order`` ranks findings that are not consequences of each other (smaller is nearer the root).
+    ``needs_ops``: it looks at single ops or calls, which are recorded of PyTorch alone; a rule that
+    does not need them judges steps and layers of any framework.
     """
 
     id: str
@@ -73,6 +76,7 @@ class Rule:
     needs: tuple[str, ...]
     order: int
     explains: tuple[str, ...] = ()
+    needs_ops: bool = True
     documentation: str = ""
 
 

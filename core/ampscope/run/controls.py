@@ -4,7 +4,7 @@ A control is a word, so that it can be stored with the run and repeated:
 
     as_is  fp32  bf16  scale:1024 (frozen)  init_scale:1024  growth_interval:2000  add_scaler
     unscale_first  lr:0.1  eps:1e-4  fp32_params  fp32_state  separate_scalers
-    fp32_modules:encoder.0,head  fp32_lines:train.py:41
+    fp32_modules:encoder.0,head  fp32_lines:train.py:41  op_lists:softmax=half
 
 They work through torch functions and public methods only, and are undone on exit. Several are
 joined with ``;``.
@@ -16,13 +16,28 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
+import torch
+
 from ampscope.errors import BadInput
+from ampscope.policy.custom_lists import custom_lists
+from ampscope.policy.list_changes import parse
 from ampscope.run import fp32_islands, precision_controls
 from ampscope.run.interventions.added_scaler import add_scaler
 from ampscope.run.interventions.loss_scale import frozen_scale, growth_interval, initial_scale
 from ampscope.run.interventions.optimizer_steps import fp32_state, scaled_lr
 from ampscope.run.interventions.separate_scalers import separate_scalers
 from ampscope.run.interventions.unscaled_clips import unscale_first
+
+
+@contextlib.contextmanager
+def _changed_lists(text: str) -> Iterator[None]:
+    """Some ops on another list, under autocast on either device."""
+    changes = parse(text)
+    with contextlib.ExitStack() as stack:
+        for device_type in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+            stack.enter_context(custom_lists(changes, device_type))
+        yield
+
 
 _PLAIN: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "fp32": precision_controls.everything_fp32,
@@ -39,6 +54,7 @@ _VALUED: dict[str, Callable[[str], AbstractContextManager[object]]] = {
     "growth_interval": lambda text: growth_interval(int(text)),
     "lr": lambda text: scaled_lr(float(text)),
     "eps": lambda text: fp32_islands.larger_eps(float(text)),
+    "op_lists": _changed_lists,
 }
 _PLACES = ("fp32_modules", "fp32_lines")
 

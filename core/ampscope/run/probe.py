@@ -12,6 +12,8 @@ from ampscope.capture.exponent_count import count_into
 from ampscope.errors import BadInput, Cancelled
 from ampscope.exponents import RAW_LEN
 from ampscope.formats import dtype_name
+from ampscope.policy.custom_lists import custom_lists
+from ampscope.policy.list_changes import changes_of
 from ampscope.policy.modes import Precision, resolve
 from ampscope.policy.precision import convert_model, precision_context, torch_dtype
 from ampscope.policy.rehearsal import cuda_autocast_lists
@@ -91,7 +93,8 @@ def drive(
     lists = cuda_autocast_lists() if rehearses else contextlib.nullcontext()
     batches = iterate(training.workload)
     torch.manual_seed(spec.seed)  # the loop starts from the same state however the build went
-    with lists, loop.observing():
+    changed = custom_lists(changes_of(spec.control), training.device.type)
+    with lists, changed, loop.observing():
         for number in range(spec.steps):
             if is_cancelled():
                 raise Cancelled(f"Cancelled after {number} steps.")

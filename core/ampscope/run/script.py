@@ -23,9 +23,10 @@ from ampscope.run import script_errors
 from ampscope.run.controls import applied
 from ampscope.run.probe import arithmetic
 from ampscope.run.script_cuda import CudaRequests
-from ampscope.run.script_main import Stage, execute, folder_of, stage
+from ampscope.run.script_main import Stage, stage
 from ampscope.run.script_processes import Processes
 from ampscope.run.script_recorder import ScriptRecorder
+from ampscope.run.script_text import execute, folder_of
 
 MAX_ERROR_TEXT = 2_000
 

@@ -47,7 +47,7 @@ def main(store: Path, script: str) -> None:
 
     import ampscope.run.script_child  # noqa: F401  # the children's other imports
     from ampscope.run.probe import preload
-    from ampscope.run.script_main import read_once
+    from ampscope.run.script_text import read_once
 
     _adopt_orphans()
     torch.manual_seed(0)

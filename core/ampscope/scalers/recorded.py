@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ampscope.exponents import ABOVE, EXPONENTS, Raw
 from ampscope.formats import NumberFormat
-from ampscope.records import Frame, StepRecord
+from ampscope.observations import Call
+from ampscope.records import Frame, RunSpec, StepRecord
 from ampscope.scalers.overflow import StepGradients, narrow_counts, step_gradients
-from ampscope.scalers.replay import Replay
+from ampscope.scalers.policies import POLICIES, Policy, Settings
+from ampscope.scalers.replay import Replay, replay
+from ampscope.scalers.turns import Turn, first_scales, turns_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,7 @@ class RecordedRun:
     gradients: tuple[StepGradients, ...]
     counts: Raw
     narrow: NumberFormat
+    turns: tuple[Turn, ...] = ()  # which steps share an update of which scaler
 
     @property
     def histograms(self) -> int:
@@ -33,15 +37,17 @@ def recorded_run(
     steps: Sequence[StepRecord],
     frames_of: Callable[[int], Sequence[Frame]],
     narrow: NumberFormat,
+    calls: Iterable[Call] = (),
 ) -> RecordedRun:
-    """``frames_of(step)`` gives the frames of output and weight gradients of one step."""
+    """``frames_of(step)`` gives the frames of output and weight gradients of one step; ``calls``
+    are a script's."""
     gradients, counts = [], np.zeros((len(steps), ABOVE + 1), np.int64)
     for place, record in enumerate(steps):
         frames = frames_of(record.step)
         scale = record.scale if record.scale is not None else 1.0
         gradients.append(step_gradients(record.step, scale, record.skipped, frames, narrow))
         counts[place] = narrow_counts(frames, narrow)
-    return RecordedRun(tuple(gradients), counts, narrow)
+    return RecordedRun(tuple(gradients), counts, narrow, turns_of(calls, steps))
 
 
 def lost_shares(run: RecordedRun, replay: Replay) -> list[float | None]:
@@ -59,3 +65,31 @@ def lost_shares(run: RecordedRun, replay: Replay) -> list[float | None]:
         place_of = int(np.searchsorted(EXPONENTS, below))
         shares.append(float(sums[place, place_of - 1]) / total if place_of else 0.0)
     return shares
+
+
+def first_difference(
+    run: RecordedRun, steps: Sequence[StepRecord], policy: Policy, own: Settings
+) -> int | None:
+    """The first step at which a replay at the run's own settings is not what was recorded: it has
+    other settings than it seems, or a scaler whose state was set by hand. None: all agree."""
+    starts = first_scales(run.turns, steps)
+    made = replay(run.gradients, policy, own, run.turns, starts).steps
+    for one, step in zip(made, steps, strict=True):
+        if step.scale is not None and (one.scale, one.skipped) != (step.scale, step.skipped):
+            return step.step
+    return None
+
+
+def own_settings(spec: RunSpec, first_scale: float | None) -> Settings:
+    """A probe's are recorded; of any other run the first scale is, and its framework's defaults."""
+    if spec.kind == "probe" and spec.framework == "torch":
+        asked = spec.scaler
+        return Settings(
+            asked.init_scale, asked.growth_interval, asked.growth_factor, asked.backoff_factor
+        )
+    return replace(own_policy(spec).defaults, initial_scale=first_scale or 1.0)
+
+
+def own_policy(spec: RunSpec) -> Policy:
+    """The policy of the framework that the run trained with."""
+    return POLICIES[spec.framework]

@@ -12,11 +12,15 @@ smaller scale is asked for), the replay takes the likelier way and counts the st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from ampscope.scalers.overflow import Fate, StepGradients, fate
 from ampscope.scalers.policies import Policy, ScalerState, Settings, allowed
+from ampscope.scalers.turns import ONLY, Turn
+
+_NO_STARTS: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +58,43 @@ class Replay:
         return self.guesses[0] if self.guesses else None
 
 
-def replay(gradients: Sequence[StepGradients], policy: Policy, settings: Settings) -> Replay:
-    """Over recorded steps in order."""
+def replay(
+    gradients: Sequence[StepGradients],
+    policy: Policy,
+    settings: Settings,
+    turns: Sequence[Turn] | None = None,
+    starts: Mapping[str, float] = _NO_STARTS,
+) -> Replay:
+    """Over recorded steps in order.
+
+    ``turns`` say which steps share an update of a scaler, else each is a turn of its own;
+    ``starts`` are first scales of scalers, where they are not the settings'. A step in no turn went
+    through no scaler: it is not skipped, at whatever scale.
+    """
     used = allowed(policy, settings)
-    state = policy.start(used)
+    if turns is None:
+        turns = [Turn(ONLY, (place,)) for place in range(len(gradients))]
     later = _later_tops(gradients)
-    made: list[Replayed] = []
-    for place, recorded in enumerate(gradients):
-        seen = fate(recorded, state.scale)
-        skipped, is_guess = _decided(seen, recorded, state, later[place])
-        made.append(Replayed(recorded.step, state.scale, skipped, seen, is_guess))
-        state = policy.step(state, skipped, used)
-    return Replay(policy.name, used, tuple(made))
+    states: dict[str, ScalerState] = {}
+    made: dict[int, Replayed] = {}
+    for turn in turns:
+        if turn.scaler not in states:
+            first = starts.get(turn.scaler, used.initial_scale)
+            states[turn.scaler] = policy.start(replace(used, initial_scale=first))
+        state = states[turn.scaler]
+        for place in turn.places:
+            made[place] = _step(gradients[place], state, later[place])
+        found_inf = any(made[place].skipped for place in turn.places)
+        states[turn.scaler] = policy.step(state, found_inf, used)
+    steps = [made.get(n) or Replayed(g.step, 1.0, False, Fate.FINITE, False)
+             for n, g in enumerate(gradients)]  # fmt: skip
+    return Replay(policy.name, used, tuple(steps))
+
+
+def _step(recorded: StepGradients, state: ScalerState, later: StepGradients | None) -> Replayed:
+    seen = fate(recorded, state.scale)
+    skipped, is_guess = _decided(seen, recorded, state, later)
+    return Replayed(recorded.step, state.scale, skipped, seen, is_guess)
 
 
 def _decided(

@@ -11,7 +11,7 @@ from ampscope.records import Cadence, Machine, RunSpec, ScalerSpec
 
 T = TypeVar("T")
 _PLAIN: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
-NESTED: dict[str, type] = {"scaler": ScalerSpec, "cadence": Cadence}
+NESTED: dict[str, type] = {"ScalerSpec": ScalerSpec, "Cadence": Cadence}  # by declared type
 
 
 def to_json(record: RunSpec | Machine) -> str:
@@ -41,13 +41,15 @@ def _parsed(text: str) -> dict[str, Any]:
 
 def _build(kind: type[T], data: dict[str, Any]) -> T:
     """Unknown keys come from a newer minor version and are left out; missing ones take defaults."""
-    known = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]  # T is a dataclass
-    values = {k: v for k, v in data.items() if k in known}
-    for name, nested in NESTED.items():
-        if isinstance(values.get(name), dict):
-            values[name] = _build(nested, values[name])
+    declared = {f.name: str(f.type) for f in dataclasses.fields(kind)}  # type: ignore[arg-type]  # T is a dataclass
+    values = {k: v for k, v in data.items() if k in declared}
+    for name, value in values.items():
+        if declared[name] in NESTED and isinstance(value, dict):
+            values[name] = _build(NESTED[declared[name]], value)
     if isinstance(values.get("args"), list):
         values["args"] = tuple(values["args"])
+    if isinstance(values.get("settings"), list):
+        values["settings"] = _pairs(values["settings"])
     try:
         record = kind(**values)
     except TypeError as error:
@@ -57,9 +59,17 @@ def _build(kind: type[T], data: dict[str, Any]) -> T:
     return record
 
 
+def _pairs(items: list[Any]) -> tuple[tuple[str, str], ...]:
+    for item in items:
+        if not (isinstance(item, list) and len(item) == 2 and all(type(t) is str for t in item)):
+            raise _damaged("settings are not pairs of texts")
+    return tuple((name, value) for name, value in items)
+
+
 def _check_type(field: dataclasses.Field[Any], value: object) -> None:
     """Fields of these records are declared with one plain type; an int may stand for a float."""
-    wanted = (NESTED[field.name],) if field.name in NESTED else _PLAIN.get(str(field.type))
+    declared = str(field.type)
+    wanted = (NESTED[declared],) if declared in NESTED else _PLAIN.get(declared)
     if wanted is not None and (not isinstance(value, wanted) or isinstance(value, bool)):
         raise _damaged(f"{field.name} is of type {type(value).__name__}")
 

@@ -18,10 +18,11 @@ from torch import nn
 
 from ampscope.errors import BadInput
 from ampscope.workloads.builtin import build_builtin
-from ampscope.workloads.catalog import BUILTIN, unknown_workload
+from ampscope.workloads.catalog import BUILTIN, SHARED, unknown_workload
 from ampscope.workloads.factory import built, call_factory, import_source, on_path
 from ampscope.workloads.protocol import Workload
 from ampscope.workloads.scaling import with_loss_factor
+from ampscope.workloads.shared import build_shared
 
 _FILE_SPEC = re.compile(r"(?P<path>.+\.py)(?::(?P<function>[^:]*))?")
 _DEFAULT_FUNCTION = "build"
@@ -34,6 +35,8 @@ def load(spec: str, size: str = "tiny", seed: int = 0, loss_factor: float = 1.0)
     """
     if spec in BUILTIN:
         return build_builtin(spec, size, seed, loss_factor)
+    if spec in SHARED:
+        return with_loss_factor(build_shared(spec, seed), loss_factor)
     source, function = _split(spec)
     with _importable(source):
         module = import_source(source, seed)

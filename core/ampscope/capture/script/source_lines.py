@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
 import linecache
 import sys
 import sysconfig
 from pathlib import Path
 from types import CodeType, FrameType
 
-import torch
+_FRAMEWORKS = ("torch", "keras", "tensorflow", "paddle")  # one built from source lies anywhere
+
+
+def _folders_of(names: tuple[str, ...]) -> list[str]:
+    """Folders of those that are installed; nothing is imported."""
+    found = (importlib.util.find_spec(name) for name in names)
+    return [str(Path(spec.origin).parent) for spec in found if spec and spec.origin]
+
 
 _FOLDERS = (
-    str(Path(torch.__file__).parent),
+    *_folders_of(_FRAMEWORKS),
     str(Path(__file__).resolve().parents[2]),  # ampscope itself
     *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")),
 )

@@ -46,7 +46,7 @@ def subject(run: RunInfo) -> str:
     kinds = {"script": "script", "watch": "watched training", "probe": "probe"}
     facts = [name, kinds.get(spec.kind, f"measurement ({spec.kind})"), str(run.state)]
     if spec.kind == "probe":
-        facts.append(f"{file_name(spec.workload)} {spec.size} {spec.precision}, seed {spec.seed}")
+        facts.append(f"{file_name(spec.workload)} {spec.size} {spec.mode}, seed {spec.seed}")
     if spec.world > 1:
         facts.append(f"rank {spec.rank} of {spec.world}")
     facts += [plural(run.steps_done, "step" if spec.is_training else "result"), moment(run.created)]
@@ -97,7 +97,7 @@ def _what(run: RunInfo) -> str:
     spec = run.spec
     if spec.kind == "script":
         return f"{file_name(spec.workload)} {control(spec.control or AS_IS)}"
-    return f"{file_name(spec.workload)} {spec.size} {spec.precision}"
+    return f"{file_name(spec.workload)} {spec.size} {spec.mode}"
 
 
 def _took(run: RunInfo) -> str:

@@ -27,6 +27,7 @@ _VALUED: dict[str, Callable[[str], str]] = {
     "lr": lambda value: f"at {value} times its learning rate",
     "eps": lambda value: f"with an epsilon of {value}",
     "fp32_modules": lambda value: f"with {value.replace(',', ', ')} in fp32",
+    "op_lists": lambda value: f"with {value.replace('=', ' in ').replace(',', ', ')}",
     "fp32_lines": lambda value: f"with line {value.replace(',', ', ')} in fp32",
 }
 

@@ -1,0 +1,111 @@
+"""``ampscope frameworks``: Keras and Paddle beside PyTorch.
+
+ampscope frameworks install paddle     an environment of its own for it
+ampscope frameworks check              what is there, and whether it works
+ampscope frameworks compare lenet      the same network in all that are there
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from ampscope.cli.options import store_option
+from ampscope.cli.progress import ask_to_stop, follow
+from ampscope.cli.tables import messages, probe_table
+from ampscope.errors import BadInput
+from ampscope.experiments.launch import launch
+from ampscope.experiments.validate import FRAMEWORK_PRECISIONS, checked
+from ampscope.frameworks.environments import check, install
+from ampscope.frameworks.names import FRAMEWORKS, TORCH
+from ampscope.frameworks.pythons import find_python
+from ampscope.records import RunInfo, RunSpec, State
+from ampscope.store.reader import Reader
+from ampscope.workloads.catalog import SHARED
+
+EXIT_FAILED = 1
+EXIT_CANCELLED = 130
+_NAMES = tuple(name.removeprefix("shared-") for name in SHARED)
+
+
+@click.group()
+def frameworks() -> None:
+    """Keras and Paddle beside PyTorch: install, check, compare."""
+
+
+@frameworks.command("install")
+@click.argument("name", type=click.Choice(tuple(FRAMEWORKS)))
+def install_framework(name: str) -> None:
+    """Make an environment of its own for a framework, about 1 to 2 GB."""
+    result = install(name, lambda text: click.echo(text, err=True))
+    click.echo(result.sentence)
+    if not result.works:
+        sys.exit(EXIT_FAILED)
+
+
+@frameworks.command("check")
+@click.argument("name", type=click.Choice(tuple(FRAMEWORKS)), required=False)
+def check_frameworks(name: str | None) -> None:
+    """Import each framework in its own process, and say what came of it."""
+    results = [check(each) for each in ((name,) if name else FRAMEWORKS)]
+    for result in results:
+        click.echo(result.sentence)
+    if not all(result.works for result in results):
+        sys.exit(EXIT_FAILED)
+
+
+@frameworks.command()
+@click.argument("network", type=click.Choice(_NAMES))
+@click.option(
+    "--precision", default="fp16", show_default=True, type=click.Choice(FRAMEWORK_PRECISIONS)
+)
+@click.option("--steps", default=10, show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@store_option
+def compare(network: str, precision: str, steps: int, seed: int, store: Path) -> None:
+    """The same weights and batches in PyTorch and in every framework that is there."""
+    names = [TORCH, *(n for n, f in FRAMEWORKS.items() if find_python(f) is not None)]
+    if len(names) == 1:
+        raise BadInput(
+            "Neither Keras nor Paddle is here. Run `ampscope frameworks install keras` or paddle."
+        )
+    group = secrets.token_hex(4)
+    specs = [
+        checked(
+            RunSpec(
+                workload=f"shared-{network}",
+                precision=precision,
+                steps=steps,
+                seed=seed,
+                framework=name,
+                group=group,
+                label=f"{network} {precision} in {name}",
+            )
+        )
+        for name in names
+    ]
+    infos = _followed(specs, store)
+    with Reader(store) as reader:
+        Console().print(probe_table(reader, infos))
+    for sentence in messages(infos):
+        click.echo(sentence, err=True)
+    click.echo(f"Side by side: ampscope dashboard, page Frameworks (group {group}).")
+    if {info.state for info in infos} != {State.FINISHED}:
+        sys.exit(EXIT_FAILED)
+
+
+def _followed(specs: list[RunSpec], store: Path) -> list[RunInfo]:
+    ids: list[str] = []
+    try:
+        for spec in specs:
+            ids.append(launch(spec, store))  # noqa: PERF401  # ids must hold what has started
+        return follow(store, ids, Console(stderr=True))
+    except BaseException as error:
+        ask_to_stop(store, ids)
+        if isinstance(error, KeyboardInterrupt):
+            sys.exit(EXIT_CANCELLED)
+        raise

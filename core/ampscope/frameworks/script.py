@@ -1,0 +1,146 @@
+"""Child process of a script: ``python -m ampscope.frameworks.script --store FILE --run ID``.
+
+The script runs as ``__main__``, untouched, with its arguments, its folder first on the path of
+imports, and its own exceptions; the adapter watches its layers, backward passes and optimizers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ampscope.capture.script.source_lines import SourceLines, line_name
+from ampscope.errors import AmpscopeError
+from ampscope.frameworks.adapters import Adapter, load
+from ampscope.frameworks.arguments import store_and_run
+from ampscope.frameworks.recorder import Recorder
+from ampscope.frameworks.settings import parse
+from ampscope.frameworks.writing import Writing
+from ampscope.observations import Outcome
+from ampscope.records import RunSpec, State
+from ampscope.run import script_errors
+from ampscope.run.script_ending import ending
+from ampscope.run.script_text import SEED, execute, folder_of, module_of
+from ampscope.run.watchdog import Watchdog
+from ampscope.store.reader import Reader
+from ampscope.store.writer import RunWriter
+
+EXIT_FAILED = 2
+HANG_FACTOR, HANG_GRACE_S = 1.5, 5.0  # the time limit counts at steps; this one always
+MAX_ERROR_TEXT = 2_000
+
+
+class _Enough(SystemExit):
+    """Ends the script at a limit; ``except Exception`` lets it by."""
+
+
+def main() -> None:
+    """Run the script of a queued run and write what happened."""
+    store, run_id = store_and_run()
+    with Reader(store) as reader:
+        spec = reader.run(run_id).spec
+    writer = RunWriter(store, run_id)
+    writer.adopt()
+    state, message, details = State.FINISHED, "", ""
+    try:
+        hard_limit_s = spec.time_limit_s * HANG_FACTOR + HANG_GRACE_S
+        with Watchdog(writer, hard_limit_s) as watchdog:
+            run = _Run(spec, writer, watchdog)
+            outcome, details = run.run()
+            state, message = ending(outcome, spec)
+    except AmpscopeError as error:
+        state, message = State.FAILED, str(error)
+    except BaseException as error:
+        text = f"{type(error).__name__}: {error}"
+        state, message = State.FAILED, f"ampscope itself failed, not the script: {text}"
+        details = traceback.format_exc()
+    writer.finish(state, message, details)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # what the framework does at Python's end (threads, destructors) is not waited for
+
+
+class _Run:
+    """One run of one script."""
+
+    def __init__(self, spec: RunSpec, writer: RunWriter, watchdog: Watchdog) -> None:
+        self.spec = spec
+        self.watchdog = watchdog
+        self.adapter: Adapter = load(spec.framework)
+        self.settings = parse(spec.control)
+        self.lines = SourceLines(folder_of(spec.workload))
+        self.recorder = Recorder(spec.cadence)
+        self.writing = Writing(writer, self.recorder, keeps_evidence=True)
+        self.recorder.on_step = self._step
+        self.started = time.monotonic()
+        self.stopped = ""
+        writer.start(self.adapter.machine(spec))
+        watchdog.start_clock()
+
+    def run(self) -> tuple[Outcome, str]:
+        """(how the script ended, its traceback)."""
+        text, facts = "", Outcome("returned")
+        self.adapter.seed(SEED)
+        with self._stage(), self.adapter.watching(self.recorder, self.settings) as notes:
+            try:
+                execute(self.spec.workload)
+            except SystemExit as leaving:
+                if not isinstance(leaving, _Enough):
+                    facts = Outcome("exit", exit_code=script_errors.exit_code(leaving))
+            except BaseException as error:
+                facts, text = self._failed(error)
+        seen = self.recorder.outcome(self.stopped or facts.ended, tuple(notes))
+        outcome = replace(
+            seen,
+            framework=self.spec.framework,
+            exit_code=facts.exit_code,
+            error_type=facts.error_type,
+            error_text=facts.error_text,
+            error_line=facts.error_line,
+            elapsed_s=time.monotonic() - self.started - self.recorder.elapsed_s,
+        )
+        self.writing.write(outcome)
+        return outcome, text
+
+    def _step(self, count: int) -> None:
+        self.writing.write_if_due()
+        now = time.monotonic() - self.started
+        if count >= self.spec.steps and now >= self.spec.grace_s:
+            self.stopped = "steps"
+        elif now > self.spec.time_limit_s:
+            self.stopped = "time"
+        elif self.watchdog.cancelled.is_set():
+            self.stopped = "cancelled"
+        if self.stopped:
+            raise _Enough
+
+    def _failed(self, error: BaseException) -> tuple[Outcome, str]:
+        error = script_errors.clean(error, self.lines)
+        place, _ = script_errors.place_of(error, self.lines)
+        text = script_errors.text_of(error)
+        script_errors.report(error)
+        outcome = Outcome(
+            "exception",
+            exit_code=1,
+            error_type=type(error).__name__,
+            error_text=str(error)[:MAX_ERROR_TEXT],
+            error_line=line_name(place),
+        )
+        return outcome, text
+
+    @contextlib.contextmanager
+    def _stage(self) -> Iterator[None]:
+        """What a script finds at its start: arguments and the import path."""
+        workload = self.spec.workload
+        sys.argv = [module_of(workload) or workload, *self.spec.args]
+        sys.path.insert(0, folder_of(workload))
+        yield
+
+
+if __name__ == "__main__":
+    main()

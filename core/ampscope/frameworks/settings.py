@@ -1,0 +1,71 @@
+"""Controls and interventions as settings that every adapter understands.
+
+    >>> parse("init_scale:1024;growth_interval:2000").init_scale
+    1024.0
+
+The words are those of PyTorch's controls (`ampscope run --fix`). What changes calls that only
+torch's scripts make is no setting here: :func:`parse` raises BadInput, and a diagnosis then says
+that this fix was not run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ampscope.errors import BadInput
+from ampscope.records import AS_IS
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is changed in a run; the defaults change nothing."""
+
+    precision: str = ""  # fp32 | bf16: in place of the script's own half precision
+    scale: float | None = None  # a constant loss scale
+    init_scale: float | None = None
+    growth_interval: int | None = None
+    lr_factor: float = 1.0
+    eps: float | None = None
+    fp32_modules: tuple[str, ...] = ()  # dotted paths of layers that compute in fp32
+    add_scaler: bool = False  # a dynamic scaler with the framework's defaults where there is none
+
+
+_PLAIN: dict[str, dict[str, Any]] = {"fp32": {"precision": "fp32"}, "bf16": {"precision": "bf16"},
+          "add_scaler": {"add_scaler": True}}  # fmt: skip
+
+_NUMBERS: dict[str, tuple[str, type]] = {
+    "scale": ("scale", float),
+    "init_scale": ("init_scale", float),
+    "growth_interval": ("growth_interval", int),
+    "lr": ("lr_factor", float),
+    "eps": ("eps", float),
+}
+
+
+def parse(control: str) -> Settings:
+    """Settings of the words joined with ``;``. Raises BadInput for one that is torch's alone."""
+    changed: dict[str, Any] = {}
+    for word in control.split(";"):
+        name, _, value = word.partition(":")
+        if word in ("", AS_IS):
+            continue
+        if word in _PLAIN:
+            changed |= _PLAIN[word]
+        elif name in _NUMBERS:
+            field, kind = _NUMBERS[name]
+            changed[field] = kind(float(value))
+        elif name == "fp32_modules":
+            changed["fp32_modules"] = tuple(value.split(","))
+        else:
+            raise BadInput(f"The intervention {word!r} exists for PyTorch alone.")
+    return Settings(**changed)
+
+
+def can_apply(control: str) -> bool:
+    """Whether every word is a setting here."""
+    try:
+        parse(control)
+    except (BadInput, ValueError):
+        return False
+    return True

@@ -1,0 +1,59 @@
+"""The text of a script: read once for all runs of a diagnosis, and executed as ``__main__``.
+
+A script may delete or rewrite its own file, and a person may edit it while a diagnosis is under
+way; every run must still judge the same text. So the process that forks the runs reads it once
+(:func:`read_once`), and source lines are looked up in that text as well. Imports no framework.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import importlib.util
+import linecache
+import runpy
+import sys
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+
+SEED = 20240229
+_texts: dict[str, bytes] = {}  # path -> the file as it was at first
+
+
+def read_once(path: str) -> None:
+    """Keep the text of ``path`` for :func:`execute`; a file that cannot be read is left to it."""
+    with contextlib.suppress(OSError):
+        _texts[path] = Path(path).read_bytes()
+
+
+def module_of(workload: str) -> str:
+    """``package.module`` of a workload ``-m package.module``; "" of a file."""
+    return workload.removeprefix("-m ").strip() if workload.startswith("-m ") else ""
+
+
+def folder_of(workload: str) -> str:
+    """What Python puts first on the import path: the script's folder, or the current one."""
+    return str(Path.cwd() if module_of(workload) else Path(workload).resolve().parent)
+
+
+def execute(workload: str) -> None:
+    """Run a file or ``-m package.module`` to its end; raises whatever it raises."""
+    if module := module_of(workload):
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        return
+    text = _texts[workload] if workload in _texts else Path(workload).read_bytes()
+    with contextlib.suppress(UnicodeDecodeError, SyntaxError):
+        lines = importlib.util.decode_source(text).splitlines(keepends=True)
+        # Without a time of change, linecache keeps the entry also when the file is gone.
+        linecache.cache[workload] = (len(text), None, lines, workload)
+    main = ModuleType("__main__")
+    main.__dict__.update(
+        __file__=workload,
+        __builtins__=builtins,
+        __loader__=SourceFileLoader("__main__", workload),
+        __cached__=None,
+        __annotations__={},
+    )
+    sys.modules["__main__"] = main  # pickling, and children that are spawned, look it up there
+    exec(compile(text, workload, "exec", dont_inherit=True), main.__dict__)
