@@ -6,13 +6,17 @@ import dataclasses
 import math
 import time
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ampscope.frameworks.steps import StepFacts
 from ampscope.frameworks.tensors import Values
 from ampscope.observations import Attempt, ParameterGradient
 from ampscope.records import StepRecord
+
+PIECE = 1 << 15  # elements; in fp64 256 KiB, which a core's own cache holds
 
 
 def gradient_parts(facts: StepFacts) -> list[ParameterGradient]:
@@ -79,20 +83,34 @@ def _part(
     optimizer: str, name: str, order: int, values: Values, factor: float
 ) -> ParameterGradient:
     floats = values.floats()
-    finite = np.isfinite(floats)
-    kept = floats if finite.all() else floats[finite]
-    # Not linalg.norm: BLAS' threads wait for the framework's own.
-    norm = math.sqrt(float(np.square(kept, dtype=np.float64).sum())) / factor
-    zero, bad = int((floats == 0).sum()), int(values.size - finite.sum())
+    bad = _nonfinite(values)
+    kept = floats[np.isfinite(floats)] if bad else floats
+    norm = math.sqrt(_sum_of_squares(kept, None)) / factor
+    zero = values.size - int(np.count_nonzero(floats))
     return ParameterGradient(0, optimizer, name, order, values.size, zero, bad, norm)
+
+
+def _sum_of_squares(a: NDArray[Any], b: NDArray[Any] | None) -> float:
+    """Of ``a``, or of ``a - b``, in fp64; piece by piece, so that it stays in the cache. Not
+    linalg.norm, whose threads (BLAS) wait for the framework's own."""
+    total = 0.0
+    for at in range(0, a.size, PIECE):
+        part = a[at : at + PIECE]
+        wide = part.astype(np.float64) if b is None else _difference(part, b[at : at + PIECE])
+        total += float(np.square(wide, out=wide).sum())
+    return total
+
+
+def _difference(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = np.subtract(a, b, dtype=np.float64)
+    return found
 
 
 def _largest(facts: StepFacts, factor: float) -> float | None:
     found = []
     for values in facts.gradients.values():
         floats = values.floats()
-        finite = np.isfinite(floats)
-        kept = floats if finite.all() else floats[finite]
+        kept = floats[np.isfinite(floats)] if _nonfinite(values) else floats
         found.append(float(max(kept.max(), -kept.min())) / factor if kept.size else 0.0)
     return max(found, default=None)
 
@@ -107,8 +125,8 @@ def _motion(facts: StepFacts) -> tuple[float | None, float | None]:
         if name in facts.before:
             before, now = facts.before[name].floats(), after.floats()
             total += after.size
-            moved += int((before != now).sum())
-            square += float(np.square(np.subtract(now, before, dtype=np.float64)).sum())
+            moved += int(np.count_nonzero(before != now))
+            square += _sum_of_squares(now, before)
     return (moved / total, math.sqrt(square)) if total else (None, None)
 
 
@@ -124,7 +142,11 @@ def _zero_second_moments(facts: StepFacts) -> float | None:
 
 
 def _nonfinite(values: Values) -> int:
-    return int(values.size - np.isfinite(values.floats()).sum())
+    """How many; the extremes tell in a third of the time where there are none."""
+    floats = values.floats()
+    if not floats.size or (math.isfinite(floats.min()) and math.isfinite(floats.max())):
+        return 0
+    return int(values.size - np.isfinite(floats).sum())
 
 
 def _dtypes(all_values: Iterable[Values]) -> str:
