@@ -11,12 +11,15 @@ import streamlit as st
 _REMOVED = ["lasso2d", "select2d", "autoScale2d"]  # three ways to lose one's place
 
 
-def show(figure: go.Figure, name: str, table: Callable[[], pd.DataFrame], *, key: str) -> None:
+def show(
+    figure: go.Figure, name: str, table: Callable[[], pd.DataFrame], *, key: str, alt: str = ""
+) -> None:
     """Draw ``figure``; ``table`` is called only when somebody downloads the data.
 
-    ``name`` names the files: letters, digits and hyphens.
+    ``name`` names the files: letters, digits and hyphens. ``alt`` says in words what is seen, for
+    those who cannot see it.
     """
-    st.plotly_chart(figure, key=key, config=config(name))
+    st.plotly_chart(figure, key=key, config=config(name), alt=alt or None)
     download(table, name, key=key)
 
 

@@ -8,7 +8,7 @@ from ampscope.errors import AmpscopeError
 from ampscope.hardware.describe import uses_cuda
 from ampscope.policy.modes import PRECISIONS
 from ampscope.records import RunSpec
-from app import machine, measurements, states, workload_choice
+from app import machine, measurements, permissions, states, workload_choice
 from app.text import escape
 
 SLOW = (
@@ -22,6 +22,8 @@ DEFAULT_LIMIT_MIB = 512
 
 def comparison() -> None:
     """Precisions, seeds and steps."""
+    if not permissions.offers("starting a comparison"):
+        return
     on_cuda = uses_cuda(machine.report())
     what, how = st.columns(2, gap="large")
     with what:
@@ -41,6 +43,8 @@ def comparison() -> None:
 
 def batch_search() -> None:
     """Precisions, sizes to try and, on a CPU, the memory that training may take."""
+    if not permissions.offers("starting a search"):
+        return
     on_cuda = uses_cuda(machine.report())
     what, how = st.columns(2, gap="large")
     with what:

@@ -8,7 +8,7 @@ from ampscope.errors import AmpscopeError
 from ampscope.hardware.describe import uses_cuda
 from ampscope.policy.modes import PRECISIONS
 from ampscope.records import RunSpec
-from app import machine, measurements, states, workload_choice
+from app import machine, measurements, permissions, states, workload_choice
 from app.text import escape
 
 SLOW = "On this CPU a product in fp16 can take a hundred times as long as in fp32."
@@ -16,6 +16,8 @@ SLOW = "On this CPU a product in fp16 can take a hundred times as long as in fp3
 
 def draw() -> None:
     """Workload, size, precision, and the button."""
+    if not permissions.offers("measuring a step's products"):
+        return
     on_cuda = uses_cuda(machine.report())
     what, how = st.columns(2, gap="large")
     with what:

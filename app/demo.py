@@ -6,7 +6,7 @@ from __future__ import annotations
 import streamlit as st
 
 from ampscope.records import Cadence, RunSpec, State
-from app import links, live, probes, sitemap
+from app import links, live, permissions, probes, sitemap
 
 STEPS = 20
 LAST_SHADOW = (STEPS - 1) // Cadence().shadow * Cadence().shadow  # where lost values are known
@@ -36,6 +36,9 @@ def specs() -> list[RunSpec]:
 
 def invite() -> None:
     """The one button of an empty store."""
+    if not permissions.offers("starting the demo"):
+        st.page_link(sitemap.LEARN.file, label="Begin with the lessons", icon=sitemap.LEARN.icon)
+        return
     with st.container(border=True):
         st.subheader("See what half precision does to a training", anchor=False)
         st.markdown(

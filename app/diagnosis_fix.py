@@ -11,7 +11,7 @@ from ampscope.experiments.detached import folder_of
 from ampscope.experiments.report import Report
 from ampscope.report import fix_words
 from ampscope.report.words.controls import control
-from app import diagnosis_jobs, diagnosis_page, layout
+from app import diagnosis_jobs, diagnosis_page, layout, permissions
 from app.diagnosis_data import Case
 from app.text import cut, escape
 
@@ -51,7 +51,7 @@ def _run(case: Case, report: Report, finding: Finding) -> None:
         st.caption("This diagnosis was imported. It can be looked at, and is not run from here.")
         return
     words = fix_words.candidates(report)
-    if not words:
+    if not words or not permissions.offers("running the fix"):
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
         chosen = words[0]

@@ -15,7 +15,7 @@ from ampscope.errors import AmpscopeError
 from ampscope.experiments import detached
 from ampscope.experiments.detached import Job
 from ampscope.records import RunInfo
-from app import probes, store
+from app import permissions, probes, run_rows, store
 
 CANCEL_S = 10.0  # a run sees the request within 1 s and has 5 s to reach the end of its step
 _jobs: dict[str, Job] = {}
@@ -24,11 +24,13 @@ _stopping: set[str] = set()
 
 def start_diagnosis(script: Path, policy: str, steps: int) -> None:
     """Diagnose a script of the zoo."""
+    permissions.require(permissions.is_trusted(), "starting a diagnosis")
     _jobs[str(script)] = detached.start_diagnosis(script, store.path(), policy=policy, steps=steps)
 
 
 def start_controls(run: RunInfo, controls: Sequence[str]) -> None:
     """Run a recorded script again. Raises BadInput when its file is gone."""
+    permissions.require(permissions.is_trusted(), "running a script")
     _jobs[run.spec.workload] = detached.start_controls(store.path(), run.id, controls)
 
 
@@ -56,18 +58,22 @@ def is_stopping(script: str) -> bool:
 
 def stop(script: str, runs: Sequence[RunInfo]) -> None:
     """Ask the active ``runs`` to end, so that they say so in the store; then end the job."""
+    permissions.require(permissions.is_trusted(), "stopping a diagnosis")
     active = [run for run in runs if run.state.is_active]
     for run in active:
         probes.cancel(run)
     _stopping.add(script)
-    threading.Thread(target=_end, args=(script, [r.id for r in active]), daemon=True).start()
+    arguments = (store.path(), script, [r.id for r in active])
+    threading.Thread(target=_end, args=arguments, daemon=True).start()
 
 
-def _end(script: str, run_ids: Sequence[str]) -> None:
+def _end(path: Path, script: str, run_ids: Sequence[str]) -> None:
     """Wait for the runs in a thread of its own: the page must not stand still meanwhile."""
     deadline = time.monotonic() + CANCEL_S
     try:
-        while time.monotonic() < deadline and any(store.run(i).state.is_active for i in run_ids):
+        while time.monotonic() < deadline and any(
+            run_rows.one(path, i).state.is_active for i in run_ids
+        ):
             time.sleep(0.2)
     except AmpscopeError:
         pass  # deleted meanwhile: nothing to wait for

@@ -18,8 +18,10 @@ from app import (
     diagnosis_data,
     diagnosis_jobs,
     links,
+    permissions,
     report_buttons,
     run_page,
+    share_switch,
     sitemap,
     states,
     store,
@@ -49,6 +51,7 @@ def header(case: Case) -> None:
         run_page.title_line(case.head)
         if case.report is not None:
             report_buttons.draw(case.head)
+    share_switch.offer(case.head)
     spec = case.head.spec
     arguments = [f"arguments {shlex.join(spec.args)}"] if spec.args else []
     facts = [
@@ -80,10 +83,15 @@ def state(case: Case) -> None:
     st.info(f"**Under way:** {escape(now)}. {so_far}. This page follows it.")
     if diagnosis_jobs.is_stopping(case.script):
         st.caption("It is being stopped, which takes up to ten seconds.")
-    elif (active or diagnosis_jobs.is_running(case.script)) and st.button("Stop", key="dx-stop"):
+    elif _may_stop(case, active) and st.button("Stop", key="dx-stop"):
         diagnosis_jobs.stop(case.script, case.runs)
         st.rerun()
     _follow(case.head, diagnosis_data.version(case))
+
+
+def _may_stop(case: Case, active: list[RunInfo]) -> bool:
+    is_running = bool(active) or diagnosis_jobs.is_running(case.script)
+    return is_running and permissions.is_trusted()
 
 
 def command(run: RunInfo, extra: str = "") -> str:
@@ -146,6 +154,11 @@ def _label(run: RunInfo) -> str:
 
 
 def _nothing_yet() -> None:
+    if not permissions.is_trusted():
+        states.nothing_recorded(
+            "No diagnosis is shown to this class yet.", "The teacher shares it."
+        )
+        return
     st.info("**No script has been diagnosed yet.** In a terminal, where your script runs:")
     st.code(f"ampscope diagnose --store {shlex.quote(str(store.path()))} train.py", language="bash")
     st.markdown("Or try one of the real failures that come with ampscope:")

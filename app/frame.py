@@ -8,8 +8,9 @@ from pathlib import Path
 import streamlit as st
 
 from ampscope.errors import AmpscopeError
-from app import states
-from app.sitemap import ENTRIES, HOME, Entry
+from app import permissions, sign_in, states
+from app.permissions import Role
+from app.sitemap import CLASSROOM, ENTRIES, HOME, NEW_PROBE, Entry
 
 LOGO = Path(__file__).with_name("logo.svg")
 logger = logging.getLogger("ampscope.dashboard")
@@ -19,9 +20,18 @@ def show() -> None:
     """Draw the page that the address names."""
     st.set_page_config(page_title="ampscope", page_icon=str(LOGO), layout="wide")
     st.logo(str(LOGO), size="large")
+    try:
+        who = permissions.role()
+    except AmpscopeError as error:  # the operator's options
+        states.unreadable(str(error))
+        return
+    if who is Role.GUEST:
+        st.navigation([st.Page(sign_in.show, title="Sign in")]).run()
+        return
+    sign_in.offer_out()
     sections: dict[str, list[st.Page]] = {}
     for entry in ENTRIES:
-        sections.setdefault(entry.section, []).append(_page(entry))
+        sections.setdefault(entry.section, []).append(_page(entry, who))
     page = st.navigation(sections, expanded=True)
     try:
         page.run()
@@ -32,5 +42,18 @@ def show() -> None:
         states.broken(page.title)
 
 
-def _page(entry: Entry) -> st.Page:
-    return st.Page(entry.file, title=entry.title, icon=entry.icon, default=entry is HOME)
+def _is_hidden(entry: Entry, who: Role) -> bool:
+    """What is of no use to this person is not in the navigation; its address still answers."""
+    if entry is CLASSROOM:
+        return who is not Role.TEACHER
+    return entry is NEW_PROBE and who not in permissions.TRUSTED
+
+
+def _page(entry: Entry, who: Role) -> st.Page:
+    return st.Page(
+        entry.file,
+        title=entry.title,
+        icon=entry.icon,
+        default=entry is HOME,
+        visibility="hidden" if _is_hidden(entry, who) else "visible",
+    )

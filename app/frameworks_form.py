@@ -10,7 +10,7 @@ from ampscope.frameworks.names import FRAMEWORKS, TORCH
 from ampscope.frameworks.pythons import find_python
 from ampscope.records import RunSpec
 from ampscope.workloads.catalog import SHARED
-from app import layout, probes, states
+from app import layout, permissions, probes, states
 from app.text import code
 
 STEPS = 10
@@ -18,6 +18,8 @@ STEPS = 10
 
 def show() -> str:
     """The form; the group's name when runs were started, else ""."""
+    if not permissions.offers("training in several frameworks"):
+        return ""
     here = [TORCH, *(name for name, f in FRAMEWORKS.items() if find_python(f) is not None)]
     left, middle, right = st.columns(3, vertical_alignment="bottom")
     network = left.selectbox(

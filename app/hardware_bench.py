@@ -8,7 +8,7 @@ from streamlit.delta_generator import DeltaGenerator
 from ampscope.hardware.bench_view import BenchView, bench_view, bytes_words, rate_words
 from ampscope.hardware.describe import HardwareReport, uses_cuda
 from ampscope.records import Rate, RunInfo, RunSpec
-from app import chart, hardware_tables, layout, links, measurements, store
+from app import chart, hardware_tables, layout, links, measurements, permissions, store
 from app.figures.alignment import alignment_figure
 from app.figures.rates import rates_figure
 from app.layout import KeyFigure
@@ -41,6 +41,8 @@ def draw(report: HardwareReport, answer: DeltaGenerator) -> None:
 
 
 def _start(report: HardwareReport) -> None:
+    if not permissions.offers("measuring the machine"):
+        return
     is_busy = any(run.state.is_active for run in measurements.of_kind(KIND))
     with st.container(horizontal=True, vertical_alignment="bottom"):
         device = _device(report)

@@ -10,7 +10,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from ampscope.records import RunInfo, State, StepRecord
-from app import chart, probes, sitemap, states, store
+from app import chart, permissions, probes, sitemap, states, store
 from app.figures.progress import progress_figure
 from app.text import duration, escape, number, plural
 
@@ -66,6 +66,8 @@ def _row(run: RunInfo, key: str, is_device_taken: bool) -> None:
 
 
 def _cancel_button(place: DeltaGenerator, run: RunInfo, key: str) -> None:
+    if not permissions.is_trusted():
+        return
     asked = f"{key}-cancelled-{run.id}"
     is_asked = bool(st.session_state.get(asked))
 

@@ -12,14 +12,27 @@ import streamlit as st
 from ampscope.experiments.launch import launch
 from ampscope.experiments.validate import checked
 from ampscope.records import RunInfo, RunSpec, State
-from app import layout, links, probes, report_buttons, run_page, states, store, telemetry_view
+from app import (
+    layout,
+    links,
+    permissions,
+    probes,
+    report_buttons,
+    run_page,
+    share_switch,
+    states,
+    store,
+    telemetry_view,
+)
 from app.text import ago, escape, plural
 
 FOLLOW_EVERY_S = 1.0
 
 
 def start(spec: RunSpec) -> None:
-    """Launch it and show it. Raises BadInput before anything is started when it cannot work."""
+    """Launch it and show it. Raises BadInput before anything is started when it cannot work,
+    Forbidden when it may not be started here."""
+    permissions.require(permissions.may_run(spec), "starting measurements")
     links.keep(spec.kind, launch(checked(spec), store.path()))
     st.rerun()
 
@@ -44,6 +57,7 @@ def opened(kind: str) -> RunInfo | None:
         writes_default=False,
     )
     run = by_id[chosen]
+    share_switch.offer(run)
     _state(run)
     if run.steps_done and not run.state.is_active:
         report_buttons.draw(run)
@@ -98,6 +112,6 @@ def _following(run_id: str) -> None:
         so_far = f"It has found {plural(run.steps_done, 'result')} so far."
         text = waits if run.state is State.QUEUED and run.place > 1 else so_far
         st.info(f"**Measuring.** {text}")
-        if st.button("Cancel", key=f"cancel-{run_id}"):
+        if permissions.is_trusted() and st.button("Cancel", key=f"cancel-{run_id}"):
             probes.cancel(run)
             states.nothing_recorded("It stops after what it is measuring now.", "")

@@ -12,7 +12,18 @@ from ampscope.errors import BadInput
 from ampscope.policy.list_changes import LISTS, changes_of, control
 from ampscope.policy.op_lists import listed_ops
 from ampscope.records import Role, RunInfo, RunSpec, StepRecord
-from app import chart, layout, links, live, op_lists_view, probes, states, store, workload_choice
+from app import (
+    chart,
+    layout,
+    links,
+    live,
+    op_lists_view,
+    permissions,
+    probes,
+    states,
+    store,
+    workload_choice,
+)
 from app.text import escape, number, percent
 
 STEPS = 30
@@ -31,6 +42,8 @@ def show() -> None:
 
 
 def _form() -> None:
+    if not permissions.offers("trying other lists"):
+        return
     ops = sorted({o.op.partition(".")[0] for o in listed_ops() if o.framework.startswith("PyTor")})
     left, middle, right = st.columns(3, vertical_alignment="bottom")
     start = ops.index("softmax")

@@ -2,7 +2,9 @@
 
     streamlit run app/main.py -- --store runs.db --workloads ./mine
 
-or the environment variables AMPSCOPE_STORE and AMPSCOPE_WORKLOADS; the command line wins.
+or the environment variables AMPSCOPE_STORE and AMPSCOPE_WORKLOADS; the command line wins. A class
+(`ampscope dashboard --classroom`) is set up by the environment alone: a command line is seen by
+every user of the machine, and the teacher's token must not be.
 """
 
 from __future__ import annotations
@@ -18,6 +20,23 @@ from typing import NoReturn
 from ampscope.errors import BadInput
 from ampscope.store.db import default_path
 
+TOKEN = "AMPSCOPE_CLASSROOM_TOKEN"  # the variable's name
+TEACHERS = "AMPSCOPE_CLASSROOM_TEACHERS"  # addresses, where the class signs in
+
+
+@dataclass(frozen=True, slots=True)
+class Classroom:
+    """A teacher and students share this server. The teacher is who has the ``token``, or, where
+    the class signs in, who has one of the addresses ``teachers``."""
+
+    token: str = ""
+    teachers: frozenset[str] = frozenset()
+
+    @property
+    def signs_in(self) -> bool:
+        """Whether everybody must sign in first."""
+        return bool(self.teachers)
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -25,6 +44,7 @@ class Options:
 
     store: Path
     workloads: Path | None = None
+    classroom: Classroom | None = None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -46,12 +66,21 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
     return Options(
         store=(given.store or default_path()).expanduser().absolute(),
         workloads=workloads and workloads.expanduser().resolve(),
+        classroom=classroom(environment),
     )
 
 
 def current() -> Options:
     """The options of this process."""
     return parse(_own_arguments(sys.argv), os.environ)
+
+
+def classroom(environment: Mapping[str, str]) -> Classroom | None:
+    """None where one person has the dashboard for themselves."""
+    teachers = environment.get(TEACHERS, "").split(",")
+    addresses = frozenset(a.strip().casefold() for a in teachers if a.strip())
+    token = environment.get(TOKEN, "")
+    return Classroom(token, addresses) if token or addresses else None
 
 
 def _path(text: str | None) -> Path | None:

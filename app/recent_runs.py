@@ -6,7 +6,7 @@ import streamlit as st
 
 from ampscope.analysis.ranks import grouped, is_rank
 from ampscope.records import RunInfo, State
-from app import diagnosis_data, probes, run_page, sitemap, store, trainings
+from app import diagnosis_data, permissions, probes, run_page, sitemap, store, trainings
 from app.text import ago, cut, escape, plural
 
 AT_FIRST = 10
@@ -14,18 +14,24 @@ REASON_LENGTH = 240  # three lines beside the links
 _SHOWN = "recent-shown"
 
 
+def listed() -> list[RunInfo]:
+    """All but the measurements of lessons, which their pages find by themselves."""
+    return [run for run in store.runs() if run.spec.kind != "lesson"]
+
+
 def show(runs: list[RunInfo]) -> None:
     """Newest first, ten at a time; follows the runs that are under way."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
         st.subheader("Recent runs", anchor=False)
-        with st.popover("Delete runs"):
-            _delete()
+        if permissions.is_trusted():
+            with st.popover("Delete runs"):
+                _delete()
     is_moving = any(run.state.is_active for run in runs)
     st.fragment(_rows, run_every=run_page.FOLLOW_EVERY_S if is_moving else None)()
 
 
 def _rows() -> None:
-    runs = store.runs()
+    runs = listed()
     entries = _entries(runs)
     shown = st.session_state.setdefault(_SHOWN, AT_FIRST)
     for ranks in entries[:shown]:

@@ -14,7 +14,7 @@ from ampscope.analysis.ranks import grouped, is_rank
 from ampscope.errors import BadInput
 from ampscope.records import AS_IS, Machine, RunInfo
 from ampscope.report.words.controls import control
-from app import links, report_buttons, states, store, trainings
+from app import links, report_buttons, share_switch, states, store, trainings
 from app.text import ago, code, cut, escape, percent, plural, power_of_two
 
 # The browser's clock starts anew when a page has been drawn. The writer flushes every 0.5 s, and a
@@ -64,6 +64,7 @@ def header(run: RunInfo) -> None:
             if run.steps_done and not (run.spec.kind == "script" and run.state.is_active):
                 report_buttons.draw(run)
         st.caption(escape(" · ".join(facts(run))))
+    share_switch.offer(run)
 
 
 def title_line(run: RunInfo) -> None:
@@ -90,6 +91,8 @@ def described(run: RunInfo) -> str:
     spec = run.spec
     if spec.kind == "watch":
         return f"{_workload(run) or 'notebook'}, watched"
+    if spec.kind == "lesson":
+        return run.title
     if not spec.is_training:
         return _MEASURED[spec.kind].format(
             what=f"{_workload(run)} {spec.size}", precision=spec.precision

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import streamlit as st
 
-from ampscope.records import RunInfo
+from ampscope.records import RunInfo, RunSpec
+from ampscope.store import codec, sharing
 from ampscope.store.reader import Reader
 
 MAX_LISTS = 16
+MAX_SPECS = 100  # of lessons, in all settings
 
 
 def newest(path: Path, limit: int) -> tuple[RunInfo, ...]:
@@ -31,6 +33,16 @@ def one(path: Path, run_id: str) -> RunInfo:
 def group(path: Path, name: str) -> tuple[RunInfo, ...]:
     """Runs that were started together, oldest first."""
     return _group(str(path), name, _stamp(path))
+
+
+def shared(path: Path) -> frozenset[str]:
+    """Ids of the runs that a class may look at."""
+    return _shared(str(path), _stamp(path))
+
+
+def of_spec(path: Path, spec: RunSpec) -> tuple[RunInfo, ...]:
+    """Runs that were asked for exactly so, newest first."""
+    return _of_spec(str(path), codec.to_json(spec), spec, _stamp(path))
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
@@ -60,3 +72,15 @@ def _run(store: str, run_id: str, stamp: tuple[int, ...]) -> RunInfo:
 def _group(store: str, name: str, stamp: tuple[int, ...]) -> tuple[RunInfo, ...]:
     with Reader(Path(store)) as reader:
         return tuple(reader.group(name))
+
+
+@st.cache_resource(show_spinner=False, max_entries=MAX_LISTS)
+def _shared(store: str, stamp: tuple[int, ...]) -> frozenset[str]:
+    return sharing.shared(Path(store))
+
+
+@st.cache_resource(show_spinner=False, max_entries=MAX_SPECS)
+def _of_spec(
+    store: str, text: str, _spec: RunSpec, stamp: tuple[int, ...]
+) -> tuple[RunInfo, ...]:  # the text is the key: it is quicker to hash
+    return tuple(sharing.of_spec(Path(store), _spec))

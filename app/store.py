@@ -1,9 +1,8 @@
 """Cached, read-only access to the store. Pages ask here and nowhere else.
 
-What a run recorded is kept under (store, run, version): a finished run is read once, a run that is
-still being written is read again whenever its version moves. Every function takes the RunInfo that
-the page holds, so a page sees one version throughout. The rows of the runs themselves are read once
-for all browsers until the file changes: a page that follows a run asks for them every second.
+What a run recorded is kept under (store, run, version): a finished run is read once, one that is
+still written again whenever its version moves. Every function takes the RunInfo that a page holds,
+so the page sees one version throughout. Who may see what: app/permissions.py.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from ampscope.records import (
     StepTotals,
 )
 from ampscope.store.reader import Reader
-from app import options, run_rows
+from app import options, permissions, visible_rows
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -49,7 +48,7 @@ def runs(limit: int = 200) -> list[RunInfo]:
     """Newest first; empty when there is no store yet. Raises StoreError when it cannot be read."""
     if not path().exists():
         return []
-    return list(run_rows.newest(path(), limit))
+    return list(visible_rows.newest(path(), limit))
 
 
 def trainings(limit: int = 200) -> list[RunInfo]:
@@ -59,12 +58,12 @@ def trainings(limit: int = 200) -> list[RunInfo]:
 
 def run(run_id: str) -> RunInfo:
     """As it is now. Raises BadInput when there is no such run."""
-    return run_rows.one(path(), run_id)
+    return visible_rows.one(path(), run_id)
 
 
 def group(name: str) -> list[RunInfo]:
     """Runs that were started together, oldest first."""
-    return list(run_rows.group(path(), name))
+    return list(visible_rows.group(path(), name))
 
 
 def version(info: RunInfo) -> str:
@@ -87,6 +86,7 @@ def of_run(
     """
 
     def cached(info: RunInfo, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        permissions.require(permissions.may_see(info), "this run")
         name = f"{read.__module__}.{read.__qualname__}"
         named = tuple(sorted(kwargs.items()))
         result: T = _read(str(path()), info.id, version(info), name, args, named, read)
@@ -96,8 +96,8 @@ def of_run(
 
 
 def drawn(info: RunInfo, name: str, draw: Callable[[], go.Figure]) -> go.Figure:
-    """The figure ``name`` of this version of a run, built once for all browsers that follow it. It
-    is shared: nobody may change it."""
+    """The figure ``name`` of this version, built once for all browsers; nobody may change it."""
+    permissions.require(permissions.may_see(info), "this run")
     return _drawn(str(path()), info.id, version(info), name, draw)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ampscope.errors import BadInput
+from app import permissions
 
 MAX_FILES = 500  # a folder of workloads, not a source tree
 MAX_DEPTH = 4
@@ -19,7 +20,7 @@ DEFAULT_ENTRY = "build"
 
 def listed(folder: Path | None) -> list[str]:
     """Relative paths, sorted; empty without a folder. Hidden files and folders are left out."""
-    if folder is None:
+    if folder is None or not permissions.is_trusted():
         return []
     found: list[str] = []
     for path in _python_files(folder):
@@ -30,7 +31,9 @@ def listed(folder: Path | None) -> list[str]:
 
 
 def chosen(folder: Path | None, relative: str, entry: str = DEFAULT_ENTRY) -> str:
-    """The workload as RunSpec names it, ``/folder/file.py:build``. Raises BadInput otherwise."""
+    """The workload as RunSpec names it, ``/folder/file.py:build``. Raises BadInput otherwise,
+    Forbidden for a student of a class, who may run nobody's code."""
+    permissions.require(permissions.is_trusted(), "choosing a file")
     if folder is None:
         raise BadInput(
             "This dashboard was started without --workloads DIR, so it offers built-in workloads."

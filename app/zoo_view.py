@@ -9,7 +9,17 @@ import streamlit as st
 
 from ampscope.errors import AmpscopeError
 from ampscope.zoo.score import STEPS, script_path
-from app import chart, diagnosis_jobs, layout, links, run_page, sitemap, zoo_data, zoo_words
+from app import (
+    chart,
+    diagnosis_jobs,
+    layout,
+    links,
+    permissions,
+    run_page,
+    sitemap,
+    zoo_data,
+    zoo_words,
+)
 from app.text import cut, escape
 from app.zoo_data import Result, Row, Stage, title
 
@@ -106,6 +116,8 @@ def _script(name: str, result: Result, text: str) -> None:
 
 
 def _button(result: Result) -> None:
+    if not permissions.is_trusted():
+        return
     busy = diagnosis_jobs.busy_with()
     again = result.head is not None
     clicked = st.button(

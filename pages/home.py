@@ -2,13 +2,18 @@
 
 import streamlit as st
 
-from app import demo, machine, recent_runs, store
+from app import demo, machine, recent_runs, sitemap
 
 st.title("Home", anchor=False)
 machine.line()
+st.page_link(
+    sitemap.LEARN.file,
+    label="New to mixed precision? Lessons that measure",
+    icon=sitemap.LEARN.icon,
+)
 
 if not demo.follow():
-    runs = store.runs()
+    runs = recent_runs.listed()
     if runs:
         recent_runs.show(runs)
     else:

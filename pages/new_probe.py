@@ -2,9 +2,10 @@
 
 import streamlit as st
 
-from app import links, live, probe_form, probes
+from app import links, live, permissions, probe_form, probes
 
 st.title("New probe", anchor=False)
+permissions.require(permissions.is_trusted(), "starting probes")
 
 group = links.wanted("group")
 if group and live.panel(group, key="new"):

@@ -54,3 +54,33 @@ def opened(browser: Browser, path: Path, scheme: str = "light") -> Iterator[Watc
     page.goto(path.as_uri())
     yield watched
     context.close()
+
+
+def use(page: Page) -> None:
+    """What a reader does: open every detail, point at charts, zoom, switch a curve, print."""
+    for chart in page.locator("figure.lines").all():
+        svg = chart.locator(":scope > svg")
+        svg.scroll_into_view_if_needed()
+        box = svg.bounding_box()
+        assert box is not None
+        x, y, width = box["x"], box["y"] + box["height"] / 3, box["width"]
+        page.mouse.move(x + width / 2, y)
+        assert chart.locator("output").text_content()
+        page.mouse.down()
+        page.mouse.move(x + 0.8 * width, y, steps=3)
+        page.mouse.up()
+        entry = chart.locator("button.entry").first
+        entry.click()
+        entry.click()
+        chart.get_by_role("button", name="Whole range").click()
+    for details in page.locator("details > summary").all():
+        details.click()
+    for chart in page.locator("figure.bars").all()[:4]:
+        bar = chart.locator("rect:has(title)").first
+        if bar.count():
+            bar.hover()
+            assert " of " in (chart.locator("output").text_content() or "")
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    page.emulate_media(media="screen")

@@ -175,6 +175,8 @@ REFUSED = [
     (_set("histogram", 1, "role", to="x"), "histogram[1].role: 'x' is none of activation"),
     (_set("histogram", 1, "counts", "999", to=1), "histogram[1].counts.'999': it is no bin"),
     (_set("histogram", 1, "counts", "3", to=2**60), "histogram[1].counts.'3': "),
+    (_append("histogram", 0), "has the same step, role, module and dtype"),
+    (_set("histogram", 1, "dtype", to="fp7"), "histogram[1].dtype: it is none of ?, fp64"),
     (_set("histogram", 1, "scale", to=3.0), "its scale or last_step differ from those of"),
     (_set("run", "id", to="../../etc"), "run.id: '../../etc' is not 12 hexadecimal digits"),
     (_set("run", "state", to="done"), "run.state: 'done' is none of queued, running"),

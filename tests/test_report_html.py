@@ -5,17 +5,25 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from ampscope.analysis.loss_scale import FiniteParts
 from ampscope.cli.main import main
+from ampscope.errors import BadInput
+from ampscope.records import Event, Result, Role
+from ampscope.report import colours
+from ampscope.report.document import Lines, Series
+from ampscope.report.html.curves import curves
 from ampscope.report.html.element import element
 from ampscope.report.html.page import MAX_BYTES, to_html
 from ampscope.report.making import document
 from ampscope.store.reader import Reader
-from tests import offline_page, script_stores
+from app import palette
+from tests import made_comparisons, made_rates, offline_page, script_stores, stores, watched_stores
 
 
 @pytest.fixture
@@ -56,6 +64,13 @@ def test_the_policy_names_the_hashes_of_what_is_in_the_file(store: Path) -> None
         assert f"{tag}-src 'sha256-{digest}'" in rules
     assert not re.search(r"<(link|img|iframe|object|embed|base|form)\b", text)
     assert not re.search(r"\son[a-z]+=|\sstyle=", text)
+
+
+def test_colours_are_those_of_the_dashboard() -> None:
+    assert colours.ZONES == palette.ZONES
+    assert colours.DTYPES == palette.DTYPES
+    for name in ("OUTLINE", "NONFINITE", "ZERO", "MEASURE", "OTHER_DTYPE"):
+        assert getattr(colours, name) == getattr(palette, name)
 
 
 def test_text_is_never_markup() -> None:
@@ -116,6 +131,75 @@ def test_from_disk_without_a_network(store: Path, tmp_path: Path, chromium: obje
         assert entry.get_attribute("aria-pressed") == "false"
         assert chart.locator(".curves > g.off").count() == 1
         assert watched.trouble == []
+
+
+def watched_run(store: Path) -> str:
+    writer = watched_stores.begun(store, watched_stores.bad(12, 8))
+    writer.add_event(Event(8, "alarm", "scale_collapse", "The scale fell.", value=1.0))
+    writer.add_frame(watched_stores.frame(8, Role.GRAD_OUTPUT))
+    return watched_stores.ended(writer)
+
+
+def measured(kind: str, results: list[Result]) -> Callable[[Path], str]:
+    return lambda store: made_comparisons.stored(store, kind, results)
+
+
+KINDS: dict[str, tuple[Callable[[Path], str], str]] = {
+    "no fault": (script_stores.no_fault, "No fault found"),
+    "innocent": (script_stores.innocent, "AMP is innocent"),
+    "undetermined": (script_stores.undetermined, "Undetermined"),
+    "raised": (script_stores.raised, "Could not diagnose"),
+    "lost": (script_stores.lost, "Could not diagnose"),
+    "probe": (stores.finished, "1 skip in 12 steps, at step 4"),
+    "failed probe": (stores.failed, "The loss is not a scalar"),
+    "queued probe": (stores.queued, "no step has come yet"),
+    "cancelled probe": (stores.cancelled, "Stopped on request"),
+    "watched": (watched_run, "Bad since step 8"),
+    "compare": (measured("compare", made_comparisons.compared()), "bf16"),
+    "batch": (measured("batch", made_comparisons.searched()), "200 samples (208 do not)"),
+    "bench": (measured("bench", list(made_rates.ceilings_of({"fp32": 1.0}))), "1 TFLOP/s"),
+    "nothing measured": (measured("bench", []), "Nothing was measured"),
+}
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_every_kind_of_run(tmp_path: Path, chromium: object, kind: str) -> None:
+    make, said = KINDS[kind]
+    store, out = tmp_path / "runs.db", tmp_path / "report.html"
+    out.write_text(html_of(store, make(store)))
+    with offline_page.opened(chromium, out) as watched:  # type: ignore[arg-type]  # a Browser
+        assert said in (watched.page.locator("article").text_content() or "")
+        offline_page.use(watched.page)
+        assert watched.trouble == []
+
+
+def test_of_several_runs_each_once(store: Path) -> None:
+    head = script_stores.overflow(store)
+    probe = stores.finished(store)
+    with Reader(store) as reader:
+        control = next(r.id for r in reader.runs() if r.spec.control == "fp32")
+        made = document(reader, [head, probe, control])
+    assert len(made.parts) == 2
+    assert made.parts[0].title.startswith("Root cause")
+
+
+def test_a_report_that_would_be_too_large_is_refused(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ampscope.report.html.page.MAX_BYTES", 1000)
+    with pytest.raises(BadInput, match=r"more than 5\. Name fewer runs"):
+        html_of(store, script_stores.no_fault(store))
+
+
+def test_numbers_at_the_ends_of_the_doubles_are_drawn() -> None:
+    values = (5e-324, 1.7e308, -1.7e308, 0.0, 1.0)
+    for base in (0, 2, 10):
+        for some in (values, values[:2], values[3:4]):
+            points = FiniteParts(tuple(range(len(some))), some, (), (), ())
+            drawn = curves(Lines("t", "y", (Series("s", points, "#000000"),), base), "c").html
+            assert "nan" not in drawn.lower()
+            assert "inf" not in drawn.lower()
 
 
 @pytest.mark.browser

@@ -12,7 +12,7 @@ import pytest
 from ampscope.errors import StoreError
 from ampscope.exponents import RAW_LEN
 from ampscope.records import Event, Frame, Rate, Role, RunSpec, Sample, StepRecord, Timing
-from ampscope.store import db, frames, result_codec, schema
+from ampscope.store import db, frames, result_codec, schema, sharing
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 from tests.child_runs import assert_one_sentence, command_line
@@ -21,6 +21,7 @@ from tests.test_store_unusable import read_only
 # The schemas as those versions wrote them, without their comments.
 VERSION_1 = (Path(__file__).parent / "schema_version_1.sql").read_text()
 VERSION_2 = (Path(__file__).parent / "schema_version_2.sql").read_text()
+VERSION_3 = (Path(__file__).parent / "schema_version_3.sql").read_text()
 ROWS = np.arange(2 * RAW_LEN, dtype=np.int64).reshape(2, RAW_LEN)
 
 
@@ -68,7 +69,7 @@ def test_version_1_is_converted_and_kept(old: Path, opened_by: str, tmp_path: Pa
     if opened_by == "writer":
         db.open_for_writing(old).close()
         with closing(sqlite3.connect(old)) as connection:
-            assert connection.execute("PRAGMA user_version").fetchone() == (3,)
+            assert connection.execute("PRAGMA user_version").fetchone() == (4,)
     with Reader(old) as reader:
         info = reader.runs()[0]
         assert (info.spec, info.spec.rank, info.spec.world) == (RunSpec("gpt", steps=3), 0, 1)
@@ -107,6 +108,25 @@ def test_version_2_is_converted_and_kept(tmp_path: Path) -> None:
         assert reader.events("ab") == [Event(7, "note", "", "x")]
         assert (reader.results("ab"), reader.samples("ab")) == ([], [])
         assert (reader.run("ab").spec.seeds, reader.run("ab").spec.is_training) == (1, True)
+    RunWriter.create(tmp_path / "new.db", RunSpec("gpt")).close()
+    assert layout(path) == layout(tmp_path / "new.db")
+
+
+def test_version_3_is_converted_and_shows_nothing_to_a_class(tmp_path: Path) -> None:
+    path = tmp_path / "three.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(VERSION_3)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(
+            "INSERT INTO run (id,spec,state,created) VALUES ('ab',?,'finished',1.0)",
+            ('{"workload":"gpt"}',),
+        )
+        connection.execute("INSERT INTO step (run,step,loss,skipped) VALUES ('ab',0,2.5,0)")
+        connection.execute("PRAGMA user_version = 3")
+        connection.commit()
+    assert sharing.shared(path) == frozenset()
+    with Reader(path) as reader:
+        assert reader.steps("ab") == [StepRecord(0, loss=2.5)]
     RunWriter.create(tmp_path / "new.db", RunSpec("gpt")).close()
     assert layout(path) == layout(tmp_path / "new.db")
 

@@ -1,4 +1,9 @@
-"""``ampscope dashboard``: start Streamlit on the pages of this checkout or of the wheel."""
+"""``ampscope dashboard``: start Streamlit on the pages of this checkout or of the wheel.
+
+ampscope dashboard
+ampscope dashboard --classroom --host 0.0.0.0
+ampscope dashboard --classroom --base-path class --url https://amp.example.org/class
+"""
 
 from __future__ import annotations
 
@@ -7,12 +12,14 @@ import subprocess
 import sys
 from importlib import resources
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import click
 
 import ampscope
+from ampscope.cli import classroom as classes
 from ampscope.cli.options import store_option
-from ampscope.errors import AmpscopeError
+from ampscope.errors import AmpscopeError, BadInput
 
 
 @click.command()
@@ -24,19 +31,48 @@ from ampscope.errors import AmpscopeError
     help="Folder whose workload files the New probe page may run.",
 )
 @click.option("--headless", is_flag=True, help="Do not open a browser.")
+@click.option(
+    "--classroom",
+    is_flag=True,
+    help="One teacher, many students: prints a link for each. Students run lessons and look.",
+)
+@click.option("--base-path", default="", help="Path below which a reverse proxy serves it.")
+@click.option("--url", default="", help="Address at which browsers find it, behind a proxy.")
+@click.option(
+    "--sign-in",
+    is_flag=True,
+    help="With --classroom: everybody signs in (OpenID Connect, .streamlit/secrets.toml).",
+)
+@click.option(
+    "--teacher", "teachers", multiple=True, help="E-mail address of a teacher who signs in."
+)
 @store_option
-def dashboard(port: int, host: str, workloads: Path | None, headless: bool, store: Path) -> None:
+def dashboard(
+    port: int, host: str, workloads: Path | None, headless: bool, classroom: bool, base_path: str,
+    url: str, sign_in: bool, teachers: tuple[str, ...], store: Path,
+) -> None:  # fmt: skip
     """Open the dashboard in a browser."""
     main = main_file()
     environment = {**os.environ, "AMPSCOPE_STORE": str(store.absolute())}
     if workloads is not None:
         environment["AMPSCOPE_WORKLOADS"] = str(workloads.resolve())
-    command = [sys.executable, "-m", "streamlit", "run", str(main)]
-    command += ["--server.port", str(port), "--server.address", host]
+    path = base_path.strip("/")
+    command = ["--server.port", str(port), "--server.address", host]
     # Without the second, Streamlit's first start asks for an e-mail address and waits.
     command += ["--server.headless", str(headless).lower(), "--server.showEmailPrompt", "false"]
+    command += ["--server.baseUrlPath", path] if path else []
+    command += _public(url)
+    if classroom:
+        main = main.with_name("classroom.py")
+        environment |= classes.environment(os.environ, sign_in=sign_in, teachers=teachers)
+        classes.announce(environment, url or f"http://{_shown(host)}:{port}/{path}")
+    elif sign_in or teachers:
+        raise BadInput("--sign-in and --teacher belong to a class: add --classroom.")
+    else:
+        classes.clear(environment)
+    run = [sys.executable, "-m", "streamlit", "run", str(main), *command]
     try:
-        sys.exit(subprocess.call(command, env=environment, cwd=main.parent.parent))
+        sys.exit(subprocess.call(run, env=environment, cwd=main.parent.parent))
     except KeyboardInterrupt:
         sys.exit(0)
 
@@ -48,3 +84,20 @@ def main_file() -> Path:
         if (folder / "app" / "main.py").is_file():
             return folder / "app" / "main.py"
     raise AmpscopeError("The dashboard's files are missing. Install ampscope again.")
+
+
+def _public(url: str) -> list[str]:
+    """What Streamlit must know of the address in the browser: without it a websocket from a page of
+    another origin is refused."""
+    if not url:
+        return []
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise BadInput(f"--url {url!r} is not an address such as https://amp.example.org/class.")
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return ["--browser.serverAddress", parts.hostname, "--browser.serverPort", str(port)]
+
+
+def _shown(host: str) -> str:
+    """An address that a browser of this machine can open."""
+    return "localhost" if host in ("0.0.0.0", "::", "") else host  # not bound to here

@@ -25,6 +25,7 @@ from ampscope.store.writer import RunWriter
 
 POLL_S = 0.1
 MAX_WORDS = 4_000  # of the end of what a child said
+_SECRETS = "AMPSCOPE_CLASSROOM_"
 
 
 def launch(spec: RunSpec, store: Path) -> str:
@@ -58,8 +59,9 @@ def follow(store: Path, run_id: str, poll_s: float = POLL_S) -> Iterator[RunInfo
 def child_environment() -> dict[str, str]:
     """The child's environment. libgomp's threads spin while they wait; on a machine that also does
     something else, that made a small GPT's step 20 times slower (measured, 2 cores), so they sleep
-    unless the user decided otherwise."""
-    return {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONUNBUFFERED": "1"}
+    unless the user decided otherwise. A class's secrets stay with its server."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(_SECRETS)}
+    return {"OMP_WAIT_POLICY": "PASSIVE", **own, "PYTHONUNBUFFERED": "1"}
 
 
 def _spawn(spec: RunSpec, store: Path, run_id: str) -> None:

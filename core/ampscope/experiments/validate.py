@@ -9,6 +9,7 @@ from pathlib import Path
 from ampscope.errors import BadInput
 from ampscope.frameworks.names import TORCH, framework
 from ampscope.frameworks.pythons import python_for
+from ampscope.lessons.catalog import checked_lesson
 from ampscope.policy.modes import PRECISIONS, resolve
 from ampscope.records import RunSpec
 from ampscope.workloads.catalog import BUILTIN, SHARED, SIZES, unknown_workload
@@ -36,7 +37,9 @@ def checked(spec: RunSpec) -> RunSpec:
     if spec.device == "cpu":
         for name in spec.precisions:
             resolve(name, "cpu")  # the child does the same for the device that it finds
-    if spec.kind != "bench":  # which measures the machine alone
+    if spec.kind == "lesson":
+        checked_lesson(spec)
+    elif spec.kind != "bench":  # which measures the machine alone
         _check_workload(spec.workload)
     return spec
 

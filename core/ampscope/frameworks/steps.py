@@ -32,6 +32,7 @@ class LayerCall:
     in_fp32: Callable[[], Values | None] = lambda: None
     closer: Callable[[], LayerCall | None] = lambda: None
     weights: Callable[[], tuple[Values, ...]] = lambda: ()
+    hands_on: bool = False  # a layer inside this one has put out a non-finite value already
 
 
 @dataclass(frozen=True, slots=True)

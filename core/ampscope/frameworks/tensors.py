@@ -106,9 +106,9 @@ def count_into(values: Values, row: Raw) -> None:
         return
     bits = values.bits
     mantissa_bits, offset = _SHIFTS[values.dtype]
+    where, to = (a.__array_interface__["data"][0] for a in (bits, row))
     job = _Job(
-        0, 0, bits.ctypes.data, bits.size, bits.itemsize, mantissa_bits, offset, 1,
-        row.ctypes.data, 1,
+        0, 0, where, bits.size, bits.itemsize, mantissa_bits, offset, 1, to, 1,
     )  # fmt: skip
     kernel(ctypes.byref(job))
 

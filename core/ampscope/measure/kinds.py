@@ -16,6 +16,7 @@ _MODULES = {
     "cores": "ampscope.measure.cores",
     "compare": "ampscope.measure.comparison",
     "batch": "ampscope.measure.batch_search",
+    "lesson": "ampscope.lessons.teach",
 }
 
 

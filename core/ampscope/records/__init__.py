@@ -6,6 +6,7 @@ Losses, scales and norms keep NaN and infinities: they are what people look for.
 
 from ampscope.records.batches import BatchPrediction, BatchTry, LargestBatch
 from ampscope.records.comparison import EnergyUse, LossCurve, MemorySplit, ProcessPeak, StepTimes
+from ampscope.records.lessons import Call, Curve, Fates, Histogram, Reading, Tally
 from ampscope.records.measurements import (
     Event,
     Frame,
@@ -39,10 +40,14 @@ __all__ = [
     "BatchPrediction",
     "BatchTry",
     "Cadence",
+    "Call",
+    "Curve",
     "Dimension",
     "EnergyUse",
     "Event",
+    "Fates",
     "Frame",
+    "Histogram",
     "LargestBatch",
     "LossCurve",
     "Machine",
@@ -56,6 +61,7 @@ __all__ = [
     "ProcessPeak",
     "Product",
     "Rate",
+    "Reading",
     "Result",
     "Role",
     "RunInfo",
@@ -68,5 +74,6 @@ __all__ = [
     "StepRecord",
     "StepTimes",
     "StepTotals",
+    "Tally",
     "Timing",
 ]

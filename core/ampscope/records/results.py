@@ -17,6 +17,7 @@ from ampscope.records.comparison import (
     ProcessPeak,
     StepTimes,
 )
+from ampscope.records.lessons import Call, Curve, Fates, Histogram, Reading, Tally
 from ampscope.records.products import Product, StepProducts
 from ampscope.records.timing import Timing
 
@@ -59,5 +60,11 @@ Result: TypeAlias = (
     | LargestBatch
     | StepProducts
     | Product
+    | Reading
+    | Curve
+    | Histogram
+    | Fates
+    | Tally
+    | Call
 )
 RESULT_KINDS: tuple[type[Result], ...] = get_args(Result)

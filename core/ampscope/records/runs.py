@@ -26,8 +26,8 @@ class State(StrEnum):
 AS_IS = "as_is"  # the control that leaves a script as it is
 # Runs that measure instead of recording one training: what this machine reaches (bench), which
 # products of a step use Tensor Cores (cores), precisions beside each other (compare), the largest
-# batch (batch).
-MEASUREMENT_KINDS = ("bench", "cores", "compare", "batch")
+# batch (batch), what a lesson shows (lesson).
+MEASUREMENT_KINDS = ("bench", "cores", "compare", "batch", "lesson")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,7 @@ class RunSpec:
     multiple_of: int = 1  # a batch search tries multiples of this; 0: powers of two
     framework: str = "torch"  # torch | keras | paddle
     imported: str = ""  # from which file, and when: such a run is looked at and never run again
+    settings: tuple[tuple[str, str], ...] = ()  # a lesson's, by name
 
     @property
     def is_training(self) -> bool:
@@ -151,5 +152,7 @@ class RunInfo:
         spec = self.spec
         if spec.kind == "bench":
             return spec.label or "what this machine reaches"
+        if spec.kind == "lesson":
+            return spec.label or f"lesson {spec.workload}"
         name = spec.workload.rpartition("/")[2]  # a user's file without its folders
         return spec.label or f"{name} {spec.size} {spec.mode}"

@@ -57,8 +57,11 @@ def describe(spec: RunSpec, device: torch.device) -> Machine:
     return Machine(
         device=str(device),
         device_name=name,
-        # A rehearsal of CUDA's rules says nothing about what a machine reaches.
-        policy=choose_policy(spec.policy if spec.is_training else "native", device),
+        # A rehearsal of CUDA's rules says nothing about what a machine reaches; a lesson's spec
+        # says which of the two it is about.
+        policy=choose_policy(
+            spec.policy if spec.is_training or spec.kind == "lesson" else "native", device
+        ),
         capability=capability,
         torch=torch.__version__,
         python=platform.python_version(),

@@ -48,6 +48,8 @@ def _build(kind: type[T], data: dict[str, Any]) -> T:
             values[name] = _build(NESTED[declared[name]], value)
     if isinstance(values.get("args"), list):
         values["args"] = tuple(values["args"])
+    if isinstance(values.get("settings"), list):
+        values["settings"] = _pairs(values["settings"])
     try:
         record = kind(**values)
     except TypeError as error:
@@ -55,6 +57,13 @@ def _build(kind: type[T], data: dict[str, Any]) -> T:
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]  # as above
         _check_type(field, getattr(record, field.name))
     return record
+
+
+def _pairs(items: list[Any]) -> tuple[tuple[str, str], ...]:
+    for item in items:
+        if not (isinstance(item, list) and len(item) == 2 and all(type(t) is str for t in item)):
+            raise _damaged("settings are not pairs of texts")
+    return tuple((name, value) for name, value in items)
 
 
 def _check_type(field: dataclasses.Field[Any], value: object) -> None:

@@ -17,6 +17,7 @@ from ampscope.store import db
 
 # What may change without the run being another one: a reader's request, a beat of the heart.
 _NOT_CONTENT = {"cancel", "heartbeat"}
+_NOT_OF_THE_RUN = {"shared"}  # whom it is shown to is decided anew in each store
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ def _key(table: str) -> str:
 def _tables(connection: sqlite3.Connection) -> list[str]:
     """The run first: the others refer to it."""
     sql = "SELECT name FROM sqlite_master WHERE type='table' AND name NOT LIKE 'sqlite_%'"
-    names = [row[0] for row in connection.execute(sql)]
+    names = [row[0] for row in connection.execute(sql) if row[0] not in _NOT_OF_THE_RUN]
     return sorted(names, key=lambda name: name != "run")
 
 

@@ -15,7 +15,7 @@ from ampscope.errors import StoreError
 from ampscope.store import pyramid
 from ampscope.store.transactions import transaction
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 OLDEST_VERSION = 1  # what can still be converted
 _OUR_TABLES = {"run", "step", "module"}  # in every version; other programs number theirs 1 too
 _CREATES = re.compile(r"CREATE (?:TABLE|INDEX) (\w+)")
@@ -41,7 +41,7 @@ def prepare(connection: sqlite3.Connection) -> None:
         if found == SCHEMA_VERSION:  # another process was faster, between the check and the lock
             return
         tables = _tables(connection)
-        if found:
+        if found in (1, 2):
             connection.execute("ALTER TABLE step ADD COLUMN ended_at REAL")
         for statement in re.sub(r"--.*", "", schema_text()).split(";"):
             name = _CREATES.search(statement)

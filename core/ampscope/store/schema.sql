@@ -1,4 +1,4 @@
--- ampscope store, schema version 3. This text is the documentation of the store.
+-- ampscope store, schema version 4. This text is the documentation of the store.
 -- One SQLite file, WAL mode. Evidence is stored, verdicts are recomputed.
 --
 -- Numbers that may be non-finite (loss, scale, norms) are REAL where finite and infinite, and the
@@ -7,6 +7,7 @@
 -- Versions:  1  first
 --            2  event, frame.last_step, step_block, step_mark, step_bad: runs of any length
 --            3  step.ended_at, result, telemetry: measurements of the machine
+--            4  shared: runs that a class may look at
 
 -- One recorded training. `state` is queued, running, finished, failed or cancelled; a reader shows
 -- an active run whose process is gone or whose heartbeat is old as lost. An imported run alone may
@@ -28,6 +29,13 @@ CREATE TABLE run (
     cancel      INTEGER NOT NULL DEFAULT 0 -- set by whoever wants it to stop
 );
 CREATE INDEX run_created ON run (created);
+
+-- Runs that the teacher of a class shows to the students (docs/classroom.md); without a row a run is
+-- the teacher's own. It says nothing about the run itself, so it is neither exported nor merged.
+CREATE TABLE shared (
+    run   TEXT PRIMARY KEY REFERENCES run (id) ON DELETE CASCADE,
+    since REAL NOT NULL
+) WITHOUT ROWID;
 
 -- One optimizer step of a run (records.StepRecord).
 CREATE TABLE step (

@@ -57,7 +57,7 @@ _OPS = {
 
 def layer_kind(layer: Any) -> str:
     """Of a layer or operation, by its class or a class that it is derived from."""
-    return _kind_of(type(layer))
+    return _kind_of(type(layer))  # type: ignore[arg-type]  # a class is hashable
 
 
 @cache

@@ -1,8 +1,9 @@
 """The bytes of a file as JSON values. Whatever JSON allows and an export never holds (a key twice,
 NaN, numbers beyond 64 bits) becomes :class:`Unreadable`, so that it is refused by its place.
 
-The limit on the size is one on memory: 64 MiB of an export, all of it small numbers, take
-1.1 GiB while they are checked (docs/decisions/0012-what-an-import-checks.md), which a laptop has.
+The limit on the size is one on memory: 64 MiB of an export take up to 0.8 GiB while they are
+checked, and the worst that 64 MiB of JSON can do is 2.0 GiB, which a laptop has
+(docs/decisions/0012-what-an-import-checks.md).
 """
 
 from __future__ import annotations

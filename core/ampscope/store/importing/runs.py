@@ -13,9 +13,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ampscope.records import Frame
 from ampscope.store.export import SCHEMA
-from ampscope.store.importing import references, tables, writing
+from ampscope.store.importing import histograms, references, tables, writing
 from ampscope.store.importing.reading import Unreadable, read
 from ampscope.store.importing.refusal import Refusal, quoted
 from ampscope.store.importing.tables import Contents
@@ -23,7 +22,6 @@ from ampscope.store.importing.values import fields, rows
 from ampscope.store.reader import Reader
 
 _SQLITE = b"SQLite format 3\x00"  # sqlite.org/fileformat.html
-Checked = list[tuple[Contents, list[Frame]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +42,11 @@ def import_file(path: Path, store: Path) -> list[Imported]:
         raise Refusal(refusal.sort, f"{name} was not imported: {refusal}.") from None
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     ids = writing.write(store, found, f"{_plain(path)} on {when}")
-    return [Imported(run.info.id, id_) for (run, _), id_ in zip(found, ids, strict=True)]
+    return [Imported(run.info.id, id_) for run, id_ in zip(found, ids, strict=True)]
 
 
-def checked(value: object) -> Checked:
-    """Every run of a file's value with its frames. Raises Refusal."""
+def checked(value: object) -> list[Contents]:
+    """Every run of a file's value. Raises Refusal."""
     document = fields(value)
     _check_schema(document)
     bodies = document.get("runs")
@@ -57,7 +55,7 @@ def checked(value: object) -> Checked:
     for name in document:
         if name not in ("schema", "runs"):
             raise Refusal("key", "a file of several runs has no such part").inside(name)
-    found: Checked = []
+    found: list[Contents] = []
     try:
         for place, body in enumerate(rows(bodies)):
             try:
@@ -97,15 +95,16 @@ def opened(source: Path | str) -> Reader:
     return Reader(path)
 
 
-def _run(body: object) -> tuple[Contents, list[Frame]]:
+def _run(body: object) -> Contents:
     run = tables.contents(body)
     references.check(run)
-    return run, tables.frames(run.histograms)
+    histograms.check(run.histograms)
+    return run
 
 
-def _check_new(found: Checked) -> None:
-    own = found[-1][0].info.id
-    if any(run.info.id == own for run, _ in found[:-1]):
+def _check_new(found: list[Contents]) -> None:
+    own = found[-1].info.id
+    if any(run.info.id == own for run in found[:-1]):
         raise Refusal("duplicate", "another run of the file has this id").inside("id").inside("run")
 
 

@@ -6,13 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
-
-from ampscope.exponents import ABOVE, RAW_LEN, Raw
+from ampscope.exponents import ABOVE, RAW_LEN
 from ampscope.observations import Observation
 from ampscope.records import (
     Event,
-    Frame,
     ModuleRecord,
     NonFiniteRecord,
     OpRecord,
@@ -30,6 +27,7 @@ from ampscope.store.importing.refusal import Refusal
 from ampscope.store.importing.values import fields, rows, whole
 
 T = TypeVar("T")
+Counts = dict[int, int]  # by column of a raw row; whole rows would take ten times the memory
 _BINS = {export_tables.bin_name(column): column for column in range(RAW_LEN)}
 _count = whole(1, bounds.MOST_COUNT)
 _op_set = whole(0, bounds.MOST)
@@ -63,7 +61,7 @@ class Contents:
     nonfinite: list[NonFiniteRecord]
     events: list[Event]
     samples: list[Sample]
-    histograms: list[tuple[HistogramRow, Raw]]
+    histograms: list[tuple[HistogramRow, Counts]]
     observations: list[Observation]
     results: list[Result]
 
@@ -92,35 +90,6 @@ def contents(value: object) -> Contents:
     )
 
 
-def frames(histograms: list[tuple[HistogramRow, Raw]]) -> list[Frame]:
-    """Histograms of one role and step together. Those must agree on the loss scale and on the steps
-    that they add up."""
-    found: dict[tuple[Role, int], list[int]] = {}
-    for place, (row, _) in enumerate(histograms):
-        found.setdefault((row.role, row.step), []).append(place)
-    made = []
-    for (role, step), places in found.items():
-        first = histograms[places[0]][0]
-        for place in places:
-            row = histograms[place][0]
-            if repr(row.scale) != repr(first.scale) or row.last_step != first.last_step:
-                why = f"its scale or last_step differ from those of histogram[{places[0]}]"
-                raise Refusal("reference", why).inside(place).inside("histogram")
-        own = [histograms[place] for place in places]
-        made.append(
-            Frame(
-                step,
-                role,
-                tuple(row.module for row, _ in own),
-                tuple(row.dtype for row, _ in own),
-                np.stack([raw for _, raw in own]),
-                first.scale,
-                first.last_step,
-            )
-        )
-    return made
-
-
 def _info(value: object) -> RunInfo:
     try:
         return record(RunInfo, value)
@@ -147,17 +116,17 @@ def _op(value: object) -> tuple[int, OpRecord]:
     return number, record(OpRecord, found)
 
 
-def _histogram(value: object) -> tuple[HistogramRow, Raw]:
+def _histogram(value: object) -> tuple[HistogramRow, Counts]:
     found = dict(fields(value))
-    raw = _taken(found, "counts", _counts)
+    counts = _taken(found, "counts", _counts)
     row = record(HistogramRow, found)
     if row.last_step is not None and row.last_step < row.step:
         raise Refusal("value", f"{row.last_step:,} is before step {row.step:,}").inside("last_step")
-    return row, raw
+    return row, counts
 
 
-def _counts(value: object) -> Raw:
-    raw = np.zeros(RAW_LEN, np.int64)
+def _counts(value: object) -> Counts:
+    counts = {}
     for name, count in fields(value).items():
         column = _BINS.get(name)
         if column is None:
@@ -165,10 +134,10 @@ def _counts(value: object) -> Raw:
             why = f"it is no bin; those are {first} to {last} and the special ones"
             raise Refusal("key", why).inside(name)
         try:
-            raw[column] = _count(count)
+            counts[column] = _count(count)
         except Refusal as refusal:
             raise refusal.inside(name) from None
-    return raw
+    return counts
 
 
 def _named(value: object, kinds: dict[str, type[Any]]) -> Any:

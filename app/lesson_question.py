@@ -1,0 +1,68 @@
+"""Predict first: a question with choices, and what the measurement says of the prediction.
+
+The choice lives in the URL (``?guess3=b``); ``?guess3=show`` shows the answer without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import streamlit as st
+
+from app import links
+from app.text import escape
+
+LETTERS = "abcdef"
+SHOW = "show"  # the answer without a prediction
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Which choice the measured numbers bear out, and a sentence computed from them."""
+
+    choice: int
+    text: str
+
+
+def ask(number: int | str, question: str, choices: Sequence[str]) -> str | None:
+    """The letter that was chosen, :data:`SHOW`, or None as long as nothing was."""
+    name, key = f"guess{number}", f"widget:guess{number}"
+    letters = list(LETTERS[: len(choices)])
+    known = links.wanted(name)
+    guess = known if known in (*letters, SHOW) else None
+    links.show(key, guess if guess in letters else None)
+    st.radio(
+        f"**Predict first.** {escape(question)}",
+        letters,
+        index=None,
+        key=key,
+        format_func=lambda letter: escape(choices[letters.index(letter)]),
+        on_change=_remember,
+        args=(name, key),
+    )
+    if guess is None:
+        st.button("Show without a prediction", key=f"show{number}", on_click=links.keep,
+                  args=(name, SHOW))  # fmt: skip
+    else:
+        st.button("Hide the answer", key=f"hide{number}", type="tertiary", on_click=links.keep,
+                  args=(name, None))  # fmt: skip
+    return guess
+
+
+def judge(guess: str, choices: Sequence[str], answer: Answer) -> None:
+    """The prediction beside the measurement; in words, not by colour alone."""
+    right = LETTERS[answer.choice]
+    measured = f"**Measured.** {escape(answer.text)}"
+    if guess == SHOW:
+        st.info(measured, icon=":material/straighten:")
+    elif guess == right:
+        st.success(f"**As you predicted.**  \n{measured}", icon=":material/check:")
+    else:
+        said = escape(choices[LETTERS.index(guess)])
+        st.warning(f"**You predicted:** {said}.  \n{measured}", icon=":material/straighten:")
+
+
+def _remember(name: str, key: str) -> None:
+    if st.session_state[key] is not None:
+        links.keep(name, st.session_state[key])

@@ -1,0 +1,124 @@
+"""Who may start, stop and see what. Asked where things are started and read, not by buttons alone.
+
+                          operator  teacher  student  guest (has not signed in)
+    lessons                  x         x        x
+    look at shared runs      x         x        x
+    everything else          x         x
+
+Without a class everybody is the operator. In a class a run is private until the teacher shares it;
+what lessons measure is for all. Who cannot see a run is told that there is none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Iterable
+from enum import StrEnum
+
+import streamlit as st
+from streamlit.runtime.scriptrunner import get_script_run_ctx
+
+from ampscope.errors import AmpscopeError
+from ampscope.records import RunInfo, RunSpec
+from app import options, run_rows
+from app.options import Classroom
+
+
+class Role(StrEnum):
+    """Who looks at the dashboard."""
+
+    OPERATOR = "operator"  # there is no class
+    TEACHER = "teacher"
+    STUDENT = "student"
+    GUEST = "guest"  # the class signs in, and this one has not
+
+
+TRUSTED = (Role.OPERATOR, Role.TEACHER)
+
+
+class Forbidden(AmpscopeError):  # noqa: N818  # says what happened, as the others
+    """A student asked for what is the teacher's."""
+
+
+def role() -> Role:
+    """Of whoever this script runs for."""
+    classroom = options.current().classroom
+    if classroom is None:
+        return Role.OPERATOR
+    if get_script_run_ctx(suppress_warning=True) is None:
+        return Role.GUEST  # a thread that serves nobody may do nothing in anybody's name
+    if classroom.signs_in:
+        return _signed_in(classroom)
+    shown = _cookies().get(cookie_name(classroom.token), "")
+    is_teacher = secrets.compare_digest(shown.encode(), cookie_value(classroom.token).encode())
+    return Role.TEACHER if is_teacher else Role.STUDENT
+
+
+def is_trusted() -> bool:
+    """Whether all is allowed: the operator, or the teacher of a class."""
+    return role() in TRUSTED
+
+
+def may_run(spec: RunSpec) -> bool:
+    """Lessons for everybody; what runs code, files or for long, for the teacher."""
+    return is_trusted() or (role() is Role.STUDENT and spec.kind == "lesson")
+
+
+def may_see(run: RunInfo) -> bool:
+    """Its own row, its steps, its figures, its files."""
+    return bool(visible([run]))
+
+
+def visible(runs: Iterable[RunInfo]) -> tuple[RunInfo, ...]:
+    """Those that this person may look at. A control goes with the run that it is a control of."""
+    who = role()
+    if who in TRUSTED:
+        return tuple(runs)
+    if who is Role.GUEST:
+        return ()
+    shared = run_rows.shared(options.current().store)
+    return tuple(
+        run
+        for run in runs
+        if run.spec.kind == "lesson" or run.id in shared or run.spec.parent in shared
+    )
+
+
+def require(allowed: bool, what: str) -> None:
+    """Raise Forbidden unless ``allowed``; ``what`` is what a class leaves to its teacher."""
+    if not allowed:
+        raise Forbidden(f"In this class {what} is the teacher's. Lessons are open to everybody.")
+
+
+def offers(what: str) -> bool:
+    """Whether a page shows the form for ``what``; where it does not, it says whose it is."""
+    if is_trusted():
+        return True
+    st.caption(f"In this class {what} is the teacher's.")
+    return False
+
+
+def cookie_name(token: str) -> str:
+    """One for each class: cookies do not tell the ports of a host apart."""
+    return f"ampscope-teacher-{hashlib.sha256(token.encode()).hexdigest()[:8]}"
+
+
+def cookie_value(token: str) -> str:
+    """What a teacher's browser shows; the token does not follow from it."""
+    return hmac.new(token.encode(), b"teacher", hashlib.sha256).hexdigest()
+
+
+def _cookies() -> dict[str, str]:
+    return dict(st.context.cookies)
+
+
+def _signed_in(classroom: Classroom) -> Role:
+    """By the address that the identity provider vouches for."""
+    user = st.user
+    if not user.get("is_logged_in", False):
+        return Role.GUEST
+    address = str(user.get("email") or "").casefold()
+    is_teacher = address in classroom.teachers and user.get("email_verified", True) is not False
+    return Role.TEACHER if is_teacher else Role.STUDENT

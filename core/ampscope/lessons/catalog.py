@@ -1,0 +1,153 @@
+"""The lessons as data: what the dashboard lists and what a spec may ask for. Imports no torch.
+
+    >>> lesson_spec("underflow", model="gpt").settings[0]
+    ('model', 'gpt')
+
+A lesson's settings have few values each, so that equal questions meet in one measurement and a
+browser can ask for nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from ampscope import __version__
+from ampscope.errors import BadInput
+from ampscope.records import RunSpec
+
+VERSION = "version"  # the setting that names what made a measurement
+TIME_LIMIT_S = 60.0  # twelve times what a lesson may take on two cores
+
+
+@dataclass(frozen=True, slots=True)
+class LessonInfo:
+    """One lesson. ``settings`` has the allowed values by name, each one's default first.
+
+    Lessons on numbers run on the CPU by CUDA's rules everywhere: the same numbers on every desk,
+    and no wait for a GPU. Lessons on speed run on what the machine has, by its own rules.
+    """
+
+    id: str
+    number: int
+    title: str
+    sentence: str  # what will be seen
+    settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    is_speed: bool = False
+    is_measured: bool = True  # by a run of its own; else by diagnoses
+    revision: int = (
+        1  # counted up when the measurement changes, so that older results are not shown
+    )
+
+
+_ORDER: Final = (
+    LessonInfo(
+        "numbers", 1, "Numbers",
+        "Every format is a sign, an exponent and a mantissa; flip their bits and see what is left "
+        "of a number.",
+    ),
+    LessonInfo(
+        "gradients", 2, "Where gradients live",
+        "The gradients of a real model spread over dozens of powers of two, and most are tiny.",
+        {"model": ("gpt", "lenet", "resnet")},
+    ),
+    LessonInfo(
+        "underflow", 3, "Underflow and loss scaling",
+        "In fp16 small gradients become zero; multiplying the loss moves all of them up at once.",
+        {"model": ("gpt", "lenet"), "loss": ("small", "usual")},
+    ),
+    LessonInfo(
+        "scaler", 4, "The dynamic scaler",
+        "The scaler finds its scale by trying: the first skipped steps are how it searches.",
+        {"loss": ("sum", "mean")},
+    ),
+    LessonInfo(
+        "ops", 5, "Which op in which precision",
+        "Autocast decides op by op: products in half, and what adds up or exponentiates in fp32.",
+        {"model": ("gpt", "resnet")},
+    ),
+    LessonInfo(
+        "half", 6, "Why model.half() fails",
+        "The LeNet of many tutorials, trained as they write it and as it should be.",
+        {"optimizer": ("adam", "sgd")},
+    ),
+    LessonInfo(
+        "master", 7, "Master weights",
+        "A step that is small beside its weight is rounded away: w + Δ == w.",
+    ),
+    LessonInfo(
+        "bf16", 8, "bf16 or fp16",
+        "Sixteen bits buy range or precision: the same model in both, with and without a scaler.",
+        {"loss": ("usual", "small")},
+    ),
+    LessonInfo(
+        "inf_to_nan", 9, "How one Inf becomes NaN",
+        "One overflow, followed op by op from the forward pass into the weights.",
+        {"scaler": ("without", "with"), "batch": ("one", "every")},
+    ),
+    LessonInfo(
+        "accumulate", 10, "Accumulate in fp32",
+        "A running sum in half precision stops growing long before it is done.",
+        {"term": ("1", "0.1", "0.01")},
+    ),
+    LessonInfo(
+        "memory", 11, "Memory",
+        "Where the memory of a training step goes, and which part of it half precision halves.",
+        {"model": ("gpt", "lenet"), "batch": ("8", "32", "64")},
+    ),
+    LessonInfo(
+        "speed", 12, "Speed",
+        "Half precision is faster where the hardware has instructions for it, and shapes that fit.",
+        is_speed=True,
+    ),
+    LessonInfo(
+        "mistakes", 13, "Eight common mistakes",
+        "Eight scripts, each with one mistake, and what a diagnosis says of them.",
+        is_measured=False,
+    ),
+    LessonInfo(
+        "cost", 14, "What it costs",
+        "Energy and money for a whole training, from the throughput measured here.",
+        {"model": ("gpt", "lenet", "mlp")}, is_speed=True,
+    ),
+)  # fmt: skip
+LESSONS: Final[Mapping[str, LessonInfo]] = MappingProxyType({one.id: one for one in _ORDER})
+
+
+def lesson_spec(lesson: str, **asked: str) -> RunSpec:
+    """The spec of a lesson's measurement, with every setting that was not asked for at its default.
+
+    Raises BadInput for what is no lesson, no setting of it or no value of a setting.
+    """
+    info = _known(lesson)
+    for name, value in asked.items():
+        if value not in info.settings.get(name, ()):
+            raise BadInput(f"Lesson {lesson!r} has no setting {name}={value}.")
+    settings = [(name, asked.get(name, values[0])) for name, values in info.settings.items()]
+    return RunSpec(
+        workload=lesson,
+        kind="lesson",
+        steps=1,
+        device="auto" if info.is_speed else "cpu",
+        policy="native" if info.is_speed else "auto",
+        time_limit_s=TIME_LIMIT_S,
+        settings=(*settings, (VERSION, f"{__version__}.{info.revision}")),
+    )
+
+
+def checked_lesson(spec: RunSpec) -> None:
+    """Refuse a spec that :func:`lesson_spec` would not make. Raises BadInput."""
+    asked = {name: value for name, value in spec.settings if name != VERSION}
+    wanted = lesson_spec(spec.workload, **asked).settings
+    if wanted != spec.settings:
+        raise BadInput(f"Lesson {spec.workload!r} takes the settings {dict(wanted)}.")
+
+
+def _known(lesson: str) -> LessonInfo:
+    info = LESSONS.get(lesson)
+    if info is None or not info.is_measured:
+        names = ", ".join(one.id for one in _ORDER if one.is_measured)
+        raise BadInput(f"There is no lesson {lesson!r} to measure. There are: {names}.")
+    return info

@@ -1,0 +1,73 @@
+"""Lesson 3: one backward pass in fp16 at many loss scales, each element beside its fp32 self.
+
+    five fp32 steps, so that the gradients are those of a model that learns
+    fp32 pass       -> the exponent histogram that the page's slider moves
+    fp16 passes     -> at 1, 4, 16, … 2^40: lost, subnormal, zero before, not finite
+
+The same weights and batch throughout; nothing is stepped between the passes. Counted are the
+gradients of module outputs that flow in fp16: what autocast leaves in fp32 cannot underflow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from ampscope.formats import FP16
+from ampscope.lessons.output_gradients import Gradients, exponents_of, output_gradients
+from ampscope.records import Fates, Histogram, Reading, Result
+from ampscope.workloads.load import load
+from ampscope.workloads.protocol import Batch, Workload, iterate, move
+
+WARM_UP = 5
+EXPONENTS = tuple(range(0, 41, 2))  # of the loss scales that are run
+SMALL_LOSS = 2.0**-11  # what a mean over many, or a small weight, does to a loss
+
+
+def measure(asked: Mapping[str, str], device: torch.device) -> Iterator[Result]:
+    """The fp32 histogram, then one Fates a scale."""
+    factor = SMALL_LOSS if asked["loss"] == "small" else 1.0
+    workload = load(asked["model"], loss_factor=factor)
+    model, batches = workload.model.to(device), iterate(workload)
+    optimizer = workload.optimizer(model.parameters())
+    for _ in range(WARM_UP):
+        optimizer.zero_grad()
+        workload.loss(model, move(next(batches), device)).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    batch = move(next(batches), device)
+    reference = _pass(workload, batch, None, 1.0)
+    half = {e: _pass(workload, batch, torch.float16, 2.0**e) for e in EXPONENTS}
+    narrow = [key for key, value in half[0].items() if value.dtype is torch.float16]
+    row = exponents_of([reference[key] for key in narrow])
+    yield Histogram("output gradients", "fp32", "fp32", tuple(row.tolist()))
+    yield Reading("largest", "fp32", max(float(reference[k].abs().max()) for k in narrow))
+    for exponent, found in half.items():
+        yield _fates(2.0**exponent, [(found[key], reference[key]) for key in narrow])
+
+
+def _pass(workload: Workload, batch: Batch, dtype: torch.dtype | None, scale: float) -> Gradients:
+    """One forward and backward; under autocast where ``dtype`` is given."""
+    model = workload.model
+    model.zero_grad()
+    device = next(model.parameters()).device.type
+    with output_gradients(model) as found:
+        with torch.autocast(device, dtype=dtype or torch.float16, enabled=dtype is not None):
+            loss = workload.loss(model, batch)
+        (loss * scale).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return found
+
+
+def _fates(scale: float, pairs: list[tuple[Tensor, Tensor]]) -> Fates:
+    counts = torch.zeros(4, dtype=torch.int64)
+    for half, exact in pairs:
+        size = half.abs()
+        zero, was_zero = size == 0, exact == 0
+        subnormal = (size > 0) & (size < FP16.min_normal)
+        bad = ~torch.isfinite(half)
+        parts = (zero & ~was_zero, subnormal, zero & was_zero, bad)
+        counts += torch.stack([part.sum() for part in parts]).cpu()
+    total = sum(half.numel() for half, _ in pairs)
+    lost, small, before, nonfinite = map(int, counts.tolist())
+    return Fates("fp16", scale, total, lost, small, before, nonfinite)

@@ -1,0 +1,122 @@
+"""The lessons in a real browser: one server, one Chromium, measurements made beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from ampscope.lessons.catalog import LESSONS
+from app.sitemap import LESSON_ENTRIES
+from tests import browser
+from tests.lesson_runs import stored
+
+pytestmark = pytest.mark.browser
+PAGES = {entry.file.stem.split("_", 2)[2]: entry.file.stem for entry in LESSON_ENTRIES.values()}
+MEASURED = [name for name in PAGES if LESSONS[name].is_measured]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A dashboard on a store that holds every lesson but the one that is to be measured live."""
+    folder = tmp_path_factory.mktemp("learn")
+    for lesson in MEASURED:
+        stored(folder / "runs.db", lesson)
+    with browser.Servers(folder) as servers:
+        yield servers.start(folder / "runs.db")
+
+
+@pytest.fixture(scope="module")
+def page(chromium: Browser) -> Iterator[Page]:
+    """One page for all lessons, as a learner has it."""
+    with browser.page_of(chromium) as found:
+        yield found
+
+
+@pytest.mark.parametrize("lesson", MEASURED)
+def test_a_lesson_reveals_its_measurement(page: Page, url: str, lesson: str) -> None:
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(f"{url}/{PAGES[lesson]}?guess{LESSONS[lesson].number}=")
+    browser.settle(page)
+    main = page.get_by_test_id("stMain")
+    expect(main.get_by_text("Predict first.")).to_be_visible()
+    hide = main.get_by_role("button", name="Hide the answer")
+    if hide.count():  # an earlier visit's choice is remembered
+        hide.click()
+        browser.settle(page)
+    assert main.locator(".js-plotly-plot").count() == 0
+    main.get_by_role("button", name="Show without a prediction").click()
+    expect(main.get_by_text("Measured.").first).to_be_visible()
+    expect(main.locator(".js-plotly-plot").first).to_be_visible()
+    assert main.get_by_test_id("stException").count() == 0
+    assert main.get_by_test_id("stAlertContentError").count() == 0
+    assert f"guess{LESSONS[lesson].number}=show" in page.url
+    assert not errors
+
+
+def test_a_mistake_is_predicted_before_it_is_diagnosed(page: Page, url: str) -> None:
+    page.goto(f"{url}/learn_13_mistakes?mistake13=bce_loss")
+    browser.settle(page)
+    main = page.get_by_test_id("stMain")
+    expect(main.get_by_text("criterion = nn.BCELoss()")).to_be_visible()
+    assert main.get_by_role("button", name="Diagnose it").count() == 0
+    main.get_by_role("button", name="Show without a prediction").click()
+    expect(main.get_by_role("button", name="Diagnose it").first).to_be_enabled()
+    main.get_by_text("The mended script").click()
+    expect(main.get_by_text("+criterion = nn.BCEWithLogitsLoss()")).to_be_visible()
+
+
+def test_a_link_opens_exactly_that_view(page: Page, url: str) -> None:
+    page.goto(f"{url}/learn_03_underflow?guess3=c&scale3=65536.0&type=large")
+    browser.settle(page)
+    main = page.get_by_test_id("stMain")
+    expect(main.get_by_text("As you predicted.")).to_be_visible()
+    expect(main.get_by_text("At 2^16,")).to_be_visible()
+    size = page.evaluate("getComputedStyle(document.documentElement).fontSize")
+    assert size == "24px"
+
+
+def test_the_keyboard_answers_and_large_type_stays_through_links(page: Page, url: str) -> None:
+    page.goto(f"{url}/learn_01_numbers?type=large&guess1=show")
+    browser.settle(page)
+    page.get_by_role("button", name="Hide the answer").press("Enter")
+    browser.settle(page)
+    radio = page.get_by_role("radio").first
+    radio.focus()
+    radio.press("Space")
+    expect(page.get_by_text("You predicted:")).to_be_visible()
+    page.get_by_role("radio").first.press("ArrowDown")
+    expect(page.get_by_text("As you predicted.")).to_be_visible()
+    page.get_by_test_id("stMain").get_by_role("link").last.press("Enter")
+    expect(page.get_by_test_id("stMain").locator("h1").first).not_to_have_text("1 Numbers")
+    browser.settle(page)
+    assert "type=large" in page.url
+    assert page.evaluate("getComputedStyle(document.documentElement).fontSize") == "24px"
+
+
+def test_a_lesson_is_measured_when_it_is_first_asked(page: Page, url: str) -> None:
+    page.goto(f"{url}/learn_03_underflow?model3=lenet&loss3=usual&guess3=a")
+    browser.settle(page)
+    main = page.get_by_test_id("stMain")
+    expect(main.get_by_text("As you predicted.")).to_be_visible()
+    expect(main.locator(".js-plotly-plot").first).to_be_visible()
+
+
+def test_a_newcomer_walks_from_home_to_a_diagnosis(page: Page, url: str, tmp_path: Path) -> None:
+    page.goto(url)
+    browser.settle(page)
+    page.get_by_test_id("stMain").get_by_role("link", name="Lessons that measure").click()
+    for title in ("1 Numbers", "3 Underflow and loss scaling", "6 Why model.half() fails"):
+        expect(page.get_by_test_id("stMain").locator("h1").first).to_have_text("Learn")
+        page.get_by_test_id("stMain").get_by_role("link", name=title).first.click()
+        expect(page.get_by_test_id("stMain").locator("h1").first).to_have_text(title)
+        browser.settle(page)
+        page.get_by_test_id("stSidebarNav").get_by_role("link", name="Learn", exact=True).click()
+    expect(page.get_by_test_id("stMain").locator("h1").first).to_have_text("Learn")
+    page.get_by_role("link", name="Then diagnose such a failure").click()
+    expect(page.get_by_test_id("stMain").locator("h1").first).to_have_text("Zoo")
+    browser.settle(page)
+    expect(page.get_by_text("C45").first).to_be_visible()
