@@ -12,16 +12,24 @@ from ampscope.report.making import document, of_reports
 from ampscope.report.markdown import to_markdown
 from ampscope.report.notebook import to_notebook
 from ampscope.store.reader import Reader
-from app import store
+from app import permissions, run_rows, store
+
+NOTEBOOK = "application/x-ipynb+json"
 
 
 def draw(run: RunInfo) -> None:
-    """Three files of ``run``; of a script's run, of its whole diagnosis."""
+    """Files of ``run``; of a script's run, of its whole diagnosis, so all of that must be open to
+    whoever asks. It is decided here: the file itself is made in a thread that serves nobody."""
+    group = run.spec.group if run.spec.kind == "script" else ""
+    runs = (run_rows.group(store.path(), group) if group else ()) or (run,)
+    if len(permissions.visible(runs)) < len(runs):
+        return
     with st.popover("Report", icon=":material/description:", type="tertiary"):
         st.caption("Verdict, evidence, charts, fix, machine, and what is missing; nothing is run.")
         _button(run, "HTML, one file", "html", "text/html", _html)
         _button(run, "Markdown, for an issue", "md", "text/markdown", _markdown)
-        _button(run, "Notebook that loads the run", "ipynb", "application/x-ipynb+json", _notebook)
+        if permissions.is_trusted():  # it names the store's path, and reads all of the store
+            _button(run, "Notebook that loads the run", "ipynb", NOTEBOOK, _notebook)
 
 
 def _button(

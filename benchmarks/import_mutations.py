@@ -25,7 +25,18 @@ from pathlib import Path
 
 import mutations
 
-from ampscope.records import MEASUREMENT_KINDS, Event, Role
+from ampscope.exponents import RAW_LEN
+from ampscope.records import (
+    MEASUREMENT_KINDS,
+    Call,
+    Curve,
+    Event,
+    Fates,
+    Histogram,
+    Reading,
+    Role,
+    Tally,
+)
 from ampscope.report.html.page import to_html
 from ampscope.report.making import document, of_reports
 from ampscope.report.markdown import to_markdown
@@ -220,6 +231,15 @@ def _probe(store: Path) -> None:
     stores.finished(store, replace(stores.SPEC, steps=6), paths)
 
 
+LESSON = [
+    Reading("lost share", "fp16", 0.25),
+    Curve("loss", "fp32", (0.0, 1.0, 2.0), (3.0, 2.0, float("nan"))),
+    Curve("error", "bf16", (0.5, 1.5), (1e-3, 1e-2)),
+    Histogram("grad_output", "fp16", "fp16", tuple(range(RAW_LEN))),
+    Fates("fp16", 1024.0, 100, 1, 2, 3, 4),
+    Tally("fp16", 0, "softmax", "forward", 10, 0, 1, 2.5),
+    Call("mm", "forward", "fp16,fp16", "fp16", 3),
+]
 _MAKERS = {
     "diagnosis": script_stores.overflow,
     "probe": _probe,
@@ -227,6 +247,7 @@ _MAKERS = {
     "compare": lambda s: made_comparisons.stored(s, "compare", made_comparisons.compared()),
     "batch": lambda s: made_comparisons.stored(s, "batch", made_comparisons.searched()),
     "cores": lambda s: core_results.stored(s, [core_results.linear(1024, 96, 256, 1e-5, 4e-5)]),
+    "lesson": lambda s: made_comparisons.stored(s, "lesson", LESSON),
     "bench": lambda s: made_comparisons.stored(
         s, "bench", made_rates.ceilings_of({"fp32": 1.0, "bf16": 4.0, "fp16": None})
     ),

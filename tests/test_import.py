@@ -16,7 +16,8 @@ from ampscope.cli.main import main
 from ampscope.errors import BadInput, StoreError
 from ampscope.experiments.recall import recall
 from ampscope.experiments.repeat import repeatable
-from ampscope.records import Event, RunSpec, State
+from ampscope.exponents import RAW_LEN
+from ampscope.records import Curve, Event, Histogram, RunSpec, State
 from ampscope.store import export
 from ampscope.store.importing import import_file, reading
 from ampscope.store.reader import Reader
@@ -202,6 +203,26 @@ def test_a_refusal_names_the_place(
     assert str(refusal.value).startswith("in.json was not imported: ")
     assert said in str(refusal.value)
     assert not (tmp_path / "b.db").exists()
+
+
+def test_lists_of_a_result_belong_together(tmp_path: Path) -> None:
+    results = [
+        Curve("loss", "fp32", (0.0, 1.0), (3.0, 2.0)),
+        Histogram("w", "a", "fp16", (0,) * 284),
+    ]
+    made_comparisons.stored(tmp_path / "a.db", "lesson", results)
+    document = exported(tmp_path / "a.db", tmp_path / "a.json")
+    assert len(document["result"][1]["row"]) == 284
+    for change, said in (
+        (_without("result", 0, "x", 1), "result[0].y: 2 values were given for 1 of x"),
+        (_without("result", 1, "row", 9), "result[1].row: 283 counts were given"),
+    ):
+        changed = json.loads(json.dumps(document))
+        change(changed)
+        (tmp_path / "in.json").write_text(json.dumps(changed))
+        with pytest.raises(BadInput) as refusal:
+            import_file(tmp_path / "in.json", tmp_path / "b.db")
+        assert said in str(refusal.value)
 
 
 BYTES = [

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.store import export
+from ampscope.store import export, sharing
 from ampscope.store.importing import import_file
 from ampscope.store.reader import Reader
 from tests import browser, made_comparisons, script_stores, stores, watched_stores
+from tests.classes import Class
 
 LABELS = ["HTML, one file", "Markdown, for an issue", "Notebook that loads the run"]
 
@@ -67,6 +68,22 @@ def test_an_imported_diagnosis_is_looked_at_and_not_run(
     assert "imported from a" in said.replace("\\", "")
     assert "is not run from here" in said
     assert not [b for b in app.button if "fix" in b.label.lower()]  # type: ignore[attr-defined]
+
+
+def test_a_student_gets_files_of_what_is_shared_and_no_more(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = Class(monkeypatch)
+    head = script_stores.overflow(store_path)
+    with Reader(store_path) as reader:
+        runs = [run.id for run in reader.runs()]
+    assert labels(room.teacher().page("diagnosis", run=head)) == LABELS
+    sharing.share(store_path, runs, wanted=True)
+    # The notebook names the teacher's store and reads all of it.
+    assert labels(room.student().page("diagnosis", run=head)) == LABELS[:2]
+    sharing.share(store_path, [run for run in runs if run != head], wanted=False)
+    # The other runs are private again; a report is made of all of them.
+    assert labels(room.student().page("diagnosis", run=head)) == []
 
 
 @pytest.mark.browser

@@ -14,7 +14,8 @@ from click.testing import CliRunner
 from ampscope.analysis.loss_scale import FiniteParts
 from ampscope.cli.main import main
 from ampscope.errors import BadInput
-from ampscope.records import Event, Result, Role
+from ampscope.exponents import RAW_LEN
+from ampscope.records import Curve, Event, Histogram, Reading, Result, Role
 from ampscope.report import colours
 from ampscope.report.document import Lines, Series
 from ampscope.report.html.curves import curves
@@ -144,6 +145,12 @@ def measured(kind: str, results: list[Result]) -> Callable[[Path], str]:
     return lambda store: made_comparisons.stored(store, kind, results)
 
 
+LESSON: list[Result] = [
+    Reading("lost share", "fp16", 0.25),
+    Curve("loss", "fp32", (0.0, 1.0, 2.0), (3.0, 2.0, float("nan"))),
+    Curve("error", "bf16", (0.5, 1.5), (1e-3, 1e-2)),
+    Histogram("grad_output", "fp16", "fp16", tuple(range(RAW_LEN))),
+]
 KINDS: dict[str, tuple[Callable[[Path], str], str]] = {
     "no fault": (script_stores.no_fault, "No fault found"),
     "innocent": (script_stores.innocent, "AMP is innocent"),
@@ -158,6 +165,7 @@ KINDS: dict[str, tuple[Callable[[Path], str], str]] = {
     "compare": (measured("compare", made_comparisons.compared()), "bf16"),
     "batch": (measured("batch", made_comparisons.searched()), "200 samples (208 do not)"),
     "bench": (measured("bench", list(made_rates.ceilings_of({"fp32": 1.0}))), "1 TFLOP/s"),
+    "lesson": (measured("lesson", LESSON), "Lesson gpt: measured."),
     "nothing measured": (measured("bench", []), "Nothing was measured"),
 }
 

@@ -15,7 +15,7 @@ from ampscope.compare.verdict import verdict
 from ampscope.hardware.bench_view import rate_words
 from ampscope.records import Rate, Result, RunInfo
 from ampscope.report.colours import of_dtype
-from ampscope.report.contents import origin
+from ampscope.report.contents import lesson, origin
 from ampscope.report.document import Block, Fold, Lines, Paragraph, Part, Section, Series, Table
 from ampscope.store.reader import Reader
 
@@ -153,4 +153,5 @@ _TOLD: dict[str, Callable[[RunInfo, Sequence[Result]], Said]] = {
     "batch": _batch,
     "cores": _cores,
     "bench": _bench,
+    "lesson": lesson.told,
 }

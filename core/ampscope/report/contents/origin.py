@@ -72,7 +72,7 @@ def _machine(run: RunInfo) -> tuple[Block, ...]:
         ("Device", _device(machine)),
         ("Capability", machine.capability or "not read"),
         ("Rules", POLICIES.get(machine.policy, machine.policy)),
-        ("torch", machine.torch or "not recorded"),
+        ("Framework", machine.software),
         ("Python", machine.python or "not recorded"),
         ("Platform", machine.platform or "not recorded"),
         ("Report by", f"ampscope {__version__}"),

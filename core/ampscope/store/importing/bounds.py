@@ -7,6 +7,7 @@ from typing import Any
 
 from ampscope.records import MEASUREMENT_KINDS
 
+FRAMEWORKS = ("torch", "keras", "paddle")
 MOST = 2**63 - 1  # what a column of SQLite holds
 MOST_STEPS = 10**12  # a step a millisecond for 30 years
 MOST_MODULES = 10**6
@@ -48,6 +49,7 @@ _WHOLES = {
     "ScalerSpec": {"growth_interval": (1, MOST_STEPS)},
     "Timing": {"repeats": (1, MOST_STEPS)},
     "EnergyUse": {"steps": (1, MOST_STEPS), "samples": (0, MOST_COUNT)},
+    "Histogram": {"row": (0, MOST_COUNT)},
     "ModuleRecord": {"index": (0, MOST_MODULES), "parameter_count": (0, MOST_COUNT)},
 }
 _STEPS = {"step", "last_step", "attempt", "last_attempt", "steps_done", "attempts"}
@@ -59,6 +61,9 @@ _COUNTS = {
 _WORDS = {
     ("RunSpec", "kind"): ("probe", "script", "watch", *MEASUREMENT_KINDS),
     ("OpRecord", "phase"): ("forward", "backward", "step"),
+    ("RunSpec", "framework"): FRAMEWORKS,
+    ("Machine", "framework"): FRAMEWORKS,
+    ("Outcome", "framework"): FRAMEWORKS,
 }
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ampscope.records import Product
+from ampscope.exponents import RAW_LEN
+from ampscope.records import Curve, Histogram, Product, Result
 from ampscope.store.importing.refusal import Refusal, quoted
 from ampscope.store.importing.tables import Contents
 
@@ -32,19 +33,27 @@ def check(run: Contents) -> None:
     _known("shadow", (s.module for s in run.shadows), "module", modules)
     _known("histogram", (row.module for row, _ in run.histograms), "module", modules)
     for place, result in enumerate(run.results):
-        if isinstance(result, Product):
-            _check_product(result, place)
+        try:
+            _check_result(result)
+        except Refusal as refusal:
+            raise refusal.inside(place).inside("result") from None
     sets = {number for number, _ in run.ops}
     _known("step", (s.op_set for s in run.steps), "op_set", sets)
 
 
-def _check_product(product: Product, place: int) -> None:
-    """An operand has a distance for each of its sizes."""
-    for nth, operand in enumerate(product.operands):
-        if len(operand.shape) != len(operand.stride):
-            why = f"{len(operand.stride)} distances were given for {len(operand.shape)} sizes"
-            refusal = Refusal("reference", why).inside("stride").inside(nth)
-            raise refusal.inside("operands").inside(place).inside("result")
+def _check_result(result: Result) -> None:
+    """Lists of one result that belong together, value by value."""
+    if isinstance(result, Product):
+        for nth, operand in enumerate(result.operands):
+            if len(operand.shape) != len(operand.stride):
+                why = f"{len(operand.stride)} distances were given for {len(operand.shape)} sizes"
+                raise Refusal("reference", why).inside("stride").inside(nth).inside("operands")
+    elif isinstance(result, Curve) and len(result.x) != len(result.y):
+        why = f"{len(result.y):,} values were given for {len(result.x):,} of x"
+        raise Refusal("reference", why).inside("y")
+    elif isinstance(result, Histogram) and len(result.row) != RAW_LEN:
+        why = f"{len(result.row):,} counts were given; a histogram has {RAW_LEN}"
+        raise Refusal("reference", why).inside("row")
 
 
 def _once(table: str, keys: Iterable[tuple[object, ...]], what: str) -> None:

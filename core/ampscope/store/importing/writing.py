@@ -29,7 +29,7 @@ def write(store: Path, runs: Sequence[Contents], origin: str) -> list[str]:
             spec = replace(
                 run.info.spec,
                 group=groups[run.info.spec.group],
-                parent=ids.get(run.info.spec.parent, run.info.spec.parent),
+                parent=ids.get(run.info.spec.parent, ""),  # never a run that is there already
                 imported=origin,
             )
             _write_run(connection, ids[run.info.id], spec, run)
