@@ -83,12 +83,12 @@ def begin(lesson: Lesson) -> None:
                 st.caption(escape(term), width="content", help=TERMS[term])
 
 
-def end(lesson: Lesson) -> None:
-    """Your own code, where to read on, the next lesson."""
+def end(lesson: Lesson, code: Mapping[str, str] | None = None) -> None:
+    """Your own code (or ``code``), where to read on, the next lesson."""
     st.subheader("In your own code", anchor=False)
     for tab, name in zip(st.tabs(list(FRAMEWORKS)), FRAMEWORKS, strict=True):
         with tab:
-            st.code(lesson.code[name].strip("\n"), language="python", wrap_lines=True)
+            st.code((code or lesson.code)[name].strip("\n"), language="python", wrap_lines=True)
     if lesson.code_note:
         st.caption(escape(lesson.code_note))
     st.subheader("Where to read on", anchor=False)

@@ -25,7 +25,7 @@ class Answer:
     text: str
 
 
-def ask(number: int, question: str, choices: Sequence[str]) -> str | None:
+def ask(number: int | str, question: str, choices: Sequence[str]) -> str | None:
     """The letter that was chosen, :data:`SHOW`, or None as long as nothing was."""
     name, key = f"guess{number}", f"widget:guess{number}"
     letters = list(LETTERS[: len(choices)])

@@ -23,8 +23,19 @@ class Entry:
 # Of the lessons; one without an icon has no page.
 LESSON_ICONS = {
     "numbers": "pin",
+    "gradients": "bar_chart",
     "underflow": "vertical_align_bottom",
+    "scaler": "trending_up",
+    "ops": "rule",
     "half": "content_cut",
+    "master": "save",
+    "bf16": "balance",
+    "inf_to_nan": "link",
+    "accumulate": "functions",
+    "memory": "memory_alt",
+    "speed": "bolt",
+    "mistakes": "bug_report",
+    "cost": "payments",
 }
 
 

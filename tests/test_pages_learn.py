@@ -9,6 +9,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from ampscope.lessons.catalog import LESSONS, lesson_spec
+from ampscope.lessons.mistake_scripts import MISTAKES
 from ampscope.records import State
 from app import lesson_runs
 from app.sitemap import LESSON_ENTRIES
@@ -49,7 +50,8 @@ def test_nothing_is_measured_before_a_prediction(
     assert not app.exception
     assert not no_start
     number = LESSONS[lesson].number
-    assert app.radio(key=f"widget:guess{number}").value is None
+    name = f"13{MISTAKES[0].id}" if lesson == "mistakes" else number
+    assert app.radio(key=f"widget:guess{name}").value is None
     assert plain(app.subheader[0].value) == LESSONS[lesson].sentence
     assert not app.metric
 

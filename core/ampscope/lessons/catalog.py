@@ -95,7 +95,7 @@ _ORDER: Final = (
     LessonInfo(
         "memory", 11, "Memory",
         "Where the memory of a training step goes, and which part of it half precision halves.",
-        {"model": ("gpt", "lenet"), "batch": ("8", "32", "128")},
+        {"model": ("gpt", "lenet"), "batch": ("8", "32", "64")},
     ),
     LessonInfo(
         "speed", 12, "Speed",

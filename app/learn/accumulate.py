@@ -1,0 +1,127 @@
+"""Lesson 10: accumulate in fp32. Sums that stop, and products with two kinds of accumulator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pandas as pd
+
+from ampscope.records import Curve, Result
+from app import layout, lesson_chart
+from app.figures.lesson_lines import Line, lines
+from app.layout import KeyFigure
+from app.learn.found import curve, curves, reading
+from app.learn.sources import HIGHAM, NVIDIA, NVIDIA_SHAPES, PAPER, TORCH_NUMERICS
+from app.lesson_page import Lesson, Setting
+from app.lesson_question import Answer
+from app.palette import DTYPES, NORMAL
+from app.text import count, number, percent
+
+HALF, WIDE = "half accumulator", "fp32 accumulator"
+CLOSE = 0.01  # of the right sum
+
+PYTORCH = """
+total = torch.zeros((), dtype=torch.float16)
+for x in values.half():
+    total += x                                  # stops: 2048 + 1 == 2048
+
+values.half().sum()                             # adds in fp32, rounds once
+values.half().sum(dtype=torch.float32)          # and keeps the fp32 sum
+torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+"""
+PADDLE_CODE = """
+values.astype("float16").sum()
+values.astype("float32").sum()                  # add up in fp32
+running = running.astype("float32") + loss.astype("float32")
+"""
+KERAS_CODE = """
+keras.ops.sum(keras.ops.cast(values, "float32"))           # cast before the sum
+layer = keras.layers.LayerNormalization(dtype="float32")   # sums of squares in fp32
+"""
+
+
+def answer(results: Sequence[Result]) -> Answer:
+    """By where fp16's running sum ended."""
+    right, half = reading(results, "right", "fp64"), curve(results, "sum", "fp16").y[-1]
+    stopped = reading(results, "stopped after", "fp16")
+    choice = 0 if abs(half - right) <= CLOSE * right else 2 if math.isinf(half) else 1
+    by_torch = reading(results, "torch.sum", "fp16")
+    return Answer(
+        choice,
+        f"fp16's sum stopped at {number(half)} after {stopped:,.0f} terms; the right sum is "
+        f"{right:,.6g}. torch.sum, which adds in fp32, gives {by_torch:,.6g}.",
+    )
+
+
+def draw(results: Sequence[Result]) -> None:
+    """Running sums, then errors of products."""
+    right = reading(results, "right", "fp64")
+    found = curves(results, "sum")
+    layout.key_figures(
+        [
+            *(KeyFigure(f"Sum in {c.series}", number(c.y[-1])) for c in found),
+            KeyFigure("torch.sum of fp16", number(reading(results, "torch.sum", "fp16")),
+                      "It adds up in fp32 and rounds once."),
+        ]
+    )  # fmt: skip
+    text = stop_words(results)
+    layout.see(text)
+    symbols = {"fp16": "dash", "bf16": "dot", "fp32": "solid"}
+    figure = lines(
+        [Line(c.series, c.x, c.y, DTYPES[c.series], dash=symbols[c.series], has_markers=False)
+         for c in found],
+        x_title="terms added", y_title="sum",
+    )  # fmt: skip
+    figure.add_hline(y=right, line={"width": 1, "dash": "dash"}, annotation_text="right sum")
+    lesson_chart.show(figure, "lesson-accumulate", _table(found, "terms"), text)
+    layout.see(product_words(results))
+    errors = curves(results, "error")
+    looks = {HALF: (DTYPES["fp16"], "x", "dash"), WIDE: (NORMAL, "square", "solid")}
+    figure = lines(
+        [Line(c.series, c.x, c.y, *looks[c.series]) for c in errors],
+        x_title="length of the product", y_title="mean relative error", x_log=True, y_log=True,
+    )  # fmt: skip
+    lesson_chart.show(figure, "lesson-accumulate-products", _table(errors, "length"),
+                      product_words(results))  # fmt: skip
+
+
+def stop_words(results: Sequence[Result]) -> str:
+    """Where each running sum stopped."""
+    parts = []
+    for one in curves(results, "sum"):
+        after = reading(results, "stopped after", one.series)
+        where = (
+            "never" if math.isinf(after) else f"at {number(one.y[-1])}, after {after:,.0f} terms"
+        )
+        parts.append(f"{one.series} {where}")
+    return (
+        f"A sum stops when a term is less than half of its spacing. It stopped: {', '.join(parts)}."
+    )
+
+
+def product_words(results: Sequence[Result]) -> str:
+    """Errors of the longest product."""
+    half, wide = (curve(results, "error", name) for name in (HALF, WIDE))
+    return (
+        f"A product of {count(int(half.x[-1]))} positive fp16 numbers is off by "
+        f"{percent(half.y[-1])} with a half accumulator and by {percent(wide.y[-1])} with an fp32 "
+        "one that is rounded once at the end. A Tensor Core multiplies halves and adds in fp32."
+    )
+
+
+def _table(found: Sequence[Curve], x_name: str) -> pd.DataFrame:
+    return pd.DataFrame({x_name: list(found[0].x)} | {c.series: list(c.y) for c in found})
+
+
+LESSON = Lesson(
+    id="accumulate",
+    question="8,192 equal numbers are added one by one in fp16. Where does the sum end?",
+    choices=("At the right sum, or close", "Below it: it stops growing", "At Inf"),
+    answer=answer,
+    draw=draw,
+    settings={"term": Setting("Each number", {"1": "1", "0.1": "0.1", "0.01": "0.01"})},
+    terms=("spacing", "half precision", "Tensor Core"),
+    code={"PyTorch": PYTORCH, "Paddle": PADDLE_CODE, "Keras": KERAS_CODE},
+    sources=(PAPER, HIGHAM, NVIDIA, NVIDIA_SHAPES, TORCH_NUMERICS),
+)

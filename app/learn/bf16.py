@@ -1,0 +1,125 @@
+"""Lesson 8: bf16 or fp16. Range against precision, in errors and in losses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from ampscope.records import Curve, Result
+from app import layout, lesson_chart
+from app.figures.lesson_lines import Line, lines
+from app.layout import KeyFigure
+from app.learn.found import curves, reading
+from app.learn.sources import BFLOAT16, KERAS, NVIDIA, PADDLE, TORCH_AMP
+from app.lesson_page import Lesson, Setting
+from app.lesson_question import Answer
+from app.palette import DTYPES, NORMAL
+from app.text import number, percent
+
+NAMES = {"fp32": "fp32", "bf16": "bf16", "fp16-noscaler": "fp16, no scaler",
+         "fp16": "fp16 with a scaler"}  # fmt: skip
+LOOKS = {"fp32": (DTYPES["fp32"], "solid"), "bf16": (DTYPES["bf16"], "solid"),
+         "fp16-noscaler": (DTYPES["fp16"], "dot"), "fp16": (NORMAL, "dash")}  # fmt: skip
+TAIL = 20  # steps whose mean loss is compared
+ALIKE = 1.5  # times the loss of fp32: within, a training has learned as well
+
+PYTORCH = """
+with torch.autocast("cuda", dtype=torch.bfloat16):          # bf16: no scaler
+    loss = loss_fn(model(inputs), targets)
+loss.backward()
+optimizer.step()
+
+with torch.autocast("cuda", dtype=torch.float16):           # fp16: with one
+    loss = loss_fn(model(inputs), targets)
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()
+"""
+PADDLE_CODE = """
+with paddle.amp.auto_cast(dtype="bfloat16"):                # bf16: no scaler
+    loss = loss_fn(model(inputs), targets)
+loss.backward()
+
+scaler = paddle.amp.GradScaler()                            # fp16: with one
+with paddle.amp.auto_cast(dtype="float16"):
+    loss = loss_fn(model(inputs), targets)
+scaler.scale(loss).backward()
+"""
+KERAS_CODE = """
+keras.mixed_precision.set_global_policy("mixed_bfloat16")   # no loss scaling
+keras.mixed_precision.set_global_policy("mixed_float16")    # compile adds it
+"""
+
+
+def answer(results: Sequence[Result]) -> Answer:
+    """Which trainings learned as fp32 did."""
+    fp32 = _end(results, "fp32")
+    fine = {name: _end(results, name) <= ALIKE * fp32 for name in NAMES}
+    ends = ", ".join(f"{NAMES[name]} {number(_end(results, name))}" for name in NAMES)
+    text = f"Mean loss of the last {TAIL} steps: {ends}."
+    if not fine["bf16"]:
+        return Answer(2, text)
+    return Answer(0 if fine["fp16-noscaler"] else 1, text)
+
+
+def draw(results: Sequence[Result]) -> None:
+    """Errors of one pass, losses of a training."""
+    layout.key_figures(
+        [
+            KeyFigure("bf16: error", percent(reading(results, "median error", "bf16")),
+                      "Median of the gradients that are kept, against fp32."),
+            KeyFigure("fp16: error", percent(reading(results, "median error", "fp16")),
+                      "The same, with a scaler."),
+            KeyFigure("bf16: lost", percent(reading(results, "lost", "bf16")),
+                      "Zero here and not in fp32."),
+            KeyFigure("fp16, no scaler: lost",
+                      percent(reading(results, "lost", "fp16-noscaler")), "The same."),
+        ]
+    )  # fmt: skip
+    layout.see(error_words(results))
+    losses = curves(results, "loss")
+    figure = lines([_line(c) for c in losses], x_title="step", y_title="loss", y_log=True)
+    lesson_chart.show(figure, "lesson-bf16", table(results), answer(results).text)
+
+
+def error_words(results: Sequence[Result]) -> str:
+    """Precision and range in one sentence."""
+    bf16, fp16 = (reading(results, "median error", name) for name in ("bf16", "fp16"))
+    lost = reading(results, "lost", "fp16-noscaler")
+    coarser = f"{bf16 / fp16:.1f} times" if fp16 else "many times"
+    return (
+        f"Precision: bf16's gradients are {coarser} as far off as fp16's. Range: without a scaler "
+        f"fp16 loses {percent(lost)} of them, bf16 {percent(reading(results, 'lost', 'bf16'))}. "
+        "Of few lost ones, most are a ReLU that switched otherwise."
+    )
+
+
+def table(results: Sequence[Result]) -> pd.DataFrame:
+    """The losses."""
+    losses = curves(results, "loss")
+    return pd.DataFrame({"step": list(losses[0].x)} | {NAMES[c.series]: list(c.y) for c in losses})
+
+
+def _end(results: Sequence[Result], name: str) -> float:
+    found = next(c for c in curves(results, "loss") if c.series == name)
+    return sum(found.y[-TAIL:]) / TAIL
+
+
+def _line(one: Curve) -> Line:
+    color, dash = LOOKS[one.series]
+    return Line(NAMES[one.series], one.x, one.y, color, dash=dash, has_markers=False)
+
+
+LESSON = Lesson(
+    id="bf16",
+    question="Without a loss scaler, which of the two learns as well as fp32 does here?",
+    choices=("Both bf16 and fp16", "Only bf16", "Not even bf16"),
+    answer=answer,
+    draw=draw,
+    settings={"loss": Setting("Loss", {
+        "usual": "usual", "small": "small (times 2^-18; the optimizer makes up for it)"})},
+    terms=("half precision", "underflow", "scaler", "mantissa", "exponent"),
+    code={"PyTorch": PYTORCH, "Paddle": PADDLE_CODE, "Keras": KERAS_CODE},
+    sources=(BFLOAT16, TORCH_AMP, NVIDIA, PADDLE, KERAS),
+)  # fmt: skip

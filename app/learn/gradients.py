@@ -1,0 +1,147 @@
+"""Lesson 2: where gradients live. One histogram a role against each format's zones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from ampscope.exponents import Raw, Zones, max_exponent, median_exponent, min_exponent, zones
+from ampscope.formats import FORMATS
+from ampscope.records import Histogram, Result
+from app import layout, lesson_chart, links
+from app.figures.exponent_bars import exponent_bars
+from app.layout import KeyFigure
+from app.learn.sources import BFLOAT16, NVIDIA, OCP_FP8, PAPER
+from app.lesson_page import Lesson, Setting
+from app.lesson_question import Answer
+from app.text import count, percent
+
+FORMAT_NAMES = ("fp16", "bf16", "e4m3", "e5m2", "fp32")
+GRADIENTS, WEIGHTS = "output gradients", "weights"
+MANY = 20  # powers of two between the largest and the smallest
+
+PYTORCH = """
+def count(gradient):                            # on any module's output
+    exponents = torch.frexp(gradient.float()).exponent - 1
+    print(torch.unique(exponents, return_counts=True))
+
+layer.register_forward_hook(lambda module, inputs, output: output.register_hook(count))
+"""
+PADDLE_CODE = """
+def count(gradient):
+    size = gradient.astype("float32").abs()
+    exponents = paddle.floor(paddle.log2(size[size > 0]))
+    print(paddle.unique(exponents, return_counts=True))
+
+layer.register_forward_post_hook(lambda module, inputs, output: output.register_hook(count))
+"""
+KERAS_CODE = """
+with tf.GradientTape() as tape:                 # TensorFlow backend
+    loss = loss_fn(targets, model(inputs))
+for gradient in tape.gradient(loss, model.trainable_variables):
+    size = tf.abs(gradient)
+    exponents = tf.floor(tf.experimental.numpy.log2(size[size > 0]))
+    print(tf.unique_with_counts(exponents))
+"""
+
+
+def answer(results: Sequence[Result]) -> Answer:
+    """By the powers of two between the smallest and the largest output gradient."""
+    row = _row(results, GRADIENTS)
+    low, high = min_exponent(row), max_exponent(row)
+    assert low is not None
+    assert high is not None
+    spread = high - low
+    choice = 0 if spread <= MANY // 2 else 1 if spread <= MANY else 2
+    return Answer(
+        choice,
+        f"They reach from 2^{low} to 2^{high}, over {spread} powers of two; half of them lie "
+        f"below 2^{(median_exponent(row) or 0) + 1}.",
+    )
+
+
+def draw(results: Sequence[Result]) -> None:
+    """Role and format, the histogram, every format in one table."""
+    roles = [r.name for r in results if isinstance(r, Histogram)]
+    role = links.pick("Numbers of one step", "role2", roles, default=GRADIENTS)
+    name = links.pick("Format", "format2", FORMAT_NAMES, default="fp16")
+    row, fmt = _row(results, role), FORMATS[name]
+    found = zones(row, fmt)
+    layout.key_figures(
+        [
+            KeyFigure("Lost", percent(found.lost / max(found.nonzero, 1)), "They become zero."),
+            KeyFigure("Subnormal", percent(found.subnormal / max(found.nonzero, 1)),
+                      "They keep fewer digits."),
+            KeyFigure("Overflow", percent(found.overflow / max(found.nonzero, 1)),
+                      "They become infinite."),
+            KeyFigure("Zero before", count(found.zero), "Zero in fp32: not counted in the shares."),
+        ]
+    )  # fmt: skip
+    words = fit_words(role, name, found)
+    layout.see(words)
+    figure = exponent_bars(row, fmt, 0, x_title=f"size of {role}, as fp32 has them")
+    lesson_chart.show(figure, "lesson-gradients", table(results), words)
+    layout.see(apart_words(results))
+
+
+def fit_words(role: str, name: str, found: Zones) -> str:
+    """What one format would keep of one role."""
+    whole = max(found.nonzero, 1)
+    if found.lost == found.overflow == 0:
+        return f"Of {count(found.nonzero)} {role}, {name} loses none and overflows at none."
+    return (
+        f"Of {count(found.nonzero)} {role} that are not zero, {name} would lose "
+        f"{percent(found.lost / whole)}, keep {percent(found.subnormal / whole)} with fewer "
+        f"digits, and overflow at {percent(found.overflow / whole)}."
+    )
+
+
+def apart_words(results: Sequence[Result]) -> str:
+    """Weights beside gradients, by their medians."""
+    weight, gradient = (median_exponent(_row(results, r)) for r in (WEIGHTS, GRADIENTS))
+    if weight is None or gradient is None:
+        return "All gradients are zero."
+    return (
+        f"The median weight lies near 2^{weight}, the median output gradient near 2^{gradient}: "
+        f"one format must hold both, {abs(weight - gradient)} powers of two apart."
+    )
+
+
+def table(results: Sequence[Result]) -> pd.DataFrame:
+    """Every role in every format."""
+    rows = []
+    for one in (r for r in results if isinstance(r, Histogram)):
+        for name in FORMAT_NAMES:
+            found = zones(np.array(one.row, np.int64), FORMATS[name])
+            rows.append(
+                {
+                    "numbers": one.name,
+                    "format": name,
+                    "lost": found.lost,
+                    "subnormal": found.subnormal,
+                    "normal": found.normal,
+                    "overflow": found.overflow,
+                    "zero before": found.zero,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def _row(results: Sequence[Result], role: str) -> Raw:
+    found = next(r for r in results if isinstance(r, Histogram) and r.name == role)
+    return np.array(found.row, np.int64)
+
+
+LESSON = Lesson(
+    id="gradients",
+    question="Over how many powers of two do the gradients of one step spread?",
+    choices=("About 10", "About 20", "Many more than 20"),
+    answer=answer,
+    draw=draw,
+    settings={"model": Setting("Model", {"gpt": "GPT", "lenet": "LeNet", "resnet": "ResNet"})},
+    terms=("gradient", "activation", "exponent", "subnormal", "lost"),
+    code={"PyTorch": PYTORCH, "Paddle": PADDLE_CODE, "Keras": KERAS_CODE},
+    sources=(PAPER, BFLOAT16, OCP_FP8, NVIDIA),
+)

@@ -1,0 +1,179 @@
+"""Lesson 9: how one Inf becomes NaN. The chain of a step, and what is left after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from ampscope.records import Result, Tally
+from app import layout, lesson_chart, links
+from app.layout import KeyFigure
+from app.learn.found import reading
+from app.learn.sources import IEEE_754, NVIDIA, PADDLE, TORCH_AMP, TORCH_EXAMPLES
+from app.lesson_page import Lesson, Setting
+from app.lesson_question import Answer
+from app.palette import NONFINITE, NORMAL, OVERFLOW
+from app.text import count, number, power_of_two
+
+BAD_STEP, LAST_STEP = 1, 3
+HEIGHT_PX = 420
+
+PYTORCH = """
+scaler.scale(loss).backward()
+scaler.step(optimizer)                          # leaves the weights alone when one gradient is NaN
+scaler.update()                                 # halves the scale
+
+if not torch.isfinite(loss):                    # a batch that is bad every time: find it
+    print(batch_index, inputs.abs().max())
+"""
+PADDLE_CODE = """
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()
+
+if not bool(paddle.isfinite(loss)):
+    print(batch_index, float(inputs.abs().max()))
+"""
+KERAS_CODE = """
+keras.mixed_precision.set_global_policy("mixed_float16")   # LossScaleOptimizer skips the step
+model.fit(inputs, targets, callbacks=[keras.callbacks.TerminateOnNaN()])
+"""
+
+
+def answer(results: Sequence[Result]) -> Answer:
+    """By the weights and the loss after the last step."""
+    last = next(t for t in _tallies(results, LAST_STEP) if t.place == "weights")
+    loss = reading(results, "loss", str(LAST_STEP))
+    is_dead, is_well = last.nan + last.inf > 0, loss == loss and loss not in (float("inf"),)
+    choice = 2 if is_dead else 0 if is_well else 1
+    return Answer(
+        choice,
+        f"After step {LAST_STEP}, {count(last.nan)} of {count(last.total)} weights are NaN, and "
+        f"its loss is {number(loss)}.",
+    )
+
+
+def draw(results: Sequence[Result]) -> None:
+    """Step picker, the chain as bars, the sentence of each link that changes something."""
+    step = links.pick("Step", "step9", (0, 1, 2, 3), default=BAD_STEP, format_func=_step_name)
+    tallies = _tallies(results, step)
+    layout.key_figures(
+        [
+            KeyFigure("Loss", number(reading(results, "loss", str(step)))),
+            KeyFigure("Weights moved", "yes" if reading(results, "moved", str(step)) else "no",
+                      "Whether the optimizer changed any weight in this step."),
+            KeyFigure("Loss scale", power_of_two(reading(results, "scale", str(step))),
+                      "1 without a scaler."),
+            KeyFigure("NaN weights after it", count(tallies[-1].nan)),
+        ]
+    )  # fmt: skip
+    layout.see(chain_words(tallies))
+    figure = chain(tallies)
+    lesson_chart.show(figure, "lesson-inf-to-nan", table(results), chain_words(tallies))
+    layout.see(end_words(results))
+
+
+def chain_words(tallies: Sequence[Tally]) -> str:
+    """The first Inf, the first NaN, and how far they got."""
+    inf = next((t for t in tallies if t.inf), None)
+    nan = next((t for t in tallies if t.nan), None)
+    if inf is None and nan is None:
+        return "Every number of this step is finite."
+    parts = []
+    if inf is not None:
+        parts.append(
+            f"{inf.place} is the first with Inf ({count(inf.inf)} of {count(inf.total)}; its "
+            f"largest finite number is {number(inf.largest)}, and fp16 ends at 65,504)"
+        )
+    if nan is not None:
+        parts.append(
+            f"{nan.place} is the first with NaN ({count(nan.nan)} of {count(nan.total)})"
+            + ("; it adds up infinities of both signs" if inf is not None else "")
+        )
+    last = tallies[-1]
+    return _sentence(". ".join(parts)) + f" Weights that are NaN then: {count(last.nan)}."
+
+
+def end_words(results: Sequence[Result]) -> str:
+    """What each step left behind."""
+    parts = []
+    for step in range(LAST_STEP + 1):
+        weights = next(t for t in _tallies(results, step) if t.place == "weights")
+        moved = "moved" if reading(results, "moved", str(step)) else "left alone"
+        parts.append(f"step {step}: loss {number(reading(results, 'loss', str(step)))}, weights "
+                     f"{moved}, {count(weights.nan)} NaN")  # fmt: skip
+    return _sentence("; ".join(parts))
+
+
+def chain(tallies: Sequence[Tally]) -> go.Figure:
+    """A bar a place: finite, Inf, NaN, each with its own pattern."""
+    places = [f"{t.place}" for t in tallies]
+    kinds = (
+        ("finite", [t.total - t.nan - t.inf for t in tallies], NORMAL, ""),
+        ("Inf", [t.inf for t in tallies], OVERFLOW, "/"),
+        ("NaN", [t.nan for t in tallies], NONFINITE, "x"),
+    )
+    figure = go.Figure(
+        [
+            go.Bar(
+                name=name, y=places, orientation="h",
+                x=[n / t.total for n, t in zip(numbers, tallies, strict=True)],
+                marker={"color": color, "pattern": {"shape": pattern}},
+                hovertext=[f"{count(n)} of {count(t.total)} {name}"
+                           for n, t in zip(numbers, tallies, strict=True)],
+                hovertemplate="%{y}: %{hovertext}<extra></extra>",
+            )
+            for name, numbers, color, pattern in kinds
+        ]
+    )  # fmt: skip
+    figure.update_layout(
+        barmode="stack", height=HEIGHT_PX, margin={"t": 40, "b": 50, "l": 10, "r": 10},
+        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
+        xaxis={"title": {"text": "share of its numbers"}, "tickformat": ".0%"},
+        yaxis={"autorange": "reversed"},
+    )  # fmt: skip
+    return figure
+
+
+def table(results: Sequence[Result]) -> pd.DataFrame:
+    """Every place of every step."""
+    return pd.DataFrame(
+        [
+            {"step": t.step, "place": t.place, "numbers": t.total, "Inf": t.inf, "NaN": t.nan,
+             "largest finite": t.largest}
+            for t in results
+            if isinstance(t, Tally)
+        ]
+    )  # fmt: skip
+
+
+def _tallies(results: Sequence[Result], step: int) -> list[Tally]:
+    return [t for t in results if isinstance(t, Tally) and t.step == step]
+
+
+def _sentence(text: str) -> str:
+    """capitalize() would write nan for NaN."""
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _step_name(step: int) -> str:
+    return f"{step}, the bad batch" if step == BAD_STEP else str(step)
+
+
+LESSON = Lesson(
+    id="inf_to_nan",
+    question="One batch overflows in step 1. How does the model stand after step 3?",
+    choices=("It learns on", "Its weights are well, but its loss is not", "Its weights are NaN"),
+    answer=answer,
+    draw=draw,
+    settings={
+        "scaler": Setting("GradScaler", {"without": "without", "with": "with"}),
+        "batch": Setting("What overflows", {
+            "one": "one batch", "every": "every batch from step 1 on"}),
+    },
+    terms=("Inf", "NaN", "overflow", "scaler", "skipped step"),
+    code={"PyTorch": PYTORCH, "Paddle": PADDLE_CODE, "Keras": KERAS_CODE},
+    sources=(IEEE_754, TORCH_AMP, TORCH_EXAMPLES, NVIDIA, PADDLE),
+)  # fmt: skip

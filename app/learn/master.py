@@ -1,0 +1,132 @@
+"""Lesson 7: master weights. Steps of every size on real weights, and a training that lags."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from ampscope.records import Curve, Result
+from app import layout, lesson_chart, links
+from app.figures.lesson_lines import Line, lines
+from app.layout import KeyFigure
+from app.learn.found import curve, curves, reading
+from app.learn.sources import BFLOAT16, KERAS, PADDLE, PAPER
+from app.lesson_page import Lesson
+from app.lesson_question import Answer
+from app.palette import DTYPES, NORMAL
+from app.text import count, number, percent
+
+SYMBOLS = {"fp32": "circle", "bf16": "triangle-up", "fp16": "triangle-down", "e4m3": "star",
+           "e5m2": "square"}  # fmt: skip
+HALF, MASTER = "bf16", "bf16 with fp32 master weights"
+ASKED = -10  # the question's step: about a thousandth of a weight
+TAIL = 20  # steps whose mean loss is compared
+
+PYTORCH = """
+# Autocast leaves the weights in fp32: they are the master weights.
+with torch.autocast("cuda", dtype=torch.bfloat16):
+    loss = loss_fn(model(inputs), targets)
+loss.backward()
+optimizer.step()                                # w + Δ in fp32
+
+model.to(torch.bfloat16)                        # no master weights: small steps are lost
+"""
+PADDLE_CODE = """
+model, optimizer = paddle.amp.decorate(
+    model, optimizer, level="O2", dtype="bfloat16", master_weight=True
+)
+with paddle.amp.auto_cast(level="O2", dtype="bfloat16"):
+    loss = loss_fn(model(inputs), targets)
+"""
+KERAS_CODE = """
+policy = keras.DTypePolicy("mixed_bfloat16")
+policy.compute_dtype, policy.variable_dtype     # bfloat16, float32: the master weights
+keras.config.set_dtype_policy(policy)
+"""
+
+
+def answer(results: Sequence[Result]) -> Answer:
+    """By the share of bf16 weights that a step of a thousandth leaves unchanged."""
+    shares = {name: _at(curve(results, "unchanged", name), ASKED) for name in SYMBOLS}
+    share = shares[HALF]
+    choice = 0 if share < 0.1 else 1 if share < 0.9 else 2
+    return Answer(
+        choice,
+        f"A step of 2^{ASKED} of its weight leaves {percent(share)} of the weights unchanged in "
+        f"bf16, {percent(shares['fp16'])} in fp16, {percent(shares['fp32'])} in fp32.",
+    )
+
+
+def draw(results: Sequence[Result]) -> None:
+    """Slider, shares over step sizes, and the training."""
+    all_of_them = curves(results, "unchanged")
+    size = links.slide("Step, as a part of the weight", "step7", all_of_them[0].x,
+                       default=float(ASKED), format_func=lambda e: f"2^{e:.0f}")  # fmt: skip
+    shown = ("fp32", "fp16", "bf16", "e4m3")
+    layout.key_figures(
+        [
+            KeyFigure(f"Unchanged in {n}", percent(_at(curve(results, "unchanged", n), size)))
+            for n in shown
+        ]
+    )
+    text = ends_words(results)
+    layout.see(text)
+    figure = lines(
+        [Line(c.series, c.x, c.y, DTYPES[c.series], SYMBOLS[c.series]) for c in all_of_them],
+        x_title="step, as a part of the weight", y_title="weights with w + Δ == w", x_power=True,
+        y_percent=True, mark=size,
+    )  # fmt: skip
+    lesson_chart.show(figure, "lesson-master", _table(all_of_them, "2^x of the weight"), text)
+    layout.see(training_words(results))
+    looks = {"fp32": (DTYPES["fp32"], "solid"), HALF: (DTYPES["bf16"], "solid"),
+             MASTER: (NORMAL, "dash")}  # fmt: skip
+    losses = curves(results, "loss")
+    figure = lines(
+        [Line(c.series, c.x, c.y, looks[c.series][0], dash=looks[c.series][1], has_markers=False)
+         for c in losses],
+        x_title="step", y_title="loss",
+    )  # fmt: skip
+    lesson_chart.show(figure, "lesson-master-loss", _table(losses, "step"), training_words(results))
+
+
+def ends_words(results: Sequence[Result]) -> str:
+    """The largest step that still changes nothing, by format."""
+    parts = []
+    for one in curves(results, "unchanged"):
+        lost = [x for x, share in zip(one.x, one.y, strict=True) if share == 1]
+        parts.append(f"{one.series} 2^{max(lost):.0f}" if lost else f"{one.series} none here")
+    weights = count(int(reading(results, "weights", "LeNet")))
+    return (
+        f"w + Δ == w for every one of {weights} weights of a LeNet up to a step of: "
+        f"{', '.join(parts)} of the weight."
+    )
+
+
+def training_words(results: Sequence[Result]) -> str:
+    """Where each training ends, and how many weights moved."""
+    parts = []
+    for one in curves(results, "loss"):
+        loss, moved = sum(one.y[-TAIL:]) / TAIL, reading(results, "moved", one.series)
+        parts.append(f"{one.series} {number(loss)} ({percent(moved)} of the weights move a step)")
+    return f"The same training with small steps; mean loss at its end: {', '.join(parts)}."
+
+
+def _at(one: Curve, x: float) -> float:
+    return one.y[one.x.index(float(x))]
+
+
+def _table(found: Sequence[Curve], x_name: str) -> pd.DataFrame:
+    return pd.DataFrame({x_name: list(found[0].x)} | {c.series: list(c.y) for c in found})
+
+
+LESSON = Lesson(
+    id="master",
+    question="Every weight takes a step of a thousandth of itself. In bf16, how many do not move?",
+    choices=("Hardly any", "About half of them", "Nearly all of them"),
+    answer=answer,
+    draw=draw,
+    terms=("master weights", "spacing", "lost", "half precision"),
+    code={"PyTorch": PYTORCH, "Paddle": PADDLE_CODE, "Keras": KERAS_CODE},
+    sources=(PAPER, BFLOAT16, PADDLE, KERAS),
+)

@@ -1,0 +1,193 @@
+"""Lesson 5: which op in which precision. A real step's ops, three frameworks' lists, and why."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import pandas as pd
+import plotly.graph_objects as go
+import streamlit as st
+
+from ampscope.policy.op_lists import listed_ops
+from ampscope.records import Call, Result
+from app import layout, lesson_chart, sitemap
+from app.layout import KeyFigure
+from app.learn.found import reading
+from app.learn.sources import KERAS, PADDLE, PAPER, TORCH_AMP
+from app.lesson_page import Lesson, Setting
+from app.lesson_question import Answer
+from app.palette import dtype_color
+from app.text import count, number
+
+# What a framework calls it in its own list: PyTorch on CUDA, Paddle in fp16 O1, TensorFlow.
+KINDS = {
+    "matrix product": ("matmul", "matmul_v2", "MatMul"),
+    "convolution": ("conv2d", "conv2d", "Conv2D"),
+    "softmax": ("softmax.int", "softmax", "Softmax"),
+    "layer norm": ("layer_norm", "layer_norm", ""),
+    "loss of classes": ("nll_loss", "softmax_with_cross_entropy", "SoftmaxCrossEntropyWithLogits"),
+    "exp": ("exp", "exp", "Exp"),
+    "sum": ("sum", "reduce_sum", "Sum"),
+    "ReLU": ("relu", "relu", "Relu"),
+}
+PLACES = (("PyTorch", "CUDA"), ("Paddle", "fp16 O1"), ("TensorFlow", "fp16 graph"))
+QUIET = ("view", "t", "detach", "transpose", "expand", "_unsafe_view", "reshape", "slice", "select",
+         "as_strided", "permute", "unsqueeze", "squeeze", "empty_like", "clone")  # fmt: skip
+MOST = 14  # ops drawn
+PRODUCTS = ("mm", "addmm", "bmm", "convolution")
+CAREFUL = ("_softmax", "nll_loss_forward")  # softmax, and the loss of classes
+INNER = "_log_softmax"  # of cross_entropy
+
+PYTORCH = """
+with torch.autocast("cuda", dtype=torch.float16):
+    scores = q @ k.mT                           # fp16
+    weights = scores.softmax(-1)                # fp32: exp overflows early
+    with torch.autocast("cuda", enabled=False): # an op of your own that needs fp32
+        norm = x.float().square().mean()
+"""
+PADDLE_CODE = """
+with paddle.amp.auto_cast(
+    dtype="float16", custom_white_list={"elementwise_add"}, custom_black_list={"reduce_sum"}
+):
+    weights = paddle.nn.functional.softmax(paddle.matmul(q, k, transpose_y=True))
+"""
+KERAS_CODE = """
+keras.mixed_precision.set_global_policy("mixed_float16")
+outputs = keras.layers.Dense(10)(hidden)                            # computes in fp16
+outputs = keras.layers.Activation("softmax", dtype="float32")(outputs)
+"""
+
+
+def answer(results: Sequence[Result]) -> Answer:
+    """By the dtypes that the products, softmax and the loss put out in the traced step."""
+    careful = _dtypes(results, CAREFUL)
+    products = _dtypes(results, PRODUCTS)
+    half, full = products["fp16"], careful["fp32"]
+    choice = 0 if careful["fp16"] and half else 1 if half and full else 2
+    return Answer(
+        choice,
+        f"In the traced step {count(half)} of {count(products.total())} products put out fp16, and "
+        f"{count(full)} of {count(careful.total())} softmaxes and losses fp32.",
+    )
+
+
+def draw(results: Sequence[Result]) -> None:
+    """The step, the lists, the reasons."""
+    calls = _forward(results)
+    by_dtype: Counter[str] = Counter()
+    for call in calls:
+        by_dtype[_first(call)] += call.count
+    casts = sum(c.count for c in results if isinstance(c, Call) and c.op == "_to_copy")
+    layout.key_figures(
+        [
+            KeyFigure("Forward ops in fp16", count(by_dtype["fp16"])),
+            KeyFigure("in fp32", count(by_dtype["fp32"])),
+            KeyFigure("Casts in the step", count(casts), "Forward and backward."),
+        ]
+    )
+    text = f"Ops of the forward pass by the dtype that they put out; the {MOST} most frequent."
+    layout.see(text)
+    figure = bars(calls)
+    lesson_chart.show(figure, "lesson-ops", call_table(results), text)
+    layout.see("The lists by which three frameworks decide:")
+    st.dataframe(lists(), hide_index=True, key="lesson-ops-lists")
+    st.page_link(sitemap.OP_LISTS.file, label="All lists", icon=sitemap.OP_LISTS.icon)
+    layout.see(reasons(results))
+    if _dtypes(results, (INNER,))["fp16"]:
+        layout.see(
+            "The log-softmax inside cross_entropy put out fp16 in this step: cross_entropy names "
+            "that dtype itself, and a list leaves alone what is named."
+        )
+
+
+def reasons(results: Sequence[Result]) -> str:
+    """Why, measured."""
+    parts = []
+    for name, what in (
+        ("exp(12)", "exp of 12, an ordinary score,"),
+        ("4,096 × 8²", "the sum of 4,096 squares of 8, as in a norm,"),
+        ("-log(softmax)", "the loss of a class with probability 2e-9"),
+    ):
+        half, full = reading(results, name, "fp16"), reading(results, name, "fp32")
+        shown = f"{full:,.6g}" if math.isfinite(full) else number(full)
+        parts.append(f"{what} is {number(half)} in fp16 and {shown} in fp32")
+    return f"Why, measured: {'; '.join(parts)}."
+
+
+def bars(calls: Sequence[Call]) -> go.Figure:
+    """Calls an op and dtype."""
+    totals: Counter[str] = Counter()
+    for call in calls:
+        totals[call.op] += call.count
+    names = [name for name, _ in totals.most_common(MOST)]
+    figure = go.Figure()
+    for dtype, pattern in (("fp16", ""), ("fp32", "/"), ("other", ".")):
+        amount = Counter[str]()
+        for call in calls:
+            kind = _first(call) if _first(call) in ("fp16", "fp32") else "other"
+            amount[call.op] += call.count if kind == dtype else 0
+        if any(amount[name] for name in names):
+            figure.add_bar(
+                name=dtype, y=names, x=[amount[name] for name in names], orientation="h",
+                marker={"color": dtype_color(dtype), "pattern": {"shape": pattern}},
+            )  # fmt: skip
+    figure.update_layout(
+        barmode="stack", height=440, margin={"t": 40, "b": 50, "l": 10, "r": 10},
+        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
+        xaxis={"title": {"text": "calls in the forward pass"}}, yaxis={"autorange": "reversed"},
+    )  # fmt: skip
+    return figure
+
+
+def lists() -> pd.DataFrame:
+    """What each framework's list says of each kind of op."""
+    known = {(o.framework.split()[0], o.where, o.op): o.meaning for o in listed_ops()}
+    rows = []
+    for kind, names in KINDS.items():
+        row = {"op": kind}
+        for (framework, where), name in zip(PLACES, names, strict=True):
+            row[f"{framework}, {where}"] = known.get((framework, where, name), "as it comes")
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def call_table(results: Sequence[Result]) -> pd.DataFrame:
+    """Every op of the step."""
+    calls = [r for r in results if isinstance(r, Call)]
+    return pd.DataFrame(
+        [(c.op, c.phase, c.inputs, c.outputs, c.count) for c in calls],
+        columns=["op", "phase", "inputs", "outputs", "calls"],
+    )
+
+
+def _forward(results: Sequence[Result]) -> list[Call]:
+    calls = (r for r in results if isinstance(r, Call) and r.phase == "forward")
+    return [c for c in calls if c.op not in QUIET and c.outputs and c.op != "_to_copy"]
+
+
+def _dtypes(results: Sequence[Result], ops: Sequence[str]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for call in _forward(results):
+        if call.op in ops:
+            found[_first(call)] += call.count
+    return found
+
+
+def _first(call: Call) -> str:
+    return call.outputs.partition(",")[0]
+
+
+LESSON = Lesson(
+    id="ops",
+    question="Under fp16 autocast, in which precision do products run, and in which the loss?",
+    choices=("Both in fp16", "Products in fp16, the loss in fp32", "Both in fp32"),
+    answer=answer,
+    draw=draw,
+    settings={"model": Setting("Model", {"gpt": "GPT", "resnet": "ResNet"})},
+    terms=("autocast", "half precision", "overflow"),
+    code={"PyTorch": PYTORCH, "Paddle": PADDLE_CODE, "Keras": KERAS_CODE},
+    code_note="Keras decides by layer, not by op: a layer's dtype is what it computes in.",
+    sources=(TORCH_AMP, PADDLE, KERAS, PAPER),
+)

@@ -1,0 +1,154 @@
+"""Lesson 12: speed. Products by size, crooked sizes, and two models, on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from ampscope.hardware.bench_view import rate_words
+from ampscope.records import Rate, Reading, Result, StepTimes
+from app import layout, lesson_chart
+from app.figures.lesson_lines import Line, lines
+from app.layout import KeyFigure
+from app.learn.sources import NVIDIA, NVIDIA_SHAPES, PADDLE, TORCH_AMP
+from app.lesson_page import Lesson
+from app.lesson_question import Answer
+from app.palette import DTYPES
+from app.text import duration, percent
+
+LOOKS = {"fp32": ("circle", "solid"), "tf32": ("diamond", "solid"),
+         "bf16": ("triangle-up", "dash"), "fp16": ("triangle-down", "dot")}  # fmt: skip
+GAINS = 1.1  # times as fast, and more: beyond the spread of a step
+
+PYTORCH = """
+torch.backends.cuda.matmul.allow_tf32 = True    # fp32 products on Tensor Cores
+layer = nn.Linear(1024, 4096)                   # sizes in multiples of 8 (fp16, bf16)
+embedding = nn.Embedding(50304, 1024)           # 50257 rounded up to a multiple of 64
+"""
+PADDLE_CODE = """
+layer = paddle.nn.Linear(1024, 4096)            # multiples of 8
+embedding = paddle.nn.Embedding(50304, 1024)
+with paddle.amp.auto_cast(dtype="bfloat16"):
+    outputs = layer(inputs)
+"""
+KERAS_CODE = """
+keras.mixed_precision.set_global_policy("mixed_bfloat16")
+layer = keras.layers.Dense(4096)                # multiples of 8
+embedding = keras.layers.Embedding(50304, 1024)
+"""
+
+
+def answer(results: Sequence[Result]) -> Answer:
+    """By the step of the tiny MLP, bf16 beside fp32."""
+    gain = _gain(results, "mlp")
+    choice = 0 if gain >= GAINS else 1 if gain > 1 / GAINS else 2
+    gpt = _gain(results, "gpt")
+    return Answer(
+        choice,
+        f"A step of the tiny MLP is {gain:.2f} times as fast in bf16 as in fp32; a step of the "
+        f"small GPT {gpt:.2f} times.",
+    )
+
+
+def draw(results: Sequence[Result]) -> None:
+    """Rates over size, then words on the rest."""
+    rates = [r for r in results if isinstance(r, Rate) and r.series == "square" and r.flops_s]
+    layout.key_figures(_figures(results))
+    text = product_words(results)
+    layout.see(text)
+    names = [name for name in LOOKS if any(r.dtype == name for r in rates)]
+    curves = [
+        Line(name, [r.shape[0] for r in rates if r.dtype == name],
+             [r.flops_s or 0 for r in rates if r.dtype == name], DTYPES[name], *LOOKS[name])
+        for name in names
+    ]  # fmt: skip
+    figure = lines(curves, x_title="size of the product (m = n = k)",
+                   y_title="operations a second", x_log=True, y_log=True)  # fmt: skip
+    sizes = sorted({r.shape[0] for r in rates})
+    figure.update_xaxes(tickvals=sizes, ticktext=[f"{n:,}" for n in sizes])
+    figure.update_yaxes(exponentformat="SI", dtick=1)
+    lesson_chart.show(figure, "lesson-speed", table(results), text)
+    layout.see(crooked_words(results))
+    layout.see(step_words(results))
+
+
+def product_words(results: Sequence[Result]) -> str:
+    """bf16 beside fp32, at the smallest and at the largest size; what was too slow."""
+    rates = {(r.dtype, r.shape[0]): r.flops_s for r in results
+             if isinstance(r, Rate) and r.series == "square" and r.flops_s}  # fmt: skip
+    sizes = sorted(n for dtype, n in rates if dtype == "bf16" and ("fp32", n) in rates)
+    parts = [f"{rates['bf16', n] / rates['fp32', n]:.2f} times at {n:,}"
+             for n in (sizes[0], sizes[-1])]  # fmt: skip
+    slow = [r for r in results if isinstance(r, Reading) and r.name == "too slow here"]
+    text = f"A product in bf16 is as fast as one in fp32: {', '.join(parts)}."
+    if slow:
+        text += (
+            f" {slow[0].series} was left out at {slow[0].text}: one product took "
+            f"{duration(slow[0].value)}, as this device has no instructions for it."
+        )
+    return text
+
+
+def crooked_words(results: Sequence[Result]) -> str:
+    """What a size beside a multiple of 8 costs here."""
+    rates = [r for r in results if isinstance(r, Rate) and r.series == "crooked" and r.flops_s]
+    straight = rates[0].flops_s or 1
+    parts = [f"{percent((r.flops_s or 0) / straight)} at {r.shape[0]:,}" for r in rates[1:]]
+    return (
+        f"Multiples of 8: bf16 reaches {rate_words(straight)} at {rates[0].shape[0]:,}, and "
+        f"{' and '.join(parts)} of that. On Tensor Cores a crooked size can cost more."
+    )
+
+
+def step_words(results: Sequence[Result]) -> str:
+    """Both models in both precisions."""
+    parts = []
+    for one in (r for r in results if isinstance(r, StepTimes)):
+        timing = one.step
+        parts.append(f"{one.precision} {timing.median_s * 1e3:.2f} ms "
+                     f"({timing.low_s * 1e3:.2f} to {timing.high_s * 1e3:.2f})")  # fmt: skip
+    return f"A training step, median and quartiles: {', '.join(parts)}. Casts cost time as well."
+
+
+def table(results: Sequence[Result]) -> pd.DataFrame:
+    """Every product."""
+    rates = [r for r in results if isinstance(r, Rate) and r.timing is not None]
+    return pd.DataFrame(
+        {
+            "series": [r.series for r in rates],
+            "dtype": [r.dtype for r in rates],
+            "size": [r.shape[0] for r in rates],
+            "operations a second": [r.flops_s for r in rates],
+            "median (s)": [r.timing.median_s for r in rates if r.timing],
+        }
+    )
+
+
+def _figures(results: Sequence[Result]) -> list[KeyFigure]:
+    best = max((r for r in results if isinstance(r, Rate) and r.flops_s),
+               key=lambda r: r.flops_s or 0)  # fmt: skip
+    return [
+        KeyFigure(
+            "Best product", rate_words(best.flops_s or 0), f"{best.dtype}, {best.shape[0]:,}"
+        ),
+        KeyFigure("Tiny MLP in bf16", f"{_gain(results, 'mlp'):.2f}×", "Against fp32, a step."),
+        KeyFigure("Small GPT in bf16", f"{_gain(results, 'gpt'):.2f}×", "Against fp32, a step."),
+    ]
+
+
+def _gain(results: Sequence[Result], model: str) -> float:
+    times = {r.precision: r.step.median_s for r in results if isinstance(r, StepTimes)}
+    return times[f"{model} fp32"] / times[f"{model} bf16"]
+
+
+LESSON = Lesson(
+    id="speed",
+    question="A tiny MLP trains under bf16 autocast instead of in fp32. How fast is a step here?",
+    choices=("Faster", "About as fast", "Slower"),
+    answer=answer,
+    draw=draw,
+    terms=("Tensor Core", "half precision", "autocast", "throughput"),
+    code={"PyTorch": PYTORCH, "Paddle": PADDLE_CODE, "Keras": KERAS_CODE},
+    sources=(NVIDIA_SHAPES, NVIDIA, TORCH_AMP, PADDLE),
+)

@@ -1,0 +1,53 @@
+"""Lesson 14: throughput of a training step in fp32 and bf16, and energy where a counter is read.
+
+What a whole training costs follows from samples a second; prices and, without a counter, watts are
+the learner's to type in.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from ampscope.measure.beside_steps import step_times
+from ampscope.measure.energy import energy_counter
+from ampscope.measure.phases import StepSeconds, timed_step
+from ampscope.measure.rebatch import batch_size
+from ampscope.measure.together import batch_of, prepared
+from ampscope.records import EnergyUse, Result, RunSpec
+
+PRECISIONS = "fp32,bf16"
+WARM_UP, LEAST, TIMED_S = 3, 5, 1.2
+ENERGY_S = 0.6  # in a row, for each precision
+
+
+def measure(asked: Mapping[str, str], device: torch.device) -> Iterator[Result]:
+    """StepTimes of both, EnergyUse of both where it can be read."""
+    spec = RunSpec(workload=asked["model"], precision=PRECISIONS, policy="native")
+    trainings = prepared(spec, device)
+    batches = {name: batch_of(training, spec) for name, training in trainings.items()}
+    samples = batch_size(next(iter(batches.values())), spec.workload)
+    seen: dict[str, list[StepSeconds]] = {name: [] for name in trainings}
+    ends, number = time.perf_counter() + 10 * TIMED_S, 0
+    while number < WARM_UP + LEAST or time.perf_counter() < ends:
+        if number == WARM_UP:
+            ends = time.perf_counter() + TIMED_S
+        for name, training in trainings.items():
+            one = timed_step(training, batches[name])
+            if number >= WARM_UP:
+                seen[name].append(one)
+        number += 1
+    for name, taken in seen.items():
+        yield step_times(name, samples, taken, None)
+    counter = energy_counter(device)
+    if counter is None:
+        return
+    source, read = counter
+    for name, training in trainings.items():
+        steps, before, began = 0, read(), time.perf_counter()
+        while time.perf_counter() - began < ENERGY_S:
+            timed_step(training, batches[name])
+            steps += 1
+        yield EnergyUse(name, read() - before, steps, samples, source, time.time())

@@ -1,0 +1,57 @@
+"""Lesson 2: in which powers of two the numbers of a real training lie, in fp32.
+
+Ten training steps in fp32, then one whose activations, output gradients, weight gradients, weights
+and updates are counted, every element: nothing rounds them, so they show what a format must hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ampscope.capture.tensors import floating_tensors
+from ampscope.lessons.output_gradients import exponents_of, output_gradients
+from ampscope.records import Histogram, Reading, Result
+from ampscope.workloads.load import load
+from ampscope.workloads.protocol import iterate, move
+
+WARM_UP = 10
+
+
+def measure(asked: Mapping[str, str], device: torch.device) -> Iterator[Result]:
+    """One histogram a role."""
+    workload = load(asked["model"])
+    model, batches = workload.model.to(device), iterate(workload)
+    optimizer = workload.optimizer(model.parameters())
+    activations: list[Tensor] = []
+    for step in range(WARM_UP + 1):
+        optimizer.zero_grad()
+        handles = _keep_outputs(model, activations) if step == WARM_UP else []
+        with output_gradients(model) as found:
+            loss = workload.loss(model, move(next(batches), device))
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        for handle in handles:
+            handle.remove()
+        before = [p.detach().clone() for p in model.parameters()]
+        optimizer.step()
+    parameters = list(model.parameters())
+    roles: dict[str, list[Tensor]] = {
+        "activations": activations,
+        "output gradients": list(found.values()),
+        "weight gradients": [p.grad for p in parameters if p.grad is not None],
+        "weights": [p.detach() for p in parameters],
+        "weight updates": [p.detach() - b for p, b in zip(parameters, before, strict=True)],
+    }
+    for role, tensors in roles.items():
+        yield Histogram(role, asked["model"], "fp32", tuple(exponents_of(tensors).tolist()))
+    yield Reading("loss", asked["model"], float(loss.detach()))
+
+
+def _keep_outputs(model: nn.Module, kept: list[Tensor]) -> list[torch.utils.hooks.RemovableHandle]:
+    def keep(module: nn.Module, inputs: object, output: object) -> None:
+        kept.extend(tensor.detach() for tensor in floating_tensors(output))
+
+    leaves = (module for module in model.modules() if not list(module.children()))
+    return [leaf.register_forward_hook(keep) for leaf in leaves]

@@ -1,0 +1,32 @@
+"""Lesson 11: bytes that live when a training step needs most, by what they are for.
+
+The same model and batch in fp32, under fp16 autocast, and with everything in fp16, each after two
+steps, so that the optimizer has its state. Every storage that an op allocates is followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from ampscope.measure.beside_steps import memory_split
+from ampscope.measure.together import batch_of
+from ampscope.records import Result, RunSpec
+from ampscope.run.probe import prepare
+from ampscope.run.training import training_step
+
+PRECISIONS = ("fp32", "fp16", "fp16-pure")
+WARM_UP = 2
+
+
+def measure(asked: Mapping[str, str], device: torch.device) -> Iterator[Result]:
+    """One MemorySplit a precision."""
+    samples = int(asked["batch"])
+    for name in PRECISIONS:
+        spec = RunSpec(workload=asked["model"], precision=name)
+        training = prepare(spec, device)
+        batch = batch_of(training, spec, samples)
+        for _ in range(WARM_UP):
+            training_step(training, batch)
+        yield memory_split(training, batch, name, samples)

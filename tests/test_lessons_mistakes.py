@@ -1,0 +1,93 @@
+"""Lesson 13: what a real diagnosis says of each mistake, and of mended scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from ampscope.experiments.diagnosis import run_diagnosis
+from ampscope.lessons.mistake_scripts import BY_ID, MISTAKES, STEPS, script_path
+from ampscope.records import RunSpec
+from app import diagnosis_jobs
+
+FOUND = {  # written down by hand: what each script has
+    "cast_by_hand": ["fp16_params_with_scaler"],
+    "no_scaler": ["gradient_underflow"],
+    "clip_before_unscale": ["clip_before_unscale"],
+    "unscale_each_micro_batch": ["scaler_protocol_error"],
+    "scaler_state_not_saved": ["scaler_state_lost"],
+    "amp_in_evaluation": ["half_accumulation_stagnation"],
+    "bce_loss": ["unsafe_op_under_autocast"],
+    "scaler_for_bf16": [],  # harmless: the scaler only multiplies and divides
+}
+
+
+def diagnosed(store: Path, mistake: str, *, mended: bool = False) -> list[str]:
+    path = script_path(mistake, mended=mended)
+    spec = RunSpec(
+        workload=str(path), kind="script", steps=STEPS, policy=BY_ID[mistake].policy,
+        time_limit_s=240.0, precision="as_is", group=f"lesson-{path.stem}",
+    )  # fmt: skip
+    report = run_diagnosis(spec, store, verify=False)
+    assert not report.could_not_run, report.could_not_run
+    return [finding.cause for finding in report.diagnosis.findings]
+
+
+@pytest.mark.parametrize("mistake", FOUND)
+def test_a_diagnosis_finds_the_mistake(tmp_path: Path, mistake: str) -> None:
+    assert diagnosed(tmp_path / "runs.db", mistake) == FOUND[mistake]
+
+
+@pytest.mark.parametrize("mistake", ["cast_by_hand", "scaler_state_not_saved", "bce_loss"])
+def test_a_mended_script_has_none(tmp_path: Path, mistake: str) -> None:
+    assert diagnosed(tmp_path / "runs.db", mistake, mended=True) == []
+
+
+def test_every_mistake_has_its_two_scripts_and_its_code() -> None:
+    from app.learn import mistakes_code
+    from app.learn.mistakes import changes
+
+    assert len(MISTAKES) == 8
+    for mistake in MISTAKES:
+        assert changes(mistake).count("\n") > 2
+        assert set(mistakes_code.of(mistake.id)) == {"PyTorch", "Paddle", "Keras"}
+
+
+def plain(text: str) -> str:
+    return text.replace("\\", "").replace("\u2060", "")
+
+
+def test_the_page_offers_a_diagnosis_after_a_prediction(
+    open_page: Callable[..., AppTest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[Path, str, int]] = []
+    monkeypatch.setattr(diagnosis_jobs, "start_diagnosis", lambda *a: started.append(a))
+    app = open_page("learn_13_mistakes", mistake13="bce_loss")
+    assert not app.exception
+    assert not any(b.key == "dx13-bce_loss" for b in app.button)
+    app.radio(key="widget:guess13bce_loss").set_value("a").run()
+    app.button(key="dx13-bce_loss").click().run()
+    assert started == [(script_path("bce_loss"), "cuda", STEPS)]
+
+
+def test_the_page_shows_what_the_diagnosis_says(
+    open_page: Callable[..., AppTest], store_path: Path
+) -> None:
+    diagnosed(store_path, "scaler_state_not_saved")
+    app = open_page(
+        "learn_13_mistakes", mistake13="scaler_state_not_saved",
+        guess13scaler_state_not_saved="b",
+    )  # fmt: skip
+    app.run()
+    if any("Diagnosing on this machine." in plain(i.value) for i in app.info):
+        import time
+
+        time.sleep(6)  # a page takes a case for moving until 5 s after its last run
+        app.run()
+    assert not app.exception
+    assert "As you predicted." in plain(app.success[0].value)
+    assert "Root cause" in plain(app.success[0].value)
+    assert app.get("plotly_chart")
