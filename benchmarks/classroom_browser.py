@@ -30,6 +30,7 @@ class Widget:
     kind: str  # slider | radio | buttons | checkbox | select
     options: tuple[str, ...]
     state: WidgetState
+    fragment: str  # a widget in a fragment runs that alone
 
 
 @dataclass(slots=True)
@@ -60,13 +61,13 @@ class Tab:
             state.string_value = value
         else:
             state.string_array_value.data[:] = [value]
-        return await self._rerun()
+        return await self._rerun(self.widgets[widget].fragment, is_auto=False)
 
     async def close(self) -> None:
         self._stop_clocks()
         await self.stream.close()
 
-    async def _rerun(self, fragment: str = "") -> float:
+    async def _rerun(self, fragment: str = "", *, is_auto: bool = True) -> float:
         async with self._sending:
             message = BackMsg()
             client = message.rerun_script
@@ -74,7 +75,7 @@ class Tab:
             client.page_script_hash = self.pages.get(self.page, "")
             client.page_name = "" if client.page_script_hash else self.page
             client.fragment_id = fragment
-            client.is_auto_rerun = bool(fragment)
+            client.is_auto_rerun = bool(fragment) and is_auto
             client.widget_states.widgets.extend(w.state for w in self.widgets.values())
             started = time.perf_counter()
             await self.stream.send(message.SerializeToString())
@@ -110,7 +111,7 @@ class Tab:
         return False
 
     def _note(self, message: ForwardMsg) -> None:
-        element = message.delta.new_element
+        element, fragment = message.delta.new_element, message.delta.fragment_id
         kind = element.WhichOneof("type")
         if kind == "exception":
             self.errors.append(f"{element.exception.type}: {element.exception.message}")
@@ -120,17 +121,13 @@ class Tab:
             slider = element.slider
             options = tuple(slider.options)
             at = slider.raw_value[0] if slider.raw_value else options[int(slider.default[0])]
-            self._widget(slider.id, "slider", options, [at])
+            state = WidgetState(id=slider.id)
+            state.string_array_value.data[:] = [at]
+            self.widgets.setdefault(slider.id, Widget("slider", options, state, fragment))
         elif kind == "radio":
             options = tuple(element.radio.options)
             state = WidgetState(id=element.radio.id)
-            self.widgets.setdefault(element.radio.id, Widget("radio", options, state))
-
-    def _widget(self, id_: str, kind: str, options: tuple[str, ...], value: list[str]) -> None:
-        if id_ not in self.widgets:
-            state = WidgetState(id=id_)
-            state.string_array_value.data[:] = value
-            self.widgets[id_] = Widget(kind, options, state)
+            self.widgets.setdefault(element.radio.id, Widget("radio", options, state, fragment))
 
     def _start_clock(self, fragment: str, every_s: float) -> None:
         if fragment not in self.clocks:

@@ -1,4 +1,4 @@
-"""A class of sixty on one machine, while a probe runs: latency, memory, and what it costs the probe.
+"""Sixty students on one machine while a probe runs: latency, memory, and what it costs the probe.
 
     python benchmarks/classroom_load.py      # results/classroom_load.json; about six minutes
 
@@ -35,6 +35,7 @@ from contest import setting
 from ampscope.experiments.launch import child_environment, follow, launch
 from ampscope.lessons.catalog import LESSONS, lesson_spec
 from ampscope.records import State
+from ampscope.store import sharing
 from ampscope.store.reader import Reader
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -64,8 +65,9 @@ class Class:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("Ended from outside."))
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        store = Path(folder) / "runs.db"
+        store = Path(os.environ.get("STORE", Path(folder) / "runs.db"))  # with lessons measured
         pages = prepared(store)
         server, url = stack.enter_context(serving(store, Path(folder)))
         run_id = stack.enter_context(probing(store))
@@ -85,7 +87,9 @@ def prepared(store: Path) -> list[str]:
     for page in sorted((ROOT / "pages").glob("learn_[0-9]*.py")):
         lesson = page.stem.split("_", 2)[2]
         if LESSONS[lesson].is_measured:
-            *_, info = follow(store, launch(lesson_spec(lesson), store))
+            spec = lesson_spec(lesson)
+            known = [run for run in sharing.of_spec(store, spec) if run.state is State.FINISHED]
+            *_, info = known or follow(store, launch(spec, store))
             if info.state is not State.FINISHED:
                 raise SystemExit(f"Lesson {lesson} {info.state}: {info.message}")
             pages.append(page.stem)
@@ -131,7 +135,8 @@ def probing(store: Path) -> Iterator[str]:
 def _first_step(store: Path) -> str:
     while True:
         with Reader(store) as reader:
-            found = [run for run in reader.runs() if run.spec.kind == "probe" and run.steps_done]
+            active = [run for run in reader.runs() if run.state.is_active]
+        found = [run for run in active if run.spec.kind == "probe" and run.steps_done]
         if found:
             return found[0].id
         time.sleep(0.2)
@@ -231,7 +236,9 @@ def step_times(
                 "steps": len(own),
                 "seconds": round(last - first, 1),
                 "step_time_ms": round(float(np.median(bare)), 3),
-                "step_time_ms_quartiles": [round(float(q), 3) for q in np.percentile(bare, (25, 75))],
+                "step_time_ms_quartiles": [
+                    round(float(q), 3) for q in np.percentile(bare, (25, 75))
+                ],
                 "whole_step_ms_mean": round(float(np.mean(whole)), 3),
             }
         )
@@ -269,9 +276,7 @@ def report(room: Class, steps: list[dict[str, object]]) -> None:
         "interactions": every,
         "opening_a_lesson": seconds(room.opening_s),
         "moving_a_slider": seconds(room.moving_s),
-        "memory_gb": {
-            kind: round(max(m[kind] for m in room.memory), 3) for kind in ("rss", "pss")
-        },
+        "memory_gb": {kind: round(max(m[kind] for m in room.memory), 3) for kind in ("rss", "pss")},
         "cpu_cores": room.cpu,
         "steps": steps,
         "step_time_ratio": ratio,
