@@ -1,6 +1,6 @@
 """What watching costs in Keras: the framework's own step against the watched one.
 
-    PYTHONPATH=core KERAS_PYTHON benchmarks/overhead_keras.py [ROUNDS]     # a Python with Keras
+    PYTHONPATH=core $AMPSCOPE_KERAS_PYTHON benchmarks/overhead_keras.py [ROUNDS]
 
 Eager: a step of a custom loop as it is, and with everything recorded and written to a store (goal:
 at most 1.3 times). Graph: a batch of `model.fit` as it is, and with the callback that records loss,

@@ -32,8 +32,8 @@ def _starts(view: RunView) -> list[Scan]:
     first = [s for s in view.scans if s.moment == "start" and s.attempt == 0]
     if view.outcome.framework == "torch":
         return first
-    # A layer of Keras is built by its first call, which has moved the averages of BatchNorm then.
-    return [s for s in first if s.kind != "buffer"]
+    # Layers of Keras and Paddle are first seen after a call, which has moved BatchNorm's averages.
+    return [s for s in first if s.kind == "parameter"]
 
 
 def _comparable(a: Scan, b: Scan) -> bool:

@@ -122,11 +122,17 @@ class FitReadings:
 
 
 def _reader(variable: Any) -> Read:
-    """A fast read of a Keras variable; of one on several devices a slower one."""
+    """A fast read of a Keras variable. Of one that each replica adds to on its own, the sum; of any
+    other that several devices have, the first."""
     value = variable._value
-    try:
-        handle, dtype = value.handle, value.dtype
-        float(tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)._numpy())
-    except (AttributeError, ValueError, TypeError):
-        return lambda: float(tf.convert_to_tensor(value))
+    if isinstance(value, tf.distribute.DistributedValues):
+        parts = [_read_one(part) for part in value.values]
+        if value.aggregation == tf.VariableAggregation.SUM:
+            return lambda: sum(read() for read in parts)
+        return parts[0]
+    return _read_one(value)
+
+
+def _read_one(value: Any) -> Read:
+    handle, dtype = value.handle, value.dtype
     return lambda: float(tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)._numpy())

@@ -17,7 +17,7 @@ import keras
 from ampscope.capture.script.patches import Patches
 from ampscope.frameworks.keras import loss_scales, optimizers
 from ampscope.frameworks.keras.loss_scales import OwnScaler
-from ampscope.frameworks.keras.training import Backward, Training
+from ampscope.frameworks.keras.training import FIRST_REPLICA, Backward, Training, replicas
 from ampscope.frameworks.keras.values import values_of, variable_values
 from ampscope.frameworks.steps import StepFacts
 from ampscope.frameworks.tensors import Values
@@ -80,6 +80,8 @@ class StepWatch:
         backward = self._backward(variables)
         lr = optimizers.learning_rate(optimizer, settings)
         before = optimizers.scaler_state(optimizer)
+        if before is not None and replicas() > 1:
+            self.training.note(FIRST_REPLICA)
         named = [
             (self.variables[id(v)], v, g)
             for v, g in zip(variables, gradients, strict=False)

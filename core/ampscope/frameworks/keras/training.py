@@ -14,6 +14,13 @@ from ampscope.frameworks.keras.layer_paths import LayerPaths
 from ampscope.frameworks.recorder import Recorder
 from ampscope.frameworks.settings import Settings
 
+# Keras 3.15, LossScaleOptimizer._tf_apply: `finite` is that of the first replica, and gradients are
+# summed over replicas only after it. Measured: Inf in the second replica reaches the weights.
+FIRST_REPLICA = (
+    "Keras' LossScaleOptimizer looks at the gradients of the first replica alone: an overflow in "
+    "another one is not skipped and reaches the weights."
+)
+
 
 @dataclass(slots=True)
 class Backward:

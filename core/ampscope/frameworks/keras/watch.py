@@ -24,6 +24,8 @@ import tensorflow as tf
 from ampscope.errors import BadInput
 from ampscope.frameworks.keras.fit_ends import callback_list, first_words
 from ampscope.frameworks.keras.fit_readings import FitReadings
+from ampscope.frameworks.keras.loss_scales import is_scaler
+from ampscope.frameworks.keras.training import FIRST_REPLICA
 from ampscope.frameworks.keras.watch_run import WatchRun, modules_of
 from ampscope.frameworks.keras.watching import watching
 from ampscope.frameworks.recorder import Recorder
@@ -102,6 +104,10 @@ class _Fit:
                 f"One record stands for {self.model.steps_per_execution} steps"
                 " (steps_per_execution)."
             )
+        if self.model.distribute_strategy.num_replicas_in_sync > 1 and is_scaler(
+            self.model.optimizer
+        ):
+            self.run.note(FIRST_REPLICA)
         self.readings.begin()
         original = self.model.train_function
 

@@ -64,6 +64,8 @@ def _of_controls(report: Report) -> Iterator[tuple[str, str]]:
 def _of_run(reader: Reader, run: RunInfo) -> Iterator[tuple[str, str]]:
     if run.state is not State.FINISHED:
         yield "The rest of the run", f"It is {run.state}. {run.message}".strip()
+    if run.spec.world > 1:
+        yield "The other ranks", f"This is rank {run.spec.rank} of {run.spec.world}; name them too."
     machine = run.machine
     if machine is not None and machine.policy != "cuda":
         rules = POLICIES.get(machine.policy, machine.policy)

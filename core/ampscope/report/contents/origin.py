@@ -89,7 +89,7 @@ def _runs(runs: Sequence[RunInfo]) -> tuple[Block, ...]:
         (r.id, _what(r), str(r.state), f"{r.steps_done:,}", moment(r.created), _took(r), r.message)
         for r in runs
     )
-    columns = ("Id", "What", "State", "Steps", "Made", "Took", "Said")
+    columns = ("Id", "What", "State", "Recorded", "Made", "Took", "Said")
     return (Table(columns, rows, numeric=(3,)),)
 
 

@@ -36,6 +36,8 @@ from ampscope.report.plain import CODE_LENGTH, line, visible
 
 MAX_BYTES = 5_000_000  # what an issue tracker and a mail take; a diagnosis has about 0.1 MB
 
+LONG_WORD = 24  # characters; in tables longer ones are broken
+
 
 def to_html(document: Document) -> str:
     """The file. Raises BadInput where it would be larger than :data:`MAX_BYTES`."""
@@ -150,14 +152,17 @@ def _block(block: Block, numbers: Iterator[int]) -> Markup:
 
 def _table(table: Table) -> Markup:
     def cells(tag: str, row: tuple[str, ...]) -> list[Markup]:
-        return [
-            element(tag, line(text), class_="number" if place in table.numeric else None)
-            for place, text in enumerate(row)
-        ]
+        return [_cell(tag, line(text), place in table.numeric) for place, text in enumerate(row)]
 
     head = element("thead", element("tr", *cells("th", table.columns)))
     rows = [element("tr", *cells("td", row)) for row in table.rows]
     return element("div", element("table", head, element("tbody", *rows)), class_="table")
+
+
+def _cell(tag: str, text: str, is_number: bool) -> Markup:
+    """A column is as wide as its longest word, unless that is one to break."""
+    is_long = any(len(word) > LONG_WORD for word in text.split(" "))
+    return element(tag, text, class_="number" if is_number else "long" if is_long else None)
 
 
 def _figures(figures: Figures) -> Markup:

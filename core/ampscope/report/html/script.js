@@ -17,9 +17,9 @@
     node.addEventListener("click", act);
     return node;
   };
-  const shown = (value) =>
+  const shown = (value, digits = 5) =>
     value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e6)
-      ? value.toExponential(3) : String(Number(value.toPrecision(5)));
+      ? value.toExponential(3) : String(Number(value.toPrecision(digits)));
 
   // Places along one axis, [low, high, start, end] and, of a value axis, its base (0 is linear).
   const axis = ([low, high, start, end, base = 0]) => {
@@ -70,13 +70,6 @@
       return first + ((inside - x.start) / (x.end - x.start)) * (last - first);
     };
 
-    const ticks = (group, count, place, text) => {
-      group.replaceChildren();
-      for (let n = 0; n < count; n += 1) {
-        const at = (n + 0.5) / count;
-        place(group, at, text(at));
-      }
-    };
     const redraw = () => {
       const whole = first === found.x[0] && last === found.x[1];
       const sx = (found.x[1] - found.x[0]) / (last - first);
@@ -106,15 +99,19 @@
         ys.replaceChildren(...redraw.kept[1]);
         return;
       }
-      ticks(xs, 6, (group, at, text) => {
-        made("text", { x: x.start + at * (x.end - x.start), y: height - 23, "text-anchor": "middle" }, group)
-          .textContent = text;
-      }, (at) => Math.round(first + at * (last - first)).toLocaleString("en"));
-      ticks(ys, 5, (group, at, text) => {
-        const place = top + at * (bottom - top);
-        made("line", { class: "grid", x1: x.start, x2: x.end, y1: place, y2: place }, group);
-        made("text", { x: x.start - 6, y: place + 4, "text-anchor": "end" }, group).textContent = text;
-      }, (at) => shown(y.value((top + at * (bottom - top) - dy) / sy)));
+      xs.replaceChildren();
+      const every = Math.max(1, Math.ceil((last - first) / 7));
+      for (let step = Math.ceil(first / every) * every; step <= last; step += every) {
+        made("text", { x: placed(step), y: height - 23, "text-anchor": "middle" }, xs)
+          .textContent = step.toLocaleString("en");
+      }
+      ys.replaceChildren();
+      for (let n = 0; n < 5; n += 1) {
+        const at = top + ((n + 0.5) / 5) * (bottom - top);
+        made("line", { class: "grid", x1: x.start, x2: x.end, y1: at, y2: at }, ys);
+        made("text", { x: x.start - 6, y: at + 4, "text-anchor": "end" }, ys)
+          .textContent = shown(y.value((at - dy) / sy), 4);
+      }
     };
 
     const zoom = (a, b) => {
