@@ -52,7 +52,7 @@ class Called:
         found: list[LayerCall] = []
 
         def look(
-            op_type: str, inputs: Sequence[Any], attrs: Any, outputs: Sequence[Any],
+            op_type: str | bytes, inputs: Sequence[Any], attrs: Any, outputs: Sequence[Any],
             op_name: object = None, graph: object = None,
         ) -> None:  # fmt: skip
             if not found and graph is None and _is_born(inputs, outputs):
@@ -121,7 +121,7 @@ def _has_nonfinite(tensor: Any) -> bool:
 
 
 def _of_op(
-    path: str, layer: Any, op_type: str, inputs: Sequence[Any], attrs: Any,
+    path: str, layer: Any, op_type: str | bytes, inputs: Sequence[Any], attrs: Any,
     outputs: Sequence[Any], line: str,
 ) -> LayerCall:  # fmt: skip
     def in_fp32() -> Values | None:
@@ -131,7 +131,7 @@ def _of_op(
     return LayerCall(
         path,
         type(layer).__name__,
-        op_kind(op_type),
+        op_kind(op_type.decode() if isinstance(op_type, bytes) else op_type),
         tuple(v for t in inputs if (v := values_of(t)) is not None),
         tuple(v for t in outputs if (v := values_of(t)) is not None),
         short_name(dtype),
@@ -140,7 +140,9 @@ def _of_op(
     )
 
 
-def _op_in_fp32(op_type: str, inputs: Sequence[Any], attrs: Any, count: int) -> Values | None:
+def _op_in_fp32(
+    op_type: str | bytes, inputs: Sequence[Any], attrs: Any, count: int
+) -> Values | None:
     """The kernel again with every half-precision input and attribute as fp32."""
     half = {dtype.as_datatype_enum for dtype in _HALF}
     wide = tuple(
