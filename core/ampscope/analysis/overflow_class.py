@@ -54,8 +54,8 @@ def forward_class(op: BadOp) -> ForwardClass:
         return ForwardClass.ATTENTION if _is_attention(op, name) else ForwardClass.ACTIVATION
     if name in REDUCTIONS:
         return ForwardClass.REDUCTION
-    # A layer of Keras or Paddle whose ops are not recorded, or a kernel of TensorFlow of a kind that
-    # is not known here: its output overflowed, and no more is said.
+    # A layer of Keras or Paddle whose ops are not recorded, or a kernel of TensorFlow whose kind is
+    # not known here: its output overflowed, and no more is said.
     if name in CASTS or name in ADDITIONS or name == "layer" or op.op.startswith("tf."):
         return ForwardClass.ACTIVATION
     return ForwardClass.ELEMENTWISE
