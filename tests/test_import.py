@@ -16,7 +16,6 @@ from ampscope.cli.main import main
 from ampscope.errors import BadInput, StoreError
 from ampscope.experiments.recall import recall
 from ampscope.experiments.repeat import repeatable
-from ampscope.exponents import RAW_LEN
 from ampscope.records import Curve, Event, Histogram, RunSpec, State
 from ampscope.store import export
 from ampscope.store.importing import import_file, reading
