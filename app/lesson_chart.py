@@ -12,6 +12,7 @@ from app import chart, large_type, layout
 def show(figure: go.Figure, name: str, table: pd.DataFrame, alt: str) -> None:
     """``alt`` says in a sentence what is drawn; the table holds every number of it."""
     if large_type.is_on():
+        figure = go.Figure(figure)  # kept ones are everybody's
         large_type.enlarge(figure)
     chart.show(figure, name, lambda: table, key=name, alt=alt)
     with layout.details("This chart in words and numbers"):

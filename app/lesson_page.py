@@ -66,7 +66,7 @@ def show(lesson: Lesson) -> None:
         results = lesson_runs.results(lesson_spec(lesson.id, **asked))
         if results is not None:
             lesson_question.judge(guess, lesson.choices, lesson.answer(results))
-            lesson.draw(results)
+            st.fragment(lesson.draw)(results)  # what it draws, its controls change alone
     end(lesson)
 
 

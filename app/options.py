@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import NoReturn
 
@@ -71,8 +72,15 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
 
 
 def current() -> Options:
-    """The options of this process."""
-    return parse(_own_arguments(sys.argv), os.environ)
+    """The options of this process. Asked for again and again while a page is drawn."""
+    names = ("AMPSCOPE_STORE", "XDG_DATA_HOME", "AMPSCOPE_WORKLOADS", TOKEN, TEACHERS)
+    given = tuple((name, os.environ.get(name, "")) for name in names)
+    return _parsed(tuple(_own_arguments(sys.argv)), given)
+
+
+@lru_cache(maxsize=8)
+def _parsed(arguments: tuple[str, ...], given: tuple[tuple[str, str], ...]) -> Options:
+    return parse(arguments, dict(given))
 
 
 def classroom(environment: Mapping[str, str]) -> Classroom | None:

@@ -1,6 +1,6 @@
 """What watching costs a Paddle training on a CPU, as a ratio to the bare step.
 
-    OMP_WAIT_POLICY=PASSIVE PYTHONPATH=core PYTHON benchmarks/overhead_paddle.py [--rounds N] [--out F]
+    OMP_WAIT_POLICY=PASSIVE PYTHONPATH=core PYTHON benchmarks/overhead_paddle.py [--rounds N]
 
 in a Python that has Paddle.
 

@@ -36,7 +36,7 @@ def script(store: Path, name: str, control: str = "as_is", steps: int = 60) -> R
     """A script of tests/frameworks/scripts under a control."""
     path = str(HERE / "scripts" / f"{name}.py")
     spec = RunSpec(
-        path, kind="script", framework="keras", control=control, steps=steps, time_limit_s=200.0,
+        path, kind="script", framework="keras", control=control, steps=steps, time_limit_s=600.0,
         cadence=QUIET,
     )  # fmt: skip
     info, errors = _child("ampscope.frameworks.script", store, spec)
@@ -56,5 +56,5 @@ def _child(module: str, store: Path, spec: RunSpec) -> tuple[RunInfo, str]:
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     environment = with_package({**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"})
     return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=280, env=environment
+        command, capture_output=True, text=True, check=False, timeout=900, env=environment
     )

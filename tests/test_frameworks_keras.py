@@ -24,7 +24,7 @@ from tests.keras_children import PYTHON, VARIABLE
 
 pytestmark = [
     pytest.mark.skipif(not PYTHON, reason=f"{VARIABLE} names no Python that has Keras"),
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1800),
 ]
 
 

@@ -18,12 +18,14 @@ from app.figures.exponent_axis import (
     Part,
     exponent_axis,
 )
+from app.figures.kept import kept
 from app.palette import NONFINITE, OUTLINE, ZERO, ZONES
 
 HEIGHT_PX = 400
 LEAST = 0.5  # the log axis starts below 1, so that a single element has a bar
 
 
+@kept
 def exponent_bars(row: Raw, fmt: NumberFormat, shift: int, *, x_title: str) -> go.Figure:
     """Figure of one raw row, moved by ``shift`` powers of two."""
     shown = exponent_range(occupied_range(row[None, :], [shift]), fmt)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
+from app.figures.kept import kept
 from app.palette import OUTLINE
 
 HEIGHT_PX = 380
@@ -27,6 +28,7 @@ class Line:
     has_markers: bool = True
 
 
+@kept
 def lines(
     curves: Sequence[Line],
     *,

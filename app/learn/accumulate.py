@@ -68,7 +68,7 @@ def draw(results: Sequence[Result]) -> None:
     text = stop_words(results)
     layout.see(text)
     symbols = {"fp16": "dash", "bf16": "dot", "fp32": "solid"}
-    figure = lines(
+    figure = lines.fresh(
         [Line(c.series, c.x, c.y, DTYPES[c.series], dash=symbols[c.series], has_markers=False)
          for c in found],
         x_title="terms added", y_title="sum",

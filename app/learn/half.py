@@ -83,7 +83,7 @@ def draw(results: Sequence[Result]) -> None:
 def _moved(results: Sequence[Result]) -> None:
     found = curves(results, "moved")
     shares = [_line(c, _shares(results, c.series)) for c in found]
-    figure = lines(shares, x_title="step", y_title="weights that moved", y_percent=True)
+    figure = lines.fresh(shares, x_title="step", y_title="weights that moved", y_percent=True)
     figure.update_yaxes(range=[-0.03, 1.05])
     lesson_chart.show(figure, "lesson-half-moved", table(results), moved_words(results))
 

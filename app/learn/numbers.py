@@ -70,7 +70,7 @@ def draw(results: Sequence[Result]) -> None:
     curves = [r for r in results if isinstance(r, Curve)]
     size = exact(text)
     mark = math.log2(abs(size)) if size and not isinstance(size, float) else None
-    figure = lines(
+    figure = lines.fresh(
         [Line(c.series, c.x, relative(c), dtype_color(c.series), has_markers=False)
          for c in curves],
         x_title="size of a number", y_title="distance to the next, as a part of it", x_power=True,

@@ -7,8 +7,11 @@ link after a restart.
 
 from __future__ import annotations
 
+import importlib.util
 import secrets
+import tomllib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import click
 
@@ -16,6 +19,11 @@ from ampscope.errors import BadInput
 
 TOKEN = "AMPSCOPE_CLASSROOM_TOKEN"  # the variable's name, as in app/options.py
 TEACHERS = "AMPSCOPE_CLASSROOM_TEACHERS"
+# After every run of a page Streamlit collects garbage of all generations, which takes 90 ms with
+# pandas and plotly loaded, six times what moving a lesson's slider takes otherwise. Python's own
+# collector does it when there is need (benchmarks/results/classroom_load.json has the memory).
+_STREAMLIT = ("--runner.postScriptGC", "false")
+_SECRETS = Path(".streamlit") / "secrets.toml"
 MIN_TOKEN = 16  # characters of a token that an operator brings along; one made here has 43
 
 
@@ -33,6 +41,29 @@ def environment(
     if len(token) < MIN_TOKEN or not token.replace("-", "").replace("_", "").isalnum():
         raise BadInput(f"{TOKEN} must have at least {MIN_TOKEN} letters, digits, - or _.")
     return {TOKEN: token, TEACHERS: ""}
+
+
+def streamlit_options(folder: Path, *, sign_in: bool) -> list[str]:
+    """Options of Streamlit's server. Raises BadInput when nobody could sign in."""
+    if not sign_in:
+        return [*_STREAMLIT]
+    places = [folder / _SECRETS, Path.home() / _SECRETS]
+    found = [str(place) for place in places if place.is_file() and _has_auth(place)]
+    if not found:
+        raise BadInput(
+            f"Signing in takes a section [auth] in {places[0]} or {places[1]}; docs/classroom.md "
+            "has an example."
+        )
+    if importlib.util.find_spec("authlib") is None:
+        raise BadInput('Signing in takes Authlib: pip install "streamlit[auth]"')
+    return [*_STREAMLIT, "--secrets.files", found[0]]
+
+
+def _has_auth(path: Path) -> bool:
+    try:
+        return "auth" in tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} cannot be read: {error}.") from error
 
 
 def clear(environment: dict[str, str]) -> None:

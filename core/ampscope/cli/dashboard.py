@@ -8,6 +8,7 @@ ampscope dashboard --classroom --base-path class --url https://amp.example.org/c
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from importlib import resources
@@ -65,6 +66,7 @@ def dashboard(
     if classroom:
         main = main.with_name("classroom.py")
         environment |= classes.environment(os.environ, sign_in=sign_in, teachers=teachers)
+        command += classes.streamlit_options(Path.cwd(), sign_in=sign_in)
         classes.announce(environment, url or f"http://{_shown(host)}:{port}/{path}")
     elif sign_in or teachers:
         raise BadInput("--sign-in and --teacher belong to a class: add --classroom.")
@@ -99,5 +101,5 @@ def _public(url: str) -> list[str]:
 
 
 def _shown(host: str) -> str:
-    """An address that a browser of this machine can open."""
-    return "localhost" if host in ("0.0.0.0", "::", "") else host  # not bound to here
+    """An address that another browser can open."""
+    return socket.gethostname() if host in ("0.0.0.0", "::", "") else host

@@ -84,8 +84,7 @@ class Recorder:
 
     def index_of(self, path: str, type_: str = "") -> int:
         """Number of a module by its path; met for the first time it is added."""
-        known = path in self._index
-        return self._index[path] if known else self.module(ModuleRecord(0, path, type_))
+        return self._index.get(path) or self.module(ModuleRecord(0, path, type_))
 
     def forward(self, call: LayerCall) -> int:
         """A layer was called: count its outputs, and say how many elements are not finite."""
@@ -170,7 +169,6 @@ class Recorder:
 
     def outcome(self, ended: str, notes: tuple[str, ...] = ()) -> Outcome:
         """How it stands, with what was seen."""
-        last = self.attempts[-1].loss if self.attempts else None
         return Outcome(
             ended=ended,
             attempts=self.steps,
@@ -179,7 +177,7 @@ class Recorder:
             scalers=("scaler0",) if any(a.scaler for a in self.attempts) else (),
             uses_autocast="+".join(sorted(self.half_seen)),
             notes=notes,
-            last_loss=last,
+            last_loss=self.attempts[-1].loss if self.attempts else None,
         )
 
     def _count(self, role: Role, index: int, values: Values, *, keep: bool) -> int:

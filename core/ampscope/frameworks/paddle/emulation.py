@@ -67,6 +67,7 @@ class Emulation:
         self.region = region
         self.op_seen: OpSeen | None = None
         self.fp32_depth = 0
+        self.halves: set[str] = set()  # dtypes of ops that ran in half
 
     @contextmanager
     def active(self) -> Iterator[Emulation]:
@@ -105,6 +106,8 @@ class Emulation:
             cast = {id(t): cast_to(t, d, target) for t, d in zip(only, dtypes, strict=False)}
             args = [swapped(a, cast) for a in args]
             kwargs = {k: swapped(v, cast) for k, v in kwargs.items()}
+        if target != "fp32":  # a layer may add an fp32 bias at its end, and put out fp32
+            self.halves.add(target)
         return marked(function(*args, **kwargs), op, target, moves=moves)
 
     def run_in_place(self, function: Callable[..., Any], op: str, args: Any, kwargs: Any) -> Any:

@@ -80,9 +80,9 @@ class LayerWatch:
             for record in self.paths.add_root(layer):
                 self.recorder.module(record)
             path = self.paths.of(layer) or ""
-        has_parts = layer._sub_layers or layer._parameters
-        if self.scans_batches and not self.stack and has_parts:
-            self._batch((*inputs, *kwargs.values()))
+        if self.scans_batches and not self.stack:
+            has_parts = layer._sub_layers or layer._parameters
+            self._batch((*inputs, *kwargs.values()), "input" if has_parts else "target")
         bad_before = self._bad_calls
         function: Callable[..., Any] = functools.partial(original, layer)
         if self._around is not None:
@@ -95,9 +95,11 @@ class LayerWatch:
         self._after(layer, path, inputs, kwargs, outputs, self._bad_calls > bad_before)
         return outputs
 
-    def _batch(self, inputs: Any) -> None:
+    def _batch(self, inputs: Any, name: str) -> None:
+        """Tensors that no op of the model made."""
         for number, tensor in enumerate(floating_tensors(inputs)):
-            self.recorder.batch(f"input{number}", view(tensor))
+            if name == "input" or tensor.stop_gradient:
+                self.recorder.batch(f"{name}{number}", view(tensor))
 
     def _after(
         self, layer: Any, path: str, inputs: Any, kwargs: Any, outputs: Any, hands_on: bool
@@ -123,8 +125,7 @@ class LayerWatch:
             if self.recorder.outputs(path, kind, counted, training):
                 self._bad_calls += 1
                 self.recorder.bad(self._described(layer, path, (inputs, kwargs), counted, hands_on))
-        # The recorder counts its own time; this adds what came around it.
-        inside = self.recorder.elapsed_s - spent
+        inside = self.recorder.elapsed_s - spent  # the recorder counts its own time
         self.recorder.elapsed_s += time.perf_counter() - started - inside
 
     def _described(

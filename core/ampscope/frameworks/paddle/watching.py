@@ -34,6 +34,8 @@ def watching(recorder: Recorder, settings: Settings) -> Iterator[list[str]]:
     cpu, notes = on_cpu(), list[str]()
     region = OpenRegion(settings.precision)
     emulation = Emulation(region) if cpu else None
+    if emulation is not None:
+        recorder.half_seen = emulation.halves  # one set: what ops tell, and what layers put out
     applied = AppliedSettings(settings, region, emulation)
     half = HalfParameters(settings.precision)
     paths = LayerPaths()
