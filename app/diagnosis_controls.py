@@ -11,9 +11,9 @@ from ampscope.analysis.loss_scale import finite_parts
 from ampscope.experiments.report import Report
 from ampscope.records import RunInfo, StepRecord
 from ampscope.report import fix_words
+from ampscope.report.words.controls import control
 from app import chart, layout, store
 from app.diagnosis_data import Case
-from app.diagnosis_terms import control
 from app.figures.control_losses import Curve, control_losses
 from app.palette import MEASURE, OTHER_DTYPE, dtype_color
 from app.text import escape, number, share

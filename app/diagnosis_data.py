@@ -15,10 +15,10 @@ import streamlit as st
 
 from ampscope.analysis.run_view import RunView
 from ampscope.errors import BadInput
-from ampscope.experiments.recall import recall
+from ampscope.experiments.recall import counting, recall
 from ampscope.experiments.report import Report
 from ampscope.observations import Observation
-from ampscope.records import AS_IS, RunInfo, State
+from ampscope.records import AS_IS, RunInfo
 from ampscope.store.reader import Reader
 from app import diagnosis_jobs, store
 
@@ -69,12 +69,6 @@ def opened(head: RunInfo, runs: Sequence[RunInfo]) -> Case:
     return Case(head, own, _report(head, own), _is_moving(head, own))
 
 
-def counting(runs: Sequence[RunInfo]) -> list[RunInfo]:
-    """A fix that is run again counts once it has finished; until then the earlier run does."""
-    finished = {r.spec.control for r in runs if r.state is State.FINISHED}
-    return [r for r in runs if r.state is State.FINISHED or r.spec.control not in finished]
-
-
 def version(case: Case) -> str:
     """Changes whenever a run was added or has ended."""
     return f"{_version(case.runs)}:{case.is_moving}"
@@ -101,15 +95,8 @@ def _report(head: RunInfo, runs: Sequence[RunInfo]) -> Report | None:
 @st.cache_data(show_spinner=False, max_entries=400)
 def _recalled(path: str, run_id: str, version: str) -> Report:
     """``version`` is part of the key."""
-    with _Counting(Path(path)) as reader:
+    with Reader(Path(path)) as reader:
         return recall(reader, run_id)
-
-
-class _Counting(Reader):
-    """A reader that gives of each control the run that counts."""
-
-    def group(self, group: str) -> list[RunInfo]:
-        return counting(super().group(group))
 
 
 def _version(runs: Sequence[RunInfo]) -> str:

@@ -7,11 +7,11 @@ import streamlit as st
 
 from ampscope.diagnose import Finding
 from ampscope.records import Role, RunInfo
+from ampscope.report.words.controls import control, value
 from ampscope.rules.verdict import Measurement
 from ampscope.store.reader import Reader
 from app import chart, layout, sitemap, store
 from app.diagnosis_data import Case
-from app.diagnosis_terms import control, value
 from app.sitemap import Entry
 from app.text import escape
 

@@ -10,9 +10,9 @@ from ampscope.errors import AmpscopeError
 from ampscope.experiments.detached import folder_of
 from ampscope.experiments.report import Report
 from ampscope.report import fix_words
-from app import diagnosis_fix_words, diagnosis_jobs, diagnosis_page, layout, permissions
+from ampscope.report.words.controls import control
+from app import diagnosis_jobs, diagnosis_page, layout, permissions
 from app.diagnosis_data import Case
-from app.diagnosis_terms import control
 from app.text import cut, escape
 
 
@@ -33,7 +33,9 @@ def show(case: Case, report: Report) -> None:
 def _proof(case: Case, report: Report, finding: Finding) -> None:
     if report.trials:
         box = st.success if fix_words.best(report) is not None else st.warning
-        box(escape(diagnosis_fix_words.seen(report)))
+        box(escape(fix_words.seen(report)))
+    elif case.head.spec.imported:
+        st.info("No run with this fix came with the import.")
     elif finding.verdict.fix.controls:
         st.info("This fix has not been tried yet. The button below runs the script with it.")
     else:
@@ -45,7 +47,10 @@ def _proof(case: Case, report: Report, finding: Finding) -> None:
 
 
 def _run(case: Case, report: Report, finding: Finding) -> None:
-    words = diagnosis_fix_words.candidates(report)
+    if case.head.spec.imported:  # its file and arguments are a stranger's words
+        st.caption("This diagnosis was imported. It can be looked at, and is not run from here.")
+        return
+    words = fix_words.candidates(report)
     if not words or not permissions.offers("running the fix"):
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):

@@ -12,9 +12,9 @@ import streamlit as st
 from ampscope.analysis.run_view import RunView
 from ampscope.observations import BadOp, Observation, Operand, Scan
 from ampscope.records import RunInfo
+from ampscope.report.words.controls import control, value
 from app import chart, diagnosis_data, layout, links, sitemap
 from app.diagnosis_data import Case
-from app.diagnosis_terms import control, value
 from app.text import escape, plural
 
 ALL = "all steps"

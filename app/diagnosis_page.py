@@ -13,11 +13,13 @@ import streamlit as st
 
 from ampscope.errors import AmpscopeError, BadInput
 from ampscope.records import RunInfo
+from ampscope.report.words.controls import control
 from app import (
     diagnosis_data,
     diagnosis_jobs,
     links,
     permissions,
+    report_buttons,
     run_page,
     share_switch,
     sitemap,
@@ -25,7 +27,6 @@ from app import (
     store,
 )
 from app.diagnosis_data import Case
-from app.diagnosis_terms import control
 from app.text import ago, cut, escape, plural
 
 _PICKER = "widget:diagnosis"
@@ -46,7 +47,10 @@ def opened() -> Case:
 
 def header(case: Case) -> None:
     """Which script this is, and how it was run."""
-    run_page.title_line(case.head)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        run_page.title_line(case.head)
+        if case.report is not None:
+            report_buttons.draw(case.head)
     share_switch.offer(case.head)
     spec = case.head.spec
     arguments = [f"arguments {shlex.join(spec.args)}"] if spec.args else []
@@ -57,6 +61,7 @@ def header(case: Case) -> None:
         plural(len(case.runs), "run"),
         plural(case.head.steps_done, "optimizer step"),
         ago(case.head.created),
+        *([f"imported from {spec.imported}"] if spec.imported else []),
     ]
     st.caption(escape(" · ".join(facts)))
     if case.report is not None and case.report.notes:

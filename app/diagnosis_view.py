@@ -10,8 +10,10 @@ from ampscope.causes import CAUSES
 from ampscope.diagnose import Finding
 from ampscope.experiments.report import Report
 from ampscope.report import fix_words
-from app import chart, diagnosis_chain, diagnosis_page, diagnosis_words, layout
-from app.diagnosis_chain import Link
+from ampscope.report.words import verdict as words
+from ampscope.report.words.chain import Link
+from ampscope.report.words.chain import chain as chain_of
+from app import chart, diagnosis_page, layout
 from app.diagnosis_data import Case
 from app.figures.cause_chain import cause_chain
 from app.layout import KeyFigure
@@ -22,16 +24,16 @@ METRIC_LENGTH = 18
 
 def verdict(case: Case, report: Report, as_is: RunView) -> bool:
     """The answer, a paragraph, and what to do now. False when there was nothing to judge."""
-    layout.sentence(diagnosis_words.verdict(report, as_is))
-    layout.see(diagnosis_words.paragraph(report, as_is))
-    problem = diagnosis_words.could_not_run(report, as_is)
+    layout.sentence(words.verdict(report, as_is))
+    layout.see(words.paragraph(report, as_is))
+    problem = words.could_not_run(report, as_is)
     findings = report.diagnosis.findings
-    next_step = diagnosis_words.next_step(report, as_is)
+    next_step = words.next_step(report, as_is)
     if findings and not problem and findings[0].verdict.code:
         st.code(findings[0].verdict.code, language="python", wrap_lines=True)
     st.markdown(f"**What to do.** {escape(next_step)}")
     if problem or not findings:
-        if next_step.endswith(":"):
+        if next_step.endswith(":") and not case.head.spec.imported:
             extra = "" if problem else " --steps 1000"
             st.code(diagnosis_page.command(case.head, extra), language="bash")
     else:
@@ -44,7 +46,7 @@ def chain(report: Report, as_is: RunView) -> None:
     """From root cause to symptom."""
     finding = report.diagnosis.findings[0]
     st.subheader("From the cause to what you see", anchor=False)
-    found = diagnosis_chain.chain(finding, as_is, report.diagnosis.symptoms)
+    found = chain_of(finding, as_is, report.diagnosis.symptoms)
     is_dark = st.context.theme.type == "dark"
     chart.show(cause_chain(found, is_dark=is_dark), "chain", lambda: _table(found), key="dx-chain")
 

@@ -7,16 +7,15 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from ampscope.analysis.framework_differences import HIGHEST, LOWEST, LayerDifference, LayerSeen
-from ampscope.records import RunInfo
+from ampscope.records import Machine, RunInfo
 from app import store
 from app.text import number, power_of_two
 
 TITLES = {"torch": "PyTorch", "keras": "Keras", "paddle": "Paddle"}
 _LISTS = {
-    "rehearsal": "CUDA's, on a CPU",
-    "native": "its own, on a CPU",
-    "cuda": "CUDA's",
-    "emulated": "its own for CUDA, emulated",
+    "rehearsal": "its own for CUDA, on a CPU",
+    "native": "its own for this CPU",
+    "cuda": "its own for CUDA",
 }
 
 
@@ -29,7 +28,7 @@ def facts(runs: Sequence[RunInfo]) -> pd.DataFrame:
         scaler = "none" if scale is None else "real"
         rows[TITLES[run.spec.framework]] = {
             "software": machine.software if machine else "unknown",
-            "half precision": machine.arithmetic if machine else "unknown",
+            "half precision": _arithmetic(machine) if machine else "unknown",
             "autocast lists": _LISTS.get(machine.policy, machine.policy) if machine else "unknown",
             "loss scaler": (machine.scaler if machine else "") or scaler,
             "first loss scale": "none" if scale is None else power_of_two(scale),
@@ -38,6 +37,14 @@ def facts(runs: Sequence[RunInfo]) -> pd.DataFrame:
             "last loss": number(steps[-1].loss),
         }
     return pd.DataFrame(rows)
+
+
+def _arithmetic(machine: Machine) -> str:
+    if machine.framework == "torch" and machine.policy == "rehearsal":
+        return "as on Tensor Cores: half in, summed in fp32, half out"
+    if machine.arithmetic == "emulated":
+        return "emulated: fp32 numbers rounded to half"
+    return "real, by this device's kernels"
 
 
 def bins_table(shown: Mapping[str, LayerSeen]) -> pd.DataFrame:

@@ -67,11 +67,13 @@ def show(runs: Sequence[RunInfo]) -> None:
     role, step = _where(done)
     seen = {run.id: _layers(run, role, step) for run in done}
     first = done[0]
-    found = {r.id: differences(seen[first.id], seen[r.id]) for r in done[1:]}
+    found = {r.id: differences(seen[first.id], seen[r.id], _names(first, r)) for r in done[1:]}
     layout.sentence(_answer(first, done[1:], found))
     layout.key_figures([_figure(run) for run in done])
     st.dataframe(facts(done), key="fw-facts")
-    _one_layer(done, seen, role)
+    apart = [d for every in found.values() for d in every]
+    worst = max(apart, key=lambda d: d.moved, default=None)
+    _one_layer(done, seen, role, worst.path if worst else "")
     with layout.details("All layers, and why they differ"):
         table = differences_table(first, done[1:], found)
         st.dataframe(table, hide_index=True)
@@ -121,18 +123,25 @@ def _answer(
     return "; ".join(parts) + "."
 
 
+def _names(first: RunInfo, other: RunInfo) -> tuple[str, str]:
+    return TITLES[first.spec.framework], TITLES[other.spec.framework]
+
+
 def _figure(run: RunInfo) -> KeyFigure:
     last = store.steps(run)[-1]
     software = run.machine.software if run.machine else ""
     return KeyFigure(f"Loss in {TITLES[run.spec.framework]}", number(last.loss), software)
 
 
-def _one_layer(runs: Sequence[RunInfo], seen: dict[str, dict[str, LayerSeen]], role: Role) -> None:
+def _one_layer(
+    runs: Sequence[RunInfo], seen: dict[str, dict[str, LayerSeen]], role: Role, worst: str
+) -> None:
     common = [path for path in seen[runs[0].id] if all(path in seen[r.id] for r in runs)]
     if not common:
         states.nothing_recorded("No layer has histograms in all of them at this step.", "")
         return
-    path = links.select("Layer", "layer", common, writes_default=False)
+    start = worst if worst in common else common[0]
+    path = links.select("Layer", "layer", common, default=start, writes_default=False)
     shown = {TITLES[run.spec.framework]: seen[run.id][path] for run in runs}
     layout.see(_seen(path, shown))
     fmt = FORMATS["bf16" if runs[0].spec.precision == "bf16" else "fp16"]

@@ -66,14 +66,14 @@ def overview(run: RunInfo, layers: Layers) -> None:
     )
 
 
-def stored(layers: Layers) -> None:
-    """The sentence and the tree of a training whose ops are not traced."""
+def stored(run: RunInfo, layers: Layers) -> None:
+    """The sentence and the tree of a run whose ops are not traced."""
     leaves = sum(m.is_leaf for m in layers.modules)
     layout.sentence(
         f"{plural(leaves, 'module')} with values of their own; which precision each op computed in "
         "is not known, the dtypes of what went in and out are."
     )
-    states.no_ops_of_a_watched_training()
+    states.no_ops(run)
     tree(layers)
 
 

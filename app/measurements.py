@@ -17,6 +17,7 @@ from app import (
     links,
     permissions,
     probes,
+    report_buttons,
     run_page,
     share_switch,
     states,
@@ -58,6 +59,8 @@ def opened(kind: str) -> RunInfo | None:
     run = by_id[chosen]
     share_switch.offer(run)
     _state(run)
+    if run.steps_done and not run.state.is_active:
+        report_buttons.draw(run)
     return run if run.steps_done else None
 
 

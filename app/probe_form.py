@@ -81,7 +81,8 @@ def _template() -> RunSpec:
     if not again:
         return RunSpec(workload="gpt")
     try:
-        return replace(store.run(again).spec, group="", parent="", control="")
+        spec = store.run(again).spec
+        return replace(spec, group="", parent="", control="", args=(), imported="")
     except AmpscopeError as error:
         st.warning(escape(str(error)))
         return RunSpec(workload="gpt")

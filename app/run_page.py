@@ -13,8 +13,8 @@ import streamlit as st
 from ampscope.analysis.ranks import grouped, is_rank
 from ampscope.errors import BadInput
 from ampscope.records import AS_IS, Machine, RunInfo
-from app import links, share_switch, states, store, trainings
-from app.diagnosis_terms import control
+from ampscope.report.words.controls import control
+from app import links, report_buttons, share_switch, states, store, trainings
 from app.text import ago, code, cut, escape, percent, plural, power_of_two
 
 # The browser's clock starts anew when a page has been drawn. The writer flushes every 0.5 s, and a
@@ -58,7 +58,11 @@ def opened(title: str) -> RunInfo:
 def header(run: RunInfo) -> None:
     """Which run this is, its state, and under which policy it ran."""
     with st.container(gap="xxsmall"):
-        title_line(run)
+        with st.container(horizontal=True, vertical_alignment="center"):
+            title_line(run)
+            # The run as it is decides a diagnosis; without its end there is nothing to report.
+            if run.steps_done and not (run.spec.kind == "script" and run.state.is_active):
+                report_buttons.draw(run)
         st.caption(escape(" · ".join(facts(run))))
     share_switch.offer(run)
 
@@ -110,11 +114,15 @@ def facts(run: RunInfo) -> list[str]:
     ranks = trainings.ranks_of(run)
     parts = [trainings.world_words(ranks)] if is_rank(run) else []
     parts += [described(run)] if spec.label and described(run) != name_of(run) else []
+    if run.machine is not None and run.machine.framework != "torch":
+        parts.append(run.machine.software)
     parts += [policy_of(run.machine), plural(max(r.steps_done for r in ranks), "step")]
     if spec.kind == "probe":
         parts.append(f"seed {spec.seed}")
     if spec.loss_factor != 1:
         parts.append(f"loss × {power_of_two(spec.loss_factor)}")
+    if spec.imported:
+        parts.append(f"imported from {spec.imported}")
     if run.overhead_share is not None:
         parts.append(f"instruments took {percent(run.overhead_share)} of the time")
     return [*parts, ago(run.created)]

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from ampscope.analysis.skip_causes import skip_causes
 from ampscope.analysis.skips import BadStep, bad_steps
+from ampscope.analysis.training import is_bad
 from ampscope.records import RunInfo
 from ampscope.store.reader import Reader
 from ampscope.store.series import first_nonfinite
 from app import store
 from app.scale_data import Trajectory
-from app.training_data import is_bad
 
 MOST = 100  # rows of a long run's table; the parameters of each are read for themselves
 

@@ -9,6 +9,7 @@ import streamlit as st
 
 from ampscope.analysis.skips import BadStep
 from ampscope.records import NonFiniteRecord, RunInfo, StepRecord
+from ampscope.report.words import loss_scale
 from app import (
     chart,
     layout,
@@ -35,7 +36,7 @@ WHY = (
 def overview(found: Trajectory) -> None:
     """The sentence and the key figures."""
     summary, loss, totals = found.summary, found.loss, found.totals
-    layout.sentence(scale_words.answer(summary, totals, loss))
+    layout.sentence(loss_scale.answer(summary, totals, loss))
     layout.key_figures(
         [
             KeyFigure(

@@ -29,7 +29,7 @@ def draw(run: RunInfo) -> None:
     st.subheader("Safe loss scales", anchor=False)
     given = advice(run)
     if given is not None:
-        layout.see(_advised(given))
+        layout.see(_advised(run, given))
     step = links.select("At step", "window", steps, default=steps[-1], writes_default=False)
     frame = store.frame(run, Role.GRAD_OUTPUT, step)
     if frame is None:
@@ -75,11 +75,19 @@ def _window(frame: Frame) -> ScaleWindow | None:
     return None if found is None or found.spans else found
 
 
-def _advised(given: Advice) -> str:
+_CALLS = {
+    "torch": "GradScaler(init_scale={scale}, growth_interval={interval})",
+    "paddle": "GradScaler(init_loss_scaling={scale}, incr_every_n_steps={interval})",
+    "keras": "LossScaleOptimizer(inner, initial_scale={scale}, dynamic_growth_steps={interval})",
+}
+
+
+def _advised(run: RunInfo, given: Advice) -> str:
+    exponent = math.log2(given.initial_scale)
+    scale = f"2.0**{exponent:.0f}" if exponent == round(exponent) else repr(given.initial_scale)
+    call = _CALLS[run.spec.framework].format(scale=scale, interval=given.growth_interval)
     return (
-        f"For these gradients: GradScaler(init_scale={given.initial_scale:g}, "
-        f"growth_interval={given.growth_interval}). {given.scale_reason.capitalize()}; "
-        f"{given.interval_reason}."
+        f"For these gradients: {call}. {given.scale_reason.capitalize()}; {given.interval_reason}."
     )
 
 

@@ -82,8 +82,14 @@ def no_histograms(run: RunInfo) -> None:
     nothing_recorded("This run holds no histograms.", how)
 
 
-def no_ops_of_a_watched_training() -> None:
+def no_ops(run: RunInfo) -> None:
     """What to do instead."""
+    if run.spec.framework != "torch":
+        nothing_recorded(
+            "Single ops are recorded of PyTorch alone.",
+            "Of this framework's layers the dtypes of weights, outputs and gradients are.",
+        )
+        return
     nothing_recorded(
         "This watched training was not traced op by op: that is done on demand.",
         "In the training, run.record_next(reference=True) traces the next step. The ops of a "

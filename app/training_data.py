@@ -1,97 +1,21 @@
-"""What the Training page knows of one run: its steps in few points, exact totals, what it reported,
-and whether it is well.
-
-A step is *bad now* when the run ends in steps that are not finite and a loss scaler does not
-explain them: GradScaler skips a few steps as a matter of course while it looks for a scale.
-"""
+"""What the Training page reads of one run."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-from ampscope.analysis.loss_scale import FiniteParts, finite_parts
-from ampscope.records import Event, Role, RunInfo, StepRecord, StepTotals
+from ampscope.analysis.training import Training, training_of
+from ampscope.records import Role, RunInfo
 from app import store
 
-MANY_SKIPS = 3  # in a row: the watcher keeps a capsule from here on, calibration is over by then
 MOST_POINTS, FEWEST_POINTS = 1000, 100  # of a run's curve; of each of very many ranks
-
-
-@dataclass(frozen=True, slots=True)
-class Training:
-    """One run (one rank of a training)."""
-
-    run: RunInfo
-    steps: list[StepRecord]
-    totals: StepTotals
-    events: list[Event]
-    bad_since: int | None  # first step of the bad steps that the run ends in
-    last_skip: int | None
-
-    @property
-    def last(self) -> StepRecord | None:
-        """The newest step."""
-        return self.steps[-1] if self.steps else None
-
-    def of(self, kind: str) -> list[Event]:
-        """Events of one kind, in order."""
-        return [event for event in self.events if event.kind == kind]
-
-    @property
-    def loss(self) -> FiniteParts:
-        """Losses of the shown steps."""
-        return finite_parts([s.step for s in self.steps], [s.loss for s in self.steps])
-
-    @property
-    def norm(self) -> FiniteParts:
-        """Gradient norms of the shown steps."""
-        return finite_parts([s.step for s in self.steps], [s.grad_norm for s in self.steps])
 
 
 def read(run: RunInfo, ranks: int = 1) -> Training:
     """In a time that does not depend on how long the run is."""
     points = max(FEWEST_POINTS, MOST_POINTS // ranks)
     steps = store.steps(run, points=points)
-    skips = [s.step for s in steps if s.skipped]
-    return Training(
-        run,
-        steps,
-        store.totals(run),
-        store.events(run),
-        bad_since(steps),
-        skips[-1] if skips else None,
-    )
-
-
-def bad_since(steps: Sequence[StepRecord]) -> int | None:
-    """The first of the bad steps that ``steps`` end in; None where they end well, or in a few
-    skips."""
-    streak: list[StepRecord] = []
-    for step in reversed(steps):
-        if not is_bad(step):
-            break
-        streak.append(step)
-    if not streak or (all(is_calm_skip(s) for s in streak) and len(streak) < MANY_SKIPS):
-        return None
-    return streak[-1].step
-
-
-def is_bad(step: StepRecord) -> bool:
-    """Skipped, or its loss or gradient norm is not finite."""
-    return step.skipped or not all(_is_finite(v) for v in (step.loss, step.grad_norm))
-
-
-def is_calm_skip(step: StepRecord) -> bool:
-    """Skipped with a finite loss: what a scaler does now and then."""
-    return step.skipped and _is_finite(step.loss)
+    return training_of(run, steps, store.totals(run), store.events(run))
 
 
 def spans(run: RunInfo) -> list[tuple[int, int]]:
     """First and last step of the frames, of the role that has most."""
     return max((store.frame_spans(run, role) for role in Role), key=len)
-
-
-def _is_finite(value: float | None) -> bool:
-    return value is None or math.isfinite(value)

@@ -8,12 +8,12 @@ import pandas as pd
 import streamlit as st
 
 from ampscope.analysis.ranks import FirstNonFinite, first_nonfinite
+from ampscope.analysis.training import Training
 from ampscope.records import Event, RunInfo
 from app import chart, layout, store, training_data, training_words
 from app.figures.control_losses import Curve, control_losses
 from app.palette import MEASURE, OTHER_DTYPE
 from app.text import number, power_of_two
-from app.training_data import Training
 
 MOST_CURVES = 16  # more cannot be told apart; the table has every rank
 DASHES = ("solid", "dash", "dot", "dashdot")

@@ -10,11 +10,12 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
+from ampscope.analysis.training import Training
 from ampscope.records import Event, RunInfo
+from ampscope.report.words.training import ALARM_NAMES, answer
 from app import chart, layout, sitemap, store, training_data, training_words
 from app.figures.training_curves import training_curves
 from app.text import escape, plural
-from app.training_data import Training
 
 AT_FIRST = 5  # alarms and capsules that are shown without being asked for
 _MISSING = (
@@ -25,7 +26,7 @@ _MISSING = (
 
 def overview(training: Training) -> None:
     """The sentence and the key figures of a single run."""
-    layout.sentence(training_words.answer(training))
+    layout.sentence(answer(training))
     layout.key_figures(training_words.key_figures(training))
 
 
@@ -36,7 +37,7 @@ def alarms(trainings: Sequence[Training]) -> None:
         return
     st.subheader(f"Alarms ({len(found)})", anchor=False)
     for training, event in found[:AT_FIRST]:
-        name = training_words.ALARM_NAMES.get(event.name, event.name)
+        name = ALARM_NAMES.get(event.name, event.name)
         where = escape(f"Step {event.step:,}{_of_rank(training, trainings)}: {name}.")
         st.warning(f"**{where}** {escape(event.text)}")
     if found[AT_FIRST:]:

@@ -106,11 +106,12 @@ def _say_inconclusive(run: RunInfo, look: Look, module: int) -> None:
     place = look.frame.modules.index(module)
     known = without_shadow(look.frame.rows[place], look.frame.dtypes[place])
     role: Role = look.view.role
-    how = (
-        "Only probes take a shadow. A diagnosis compares a script with its fp32 control instead."
-        if run.spec.kind != "probe"
-        else "Start the probe with --shadow-every 10 for a count."
-    )
+    how = "Start the probe with --shadow-every 10 for a count."
+    if run.spec.kind != "probe" or run.spec.framework != "torch":
+        how = (
+            "Only probes of PyTorch take a shadow. A diagnosis compares a script with its fp32 "
+            "control instead."
+        )
     states.nothing_recorded(
         f"No fp32 shadow holds {ROLE_NAMES[role]} of this run.",
         f"{gradient_words.inconclusive(known, name_in(look, module), look.view.step)} {how}",

@@ -10,9 +10,10 @@ from pathlib import PurePath
 from ampscope.causes import CAUSES
 from ampscope.records import AS_IS, RunInfo
 from ampscope.report import fix_words
+from ampscope.report.words.verdict import could_not_run
 from ampscope.zoo.answers import ANSWERS, HEALTHY, Answer
 from ampscope.zoo.score import script_path
-from app import diagnosis_data, diagnosis_jobs, diagnosis_words
+from app import diagnosis_data, diagnosis_jobs
 from app.diagnosis_data import Case
 
 NO_FAULT = "no_fault"
@@ -110,7 +111,7 @@ def _result(script: str, case: Case) -> Result:
     if case.is_moving or case.report is None:
         return Result(script, Stage.RUNNING, case.head)
     report, as_is = case.report, diagnosis_data.view(case.run_of("as_is") or case.head)
-    problem = diagnosis_words.could_not_run(report, as_is)
+    problem = could_not_run(report, as_is)
     if problem:
         return Result(script, Stage.COULD_NOT_RUN, case.head, problem=problem)
     findings = report.diagnosis.findings

@@ -2,18 +2,22 @@
 
 import streamlit as st
 
-from app import frameworks_form, frameworks_view, links, live
+from app import frameworks_form, frameworks_view, layout, links, live, probes
 
 st.title("Frameworks", anchor=False)
 
 group = frameworks_view.pick()
-runs = live.panel(group, key="fw") if group else []
-if runs and not any(run.state.is_active for run in runs):
+runs = probes.of_group(group) if group else []
+if any(run.state.is_active for run in runs):
+    live.panel(group, key="fw")
+elif runs:
     frameworks_view.show(runs)
-elif not runs:
+    with layout.details("Their losses, and how each run ended"):
+        live.panel(group, key="fw")
+else:
     frameworks_view.empty()
 
-with st.expander("Train it again", expanded=not runs):
+with st.expander("Train one", expanded=not runs):
     started = frameworks_form.show()
 if started:
     links.keep("frameworks", started)

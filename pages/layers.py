@@ -12,8 +12,8 @@ if not layers.modules:
             "This run holds no module.", "A run that failed while its model was built has none."
         )
     st.stop()
-if run.spec.kind == "watch":
-    layers_view.stored(layers)
+if run.spec.kind == "watch" or (run.spec.framework != "torch" and not layers.all_ops):
+    layers_view.stored(run, layers)
     st.stop()
 if not layers.all_ops:
     states.nothing_recorded(

@@ -57,6 +57,18 @@ def test_a_lesson_reveals_its_measurement(page: Page, url: str, lesson: str) -> 
     assert not errors
 
 
+def test_a_mistake_is_predicted_before_it_is_diagnosed(page: Page, url: str) -> None:
+    page.goto(f"{url}/learn_13_mistakes?mistake13=bce_loss")
+    browser.settle(page)
+    main = page.get_by_test_id("stMain")
+    expect(main.get_by_text("criterion = nn.BCELoss()")).to_be_visible()
+    assert main.get_by_role("button", name="Diagnose it").count() == 0
+    main.get_by_role("button", name="Show without a prediction").click()
+    expect(main.get_by_role("button", name="Diagnose it").first).to_be_enabled()
+    main.get_by_text("The mended script").click()
+    expect(main.get_by_text("+criterion = nn.BCEWithLogitsLoss()")).to_be_visible()
+
+
 def test_a_link_opens_exactly_that_view(page: Page, url: str) -> None:
     page.goto(f"{url}/learn_03_underflow?guess3=c&scale3=65536.0&type=large")
     browser.settle(page)

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from ampscope.analysis.loss_scale import finite_parts
-from app.diagnosis_chain import Link
+from ampscope.report.words.chain import Link
 from app.figures import cause_chain as chain_module
 from app.figures.cause_chain import cause_chain
 from app.figures.control_losses import Curve, control_losses

@@ -29,7 +29,10 @@ from ampscope.store import export
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 
-TABLES = ("step", "module", "op", "shadow", "nonfinite", "event", "histogram")
+TABLES = (
+    "step", "module", "op", "shadow", "nonfinite", "event", "telemetry", "histogram",
+    "observation", "result",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -57,14 +60,14 @@ def test_json(reader: Reader, tmp_path: Path) -> None:
     out = tmp_path / "run.json"
     with reader:
         info = reader.runs()[0]
-        assert export.to_json(reader, info, out) == [out]
+        assert export.to_json(reader, [info], out) == [out]
         steps = reader.steps(info.id)
 
     def refuse(constant: str) -> None:
         pytest.fail(f"{constant} is not JSON")
 
     document = json.loads(out.read_text(), parse_constant=refuse)
-    assert document["schema"] == 1
+    assert document["schema"] == 2
     assert set(document) == {"schema", "run", *TABLES}
     assert document["run"]["spec"]["label"] == "a <b>"
     assert document["step"][0]["loss"] == "nan"
@@ -83,12 +86,9 @@ def test_json(reader: Reader, tmp_path: Path) -> None:
         }
     ]  # fmt: skip
     histogram = [row for row in document["histogram"] if row["role"] == "weight"]
-    assert [(r["module"], r["dtype"], r["bin"], r["exponent"], r["count"]) for r in histogram] == [
-        (1, "fp16", "<2^-149", None, 5),
-        (1, "fp16", "finite", 0, 2**40),
-        (1, "fp16", "nan", None, 1),
-        (0, "fp32", "-0", None, 7),
-        (0, "fp32", "-inf", None, 8),
+    assert [(r["module"], r["dtype"], r["counts"]) for r in histogram] == [
+        (1, "fp16", {"<2^-149": 5, "0": 2**40, "nan": 1}),
+        (0, "fp32", {"-0": 7, "-inf": 8}),
     ]
 
 
@@ -106,6 +106,9 @@ def test_parquet(reader: Reader, tmp_path: Path) -> None:
     assert tables["step"]["skipped"].tolist() == [False, True]
     assert tables["histogram"]["count"].sum() == 2 * (5 + 2**40 + 1 + 7 + 8)
     assert tables["shadow"]["role"].tolist() == ["activation"]
+    bins = tables["histogram"][tables["histogram"]["role"] == "weight"]
+    assert bins["bin"].tolist() == ["<2^-149", "finite", "nan", "-0", "-inf"]
+    assert bins["exponent"].dropna().tolist() == [0]
 
 
 def test_an_empty_run_has_all_tables(tmp_path: Path) -> None:
@@ -113,15 +116,18 @@ def test_an_empty_run_has_all_tables(tmp_path: Path) -> None:
     with Reader(tmp_path / "s.db") as reader:
         info = reader.runs()[0]
         export.to_parquet(reader, info, tmp_path / "out")
-        export.to_json(reader, info, tmp_path / "out.json")
+        export.to_json(reader, [info], tmp_path / "out.json")
     document = json.loads((tmp_path / "out.json").read_text())
     assert all(document[name] == [] for name in TABLES)
     assert next(iter(pd.read_parquet(tmp_path / "out" / "op.parquet"))) == "op_set"
 
 
-@pytest.mark.parametrize("write", [export.to_json, export.to_parquet])
-def test_where_nothing_can_be_written(reader: Reader, tmp_path: Path, write: object) -> None:
+def test_where_nothing_can_be_written(reader: Reader, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert callable(write)
-    with reader, pytest.raises(StoreError, match="Cannot write"):
-        write(reader, reader.runs()[0], tmp_path / "file" / "below")
+    below = tmp_path / "file" / "below"
+    with reader:
+        info = reader.runs()[0]
+        with pytest.raises(StoreError, match="Cannot write"):
+            export.to_json(reader, [info], below)
+        with pytest.raises(StoreError, match="Cannot write"):
+            export.to_parquet(reader, info, below)

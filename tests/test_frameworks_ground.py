@@ -15,6 +15,8 @@ from ampscope.analysis.run_view import RunView
 from ampscope.causes import FIX_KINDS
 from ampscope.diagnose import diagnose
 from ampscope.errors import BadInput
+from ampscope.experiments.launch import launch
+from ampscope.experiments.validate import checked
 from ampscope.exponents import NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO, RAW_LEN
 from ampscope.frameworks import environments, pythons, tensors
 from ampscope.frameworks.names import FRAMEWORKS, KERAS, PADDLE, framework
@@ -24,9 +26,10 @@ from ampscope.frameworks.recorder import Recorder
 from ampscope.frameworks.settings import can_apply, parse
 from ampscope.frameworks.steps import LayerCall, StepFacts
 from ampscope.frameworks.tensors import Values, count_into
-from ampscope.records import Cadence, Role
+from ampscope.records import Cadence, Role, RunSpec, State
 from ampscope.rules import framework_fixes
 from ampscope.rules.verdict import Fix, Status
+from tests.child_runs import wait_until
 from tests.exponent_oracle import row_of
 
 SPECIAL = [0.0, -0.0, math.nan, math.inf, -math.inf, 6e-8, 5.96e-8, 65504.0, 1e-30, -1e30, 1e-44]
@@ -264,3 +267,31 @@ def test_the_ground_imports_no_framework() -> None:
         "print(sorted({'torch', 'tensorflow', 'keras', 'paddle', 'streamlit'} & set(sys.modules)))",
     )
     assert (status, out.strip()) == (0, "[]"), err
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("kill -SEGV $$", "crashed in native code (SIGSEGV)"),
+        ("echo 'ImportError: no libcuda' >&2; exit 1", "Its last line: ImportError: no libcuda"),
+    ],
+)
+def test_a_probe_whose_process_dies_at_once_says_so(monkeypatch, tmp_path, body, words) -> None:
+    monkeypatch.setenv(KERAS.variable, fake_python(tmp_path, body))
+    spec = RunSpec(workload="shared-mlp", framework="keras", steps=1)
+    run_id = launch(spec, tmp_path / "runs.db")
+
+    info = wait_until(tmp_path / "runs.db", run_id)
+    assert info.state is State.FAILED
+    assert words in info.message
+
+
+def test_a_probe_elsewhere_is_refused_before_it_starts(monkeypatch) -> None:
+    monkeypatch.setenv(KERAS.variable, sys.executable)
+    for wrong, words in (
+        (RunSpec(workload="gpt", framework="keras"), "shared-lenet"),
+        (RunSpec(workload="shared-mlp", framework="keras", precision="tf32"), "no precision"),
+        (RunSpec(workload="shared-mlp", framework="jax"), "no framework"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            checked(wrong)

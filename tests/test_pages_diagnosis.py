@@ -16,9 +16,10 @@ from ampscope.errors import BadInput
 from ampscope.experiments import detached
 from ampscope.experiments.detached import Job
 from ampscope.records import RunInfo, State
+from ampscope.report.words import controls
 from ampscope.rules.catalog import NAMES, all_rules
 from ampscope.store.reader import Reader
-from app import diagnosis_data, diagnosis_jobs, diagnosis_terms
+from app import diagnosis_data, diagnosis_jobs
 from app.diagnosis_rules import sections
 from tests import script_stores, stores
 
@@ -377,14 +378,14 @@ def test_names_from_a_script_are_text(store_path: Path, open_page: Open) -> None
     ],
 )
 def test_controls_in_words(word: str, said: str) -> None:
-    assert diagnosis_terms.control(word) == said
+    assert controls.control(word) == said
 
 
 def test_values_keep_what_is_not_finite() -> None:
-    assert diagnosis_terms.value(math.nan) == "NaN"
-    assert diagnosis_terms.value(-math.inf) == "-Inf"
-    assert diagnosis_terms.value(65504.0) == "65,504"
-    assert diagnosis_terms.value("not returned") == "not returned"
+    assert controls.value(math.nan) == "NaN"
+    assert controls.value(-math.inf) == "-Inf"
+    assert controls.value(65504.0) == "65,504"
+    assert controls.value("not returned") == "not returned"
 
 
 def test_only_scripts_can_be_run_again(store_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,6 +72,14 @@ def test_a_finished_measurement_is_shown_and_not_made_again(
     charts = app.get("plotly_chart")
     assert charts
     assert all(chart.proto.alt for chart in charts)
+    for chart in charts:
+        assert any(_has_points(trace) for trace in json.loads(chart.proto.spec)["data"])
+
+
+def _has_points(trace: dict[str, object]) -> bool:
+    """Plotly packs numbers as {"bdata": …}; a bar's categories are a plain list."""
+    found = (trace.get("x"), trace.get("y"))
+    return all(bool(part.get("bdata") if isinstance(part, dict) else part) for part in found)
 
 
 @pytest.mark.parametrize("lesson", MEASURED)
@@ -102,8 +111,6 @@ def test_the_choice_and_the_type_live_in_the_address(open_page: Open, store_path
 
 
 def test_large_type_enlarges_charts(open_page: Open, store_path: Path) -> None:
-    import json
-
     stored(store_path, "numbers")
     sizes = []
     for query in ({}, {"type": "large"}):

@@ -9,11 +9,11 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
+from ampscope.analysis.exponent_zones import exponent_range, zone_spans
 from ampscope.analysis.loss_scale import finite_parts
 from ampscope.exponents import NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO, RAW_LEN
 from ampscope.formats import FORMATS
 from ampscope.records import StepRecord
-from app.figures.exponent_axis import exponent_range, zone_spans
 from app.figures.exponent_bars import exponent_bars
 from app.figures.exponent_map import MapRows, exponent_map
 from app.figures.scale_trajectory import scale_trajectory

@@ -12,7 +12,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from app.diagnosis_chain import Link
+from ampscope.report.words.chain import Link
 from app.palette import MEASURE, NONFINITE, OUTLINE
 from app.text import for_plotly
 

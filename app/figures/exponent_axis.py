@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ampscope.analysis.exponent_zones import ExponentRange, zone_spans
 from ampscope.formats import NumberFormat
 from app.palette import OUTLINE, ZONES
 
-NAMES = ("lost", "subnormal", "normal", "overflow")  # of the zones, from left to right
-MARGIN_BINS = 5  # room beside the outermost limit: the words "lost" and "overflow" fit in it
 CENTRE = 0.49  # not 0.5, so that a hover box's %{x:.0f} rounds to the exponent
 LABEL_SIZE, NAME_SIZE = 13, 12  # names of modules need the width
 MIN_LABEL_SHARE = 0.06  # a zone narrower than this has no room for its name
@@ -28,45 +27,12 @@ Part = dict[str, object]  # of a Plotly layout
 
 
 @dataclass(frozen=True, slots=True)
-class ExponentRange:
-    """Exponents shown, both ends included."""
-
-    lowest: int
-    highest: int
-
-    @property
-    def width(self) -> int:
-        """Number of exponents."""
-        return self.highest - self.lowest + 1
-
-
-@dataclass(frozen=True, slots=True)
 class ExponentAxis:
     """Parts of a layout that belong to one axis of exponents."""
 
     axis: Part
     shapes: list[Part]
     annotations: list[Part]
-
-
-def exponent_range(occupied: tuple[int, int] | None, fmt: NumberFormat) -> ExponentRange:
-    """Wide enough for the data and for every limit of the format."""
-    low, high = fmt.zero_below_exponent - MARGIN_BINS, fmt.max_exponent + MARGIN_BINS
-    if occupied is not None:
-        low, high = min(low, occupied[0] - 1), max(high, occupied[1] + 1)
-    return ExponentRange(low, high)
-
-
-def zone_spans(fmt: NumberFormat, shown: ExponentRange) -> list[tuple[str, int, int]]:
-    """(zone, first exponent, exponent after the last) from left to right within ``shown``."""
-    edges = (
-        shown.lowest,
-        fmt.zero_below_exponent,
-        fmt.min_normal_exponent,
-        fmt.max_exponent + 1,
-        shown.highest + 1,
-    )
-    return list(zip(NAMES, edges[:-1], edges[1:], strict=True))
 
 
 def power(exponent: int) -> str:

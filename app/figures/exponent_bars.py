@@ -9,6 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ampscope.analysis.distribution import aligned, occupied_range
+from ampscope.analysis.exponent_zones import exponent_range, zone_spans
 from ampscope.exponents import NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO, Raw
 from ampscope.formats import NumberFormat
 from app.figures.exponent_axis import (
@@ -16,8 +17,6 @@ from app.figures.exponent_axis import (
     ExponentAxis,
     Part,
     exponent_axis,
-    exponent_range,
-    zone_spans,
 )
 from app.figures.kept import kept
 from app.palette import NONFINITE, OUTLINE, ZERO, ZONES

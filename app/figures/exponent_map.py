@@ -16,6 +16,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from ampscope.analysis.distribution import aligned, occupied_range
+from ampscope.analysis.exponent_zones import exponent_range, zone_spans
 from ampscope.exponents import NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO, Raw
 from ampscope.formats import NumberFormat
 from app.figures.exponent_axis import (
@@ -26,8 +27,6 @@ from app.figures.exponent_axis import (
     ExponentAxis,
     Part,
     exponent_axis,
-    exponent_range,
-    zone_spans,
 )
 from app.figures.strength import SHARE_BAR, SHARE_BAR_PX, STRONGEST, WEAKEST, fade, log_share
 from app.palette import NONFINITE, OUTLINE, ZERO, ZONES

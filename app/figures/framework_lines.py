@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 import plotly.graph_objects as go
 
+from ampscope.analysis.exponent_zones import exponent_range
 from ampscope.analysis.framework_differences import LOWEST, LayerSeen
 from ampscope.formats import NumberFormat
-from app.figures.exponent_axis import TOP_PX, exponent_axis, exponent_range
+from app.figures.exponent_axis import TOP_PX, exponent_axis
 from app.palette import DTYPES, MEASURE, OUTLINE
 
 # The second and third hue are those of dtypes that no run here has; dash and marker tell the lines

@@ -14,6 +14,8 @@ from app.palette import dtype_color
 from app.text import cut, for_plotly
 
 HEIGHT = 380
+_DASHES = {"torch": "solid", "keras": "dash", "paddle": "dashdot"}
+CHANGED = "longdash"  # with op lists that were changed
 WITHOUT_SCALER = "dot"  # fp16 with and without a scaler share a colour; the dash tells them apart
 
 
@@ -55,8 +57,10 @@ def _whole_ticks(figure: go.Figure) -> dict[str, object]:
 
 def _look(run: RunInfo) -> dict[str, Any]:
     precision = run.spec.precision
-    dash = WITHOUT_SCALER if "noscaler" in precision else "solid"
-    name = run.spec.label or precision
+    dash = WITHOUT_SCALER if "noscaler" in precision else _DASHES[run.spec.framework]
+    if run.spec.control:
+        dash = CHANGED
+    name = run.spec.label or run.spec.mode
     return {
         "name": for_plotly(cut(name, 32)),
         "line": {"color": dtype_color(precision), "dash": dash, "width": 2},

@@ -12,6 +12,8 @@ from ampscope.scalers.replay import Replay
 from app.palette import MEASURE, NONFINITE, OUTLINE
 from app.text import power_of_two
 
+MOST_TICKS = 8
+
 
 def replayed_scales(steps: Sequence[StepRecord], made: Replay) -> go.Figure:
     """log2 of the scale; a cross is a skipped step, a hollow circle a guess."""
@@ -37,9 +39,17 @@ def replayed_scales(steps: Sequence[StepRecord], made: Replay) -> go.Figure:
         margin={"t": 40, "b": 46, "l": 10, "r": 10},
         legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
         xaxis={"title": "step"},
-        yaxis={"title": "loss scale", "tickprefix": "2^", "tickformat": ".0f"},
+        yaxis={"title": "loss scale", "tickprefix": "2^", "tickformat": ".0f", **_ticks(figure)},
     )
     return figure
+
+
+def _ticks(figure: go.Figure) -> dict[str, float]:
+    """Whole powers of two, however few there are."""
+    drawn = [y for trace in figure.data for y in trace.y]
+    if not drawn:
+        return {}
+    return {"dtick": max(1, math.ceil((max(drawn) - min(drawn)) / MOST_TICKS))}
 
 
 def _add(

@@ -11,6 +11,7 @@ import streamlit as st
 from ampscope.records import EnergyUse, Result, StepTimes
 from app import layout, lesson_chart, links
 from app.layout import KeyFigure
+from app.learn import disturbed
 from app.learn.sources import NVIDIA, TORCH_AMP
 from app.lesson_page import Lesson, Setting
 from app.lesson_question import Answer
@@ -80,6 +81,7 @@ def draw(results: Sequence[Result]) -> None:
     )  # fmt: skip
     text = words(results, made, watts)
     layout.see(text)
+    disturbed.warn(results)
     lesson_chart.show(bars(made), "lesson-cost", pd.DataFrame(made), text)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from ampscope.compare.views import by_precision
+from ampscope.compare.views import Measured
 from ampscope.records import MemorySplit, Result
 from app import layout, lesson_chart
 from app.figures.compare_bars import PARTS, memory_bars
@@ -58,7 +58,9 @@ def draw(results: Sequence[Result]) -> None:
     layout.key_figures([KeyFigure(_name(s.precision), size(s.peak)) for s in splits])
     text = part_words(results)
     layout.see(text)
-    lesson_chart.show(memory_bars(by_precision(splits)), "lesson-memory", table(splits), text)
+    lesson_chart.show(
+        memory_bars([_measured(s) for s in splits]), "lesson-memory", table(splits), text
+    )
     layout.see(pure_words(results))
 
 
@@ -94,6 +96,11 @@ def table(splits: Sequence[MemorySplit]) -> pd.DataFrame:
 def _split(results: Sequence[Result], precision: str) -> MemorySplit:
     found = (r for r in results if isinstance(r, MemorySplit) and r.precision == precision)
     return next(found)
+
+
+def _measured(split: MemorySplit) -> Measured:
+    """What the chart of a comparison draws, of a measurement that has memory alone."""
+    return Measured(_name(split.precision), None, (), split, None, (), None, None)
 
 
 def _name(precision: str) -> str:

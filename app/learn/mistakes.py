@@ -10,10 +10,11 @@ import streamlit as st
 
 from ampscope.lessons.mistake_scripts import BY_ID, MISTAKES, STEPS, Mistake, script_path
 from ampscope.records import StepRecord
+from ampscope.report.words import verdict as diagnosis_words
+from ampscope.report.words.controls import control
 from app import (
     diagnosis_data,
     diagnosis_jobs,
-    diagnosis_words,
     layout,
     lesson_chart,
     lesson_question,
@@ -24,7 +25,6 @@ from app import (
     store,
 )
 from app.diagnosis_data import Case
-from app.diagnosis_terms import control
 from app.figures.lesson_lines import Line, lines
 from app.learn import mistakes_code
 from app.learn.sources import KERAS, PADDLE, TORCH_AMP, TORCH_EXAMPLES

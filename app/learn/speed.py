@@ -11,6 +11,7 @@ from ampscope.records import Rate, Reading, Result, StepTimes
 from app import layout, lesson_chart
 from app.figures.lesson_lines import Line, lines
 from app.layout import KeyFigure
+from app.learn import disturbed
 from app.learn.sources import NVIDIA, NVIDIA_SHAPES, PADDLE, TORCH_AMP
 from app.lesson_page import Lesson
 from app.lesson_question import Answer
@@ -71,6 +72,7 @@ def draw(results: Sequence[Result]) -> None:
     lesson_chart.show(figure, "lesson-speed", table(results), text)
     layout.see(crooked_words(results))
     layout.see(step_words(results))
+    disturbed.warn(results)
 
 
 def product_words(results: Sequence[Result]) -> str:
@@ -85,7 +87,7 @@ def product_words(results: Sequence[Result]) -> str:
     if slow:
         text += (
             f" {slow[0].series} was left out at {slow[0].text}: one product took "
-            f"{duration(slow[0].value)}, as this device has no instructions for it."
+            f"{duration(slow[0].value)}, as on a device that has no instructions for it."
         )
     return text
 

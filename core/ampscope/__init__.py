@@ -5,8 +5,9 @@ and only the child processes that train (``ampscope.run``) pay for torch.
 
     from ampscope import Workload      # the protocol of a user's own workload file
     ampscope.watch(model)              # stay inside a training loop
+    ampscope.open_store("runs.db")     # read a store, or a file of `ampscope runs export`
 
-Both are loaded on first use because they need torch.
+All are loaded on first use; the first two need torch.
 """
 
 from __future__ import annotations
@@ -14,10 +15,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ampscope.store.importing import opened as open_store
     from ampscope.watcher import AlarmBounds, CapsuleLimits, Watch, watch
     from ampscope.workloads.protocol import Workload
 
-__all__ = ["AlarmBounds", "CapsuleLimits", "Watch", "Workload", "__version__", "watch"]
+__all__ = [
+    "AlarmBounds",
+    "CapsuleLimits",
+    "Watch",
+    "Workload",
+    "__version__",
+    "open_store",
+    "watch",
+]
 _OF_WATCHER = ("AlarmBounds", "CapsuleLimits", "Watch", "watch")
 __version__ = "0.1.0"
 
@@ -28,6 +38,10 @@ def __getattr__(name: str) -> object:
         from ampscope.workloads.protocol import Workload
 
         return Workload
+    if name == "open_store":
+        from ampscope.store.importing import opened
+
+        return opened
     if name in _OF_WATCHER:
         from ampscope import watcher
 

@@ -59,33 +59,39 @@ def layers(frame: Frame, paths: Mapping[int, str]) -> dict[str, LayerSeen]:
 
 
 def differences(
-    first: Mapping[str, LayerSeen], second: Mapping[str, LayerSeen]
+    first: Mapping[str, LayerSeen],
+    second: Mapping[str, LayerSeen],
+    names: tuple[str, str] = ("the first", "the second"),
 ) -> list[LayerDifference]:
-    """Layers that both have, in the first's order."""
+    """Layers that both have, in the first's order; ``names`` are the frameworks'."""
     return [
-        _difference(path, seen, second[path])
+        _difference(path, seen, second[path], names)
         for path, seen in first.items()
         if path in second and seen.total and second[path].total
     ]
 
 
-def _difference(path: str, first: LayerSeen, second: LayerSeen) -> LayerDifference:
+def _difference(
+    path: str, first: LayerSeen, second: LayerSeen, names: tuple[str, str]
+) -> LayerDifference:
     one, other = (seen.counts / seen.total for seen in (first, second))
     moved = 0.5 * float(np.abs(one - other).sum())
-    return LayerDifference(path, first, second, moved, _why(first, second, moved))
+    return LayerDifference(path, first, second, moved, _why(first, second, moved, names))
 
 
-def _why(first: LayerSeen, second: LayerSeen, moved: float) -> str:
+def _why(first: LayerSeen, second: LayerSeen, moved: float, names: tuple[str, str]) -> str:
     """The reason that the recorded facts give; a difference without one says so."""
     if first.total != second.total:
         return f"not the same tensor: {first.total:,} and {second.total:,} elements"
     if first.dtype != second.dtype:
-        return f"{first.dtype} in one, {second.dtype} in the other: their lists differ"
+        return f"{first.dtype} in {names[0]}, {second.dtype} in {names[1]}, by their own rules"
     if first.counts[-1] != second.counts[-1]:
-        return "not finite in one of them: look at the loss scale and at the sums"
+        worse = names[int(first.counts[-1] < second.counts[-1])]
+        return f"not finite in {worse}: look at the loss scale and at the sums"
     zeros = abs(int(first.counts[-2]) - int(second.counts[-2])) / first.total
     if moved <= SAME:
         return "the same but for rounding"
     if zeros > moved / 2:
-        return "more zeros in one: underflow, or another order of casts"
+        more = names[int(first.counts[-2] < second.counts[-2])]
+        return f"more zeros in {more}: underflow, or a cast"
     return f"the same dtype ({first.dtype}): other sums or other roundings before it"

@@ -54,8 +54,9 @@ def forward_class(op: BadOp) -> ForwardClass:
         return ForwardClass.ATTENTION if _is_attention(op, name) else ForwardClass.ACTIVATION
     if name in REDUCTIONS:
         return ForwardClass.REDUCTION
-    # "layer": one of Keras or Paddle whose own ops are not recorded; it is looked at as a whole.
-    if name in CASTS or name in ADDITIONS or name == "layer":
+    # A layer of Keras or Paddle whose ops are not recorded, or a kernel of TensorFlow whose kind is
+    # not known here: its output overflowed, and no more is said.
+    if name in CASTS or name in ADDITIONS or name == "layer" or op.op.startswith("tf."):
         return ForwardClass.ACTIVATION
     return ForwardClass.ELEMENTWISE
 

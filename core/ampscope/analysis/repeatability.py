@@ -29,7 +29,11 @@ def _first_inputs(run: RunView) -> Call | None:
 
 
 def _starts(view: RunView) -> list[Scan]:
-    return [s for s in view.scans if s.moment == "start" and s.attempt == 0]
+    first = [s for s in view.scans if s.moment == "start" and s.attempt == 0]
+    if view.outcome.framework == "torch":
+        return first
+    # Layers of Keras and Paddle are first seen after a call, which has moved BatchNorm's averages.
+    return [s for s in first if s.kind == "parameter"]
 
 
 def _comparable(a: Scan, b: Scan) -> bool:

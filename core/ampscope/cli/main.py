@@ -5,6 +5,8 @@ ampscope run train.py                        record a script, untouched
 ampscope probe gpt --precision fp16,fp32     record a short run of a built-in model or your own
 ampscope replay CAPSULE --model mine.py      a failing step of a watched training, again
 ampscope runs list|show|ranks|merge|delete   what the store holds
+ampscope report RUN --html OUT               a run or diagnosis as one file to hand on
+ampscope import FILE                         runs that somebody else exported, checked
 ampscope export RUN --to tensorboard|wandb   a run for other programs, gradients unscaled
 ampscope metrics                             a Prometheus endpoint over running trainings
 ampscope zoo                                 real failures, and how often the answer is right
@@ -31,9 +33,11 @@ from ampscope.cli.diagnose import diagnose, run_script
 from ampscope.cli.export import export
 from ampscope.cli.frameworks import frameworks
 from ampscope.cli.hardware import hardware
+from ampscope.cli.importing import import_runs
 from ampscope.cli.metrics import metrics
 from ampscope.cli.probe import probe
 from ampscope.cli.replay import replay
+from ampscope.cli.report import report
 from ampscope.cli.runs import runs
 from ampscope.cli.zoo import zoo
 from ampscope.errors import AmpscopeError
@@ -59,8 +63,8 @@ def main() -> None:
 
 
 _COMMANDS = (
-    diagnose, run_script, probe, replay, runs, export, metrics, zoo, compare, batch_size, cores,
-    hardware, frameworks, dashboard,
+    diagnose, run_script, probe, replay, runs, report, import_runs, export, metrics, zoo, compare,
+    batch_size, cores, hardware, frameworks, dashboard,
 )  # fmt: skip
 for command in _COMMANDS:
     main.add_command(command)

@@ -25,6 +25,8 @@ from ampscope.records import RunInfo, State
 from ampscope.store.reader import Reader
 from ampscope.store.writer import request_cancel
 
+LAST_WORDS_S = 0.5
+
 
 def follow(store: Path, ids: Sequence[str], console: Console) -> list[RunInfo]:
     """Show progress until all runs have ended; a second Ctrl-C does not wait for that."""
@@ -40,6 +42,9 @@ def follow(store: Path, ids: Sequence[str], console: Console) -> list[RunInfo]:
                         console.print(f"Waiting for the device, place {info.place} in the queue.")
                         told.add(info.id)
                 if not any(info.state.is_active for info in infos):
+                    if any(info.state is State.LOST for info in infos):
+                        time.sleep(LAST_WORDS_S)  # whoever waits for the child says how it died
+                        infos = [reader.run(run_id) for run_id in ids]
                     return infos
                 time.sleep(POLL_S)
             except KeyboardInterrupt:

@@ -11,6 +11,7 @@ from rich.console import Console
 from ampscope.cli.options import store_option
 from ampscope.cli.ranks import ranks
 from ampscope.cli.tables import messages, run_as_json, runs_table
+from ampscope.errors import BadInput
 from ampscope.store import export as exports
 from ampscope.store import merging
 from ampscope.store.reader import Reader
@@ -81,18 +82,25 @@ def delete(run: tuple[str, ...], yes: bool, store: Path) -> None:
 
 
 @runs.command()
-@click.argument("run")
+@click.argument("run", nargs=-1, required=True)
+@click.option("--together", is_flag=True, help="With the runs that were started together with it.")
 @click.option("--format", "kind", type=click.Choice(("json", "parquet")), default="json")
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 @store_option
-def export(run: str, kind: str, out: Path, store: Path) -> None:
-    """Export a run: one JSON file, or a folder of Parquet files, one a table."""
+def export(run: tuple[str, ...], together: bool, kind: str, out: Path, store: Path) -> None:
+    """Export runs: one JSON file (`ampscope import` reads it), or of one run a folder of Parquet
+    files, one a table."""
     with Reader(store) as reader:
-        info = reader.run(run)
+        infos = {info.id: info for info in map(reader.run, run)}
+        if together:
+            others = [r for info in infos.values() for r in reader.group(info.spec.group)]
+            infos |= {r.id: r for r in others}
+        if kind == "parquet" and len(infos) > 1:
+            raise BadInput("A folder of Parquet files holds one run. Export the others apart.")
         written = (
-            exports.to_json(reader, info, out)
+            exports.to_json(reader, list(infos.values()), out)
             if kind == "json"
-            else exports.to_parquet(reader, info, out)
+            else exports.to_parquet(reader, next(iter(infos.values())), out)
         )
     for path in written:
         click.echo(path)

@@ -37,9 +37,9 @@ class LossDifference:
 
 
 def final_loss(curve: LossCurve) -> float:
-    """Mean over the last third; NaN and infinities stay what they are."""
+    """Mean over the last third; NaN and infinities stay what they are, and no losses have NaN."""
     last = curve.losses[-max(1, len(curve.losses) // 3) :]
-    return sum(last) / len(last)
+    return sum(last) / len(last) if last else math.nan
 
 
 def loss_difference(base: Measured, other: Measured) -> LossDifference:

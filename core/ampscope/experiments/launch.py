@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from ampscope.errors import AmpscopeError
+from ampscope.experiments.script_deaths import last_words
 from ampscope.experiments.validate import checked
 from ampscope.frameworks.names import TORCH
 from ampscope.frameworks.pythons import python_for, with_package
@@ -19,6 +24,7 @@ from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 
 POLL_S = 0.1
+MAX_WORDS = 4_000  # of the end of what a child said
 _SECRETS = "AMPSCOPE_CLASSROOM_"
 
 
@@ -64,13 +70,38 @@ def _spawn(spec: RunSpec, store: Path, run_id: str) -> None:
     if spec.framework != TORCH:
         python, environment = python_for(spec.framework), with_package(environment)
         module = "ampscope.frameworks.child"
+    words = tempfile.TemporaryFile()  # noqa: SIM115  # the thread that waits closes it
     child = subprocess.Popen(
         [python, "-m", module, "--store", str(store.absolute()), "--run", run_id],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=words,
         start_new_session=True,  # Ctrl-C reaches the parent only; it asks the child to stop
         env=environment,
     )
+
+    def wait() -> None:
+        with words:
+            _say_how_it_died(store, run_id, child.wait(), _end_of(words))
+
     # Somebody must wait for it: an ended child stays a zombie, and Popen warns of one left behind.
-    threading.Thread(target=child.wait, name=f"ampscope-run-{run_id}", daemon=True).start()
+    threading.Thread(target=wait, name=f"ampscope-run-{run_id}", daemon=True).start()
+
+
+def _end_of(words: IO[bytes]) -> str:
+    size = os.fstat(words.fileno()).st_size
+    return os.pread(words.fileno(), MAX_WORDS, max(0, size - MAX_WORDS)).decode(errors="replace")
+
+
+def _say_how_it_died(store: Path, run_id: str, status: int, words: str) -> None:
+    """A child that crashed in native code, or could not even start, has not said so itself. One
+    that was killed stays as it is: a reader shows it as lost."""
+    if status in (0, -signal.SIGKILL, -signal.SIGTERM):
+        return
+    with contextlib.suppress(AmpscopeError):  # a store that is gone needs no last words
+        with Reader(store) as reader:
+            ended = reader.run(run_id).ended is not None
+        if not ended:
+            writer = RunWriter(store, run_id)
+            writer.finish(State.FAILED, last_words(str(status), words, "The run"), words)
+            writer.close()

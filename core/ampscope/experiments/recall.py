@@ -6,6 +6,8 @@ measurements say.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
 from ampscope.diagnose import diagnose
@@ -13,7 +15,7 @@ from ampscope.errors import BadInput
 from ampscope.experiments.cure import is_cured
 from ampscope.experiments.report import Report, report_of
 from ampscope.experiments.trials import trial_of
-from ampscope.records import RunInfo
+from ampscope.records import RunInfo, State
 from ampscope.store.reader import Reader
 
 
@@ -25,7 +27,8 @@ def recall(reader: Reader, run_id: str) -> Report:
     info = reader.run(run_id)
     if info.spec.kind != "script":
         raise BadInput("This run is a probe. Diagnose a script with: ampscope diagnose train.py")
-    infos = {r.spec.control: r for r in reader.group(info.spec.group)} or {info.spec.control: info}
+    group = counting(reader.group(info.spec.group))
+    infos = {r.spec.control: r for r in group} or {info.spec.control: info}
     first = infos.get("as_is", info)
     if first.state.is_active:
         raise BadInput("The script is still running as it is; the diagnosis begins when it ends.")
@@ -45,6 +48,12 @@ def recall(reader: Reader, run_id: str) -> Report:
     ended = [r.ended for r in infos.values() if r.ended is not None]
     elapsed_s = (max(ended) - first.created) if ended else 0.0
     return report_of(diagnosis, views, infos, tuple(trials), elapsed_s)
+
+
+def counting(runs: Sequence[RunInfo]) -> list[RunInfo]:
+    """A fix that is run again counts once it has finished; until then the earlier run does."""
+    finished = {r.spec.control for r in runs if r.state is State.FINISHED}
+    return [r for r in runs if r.state is State.FINISHED or r.spec.control not in finished]
 
 
 def _view(reader: Reader, info: RunInfo) -> RunView:

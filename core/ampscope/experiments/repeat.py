@@ -35,10 +35,13 @@ def repeat(store: Path, run_id: str, controls: tuple[str, ...]) -> None:
 
 
 def repeatable(info: RunInfo) -> RunSpec:
-    """The run's spec. Raises BadInput for a probe, and for a script that is no longer there."""
+    """The run's spec. Raises BadInput for a probe, for an imported run, and for a script that is no
+    longer there."""
     spec = info.spec
     if spec.kind != "script":
         raise BadInput("This run is a probe, not a script.")
+    if spec.imported:  # its file and arguments are a stranger's words
+        raise BadInput("This run was imported. Run its script yourself, with: ampscope diagnose")
     if not is_module(spec) and not Path(spec.workload).is_file():
         raise BadInput(f"There is no file {spec.workload} any more.")
     return spec

@@ -7,10 +7,11 @@ import signal
 _NATIVE = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 
-def last_words(answer: str, output: str) -> str:
+def last_words(answer: str, output: str, who: str = "The script") -> str:
     """One sentence about a child that could not write how it ended.
 
-    ``answer`` is the zygote's: an exit status, negative for a signal, or a word of its own.
+    ``who`` it was. ``answer`` is the zygote's: an exit status, negative for a signal, or a word of
+    its own.
 
     >>> last_words("-11", "")
     "The script's process crashed in native code (SIGSEGV)."
@@ -36,5 +37,5 @@ def last_words(answer: str, output: str) -> str:
         name = signal.Signals(-status).name
         native = -status in _NATIVE
         how = f"crashed in native code ({name})" if native else f"was ended by {name}"
-        return f"The script's process {how}.{said}"
-    return f"The script's process ended without a word (status {status}).{said}"
+        return f"{who}'s process {how}.{said}"
+    return f"{who}'s process ended without a word (status {status}).{said}"

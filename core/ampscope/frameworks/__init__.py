@@ -11,6 +11,8 @@ settings     controls and interventions as settings that every adapter understan
 tensors      a tensor as NumPy bits with its dtype's name; exponents counted by numba
 steps        what an adapter hands over at each optimizer step
 recorder     those facts as records of a run: steps, frames, attempts, scans, bad layers
+op_sets      the ops of each step, kept once
+array_sums   norms and largest magnitudes in few passes
 networks     one LeNet, MLP and small transformer: weights and batches for every framework
 child        `python -m ampscope.frameworks.child`: a probe
 script       `python -m ampscope.frameworks.script`: a user's script, untouched

@@ -5,14 +5,18 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ampscope.exponents import NAN, NEG_INF, POS_INF, RAW_LEN
+from ampscope.frameworks.array_sums import largest, nonfinite_count, square_sum
 from ampscope.frameworks.steps import StepFacts
-from ampscope.frameworks.tensors import Values
+from ampscope.frameworks.tensors import Values, count_into
 from ampscope.observations import Attempt, ParameterGradient
-from ampscope.records import StepRecord
+from ampscope.records import NonFiniteRecord, StepRecord
 
 
 def gradient_parts(facts: StepFacts) -> list[ParameterGradient]:
@@ -23,11 +27,17 @@ def gradient_parts(facts: StepFacts) -> list[ParameterGradient]:
     ]
 
 
-def attempt_of(number: int, facts: StepFacts, parts: list[ParameterGradient]) -> Attempt:
-    """The record of attempt ``number``; ``parts`` get that number too."""
+def attempt_of(
+    number: int,
+    facts: StepFacts,
+    parts: list[ParameterGradient],
+    added: Mapping[str, NDArray[Any]] | None = None,
+) -> Attempt:
+    """The record of attempt ``number``; ``parts`` get that number too. ``added`` are its
+    :func:`updates`, where they are known already."""
     for i, part in enumerate(parts):
         parts[i] = dataclasses.replace(part, attempt=number)
-    moved, norm = _motion(facts)
+    moved, norm = _motion(facts, updates(facts) if added is None else added)
     return Attempt(
         attempt=number,
         optimizer=facts.optimizer,
@@ -75,39 +85,50 @@ def step_record(attempt: Attempt, facts: StepFacts) -> StepRecord:
     )
 
 
+def nonfinite_record(part: ParameterGradient, facts: StepFacts) -> NonFiniteRecord:
+    """Of a parameter whose gradient is not finite."""
+    row = np.zeros(RAW_LEN, np.int64)
+    count_into(facts.gradients[part.name], row)
+    counts = int(row[NAN]), int(row[POS_INF]), int(row[NEG_INF])
+    return NonFiniteRecord(part.attempt, part.name, part.order, part.total, *counts)
+
+
+def updates(facts: StepFacts) -> dict[str, NDArray[Any]]:
+    """What the step added to each weight; nothing of a skipped one."""
+    if facts.skipped:
+        return {}
+    both = [(name, after) for name, after in facts.after.items() if name in facts.before]
+    with np.errstate(over="ignore", invalid="ignore"):
+        return {name: after.floats() - facts.before[name].floats() for name, after in both}
+
+
 def _part(
     optimizer: str, name: str, order: int, values: Values, factor: float
 ) -> ParameterGradient:
     floats = values.floats()
-    finite = np.isfinite(floats)
-    kept = floats if finite.all() else floats[finite]
-    norm = float(np.linalg.norm(kept.astype(np.float64))) / factor
-    zero, bad = int((floats == 0).sum()), int(values.size - finite.sum())
+    bad = nonfinite_count(floats)
+    kept = floats[np.isfinite(floats)] if bad else floats
+    norm = math.sqrt(square_sum(kept)) / factor
+    zero = int(floats.size - np.count_nonzero(floats))
     return ParameterGradient(0, optimizer, name, order, values.size, zero, bad, norm)
 
 
 def _largest(facts: StepFacts, factor: float) -> float | None:
-    found = []
-    for values in facts.gradients.values():
-        floats = values.floats()
-        kept = floats[np.isfinite(floats)]
-        found.append(float(np.abs(kept).max()) / factor if kept.size else 0.0)
+    found = [largest(values.floats()) / factor for values in facts.gradients.values()]
     return max(found, default=None)
 
 
-def _motion(facts: StepFacts) -> tuple[float | None, float | None]:
+def _motion(
+    facts: StepFacts, added: Mapping[str, NDArray[Any]]
+) -> tuple[float | None, float | None]:
     """(share of weights that the step changed, 2-norm of the change)."""
     if facts.skipped:
         return 0.0, 0.0
-    total = moved = 0
-    square = 0.0
-    for name, after in facts.after.items():
-        if name in facts.before:
-            before, now = facts.before[name].floats(), after.floats()
-            total += after.size
-            moved += int((before != now).sum())
-            square += float(np.sum((now.astype(np.float64) - before) ** 2))
-    return (moved / total, math.sqrt(square)) if total else (None, None)
+    total = sum(update.size for update in added.values())
+    if not total:
+        return None, None
+    moved = sum(int(np.count_nonzero(update)) for update in added.values())
+    return moved / total, math.sqrt(sum(square_sum(update) for update in added.values()))
 
 
 def _zero_second_moments(facts: StepFacts) -> float | None:
@@ -116,13 +137,13 @@ def _zero_second_moments(facts: StepFacts) -> float | None:
     for name in facts.second_moments:
         floats = facts.state[name].floats()
         total += floats.size
-        zero += int((floats == 0).sum())
-    flows = any((values.floats() != 0).any() for values in facts.gradients.values())
+        zero += int(floats.size - np.count_nonzero(floats))
+    flows = any(values.floats().any() for values in facts.gradients.values())
     return zero / total if total and flows else None
 
 
 def _nonfinite(values: Values) -> int:
-    return int(values.size - np.isfinite(values.floats()).sum())
+    return nonfinite_count(values.floats())
 
 
 def _dtypes(all_values: Iterable[Values]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ampscope.exponents import RAW_LEN, Raw
+from ampscope.exponents import NAN, NEG_INF, POS_INF, RAW_LEN, Raw
 from ampscope.frameworks.tensors import Values, count_into
 from ampscope.records import Frame, Role
 
@@ -17,15 +17,17 @@ class StepCounts:
     def __init__(self) -> None:
         self._rows: dict[_Key, Raw] = {}
 
-    def add(self, role: Role, index: int, values: Values, *, keep: bool) -> Raw:
-        """The counts of ``values`` alone; kept for the step's frame where ``keep`` says so."""
-        row = np.zeros(RAW_LEN, np.int64)
+    def add(self, role: Role, index: int, values: Values, *, keep: bool) -> int:
+        """Count ``values`` into the step's frame where ``keep`` says so; how many are NaN or
+        infinite."""
+        row = self._rows.get((role, index, values.name)) if keep else None
+        if row is None:
+            row = np.zeros(RAW_LEN, np.int64)
+            if keep:
+                self._rows[role, index, values.name] = row
+        before = _nonfinite(row)
         count_into(values, row)
-        if keep:
-            key = role, index, values.name
-            before = self._rows.get(key)
-            self._rows[key] = row if before is None else before + row
-        return row
+        return _nonfinite(row) - before
 
     def take(self, step: int, scale: float) -> list[Frame]:
         """One frame a role that was counted; ``scale`` is what multiplies the gradients."""
@@ -39,3 +41,7 @@ class StepCounts:
                 frames.append(Frame(step, role, modules, dtypes, rows, factor))
         self._rows.clear()
         return frames
+
+
+def _nonfinite(row: Raw) -> int:
+    return int(row[NAN]) + int(row[POS_INF]) + int(row[NEG_INF])

@@ -1,7 +1,9 @@
-"""Layers whose finite inputs gave a non-finite output: the evidence for "a layer overflowed".
+"""Layers whose finite inputs gave a non-finite output, or sent a non-finite gradient back.
 
 A layer is looked at as one op. Whether its value reached the loss is read off the step: the first
 bad layer of a step whose loss is not finite is where that began, because layers run in order.
+Gradients arrive from the last layer to the first: the first one that is not finite was born in the
+layer whose own gradient, just before it, still was.
 """
 
 from __future__ import annotations
@@ -14,49 +16,102 @@ from ampscope.frameworks.steps import LayerCall
 from ampscope.frameworks.tensors import Values
 from ampscope.observations import BadOp, Operand
 
+_Key = tuple[str, str]  # path, op
+
 
 class BadLayers:
     """Bad layers by path; a layer that is bad again counts up."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str], BadOp] = {}
-        self._first: tuple[str, str] | None = None  # of the step that is under way
+        self._known: dict[_Key, BadOp] = {}
+        self._seen: dict[str, LayerCall] = {}  # the first call of each layer
+        self._bad: list[str] = []  # paths, of the forward pass that is under way
+        self._first: _Key | None = None  # of the step that is under way
+        self._finite: tuple[str, Values] | None = None  # the last gradient that was
+        self._born: tuple[str, Values | None, Values] | None = None  # the first that was not
+
+    def called(self, call: LayerCall) -> None:
+        """Any call."""
+        if call.path not in self._seen:
+            self._seen[call.path] = replace(call, inputs=(), outputs=())  # hold no tensors
 
     def met(self, call: LayerCall, step: int) -> None:
         """A call with a non-finite output."""
-        if any(_nonfinite(values) for values in call.inputs):
-            return  # it only hands on what came in
+        inside = f"{call.path}." if call.path else ""
+        is_container = any(bad != call.path and bad.startswith(inside) for bad in self._bad)
+        self._bad.append(call.path)
+        if is_container or any(_nonfinite(values) for values in call.inputs):
+            return  # it only hands on what came in, or what a layer inside made
+        weights = call.weights()
+        if any(_nonfinite(values) for values in weights):
+            return  # broken by an earlier step
         key = call.path, call.op
         if self._first is None and call.is_training:
             self._first = key
         known = self._known.get(key)
         if known is None:
-            self._known[key] = _bad_op(len(self._known), call, step)
+            self._known[key] = _bad_op(len(self._known), call.closer() or call, weights, step)
         else:
             self._known[key] = replace(known, count=known.count + 1, last_attempt=step)
 
+    def gradient(self, path: str, gradient: Values, *, is_bad: bool) -> None:
+        """Came back to a layer's output."""
+        if not is_bad:
+            if self._born is None:
+                self._finite = path, gradient
+        elif self._born is None:
+            at, came = self._finite or ("", None)
+            self._born = at, came, gradient
+
     def reached_loss(self, step: int) -> None:
         """The loss of this step is not finite."""
-        self._mark(reached_loss=True)
+        self._mark(self._first, reached_loss=True)
 
     def reached_gradient(self, step: int) -> None:
         """The loss is finite and a gradient is not."""
-        self._mark(reached_gradient=True)
+        if self._first is not None or self._born is None:
+            self._mark(self._first, reached_gradient=True)
+            return
+        key, op = self._backward_op(len(self._known), step, *self._born)
+        known = self._known.get(key)
+        if known is None:
+            self._known[key] = op
+        else:
+            self._known[key] = replace(known, count=known.count + 1, last_attempt=step)
 
     def next_step(self) -> None:
         """The step is over."""
-        self._first = None
+        self._first = self._finite = self._born = None
+        self._bad.clear()
 
     def records(self) -> list[BadOp]:
         """All of them, in the order in which they were met."""
         return list(self._known.values())
 
-    def _mark(self, **reached: bool) -> None:
-        if self._first is not None:
-            self._known[self._first] = replace(self._known[self._first], **reached)  # type: ignore[arg-type]  # two flags
+    def _mark(self, key: _Key | None, **reached: bool) -> None:
+        if key is not None:
+            self._known[key] = replace(self._known[key], **reached)  # type: ignore[arg-type]  # flags
+
+    def _backward_op(
+        self, number: int, step: int, path: str, came: Values | None, gradient: Values
+    ) -> tuple[_Key, BadOp]:
+        """Of the layer at ``path``; "" without a finite gradient before it: of the loss."""
+        seen = self._seen.get(path) if came is not None else None
+        kind = seen.op.rpartition(".")[2] if seen is not None else "loss"
+        call = LayerCall(
+            path,
+            seen.type if seen is not None else "",
+            f"{kind}_backward",
+            () if came is None else (came,),
+            (gradient,),
+            gradient.name,
+            seen.line if seen is not None else "",
+        )
+        op = replace(_bad_op(number, call, (), step), phase="backward", reached_gradient=True)
+        return (path, call.op), op
 
 
-def _bad_op(number: int, call: LayerCall, step: int) -> BadOp:
+def _bad_op(number: int, call: LayerCall, weights: tuple[Values, ...], step: int) -> BadOp:
     out = np.concatenate([values.floats() for values in call.outputs])
     reference = call.in_fp32()
     fp32 = None if reference is None else reference.floats()
@@ -76,7 +131,10 @@ def _bad_op(number: int, call: LayerCall, step: int) -> BadOp:
         line=call.line,
         code="",
         dtype=call.compute_dtype,
-        inputs=tuple(_operand(values) for values in call.inputs),
+        inputs=(
+            *(_operand(values) for values in call.inputs),
+            *(replace(_operand(values), is_parameter=True) for values in weights),
+        ),
         scalars=(),
         nan=int(np.isnan(out).sum()),
         pos_inf=int(np.isposinf(out).sum()),

@@ -14,24 +14,31 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
-import numpy as np
-
-from ampscope.exponents import NAN, NEG_INF, POS_INF, RAW_LEN, Raw
-from ampscope.frameworks.attempt import attempt_of, gradient_parts, step_record
+from ampscope.frameworks.attempt import (
+    attempt_of,
+    gradient_parts,
+    nonfinite_record,
+    step_record,
+    updates,
+)
 from ampscope.frameworks.counts import StepCounts
 from ampscope.frameworks.layers import BadLayers
 from ampscope.frameworks.measured import Measured
+from ampscope.frameworks.op_sets import OpSets
 from ampscope.frameworks.scans import scan
+from ampscope.frameworks.step_calls import inputs_call, step_calls
 from ampscope.frameworks.steps import LayerCall, StepFacts
-from ampscope.frameworks.tensors import Values, count_into
+from ampscope.frameworks.tensors import Values
 from ampscope.observations import Attempt, Call, Observation, Outcome, ParameterGradient, Scan
-from ampscope.records import Cadence, ModuleRecord, NonFiniteRecord, Role
+from ampscope.records import Cadence, ModuleRecord, Role
 
 DETAILED = 8  # attempts whose gradients are kept one by one; bad ones always are
 MAX_BATCH_SCANS = 2_000
+_HALF = ("fp16", "bf16")
 
 
 class Recorder:
@@ -42,10 +49,10 @@ class Recorder:
         self.steps = 0  # attempted
         self.half_seen: set[str] = set()  # dtypes in which layers computed
         self.attempts: list[Attempt] = []
-        self.calls: list[Call] = []
-        self.scans: list[Scan] = []
+        self.calls, self.scans = list[Call](), list[Scan]()
         self.gradients: list[ParameterGradient] = []
         self.bad_layers = BadLayers()
+        self.ops = OpSets()
         self.elapsed_s = 0.0  # spent here
         self.on_step: Callable[[int], None] = lambda steps: None  # steps attempted so far
         self._index: dict[str, int] = {}
@@ -55,9 +62,16 @@ class Recorder:
         self._batches = 0
 
     @property
+    def wants_ops(self) -> bool:
+        """Whether the ops of the step that is under way are wanted."""
+        return self._is_due(self.cadence.trace)
+
+    @property
     def wants_tensors(self) -> bool:
         """Whether histograms of the step that is under way are wanted."""
-        every = self.cadence.histogram
+        return self._is_due(self.cadence.histogram)
+
+    def _is_due(self, every: int) -> bool:
         return every > 0 and self.steps % every == 0
 
     def module(self, record: ModuleRecord) -> int:
@@ -70,59 +84,69 @@ class Recorder:
 
     def index_of(self, path: str, type_: str = "") -> int:
         """Number of a module by its path; met for the first time it is added."""
-        return self.module(ModuleRecord(0, path, type_))
+        return self._index.get(path) or self.module(ModuleRecord(0, path, type_))
 
-    def forward(self, call: LayerCall) -> None:
-        """A layer was called: its outputs are counted, and looked at for the first bad one."""
-        started = time.perf_counter()
-        if call.compute_dtype in ("fp16", "bf16"):
+    def forward(self, call: LayerCall) -> int:
+        """A layer was called: count its outputs, and say how many elements are not finite."""
+        if call.compute_dtype in _HALF:
             self.half_seen.add(call.compute_dtype)
-        index = self.index_of(call.path, call.type)
-        bad = 0
-        for values in call.outputs:
-            row = self._count(Role.ACTIVATION, index, values, keep=call.is_training)
-            bad += int(row[NAN] + row[POS_INF] + row[NEG_INF])
+        bad = self.outputs(call.path, call.type, call.outputs, call.is_training)
+        self.bad_layers.called(call)
         if bad:
+            self.bad(call)
+        return bad
+
+    def bad(self, call: LayerCall) -> None:
+        """An output of ``call`` is not finite."""
+        if not call.hands_on:
             self.bad_layers.met(call, self.steps)
+
+    def outputs(self, path: str, type_: str, outputs: Iterable[Values], is_training: bool) -> int:
+        """What :meth:`forward` counts; with :meth:`bad` where needed, a cheaper way to say it."""
+        started, bad, index = time.perf_counter(), 0, self.index_of(path, type_)
+        for values in outputs:
+            if values.name in _HALF:
+                self.half_seen.add(values.name)
+            bad += self._count(Role.ACTIVATION, index, values, keep=is_training)
         self.elapsed_s += time.perf_counter() - started
+        return bad
 
     def backward(self, path: str, gradient: Values) -> None:
-        """The gradient that came back to a layer's output, still scaled."""
+        """The gradient that came back to a layer's output, still scaled; the last layer's first."""
         started = time.perf_counter()
-        self._count(Role.GRAD_OUTPUT, self.index_of(path), gradient, keep=True)
+        bad = self._count(Role.GRAD_OUTPUT, self.index_of(path), gradient, keep=True)
+        self.bad_layers.gradient(path, gradient, is_bad=bad > 0)
         self.elapsed_s += time.perf_counter() - started
 
     def batch(self, name: str, values: Values) -> None:
         """A tensor that a model was given, before any layer saw it."""
-        if self._batches >= MAX_BATCH_SCANS or not values.size:
-            return
-        self._batches += 1
-        self.scans.append(scan("batch", "batch", name, values, self.steps))
-        if not self.calls:
-            total = float(values.floats().astype(np.float64).sum())
-            self.calls.append(Call(0, 0, "inputs", value=total, dtype=values.name))
+        if self._batches < MAX_BATCH_SCANS and values.size:
+            self._batches += 1
+            self.scans.append(scan("batch", "batch", name, values, self.steps))
+            self.calls += [] if self.calls else [inputs_call(values)]
 
     def weights(self, moment: str, weights: Mapping[str, Values], kind: str = "parameter") -> None:
         """All weights at the ``start`` or ``end``; ``kind`` also frozen and buffer."""
-        for name, values in weights.items():
-            self.scans.append(scan(moment, kind, name, values, self.steps))
+        self.scans += [scan(moment, kind, n, v, self.steps) for n, v in weights.items()]
 
     def step(self, facts: StepFacts) -> None:
         """An optimizer step was attempted: everything since the last one belongs to it."""
         started = time.perf_counter()
         parts = gradient_parts(facts)
-        attempt = attempt_of(self.steps, facts, parts)
+        added = updates(facts)
+        attempt = attempt_of(self.steps, facts, parts, added)
         self.attempts.append(attempt)
-        self._log(facts)
+        self.calls += step_calls(len(self.calls), self.steps, facts)
         self._detail(facts, attempt, parts)
         if self.wants_tensors:
-            self._count_parameters(facts)
+            self._count_parameters(facts, added)
         self._measured.frames += self._counts.take(self.steps, facts.carried)
         if attempt.loss is not None and not math.isfinite(attempt.loss):
             self.bad_layers.reached_loss(self.steps)
         elif attempt.grad_nonfinite:
             self.bad_layers.reached_gradient(self.steps)
-        self._measured.steps.append(step_record(attempt, facts))
+        record = replace(step_record(attempt, facts), op_set=self.ops.end_step())
+        self._measured.steps.append(record)
         self.bad_layers.next_step()
         self.steps += 1
         self.elapsed_s += time.perf_counter() - started
@@ -131,7 +155,12 @@ class Recorder:
     def take(self) -> Measured:
         """What came since the last call."""
         taken, self._measured = self._measured, Measured()
+        taken.ops = self.ops.take()
         return taken
+
+    def forget(self) -> None:
+        """Let go of the evidence for the rules, which grows with every step of a long training."""
+        del self.attempts[:-1], self.calls[:], self.gradients[:], self.scans[:]
 
     def observations(self, outcome: Outcome) -> list[Observation]:
         """Everything seen so far, closed with ``outcome``."""
@@ -140,7 +169,6 @@ class Recorder:
 
     def outcome(self, ended: str, notes: tuple[str, ...] = ()) -> Outcome:
         """How it stands, with what was seen."""
-        last = self.attempts[-1].loss if self.attempts else None
         return Outcome(
             ended=ended,
             attempts=self.steps,
@@ -149,44 +177,24 @@ class Recorder:
             scalers=("scaler0",) if any(a.scaler for a in self.attempts) else (),
             uses_autocast="+".join(sorted(self.half_seen)),
             notes=notes,
-            last_loss=last,
+            last_loss=self.attempts[-1].loss if self.attempts else None,
         )
 
-    def _count(self, role: Role, index: int, values: Values, *, keep: bool) -> Raw:
+    def _count(self, role: Role, index: int, values: Values, *, keep: bool) -> int:
         return self._counts.add(role, index, values, keep=keep and self.wants_tensors)
 
-    def _count_parameters(self, facts: StepFacts) -> None:
-        for role, named in ((Role.WEIGHT, facts.before), (Role.WEIGHT_GRAD, facts.gradients)):
+    def _count_parameters(self, facts: StepFacts, added: Mapping[str, Any]) -> None:
+        moved = {name: Values.of(update) for name, update in added.items()}
+        roles = {Role.WEIGHT: facts.before, Role.WEIGHT_GRAD: facts.gradients, Role.UPDATE: moved}
+        for role, named in roles.items():
             for name, values in named.items():
                 self._count(role, self._owner(name), values, keep=True)
-        if facts.skipped:
-            return
-        for name, after in facts.after.items():
-            if name in facts.before:
-                moved = Values.of(after.floats() - facts.before[name].floats())
-                self._count(Role.UPDATE, self._owner(name), moved, keep=True)
 
     def _owner(self, parameter: str) -> int:
         return self.index_of(parameter.rpartition(".")[0])
-
-    def _log(self, facts: StepFacts) -> None:
-        """The calls that every step has, in the words of torch's call log."""
-        number = len(self.calls)
-        names = ["scale"] if facts.scale is not None else []
-        names += ["backward", "scaler_step" if facts.scale is not None else "optimizer_step"]
-        for name in names:
-            value = facts.scale if name == "scale" else facts.loss if name == "backward" else None
-            self.calls.append(Call(number, self.steps, name, value=value))
-            number += 1
 
     def _detail(self, facts: StepFacts, attempt: Attempt, parts: list[ParameterGradient]) -> None:
         if attempt.attempt < DETAILED or attempt.grad_nonfinite:
             self.gradients += parts
         bad = [part for part in parts if part.nonfinite]
-        for part in bad:
-            row = np.zeros(RAW_LEN, np.int64)
-            count_into(facts.gradients[part.name], row)
-            counts = int(row[NAN]), int(row[POS_INF]), int(row[NEG_INF])
-            self._measured.nonfinite.append(
-                NonFiniteRecord(self.steps, part.name, part.order, part.total, *counts)
-            )
+        self._measured.nonfinite += [nonfinite_record(part, facts) for part in bad]

@@ -11,16 +11,17 @@ from ampscope.observations import Scan
 def scan(moment: str, kind: str, name: str, values: Values, step: int) -> Scan:
     """What ``values`` hold, at attempt ``step``."""
     floats = values.floats()
-    finite = floats[np.isfinite(floats)]
+    is_finite = np.isfinite(floats)
+    finite = floats if is_finite.all() else floats[is_finite]
     return Scan(
         moment,
         kind,
         name,
         values.name,
         values.size,
-        int(np.isnan(floats).sum()),
-        int(np.isinf(floats).sum()),
-        float(np.abs(finite).max()) if finite.size else None,
+        0 if finite is floats else int(np.isnan(floats).sum()),
+        0 if finite is floats else int(np.isinf(floats).sum()),
+        float(max(finite.max(), -finite.min())) if finite.size else None,
         step,
-        std=float(finite.astype(np.float64).std()) if finite.size else None,
+        std=float(finite.std(dtype=np.float64)) if finite.size else None,
     )

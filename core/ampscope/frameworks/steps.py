@@ -15,7 +15,10 @@ class LayerCall:
     ``op`` says what the layer computes in the words of PyTorch's ops where there is one (linear,
     convolution, matmul, native_layer_norm, native_batch_norm, add, softmax, embedding), so that the
     rules know its kind; else ``layer``. ``in_fp32`` computes the same from the same inputs in fp32;
-    it is asked only when a non-finite output came from finite inputs.
+    it is asked only when a non-finite output came from finite inputs. So is ``closer``: the first
+    op inside whose finite inputs gave a non-finite output, as a call of the same ``path``; None
+    where the layer itself is as close as one can look. ``weights`` are the layer's own: a layer
+    whose weights are not finite made nothing bad itself.
     """
 
     path: str
@@ -27,6 +30,9 @@ class LayerCall:
     line: str = ""  # "train.py:41", of the script
     is_training: bool = True
     in_fp32: Callable[[], Values | None] = lambda: None
+    closer: Callable[[], LayerCall | None] = lambda: None
+    weights: Callable[[], tuple[Values, ...]] = lambda: ()
+    hands_on: bool = False  # a layer inside this one has put out a non-finite value already
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +41,9 @@ class StepFacts:
 
     ``gradients`` are as they came to the scaler or optimizer, in the order in which they are
     applied; ``scaled`` says whether they still carry ``scale``. ``before`` and ``after`` are the
-    weights by the same names, and may be left empty where nobody looked.
+    weights by the same names, and may be left empty where nobody looked. ``loss_scaled`` says
+    whether a scaler scaled the loss; None: as it should be, wherever a scaler took part.
+    ``static_scale`` is a constant by which the loss is multiplied, without a scaler that skips.
     """
 
     loss: float | None  # unscaled
@@ -45,6 +53,8 @@ class StepFacts:
     optimizer: str = "optimizer0"
     loss_dtype: str = "fp32"
     scaled: bool = True
+    loss_scaled: bool | None = None
+    static_scale: float | None = None
     unscaled_by_user: bool = False
     growth_counter: int | None = None
     backwards: int = 1
@@ -61,4 +71,4 @@ class StepFacts:
     @property
     def carried(self) -> float:
         """The factor that multiplies ``gradients``."""
-        return self.scale if self.scaled and self.scale else 1.0
+        return (self.scale or self.static_scale or 1.0) if self.scaled else 1.0

@@ -35,6 +35,18 @@ from ampscope.exponents import (
 from ampscope.formats import FORMATS
 
 _COUNTED = ("fp16", "bf16", "fp32")  # by the compiled kernel
+_LAYOUTS: dict[np.dtype[Any], tuple[str, type[np.generic]]] = {
+    np.dtype(np.float16): ("fp16", np.uint16),
+    np.dtype(np.float32): ("fp32", np.uint32),
+    np.dtype(np.float64): ("fp64", np.float64),
+}
+# Bits of the mantissa, and what turns an exponent's bits into a bin of the histogram.
+_SHIFTS = {
+    name: (fmt.mantissa_bits, FIRST - LOWEST - fmt.bias - fmt.mantissa_bits)
+    for name, fmt in FORMATS.items()
+    if name in _COUNTED
+}
+_Job = ctypes.c_int64 * 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +71,14 @@ class Values:
     @classmethod
     def of(cls, array: NDArray[Any], label: str = "") -> Values:
         """Raises TypeError for what is no floating-point array."""
-        if array.dtype.name == "bfloat16":
-            return cls.bf16(np.ascontiguousarray(array).view(np.uint16), label)
-        flat = np.ascontiguousarray(array).reshape(-1)
-        if array.dtype == np.float16:
-            return cls(flat.view(np.uint16), "fp16", label)
-        if array.dtype == np.float32:
-            return cls(flat.view(np.uint32), "fp32", label)
-        if array.dtype == np.float64:
-            return cls(flat, "fp64", label)
-        raise TypeError(f"exponents are counted of floating-point arrays, not of {array.dtype}")
+        layout = _LAYOUTS.get(array.dtype)
+        if layout is None:
+            if array.dtype.name == "bfloat16":
+                return cls.bf16(np.ascontiguousarray(array).view(np.uint16), label)
+            raise TypeError(f"exponents are counted of floating-point arrays, not of {array.dtype}")
+        if not array.flags.c_contiguous:
+            array = np.ascontiguousarray(array)
+        return cls(array.reshape(-1).view(layout[1]), layout[0], label)
 
     @classmethod
     def bf16(cls, bits: NDArray[np.uint16], label: str = "") -> Values:
@@ -94,10 +104,11 @@ def count_into(values: Values, row: Raw) -> None:
     if kernel is None:
         _count_slowly(values.floats(), row)
         return
-    fmt = FORMATS[values.dtype]
-    job = (ctypes.c_int64 * 10)(
-        0, 0, values.bits.ctypes.data, values.size, values.bits.itemsize, fmt.mantissa_bits,
-        FIRST - LOWEST - fmt.bias - fmt.mantissa_bits, 1, row.ctypes.data, 1,
+    bits = values.bits
+    mantissa_bits, offset = _SHIFTS[values.dtype]
+    where, to = (a.__array_interface__["data"][0] for a in (bits, row))
+    job = _Job(
+        0, 0, where, bits.size, bits.itemsize, mantissa_bits, offset, 1, to, 1,
     )  # fmt: skip
     kernel(ctypes.byref(job))
 

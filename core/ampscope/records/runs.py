@@ -7,7 +7,8 @@ from enum import StrEnum
 
 
 class State(StrEnum):
-    """State of a run. ``lost`` is never stored: a reader derives it from pid and heartbeat."""
+    """State of a run. A reader derives ``lost`` from pid and heartbeat; it is stored of imported
+    runs alone."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -77,6 +78,7 @@ class RunSpec:
     batch: int = 0  # samples a batch; 0: as the workload gives them
     multiple_of: int = 1  # a batch search tries multiples of this; 0: powers of two
     framework: str = "torch"  # torch | keras | paddle
+    imported: str = ""  # from which file, and when: such a run is looked at and never run again
     settings: tuple[tuple[str, str], ...] = ()  # a lesson's, by name
 
     @property

@@ -8,6 +8,7 @@ from ampscope.causes import FIX_KINDS
 from ampscope.diagnose import Finding
 from ampscope.experiments.report import Report
 from ampscope.experiments.trials import Trial
+from ampscope.report.words.controls import control
 from ampscope.rules import framework_fixes
 from ampscope.rules.wording import island_patch
 
@@ -58,6 +59,24 @@ def patch(finding: Finding, cured: Trial | None) -> str:
     if word == "bf16" and fix.kind != "use_bf16":
         return "with torch.autocast(device_type, dtype=torch.bfloat16):\n    ...  # no GradScaler\n"
     return fix.patch
+
+
+def seen(report: Report) -> str:
+    """What the runs with a fix showed."""
+    cured = best(report)
+    if cured is not None:
+        price = f", at {cured.price:.2f} times the time a step" if cured.price else ""
+        run = f"the script was run {control(cured.control)}"
+        return f"Verified: {run}, and the symptom was gone{price}."
+    tried = "; ".join(control(t.control) for t in report.trials)
+    return f"No fix was seen to work. Tried: {tried}."
+
+
+def candidates(report: Report) -> list[str]:
+    """Controls to run again: the one that worked first, then what the rule names."""
+    cured = best(report)
+    words = [cured.control] if cured is not None else []
+    return list(dict.fromkeys([*words, *report.diagnosis.findings[0].verdict.fix.controls]))
 
 
 def _line_patch(finding: Finding, lines: str) -> str:

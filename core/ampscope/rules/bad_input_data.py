@@ -80,5 +80,5 @@ RULE = Rule(
     ("as_is", "fp32"),
     22,
     needs_ops=False,
-    explains=("not_amp_divergence", "batchnorm_stats_corrupted"),
+    explains=("not_amp_divergence", "batchnorm_stats_corrupted", "loss_scale_too_high"),
 )

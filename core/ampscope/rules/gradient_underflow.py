@@ -92,11 +92,4 @@ RAISE = Fix("change_scale", "Use a larger loss scale.", PATCH, ("init_scale:6553
 ADD = Fix("add_scaler", "Scale the loss with a GradScaler.", PATCH, ("add_scaler", "bf16"))
 
 
-RULE = Rule(
-    "gradient_underflow",
-    check,
-    ("as_is", "fp32"),
-    70,
-    needs_ops=False,
-    explains=("small_update_lost",),
-)
+RULE = Rule("gradient_underflow", check, ("as_is", "fp32"), 70, ("small_update_lost",), False)

@@ -1,8 +1,13 @@
-"""Export a run: one JSON file, or a folder with one Parquet file a table.
+"""Export runs: one JSON file, which `ampscope import` reads back, or a folder of Parquet files.
 
-Histograms are exported sparse: one row per (step, role, module, dtype, bin) with its count. They
-are by far the most (a run of 500 modules and 1,000 steps has about 50 million such rows), so they
-are written frame by frame. JSON has no NaN and no infinity; both are written as strings there.
+JSON has no NaN and no infinity; both are written as the texts "nan", "inf" and "-inf". A row stands
+on a line of its own. Histograms are by far the most, so they are written frame by frame::
+
+    {"schema":2,"run":{…},"step":[{…},…],"module":[…],…}           one run
+    {"schema":2,"runs":[{"run":{…},"step":[…],…},…]}               several
+
+Versions:  1  first
+           2  observation, result and telemetry; a histogram is one row
 """
 
 from __future__ import annotations
@@ -10,63 +15,32 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TextIO
 
 from ampscope.errors import StoreError
-from ampscope.exponents import ABOVE, BELOW, EXPONENTS, NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO
 from ampscope.finite_json import finite
-from ampscope.records import (
-    Event,
-    Frame,
-    ModuleRecord,
-    NonFiniteRecord,
-    OpRecord,
-    Role,
-    RunInfo,
-    ShadowRecord,
-    StepRecord,
-)
+from ampscope.records import RunInfo
+from ampscope.store import export_tables
 from ampscope.store.reader import Reader
 
-Columns = Mapping[str, Sequence[object]]
-_SPECIAL = {
-    BELOW: "<2^-149",
-    ABOVE: ">=2^128",
-    POS_ZERO: "+0",
-    NEG_ZERO: "-0",
-    NAN: "nan",
-    POS_INF: "+inf",
-    NEG_INF: "-inf",
-}
-_HISTOGRAM = {
-    "step": "int",
-    "role": "str",
-    "module": "int",
-    "dtype": "str",
-    "scale": "float",
-    "bin": "str",  # "finite", or one of _SPECIAL
-    "exponent": "int",
-    "count": "int",
-    "last_step": "int",  # where the counts of several recorded steps were added up
-}
+SCHEMA = 2
 
 
-def to_json(reader: Reader, info: RunInfo, out: Path) -> list[Path]:
+def to_json(reader: Reader, infos: Sequence[RunInfo], out: Path) -> list[Path]:
     """Write ``out``; returns it. Raises StoreError when it cannot be written."""
     with _translated(out), out.open("w", encoding="utf-8") as file:
-        file.write('{"schema":1,"run":' + _json(dataclasses.asdict(info)))
-        for name, (types, parts) in _tables(reader, info).items():
-            file.write(f',\n"{name}":[')
-            separator = "\n"
-            for part in parts:
-                for row in zip(*part.values(), strict=True):
-                    file.write(separator + _json(dict(zip(types, row, strict=True))))
-                    separator = ",\n"
-            file.write("]")
+        file.write(f'{{"schema":{SCHEMA},')
+        if len(infos) == 1:
+            _write_run(file, reader, infos[0])
+        else:
+            file.write('"runs":[\n')
+            for place, info in enumerate(infos):
+                file.write(",\n{" if place else "{")
+                _write_run(file, reader, info)
+                file.write("}")
+            file.write("\n]")
         file.write("}\n")
     return [out]
 
@@ -78,11 +52,16 @@ def to_parquet(reader: Reader, info: RunInfo, out: Path) -> list[Path]:
 
     kinds = {"int": pa.int64(), "float": pa.float64(), "str": pa.string(), "bool": pa.bool_()}
     written = [out / "run.json"]
+    found = export_tables.tables(reader, info)
+    for name, rows in export_tables.mixed(reader, info).items():
+        content = iter([export_tables.mixed_columns(rows)])
+        found[name] = {"record": "str", "data": "str"}, content
+    found["histogram"] = export_tables.bins(reader, info.id)
     with _translated(out):
         out.mkdir(parents=True, exist_ok=True)
         written[0].write_text(_json(dataclasses.asdict(info)) + "\n", encoding="utf-8")
-        for name, (types, parts) in _tables(reader, info).items():
-            schema = pa.schema([(column, kinds[kind]) for column, kind in types.items()])
+        for name, (types, parts) in found.items():
+            schema = pa.schema([(column, kinds[types[column]]) for column in types])
             path = out / f"{name}.parquet"
             with ParquetWriter(path, schema) as writer:
                 for part in parts:
@@ -91,55 +70,32 @@ def to_parquet(reader: Reader, info: RunInfo, out: Path) -> list[Path]:
     return written
 
 
-def _tables(
-    reader: Reader, info: RunInfo
-) -> dict[str, tuple[Mapping[str, str], Iterator[Columns]]]:
-    """Every table of the run: the types of its columns, and its content in parts."""
-    steps = reader.steps(info.id)
-    sets = sorted({step.op_set for step in steps if step.op_set is not None})
-    ops = [(number, op) for number in sets for op in reader.ops(info.id, number)]
-    op_types, op_parts = _records(OpRecord, [op for _, op in ops])
-    op_parts = iter([{"op_set": [number for number, _ in ops], **next(op_parts)}])
-    return {
-        "step": _records(StepRecord, steps),
-        "module": _records(ModuleRecord, reader.modules(info.id)),
-        "op": ({"op_set": "int", **op_types}, op_parts),
-        "shadow": _records(ShadowRecord, reader.shadows(info.id)),
-        "nonfinite": _records(NonFiniteRecord, reader.nonfinite(info.id)),
-        "event": _records(Event, reader.events(info.id)),
-        "histogram": (_HISTOGRAM, _histograms(reader, info.id)),
-    }
+def _write_run(file: TextIO, reader: Reader, info: RunInfo) -> None:
+    """Its keys, without the braces."""
+    file.write('"run":' + _json(dataclasses.asdict(info)))
+    found = export_tables.tables(reader, info)
+    found["histogram"] = export_tables.histograms(reader, info.id)
+    for name, (types, parts) in found.items():
+        _write_rows(
+            file,
+            name,
+            (
+                dict(zip(types, row, strict=True))
+                for part in parts
+                for row in zip(*(part[column] for column in types), strict=True)
+            ),
+        )
+    for name, rows in export_tables.mixed(reader, info).items():
+        _write_rows(file, name, rows)
 
 
-def _records(
-    kind: type[Any], records: Sequence[object]
-) -> tuple[Mapping[str, str], Iterator[Columns]]:
-    # Every field of a record is an int, a float, a bool or text, or None; Role is text.
-    types = {f.name: str(f.type).removesuffix(" | None") for f in dataclasses.fields(kind)}
-    types = {name: "str" if kind == "Role" else kind for name, kind in types.items()}
-    return types, iter([{name: [getattr(r, name) for r in records] for name in types}])
-
-
-def _histograms(reader: Reader, run_id: str) -> Iterator[Columns]:
-    for role in Role:
-        for frame in reader.frames(run_id, role):
-            yield _histogram(frame)
-
-
-def _histogram(frame: Frame) -> Columns:
-    which, column = np.nonzero(frame.rows)
-    rows, bins = which.tolist(), column.tolist()
-    return {
-        "step": [frame.step] * len(rows),
-        "role": [str(frame.role)] * len(rows),
-        "module": [frame.modules[row] for row in rows],
-        "dtype": [frame.dtypes[row] for row in rows],
-        "scale": [frame.scale] * len(rows),
-        "bin": [_SPECIAL.get(bin_, "finite") for bin_ in bins],
-        "exponent": [None if bin_ in _SPECIAL else int(EXPONENTS[bin_]) for bin_ in bins],
-        "count": frame.rows[which, column].tolist(),
-        "last_step": [frame.last_step] * len(rows),
-    }
+def _write_rows(file: TextIO, name: str, rows: Iterable[dict[str, object]]) -> None:
+    file.write(f',\n"{name}":[')
+    separator = "\n"
+    for row in rows:
+        file.write(separator + _json(row))
+        separator = ",\n"
+    file.write("]")
 
 
 def _json(value: object) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from ampscope.errors import StoreError
 from ampscope.records import RESULT_KINDS, Result
 
-_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in RESULT_KINDS}
+KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in RESULT_KINDS}
 
 
 def encode(record: Result) -> tuple[str, str]:
@@ -26,7 +26,7 @@ def encode(record: Result) -> tuple[str, str]:
 
 def decode(kind: str, text: str) -> Result:
     """Inverse of :func:`encode`. Raises StoreError for what is no such record."""
-    known = _KINDS.get(kind)
+    known = KINDS.get(kind)
     if known is None:
         raise StoreError(f"A stored result is of the unknown kind {kind!r}; delete this run.")
     try:

@@ -10,7 +10,8 @@
 --            4  shared: runs that a class may look at
 
 -- One recorded training. `state` is queued, running, finished, failed or cancelled; a reader shows
--- an active run whose process is gone or whose heartbeat is old as lost.
+-- an active run whose process is gone or whose heartbeat is old as lost. An imported run alone may
+-- be stored as lost: it has no process.
 CREATE TABLE run (
     id          TEXT PRIMARY KEY,      -- 12 hexadecimal digits, the first 9 of them a time stamp
     spec        TEXT NOT NULL,         -- records.RunSpec as JSON

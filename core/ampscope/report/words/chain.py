@@ -14,8 +14,8 @@ from ampscope.causes import CAUSES
 from ampscope.diagnose import Finding
 from ampscope.formats import FORMATS
 from ampscope.observations import Attempt, BadOp, Operand
-from app.diagnosis_terms import value
-from app.text import plural, share
+from ampscope.report.words.controls import value
+from ampscope.report.words.numbers import plural, share
 
 MAX_INPUTS = 2
 MAX_SHAPE = 4

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from app.text import number, power_of_two
+from ampscope.report.words.numbers import number, power_of_two
 
 _CONTROLS: dict[str, str] = {
     "as_is": "as it is",

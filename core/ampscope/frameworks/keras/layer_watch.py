@@ -1,0 +1,188 @@
+"""Every layer's call: its outputs counted and kept for their gradients, its inputs at hand when an
+output is not finite. Operations between the layers of a functional model are watched alike.
+
+Calls while a graph is traced are left alone: their tensors hold no numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import keras
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager.record import could_possibly_record
+
+from ampscope.capture.script.patches import Patches
+from ampscope.frameworks.keras.bad_layer import Called, fp32_policy
+from ampscope.frameworks.keras.layer_kinds import layer_kind, op_kind
+from ampscope.frameworks.keras.layer_paths import module_record
+from ampscope.frameworks.keras.training import Training
+from ampscope.frameworks.keras.values import FLOATS, short_name, values_of, variable_values
+from ampscope.frameworks.steps import LayerCall
+from ampscope.frameworks.tensors import Values
+
+T = TypeVar("T")
+MAX_KEPT = 20_000  # outputs whose gradients never came: forward passes under a tape for their sake
+
+
+@dataclass(slots=True)
+class LayerWatch:
+    """The layers that are being called, outermost first."""
+
+    training: Training
+    stack: list[Any] = field(default_factory=list)
+    lines: dict[str, str] = field(default_factory=dict)  # by path, where it was first called
+    known: set[str] = field(default_factory=set)
+    roots: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+
+    def put_on(self, patches: Patches) -> None:
+        """Watch every layer and operation of Keras."""
+        patches.replace(keras.layers.Layer, "__call__", self._watched)
+        patches.replace(keras.Operation, "__call__", self._watched_operation)
+
+    def _watched(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self.training.is_watching:
+                return original(layer, *args, **kwargs)
+            return self._call(original, layer, args, kwargs)
+
+        return call
+
+    def _watched_operation(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def call(operation: Any, *args: Any, **kwargs: Any) -> Any:
+            is_layer = isinstance(operation, keras.layers.Layer)
+            if is_layer or not self.stack or not self.training.is_watching:
+                return original(operation, *args, **kwargs)
+            return self._call(original, operation, args, kwargs)
+
+        return call
+
+    def _call(self, original: Any, layer: Any, args: Any, kwargs: Any) -> Any:
+        wanted = self.training.settings.fp32_modules
+        if not self.stack and _is_symbolic(args, kwargs):
+            return original(layer, *args, **kwargs)
+        self.stack.append(layer)
+        if len(self.stack) == 1 and layer not in self.roots:
+            self._root_met(layer)
+        try:
+            if wanted and self._path(len(self.stack) - 1) in wanted:
+                with fp32_policy(layer):
+                    outputs = original(layer, *args, **kwargs)
+            else:
+                outputs = original(layer, *args, **kwargs)
+            started = time.perf_counter()
+            self._called(Called(layer, args, kwargs, original), outputs)
+            self.training.own_s += time.perf_counter() - started
+        finally:
+            self.stack.pop()
+        return outputs
+
+    def _called(self, called: Called, outputs: Any) -> None:
+        flat = [outputs] if tf.is_tensor(outputs) else tf.nest.flatten(outputs)
+        seen = [(t, v) for t in flat if (v := values_of(t)) is not None]
+        if not seen:
+            return  # symbolic, or whole numbers
+        training, layer = self.training, called.layer
+        path = self._path(len(self.stack) - 1)
+        if path not in self.known:
+            self.known.add(path)
+            self.lines[path] = training.line()
+            if isinstance(layer, keras.layers.Layer):
+                training.recorder.module(module_record(path, layer))
+        is_training = could_possibly_record()
+        inputs = _inputs(called)
+        if len(self.stack) == 1:
+            self._root_called(inputs, is_training)
+        if is_training:
+            if len(training.outputs) >= MAX_KEPT:
+                training.outputs.clear()
+            training.outputs += [(path, t) for t, _ in seen]
+        dtype = getattr(layer, "compute_dtype", None) or seen[0][0].dtype
+        op = layer_kind(layer)
+        if not isinstance(layer, keras.layers.Layer):
+            op = op_kind(type(layer).__name__)
+        training.recorder.forward(
+            LayerCall(
+                path,
+                type(layer).__name__,
+                op,
+                tuple(v for _, v in inputs),
+                tuple(v for _, v in seen),
+                short_name(dtype),
+                self.lines[path],
+                is_training,
+                lambda: self._quietly(called.in_fp32),
+                lambda: self._closer(called, path, op),
+                lambda: _weights(layer, is_training),
+            )
+        )
+
+    def _closer(self, called: Called, path: str, op: str) -> LayerCall | None:
+        """The op inside a layer of an unknown kind."""
+        if op != "layer":
+            return None
+        return self._quietly(lambda: called.first_bad_op(path, self.training.line))
+
+    def _quietly(self, look: Callable[[], T]) -> T:
+        with self.training.silence():
+            return look()
+
+    def _root_met(self, layer: Any) -> None:
+        """A model that has its weights gets its layers' numbers from the root down."""
+        if getattr(layer, "built", False):
+            self.roots.add(layer)
+            self._path(0)
+            if self.training.paths.is_built():
+                for path, each in self.training.paths.layers():
+                    self.training.recorder.module(module_record(path, each))
+
+    def _root_called(self, inputs: list[tuple[str, Values]], is_training: bool) -> None:
+        if is_training:
+            for name, values in inputs:
+                self.training.recorder.batch(name, values)
+
+    def _path(self, level: int) -> str:
+        """Of the layer at that level of the stack."""
+        parent = self.stack[level - 1] if level else None
+        if parent is not None:
+            self._path(level - 1)
+        return self.training.paths.of(self.stack[level], parent)
+
+
+def _is_symbolic(args: Any, kwargs: Any) -> bool:
+    """A functional model is being put together."""
+    return any(isinstance(t, keras.KerasTensor) for t in tf.nest.flatten((args, kwargs)))
+
+
+def _weights(layer: Any, is_training: bool) -> tuple[Values, ...]:
+    """What the call read: in training not the moving averages, which it has changed by now."""
+    variables = getattr(layer, "trainable_weights" if is_training else "weights", ())
+    return tuple(v for w in variables if (v := variable_values(w)) is not None)
+
+
+def _inputs(called: Called) -> list[tuple[str, Values]]:
+    """Floating-point tensors that went in, ``input``, ``input.1`` or by keyword."""
+    found = []
+    for at, value in enumerate((*called.args, *called.kwargs.values())):
+        if value is None or isinstance(value, bool):
+            continue
+        names = ["input", *(f"input.{i}" for i in range(1, len(called.args))), *called.kwargs]
+        for tensor in [value] if tf.is_tensor(value) else tf.nest.flatten(value):
+            values = _values(tensor)
+            if values is not None:
+                found.append((names[at], values))
+    return found
+
+
+def _values(tensor: Any) -> Values | None:
+    if isinstance(tensor, np.ndarray):
+        return Values.of(tensor) if tf.as_dtype(tensor.dtype) in FLOATS else None
+    return values_of(tensor)

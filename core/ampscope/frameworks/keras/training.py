@@ -1,0 +1,85 @@
+"""What the instruments of one watched training share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from ampscope.frameworks.keras.layer_paths import LayerPaths
+from ampscope.frameworks.recorder import Recorder
+from ampscope.frameworks.settings import Settings
+
+# Keras 3.15, LossScaleOptimizer._tf_apply: `finite` is that of the first replica, and gradients are
+# summed over replicas only after it. Measured: Inf in the second replica reaches the weights.
+FIRST_REPLICA = (
+    "Keras' LossScaleOptimizer looks at the gradients of the first replica alone: an overflow in "
+    "another one is not skipped and reaches the weights."
+)
+
+
+@dataclass(slots=True)
+class Backward:
+    """One call of ``GradientTape.gradient``."""
+
+    loss: float | None
+    loss_dtype: str
+    scaled: bool  # the loss had gone through ``scale_loss``
+    sources: frozenset[int]  # ids of the variables
+    count: int = 1  # calls for the same variables since their last step
+    unscaled_by: float | None = None  # ampscope's own scaler divided the gradients by this
+
+
+@dataclass(slots=True)
+class Training:
+    """One per ``watching``."""
+
+    recorder: Recorder
+    settings: Settings
+    line: Callable[[], str] = lambda: ""  # the script's own line that is running
+    paths: LayerPaths = field(default_factory=LayerPaths)
+    notes: list[str] = field(default_factory=list)
+    outputs: list[tuple[str, Any]] = field(default_factory=list)  # of layers, under a tape
+    backwards: list[Backward] = field(default_factory=list)
+    own_s: float = 0.0  # of the instruments, since the last step
+    began: float = field(default_factory=time.perf_counter)
+    quiet: int = 0  # > 0: our own calls of layers, not to be recorded
+
+    def note(self, sentence: str) -> None:
+        """Once each."""
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+
+    @contextmanager
+    def silence(self) -> Iterator[None]:
+        """Nothing inside is recorded."""
+        self.quiet += 1
+        try:
+            yield
+        finally:
+            self.quiet -= 1
+
+    @property
+    def is_watching(self) -> bool:
+        """In eager code, in the first replica, and not in a call of our own."""
+        return not self.quiet and tf.executing_eagerly() and replica() == 0
+
+
+def replica() -> int:
+    """Number of the replica whose code is running; 0 without a strategy, -1 between replicas."""
+    if not tf.distribute.has_strategy():
+        return 0
+    context = tf.distribute.get_replica_context()
+    if context is None:
+        return -1
+    number = context.replica_id_in_sync_group
+    return int(number)
+
+
+def replicas() -> int:
+    """How many there are."""
+    return int(tf.distribute.get_strategy().num_replicas_in_sync)

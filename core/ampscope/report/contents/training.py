@@ -1,0 +1,172 @@
+"""What a report says of one recorded training: a probe, or a rank of a watched training."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+from ampscope.analysis.loss_scale import FiniteParts, finite_parts
+from ampscope.analysis.training import Training, training_of
+from ampscope.records import Event, ModuleRecord, Role, RunInfo, ShadowRecord
+from ampscope.report.colours import MEASURE
+from ampscope.report.contents import gaps, histograms, origin, scale
+from ampscope.report.document import (
+    Block,
+    Code,
+    Figure,
+    Figures,
+    Fold,
+    Lines,
+    Paragraph,
+    Part,
+    Section,
+    Series,
+    Table,
+)
+from ampscope.report.words import training as words
+from ampscope.report.words.numbers import duration, number, plural, share
+from ampscope.store.reader import Reader
+
+MOST_ROWS = 40
+MOST_EVENTS = 60
+
+
+def part(reader: Reader, run: RunInfo, points: int) -> Part:
+    """Its verdict, curves, scale, histograms, what it reported, and what is missing."""
+    training = training_of(
+        run, reader.overview(run.id, points), reader.step_totals(run.id), reader.events(run.id)
+    )
+    modules = reader.modules(run.id)
+    sections = [Section("Verdict", _verdict(training))]
+    if training.steps:
+        sections.append(Section("Loss and gradients", _curves(training)))
+    sections += scale.sections(reader, run, points)
+    sections += histograms.sections(reader, run, None, training.bad_since)
+    shadows = reader.shadows(run.id)
+    if shadows:
+        sections.append(Section("Against the fp32 shadow", _shadow(shadows, modules)))
+    if training.events:
+        sections.append(Section("What it reported", _events(training.events)))
+    if modules:
+        sections.append(Section("Modules", _modules(reader, run, modules)))
+    sections.append(Section("What is missing", gaps.of_run(reader, run)))
+    sections += origin.sections([run], run)
+    return Part(_answer(training), origin.subject(run), tuple(sections))
+
+
+def _answer(training: Training) -> str:
+    if training.run.spec.kind == "watch" or not training.steps:
+        return words.answer(training)
+    return scale.sentence(training.steps, training.totals)
+
+
+def _verdict(training: Training) -> tuple[Block, ...]:
+    totals, last, run = training.totals, training.last, training.run
+    blocks: list[Block] = [Paragraph(words.answer(training))]
+    if run.message:
+        blocks.append(Paragraph(run.message))
+    if last is not None:
+        time_s = last.step_time_s
+        took = "not recorded" if time_s is None else duration(time_s)
+        blocks.append(
+            Figures(
+                (
+                    Figure("Last step", f"{last.step:,}", f"{totals.steps:,} were recorded"),
+                    Figure("Loss", number(last.loss), "of that step"),
+                    Figure("Skipped", share(totals.skipped, totals.steps)),
+                    Figure("Time of a step", took, "without ampscope's own"),
+                )
+            )
+        )
+    if run.traceback:
+        blocks.append(Fold("The run's own traceback", (Code(run.traceback),)))
+    return tuple(blocks)
+
+
+def _curves(training: Training) -> tuple[Block, ...]:
+    steps, whole = training.steps, training.totals.steps
+    blocks: list[Block] = []
+    for title, values in (
+        ("Loss", [s.loss for s in steps]),
+        ("Gradient norm", [s.grad_norm for s in steps]),
+    ):
+        parts = finite_parts([s.step for s in steps], values)
+        if parts.steps or parts.nonfinite_count:
+            series = Series(title.lower(), parts, MEASURE)
+            blocks.append(Lines(title, title.lower(), (series,), base=_base(parts)))
+    if len(steps) < whole:
+        blocks.append(Paragraph(scale.thinned(len(steps), whole)))
+    return tuple(blocks) or (Paragraph("Neither loss nor gradient norm was recorded."),)
+
+
+def _base(parts: FiniteParts) -> int:
+    low, high = min(parts.values, default=0.0), max(parts.values, default=0.0)
+    return 10 if low > 0 and high / low >= 100 else 0
+
+
+def _shadow(shadows: list[ShadowRecord], modules: list[ModuleRecord]) -> tuple[Block, ...]:
+    """The newest step that has one, most lost first."""
+    newest = max(s.step for s in shadows)
+    here = [s for s in shadows if s.step == newest and s.role is Role.GRAD_OUTPUT]
+    here = here or [s for s in shadows if s.step == newest]
+    names = {m.index: m.path or m.type for m in modules}
+    here.sort(key=lambda s: (-s.lost / max(1, s.total), -s.subnormal, s.module))
+    lost, total = sum(s.lost for s in here), sum(s.total for s in here)
+    said = (
+        f"Step {newest:,}, {here[0].role.replace('_', ' ')}: {share(lost, total)} were lost: zero "
+        "as recorded, and not zero in an fp32 copy of the same step."
+    )
+    rows = tuple(
+        (
+            names.get(s.module) or f"module {s.module}",
+            share(s.lost, s.total),
+            share(s.subnormal, s.total),
+            share(s.zero_before, s.total),
+        )
+        for s in here[:MOST_ROWS]
+    )
+    columns = ("Module", "Lost", "Subnormal", "Zero before")
+    return (Paragraph(said), Fold("By module", (Table(columns, rows, numeric=(1, 2, 3)),)))
+
+
+def _events(events: list[Event]) -> tuple[Block, ...]:
+    """The newest; of a capsule the name of its file."""
+    shown = events[-MOST_EVENTS:]
+    rows = tuple(
+        (f"{e.step:,}", e.kind, e.name, f"{e.text} {PurePath(e.path).name}".strip()) for e in shown
+    )
+    blocks: list[Block] = [Table(("Step", "Kind", "Which", "Said"), rows, numeric=(0,))]
+    if len(shown) < len(events):
+        blocks.append(Paragraph(f"The newest {len(shown):,} of {len(events):,} are listed."))
+    return tuple(blocks)
+
+
+def _modules(reader: Reader, run: RunInfo, modules: list[ModuleRecord]) -> tuple[Block, ...]:
+    """Dtypes in which weights, activations and gradients really flowed."""
+    flowed = {role: _dtypes(reader, run, role) for role in (Role.ACTIVATION, Role.GRAD_OUTPUT)}
+    leaves = [m for m in modules if m.is_leaf]
+    rows = tuple(
+        (
+            m.path or m.type,
+            m.type,
+            m.weight_dtypes or "none",
+            flowed[Role.ACTIVATION].get(m.index, "not recorded"),
+            flowed[Role.GRAD_OUTPUT].get(m.index, "not recorded"),
+            f"{m.parameter_count:,}",
+        )
+        for m in leaves[:MOST_ROWS]
+    )
+    columns = ("Module", "Type", "Weights", "Activations", "Output gradients", "Parameters")
+    title = f"Dtypes of {plural(len(leaves), 'module')} without modules below"
+    if len(leaves) > MOST_ROWS:
+        title += f", the first {MOST_ROWS}"
+    return (Fold(title, (Table(columns, rows, numeric=(5,)),)),)
+
+
+def _dtypes(reader: Reader, run: RunInfo, role: Role) -> dict[int, str]:
+    spans = reader.frame_spans(run.id, role)
+    frame = reader.frame(run.id, role, spans[-1][0]) if spans else None
+    found: dict[int, set[str]] = {}
+    if frame is not None:
+        for module, dtype in zip(frame.modules, frame.dtypes, strict=True):
+            found.setdefault(module, set()).add(dtype)
+    return {module: "+".join(sorted(names)) for module, names in found.items()}

@@ -1,0 +1,26 @@
+"""One sample of the data is NaN."""
+
+import numpy as np
+import paddle
+from paddle import nn
+
+paddle.seed(7)
+rng = np.random.default_rng(7)
+centres = rng.normal(size=(4, 16)).astype("float32")
+
+model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
+optimizer = paddle.optimizer.SGD(learning_rate=0.05, parameters=model.parameters())
+scaler = paddle.amp.GradScaler(init_loss_scaling=1024.0)
+
+for step in range(40):
+    labels = rng.integers(0, 4, 32)
+    inputs = centres[labels] + 0.3 * rng.normal(size=(32, 16)).astype("float32")
+    if step % 5 == 4:
+        inputs[3, 2] = np.nan
+    with paddle.amp.auto_cast():
+        logits = model(paddle.to_tensor(inputs))
+        loss = nn.functional.cross_entropy(logits, paddle.to_tensor(labels))
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.clear_grad()
