@@ -37,7 +37,6 @@ def specs() -> list[RunSpec]:
 def invite() -> None:
     """The one button of an empty store."""
     if not permissions.offers("starting the demo"):
-        st.page_link(sitemap.LEARN.file, label="Begin with the lessons", icon=sitemap.LEARN.icon)
         return
     with st.container(border=True):
         st.subheader("See what half precision does to a training", anchor=False)

@@ -25,14 +25,14 @@ def show() -> None:
     except AmpscopeError as error:  # the operator's options
         states.unreadable(str(error))
         return
-    if who is Role.GUEST:
-        st.navigation([st.Page(sign_in.show, title="Sign in")]).run()
-        return
-    sign_in.offer_out()
     sections: dict[str, list[st.Page]] = {}
     for entry in ENTRIES:
         sections.setdefault(entry.section, []).append(_page(entry, who))
     page = st.navigation(sections, expanded=True)
+    if who is Role.GUEST:  # its address is known to the browser, its content is not drawn
+        sign_in.show()
+        return
+    sign_in.offer_out()
     try:
         page.run()
     except AmpscopeError as error:
@@ -44,6 +44,8 @@ def show() -> None:
 
 def _is_hidden(entry: Entry, who: Role) -> bool:
     """What is of no use to this person is not in the navigation; its address still answers."""
+    if who is Role.GUEST:
+        return True
     if entry is CLASSROOM:
         return who is not Role.TEACHER
     return entry is NEW_PROBE and who not in permissions.TRUSTED

@@ -16,11 +16,13 @@ import hmac
 import secrets
 from collections.abc import Iterable
 from enum import StrEnum
+from pathlib import Path
 
 import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from ampscope.errors import AmpscopeError
+from ampscope.lessons.mistake_scripts import MISTAKES, script_path
 from ampscope.records import RunInfo, RunSpec
 from app import options, run_rows
 from app.options import Classroom
@@ -35,6 +37,7 @@ class Role(StrEnum):
     GUEST = "guest"  # the class signs in, and this one has not
 
 
+_SCRIPTS = script_path(MISTAKES[0].id).parent
 TRUSTED = (Role.OPERATOR, Role.TEACHER)
 
 
@@ -82,21 +85,29 @@ def visible(runs: Iterable[RunInfo]) -> tuple[RunInfo, ...]:
     return tuple(
         run
         for run in runs
-        if run.spec.kind == "lesson" or run.id in shared or run.spec.parent in shared
+        if _is_lessons(run.spec) or run.id in shared or run.spec.parent in shared
     )
+
+
+def _is_lessons(spec: RunSpec) -> bool:
+    """A lesson's measurement, or a script that comes with one: they say nothing about anybody."""
+    is_script = spec.kind == "script" and Path(spec.workload).parent == _SCRIPTS
+    return spec.kind == "lesson" or is_script
 
 
 def require(allowed: bool, what: str) -> None:
     """Raise Forbidden unless ``allowed``; ``what`` is what a class leaves to its teacher."""
     if not allowed:
-        raise Forbidden(f"In this class {what} is the teacher's. Lessons are open to everybody.")
+        raise Forbidden(
+            f"Left to the teacher of this class: {what}. Lessons are open to everybody."
+        )
 
 
 def offers(what: str) -> bool:
     """Whether a page shows the form for ``what``; where it does not, it says whose it is."""
     if is_trusted():
         return True
-    st.caption(f"In this class {what} is the teacher's.")
+    st.caption(f"Left to the teacher of this class: {what}.")
     return False
 
 

@@ -8,7 +8,7 @@ from typing import Literal, NoReturn, TypeAlias
 import streamlit as st
 
 from ampscope.records import RunInfo, State
-from app import sitemap
+from app import permissions, sitemap
 from app.text import escape, plural
 
 BadgeColor: TypeAlias = Literal["gray", "blue", "green", "red", "orange"]
@@ -39,6 +39,9 @@ _NEXT_WATCHED = {
 
 def empty_store() -> None:
     """Nothing recorded yet."""
+    if not permissions.is_trusted():
+        nothing_recorded("No run is shown to this class yet.", "The teacher shares it.")
+        return
     st.info("**No run has been recorded yet.** Start the demo on Home, or a probe of your own.")
     with st.container(horizontal=True):
         st.page_link(sitemap.HOME.file, label="Home")
@@ -139,7 +142,7 @@ def _ended_early(run: RunInfo) -> None:
     if run.traceback:
         with st.expander("The run's own traceback"):
             st.code(run.traceback, language=None, wrap_lines=True)
-    if run.spec.kind == "probe":
+    if run.spec.kind == "probe" and permissions.is_trusted():
         again = {"again": run.id}
         st.page_link(sitemap.NEW_PROBE.file, label="Start it again", query_params=again)
 

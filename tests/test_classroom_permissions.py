@@ -217,7 +217,7 @@ def test_a_student_cannot_call_it(
     before = store_path.read_bytes()
     kind, text = raised(as_student(lambda: FORBIDDEN[what](run)))
     assert kind == "Forbidden"
-    assert text.startswith("In this class ")
+    assert text.startswith("Left to the teacher of this class: ")
     assert not no_start
     assert store_path.read_bytes() == before
     with Reader(store_path) as reader:
@@ -261,7 +261,7 @@ def test_the_teacher_is_whoever_shows_the_cookie(
 
 def test_nothing_that_a_browser_sends_makes_a_teacher(room: Class, store_path: Path) -> None:
     app = room.student().page("new_probe", role="teacher", teacher=TOKEN, token=TOKEN)
-    assert "In this class starting probes is the teacher" in app.error[0].value
+    assert "starting probes" in app.error[0].value
     app.session_state["role"] = "teacher"
     app.session_state["class:role"] = "teacher"
     assert app.run().error

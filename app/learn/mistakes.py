@@ -19,6 +19,7 @@ from app import (
     lesson_chart,
     lesson_question,
     links,
+    permissions,
     run_page,
     sitemap,
     store,
@@ -98,6 +99,10 @@ def _is_ready(mistake: Mistake, case: Case | None, *, mended: bool = False) -> b
         _following(str(path), "" if case is None else diagnosis_data.version(case))
         return False
     is_done = case is not None and case.report is not None
+    if not permissions.is_trusted():
+        if not is_done:
+            permissions.offers("diagnosing this script, which takes half a minute")
+        return is_done
     busy = diagnosis_jobs.busy_with()
     label = "Diagnose again" if is_done else "Diagnose it"
     clicked = st.button(
