@@ -28,14 +28,12 @@ def show(run: RunInfo) -> None:
     measurements.telemetry(run)
     with layout.details("Every try"):
         st.dataframe(_frame(searches), hide_index=True, height="content")
-    st.download_button(
+    chart.file(
         "Everything as JSON",
         lambda: searches_json(run, searches).encode(),
         f"batch-size-{run.id}.json",
         "application/json",
         key="bs-json",
-        type="tertiary",
-        on_click="ignore",
     )
 
 

@@ -8,6 +8,8 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
+from app import permissions
+
 _REMOVED = ["lasso2d", "select2d", "autoScale2d"]  # three ways to lose one's place
 
 
@@ -29,14 +31,14 @@ def download(table: Callable[[], pd.DataFrame], name: str, *, key: str) -> None:
     def as_csv() -> bytes:
         return table().to_csv(index=False).encode()
 
+    file("Data as CSV", as_csv, f"{name}.csv", "text/csv", key=f"{key}-csv")
+
+
+def file(label: str, content: Callable[[], bytes], name: str, mime: str, *, key: str) -> None:
+    """A quiet button for a file that is made when somebody clicks, by the rights of whoever sees
+    the button."""
     st.download_button(
-        "Data as CSV",
-        as_csv,
-        f"{name}.csv",
-        "text/csv",
-        key=f"{key}-csv",
-        type="tertiary",
-        on_click="ignore",
+        label, permissions.lent(content), name, mime, key=key, type="tertiary", on_click="ignore"
     )
 
 

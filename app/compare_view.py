@@ -165,14 +165,12 @@ def _details(run: RunInfo, measured: tuple[Measured, ...]) -> None:
             help="In any currency; the last row then says what a million samples cost.",
         )  # fmt: skip
         st.dataframe(_table(measured, price), hide_index=True, height="content")
-    st.download_button(
+    chart.file(
         "Everything as JSON",
         lambda: comparison_json(run, store.results(run), _disturbed(run)).encode(),
         f"comparison-{run.id}.json",
         "application/json",
         key="cmp-json",
-        type="tertiary",
-        on_click="ignore",
     )
 
 

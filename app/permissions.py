@@ -14,9 +14,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from enum import StrEnum
 from pathlib import Path
+from typing import TypeVar
 
 import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
@@ -41,6 +43,10 @@ _SCRIPTS = script_path(MISTAKES[0].id).parent
 TRUSTED = (Role.OPERATOR, Role.TEACHER)
 
 
+T = TypeVar("T")
+_lent: ContextVar[Role] = ContextVar("lent", default=Role.GUEST)
+
+
 class Forbidden(AmpscopeError):  # noqa: N818  # says what happened, as the others
     """A student asked for what is the teacher's."""
 
@@ -51,12 +57,27 @@ def role() -> Role:
     if classroom is None:
         return Role.OPERATOR
     if get_script_run_ctx(suppress_warning=True) is None:
-        return Role.GUEST  # a thread that serves nobody may do nothing in anybody's name
+        return _lent.get()  # a thread that serves nobody has the rights that it was lent
     if classroom.signs_in:
         return _signed_in(classroom)
     shown = _cookies().get(cookie_name(classroom.token), "")
     is_teacher = secrets.compare_digest(shown.encode(), cookie_value(classroom.token).encode())
     return Role.TEACHER if is_teacher else Role.STUDENT
+
+
+def lent(call: Callable[[], T]) -> Callable[[], T]:
+    """``call`` with the rights of whoever this page is drawn for. Streamlit makes a download in a
+    thread that serves nobody, when somebody clicks; what may be seen is asked again then."""
+    who = role()
+
+    def with_rights() -> T:
+        before = _lent.set(who)
+        try:
+            return call()
+        finally:
+            _lent.reset(before)
+
+    return with_rights
 
 
 def is_trusted() -> bool:

@@ -14,7 +14,7 @@ from ampscope.lessons.catalog import lesson_spec
 from ampscope.records import RunSpec
 from ampscope.store import sharing
 from ampscope.store.reader import Reader
-from app import measurements, options, permissions, probes
+from app import measurements, options, permissions, probes, store
 from app.sitemap import ENTRIES, HOME
 from tests import stores
 from tests.classes import TOKEN, Class
@@ -153,6 +153,31 @@ def test_a_record_in_hand_does_not_open_a_run(room: Class, store_path: Path) -> 
     room.teacher()
     for call in (read, draw):
         assert not as_student(call).exception
+
+
+def test_a_download_has_the_rights_of_whoever_saw_its_button(room: Class, store_path: Path) -> None:
+    """Streamlit makes it in a thread without a session."""
+    run_id = stores.finished(store_path, SHARED)
+    sharing.share(store_path, [run_id], wanted=True)
+    with Reader(store_path) as reader:
+        info = reader.run(run_id)
+    made: list[Callable[[], object]] = []
+
+    def draw() -> None:
+        from app import store
+
+        made.append(permissions.lent(lambda: len(store.steps(info))))
+
+    assert not as_student(draw).exception
+    with pytest.raises(permissions.Forbidden):
+        store.steps(info)
+    assert made[0]() == stores.SPEC.steps
+    sharing.share(store_path, [run_id], wanted=False)
+    with pytest.raises(permissions.Forbidden):
+        made[0]()
+    room.teacher()
+    assert not as_student(draw).exception
+    assert made[1]() == stores.SPEC.steps
 
 
 def test_controls_go_with_the_run_that_they_are_controls_of(room: Class, store_path: Path) -> None:

@@ -60,7 +60,9 @@ def dashboard(
     path = base_path.strip("/")
     command = ["--server.port", str(port), "--server.address", host]
     # Without the second, Streamlit's first start asks for an e-mail address and waits.
-    command += ["--server.headless", str(headless).lower(), "--server.showEmailPrompt", "false"]
+    # A browser that opened by itself would show the students' side of a class.
+    quiet = str(headless or classroom).lower()
+    command += ["--server.headless", quiet, "--server.showEmailPrompt", "false"]
     command += ["--server.baseUrlPath", path] if path else []
     command += _public(url)
     if classroom:
