@@ -33,7 +33,8 @@ class BadLayers:
     def called(self, call: LayerCall) -> None:
         """Any call."""
         if call.path not in self._seen:
-            self._seen[call.path] = replace(call, inputs=(), outputs=())  # hold no tensors
+            kept = call.path, call.type, call.op, (), (), call.compute_dtype, call.line
+            self._seen[call.path] = LayerCall(*kept)  # holds no tensors, nor what could give them
 
     def met(self, call: LayerCall, step: int) -> None:
         """A call with a non-finite output."""

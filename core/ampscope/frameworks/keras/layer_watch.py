@@ -97,32 +97,38 @@ class LayerWatch:
             self.lines[path] = training.line()
             if isinstance(layer, keras.layers.Layer):
                 training.recorder.module(module_record(path, layer))
+            training.recorder.bad_layers.called(self._described(called, path, (), True))
         is_training = could_possibly_record()
-        inputs = _inputs(called)
-        if len(self.stack) == 1:
-            self._root_called(inputs, is_training)
         if is_training:
+            if len(self.stack) == 1:
+                self._root_called(called)
             if len(training.outputs) >= MAX_KEPT:
                 training.outputs.clear()
             training.outputs += [(path, t) for t, _ in seen]
-        dtype = getattr(layer, "compute_dtype", None) or seen[0][0].dtype
+        values = tuple(v for _, v in seen)
+        if training.recorder.outputs(path, type(layer).__name__, values, is_training):
+            training.recorder.bad(self._described(called, path, values, is_training))
+
+    def _described(
+        self, called: Called, path: str, values: tuple[Values, ...], is_training: bool
+    ) -> LayerCall:
+        layer = called.layer
         op = layer_kind(layer)
         if not isinstance(layer, keras.layers.Layer):
             op = op_kind(type(layer).__name__)
-        training.recorder.forward(
-            LayerCall(
-                path,
-                type(layer).__name__,
-                op,
-                tuple(v for _, v in inputs),
-                tuple(v for _, v in seen),
-                short_name(dtype),
-                self.lines[path],
-                is_training,
-                lambda: self._quietly(called.in_fp32),
-                lambda: self._closer(called, path, op),
-                lambda: _weights(layer, is_training),
-            )
+        dtype = getattr(layer, "compute_dtype", None)
+        return LayerCall(
+            path,
+            type(layer).__name__,
+            op,
+            tuple(v for _, v in _inputs(called)) if values else (),
+            values,
+            short_name(dtype) if dtype else values[0].name if values else "",
+            self.lines[path],
+            is_training,
+            lambda: self._quietly(called.in_fp32),
+            lambda: self._closer(called, path, op),
+            lambda: _weights(layer, is_training),
         )
 
     def _closer(self, called: Called, path: str, op: str) -> LayerCall | None:
@@ -144,10 +150,9 @@ class LayerWatch:
                 for path, each in self.training.paths.layers():
                     self.training.recorder.module(module_record(path, each))
 
-    def _root_called(self, inputs: list[tuple[str, Values]], is_training: bool) -> None:
-        if is_training:
-            for name, values in inputs:
-                self.training.recorder.batch(name, values)
+    def _root_called(self, called: Called) -> None:
+        for name, values in _inputs(called):
+            self.training.recorder.batch(name, values)
 
     def _path(self, level: int) -> str:
         """Of the layer at that level of the stack."""
