@@ -75,8 +75,7 @@ def test_a_link_opens_exactly_that_view(page: Page, url: str) -> None:
     main = page.get_by_test_id("stMain")
     expect(main.get_by_text("As you predicted.")).to_be_visible()
     expect(main.get_by_text("At 2^16,")).to_be_visible()
-    size = page.evaluate("getComputedStyle(document.documentElement).fontSize")
-    assert size == "24px"
+    page.wait_for_function("getComputedStyle(document.documentElement).fontSize === '24px'")
 
 
 def test_the_keyboard_answers_and_large_type_stays_through_links(page: Page, url: str) -> None:

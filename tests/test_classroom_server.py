@@ -11,9 +11,11 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 from click.testing import CliRunner
@@ -29,6 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TOKEN = "a-token-that-no-student-knows"  # of the tests
 BASE = "amp/class"
 SECRET = "zebrafinch"
+T = TypeVar("T")
 
 
 class Room:
@@ -73,7 +76,13 @@ def get(port: int, path: str, **headers: str) -> http.client.HTTPResponse:
 
 def texts(port: int, page: str = "", host: str = "", cookie: str = "", query: str = "") -> str:
     """All that a browser receives on its websocket for a page, as text."""
-    return asyncio.run(_texts(port, page, host or f"127.0.0.1:{port}", cookie, query))
+    return in_a_loop(_texts(port, page, host or f"127.0.0.1:{port}", cookie, query))
+
+
+def in_a_loop(work: Coroutine[Any, Any, T]) -> T:
+    """In a thread of its own: Playwright's loop runs in this one once a browser was opened."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
 
 
 async def _texts(port: int, page: str, host: str, cookie: str, query: str) -> str:
@@ -142,7 +151,7 @@ def test_another_sites_page_cannot_open_a_session(room: Room) -> None:
             await asyncio.wait_for(stream.recv(), 10)
 
     with pytest.raises(Exception, match=r"40[03]"):
-        asyncio.run(from_elsewhere())
+        in_a_loop(from_elsewhere())
 
 
 def test_it_listens_on_loopback_alone(room: Room) -> None:

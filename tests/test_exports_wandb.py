@@ -13,6 +13,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,10 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[Any]]:
     assert result.exit_code == 0, result.output
     (found,) = (folder / "out" / "wandb").glob(f"offline-run-*-{run_id}/run-{run_id}.wandb")
     assert str(found.parent) in result.output
-    return run_id, list(records(found))
+    deadline = time.monotonic() + 60
+    while not (written := list(records(found))) and time.monotonic() < deadline:
+        time.sleep(0.1)  # wandb's own process writes the file, and may do so a moment later
+    return run_id, written
 
 
 def history(exported: tuple[str, list[Any]]) -> list[dict[str, Any]]:
