@@ -41,7 +41,7 @@ def facts(runs: Sequence[RunInfo]) -> pd.DataFrame:
 
 def _arithmetic(machine: Machine) -> str:
     if machine.framework == "torch" and machine.policy == "rehearsal":
-        return "as on Tensor Cores: half in, summed in fp32, half out"
+        return "half in, fp32 sum, half out"
     if machine.arithmetic == "emulated":
         return "emulated: fp32 numbers rounded to half"
     return "real, by this device's kernels"

@@ -160,4 +160,4 @@ def _seen(path: str, shown: dict[str, LayerSeen]) -> str:
         + (f", {layer.counts[-1]:,} not finite" if layer.counts[-1] else "")
         for name, layer in shown.items()
     ]
-    return f"{path}: {'; '.join(parts)}. Lines that lie on each other are the same numbers."
+    return f"{path}: {'; '.join(parts)}. Where lines lie on each other, as many elements have that magnitude."
