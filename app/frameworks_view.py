@@ -160,4 +160,5 @@ def _seen(path: str, shown: dict[str, LayerSeen]) -> str:
         + (f", {layer.counts[-1]:,} not finite" if layer.counts[-1] else "")
         for name, layer in shown.items()
     ]
-    return f"{path}: {'; '.join(parts)}. Where lines lie on each other, as many elements have that magnitude."
+    seen = "Where lines lie on each other, as many elements have that magnitude."
+    return f"{path}: {'; '.join(parts)}. {seen}"
