@@ -3,7 +3,7 @@ NaN, numbers beyond 64 bits) becomes :class:`Unreadable`, so that it is refused 
 
 The limit on the size is one on memory: 64 MiB of an export take up to 0.8 GiB while they are
 checked, and the worst that 64 MiB of JSON can do is 2.0 GiB, which a laptop has
-(docs/decisions/0012-what-an-import-checks.md).
+(docs/decisions/0014-what-an-import-checks.md).
 """
 
 from __future__ import annotations
