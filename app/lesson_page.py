@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import streamlit as st
 
-from ampscope.lessons.catalog import LESSONS, LessonInfo, lesson_spec
+from ampscope.lessons.catalog import LESSONS, LessonInfo, every_spec, lesson_spec
 from ampscope.records import Result
 from app import large_type, layout, lesson_question, lesson_runs, links, sitemap
 from app.learn.sources import Source
@@ -61,12 +61,15 @@ def show(lesson: Lesson) -> None:
     """Draw the whole page."""
     begin(lesson)
     guess = lesson_question.ask(lesson.info.number, lesson.question, lesson.choices)
+    results = None
     if guess is not None:
         asked = _settings(lesson)
         results = lesson_runs.results(lesson_spec(lesson.id, **asked))
         if results is not None:
             lesson_question.judge(guess, lesson.choices, lesson.answer(results))
             st.fragment(lesson.draw)(results)  # what it draws, its controls change alone
+    if guess is None or results is not None:
+        lesson_runs.expect(every_spec(lesson.id))
     end(lesson)
 
 

@@ -7,13 +7,15 @@ that measured must be the torch that is installed.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 
 import streamlit as st
 
+from ampscope.experiments import children
 from ampscope.experiments.launch import launch
 from ampscope.records import Result, RunInfo, RunSpec, State
 from ampscope.store import sharing
-from app import class_requests, measurements, permissions, run_rows, store
+from app import class_requests, measurements, permissions, report_buttons, run_rows, store
 from app.class_queue import Full
 from app.text import escape
 
@@ -46,7 +48,14 @@ def results(spec: RunSpec) -> list[Result] | None:
             if again:
                 _start_again(spec)
                 st.rerun()
+        report_buttons.draw(finished)
     return store.results(finished)
+
+
+def expect(specs: Iterable[RunSpec]) -> None:
+    """One of these may be asked for soon: torch is loaded while the question is read."""
+    if any(permissions.may_run(spec) and not equal(spec) for spec in specs):
+        children.expect(store.path())
 
 
 def equal(spec: RunSpec) -> list[RunInfo]:

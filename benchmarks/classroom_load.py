@@ -32,7 +32,8 @@ import psutil
 from classroom_browser import Tab, opened
 from contest import setting
 
-from ampscope.experiments.launch import child_environment, follow, launch
+from ampscope.experiments.children import child_environment
+from ampscope.experiments.launch import follow, launch
 from ampscope.lessons.catalog import LESSONS, lesson_spec
 from ampscope.records import State
 from ampscope.store import sharing

@@ -28,9 +28,14 @@ def store_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def open_page(store_path: Path) -> Callable[..., object]:
+def open_page(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
     """``open_page("home", run=…)``: the page under AppTest, run once, through the real frame."""
     from streamlit.testing.v1 import AppTest
+
+    from ampscope.experiments import children
+
+    # No process that waits: hundreds of pages are opened, and few of them measure.
+    monkeypatch.setattr(children, "expect", lambda store: None)
 
     def opened(page: str, **query: object) -> AppTest:
         app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=30)

@@ -69,6 +69,7 @@ def test_a_finished_measurement_is_shown_and_not_made_again(
     assert not no_start
     assert "Measured." in words(app)
     assert "Test CPU" in words(app)
+    assert "HTML, one file" in [button.proto.label for button in app.get("download_button")]
     charts = app.get("plotly_chart")
     assert charts
     assert all(chart.proto.alt for chart in charts)

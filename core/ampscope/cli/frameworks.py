@@ -15,20 +15,17 @@ import click
 from rich.console import Console
 
 from ampscope.cli.options import store_option
-from ampscope.cli.progress import ask_to_stop, follow
+from ampscope.cli.progress import EXIT_FAILED, leave, start_together
 from ampscope.cli.tables import messages, probe_table
 from ampscope.errors import BadInput
-from ampscope.experiments.launch import launch
 from ampscope.experiments.validate import FRAMEWORK_PRECISIONS, checked
 from ampscope.frameworks.environments import check, install
 from ampscope.frameworks.names import FRAMEWORKS, TORCH
 from ampscope.frameworks.pythons import find_python
-from ampscope.records import RunInfo, RunSpec, State
+from ampscope.records import RunSpec
 from ampscope.store.reader import Reader
 from ampscope.workloads.catalog import SHARED
 
-EXIT_FAILED = 1
-EXIT_CANCELLED = 130
 _NAMES = tuple(name.removeprefix("shared-") for name in SHARED)
 
 
@@ -88,24 +85,10 @@ def compare(network: str, precision: str, steps: int, seed: int, store: Path) ->
         )
         for name in names
     ]
-    infos = _followed(specs, store)
+    infos = start_together(specs, store)
     with Reader(store) as reader:
         Console().print(probe_table(reader, infos))
     for sentence in messages(infos):
         click.echo(sentence, err=True)
     click.echo(f"Side by side: ampscope dashboard, page Frameworks (group {group}).")
-    if {info.state for info in infos} != {State.FINISHED}:
-        sys.exit(EXIT_FAILED)
-
-
-def _followed(specs: list[RunSpec], store: Path) -> list[RunInfo]:
-    ids: list[str] = []
-    try:
-        for spec in specs:
-            ids.append(launch(spec, store))  # noqa: PERF401  # ids must hold what has started
-        return follow(store, ids, Console(stderr=True))
-    except BaseException as error:
-        ask_to_stop(store, ids)
-        if isinstance(error, KeyboardInterrupt):
-            sys.exit(EXIT_CANCELLED)
-        raise
+    leave(infos)

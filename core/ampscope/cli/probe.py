@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import json
 import secrets
-import sys
 from pathlib import Path
 
 import click
 from rich.console import Console
 
 from ampscope.cli.options import store_option
-from ampscope.cli.progress import ask_to_stop, follow
+from ampscope.cli.progress import leave, start_together
 from ampscope.cli.tables import messages, probe_table, run_as_json
 from ampscope.cli.workloads import absolute
 from ampscope.errors import BadInput
-from ampscope.experiments.launch import launch
 from ampscope.experiments.validate import checked
 from ampscope.policy.list_changes import control as list_control
 from ampscope.policy.list_changes import parse
 from ampscope.policy.modes import PRECISIONS
-from ampscope.records import Cadence, RunInfo, RunSpec, ScalerSpec, State
+from ampscope.records import Cadence, RunSpec, ScalerSpec
 from ampscope.store.reader import Reader
 from ampscope.workloads.catalog import SIZES
-
-EXIT_FAILED = 1
-EXIT_CANCELLED = 130  # the shell's own status for Ctrl-C
 
 
 @click.command()
@@ -129,11 +124,7 @@ def probe(
         for name in names
         for control in controls
     ]
-    try:
-        infos = _run_all(specs, store)
-    except KeyboardInterrupt:
-        click.echo("Stopped.", err=True)
-        sys.exit(EXIT_CANCELLED)
+    infos = start_together(specs, store)
     with Reader(store) as reader:
         if as_json:
             click.echo(json.dumps([run_as_json(reader, info) for info in infos], indent=2))
@@ -141,20 +132,4 @@ def probe(
             Console().print(probe_table(reader, infos))
     for sentence in messages(infos):
         click.echo(sentence, err=True)
-    states = {info.state for info in infos}
-    if State.CANCELLED in states:
-        sys.exit(EXIT_CANCELLED)
-    if states != {State.FINISHED}:
-        sys.exit(EXIT_FAILED)
-
-
-def _run_all(specs: list[RunSpec], store: Path) -> list[RunInfo]:
-    """All start at once: while one trains, the others import torch and wait for the device."""
-    ids: list[str] = []
-    try:
-        for spec in specs:
-            ids.append(launch(spec, store))  # noqa: PERF401  # ids must hold what has started
-        return follow(store, ids, Console(stderr=True))
-    except BaseException:  # one could not start, or Ctrl-C: the others must not go on unseen
-        ask_to_stop(store, ids)
-        raise
+    leave(infos)

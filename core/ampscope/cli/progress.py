@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -20,12 +21,39 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from ampscope.experiments.launch import POLL_S
-from ampscope.records import RunInfo, State
+from ampscope.experiments.launch import POLL_S, launch
+from ampscope.records import RunInfo, RunSpec, State
 from ampscope.store.reader import Reader
 from ampscope.store.writer import request_cancel
 
 LAST_WORDS_S = 0.5
+EXIT_FAILED = 1
+EXIT_CANCELLED = 130  # the shell's own status for Ctrl-C
+
+
+def start_together(specs: Sequence[RunSpec], store: Path) -> list[RunInfo]:
+    """Start all at once and follow them: while one trains, the others import and wait for the
+    device. When one cannot start, and after Ctrl-C, the others do not go on unseen."""
+    ids: list[str] = []
+    try:
+        for spec in specs:
+            ids.append(launch(spec, store))  # noqa: PERF401  # ids must hold what has started
+        return follow(store, ids, Console(stderr=True))
+    except BaseException as error:
+        ask_to_stop(store, ids)
+        if isinstance(error, KeyboardInterrupt):
+            print("Stopped.", file=sys.stderr)
+            sys.exit(EXIT_CANCELLED)
+        raise
+
+
+def leave(infos: Sequence[RunInfo]) -> None:
+    """End the command with the status that tells how its runs ended."""
+    states = {info.state for info in infos}
+    if State.CANCELLED in states:
+        sys.exit(EXIT_CANCELLED)
+    if states != {State.FINISHED}:
+        sys.exit(EXIT_FAILED)
 
 
 def follow(store: Path, ids: Sequence[str], console: Console) -> list[RunInfo]:

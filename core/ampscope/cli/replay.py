@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ampscope.experiments.launch import child_environment
+from ampscope.experiments.children import child_environment
 
 
 @click.command()

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ampscope.errors import AmpscopeError
-from ampscope.experiments.launch import child_environment
+from ampscope.experiments.children import child_environment
 from ampscope.experiments.repeat import is_module, repeatable
 from ampscope.records import RunSpec
 from ampscope.store.reader import Reader

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import BinaryIO
 
 from ampscope.errors import AmpscopeError, StoreError
-from ampscope.experiments.launch import child_environment
+from ampscope.experiments.children import child_environment
 from ampscope.experiments.script_deaths import last_words
 from ampscope.experiments.script_output import Followed, as_text, tail
 from ampscope.frameworks.names import TORCH

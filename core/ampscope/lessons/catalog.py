@@ -9,7 +9,8 @@ browser can ask for nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
@@ -135,6 +136,13 @@ def lesson_spec(lesson: str, **asked: str) -> RunSpec:
         time_limit_s=TIME_LIMIT_S,
         settings=(*settings, (VERSION, f"{__version__}.{info.revision}")),
     )
+
+
+def every_spec(lesson: str) -> Iterator[RunSpec]:
+    """A lesson's measurement in each of its settings, the default first."""
+    info = _known(lesson)
+    for values in itertools.product(*info.settings.values()) if info.is_measured else ():
+        yield lesson_spec(lesson, **dict(zip(info.settings, values, strict=True)))
 
 
 def checked_lesson(spec: RunSpec) -> None:

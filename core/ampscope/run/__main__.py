@@ -1,72 +1,51 @@
 """Child process of a probe or a measurement: ``python -m ampscope.run --store FILE --run ID``.
 
+Without a run it loads torch and reads one from standard input, whose end ends it.
+
 The parent has registered the run; this process adopts it, waits for its device's turn, trains or
 measures, and writes how it ended. Whatever happens here, the parent and the store survive it.
 """
 
 from __future__ import annotations
 
-import signal
+import os
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
 
-from ampscope.errors import AmpscopeError, Cancelled, StoreError
-from ampscope.records import RunSpec, State
-from ampscope.run.watchdog import NOT_BEGUN, Watchdog
-from ampscope.store.reader import Reader
+from ampscope.records import RunSpec
+from ampscope.run.child_frame import run_queued, text_of, turn
+from ampscope.run.watchdog import Watchdog
 from ampscope.store.writer import RunWriter
 
 if TYPE_CHECKING:
     import torch
 
-EXIT_FAILED = 1
-
 
 @click.command()
 @click.option("--store", type=click.Path(path_type=Path), required=True)
-@click.option("--run", "run_id", required=True)
+@click.option("--run", "run_id", default="")
 def main(store: Path, run_id: str) -> None:
     """Run the queued probe RUN_ID of STORE."""
-    signal.signal(signal.SIGINT, _raise_cancelled)
-    signal.signal(signal.SIGTERM, _raise_cancelled)
-    try:
-        with Reader(store) as reader:
-            spec = reader.run(run_id).spec
-        writer = RunWriter(store, run_id)
-        writer.adopt()
-    except (AmpscopeError, Cancelled) as error:
-        print(error, file=sys.stderr)
-        sys.exit(EXIT_FAILED)
-    sys.exit(_conclude(writer, spec, store))
+    run_id = run_id or _told()
+    sys.exit(run_queued(store, run_id, _run, _sentence) if run_id else 0)
 
 
-def _conclude(writer: RunWriter, spec: RunSpec, store: Path) -> int:
-    """Run, and turn whatever happened into a state with one sentence."""
-    state, message, details = State.FINISHED, "", ""
-    try:
-        with Watchdog(writer, spec.time_limit_s) as watchdog:
-            message = _run(writer, spec, store, watchdog)
-    except Cancelled as cancelled:
-        state, message = State.CANCELLED, str(cancelled)
-    except StoreError as error:
-        print(error, file=sys.stderr)
-        state, message = State.FAILED, str(error)
-    except AmpscopeError as error:
-        state, message, details = State.FAILED, str(error), traceback.format_exc()
-    except BaseException as error:
-        state, message, details = State.FAILED, _sentence(error, spec), traceback.format_exc()
-    try:
-        writer.finish(state, message, details)
-    except StoreError as error:  # a full disk: the reader will show the run as lost
-        print(error, file=sys.stderr)
-        return EXIT_FAILED
-    return 0 if state is State.FINISHED else EXIT_FAILED
+def _told() -> str:
+    """The run that the parent names when it has one; "" if it never does."""
+    import torch
+
+    import ampscope.lessons.teach  # noqa: F401  # the likeliest to be asked for
+    from ampscope.run.probe import preload
+
+    preload(torch.device("cpu"))
+    told = sys.stdin.readline().strip()
+    with open(os.devnull) as nothing:  # as for a child that was given its run at once
+        os.dup2(nothing.fileno(), sys.stdin.fileno())
+    return told
 
 
 def _run(writer: RunWriter, spec: RunSpec, store: Path, watchdog: Watchdog) -> str:
@@ -78,7 +57,6 @@ def _run(writer: RunWriter, spec: RunSpec, store: Path, watchdog: Watchdog) -> s
     from ampscope.run.device import choose_device, describe
     from ampscope.run.probe import preload
     from ampscope.run.readings import read_beside
-    from ampscope.run.turn import device_turn
 
     device = choose_device(spec.device)
     if device.type == "cuda":
@@ -88,24 +66,10 @@ def _run(writer: RunWriter, spec: RunSpec, store: Path, watchdog: Watchdog) -> s
     machine = describe(spec, device)
     writer.wait_for(machine)
     preload(device)
-
-    with Reader(store) as reader:
-
-        def is_next() -> bool:
-            if not reader.is_next(writer.run_id):
-                if watchdog.cancelled.is_set():
-                    raise Cancelled(NOT_BEGUN)
-                return False
-            if writer.beat():  # asked now: of runs that were cancelled together, none may start
-                raise Cancelled(NOT_BEGUN)
-            return True
-
-        with device_turn(str(device), is_next):
-            writer.start(machine)
-            watchdog.start_clock()
-            with read_beside(store, writer.run_id, device) as readings:
-                note = _work(writer, spec, device, watchdog.cancelled.is_set)
-            return f"{note} {readings.note}".strip()
+    with turn(writer, store, machine, watchdog):
+        with read_beside(store, writer.run_id, device) as readings:
+            note = _work(writer, spec, device, watchdog.cancelled.is_set)
+        return f"{note} {readings.note}".strip()
 
 
 def _work(
@@ -125,7 +89,7 @@ def _work(
 
 
 def _sentence(error: BaseException, spec: RunSpec) -> str:
-    text = f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]
+    text = text_of(error)
     if (
         isinstance(error, MemoryError)
         or "can't allocate memory" in str(error)
@@ -138,10 +102,6 @@ def _sentence(error: BaseException, spec: RunSpec) -> str:
     if not spec.is_training:
         return f"The measurement raised {text}. The traceback is kept with the run."
     return f"The training step raised {text}. The traceback is kept with the run."
-
-
-def _raise_cancelled(number: int, frame: FrameType | None) -> None:
-    raise Cancelled("Cancelled by a signal.")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,141 @@
+"""Child processes that measure: one for a run at once, and one that has loaded torch and waits.
+
+Python and torch take 3 to 4 s to load, a lesson's measurement often less than one. So a page that
+will soon be asked for one says :func:`expect`, and the imports pass while its reader thinks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from ampscope.errors import AmpscopeError
+from ampscope.experiments.script_deaths import last_words
+from ampscope.frameworks.names import TORCH
+from ampscope.frameworks.pythons import python_for, with_package
+from ampscope.records import RunSpec, State
+from ampscope.store.reader import Reader
+from ampscope.store.writer import RunWriter
+
+MAX_WORDS = 4_000  # of the end of what a child said
+IDLE_S = 300.0  # a child that waits holds 300 MB
+_SECRETS = "AMPSCOPE_CLASSROOM_"
+
+_lock = threading.Lock()
+_waiting: dict[Path, Child] = {}
+
+
+class Child:
+    """A process that has a run, or, with an empty ``run_id``, waits to be told one."""
+
+    def __init__(
+        self, store: Path, module: str, python: str, environment: dict[str, str], run_id: str
+    ) -> None:
+        self.store, self.run_id = store, run_id
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115  # the thread that waits closes it
+        self._process = subprocess.Popen(
+            [python, "-m", module, "--store", str(store.absolute()), *_of_run(run_id)],
+            stdin=subprocess.DEVNULL if run_id else subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._words,
+            start_new_session=True,  # Ctrl-C reaches the parent only; it asks the child to stop
+            env=environment,
+        )
+        # Somebody must wait for it: an ended child stays a zombie, and Popen warns of one left.
+        name = f"ampscope-run-{run_id}" if run_id else "ampscope-standby"
+        threading.Thread(target=self._wait, name=name, daemon=True).start()
+
+    def takes(self, run_id: str) -> bool:
+        """Tell it its run; False where it is gone."""
+        pipe = self._process.stdin
+        assert pipe is not None
+        self.run_id = run_id
+        try:
+            with pipe:
+                pipe.write(f"{run_id}\n".encode())
+        except OSError:
+            self.run_id = ""
+        return bool(self.run_id)
+
+    def dismiss(self) -> None:
+        """It ends when nobody can tell it a run any more."""
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+
+    def _wait(self) -> None:
+        with self._words:
+            status = self._process.wait()
+            if self.run_id:
+                _say_how_it_died(self.store, self.run_id, status, self._said())
+
+    def _said(self) -> str:
+        number = self._words.fileno()
+        size = os.fstat(number).st_size
+        return os.pread(number, MAX_WORDS, max(0, size - MAX_WORDS)).decode(errors="replace")
+
+
+def spawn(spec: RunSpec, store: Path, run_id: str) -> None:
+    """A process for the run: the one that waits, if one does. Raises OSError, BadInput."""
+    if spec.framework != TORCH:
+        python, environment = python_for(spec.framework), with_package(child_environment())
+        Child(store, "ampscope.frameworks.child", python, environment, run_id)
+        return
+    with _lock:
+        ready = _waiting.pop(store.absolute(), None)
+        if ready is None or not ready.takes(run_id):
+            _child(store, run_id)
+
+
+def expect(store: Path, idle_s: float = IDLE_S) -> None:
+    """Have one process load torch and wait ``idle_s`` for a run of this store."""
+    store = store.absolute()
+    with _lock:
+        if store in _waiting:
+            return
+        _waiting[store] = child = _child(store)
+    timer = threading.Timer(idle_s, _let_go, [store, child])
+    timer.daemon = True
+    timer.start()
+
+
+def child_environment() -> dict[str, str]:
+    """The child's environment. libgomp's threads spin while they wait; on a machine that also does
+    something else, that made a small GPT's step 20 times slower (measured, 2 cores), so they sleep
+    unless the user decided otherwise. A class's secrets stay with its server."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(_SECRETS)}
+    return {"OMP_WAIT_POLICY": "PASSIVE", **own, "PYTHONUNBUFFERED": "1"}
+
+
+def _child(store: Path, run_id: str = "") -> Child:
+    return Child(store, "ampscope.run", sys.executable, child_environment(), run_id)
+
+
+def _of_run(run_id: str) -> list[str]:
+    return ["--run", run_id] if run_id else []
+
+
+def _let_go(store: Path, child: Child) -> None:
+    with _lock:
+        if _waiting.get(store) is child:
+            _waiting.pop(store).dismiss()
+
+
+def _say_how_it_died(store: Path, run_id: str, status: int, words: str) -> None:
+    """A child that crashed in native code, or could not even start, has not said so itself. One
+    that was killed stays as it is: a reader shows it as lost."""
+    if status in (0, -signal.SIGKILL, -signal.SIGTERM):
+        return
+    with contextlib.suppress(AmpscopeError):  # a store that is gone needs no last words
+        with Reader(store) as reader:
+            ended = reader.run(run_id).ended is not None
+        if not ended:
+            writer = RunWriter(store, run_id)
+            writer.finish(State.FAILED, last_words(str(status), words, "The run"), words)
+            writer.close()

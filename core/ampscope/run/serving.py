@@ -1,0 +1,125 @@
+"""Serves runs of a script from lines: each in a process of its own, which is ended at its limits.
+
+Lines ``RUN_ID<TAB>OUT<TAB>ERR<TAB>LIMIT_S`` come on standard input; ``RUN_ID<TAB>STATUS`` goes to
+standard output when a run has ended: its exit status (negative for a signal), or one of the words
+``hung``, ``flooded`` and ``nofork``. How a process is started is the caller's: ampscope.run.zygote
+forks, ampscope.frameworks.server starts another Python.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+POLL_S = 0.02
+MAX_OUTPUT_BYTES = 256 * 2**20  # no training prints so much; a loop that prints fills a disk
+HUNG, FLOODED, NO_FORK = "hung", "flooded", "nofork"
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+
+Start = Callable[[str, Path, Path], int]
+
+
+@dataclass(slots=True)
+class _Child:
+    """A run under way."""
+
+    run_id: str
+    outputs: tuple[Path, ...]
+    deadline: float
+    killed_for: str = ""
+
+
+def serve(start: Start) -> None:
+    """Until standard input ends; then what still runs is ended.
+
+    ``start(run_id, out, err)`` starts a process that leads a group of its own, and returns its
+    number; it raises OSError where the system refuses one.
+    """
+    children: dict[int, _Child] = {}
+    selector = selectors.DefaultSelector()
+    selector.register(0, selectors.EVENT_READ)
+    pending, open_input = b"", True
+    while open_input or children:
+        if open_input and selector.select(POLL_S):
+            chunk = os.read(0, 65536)
+            open_input = bool(chunk)
+            pending += chunk
+            *lines, pending = pending.split(b"\n")
+            for line in lines:
+                _start(line.decode(), start, children)
+        elif not open_input:
+            time.sleep(POLL_S)
+            for pid in children:
+                _kill(pid)
+        _end_what_must(children)
+        _reap(children)
+
+
+def adopt_orphans() -> None:
+    """What a run starts and leaves behind, such as the process that reads the machine beside it, is
+    waited for here: the first process of a container often waits for nobody (prctl(2), Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def answer(run_id: str, status: int | str) -> None:
+    """One line to the parent."""
+    os.write(1, f"{run_id}\t{status}\n".encode())
+
+
+def _start(line: str, start: Start, children: dict[int, _Child]) -> None:
+    run_id, out, err, limit = line.split("\t")
+    try:
+        pid = start(run_id, Path(out), Path(err))
+    except OSError:
+        answer(run_id, NO_FORK)
+        return
+    outputs = tuple({Path(out), Path(err)})
+    children[pid] = _Child(run_id, outputs, time.monotonic() + float(limit))
+
+
+def _end_what_must(children: dict[int, _Child]) -> None:
+    """A child's own watchdog cannot end it while native code keeps Python's lock."""
+    for pid, child in children.items():
+        if child.killed_for:
+            continue
+        if time.monotonic() > child.deadline:
+            child.killed_for = HUNG
+        elif sum(_size(path) for path in child.outputs) > MAX_OUTPUT_BYTES:
+            child.killed_for = FLOODED
+        if child.killed_for:
+            _kill(pid)
+
+
+def _reap(children: dict[int, _Child]) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:  # neither runs nor orphans
+            return
+        if not pid:
+            return
+        child = children.pop(pid, None)
+        if child is not None:
+            _kill(pid)  # what the script started and left behind is in its group
+            answer(child.run_id, child.killed_for or os.waitstatus_to_exitcode(status))
+
+
+def _kill(pid: int) -> None:
+    """End a child and everything in its group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
