@@ -8,7 +8,7 @@ from ampscope.lessons.catalog import LESSONS, LessonInfo
 from app import large_type, layout, sitemap
 from app.text import escape
 
-# Numbers, what they do to gradients, what happens without care; then a fault to diagnose.
+# Numbers, what they do to gradients, what happens without care, and its diagnosis.
 PATH = (1, 3, 6)
 
 
@@ -22,12 +22,10 @@ def show() -> None:
     with st.container(horizontal=True, gap="medium"):
         for number in PATH:
             _link(number)
-        st.page_link(
-            sitemap.ZOO.file,
-            label="Then diagnose such a failure",
-            icon=sitemap.DIAGNOSIS.icon,
-            query_params={"case": "gradient_underflow"},
-        )
+    st.caption("The third ends with the diagnosis of its own failure.")
+    st.page_link(
+        sitemap.ZOO.file, label="More failures to diagnose: the Zoo", icon=sitemap.ZOO.icon,
+    )  # fmt: skip
     st.subheader("All lessons", anchor=False)
     for number in sitemap.LESSON_ENTRIES:
         with st.container(border=True, gap="xxsmall"):

@@ -50,6 +50,7 @@ class Lesson:
     settings: Mapping[str, Setting] = field(default_factory=dict)
     terms: tuple[str, ...] = ()
     code_note: str = ""
+    after: Callable[[], None] = lambda: None  # what follows the chart
 
     @property
     def info(self) -> LessonInfo:
@@ -70,6 +71,8 @@ def show(lesson: Lesson) -> None:
             st.fragment(lesson.draw)(results)  # what it draws, its controls change alone
     if guess is None or results is not None:
         lesson_runs.expect(every_spec(lesson.id))
+    if results is not None:
+        lesson.after()
     end(lesson)
 
 

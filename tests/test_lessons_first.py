@@ -91,6 +91,9 @@ def test_half_adam_is_nan_at_once_and_autocast_learns() -> None:
     assert amp[-1] < 0.8 * amp[0]
     assert abs(amp[-1] - fp32[-1]) < 0.2
     assert reading(found, "accuracy", "model.half()") < 0.2
+    # Only where the squared gradient is not zero in fp16 can a weight move to a number.
+    zero, of = (reading(found, n, "model.half()") for n in ("squares that are zero", "gradients"))
+    assert curve(found, "moved", "model.half()").y[0] <= of - zero
 
 
 def test_half_sgd_hardly_moves_its_weights() -> None:

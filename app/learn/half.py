@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import pandas as pd
 import plotly.graph_objects as go
 
+from ampscope.lessons.mistake_scripts import HALF_LENET
 from ampscope.records import Curve, Result
-from app import layout, lesson_chart
+from app import layout, lesson_chart, lesson_diagnosis
 from app.figures.lesson_lines import Line, lines
 from app.layout import KeyFigure
 from app.learn.found import curve, curves, reading
@@ -94,7 +96,7 @@ def _mark_nan(figure: go.Figure, losses: Sequence[Curve]) -> None:
         bad = next((i for i, loss in enumerate(one.y) if not math.isfinite(loss)), None)
         if bad:
             figure.add_annotation(
-                x=one.x[bad - 1], y=one.y[bad - 1], ax=70, ay=40, arrowcolor=NONFINITE,
+                x=one.x[bad - 1], y=one.y[bad - 1], ax=60, ay=140, arrowcolor=NONFINITE,
                 text=f"<b>{for_plotly(one.series)}: NaN from step {bad}</b>",
             )  # fmt: skip
 
@@ -152,7 +154,11 @@ def _figures(results: Sequence[Result]) -> list[KeyFigure]:
     bad = next((f"step {i}" for i, loss in enumerate(half.y) if not math.isfinite(loss)), "never")
     return [
         KeyFigure("model.half(): NaN from", bad),
-        KeyFigure("It moves", percent(_share(results, HALF)), "Weights in the first step."),
+        KeyFigure(
+            "It moves",
+            percent(_share(results, HALF)),
+            "Weights with a gradient that the first step moves to another number.",
+        ),
         KeyFigure("fp32 moves", percent(_share(results, FP32)), "Weights in the first step."),
         KeyFigure("autocast moves", percent(_share(results, AMP)), "Weights in the first step."),
     ]
@@ -186,4 +192,5 @@ LESSON = Lesson(
     terms=("half precision", "autocast", "scaler", "master weights", "eps"),
     code={"PyTorch": PYTORCH, "Paddle": PADDLE_CODE, "Keras": KERAS_CODE},
     sources=(PAPER, TORCH_AMP, ADAM, BATCH_NORM, NVIDIA),
+    after=partial(lesson_diagnosis.section, HALF_LENET),
 )  # fmt: skip

@@ -73,6 +73,7 @@ _ORDER: Final = (
         "half", 6, "Why model.half() fails",
         "The LeNet of many tutorials, trained as they write it and as it should be.",
         {"optimizer": ("adam", "sgd")},
+        revision=2,
     ),
     LessonInfo(
         "master", 7, "Master weights",

@@ -105,12 +105,20 @@ def _trained(
             sum(int((p.grad != 0).sum()) for p in parameters if p.grad is not None)
         )
         pairs = zip(parameters, before, strict=True)
-        moved.append(sum(int(((p != b) & (p.grad != 0)).sum()) for p, b in pairs))
+        moved.append(sum(_moved(p, b) for p, b in pairs))
     steps = tuple(map(float, range(STEPS)))
     yield Curve("loss", way.name, steps, tuple(losses))
     yield Curve("moved", way.name, steps, tuple(map(float, moved)))
     yield Curve("with a gradient", way.name, steps, tuple(map(float, with_gradient)))
     yield Reading("accuracy", way.name, _accuracy(model, way, data))
+
+
+def _moved(parameter: nn.Parameter, before: Tensor) -> int:
+    """Weights with a gradient that went to another number; NaN is no place to move to."""
+    after = parameter.detach()
+    grad = parameter.grad
+    assert grad is not None
+    return int(((after != before) & torch.isfinite(after) & (grad != 0)).sum())
 
 
 def _squares(parameters: list[nn.Parameter]) -> Iterator[Reading]:

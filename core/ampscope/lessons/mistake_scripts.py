@@ -1,4 +1,5 @@
-"""Lesson 13's eight mistakes as data: scripts that have them, and their mended twins. No torch."""
+"""Scripts that lessons diagnose: lesson 13's eight mistakes with their mended twins, and lesson 6's
+training in fp16. No torch."""
 
 from __future__ import annotations
 
@@ -43,7 +44,12 @@ MISTAKES = (
     ),
     Mistake("scaler_for_bf16", "A scaler for bf16", "bf16 autocast with a GradScaler."),
 )  # fmt: skip
-BY_ID = {mistake.id: mistake for mistake in MISTAKES}
+HALF_LENET = Mistake(
+    "half_lenet",
+    "model.half()",
+    "This lesson's training as a script of its own, which knows nothing of ampscope.",
+)
+BY_ID = {mistake.id: mistake for mistake in (*MISTAKES, HALF_LENET)}
 
 
 def script_path(mistake: str, *, mended: bool = False) -> Path:
