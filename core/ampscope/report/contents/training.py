@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-from ampscope.analysis.loss_scale import FiniteParts, finite_parts
+from ampscope.analysis.loss_scale import finite_parts
 from ampscope.analysis.training import Training, training_of
 from ampscope.records import Event, ModuleRecord, Role, RunInfo, ShadowRecord
 from ampscope.report.colours import MEASURE
 from ampscope.report.contents import gaps, histograms, origin, scale
+from ampscope.report.contents.looks import base
 from ampscope.report.document import (
     Block,
     Code,
@@ -92,15 +93,10 @@ def _curves(training: Training) -> tuple[Block, ...]:
         parts = finite_parts([s.step for s in steps], values)
         if parts.steps or parts.nonfinite_count:
             series = Series(title.lower(), parts, MEASURE)
-            blocks.append(Lines(title, title.lower(), (series,), base=_base(parts)))
+            blocks.append(Lines(title, title.lower(), (series,), base=base(parts.values)))
     if len(steps) < whole:
         blocks.append(Paragraph(scale.thinned(len(steps), whole)))
     return tuple(blocks) or (Paragraph("Neither loss nor gradient norm was recorded."),)
-
-
-def _base(parts: FiniteParts) -> int:
-    low, high = min(parts.values, default=0.0), max(parts.values, default=0.0)
-    return 10 if low > 0 and high / low >= 100 else 0
 
 
 def _shadow(shadows: list[ShadowRecord], modules: list[ModuleRecord]) -> tuple[Block, ...]:
