@@ -11,6 +11,7 @@ from ampscope.report.words.numbers import plural
 from ampscope.report.words.run import rules, why_no_histograms
 from ampscope.rules.verdict import Status
 from ampscope.store.reader import Reader
+from ampscope.store.series import last_shadow_step
 
 NOTHING = "Nothing that this kind of run records is missing."
 
@@ -75,7 +76,7 @@ def _of_run(reader: Reader, run: RunInfo) -> Iterator[tuple[str, str]]:
     roles = [role for role in Role if reader.frame_spans(run.id, role)]
     if not roles:
         yield "Exponent histograms", why_no_histograms(run)
-    if run.spec.kind == "probe" and not reader.shadows(run.id):
+    if run.spec.kind == "probe" and last_shadow_step(reader, run.id) is None:
         yield "The fp32 shadow", "None was taken: what was lost cannot be told from what was zero."
     if not reader.samples(run.id, 2):
         yield "Telemetry", "Load, memory and clocks of the machine were not read beside this run."
