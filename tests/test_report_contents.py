@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ampscope.records import Machine, Rate, Result, ShadowRecord, State
+from ampscope.records import Machine, Rate, Reading, Result, ShadowRecord, State
 from ampscope.report.contents import histograms
 from ampscope.report.contents.looks import base
 from ampscope.report.document import Part, Table
@@ -17,7 +17,7 @@ from ampscope.report.making import document
 from ampscope.report.words.run import file_name, rules, rules_in_full, why_no_histograms
 from ampscope.store.reader import Reader
 from ampscope.store.series import last_shadow_step
-from tests import core_results, made_comparisons, made_rates, stores
+from tests import core_results, lesson_runs, made_comparisons, made_rates, stores
 
 
 def part_of(store: Path, run: str) -> Part:
@@ -54,6 +54,9 @@ def test_a_search_a_bench_and_a_step_say_what_they_lack(tmp_path: Path) -> None:
     ]
     run = made_comparisons.stored(store, "bench", rates)
     assert missing(part_of(store, run))["1 rate"] == "This device has no fp16 product."
+    slow: list[Result] = [Reading("too slow here", "fp16", 0.4, "512")]
+    run = lesson_runs.keep(store, "speed", tuple(slow))
+    assert "took too long" in missing(part_of(store, run))["1 rate, of fp16"]
     product = core_results.linear(64, 64, 64, 1e-3, None)
     run = core_results.stored(store, [product], state=State.RUNNING)
     found = missing(part_of(store, run))

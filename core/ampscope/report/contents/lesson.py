@@ -12,10 +12,11 @@ from ampscope.records import Curve, Histogram, Result, RunInfo
 from ampscope.report import document
 from ampscope.report.contents.looks import base, looks
 from ampscope.report.contents.result_tables import table
-from ampscope.report.document import Block, Fold, Lines, Series, Table
+from ampscope.report.document import Block, Fold, Lines, Paragraph, Series, Table
 from ampscope.report.words.numbers import number, plural
 
 MOST_HISTOGRAMS = 6
+OPEN_ROWS = 12
 _DRAWN = (Curve, Histogram)  # every other type is a table
 _OVER = {  # what x counts, where that is not steps
     "spacing": "exponent of two",
@@ -39,7 +40,9 @@ _TITLES = {
 def told(run: RunInfo, results: Sequence[Result]) -> tuple[str, tuple[Block, ...]]:
     """The title, and what was measured."""
     kinds = dict.fromkeys(type(r) for r in results if not isinstance(r, _DRAWN))
-    blocks: list[Block] = [_table([r for r in results if type(r) is kind]) for kind in kinds]
+    blocks: list[Block] = []
+    for kind in kinds:
+        blocks += _table([r for r in results if type(r) is kind])
     curves = [r for r in results if isinstance(r, Curve)]
     for name in dict.fromkeys(curve.name for curve in curves):
         blocks += _curves(name, [c for c in curves if c.name == name])
@@ -56,10 +59,13 @@ def histograms(results: Sequence[Result]) -> list[Histogram]:
     return [r for r in results if isinstance(r, Histogram)]
 
 
-def _table(results: Sequence[Result]) -> Fold:
+def _table(results: Sequence[Result]) -> list[Block]:
+    """Open where it is short: of some lessons it is the whole answer."""
     kind = type(results[0]).__name__
-    title = f"{_TITLES.get(kind, kind)}, {plural(len(results), 'row')}"
-    return Fold(title, (table(results),))
+    title = f"{_TITLES.get(kind, kind)}, {plural(len(results), 'result')}"
+    if len(results) <= OPEN_ROWS:
+        return [Paragraph(f"{title}."), table(results)]
+    return [Fold(title, (table(results),))]
 
 
 def _curves(name: str, curves: Sequence[Curve]) -> list[Block]:

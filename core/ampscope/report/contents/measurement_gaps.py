@@ -14,6 +14,7 @@ from ampscope.records import (
     ProcessPeak,
     Product,
     Rate,
+    Reading,
     Result,
     RunInfo,
     State,
@@ -102,6 +103,10 @@ def _of_lesson(run: RunInfo, results: Sequence[Result]) -> Gaps:
         yield plural(more, "histogram"), f"The first {MOST_HISTOGRAMS} are drawn."
     if any(isinstance(r, MemorySplit) and r.device_peak is None for r in results):
         yield "Memory by the allocator", "CUDA's alone says what it holds; tensors were followed."
+    slow = [r for r in results if isinstance(r, Reading) and r.name == "too slow here"]
+    if slow:
+        what = f"{plural(len(slow), 'rate')}, of {', '.join(dict.fromkeys(r.series for r in slow))}"
+        yield what, "One call alone took too long; how long stands among the numbers."
     timed = any(isinstance(r, StepTimes) for r in results)
     if run.spec.workload == "cost" and timed:
         if not any(isinstance(r, EnergyUse) for r in results):

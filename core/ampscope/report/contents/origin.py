@@ -86,6 +86,8 @@ def _what(run: RunInfo) -> str:
     spec = run.spec
     if spec.kind == "script":
         return f"{file_name(spec.workload)} {control(spec.control or AS_IS)}"
+    if spec.kind in ("lesson", "bench"):  # these have neither size nor precision
+        return run.title
     return f"{file_name(spec.workload)} {spec.size} {spec.mode}"
 
 

@@ -63,22 +63,22 @@ def _times(results: Rows) -> Table:
 
 
 def _memory(results: Rows) -> Table:
+    """A column each: precisions beside each other, and ten parts below one another."""
     found = [r for r in results if isinstance(r, MemorySplit)]
-    rows = tuple(
-        (
-            r.precision,
-            f"{r.samples:,}",
-            *(size(part) for part in (r.peak, r.weights, r.gradients, r.optimizer_state)),
-            *(size(part) for part in (r.activations, r.cast_copies, r.temporaries, r.inputs)),
-            "not read" if r.device_peak is None else size(r.device_peak),
-        )
-        for r in found
+    parts: tuple[tuple[str, Callable[[MemorySplit], int | None]], ...] = (
+        ("At the peak", lambda r: r.peak),
+        ("Weights", lambda r: r.weights),
+        ("Gradients", lambda r: r.gradients),
+        ("Optimizer state", lambda r: r.optimizer_state),
+        ("Activations", lambda r: r.activations),
+        ("Cast copies", lambda r: r.cast_copies),
+        ("Temporaries", lambda r: r.temporaries),
+        ("The batch", lambda r: r.inputs),
+        ("By the allocator", lambda r: r.device_peak),
     )
-    columns = (
-        "Precision", "Samples", "At the peak", "Weights", "Gradients", "Optimizer state",
-        "Activations", "Cast copies", "Temporaries", "Batch", "By the allocator",
-    )  # fmt: skip
-    return Table(columns, rows, numeric=tuple(range(1, len(columns))))
+    sizes = [(name, *(_size(part(r)) for r in found)) for name, part in parts]
+    rows = (("Samples", *(f"{r.samples:,}" for r in found)), *sizes)
+    return Table(("", *(r.precision for r in found)), rows, tuple(range(1, len(found) + 1)))
 
 
 def _energy(results: Rows) -> Table:
@@ -106,6 +106,10 @@ def _cell(value: object) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return "" if value is None else str(value)
+
+
+def _size(count: int | None) -> str:
+    return "not read" if count is None else size(count)
 
 
 def _median(timing: Timing | None) -> str:
