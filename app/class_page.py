@@ -47,10 +47,11 @@ def _now() -> None:
                 probes.cancel(run)
                 st.toast("It stops at its next step.")
     for place, request in enumerate(waiting, 1):
+        key = f"class-withdraw-{hash(request.spec)}"  # of the request: places move up meanwhile
         with st.container(horizontal=True, vertical_alignment="center"):
             st.markdown(escape(_waits(place, request)), width="content")
             st.button(
-                "Withdraw", key=f"class-withdraw-{place}", on_click=class_requests.withdraw,
+                "Withdraw", key=key, on_click=class_requests.withdraw,
                 args=(request.spec,),
             )  # fmt: skip
 
@@ -63,7 +64,7 @@ def _sentence(waiting: list[Request], active: list[RunInfo]) -> str:
 
 
 def _waits(place: int, request: Request) -> str:
-    people = plural(len(request.asked), "browser")
+    people = plural(len(request.asked), "tab")
     waits = duration(max(0.0, time.monotonic() - request.since))
     return f"{place}. {asked_for(request.spec)}, for {people}, since {waits}"
 

@@ -45,7 +45,10 @@ from ampscope.errors import AmpscopeError, BadInput
     help="With --classroom: everybody signs in (OpenID Connect, .streamlit/secrets.toml).",
 )
 @click.option(
-    "--teacher", "teachers", multiple=True, help="E-mail address of a teacher who signs in."
+    "--teacher",
+    "teachers",
+    multiple=True,
+    help="E-mail address of a teacher who signs in, or sub:ID.",
 )
 @store_option
 def dashboard(
