@@ -113,8 +113,13 @@ def visible(runs: Iterable[RunInfo]) -> tuple[RunInfo, ...]:
 def _is_lessons(spec: RunSpec) -> bool:
     """A lesson's measurement, or a script that comes with one: they say nothing about anybody.
     What a file from elsewhere calls so may be anything."""
-    is_script = spec.kind == "script" and Path(spec.workload).parent == _SCRIPTS
+    is_script = spec.kind == "script" and comes_with_lesson(spec.workload) and not spec.args
     return not spec.imported and (spec.kind == "lesson" or is_script)
+
+
+def comes_with_lesson(script: str) -> bool:
+    """Whether a lesson brings this script along."""
+    return Path(script).parent == _SCRIPTS
 
 
 def require(allowed: bool, what: str) -> None:

@@ -15,6 +15,7 @@ from ampscope.lessons.catalog import lesson_spec
 from ampscope.records import RunSpec
 from ampscope.store import sharing
 from ampscope.store.reader import Reader
+from ampscope.zoo.score import script_path as zoo_script
 from app import measurements, options, permissions, probes, report_buttons, store
 from app.sitemap import ENTRIES, HOME
 from tests import stores
@@ -119,7 +120,7 @@ def test_an_unknown_run_and_a_private_one_read_alike(room: Class, store_path: Pa
     run = stores.finished(store_path, PRIVATE)
     shared = stores.finished(store_path, SHARED)
     sharing.share(store_path, [shared], wanted=True)
-    for asked in (run, run[:3], "0123456789ab", ""):
+    for asked in (run, run[:-1], "0123456789ab", ""):
         kind, text = raised(as_student(lambda asked=asked: _read(asked)))
         assert kind == "BadInput"
         assert text == f"Run {asked!r} is not here, or is not shown to the class."
@@ -187,6 +188,30 @@ def test_controls_go_with_the_run_that_they_are_controls_of(room: Class, store_p
     assert raised(as_student(lambda: _read(control)))[0] == "BadInput"
     sharing.share(store_path, [head], wanted=True)
     assert not as_student(lambda: _read(control)).exception
+
+
+def test_the_beginning_of_an_id_tells_nothing_of_private_runs(
+    room: Class, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = iter(["200c09aaaaaa", "200c06bbbbbb"])
+    monkeypatch.setattr("ampscope.store.writer.new_run_id", lambda: next(ids))
+    run = stores.finished(store_path, SHARED)
+    sharing.share(store_path, [run], wanted=True)
+    assert not as_student(lambda: _read("200c0")).exception
+    stores.finished(store_path, PRIVATE)
+    assert not as_student(lambda: _read("200c0")).exception
+    assert raised(as_student(lambda: _read("200c06")))[0] == "BadInput"
+
+
+def test_the_zoo_tells_nothing_of_the_teachers_diagnoses(
+    room: Class, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.diagnosis_jobs.detached.is_running", lambda job: False)
+    monkeypatch.setattr("app.diagnosis_jobs.detached.last_words", lambda job: SECRET)
+    script = zoo_script("c42_binary_detector.py")
+    monkeypatch.setattr("app.diagnosis_jobs._jobs", {str(script): object()})
+    assert SECRET in said(room.teacher().page("zoo", case="c42"))
+    assert SECRET not in said(room.student().page("zoo", case="c42"))
 
 
 def test_what_a_file_calls_a_lesson_is_private(room: Class, store_path: Path) -> None:
