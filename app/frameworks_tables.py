@@ -8,15 +8,11 @@ import pandas as pd
 
 from ampscope.analysis.framework_differences import HIGHEST, LOWEST, LayerDifference, LayerSeen
 from ampscope.records import Machine, RunInfo
+from ampscope.report.words.run import rules
 from app import store
 from app.text import number, power_of_two
 
 TITLES = {"torch": "PyTorch", "keras": "Keras", "paddle": "Paddle"}
-_LISTS = {
-    "rehearsal": "its own for CUDA, on a CPU",
-    "native": "its own for this CPU",
-    "cuda": "its own for CUDA",
-}
 
 
 def facts(runs: Sequence[RunInfo]) -> pd.DataFrame:
@@ -29,7 +25,7 @@ def facts(runs: Sequence[RunInfo]) -> pd.DataFrame:
         rows[TITLES[run.spec.framework]] = {
             "software": machine.software if machine else "unknown",
             "half precision": _arithmetic(machine) if machine else "unknown",
-            "autocast lists": _LISTS.get(machine.policy, machine.policy) if machine else "unknown",
+            "rules": rules(machine),
             "loss scaler": (machine.scaler if machine else "") or scaler,
             "first loss scale": "none" if scale is None else power_of_two(scale),
             "skipped steps": f"{store.totals(run).skipped} of {store.totals(run).steps}",

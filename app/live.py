@@ -55,7 +55,7 @@ def _row(run: RunInfo, key: str, is_device_taken: bool) -> None:
     with name.container(horizontal=True, vertical_alignment="center", gap="small"):
         st.markdown(f"**{escape(run.spec.mode)}**", width="content")
         st.badge(run.state, color=states.BADGE_COLORS[run.state])
-    done = min(1.0, run.steps_done / run.spec.steps)
+    done = min(1.0, run.steps_done / max(1, run.spec.steps))  # an import may say 0
     progress.progress(done, text=_progress_text(run, is_device_taken))
     if run.state.is_active:
         _cancel_button(action, run, key)

@@ -6,6 +6,7 @@ import streamlit as st
 
 from ampscope.analysis.ranks import grouped, is_rank
 from ampscope.records import RunInfo, State
+from ampscope.report.words.run import rules
 from app import diagnosis_data, permissions, probes, run_page, sitemap, store, trainings
 from app.text import ago, cut, escape, plural
 
@@ -82,7 +83,7 @@ def _ended(ranks: tuple[RunInfo, ...]) -> None:
 
 def _facts(ranks: tuple[RunInfo, ...], group_size: int) -> list[str]:
     run = ranks[0]
-    policy = run_page.policy_name(run.machine)
+    policy = rules(run.machine)
     if _is_script(run):
         others = group_size - 1 if run.spec.group else 0
         beside = [f"{plural(others, 'control run')} beside it"] if others else []

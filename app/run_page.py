@@ -6,7 +6,6 @@ run = run_page.opened("Gradients")     # stops here when there is nothing to sho
 from __future__ import annotations
 
 import time
-from pathlib import PurePath
 
 import streamlit as st
 
@@ -15,6 +14,7 @@ from ampscope.errors import BadInput
 from ampscope.lessons.catalog import lesson_title
 from ampscope.records import AS_IS, Machine, RunInfo
 from ampscope.report.words.controls import control
+from ampscope.report.words.run import file_name, rules
 from app import links, report_buttons, share_switch, states, store, trainings
 from app.text import ago, code, cut, escape, percent, plural, power_of_two
 
@@ -27,11 +27,6 @@ _MEASURED = {
     "cores": "Tensor Cores in {what} {precision}",
     "compare": "Precisions compared on {what}",
     "batch": "Largest batch of {what}",
-}
-POLICIES = {
-    "cuda": "CUDA",
-    "rehearsal": "CUDA's rules, rehearsed on a CPU",
-    "native": "the CPU's own rules",
 }
 
 
@@ -83,7 +78,7 @@ def title_line(run: RunInfo) -> None:
 def name_of(run: RunInfo) -> str:
     """The label, else what it was; of a script's control with how it was run."""
     if run.spec.kind == "script" and run.spec.control not in ("", AS_IS):
-        return f"{run.spec.label or _workload(run)} {control(run.spec.control)}"
+        return f"{run.spec.label or file_name(run.spec.workload)} {control(run.spec.control)}"
     return run.spec.label or described(run)
 
 
@@ -91,22 +86,16 @@ def described(run: RunInfo) -> str:
     """``gpt tiny fp16``; ``train.py in fp32``."""
     spec = run.spec
     if spec.kind == "watch":
-        return f"{_workload(run) or 'notebook'}, watched"
+        return f"{file_name(run.spec.workload) or 'notebook'}, watched"
     if spec.kind == "lesson":
         return lesson_title(spec)
     if not spec.is_training:
         return _MEASURED[spec.kind].format(
-            what=f"{_workload(run)} {spec.size}", precision=spec.precision
+            what=f"{file_name(run.spec.workload)} {spec.size}", precision=spec.precision
         )
     if spec.kind != "probe":  # a script brings its own size and precision
-        return f"{_workload(run)} {control(spec.control)}"
-    return f"{_workload(run)} {spec.size} {spec.mode}"
-
-
-def _workload(run: RunInfo) -> str:
-    """Of a file its name only, because paths are long."""
-    path, is_file, entry = run.spec.workload.rpartition(".py")
-    return f"{PurePath(path).name}.py{entry}" if is_file else run.spec.workload
+        return f"{file_name(run.spec.workload)} {control(spec.control)}"
+    return f"{file_name(run.spec.workload)} {spec.size} {spec.mode}"
 
 
 def facts(run: RunInfo) -> list[str]:
@@ -133,15 +122,8 @@ def policy_of(machine: Machine | None) -> str:
     """``CUDA's rules, rehearsed on a CPU (AMD EPYC)``"""
     if machine is None:
         return "not started"
-    policy = policy_name(machine)
+    policy = rules(machine)
     return f"{policy} ({machine.device_name})" if machine.device_name else policy
-
-
-def policy_name(machine: Machine | None) -> str:
-    """Under whose rules a run took place."""
-    if machine is None:
-        return "not started"
-    return POLICIES.get(machine.policy, machine.policy)
 
 
 def label(run: RunInfo, ranks: tuple[RunInfo, ...] = ()) -> str:

@@ -8,6 +8,7 @@ from typing import Literal, NoReturn, TypeAlias
 import streamlit as st
 
 from ampscope.records import RunInfo, State
+from ampscope.report.words.run import why_no_histograms
 from app import permissions, sitemap
 from app.text import escape, plural
 
@@ -73,13 +74,8 @@ def no_step_of(run: RunInfo) -> NoReturn:
 
 
 def no_histograms(run: RunInfo) -> None:
-    """The run holds no histogram; how to get some."""
-    how = (
-        "Watch it with every=10 or another number of steps: every=0 takes none."
-        if run.spec.kind == "watch"
-        else "Start the probe with --histogram-every 1 to see its numbers."
-    )
-    nothing_recorded("This run holds no histograms.", how)
+    """The run holds no histogram: why, and how to get some."""
+    nothing_recorded("This run holds no histograms.", why_no_histograms(run))
 
 
 def no_ops(run: RunInfo) -> None:

@@ -200,6 +200,18 @@ def test_progress_place_in_the_queue_and_the_way_back(open_page: Open, store_pat
     assert app.button(key="np-start")
 
 
+@pytest.mark.parametrize("done", [0, 1])
+def test_an_imported_probe_of_no_steps_is_drawn(
+    open_page: Open, store_path: Path, done: int
+) -> None:
+    """An import may say that 0 were asked for, as a watched training does."""
+    stores.failed(store_path, RunSpec(workload="gpt", steps=0, group="g"), steps=done)
+    app = open_page("new_probe", group="g")
+    assert not app.exception
+    assert "could not be drawn" not in " ".join(error.value for error in app.error)
+    assert [bar.proto.value for bar in app.progress] == [100 * done]
+
+
 def test_a_failed_probe_says_why_and_keeps_its_traceback_folded(
     open_page: Open, store_path: Path
 ) -> None:

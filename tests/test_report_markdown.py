@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from ampscope.records import State
 from ampscope.report.making import document
 from ampscope.report.markdown import JOINER, escaped, fenced, to_markdown
 from ampscope.report.plain import line
 from ampscope.store.reader import Reader
-from tests import script_stores
+from ampscope.store.writer import RunWriter
+from tests import script_stores, stores
 from tests.hostile_texts import HOSTILE
 
 MARKS = st.sampled_from(
@@ -80,3 +82,37 @@ def test_says_verdict_patch_and_table(tmp_path: Path) -> None:
     assert "```python\nimport torch\n" in made
     assert "| infinities | 60 |" in made or "234,280" in made
     assert len(made) < 65_536  # characters that an issue of GitHub holds
+
+
+@pytest.mark.parametrize("frame", ["  File x.py, line 3\n", "\U000e0001", "`" * 9 + "\n"])
+def test_the_whole_fits_into_an_issue(tmp_path: Path, frame: str) -> None:
+    """Eight failed runs with long tracebacks, of characters that take ten when spelled out."""
+    store = tmp_path / "runs.db"
+    runs = []
+    for _ in range(8):
+        writer = RunWriter.create(store, stores.SPEC)
+        writer.start(stores.MACHINE)
+        writer.finish(State.FAILED, "It failed.", f"first {frame * (60_000 // len(frame))} last")
+        writer.close()
+        runs.append(writer.run_id)
+    with Reader(store) as reader:
+        made = to_markdown(document(reader, runs))
+    assert len(made) <= 65_536  # what an issue of GitHub holds
+    assert "The HTML report has everything" in made
+    assert ("Left out: " in made) == (frame == "\U000e0001")
+    assert "… " in made  # each traceback says how much of it is cut
+    PARSER.parse(made)
+
+
+def test_of_very_many_runs_what_is_left_out_is_said(tmp_path: Path) -> None:
+    store = tmp_path / "runs.db"
+    runs = [stores.queued(store) for _ in range(120)]
+    with Reader(store) as reader:
+        made = to_markdown(document(reader, runs))
+    assert len(made) <= 65_536
+    (said,) = re.findall(r"Left out: (.*?)\. Long code", made)
+    titles = re.search(r"Titles \((\d+)\)", said.replace("\\", ""))
+    assert titles is not None
+    headings = len([t for t in PARSER.parse(made) if t.type == "heading_open" and t.tag == "h1"])
+    assert headings + int(titles[1]) == 120
+    assert "What is missing" in said

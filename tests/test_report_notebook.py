@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +87,14 @@ def test_no_text_of_a_run_is_code(tmp_path: Path, text: str) -> None:
     assert [x for x in code[0].splitlines() if not x.startswith("RUNS")] == [
         x for x in expected[0].splitlines() if not x.startswith("RUNS")
     ]
+
+
+@pytest.mark.parametrize(("precision", "fmt"), [("bf16", "bf16"), ("fp16", "fp16")])
+def test_histograms_are_held_against_the_format_of_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], precision: str, fmt: str
+) -> None:
+    store = tmp_path / "runs.db"
+    executed(notebook_of(store, stores.finished(store, replace(stores.SPEC, precision=precision))))
+    said = [x for x in capsys.readouterr().out.splitlines() if "would be lost" in x]
+    assert said
+    assert all(x.endswith(f"in {fmt}") for x in said)

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ampscope.cli.options import store_option
+from ampscope.report.plain import visible
 from ampscope.store.importing import import_file
 
 
@@ -22,4 +23,4 @@ def import_runs(file: tuple[Path, ...], store: Path) -> None:
     for path in file:
         for run in import_file(path, store):
             named = "" if run.was == run.run_id else f", {run.was} in the file"
-            click.echo(f"Imported {run.run_id}{named} ({path}).")
+            click.echo(f"Imported {run.run_id}{named} ({visible(str(path))}).")

@@ -41,6 +41,7 @@ from ampscope.cli.report import report
 from ampscope.cli.runs import runs
 from ampscope.cli.zoo import zoo
 from ampscope.errors import AmpscopeError
+from ampscope.report.plain import visible
 
 EXIT_BAD_INPUT = 2
 
@@ -52,7 +53,7 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except AmpscopeError as error:
-            click.echo(f"ampscope: {error}", err=True)
+            click.echo(f"ampscope: {visible(str(error))}", err=True)  # it may quote a run
             sys.exit(EXIT_BAD_INPUT)
 
 

@@ -12,6 +12,7 @@ from ampscope.cli.options import store_option
 from ampscope.cli.ranks import ranks
 from ampscope.cli.tables import messages, run_as_json, runs_table
 from ampscope.errors import BadInput
+from ampscope.report.plain import line
 from ampscope.store import export as exports
 from ampscope.store import merging
 from ampscope.store.reader import Reader
@@ -76,7 +77,7 @@ def delete(run: tuple[str, ...], yes: bool, store: Path) -> None:
     with Reader(store) as reader:
         infos = [reader.run(name) for name in run]
     for info in infos:
-        if yes or click.confirm(f"Delete {info.id} ({info.title}, {info.steps_done} steps)?"):
+        if yes or click.confirm(f"Delete {info.id} ({line(info.title)}, {info.steps_done} steps)?"):
             delete_run(store, info.id)
             click.echo(f"Deleted {info.id}.")
 

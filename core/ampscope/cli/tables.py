@@ -1,4 +1,7 @@
-"""Runs as tables for the terminal, at most 80 columns wide, and as JSON for programs."""
+"""Runs as tables for the terminal, at most 80 columns wide, and as JSON for programs.
+
+Titles and messages may be a stranger's (of imported runs): what a terminal would obey is spelled.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from ampscope.records import Role, RunInfo, State, StepRecord
+from ampscope.report.plain import TEXT_LENGTH, line
+from ampscope.report.words.run import rules_in_full
 from ampscope.store.reader import Reader
 
 MISSING = "–"  # not recorded, or there is no such thing
-POLICIES = {
-    "rehearsal": "rehearsing CUDA's autocast lists and Tensor Core arithmetic",
-    "native": "the CPU's own autocast lists and kernels",
-    "cuda": "CUDA",
-}
 
 
 class RunJson(TypedDict):
@@ -101,7 +101,7 @@ def probe_table(reader: Reader, infos: list[RunInfo]) -> Table:
         counts = underflow(reader, info.id).get(Role.GRAD_OUTPUT, {})
         table.add_row(
             info.id,
-            info.spec.mode.replace(",", " "),
+            _text(info.spec.mode.replace(",", " ")),
             f"{_loss(steps[0].loss)} → {_loss(steps[-1].loss)}" if steps else MISSING,
             _scale(steps),
             str(sum(s.skipped for s in steps)) if steps else MISSING,
@@ -122,10 +122,10 @@ def runs_table(infos: list[RunInfo]) -> Table:
         table.add_row(
             info.id,
             datetime.fromtimestamp(info.created).strftime("%m-%d %H:%M"),
-            escape(info.title),
+            _text(info.title),
             str(info.state),
             f"{info.steps_done:,}/{info.spec.steps:,}",
-            f"{machine.device} {machine.policy}" if machine else MISSING,
+            _text(f"{machine.device} {machine.policy}") if machine else MISSING,
         )
     return table
 
@@ -133,7 +133,7 @@ def runs_table(infos: list[RunInfo]) -> Table:
 def messages(infos: list[RunInfo]) -> list[str]:
     """A sentence for each run that has something to say, and for each that did not finish."""
     return [
-        f"{info.id} ({info.title}): {info.message or info.state}"
+        line(f"{info.id} ({line(info.title)}): {info.message or info.state}", TEXT_LENGTH)
         for info in infos
         if info.message or info.state not in (State.FINISHED, State.RUNNING, State.QUEUED)
     ]
@@ -155,7 +155,11 @@ def _where(infos: list[RunInfo]) -> str:
     machine = next((info.machine for info in infos if info.machine), None)
     if machine is None:
         return ""
-    return escape(f"{machine.device_name}, {POLICIES.get(machine.policy, machine.policy)}")
+    return _text(f"{machine.device_name}, {rules_in_full(machine)}")
+
+
+def _text(text: str) -> str:
+    return escape(line(text))
 
 
 def _share(counts: dict[str, int], name: str) -> str:

@@ -12,6 +12,7 @@ from ampscope.diagnose import Diagnosis
 from ampscope.errors import AmpscopeError, BadInput
 from ampscope.experiments.report import Report
 from ampscope.report.contract import to_json
+from ampscope.report.plain import visible
 from ampscope.report.terminal import print_report
 
 EXIT_NO_FAULT, EXIT_FAULT, EXIT_UNDECIDED = 0, 1, 2
@@ -55,7 +56,7 @@ class Output:
                 console.width = PIPE_WIDTH
             print_report(report, console)
         if report.undecided:
-            click.echo(f"ampscope: {report.undecided}", err=True)
+            click.echo(f"ampscope: {visible(report.undecided)}", err=True)
 
 
 def status_of(report: Report) -> int:

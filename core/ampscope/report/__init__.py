@@ -1,1 +1,1 @@
-"""One diagnosis on several surfaces: JSON and terminal."""
+"""What ampscope says of runs and diagnoses: as HTML, Markdown, notebook, terminal and JSON."""

@@ -10,6 +10,8 @@ Charts are left to the HTML report; here each says its figures in a table.
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterator
 
 from ampscope.report.document import (
     Block,
@@ -30,7 +32,10 @@ from ampscope.report.words.numbers import number, plural
 
 JOINER = "\u2060"  # word joiner: no width, no line break
 MAX_ROWS = 40
-# GitHub's issues hold 65,536 characters; each block below is bounded, and so are the parts.
+# What an issue or a comment of GitHub holds ("Body is too long (maximum is 65536 characters)").
+MAX_CHARACTERS = 65_536
+SHORT_CODE = 4_000  # of a traceback where the whole would be longer: its first and last frames
+END_LENGTH = 2_000  # kept free for what stands below: by whom it was made, what is left out
 _MARKS = re.compile(r"([\\`*_\[\]<>|~&$!{}])")
 # What makes a list, a heading or a definition of the first word of a line.
 _START = re.compile(rf"^(?:(\d[\d{JOINER}]*)(?=[.)])|(?=[-+#=:]))")
@@ -42,15 +47,40 @@ _LANGUAGES = {"python", "bash"}
 
 
 def to_markdown(document: Document) -> str:
-    """The whole text."""
-    lines: list[str] = []
+    """The whole text; of one that would be longer than :data:`MAX_CHARACTERS` what fits, in order,
+    with long code cut, and at the end what is left out."""
+    end = f"*{escaped(document.made)}*\n"
+    whole = "".join(f"{text}\n\n" for _, text in _pieces(document, CODE_LENGTH)) + end
+    if len(whole) <= MAX_CHARACTERS:
+        return whole
+    room = MAX_CHARACTERS - END_LENGTH
+    kept: list[str] = []
+    left_out: Counter[str] = Counter()
+    for section, text in _pieces(document, SHORT_CODE):
+        if len(text) + 2 > room:
+            left_out[section] += 1
+            continue
+        kept.append(f"{text}\n\n")
+        room -= len(text) + 2
+    return "".join(kept) + _left_out(left_out) + end
+
+
+def _pieces(document: Document, code: int) -> Iterator[tuple[str, str]]:
+    """Headings and blocks, each with the section that it is of."""
     for part in document.parts:
-        lines += [f"# {escaped(part.title)}", "", escaped(part.subject), ""]
+        yield "Titles", f"# {escaped(part.title)}\n\n{escaped(part.subject)}"
         for section in part.sections:
-            lines += [f"## {escaped(section.title)}", ""]
+            yield section.title, f"## {escaped(section.title)}"
             for block in section.blocks:
-                lines += [_block(block), ""]
-    return "\n".join([*lines, f"*{escaped(document.made)}*", ""])
+                yield section.title, _block(block, code)
+
+
+def _left_out(left_out: Counter[str]) -> str:
+    """Sections have titles of ours, about 15 different ones: this fits into END_LENGTH."""
+    named = "; ".join(f"{title} ({count:,})" for title, count in left_out.items())
+    what = f"Left out: {named}. " if named else ""
+    why = f"Long code is cut: an issue holds {MAX_CHARACTERS:,} characters."
+    return f"*{escaped(f'{what}{why} The HTML report has everything.', END_LENGTH // 2)}*\n\n"
 
 
 def escaped(text: str, length: int = TEXT_LENGTH) -> str:
@@ -60,21 +90,21 @@ def escaped(text: str, length: int = TEXT_LENGTH) -> str:
     return _START.sub(lambda m: m[0] + "\\", _MARKS.sub(r"\\\1", parted))
 
 
-def fenced(text: str, language: str = "") -> str:
+def fenced(text: str, language: str = "", length: int = CODE_LENGTH) -> str:
     """A code block; its fence is longer than any run of backticks in it."""
-    shown = visible(text.rstrip("\n"), CODE_LENGTH)
+    shown = visible(text.rstrip("\n"), length)
     longest = max((len(run) for run in re.findall(r"`+", shown)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language if language in _LANGUAGES else ''}\n{shown}\n{fence}"
 
 
-def _block(block: Block) -> str:
+def _block(block: Block, code: int) -> str:
     match block:
         case Paragraph():
             lead = f"**{escaped(block.lead)}** " if block.lead else ""
             return lead + escaped(block.text)
         case Code():
-            return fenced(block.text, block.language)
+            return fenced(block.text, block.language, code)
         case Table():
             return _table(block)
         case Facts():
@@ -92,7 +122,7 @@ def _block(block: Block) -> str:
         case Links():
             return "\n".join(f"- [{escaped(x.text)}]({x.address})" for x in block.links)
         case Fold():
-            inside = "\n\n".join(_block(part) for part in block.blocks)
+            inside = "\n\n".join(_block(part, code) for part in block.blocks)
             # Within the summary GitHub reads HTML, so its text is made of nothing that HTML knows.
             return f"<details><summary>{_summary(block.title)}</summary>\n\n{inside}\n\n</details>"
 

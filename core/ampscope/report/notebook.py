@@ -67,16 +67,19 @@ results
 """
 _HISTOGRAMS = """\
 from ampscope.exponents import zones
-from ampscope.formats import FP16
+from ampscope.formats import FORMATS
 from ampscope.records import Role
+from ampscope.report.contents.histograms import format_of
 
+fmt = format_of(reader, infos[0])  # against whose zones the report shows them
 names = {m.index: m.path for m in reader.modules(infos[0].id)}
 for role in Role:
     for first, _ in reader.frame_spans(infos[0].id, role)[-1:]:
         frame = reader.frame(infos[0].id, role, first)
         for module, row in zip(frame.modules, frame.rows):
-            found = zones(row, FP16)
-            print(role, first, names.get(module), f"{found.lost:,} lost of {found.total:,}")
+            found = zones(row, fmt)
+            said = f"{found.lost:,} of {found.total:,} would be lost in {fmt.name}"
+            print(role, first, names.get(module), said)
 """
 _CLOSE = "reader.close()\n"
 

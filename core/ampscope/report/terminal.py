@@ -1,4 +1,8 @@
-"""A diagnosis for the terminal: verdict, a paragraph, evidence, patch, what was tried."""
+"""A diagnosis for the terminal: verdict, a paragraph, evidence, patch, what was tried.
+
+Much of it is a script's own words, of an imported run a stranger's: each text is spelled out by
+:mod:`.plain`, so that none moves the cursor, names the window or clears the screen.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +17,15 @@ from ampscope.causes import CAUSES
 from ampscope.diagnose import Finding
 from ampscope.experiments.report import Report
 from ampscope.report import fix_words
+from ampscope.report.plain import CODE_LENGTH, line, visible
+from ampscope.report.words.run import rules_in_full
 from ampscope.rules.verdict import Measurement
-
-POLICIES = {
-    "native": "this CPU's own autocast lists and kernels",
-    "rehearsal": "CUDA's autocast lists and Tensor Core arithmetic, rehearsed on this CPU",
-    "cuda": "CUDA",
-}
 
 
 def print_report(report: Report, console: Console) -> None:
     """Everything a person needs, root cause first."""
     if report.could_not_run:
-        console.print(Text(f"Could not diagnose: {report.could_not_run}", style="bold"))
+        console.print(_said(f"Could not diagnose: {report.could_not_run}", style="bold"))
         return
     diagnosis = report.diagnosis
     if not diagnosis.findings:
@@ -35,11 +35,12 @@ def print_report(report: Report, console: Console) -> None:
     controls = ", ".join(
         f"{name}: {'; '.join(s) if s else 'healthy'}" for name, s in report.control_symptoms.items()
     )
-    console.print(Text(f"Controls: {controls}"))
-    policy = POLICIES.get(diagnosis.policy, diagnosis.policy)
+    console.print(_said(f"Controls: {controls}"))
+    head = report.runs.get("as_is")
+    rules = rules_in_full(head.machine) if head is not None else diagnosis.policy
     console.print(
-        Text(
-            f"Judged under {policy}, in {report.elapsed_s:.0f} s and {len(report.runs)} runs. "
+        _said(
+            f"Judged under {rules}, in {report.elapsed_s:.0f} s and {len(report.runs)} runs. "
             + " ".join(report.notes)
         )
     )
@@ -50,26 +51,27 @@ def _no_finding(report: Report) -> RenderableType:
         text = "No fault found. The script trains as its fp32 control does."
     else:
         text = report.undecided
-    return Panel(Text(text), title="Verdict", title_align="left")
+    return Panel(_said(text), title="Verdict", title_align="left")
 
 
 def _finding(finding: Finding, report: Report, *, first: bool) -> RenderableType:
     verdict = finding.verdict
     cause = CAUSES[finding.cause]
     where = [part for part in (verdict.module, verdict.op, verdict.phase, verdict.line) if part]
-    parts: list[RenderableType] = [Text(verdict.reason)]
+    parts: list[RenderableType] = [_said(verdict.reason)]
     if where:
         step = f", step {verdict.step}" if verdict.step is not None else ""
-        parts.append(Text("Where: " + ", ".join(where) + step))
+        parts.append(_said("Where: " + ", ".join(where) + step))
     if verdict.code:
-        parts.append(Text(f"    {verdict.code}"))
+        parts.append(_said(f"    {verdict.code}"))
     if verdict.evidence:
         parts.append(_evidence(verdict.evidence))
     cured = fix_words.best(report) if first else None
-    parts.append(Text(f"Fix: {fix_words.sentence(finding, cured)}"))
+    parts.append(_said(f"Fix: {fix_words.sentence(finding, cured)}"))
     patch = fix_words.patch(finding, cured)
     if patch:
-        parts.append(Syntax(patch.rstrip(), "python", background_color="default"))
+        shown = visible(patch.rstrip(), CODE_LENGTH)
+        parts.append(Syntax(shown, "python", background_color="default"))
     if first and report.trials:
         tried = "; ".join(
             f"{t.control}: {'cured' if t.cured else 'not cured'}" for t in report.trials
@@ -80,10 +82,10 @@ def _finding(finding: Finding, report: Report, *, first: bool) -> RenderableType
         word = (
             f"Verified by a run with {cured.control}{price}" if cured else "No fix was seen to work"
         )
-        parts.append(Text(f"{word}. Tried: {tried}."))
+        parts.append(_said(f"{word}. Tried: {tried}."))
     if finding.consequences:
         names = ", ".join(CAUSES[c.cause].title.lower() for c in finding.consequences)
-        parts.append(Text(f"Consequences: {names}."))
+        parts.append(_said(f"Consequences: {names}."))
     title = f"{'Root cause' if first else 'Also found'}: {escape(cause.title)} ({cause.name})"
     return Panel(Group(*parts), title=title, title_align="left")
 
@@ -96,12 +98,16 @@ def _evidence(measurements: tuple[Measurement, ...]) -> Table:
     table.add_column("run")
     for m in measurements:
         table.add_row(
-            escape(m.name), _text(m.value), _text(m.threshold), _text(m.step), escape(m.run)
+            _cell(m.name), _cell(m.value), _cell(m.threshold), _cell(m.step), _cell(m.run)
         )
     return table
 
 
-def _text(value: float | str | None) -> str:
+def _said(text: str, style: str = "") -> Text:
+    return Text(visible(text), style=style)
+
+
+def _cell(value: float | str | None) -> str:
     if value is None:
         return ""
-    return escape(value) if isinstance(value, str) else f"{value:,.6g}"
+    return escape(line(value)) if isinstance(value, str) else f"{value:,.6g}"

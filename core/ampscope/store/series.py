@@ -51,6 +51,12 @@ def first_nonfinite(reader: Reader, run_id: str) -> dict[int, tuple[int, str]]:
     return {step: (count, name) for step, count, _, name in reader._all(sql, run_id)}
 
 
+def last_shadow_step(reader: Reader, run_id: str) -> int | None:
+    """The newest step that has an fp32 shadow: one look into the index, however many there are."""
+    step: int | None = reader._all("SELECT max(step) FROM shadow WHERE run=?", run_id)[0][0]
+    return step
+
+
 def shadow_columns(reader: Reader, run_id: str, role: Role) -> Raw:
     """Shadow counts of a role as one array [records, 6]: step, module, total, lost, subnormal,
     zero_before. A tenth of the time of building 50,000 records."""

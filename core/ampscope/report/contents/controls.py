@@ -10,12 +10,12 @@ from ampscope.experiments.report import Report
 from ampscope.records import RunInfo, StepRecord
 from ampscope.report import fix_words
 from ampscope.report.colours import MEASURE, of_dtype
+from ampscope.report.contents.looks import base
 from ampscope.report.document import Block, Lines, Paragraph, Series, Table
 from ampscope.report.words.controls import control
 from ampscope.report.words.numbers import number, share
 from ampscope.store.reader import Reader
 
-LOG_FROM = 100.0  # two decades between the smallest and the largest loss
 # What the script is as it is has no dtype of its own colour: it may be fp16 in one part only.
 _LOOKS = {
     "as_is": (of_dtype("fp16"), ""),
@@ -66,13 +66,8 @@ def blocks(report: Report, found: list[Control]) -> tuple[Block, ...]:
     if not drawn:
         return (Paragraph("No run made an optimizer step, so there is no loss to draw."), table)
     series = tuple(_series(c) for c in drawn)
-    return (Lines("Loss by control", "loss", series, base=_base(series)), table)
-
-
-def _base(series: tuple[Series, ...]) -> int:
     values = [v for s in series for v in s.points.values]
-    wide = values and min(values) > 0 and max(values) / min(values) >= LOG_FROM
-    return 10 if wide else 0
+    return (Lines("Loss by control", "loss", series, base=base(values)), table)
 
 
 def _read(reader: Reader, name: str, run: RunInfo, points: int) -> Control:

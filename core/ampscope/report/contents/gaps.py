@@ -6,35 +6,39 @@ from collections.abc import Iterator
 
 from ampscope.experiments.report import Report
 from ampscope.records import Role, RunInfo, State
-from ampscope.report.contents.origin import POLICIES
 from ampscope.report.document import Block, Paragraph, Table
 from ampscope.report.words.numbers import plural
+from ampscope.report.words.run import rules, why_no_histograms
 from ampscope.rules.verdict import Status
 from ampscope.store.reader import Reader
+from ampscope.store.series import last_shadow_step
+
+NOTHING = "Nothing that this kind of run records is missing."
 
 
 def of_diagnosis(reader: Reader, report: Report, head: RunInfo) -> tuple[Block, ...]:
     """Of a script and its controls."""
     found = [*_of_controls(report), *_of_run(reader, head)]
-    rules = [r for r, v in report.diagnosis.answers if v.status is Status.INCONCLUSIVE]
-    if rules:
+    unsure = [r for r, v in report.diagnosis.answers if v.status is Status.INCONCLUSIVE]
+    if unsure:
         found.append(
             (
-                f"{plural(len(rules), 'rule')} could not tell",
+                f"{plural(len(unsure), 'rule')} could not tell",
                 "The table of every rule says why.",
             )
         )
-    return _table(found)
+    return listed(found)
 
 
 def of_run(reader: Reader, run: RunInfo) -> tuple[Block, ...]:
     """Of one recorded training."""
-    return _table(list(_of_run(reader, run)))
+    return listed(list(_of_run(reader, run)))
 
 
-def _table(found: list[tuple[str, str]]) -> tuple[Block, ...]:
+def listed(found: list[tuple[str, str]], otherwise: str = NOTHING) -> tuple[Block, ...]:
+    """As a table of what and why."""
     if not found:
-        return (Paragraph("Nothing that this kind of run records is missing."),)
+        return (Paragraph(otherwise),)
     return (Table(("Missing", "Why"), tuple(found)),)
 
 
@@ -68,20 +72,11 @@ def _of_run(reader: Reader, run: RunInfo) -> Iterator[tuple[str, str]]:
         yield "The other ranks", f"This is rank {run.spec.rank} of {run.spec.world}; name them too."
     machine = run.machine
     if machine is not None and machine.policy != "cuda":
-        rules = POLICIES.get(machine.policy, machine.policy)
-        yield "A GPU", f"It ran under {rules}; times say nothing about a GPU."
+        yield "A GPU", f"It ran under {rules(machine)}; times say nothing about a GPU."
     roles = [role for role in Role if reader.frame_spans(run.id, role)]
     if not roles:
-        yield "Exponent histograms", _why_no_histograms(run)
-    if run.spec.kind == "probe" and not reader.shadows(run.id):
+        yield "Exponent histograms", why_no_histograms(run)
+    if run.spec.kind == "probe" and last_shadow_step(reader, run.id) is None:
         yield "The fp32 shadow", "None was taken: what was lost cannot be told from what was zero."
     if not reader.samples(run.id, 2):
         yield "Telemetry", "Load, memory and clocks of the machine were not read beside this run."
-
-
-def _why_no_histograms(run: RunInfo) -> str:
-    if run.spec.kind == "script":
-        return "They are taken of scripts whose modules run in half precision, as far as they go."
-    if run.spec.kind == "watch":
-        return "Watch it with every=10 or another number of steps: every=0 takes none."
-    return "The probe was started without them (--histogram-every 0), or it made no step."

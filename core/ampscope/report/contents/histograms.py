@@ -36,7 +36,7 @@ def sections(reader: Reader, run: RunInfo, module: str | None, step: int | None)
     """None where no histogram was recorded."""
     names = {m.index: m.path or m.type for m in reader.modules(run.id)}
     wanted = next((m.index for m in reader.modules(run.id) if m.path == module), None)
-    fmt = _format(reader, run)
+    fmt = format_of(reader, run)
     blocks: list[Block] = []
     for role in ROLES:
         frame = _frame(reader, run, role, step)
@@ -54,9 +54,10 @@ def sections(reader: Reader, run: RunInfo, module: str | None, step: int | None)
 
 def _of_role(frame: Frame, names: Names, fmt: NumberFormat, wanted: int | None) -> list[Block]:
     counts = zone_counts(frame, fmt)
+    troubles = trouble(counts)
     order = sorted(
         range(len(frame.modules)),
-        key=lambda n: (frame.modules[n] != wanted, -trouble(counts)[n], n),
+        key=lambda n: (frame.modules[n] != wanted, -troubles[n], n),
     )
     until = f" to {frame.last_step:,}" if frame.last_step is not None else ""
     scale = f", at loss scale {power_of_two(frame.scale)}" if frame.role.is_gradient else ""
@@ -104,7 +105,7 @@ def _frame(reader: Reader, run: RunInfo, role: Role, step: int | None) -> Frame 
     return reader.frame(run.id, role, before[-1] if before else spans[0][0])
 
 
-def _format(reader: Reader, run: RunInfo) -> NumberFormat:
+def format_of(reader: Reader, run: RunInfo) -> NumberFormat:
     """bf16 where the run computed in it and not in fp16, else fp16."""
     if run.spec.kind == "probe":
         return FORMATS["bf16" if "bf16" in run.spec.precision else "fp16"]

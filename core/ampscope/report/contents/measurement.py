@@ -10,16 +10,26 @@ from ampscope.analysis.loss_scale import finite_parts
 from ampscope.analysis.product_layout import shapes
 from ampscope.analysis.telemetry import others_bound, spoiled
 from ampscope.compare import batches, views
-from ampscope.compare.figures import figures, quartiles, seconds, size
+from ampscope.compare.figures import figures, seconds, size
 from ampscope.compare.verdict import verdict
 from ampscope.hardware.bench_view import rate_words
 from ampscope.records import Rate, Result, RunInfo
 from ampscope.report.colours import of_dtype
-from ampscope.report.contents import lesson, origin
-from ampscope.report.document import Block, Fold, Lines, Paragraph, Part, Section, Series, Table
+from ampscope.report.contents import lesson, measurement_gaps, origin, result_tables
+from ampscope.report.contents.looks import DASHES
+from ampscope.report.document import (
+    Block,
+    Code,
+    Fold,
+    Lines,
+    Paragraph,
+    Part,
+    Section,
+    Series,
+    Table,
+)
 from ampscope.store.reader import Reader
 
-DASHES = ("", "9 6", "2 4", "9 4 2 4")
 SERIES = {
     "ceiling": "Products of random matrices",
     "copy": "Copies",
@@ -37,12 +47,16 @@ def part(reader: Reader, run: RunInfo, points: int) -> Part:
     told = _TOLD.get(run.spec.kind)
     title, blocks = told(run, results) if told and results else ("Nothing was measured.", ())
     disturbed = spoiled(reader.samples(run.id), others_bound(run.spec))
-    said = [Paragraph(line, "Disturbed.") for line in disturbed]
+    said: list[Block] = [Paragraph(line, "Disturbed.") for line in disturbed]
     said += [Paragraph(run.message)] if run.message else []
+    if run.traceback:
+        said.append(Fold("The run's own traceback", (Code(run.traceback),)))
     verdict_blocks = tuple(said) or (Paragraph("Nothing that was read disturbed it."),)
     sections = [Section("Verdict", verdict_blocks)]
     if blocks:
         sections.append(Section("Measured", blocks))
+    missing = measurement_gaps.of_measurement(reader, run, results)
+    sections.append(Section("What is missing", missing))
     sections += origin.sections([run], run)
     return Part(title or origin.subject(run), origin.subject(run), tuple(sections))
 
@@ -118,34 +132,11 @@ def _bench(run: RunInfo, results: Sequence[Result]) -> Said:
             best[rate.dtype] = max(best.get(rate.dtype, 0.0), rate.flops_s)
     told = "; ".join(f"{dtype} {rate_words(reached)}" for dtype, reached in best.items())
     blocks = [
-        Fold(title, (_rates([r for r in rates if r.series == name]),))
+        Fold(title, (result_tables.rates([r for r in rates if r.series == name]),))
         for name, title in SERIES.items()
         if any(r.series == name for r in rates)
     ]
     return f"Best rate of a product by dtype: {told or 'none was measured'}.", tuple(blocks)
-
-
-def _rates(rates: Sequence[Rate]) -> Table:
-    rows = tuple(
-        (
-            r.op,
-            r.dtype,
-            "×".join(map(str, r.shape)),
-            _reached(r),
-            "" if r.timing is None else seconds(r.timing.median_s),
-            "" if r.timing is None else quartiles(r.timing).partition(" (")[0],
-            r.note,
-        )
-        for r in rates
-    )
-    columns = ("Op", "Dtype", "Shape", "Reached", "Median", "Quartiles", "Note")
-    return Table(columns, rows, numeric=(3, 4, 5))
-
-
-def _reached(rate: Rate) -> str:
-    if rate.flops_s is not None:
-        return rate_words(rate.flops_s)
-    return "" if rate.bytes_s is None else f"{rate.bytes_s / 1e9:,.1f} GB/s"
 
 
 _TOLD: dict[str, Callable[[RunInfo, Sequence[Result]], Said]] = {

@@ -8,19 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import PurePath
 
 from ampscope import __version__
 from ampscope.records import AS_IS, Machine, RunInfo
 from ampscope.report.document import Block, Code, Facts, Link, Links, Paragraph, Section, Table
 from ampscope.report.words.controls import control
 from ampscope.report.words.numbers import duration, plural
+from ampscope.report.words.run import file_name, rules
 
-POLICIES = {
-    "cuda": "CUDA",
-    "rehearsal": "CUDA's rules, rehearsed on a CPU",
-    "native": "the CPU's own rules",
-}
 _READ = (
     Link("PyTorch: automatic mixed precision", "https://docs.pytorch.org/docs/stable/amp.html"),
     Link(
@@ -53,12 +48,6 @@ def subject(run: RunInfo) -> str:
     return " · ".join(facts)
 
 
-def file_name(workload: str) -> str:
-    """Of a file its name only."""
-    path, is_file, entry = workload.rpartition(".py")
-    return f"{PurePath(path).name}.py{entry}" if is_file else workload
-
-
 def moment(seconds: float) -> str:
     """A time that reads the same everywhere."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
@@ -71,7 +60,7 @@ def _machine(run: RunInfo) -> tuple[Block, ...]:
     pairs = (
         ("Device", _device(machine)),
         ("Capability", machine.capability or "not read"),
-        ("Rules", POLICIES.get(machine.policy, machine.policy)),
+        ("Rules", rules(machine)),
         ("Framework", machine.software),
         ("Python", machine.python or "not recorded"),
         ("Platform", machine.platform or "not recorded"),

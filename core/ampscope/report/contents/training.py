@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-from ampscope.analysis.loss_scale import FiniteParts, finite_parts
+from ampscope.analysis.loss_scale import finite_parts
 from ampscope.analysis.training import Training, training_of
 from ampscope.records import Event, ModuleRecord, Role, RunInfo, ShadowRecord
 from ampscope.report.colours import MEASURE
 from ampscope.report.contents import gaps, histograms, origin, scale
+from ampscope.report.contents.looks import base
 from ampscope.report.document import (
     Block,
     Code,
@@ -25,6 +26,7 @@ from ampscope.report.document import (
 from ampscope.report.words import training as words
 from ampscope.report.words.numbers import duration, number, plural, share
 from ampscope.store.reader import Reader
+from ampscope.store.series import last_shadow_step
 
 MOST_ROWS = 40
 MOST_EVENTS = 60
@@ -41,8 +43,9 @@ def part(reader: Reader, run: RunInfo, points: int) -> Part:
         sections.append(Section("Loss and gradients", _curves(training)))
     sections += scale.sections(reader, run, points)
     sections += histograms.sections(reader, run, None, training.bad_since)
-    shadows = reader.shadows(run.id)
-    if shadows:
+    newest = last_shadow_step(reader, run.id)
+    if newest is not None:
+        shadows = reader.shadows(run.id, step=newest)
         sections.append(Section("Against the fp32 shadow", _shadow(shadows, modules)))
     if training.events:
         sections.append(Section("What it reported", _events(training.events)))
@@ -92,28 +95,21 @@ def _curves(training: Training) -> tuple[Block, ...]:
         parts = finite_parts([s.step for s in steps], values)
         if parts.steps or parts.nonfinite_count:
             series = Series(title.lower(), parts, MEASURE)
-            blocks.append(Lines(title, title.lower(), (series,), base=_base(parts)))
+            blocks.append(Lines(title, title.lower(), (series,), base=base(parts.values)))
     if len(steps) < whole:
         blocks.append(Paragraph(scale.thinned(len(steps), whole)))
     return tuple(blocks) or (Paragraph("Neither loss nor gradient norm was recorded."),)
 
 
-def _base(parts: FiniteParts) -> int:
-    low, high = min(parts.values, default=0.0), max(parts.values, default=0.0)
-    return 10 if low > 0 and high / low >= 100 else 0
-
-
 def _shadow(shadows: list[ShadowRecord], modules: list[ModuleRecord]) -> tuple[Block, ...]:
-    """The newest step that has one, most lost first."""
-    newest = max(s.step for s in shadows)
-    here = [s for s in shadows if s.step == newest and s.role is Role.GRAD_OUTPUT]
-    here = here or [s for s in shadows if s.step == newest]
+    """Of one step, most lost first."""
+    here = [s for s in shadows if s.role is Role.GRAD_OUTPUT] or shadows
     names = {m.index: m.path or m.type for m in modules}
     here.sort(key=lambda s: (-s.lost / max(1, s.total), -s.subnormal, s.module))
     lost, total = sum(s.lost for s in here), sum(s.total for s in here)
     said = (
-        f"Step {newest:,}, {here[0].role.replace('_', ' ')}: {share(lost, total)} were lost: zero "
-        "as recorded, and not zero in an fp32 copy of the same step."
+        f"Step {here[0].step:,}, {here[0].role.replace('_', ' ')}: {share(lost, total)} were lost: "
+        "zero as recorded, and not zero in an fp32 copy of the same step."
     )
     rows = tuple(
         (

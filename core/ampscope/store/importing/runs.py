@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from ampscope.errors import BadInput
 from ampscope.store.export import SCHEMA
 from ampscope.store.importing import histograms, references, tables, writing
 from ampscope.store.importing.reading import Unreadable, read
@@ -56,11 +57,12 @@ def checked(value: object) -> list[Contents]:
         if name not in ("schema", "runs"):
             raise Refusal("key", "a file of several runs has no such part").inside(name)
     found: list[Contents] = []
+    ids: set[str] = set()
     try:
         for place, body in enumerate(rows(bodies)):
             try:
                 found.append(_run(body))
-                _check_new(found)
+                _check_new(found[-1].info.id, ids)
             except Refusal as refusal:
                 raise refusal.inside(place) from None
         if not found:
@@ -86,13 +88,29 @@ def opened(source: Path | str) -> Reader:
     """A reader of a store, or of an exported file, which is checked as for an import. Raises
     BadInput and StoreError."""
     path = Path(source)
+    return _imported_apart(path) if _is_other_file(path) else Reader(path)
+
+
+def _is_other_file(path: Path) -> bool:
+    """Whether it can be read and is no store."""
     with contextlib.suppress(OSError), path.open("rb") as file:
-        if file.read(len(_SQLITE)) != _SQLITE:
-            folder = tempfile.TemporaryDirectory()
-            store = Path(folder.name) / "runs.db"
-            import_file(path, store)
-            return _FileReader(store, folder)
-    return Reader(path)
+        return file.read(len(_SQLITE)) != _SQLITE
+    return False
+
+
+def _imported_apart(path: Path) -> Reader:
+    """The file in a store of its own, which goes away with the reader. Raises BadInput."""
+    try:
+        folder = tempfile.TemporaryDirectory()
+    except OSError as error:
+        raise BadInput(f"No folder can be made to read {_plain(path)} in: {error}.") from error
+    try:
+        store = Path(folder.name) / "runs.db"
+        import_file(path, store)
+        return _FileReader(store, folder)
+    except BaseException:
+        folder.cleanup()
+        raise
 
 
 def _run(body: object) -> Contents:
@@ -102,10 +120,10 @@ def _run(body: object) -> Contents:
     return run
 
 
-def _check_new(found: list[Contents]) -> None:
-    own = found[-1].info.id
-    if any(run.info.id == own for run in found[:-1]):
+def _check_new(own: str, others: set[str]) -> None:
+    if own in others:
         raise Refusal("duplicate", "another run of the file has this id").inside("id").inside("run")
+    others.add(own)
 
 
 def _check_schema(document: dict[str, object]) -> None:
@@ -119,5 +137,5 @@ def _check_schema(document: dict[str, object]) -> None:
 
 
 def _plain(path: Path) -> str:
-    """A file's name as text that can be stored, whatever bytes it is made of."""
-    return path.name.encode("utf-8", "backslashreplace").decode()
+    """A file's name as text that can be stored and shown, whatever bytes it is made of."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in path.name)
