@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import shutil
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -202,9 +206,7 @@ def test_no_fix_speaks_of_torch(name: str, kind: str) -> None:
     assert "torch" not in patch
     if kind == "change_scale":
         assert "1024" in patch
-    compile(
-        patch.replace("with paddle.amp.auto_cast", "with paddle.amp.auto_cast"), "patch", "exec"
-    )
+    compile(patch, "patch", "exec")
 
 
 def test_all_networks_give_the_same_numbers_again() -> None:
@@ -258,6 +260,34 @@ def test_a_framework_that_is_missing_says_what_to_run(monkeypatch, tmp_path) -> 
     monkeypatch.setenv(KERAS.variable, str(tmp_path / "nowhere"))
     with pytest.raises(BadInput, match="no such file"):
         pythons.python_for("keras")
+
+
+@pytest.mark.parametrize("home", ["kept", "cannot be written"])
+def test_an_installed_package_brings_no_neighbour_along(tmp_path: Path, home: str) -> None:
+    """As a wheel puts it: in site-packages, among what the framework's Python must not see."""
+    site = tmp_path / "site-packages"
+    package = Path(pythons.__file__).parents[1]
+    shutil.copytree(package, site / "ampscope", ignore=shutil.ignore_patterns("__pycache__"))
+    (site / "neighbour.py").touch()
+    (tmp_path / "file").touch()
+    folder = tmp_path / ("made" if home == "kept" else "file")  # nothing is made below a file
+    child = (
+        "import importlib.util, json, sys, ampscope;"
+        "print(json.dumps([ampscope.__file__, importlib.util.find_spec('neighbour') is None]))"
+    )
+    parent = (
+        f"import sys; sys.path.insert(0, {str(site)!r})\n"
+        "from ampscope.frameworks.pythons import run_in\n"
+        f"status, out, err = run_in(sys.executable, {child!r}); print(out or err)"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    environment |= {"AMPSCOPE_FRAMEWORKS": str(folder), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", parent]
+    for _ in range(2):  # the second finds what the first has made
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+        where, is_alone = json.loads(done.stdout)
+        assert Path(where).resolve() == site / "ampscope" / "__init__.py"
+        assert is_alone
 
 
 def test_the_ground_imports_no_framework() -> None:
