@@ -23,6 +23,8 @@ from ampscope.experiments.launch import launch
 from ampscope.experiments.validate import checked
 from ampscope.exponents import NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO, RAW_LEN
 from ampscope.frameworks import environments, pythons, tensors
+from ampscope.frameworks import writing as writing_room
+from ampscope.frameworks.array_sums import square_sum
 from ampscope.frameworks.names import FRAMEWORKS, KERAS, PADDLE, framework
 from ampscope.frameworks.networks import NAMES, network
 from ampscope.frameworks.recognise import framework_of
@@ -68,6 +70,9 @@ def test_settings_are_pytorchs_words_and_nothing_else() -> None:
     assert (settings.lr_factor, settings.fp32_modules) == (0.1, ("a.b", "c"))
     assert parse("fp32").precision == "fp32"
     assert parse("scale:1").scale == 1.0
+    for word in ("scale:abc", "lr", "growth_interval:inf", "growth_interval:nan"):
+        with pytest.raises(BadInput, match=word):
+            parse(word)
     assert can_apply("bf16")
     for torch_only in ("unscale_first", "fp32_lines:a.py:3", "separate_scalers", "scale:x"):
         assert not can_apply(torch_only)
@@ -151,6 +156,58 @@ def test_a_bad_layer_is_named_once_with_what_fp32_gives() -> None:
     (bad,) = recorder.bad_layers.records()
     assert (bad.module, bad.fp32_max, bad.count, bad.reached_loss) == ("fc1", 90000.0, 2, True)
     assert (bad.pos_inf, bad.nan, bad.last_attempt) == (1, 0, 1)
+
+
+def test_what_holds_a_bad_layer_is_not_blamed_and_what_is_named_like_it_is() -> None:
+    """Against every prefix spelled out, on trees with names that begin alike."""
+    rng = np.random.default_rng(3)
+    bad, good = Values.of(np.array([np.inf], np.float16)), Values.of(np.ones(1, np.float16))
+    for _ in range(50):
+        names = [".".join(rng.choice(["a", "ab", "0"], rng.integers(0, 4))) for _ in range(12)]
+        recorder, blamed = Recorder(Cadence()), list[str]()
+        for at, path in enumerate(names):
+            inside = f"{path}." if path else ""
+            if not any(n != path and n.startswith(inside) for n in names[:at]):
+                blamed.append(path)
+            recorder.forward(LayerCall(path, "Dense", "linear", (good,), (bad,), "fp16"))
+        found = recorder.bad_layers.records()
+        assert [op.module for op in found] == list(dict.fromkeys(blamed))
+        assert sum(op.count for op in found) == len(blamed)
+
+
+@pytest.mark.parametrize("size", [1 << 16, 100_003])
+def test_sums_in_fp32_lose_no_more_than_their_comment_says(size: int) -> None:
+    """One number over and over is the worst: all its roundings go one way."""
+    for value in np.random.default_rng(0).uniform(1e-3, 2, 40).astype(np.float32):
+        exact = float(value) ** 2 * size
+        assert square_sum(np.full(size, value)) == pytest.approx(exact, rel=4e-5)
+
+
+class _Clock:
+    """Time that passes only when the store is written."""
+
+    def __init__(self) -> None:
+        self.now = self.written_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_writing_takes_its_share_however_slow_the_store_is(monkeypatch) -> None:
+    clock, recorder = _Clock(), Recorder(Cadence())
+    monkeypatch.setattr(writing_room, "time", clock)
+    writing = writing_room.Writing(None, recorder, keeps_evidence=True)  # type: ignore[arg-type]
+
+    def write(outcome: object) -> None:
+        clock.now += 4.0
+        clock.written_s += 4.0
+
+    monkeypatch.setattr(writing, "write", write)
+    recorder.steps = writing_room.FIRST_STEPS + 1
+    for _ in range(10_000):
+        clock.now += 0.1
+        writing.write_if_due()
+    assert 0.04 < clock.written_s / clock.now < 0.055
 
 
 def evidence(failing: bool) -> Evidence:
