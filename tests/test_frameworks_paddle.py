@@ -7,6 +7,7 @@ policy (which is itself driven in step with the real one), and trainings that no
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from ampscope.frameworks.networks import network
 from ampscope.records import Cadence, Role, RunSpec, ScalerSpec, State
 from ampscope.scalers.policies import POLICIES, Settings
 from ampscope.store.reader import Reader
+from ampscope.store.writer import request_cancel
 from tests.exponent_oracle import row_of
-from tests.paddle_python import checked, needs_paddle, run
+from tests.paddle_python import checked, needs_paddle, run, started
 
 pytestmark = [needs_paddle, pytest.mark.timeout(900)]
 SAME = 0.999
@@ -231,6 +233,35 @@ def test_a_probes_scale_is_the_policys(tmp_path: Path, loop: str) -> None:
         assert step.skipped == math.isnan(step.grad_norm)
         state = policy.step(state, step.skipped, own)
         assert step.growth_counter == state.good
+
+
+def test_a_layer_in_fp32_leaves_the_rest_in_half(tmp_path: Path) -> None:
+    emulated, real = ["emulated", "rehearsal"], ["real", "native"]
+    assert checked("arithmetics", tmp_path) == {
+        "as_is": emulated,
+        "fp32": real,
+        "fp32_modules:fc1": emulated,
+        "lr:0.1;fp32": real,
+        "bf16": emulated,
+    }
+
+
+def test_a_cancelled_probe_is_stored_as_cancelled(tmp_path: Path) -> None:
+    store = tmp_path / "runs.db"
+    spec = RunSpec(workload="shared-mlp", framework="paddle", steps=100_000, time_limit_s=200.0)
+    run_id, child = started(store, spec)
+    try:
+        with Reader(store) as reader:
+            while not reader.run(run_id).steps_done:
+                assert child.poll() is None
+                time.sleep(0.1)
+            request_cancel(store, run_id)
+            child.wait(timeout=100)
+            info = reader.run(run_id)
+    finally:
+        child.kill()
+    assert (info.state, info.message) == (State.CANCELLED, "Cancelled; the steps before are kept.")
+    assert info.steps_done > 0
 
 
 def test_watch_records_scale_skips_and_sampled_histograms(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from ampscope.frameworks.paddle.probe import Training
 from ampscope.frameworks.paddle.regions import OpenRegion
 from ampscope.frameworks.paddle.rounding import MARK
 from ampscope.frameworks.paddle.scalers import Scalers
+from ampscope.frameworks.paddle.versions import machine
 from ampscope.frameworks.paddle.watching import watching
 from ampscope.frameworks.recorder import Recorder
 from ampscope.frameworks.settings import Settings
@@ -255,6 +256,13 @@ def watch(folder: Path) -> dict[str, Any]:
     callback = WatchCallback(store=store)
     network_.fit(data, batch_size=8, epochs=2, verbose=0, callbacks=[callback])
     return {"loop": run.run_id, "scales": scales, "fit": callback.watch.run_id}
+
+
+def arithmetics(folder: Path) -> dict[str, Any]:
+    """What is said of the arithmetic under a control."""
+    controls = ("as_is", "fp32", "fp32_modules:fc1", "lr:0.1;fp32", "bf16")
+    specs = {c: RunSpec(workload="train.py", kind="script", control=c) for c in controls}
+    return {c: [(m := machine(spec)).arithmetic, m.policy] for c, spec in specs.items()}
 
 
 def overflowed_layer(folder: Path) -> dict[str, Any]:
