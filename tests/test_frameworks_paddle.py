@@ -286,3 +286,46 @@ def test_watch_records_scale_skips_and_sampled_histograms(tmp_path: Path) -> Non
         losses = [step.loss for step in reader.steps(fit.id)]
         assert (fit.state, len(losses)) == (State.FINISHED, 16)
         assert all(math.isfinite(loss) for loss in losses)
+
+
+def test_a_watched_fit_that_fails_ends_its_run(tmp_path: Path) -> None:
+    answer = checked("watch_ends", tmp_path)
+    assert answer.pop("put back")
+    words = {
+        "step": (State.FAILED, 2, "ValueError", "The training raised ValueError"),
+        "callback": (State.FAILED, 6, "KeyError", "outside the training steps"),
+    }
+    with Reader(tmp_path / "ends.db") as reader:
+        for case, (state, steps, error, message) in words.items():
+            (run_id,), raised = answer[case]
+            info = reader.run(run_id)
+            assert (info.state, info.steps_done, raised) == (state, steps, error), case
+            assert message in info.message
+            assert ("Traceback" in info.traceback) is (case == "step")
+        runs, raised = answer["again"]
+        assert raised == ""
+        for run_id in runs:
+            info = reader.run(run_id)
+            assert (info.state, info.steps_done) == (State.FINISHED, 6)
+            assert [step.step for step in reader.steps(run_id)] == list(range(6))
+        assert len(runs) == 2
+
+
+def test_a_store_that_fills_up_ends_no_training(tmp_path: Path) -> None:
+    answer = checked("full_store", tmp_path)
+    assert len(set(answer["weights"])) == 1
+    bare, full, missing, raising = answer["warned"]
+    assert bare == []
+    assert "records no more of this training" in full[0]
+    assert "not recorded the end of this training" in raising[0]
+    for said in (full, raising):
+        assert len(said) == 1
+        assert "full" in said[0]
+    assert len(missing) == 1
+    assert "does not record this training" in missing[0]
+    assert answer["raised"] == ["", "", "", "KeyError"]
+    with Reader(tmp_path / "full.db") as reader:
+        info = reader.run(answer["run"])
+    assert info.state is State.FAILED
+    assert info.steps_done < 60
+    assert "The recording ended early" in info.message

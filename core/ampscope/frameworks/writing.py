@@ -38,4 +38,6 @@ class Writing:
         self._recorder.take().write(self._writer)
         if self._keeps_evidence:
             self._writer.add_observations(self._recorder.observations(outcome))
+        else:
+            self._recorder.forget()
         self._writer.flush()

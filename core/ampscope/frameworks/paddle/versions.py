@@ -15,7 +15,7 @@ def on_cpu() -> bool:
 
 
 def machine(spec: RunSpec) -> Machine:
-    """The device that Paddle uses now. Half precision on a CPU is emulated, its scaler forced on."""
+    """The device that Paddle uses now. Half on a CPU is emulated, and its scaler forced on."""
     cpu, here = on_cpu(), host_facts()
     # A watched training is left as it is: on a CPU Paddle then computes everything in fp32.
     half = spec.kind != "watch" and "fp32" not in (spec.precision, parse(spec.control).precision)
