@@ -6,14 +6,15 @@ import time
 
 import streamlit as st
 
-from ampscope.lessons.catalog import LESSONS, VERSION
-from ampscope.records import RunInfo, RunSpec
-from app import class_requests, layout, permissions, probes, run_page, states, store
+from ampscope.lessons.catalog import lesson_title
+from ampscope.records import RunInfo
+from app import class_requests, layout, options, permissions, probes, run_page, states, store
 from app.class_queue import Request
 from app.permissions import Role
-from app.text import duration, escape, plural
+from app.text import code, duration, escape, plural
 
 REFRESH_EVERY_S = 2.0
+SHOWN = 8  # of what waits; the button below stays on the screen
 
 
 def show() -> None:
@@ -24,6 +25,9 @@ def show() -> None:
         st.code("ampscope dashboard --classroom", language="bash")
         return
     permissions.require(permissions.role() is Role.TEACHER, "this page")
+    classroom = options.current().classroom
+    if classroom is not None and classroom.link:
+        st.markdown(f"The link for students: {code(classroom.link)}")
     st.fragment(_now, run_every=REFRESH_EVERY_S)()
     st.subheader("Before the class", anchor=False)
     layout.see(
@@ -46,13 +50,17 @@ def _now() -> None:
             if st.button("Cancel", key=f"class-cancel-{run.id}"):
                 probes.cancel(run)
                 st.toast("It stops at its next step.")
-    for place, request in enumerate(waiting, 1):
+    for place, request in enumerate(waiting[:SHOWN], 1):
+        key = f"class-withdraw-{hash(request.spec)}"  # of the request: places move up meanwhile
         with st.container(horizontal=True, vertical_alignment="center"):
             st.markdown(escape(_waits(place, request)), width="content")
             st.button(
-                "Withdraw", key=f"class-withdraw-{place}", on_click=class_requests.withdraw,
+                "Withdraw", key=key, on_click=class_requests.withdraw,
                 args=(request.spec,),
             )  # fmt: skip
+
+    if len(waiting) > SHOWN:
+        st.caption(f"And {len(waiting) - SHOWN} more.")
 
 
 def _sentence(waiting: list[Request], active: list[RunInfo]) -> str:
@@ -63,13 +71,6 @@ def _sentence(waiting: list[Request], active: list[RunInfo]) -> str:
 
 
 def _waits(place: int, request: Request) -> str:
-    people = plural(len(request.asked), "browser")
+    people = plural(len(request.asked), "tab")
     waits = duration(max(0.0, time.monotonic() - request.since))
-    return f"{place}. {asked_for(request.spec)}, for {people}, since {waits}"
-
-
-def asked_for(spec: RunSpec) -> str:
-    """``3 Underflow and loss scaling (model gpt, loss small)``"""
-    info = LESSONS[spec.workload]
-    settings = [f"{name} {value}" for name, value in spec.settings if name != VERSION]
-    return f"{info.number} {info.title}" + (f" ({', '.join(settings)})" if settings else "")
+    return f"Place {place}: {lesson_title(request.spec)}, for {people}, since {waits}"

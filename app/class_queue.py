@@ -165,14 +165,18 @@ class ClassQueue:
 
     def _work(self) -> None:
         """Until nothing waits any more."""
+        said = ""
         while True:
             try:
                 with self._lock:
                     if not self.start_next():
                         self._thread = None
                         return
-            except Exception:  # an unreadable store: the pages say so, and it may come back
-                logger.exception("The class's queue could not look at the store")
+                said = ""
+            except Exception as error:  # an unreadable store: the pages say so; it may come back
+                if str(error) != said:
+                    logger.exception("The class's queue could not look at the store")
+                said = str(error)
             time.sleep(LOOK_EVERY_S)
 
 

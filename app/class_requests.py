@@ -29,6 +29,7 @@ def is_class() -> bool:
 def ask(spec: RunSpec, *, again: bool = False) -> str:
     """The run that answers ``spec``, or "" while it waits. Raises Full, Forbidden."""
     permissions.require(permissions.may_run(spec), "starting this measurement")
+    permissions.require(not again or permissions.is_trusted(), "measuring again")
     is_teacher = permissions.role() is Role.TEACHER
     return queue().ask(spec, _session(), teacher=is_teacher, again=again)
 
@@ -68,7 +69,7 @@ def _queue(path: Path) -> ClassQueue:
 
 
 def _known(path: Path, spec: RunSpec) -> str:
-    """A run that is under way, else the newest if it is worth showing."""
+    """A run that is under way, else a finished one, else the newest: it says why it failed."""
     runs = answering(sharing.of_spec(path, spec))
     good = (run for run in runs if run.state.is_active or run.state is State.FINISHED)
     return next((run.id for run in good), runs[0].id if runs else "")

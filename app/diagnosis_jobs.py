@@ -36,7 +36,7 @@ def start_controls(run: RunInfo, controls: Sequence[str]) -> None:
 
 def is_running(script: str) -> bool:
     """Whether a job for ``script`` was started here and still runs."""
-    job = _jobs.get(script)
+    job = _job(script)
     return job is not None and detached.is_running(job)
 
 
@@ -47,8 +47,14 @@ def busy_with() -> str:
 
 def problem(script: str) -> str:
     """Why the last job for ``script`` could not do its work, or an empty text."""
-    job = _jobs.get(script)
+    job = _job(script)
     return detached.last_words(job) if job is not None else ""
+
+
+def _job(script: str) -> Job | None:
+    """A class learns of jobs for lessons' scripts alone."""
+    is_open = permissions.is_trusted() or permissions.comes_with_lesson(script)
+    return _jobs.get(script) if is_open else None
 
 
 def is_stopping(script: str) -> bool:

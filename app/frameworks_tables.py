@@ -28,7 +28,7 @@ def facts(runs: Sequence[RunInfo]) -> pd.DataFrame:
             "rules": rules(machine),
             "loss scaler": (machine.scaler if machine else "") or scaler,
             "first loss scale": "none" if scale is None else power_of_two(scale),
-            "skipped steps": f"{store.totals(run).skipped} of {len(steps)}",
+            "skipped steps": f"{store.totals(run).skipped} of {store.totals(run).steps}",
             "first loss": number(steps[0].loss),
             "last loss": number(steps[-1].loss),
         }

@@ -57,7 +57,7 @@ def empty() -> None:
 
 def show(runs: Sequence[RunInfo]) -> None:
     """The answer, each framework's figures, one layer's histograms, and all differences."""
-    done = [run for run in runs if run.steps_done and store.modules(run)]
+    done = _newest([run for run in runs if run.steps_done and store.modules(run)])
     if len(done) < 2:
         states.nothing_recorded(
             "Fewer than two frameworks have recorded anything.",
@@ -78,6 +78,18 @@ def show(runs: Sequence[RunInfo]) -> None:
         table = differences_table(first, done[1:], found)
         st.dataframe(table, hide_index=True)
         chart.download(lambda: table, "framework-differences", key="fw-differences")
+
+
+def _newest(runs: Sequence[RunInfo]) -> list[RunInfo]:
+    """One run of each framework; of several, the newest, and a line says so."""
+    of: dict[str, RunInfo] = {}
+    for run in sorted(runs, key=lambda run: run.created):
+        of[run.spec.framework] = run
+    left = [run for run in runs if run not in of.values()]
+    if left:
+        names = ", ".join(escape(run.id) for run in left)
+        st.caption(f"Of each framework the newest run is compared; left out: {names}.")
+    return [run for run in runs if run in of.values()]
 
 
 def _label(runs: Sequence[RunInfo]) -> str:

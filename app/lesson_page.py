@@ -64,10 +64,12 @@ def show(lesson: Lesson) -> None:
     guess = lesson_question.ask(lesson.info.number, lesson.question, lesson.choices)
     results = None
     if guess is not None:
+        verdict = st.container()  # right below the prediction: on a small screen it would be missed
         asked = _settings(lesson)
         results = lesson_runs.results(lesson_spec(lesson.id, **asked))
         if results is not None:
-            lesson_question.judge(guess, lesson.choices, lesson.answer(results))
+            with verdict:
+                lesson_question.judge(guess, lesson.choices, lesson.answer(results))
             st.fragment(lesson.draw)(results)  # what it draws, its controls change alone
     if guess is None or results is not None:
         lesson_runs.expect(every_spec(lesson.id))

@@ -84,7 +84,7 @@ def _failed(run: RunInfo, spec: RunSpec) -> None:
     if run.traceback:
         with st.expander("Its own traceback"):
             st.code(run.traceback, language=None, wrap_lines=True)
-    if st.button("Try again", key="lesson-retry"):
+    if permissions.offers("measuring it again") and st.button("Try again", key="lesson-retry"):
         _start_again(spec)
         st.rerun()
 

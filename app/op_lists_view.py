@@ -47,9 +47,10 @@ def show() -> None:
     chart.download(lambda: frame, "op-lists", key="op-lists")
     st.caption(
         "PyTorch's lists are those that ampscope rehearses on a CPU. Paddle's and TensorFlow's "
-        f"were read from the installed frameworks on {made_on()}. An op that stands in no list "
-        "runs in the dtype that its inputs have. Paddle's grey ops, and Keras, which decides by "
-        "layer, have no list."
+        f"were read from the installed frameworks on {made_on()}. An op that stands in no list: "
+        "in PyTorch it runs in the dtype that its inputs have; in Paddle (grey) in fp32 as soon as "
+        "one input is fp32; TensorFlow's rewrite leaves it in fp32. Keras decides by layer and has "
+        "no list."
     )
 
 
@@ -75,7 +76,10 @@ def _chosen() -> list[ListedOp]:
 
 def _answer(rows: list[ListedOp]) -> str:
     if not rows:
-        return "No list has such an op: it runs in the dtype that its inputs have."
+        text = links.wanted("op").lower()
+        if any(text in o.op.lower() for o in listed_ops()):
+            return "Lists have such an op, but not in the framework or dtype that was chosen."
+        return "No list has such an op."
     counts = Counter(o.meaning for o in rows)
     parts = [f"{counts[m]:,} {m}" for m in MEANINGS if counts[m]]
     return f"{len(rows):,} entries of {len({o.framework for o in rows})} frameworks: " + ", ".join(

@@ -23,6 +23,7 @@ from ampscope.store.db import default_path
 
 TOKEN = "AMPSCOPE_CLASSROOM_TOKEN"  # the variable's name
 TEACHERS = "AMPSCOPE_CLASSROOM_TEACHERS"  # addresses, where the class signs in
+LINK = "AMPSCOPE_CLASSROOM_LINK"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Classroom:
 
     token: str = ""
     teachers: frozenset[str] = frozenset()
+    link: str = ""  # that students open, as the command printed it
 
     @property
     def signs_in(self) -> bool:
@@ -73,7 +75,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
 
 def current() -> Options:
     """The options of this process. Asked for again and again while a page is drawn."""
-    names = ("AMPSCOPE_STORE", "XDG_DATA_HOME", "AMPSCOPE_WORKLOADS", TOKEN, TEACHERS)
+    names = ("AMPSCOPE_STORE", "XDG_DATA_HOME", "AMPSCOPE_WORKLOADS", TOKEN, TEACHERS, LINK)
     given = tuple((name, os.environ.get(name, "")) for name in names)
     return _parsed(tuple(_own_arguments(sys.argv)), given)
 
@@ -88,7 +90,7 @@ def classroom(environment: Mapping[str, str]) -> Classroom | None:
     teachers = environment.get(TEACHERS, "").split(",")
     addresses = frozenset(a.strip().casefold() for a in teachers if a.strip())
     token = environment.get(TOKEN, "")
-    return Classroom(token, addresses) if token or addresses else None
+    return Classroom(token, addresses, environment.get(LINK, "")) if token or addresses else None
 
 
 def _path(text: str | None) -> Path | None:

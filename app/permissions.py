@@ -111,9 +111,15 @@ def visible(runs: Iterable[RunInfo]) -> tuple[RunInfo, ...]:
 
 
 def _is_lessons(spec: RunSpec) -> bool:
-    """A lesson's measurement, or a script that comes with one: they say nothing about anybody."""
-    is_script = spec.kind == "script" and Path(spec.workload).parent == _SCRIPTS
-    return spec.kind == "lesson" or is_script
+    """A lesson's measurement, or a script that comes with one: they say nothing about anybody.
+    What a file from elsewhere calls so may be anything."""
+    is_script = spec.kind == "script" and comes_with_lesson(spec.workload) and not spec.args
+    return not spec.imported and (spec.kind == "lesson" or is_script)
+
+
+def comes_with_lesson(script: str) -> bool:
+    """Whether a lesson brings this script along."""
+    return Path(script).parent == _SCRIPTS
 
 
 def require(allowed: bool, what: str) -> None:
@@ -147,10 +153,11 @@ def _cookies() -> dict[str, str]:
 
 
 def _signed_in(classroom: Classroom) -> Role:
-    """By the address that the identity provider vouches for."""
+    """By the address that the identity provider vouches for, or by its own name for the person."""
     user = st.user
     if not user.get("is_logged_in", False):
         return Role.GUEST
     address = str(user.get("email") or "").casefold()
-    is_teacher = address in classroom.teachers and user.get("email_verified", True) is not False
+    is_teacher = address in classroom.teachers and user.get("email_verified") is True
+    is_teacher |= f"sub:{user.get('sub')}".casefold() in classroom.teachers
     return Role.TEACHER if is_teacher else Role.STUDENT

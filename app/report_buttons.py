@@ -12,17 +12,14 @@ from ampscope.report.making import document, of_reports
 from ampscope.report.markdown import to_markdown
 from ampscope.report.notebook import to_notebook
 from ampscope.store.reader import Reader
-from app import permissions, run_rows, store
+from app import chart, permissions, run_rows, store
 
 NOTEBOOK = "application/x-ipynb+json"
 
 
 def draw(run: RunInfo) -> None:
-    """Files of ``run``; of a script's run, of its whole diagnosis, so all of that must be open to
-    whoever asks. It is decided here: the file itself is made in a thread that serves nobody."""
-    group = run.spec.group if run.spec.kind == "script" else ""
-    runs = (run_rows.group(store.path(), group) if group else ()) or (run,)
-    if len(permissions.visible(runs)) < len(runs):
+    """Files of ``run``; of a script's run, of its whole diagnosis."""
+    if not _may_take(run):
         return
     with st.popover("Report", icon=":material/description:", type="tertiary"):
         st.caption("Verdict, evidence, charts, fix, machine, and what is missing; nothing is run.")
@@ -36,18 +33,19 @@ def _button(
     run: RunInfo, label: str, suffix: str, mime: str, made: Callable[[Reader, str], str]
 ) -> None:
     def content() -> bytes:
+        permissions.require(_may_take(run), "this report")  # it may have been kept back since
         with Reader(store.path()) as reader:
             return made(reader, run.id).encode()
 
-    st.download_button(
-        label,
-        content,
-        f"ampscope-{run.id}.{suffix}",
-        mime,
-        key=f"report-{suffix}-{run.id}",
-        type="tertiary",
-        on_click="ignore",
-    )
+    name = f"ampscope-{run.id}.{suffix}"
+    chart.file(label, content, name, mime, key=f"report-{suffix}-{run.id}")
+
+
+def _may_take(run: RunInfo) -> bool:
+    """Whether all that the report would show is open to whoever asks."""
+    group = run.spec.group if run.spec.kind == "script" else ""
+    runs = (run_rows.group(store.path(), group) if group else ()) or (run,)
+    return len(permissions.visible(runs)) == len(runs)
 
 
 def _html(reader: Reader, run_id: str) -> str:

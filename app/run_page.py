@@ -11,6 +11,7 @@ import streamlit as st
 
 from ampscope.analysis.ranks import grouped, is_rank
 from ampscope.errors import BadInput
+from ampscope.lessons.catalog import lesson_title
 from ampscope.records import AS_IS, Machine, RunInfo
 from ampscope.report.words.controls import control
 from ampscope.report.words.run import file_name, rules
@@ -87,7 +88,7 @@ def described(run: RunInfo) -> str:
     if spec.kind == "watch":
         return f"{file_name(run.spec.workload) or 'notebook'}, watched"
     if spec.kind == "lesson":
-        return run.title
+        return lesson_title(spec)
     if not spec.is_training:
         return _MEASURED[spec.kind].format(
             what=f"{file_name(run.spec.workload)} {spec.size}", precision=spec.precision
@@ -173,5 +174,9 @@ def _versions(ranks: tuple[RunInfo, ...]) -> tuple[str, ...]:
 @st.fragment(run_every=FOLLOW_EVERY_S)
 def _follow(run_id: str, versions: tuple[str, ...]) -> None:
     """Draw the page anew when the run, or another rank of its training, has recorded more."""
-    if _versions(trainings.ranks_of(store.run(run_id))) != versions:
+    try:
+        recorded = _versions(trainings.ranks_of(store.run(run_id)))
+    except BadInput:  # deleted, or kept from the class meanwhile: the page says so
+        recorded = None
+    if recorded != versions:
         st.rerun(scope="app")

@@ -44,6 +44,19 @@ def checked(name: str, folder: Path) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def started(store: Path, spec: RunSpec) -> tuple[str, subprocess.Popen[bytes]]:
+    """A probe's run, and its process."""
+    writer = RunWriter.create(store, spec)
+    writer.close()
+    command = [os.environ[VARIABLE], "-W", "ignore", "-m", "ampscope.frameworks.child"]
+    process = subprocess.Popen(
+        [*command, "--store", str(store), "--run", writer.run_id],
+        stderr=subprocess.DEVNULL,
+        env=with_package(dict(os.environ)),
+    )
+    return writer.run_id, process
+
+
 def run(store: Path, spec: RunSpec, module: str) -> RunInfo:
     """Run ``spec`` in a child; how it ended."""
     writer = RunWriter.create(store, spec)

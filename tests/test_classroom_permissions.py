@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,8 @@ from ampscope.lessons.catalog import lesson_spec
 from ampscope.records import RunSpec
 from ampscope.store import sharing
 from ampscope.store.reader import Reader
-from app import measurements, options, permissions, probes, store
+from ampscope.zoo.score import script_path as zoo_script
+from app import measurements, options, permissions, probes, report_buttons, store
 from app.sitemap import ENTRIES, HOME
 from tests import stores
 from tests.classes import TOKEN, Class
@@ -118,7 +120,7 @@ def test_an_unknown_run_and_a_private_one_read_alike(room: Class, store_path: Pa
     run = stores.finished(store_path, PRIVATE)
     shared = stores.finished(store_path, SHARED)
     sharing.share(store_path, [shared], wanted=True)
-    for asked in (run, run[:3], "0123456789ab", ""):
+    for asked in (run, run[:-1], "0123456789ab", ""):
         kind, text = raised(as_student(lambda asked=asked: _read(asked)))
         assert kind == "BadInput"
         assert text == f"Run {asked!r} is not here, or is not shown to the class."
@@ -188,6 +190,68 @@ def test_controls_go_with_the_run_that_they_are_controls_of(room: Class, store_p
     assert not as_student(lambda: _read(control)).exception
 
 
+def test_the_beginning_of_an_id_tells_nothing_of_private_runs(
+    room: Class, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = iter(["200c09aaaaaa", "200c06bbbbbb"])
+    monkeypatch.setattr("ampscope.store.writer.new_run_id", lambda: next(ids))
+    run = stores.finished(store_path, SHARED)
+    sharing.share(store_path, [run], wanted=True)
+    assert not as_student(lambda: _read("200c0")).exception
+    stores.finished(store_path, PRIVATE)
+    assert not as_student(lambda: _read("200c0")).exception
+    assert raised(as_student(lambda: _read("200c06")))[0] == "BadInput"
+
+
+def test_the_zoo_tells_nothing_of_the_teachers_diagnoses(
+    room: Class, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.diagnosis_jobs.detached.is_running", lambda job: False)
+    monkeypatch.setattr("app.diagnosis_jobs.detached.last_words", lambda job: SECRET)
+    script = zoo_script("c42_binary_detector.py")
+    monkeypatch.setattr("app.diagnosis_jobs._jobs", {str(script): object()})
+    assert SECRET in said(room.teacher().page("zoo", case="c42"))
+    assert SECRET not in said(room.student().page("zoo", case="c42"))
+
+
+def test_what_a_file_calls_a_lesson_is_private(room: Class, store_path: Path) -> None:
+    own = stores.finished(store_path, lesson_spec("numbers"))
+    foreign = stores.finished(store_path, replace(lesson_spec("numbers"), imported="strange.json"))
+    assert not as_student(lambda: _read(own)).exception
+    assert raised(as_student(lambda: _read(foreign)))[0] == "BadInput"
+
+
+def test_sharing_ends_though_the_clock_went_back(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = stores.finished(store_path, SHARED)
+    sharing.share(store_path, [run], wanted=True)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 3600)
+    sharing.share(store_path, [run], wanted=False)
+    assert sharing.shared(store_path) == frozenset()
+
+
+def test_a_report_is_not_made_of_a_run_that_was_kept_back_meanwhile(
+    room: Class, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = stores.finished(store_path, SHARED)
+    sharing.share(store_path, [run_id], wanted=True)
+    with Reader(store_path) as reader:
+        info = reader.run(run_id)
+    files: list[Callable[[], bytes]] = []
+
+    def kept(label: str, data: Callable[[], bytes], *rest: object, **more: object) -> None:
+        files.append(data)
+
+    monkeypatch.setattr("streamlit.download_button", kept)
+    assert not as_student(lambda: report_buttons.draw(info)).exception
+    assert b"<html" in files[0]()
+    sharing.share(store_path, [run_id], wanted=False)
+    with pytest.raises(permissions.Forbidden):
+        files[0]()
+
+
 FORBIDDEN: dict[str, Callable[[object], object]] = {
     "a probe": lambda run: probes.start([RunSpec("gpt")]),
     "user code": lambda run: probes.start([RunSpec("/etc/x.py:build")]),
@@ -204,6 +268,7 @@ FORBIDDEN: dict[str, Callable[[object], object]] = {
     "preparing": lambda run: _requests().prepare(),
     "withdrawing": lambda run: _requests().withdraw(lesson_spec("numbers")),
     "a probe in the queue": lambda run: _requests().ask(RunSpec("gpt")),
+    "a lesson again": lambda run: _requests().ask(lesson_spec("numbers"), again=True),
     "a lesson that is none": lambda run: _results(RunSpec("gpt")),
 }
 
@@ -309,14 +374,18 @@ def test_addresses_make_the_teacher_where_the_class_signs_in(
     store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """st.user is replaced here; a whole sign-in is in test_classroom_sign_in.py."""
-    monkeypatch.setenv(options.TEACHERS, "Ada@example.org, bob@example.org")
+    monkeypatch.setenv(options.TEACHERS, "Ada@example.org, bob@example.org, sub:2482Ab")
     people: list[tuple[dict[str, object], str]] = [
         ({}, "guest"),
         ({"is_logged_in": False, "email": "ada@example.org"}, "guest"),
-        ({"is_logged_in": True, "email": "ada@example.org"}, "teacher"),
-        ({"is_logged_in": True, "email": "ADA@example.org"}, "teacher"),
+        ({"is_logged_in": True, "email": "ada@example.org", "email_verified": True}, "teacher"),
+        ({"is_logged_in": True, "email": "ADA@example.org", "email_verified": True}, "teacher"),
         ({"is_logged_in": True, "email": "bob@example.org", "email_verified": False}, "student"),
-        ({"is_logged_in": True, "email": "eve@example.org"}, "student"),
+        ({"is_logged_in": True, "email": "bob@example.org", "email_verified": "false"}, "student"),
+        ({"is_logged_in": True, "email": "bob@example.org"}, "student"),
+        ({"is_logged_in": True, "email": "eve@example.org", "email_verified": True}, "student"),
+        ({"is_logged_in": True, "sub": "2482Ab"}, "teacher"),
+        ({"is_logged_in": True, "sub": "2482", "email": "sub:2482Ab"}, "student"),
         ({"is_logged_in": True}, "student"),
     ]
     stores.finished(store_path, PRIVATE)

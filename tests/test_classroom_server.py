@@ -296,6 +296,28 @@ def test_links_work_below_the_sub_path(proxied: int, browser_page: Page) -> None
     assert TOKEN not in page.evaluate("document.documentElement.outerHTML + document.cookie")
 
 
+def test_who_ends_the_command_ends_the_class(tmp_path: Path) -> None:
+    port, log = browser._free_port(), tmp_path / "log.txt"
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "ampscope.cli.main", "dashboard", "--classroom", "--headless",
+             "--port", str(port), "--store", str(tmp_path / "runs.db")],
+            stdout=output, stderr=output, env=browser._environment(), start_new_session=True,
+        )  # fmt: skip
+    try:
+        browser._wait_until_healthy(f"http://127.0.0.1:{port}", server, log)
+        taken = CliRunner().invoke(command, ["dashboard", "--classroom", "--port", str(port)])
+        assert "cannot be served" in taken.output + str(taken.exception)
+        assert "For students" not in taken.output
+        server.terminate()
+        server.wait(browser.START_S)
+        with pytest.raises(ConnectionRefusedError):
+            get(port, "/")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, 9)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -94,6 +94,7 @@ def test_what_follows_the_script_belongs_to_it(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert "9 optimizer steps." in done.stderr
     assert not (tmp_path / "x").exists()
+    assert "--steps, --quiet goes to the script." in done.stderr  # run has no --json
 
 
 def test_ctrl_c_is_no_verdict(tmp_path: Path) -> None:

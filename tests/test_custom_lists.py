@@ -81,6 +81,7 @@ def test_words_round_trip_and_nonsense_is_refused():
         "a b=half",
         "softmax=",
         "__import__('os')=half",
+        "softmax=half,softmax=fp32",
     ):
         with pytest.raises(BadInput):
             parse(wrong)

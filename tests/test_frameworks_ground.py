@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import shutil
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +23,8 @@ from ampscope.experiments.launch import launch
 from ampscope.experiments.validate import checked
 from ampscope.exponents import NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO, RAW_LEN
 from ampscope.frameworks import environments, pythons, tensors
+from ampscope.frameworks import writing as writing_room
+from ampscope.frameworks.array_sums import square_sum
 from ampscope.frameworks.names import FRAMEWORKS, KERAS, PADDLE, framework
 from ampscope.frameworks.networks import NAMES, network
 from ampscope.frameworks.recognise import framework_of
@@ -64,6 +70,9 @@ def test_settings_are_pytorchs_words_and_nothing_else() -> None:
     assert (settings.lr_factor, settings.fp32_modules) == (0.1, ("a.b", "c"))
     assert parse("fp32").precision == "fp32"
     assert parse("scale:1").scale == 1.0
+    for word in ("scale:abc", "lr", "growth_interval:inf", "growth_interval:nan"):
+        with pytest.raises(BadInput, match=word):
+            parse(word)
     assert can_apply("bf16")
     for torch_only in ("unscale_first", "fp32_lines:a.py:3", "separate_scalers", "scale:x"):
         assert not can_apply(torch_only)
@@ -149,6 +158,58 @@ def test_a_bad_layer_is_named_once_with_what_fp32_gives() -> None:
     assert (bad.pos_inf, bad.nan, bad.last_attempt) == (1, 0, 1)
 
 
+def test_what_holds_a_bad_layer_is_not_blamed_and_what_is_named_like_it_is() -> None:
+    """Against every prefix spelled out, on trees with names that begin alike."""
+    rng = np.random.default_rng(3)
+    bad, good = Values.of(np.array([np.inf], np.float16)), Values.of(np.ones(1, np.float16))
+    for _ in range(50):
+        names = [".".join(rng.choice(["a", "ab", "0"], rng.integers(0, 4))) for _ in range(12)]
+        recorder, blamed = Recorder(Cadence()), list[str]()
+        for at, path in enumerate(names):
+            inside = f"{path}." if path else ""
+            if not any(n != path and n.startswith(inside) for n in names[:at]):
+                blamed.append(path)
+            recorder.forward(LayerCall(path, "Dense", "linear", (good,), (bad,), "fp16"))
+        found = recorder.bad_layers.records()
+        assert [op.module for op in found] == list(dict.fromkeys(blamed))
+        assert sum(op.count for op in found) == len(blamed)
+
+
+@pytest.mark.parametrize("size", [1 << 16, 100_003])
+def test_sums_in_fp32_lose_no_more_than_their_comment_says(size: int) -> None:
+    """One number over and over is the worst: all its roundings go one way."""
+    for value in np.random.default_rng(0).uniform(1e-3, 2, 40).astype(np.float32):
+        exact = float(value) ** 2 * size
+        assert square_sum(np.full(size, value)) == pytest.approx(exact, rel=4e-5)
+
+
+class _Clock:
+    """Time that passes only when the store is written."""
+
+    def __init__(self) -> None:
+        self.now = self.written_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_writing_takes_its_share_however_slow_the_store_is(monkeypatch) -> None:
+    clock, recorder = _Clock(), Recorder(Cadence())
+    monkeypatch.setattr(writing_room, "time", clock)
+    writing = writing_room.Writing(None, recorder, keeps_evidence=True)  # type: ignore[arg-type]
+
+    def write(outcome: object) -> None:
+        clock.now += 4.0
+        clock.written_s += 4.0
+
+    monkeypatch.setattr(writing, "write", write)
+    recorder.steps = writing_room.FIRST_STEPS + 1
+    for _ in range(10_000):
+        clock.now += 0.1
+        writing.write_if_due()
+    assert 0.04 < clock.written_s / clock.now < 0.055
+
+
 def evidence(failing: bool) -> Evidence:
     """An overflow in one layer in fp16, none in fp32."""
 
@@ -202,9 +263,7 @@ def test_no_fix_speaks_of_torch(name: str, kind: str) -> None:
     assert "torch" not in patch
     if kind == "change_scale":
         assert "1024" in patch
-    compile(
-        patch.replace("with paddle.amp.auto_cast", "with paddle.amp.auto_cast"), "patch", "exec"
-    )
+    compile(patch, "patch", "exec")
 
 
 def test_all_networks_give_the_same_numbers_again() -> None:
@@ -258,6 +317,34 @@ def test_a_framework_that_is_missing_says_what_to_run(monkeypatch, tmp_path) -> 
     monkeypatch.setenv(KERAS.variable, str(tmp_path / "nowhere"))
     with pytest.raises(BadInput, match="no such file"):
         pythons.python_for("keras")
+
+
+@pytest.mark.parametrize("home", ["kept", "cannot be written"])
+def test_an_installed_package_brings_no_neighbour_along(tmp_path: Path, home: str) -> None:
+    """As a wheel puts it: in site-packages, among what the framework's Python must not see."""
+    site = tmp_path / "site-packages"
+    package = Path(pythons.__file__).parents[1]
+    shutil.copytree(package, site / "ampscope", ignore=shutil.ignore_patterns("__pycache__"))
+    (site / "neighbour.py").touch()
+    (tmp_path / "file").touch()
+    folder = tmp_path / ("made" if home == "kept" else "file")  # nothing is made below a file
+    child = (
+        "import importlib.util, json, sys, ampscope;"
+        "print(json.dumps([ampscope.__file__, importlib.util.find_spec('neighbour') is None]))"
+    )
+    parent = (
+        f"import sys; sys.path.insert(0, {str(site)!r})\n"
+        "from ampscope.frameworks.pythons import run_in\n"
+        f"status, out, err = run_in(sys.executable, {child!r}); print(out or err)"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    environment |= {"AMPSCOPE_FRAMEWORKS": str(folder), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", parent]
+    for _ in range(2):  # the second finds what the first has made
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+        where, is_alone = json.loads(done.stdout)
+        assert Path(where).resolve() == site / "ampscope" / "__init__.py"
+        assert is_alone
 
 
 def test_the_ground_imports_no_framework() -> None:

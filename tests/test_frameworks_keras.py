@@ -215,6 +215,18 @@ def test_a_fit_that_fails_ends_its_run(fits: tuple[Path, Any]) -> None:
     assert cases["callback"]["raised"] == "ValueError"
 
 
+def test_a_store_that_cannot_be_made_leaves_the_fit_alone(fits: tuple[Path, Any]) -> None:
+    found = fits[1]["without a store"]
+    assert (found["runs"], found["built"]) == ([], True)
+    (words,) = found["warned"]
+    assert "does not record this training" in words
+
+
+def test_a_watched_fit_holds_no_evidence_that_it_has_written(fits: tuple[Path, Any]) -> None:
+    assert 0 < fits[1]["remembered"]["attempts"] < 5  # of 20
+    assert fits[1]["remembered"]["calls"] < 15
+
+
 def test_the_graph_rewrite_op_by_op() -> None:
     command = [PYTHON, "-m", "ampscope.frameworks.keras.graph_rewrite", "--json"]
     environment = with_package({**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"})

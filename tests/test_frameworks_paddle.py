@@ -7,6 +7,7 @@ policy (which is itself driven in step with the real one), and trainings that no
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from ampscope.frameworks.networks import network
 from ampscope.records import Cadence, Role, RunSpec, ScalerSpec, State
 from ampscope.scalers.policies import POLICIES, Settings
 from ampscope.store.reader import Reader
+from ampscope.store.writer import request_cancel
 from tests.exponent_oracle import row_of
-from tests.paddle_python import checked, needs_paddle, run
+from tests.paddle_python import checked, needs_paddle, run, started
 
 pytestmark = [needs_paddle, pytest.mark.timeout(900)]
 SAME = 0.999
@@ -233,6 +235,35 @@ def test_a_probes_scale_is_the_policys(tmp_path: Path, loop: str) -> None:
         assert step.growth_counter == state.good
 
 
+def test_a_layer_in_fp32_leaves_the_rest_in_half(tmp_path: Path) -> None:
+    emulated, real = ["emulated", "rehearsal"], ["real", "native"]
+    assert checked("arithmetics", tmp_path) == {
+        "as_is": emulated,
+        "fp32": real,
+        "fp32_modules:fc1": emulated,
+        "lr:0.1;fp32": real,
+        "bf16": emulated,
+    }
+
+
+def test_a_cancelled_probe_is_stored_as_cancelled(tmp_path: Path) -> None:
+    store = tmp_path / "runs.db"
+    spec = RunSpec(workload="shared-mlp", framework="paddle", steps=100_000, time_limit_s=200.0)
+    run_id, child = started(store, spec)
+    try:
+        with Reader(store) as reader:
+            while not reader.run(run_id).steps_done:
+                assert child.poll() is None
+                time.sleep(0.1)
+            request_cancel(store, run_id)
+            child.wait(timeout=100)
+            info = reader.run(run_id)
+    finally:
+        child.kill()
+    assert (info.state, info.message) == (State.CANCELLED, "Cancelled; the steps before are kept.")
+    assert info.steps_done > 0
+
+
 def test_watch_records_scale_skips_and_sampled_histograms(tmp_path: Path) -> None:
     answer = checked("watch", tmp_path)
     with Reader(tmp_path / "watch.db") as reader:
@@ -255,3 +286,46 @@ def test_watch_records_scale_skips_and_sampled_histograms(tmp_path: Path) -> Non
         losses = [step.loss for step in reader.steps(fit.id)]
         assert (fit.state, len(losses)) == (State.FINISHED, 16)
         assert all(math.isfinite(loss) for loss in losses)
+
+
+def test_a_watched_fit_that_fails_ends_its_run(tmp_path: Path) -> None:
+    answer = checked("watch_ends", tmp_path)
+    assert answer.pop("put back")
+    words = {
+        "step": (State.FAILED, 2, "ValueError", "The training raised ValueError"),
+        "callback": (State.FAILED, 6, "KeyError", "outside the training steps"),
+    }
+    with Reader(tmp_path / "ends.db") as reader:
+        for case, (state, steps, error, message) in words.items():
+            (run_id,), raised = answer[case]
+            info = reader.run(run_id)
+            assert (info.state, info.steps_done, raised) == (state, steps, error), case
+            assert message in info.message
+            assert ("Traceback" in info.traceback) is (case == "step")
+        runs, raised = answer["again"]
+        assert raised == ""
+        for run_id in runs:
+            info = reader.run(run_id)
+            assert (info.state, info.steps_done) == (State.FINISHED, 6)
+            assert [step.step for step in reader.steps(run_id)] == list(range(6))
+        assert len(runs) == 2
+
+
+def test_a_store_that_fills_up_ends_no_training(tmp_path: Path) -> None:
+    answer = checked("full_store", tmp_path)
+    assert len(set(answer["weights"])) == 1
+    bare, full, missing, raising = answer["warned"]
+    assert bare == []
+    assert "records no more of this training" in full[0]
+    assert "not recorded the end of this training" in raising[0]
+    for said in (full, raising):
+        assert len(said) == 1
+        assert "full" in said[0]
+    assert len(missing) == 1
+    assert "does not record this training" in missing[0]
+    assert answer["raised"] == ["", "", "", "KeyError"]
+    with Reader(tmp_path / "full.db") as reader:
+        info = reader.run(answer["run"])
+    assert info.state is State.FAILED
+    assert info.steps_done < 60
+    assert "The recording ended early" in info.message

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from ampscope.records import Call, MemorySplit, Rate, StepTimes
-from app.learn import cost, ops
+from ampscope.records import Call, MemorySplit, Rate, Reading, StepTimes
+from app.learn import cost, ops, speed
 from tests.lesson_runs import measured, reading
 
 
@@ -76,6 +76,21 @@ def test_speed_is_measured_of_products_and_models() -> None:
         assert one.flops == 2 * math.prod(one.shape)
     names = [r.precision for r in found if isinstance(r, StepTimes)]
     assert names == ["mlp fp32", "mlp bf16", "gpt fp32", "gpt bf16"]
+
+
+def test_speed_has_words_for_a_machine_without_bf16() -> None:
+    """Older processors multiply bf16 in software: every size of it is left out."""
+    slow = [Reading("too slow here", name, 0.2, "64") for name in ("bf16", "fp16")]
+    found = [
+        r
+        for r in measured("speed")
+        if not isinstance(r, Reading) and not (isinstance(r, Rate) and r.dtype == "bf16")
+    ]
+    text = speed.product_words([*found, *slow])
+    assert "No size could be multiplied in both" in text
+    assert "bf16 was left out from 64 on" in text
+    assert "fp16 was left out from 64 on" in text
+    assert "left out" in speed.crooked_words([*found, *slow])
 
 
 def test_a_tiny_model_gains_nothing() -> None:

@@ -116,6 +116,12 @@ def test_curves_are_aligned_with_the_steps() -> None:
     assert (min(marked), max(marked)) == (9 / 8, 16 / 8)
 
 
+def test_no_step_between_two_readings() -> None:
+    """A run of 12 small steps is over before the second reading."""
+    steps = [StepRecord(n, ended_at=BEGIN + 1000.0 + n) for n in range(3)]
+    assert telemetry_figure(cpu(3), BEGIN, (), steps).data
+
+
 def test_what_never_changed_has_no_panel() -> None:
     titles = [a.text for a in telemetry_figure(cpu(3), BEGIN).layout.annotations]
     assert titles == [

@@ -147,6 +147,8 @@ def _draw_held(
 
 def _draw_steps(figure: go.Figure, marks: Sequence[tuple[float, int]]) -> None:
     """Numbers of some steps where they ended. Plotly draws an axis that a trace uses."""
+    if not marks:
+        return  # a run so short that no step ended between two readings
     some = marks[:: max(1, ceil(len(marks) / STEP_TICKS))]
     name = f"x{len(list(figure.select_xaxes())) + 1}"
     figure.add_trace(

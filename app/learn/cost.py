@@ -50,11 +50,12 @@ def answer(results: Sequence[Result]) -> Answer:
     """By throughput: at equal power, cost goes with time."""
     speed = {t.precision: t.samples_s for t in _times(results)}
     ratio = speed["bf16"] / speed["fp32"]
-    choice = 0 if ratio >= GAINS else 1 if ratio > 1 / GAINS else 2
+    cost = 1 / ratio
+    choice = 0 if cost <= 1 / GAINS else 1 if cost < GAINS else 2
     return Answer(
         choice,
         f"fp32 trains with {speed['fp32']:,.0f} samples a second here, bf16 with "
-        f"{speed['bf16']:,.0f}: at the same power it costs {1 / ratio:.2f} times as much.",
+        f"{speed['bf16']:,.0f}: at the same power it costs {cost:.2f} times as much.",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -69,7 +70,7 @@ def draw(results: Sequence[Result]) -> None:
     st.subheader("Range and spacing", anchor=False)
     curves = [r for r in results if isinstance(r, Curve)]
     size = exact(text)
-    mark = math.log2(abs(size)) if size and not isinstance(size, float) else None
+    mark = _log2(abs(size)) if size and not isinstance(size, float) else None
     figure = lines.fresh(
         [Line(c.series, c.x, relative(c), dtype_color(c.series), has_markers=False)
          for c in curves],
@@ -86,6 +87,11 @@ def draw(results: Sequence[Result]) -> None:
     )
     lesson_chart.show(figure, "lesson-numbers-spacing", _spacing_table(curves), agreement(results))
     st.caption(escape(agreement(results)))
+
+
+def _log2(size: Fraction) -> float:
+    """Also of what is no float any more."""
+    return math.log2(size.numerator) - math.log2(size.denominator)
 
 
 def relative(curve: Curve) -> list[float]:
@@ -126,6 +132,8 @@ def _typed() -> str:
                           help="For example 0.1, 2049, 1e-8, 70000, inf, 1/3").strip()  # fmt: skip
     try:
         if "e" in typed.lower() and abs(int(typed.lower().partition("e")[2])) > 400:
+            raise ValueError
+        if len(typed) > MAX_LENGTH:  # the address knows no bound
             raise ValueError
         exact(typed)
     except (ValueError, ZeroDivisionError):

@@ -32,6 +32,11 @@ KINDS = {
     "sum": ("sum", "reduce_sum", "Sum"),
     "ReLU": ("relu", "relu", "Relu"),
 }
+UNLISTED = {  # what becomes of an op that stands in no list
+    "PyTorch": "as it comes",
+    "Paddle": "fp32 if one input is",
+    "TensorFlow": "stays in fp32",
+}
 PLACES = (("PyTorch", "CUDA"), ("Paddle", "fp16 O1"), ("TensorFlow", "fp16 graph"))
 QUIET = ("view", "t", "detach", "transpose", "expand", "_unsafe_view", "reshape", "slice", "select",
          "as_strided", "permute", "unsqueeze", "squeeze", "empty_like", "clone")  # fmt: skip
@@ -148,7 +153,7 @@ def lists() -> pd.DataFrame:
     for kind, names in KINDS.items():
         row = {"op": kind}
         for (framework, where), name in zip(PLACES, names, strict=True):
-            row[f"{framework}, {where}"] = known.get((framework, where, name), "as it comes")
+            row[f"{framework}, {where}"] = known.get((framework, where, name), UNLISTED[framework])
         rows.append(row)
     return pd.DataFrame(rows)
 

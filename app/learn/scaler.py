@@ -73,8 +73,8 @@ def draw(results: Sequence[Result]) -> None:
     skips = curve(results, "skipped", "torch").y
     layout.key_figures(
         [
-            KeyFigure("PyTorch skipped", count(int(sum(skips))), "Measured, at the settings above "
-                      f"2^16 and {interval}."),
+            KeyFigure("PyTorch skipped", count(int(sum(skips))), "Measured, with a first scale of "
+                      f"2^16 and a growth interval of {interval}."),
             *(KeyFigure(f"{POLICIES[n].title.split()[0]} would skip", count(made[n].skips),
                         POLICIES[n].words) for n in SHOWN),
         ]

@@ -81,13 +81,20 @@ def product_words(results: Sequence[Result]) -> str:
              if isinstance(r, Rate) and r.series == "square" and r.flops_s}  # fmt: skip
     sizes = sorted(n for dtype, n in rates if dtype == "bf16" and ("fp32", n) in rates)
     parts = [f"{rates['bf16', n] / rates['fp32', n]:.2f} times at {n:,}"
-             for n in (sizes[0], sizes[-1])]  # fmt: skip
-    slow = [r for r in results if isinstance(r, Reading) and r.name == "too slow here"]
-    text = f"A product in bf16 is as fast as one in fp32: {', '.join(parts)}."
-    if slow:
+             for n in dict.fromkeys((sizes[0], sizes[-1]) if sizes else ())]  # fmt: skip
+    text = (
+        f"A product in bf16 is as fast as one in fp32: {', '.join(parts)}."
+        if parts
+        else "No size could be multiplied in both bf16 and fp32 here."
+    )
+    first: dict[str, Reading] = {}
+    for one in results:
+        if isinstance(one, Reading) and one.name == "too slow here":
+            first.setdefault(one.series, one)
+    for dtype, slow in first.items():
         text += (
-            f" {slow[0].series} was left out at {slow[0].text}: one product took "
-            f"{duration(slow[0].value)}, as on a device that has no instructions for it."
+            f" {dtype} was left out from {slow.text} on: one product took "
+            f"{duration(slow.value)}, as on a device that has no instructions for it."
         )
     return text
 
@@ -95,6 +102,8 @@ def product_words(results: Sequence[Result]) -> str:
 def crooked_words(results: Sequence[Result]) -> str:
     """What a size beside a multiple of 8 costs here."""
     rates = [r for r in results if isinstance(r, Rate) and r.series == "crooked" and r.flops_s]
+    if len(rates) < 2:
+        return "Sizes beside a multiple of 8 were left out: bf16 takes too long here."
     straight = rates[0].flops_s or 1
     parts = [f"{percent((r.flops_s or 0) / straight)} at {r.shape[0]:,}" for r in rates[1:]]
     return (

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import sys
+import warnings
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -138,6 +139,7 @@ def fitted(make: Any, watch: Watch | None, fits: int, y: Any) -> dict[str, Any]:
 def failing(how: str) -> dict[str, Any]:
     keras.config.set_dtype_policy("mixed_float16")
     watch, model, raised = Watch(STORE, label=how), plain(), ""
+    sys.last_value = ValueError("of an earlier cell")  # as a notebook has it
 
     class Later(keras.callbacks.Callback):  # type: ignore[misc]
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -157,6 +159,29 @@ def failing(how: str) -> dict[str, Any]:
     return {"run": watch.runs[-1], "raised": raised}
 
 
+def without_a_store() -> dict[str, Any]:
+    """A fit whose store cannot be made: what is warned of, and that it trained all the same."""
+    watch, model = Watch(f"{STORE}/runs.db"), plain()  # below a file
+    with warnings.catch_warnings(record=True, action="always") as said:
+        model.fit(X, Y, batch_size=32, verbose=0, callbacks=[watch])
+    warned = [str(w.message) for w in said if "ampscope" in str(w.message)]
+    return {"warned": warned, "runs": watch.runs, "built": bool(model.built)}
+
+
+def remembered() -> dict[str, int]:
+    """What an eager fit with histograms holds in memory at its end."""
+    watch, found = Watch(STORE, histograms_every=2), {}
+
+    class Last(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            recorder = watch._fit._recorder  # type: ignore[union-attr]
+            watch._fit.run.clock = lambda: 1e9 + recorder.steps  # a second a step, from now on
+            found.update(attempts=len(recorder.attempts), calls=len(recorder.calls))
+
+    eager().fit(X, Y, batch_size=16, verbose=0, callbacks=[watch, Last()])
+    return found
+
+
 def main() -> None:
     cases: dict[str, Any] = {}
     two = {"kind": Y, "size": X[:, :1]}
@@ -169,6 +194,7 @@ def main() -> None:
         without, seen = fitted(make, None, fits, y), fitted(make, watch, fits, y)
         cases[name] = {"without": without, "watched": seen, "runs": watch.runs}
     cases["data"], cases["callback"] = failing("data"), failing("callback")
+    cases["remembered"], cases["without a store"] = remembered(), without_a_store()
     json.dump(cases, sys.stdout)
 
 

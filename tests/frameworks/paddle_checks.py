@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from ampscope.frameworks.paddle.probe import Training
 from ampscope.frameworks.paddle.regions import OpenRegion
 from ampscope.frameworks.paddle.rounding import MARK
 from ampscope.frameworks.paddle.scalers import Scalers
+from ampscope.frameworks.paddle.versions import machine
 from ampscope.frameworks.paddle.watching import watching
 from ampscope.frameworks.recorder import Recorder
 from ampscope.frameworks.settings import Settings
@@ -241,7 +243,7 @@ def watch(folder: Path) -> dict[str, Any]:
         training = Training(spec)
         training.scaler.set_init_loss_scaling(2.0**30)
         scales = []
-        with Watch(histograms_every=5, store=store, name="watched") as run:
+        with Watch(histograms_every=5, store=store, label="watched") as run:
             for _ in range(30):
                 scales.append(float(training.scaler._scale))
                 training.step(*next(training.batches))
@@ -254,7 +256,116 @@ def watch(folder: Path) -> dict[str, Any]:
     data = paddle.io.TensorDataset([paddle.to_tensor(inputs), paddle.to_tensor(labels)])
     callback = WatchCallback(store=store)
     network_.fit(data, batch_size=8, epochs=2, verbose=0, callbacks=[callback])
-    return {"loop": run.run_id, "scales": scales, "fit": callback.watch.run_id}
+    return {"loop": run.runs[-1], "scales": scales, "fit": callback.runs[-1]}
+
+
+def _model() -> Any:
+    paddle.seed(1)
+    model = paddle.Model(paddle.nn.Sequential(paddle.nn.Linear(4, 8), paddle.nn.Linear(8, 2)))
+    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    model.prepare(optimizer, paddle.nn.CrossEntropyLoss())
+    return model
+
+
+def _data() -> Any:
+    class Data(paddle.io.Dataset):  # type: ignore[misc]
+        def __getitem__(self, index: int) -> Any:
+            return np.full(4, index % 3, "float32"), np.array([index % 2])
+
+        def __len__(self) -> int:
+            return 24
+
+    return Data()
+
+
+def _fitted(callback: Any, data: Any, *others: Any) -> str:
+    """The exception that came out of a ``fit``; "" for none. Shuffles nothing."""
+    try:
+        _model().fit(data, batch_size=4, shuffle=False, verbose=0, callbacks=[callback, *others])
+    except Exception as error:
+        return type(error).__name__
+    return ""
+
+
+def watch_ends(folder: Path) -> dict[str, Any]:
+    """How runs end whose training, or store, fails: {case: [run or "", exception]}, and whether
+    Paddle is as it was."""
+    store = folder / "ends.db"
+    before = [vars(paddle.optimizer.Optimizer)["step"], vars(paddle.nn.Layer)["__call__"]]
+    sys.last_value = ValueError("of an earlier cell")  # as a notebook has it
+
+    class Later(paddle.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            raise KeyError("another callback")
+
+    class Bad(paddle.io.Dataset):  # type: ignore[misc]
+        def __getitem__(self, index: int) -> Any:
+            return np.ones(5 if index >= 8 else 4, "float32"), np.array([0])
+
+        def __len__(self) -> int:
+            return 24
+
+    def seen(data: Any, *others: Any) -> list[Any]:
+        callback = WatchCallback(store, 1)
+        return [callback.runs, _fitted(callback, data, *others)]
+
+    cases: dict[str, Any] = {
+        "step": seen(Bad()), "callback": seen(_data(), Later()),
+    }  # fmt: skip
+    callback = WatchCallback(store)
+    cases["again"] = [callback.runs, _fitted(callback, _data()) + _fitted(callback, _data())]
+    after = [vars(paddle.optimizer.Optimizer)["step"], vars(paddle.nn.Layer)["__call__"]]
+    cases["put back"] = all(a is b for a, b in zip(before, after, strict=True))
+    return cases
+
+
+def full_store(folder: Path) -> dict[str, Any]:
+    """A training whose store fills up, one without a store, one that raises with a full store:
+    weights, warnings, the exception."""
+    weights, warned = [], []
+
+    def trained(watch: Any, fill: bool = False, fail: bool = False) -> str:
+        paddle.seed(1)
+        layer = paddle.nn.Linear(64, 64)
+        optimizer = paddle.optimizer.SGD(0.1, parameters=layer.parameters())
+        try:
+            with warnings.catch_warnings(record=True, action="always") as said, watch:
+                if fill:  # SQLite then says "database or disk is full"
+                    run, recorder = watch._training.run, watch._training.recorder
+                    # The second is full at its end, the first within: it writes at each step.
+                    run.clock = (lambda: 0.0) if fail else (lambda: float(recorder.steps))
+                    connection = run.writer._connection
+                    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+                    connection.execute(f"PRAGMA max_page_count = {pages}")
+                for _ in range(60):
+                    layer(paddle.ones([4, 64])).mean().backward()
+                    optimizer.step()
+                    optimizer.clear_grad()
+                if fail:
+                    raise KeyError("their own")
+        except Exception as error:
+            return type(error).__name__
+        finally:
+            weights.append(hash(layer.weight.numpy().tobytes()))
+            warned.append([str(w.message) for w in said if "ampscope" in str(w.message)])
+        return ""
+
+    (folder / "file").touch()
+    full = Watch(folder / "full.db", 1)
+    raised = [
+        trained(contextlib.nullcontext()),
+        trained(full, fill=True),
+        trained(Watch(folder / "file" / "runs.db")),
+        trained(Watch(folder / "raising.db", 1), fill=True, fail=True),
+    ]
+    return {"weights": weights, "warned": warned, "raised": raised, "run": full.runs[-1]}
+
+
+def arithmetics(folder: Path) -> dict[str, Any]:
+    """What is said of the arithmetic under a control."""
+    controls = ("as_is", "fp32", "fp32_modules:fc1", "lr:0.1;fp32", "bf16")
+    specs = {c: RunSpec(workload="train.py", kind="script", control=c) for c in controls}
+    return {c: [(m := machine(spec)).arithmetic, m.policy] for c, spec in specs.items()}
 
 
 def overflowed_layer(folder: Path) -> dict[str, Any]:

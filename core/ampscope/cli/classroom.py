@@ -19,6 +19,7 @@ from ampscope.errors import BadInput
 
 TOKEN = "AMPSCOPE_CLASSROOM_TOKEN"  # the variable's name, as in app/options.py
 TEACHERS = "AMPSCOPE_CLASSROOM_TEACHERS"
+LINK = "AMPSCOPE_CLASSROOM_LINK"  # for students, as it was printed
 # After every run of a page Streamlit collects garbage of all generations, which takes 90 ms with
 # pandas and plotly loaded, six times what moving a lesson's slider takes otherwise. Python's own
 # collector does it when there is need (benchmarks/results/classroom_load.json has the memory).
@@ -68,16 +69,19 @@ def _has_auth(path: Path) -> bool:
 
 def clear(environment: dict[str, str]) -> None:
     """A dashboard without a class is none because of what was exported earlier."""
-    for name in (TOKEN, TEACHERS):
+    for name in (TOKEN, TEACHERS, LINK):
         environment.pop(name, None)
 
 
-def announce(environment: Mapping[str, str], url: str) -> None:
+def announce(environment: Mapping[str, str]) -> None:
     """Print the links."""
-    base = url.rstrip("/")
+    base = environment[LINK].rstrip("/")
     click.echo(f"For students:  {base}/")
     if environment.get(TEACHERS):
         click.echo("The teacher opens the same link, and signs in.")
         return
     click.echo(f"For you alone: {base}/teacher/{environment[TOKEN]}")
     click.echo("Open yours before you share a screen: it makes that browser the teacher's.")
+    click.echo(
+        "If students cannot open theirs, name the machine as they do: --url http://NAME:PORT"
+    )

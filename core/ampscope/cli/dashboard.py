@@ -7,7 +7,9 @@ ampscope dashboard --classroom --base-path class --url https://amp.example.org/c
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -45,7 +47,10 @@ from ampscope.errors import AmpscopeError, BadInput
     help="With --classroom: everybody signs in (OpenID Connect, .streamlit/secrets.toml).",
 )
 @click.option(
-    "--teacher", "teachers", multiple=True, help="E-mail address of a teacher who signs in."
+    "--teacher",
+    "teachers",
+    multiple=True,
+    help="E-mail address of a teacher who signs in, or sub:ID.",
 )
 @store_option
 def dashboard(
@@ -69,15 +74,22 @@ def dashboard(
         main = main.with_name("classroom.py")
         environment |= classes.environment(os.environ, sign_in=sign_in, teachers=teachers)
         command += classes.streamlit_options(Path.cwd(), sign_in=sign_in)
-        classes.announce(environment, url or f"http://{_shown(host)}:{port}/{path}")
+        environment[classes.LINK] = url or f"http://{_shown(host)}:{port}/{path}"
     elif sign_in or teachers:
         raise BadInput("--sign-in and --teacher belong to a class: add --classroom.")
     else:
         classes.clear(environment)
+    _is_free(host, port)
+    if classroom:
+        classes.announce(environment)
     run = [sys.executable, "-m", "streamlit", "run", str(main), *command]
+    server = subprocess.Popen(run, env=environment, cwd=main.parent.parent)
+    # Whoever ends this process means the server: a class must not stay open behind it.
+    signal.signal(signal.SIGTERM, lambda number, frame: server.terminate())
     try:
-        sys.exit(subprocess.call(run, env=environment, cwd=main.parent.parent))
+        sys.exit(server.wait())
     except KeyboardInterrupt:
+        server.wait()
         sys.exit(0)
 
 
@@ -102,6 +114,28 @@ def _public(url: str) -> list[str]:
     return ["--browser.serverAddress", parts.hostname, "--browser.serverPort", str(port)]
 
 
+def _is_free(host: str, port: int) -> None:
+    """Raises BadInput before a link is printed that would open somebody else's server."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind((host, port))
+        except OSError as error:
+            raise BadInput(
+                f"{host}:{port} cannot be served ({error.strerror}). Choose another with --port."
+            ) from error
+
+
 def _shown(host: str) -> str:
-    """An address that another browser can open."""
-    return socket.gethostname() if host in ("0.0.0.0", "::", "") else host
+    """An address that another browser can open: the machine's name, where it leads there."""
+    if host not in ("0.0.0.0", "::", ""):
+        return f"[{host}]" if ":" in host else host
+    name = socket.gethostname()
+    with contextlib.suppress(OSError):
+        if not socket.gethostbyname(name).startswith("127."):
+            return name
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        asked.connect(("192.0.2.1", 9))  # nothing is sent; the system chooses the way out
+        return str(asked.getsockname()[0])
+    return name

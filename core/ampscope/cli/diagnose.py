@@ -135,6 +135,17 @@ def run_script(
     sys.exit(outcome.exit_code)
 
 
+def _say_whose(args: tuple[str, ...]) -> None:
+    """Options behind SCRIPT are the script's, also those that ampscope has too."""
+    known = {name for one in click.get_current_context().command.params for name in one.opts}
+    ours = [arg for arg in args if arg.startswith("--") and arg.partition("=")[0] in known]
+    if ours:
+        click.echo(
+            f"{', '.join(ours)} goes to the script. What is meant for ampscope stands before it.",
+            err=True,
+        )
+
+
 def _outcome(observations: tuple[object, ...]) -> Outcome:
     last = observations[-1] if observations else None
     return last if isinstance(last, Outcome) else Outcome(ended="killed")
@@ -146,6 +157,7 @@ def _spec(
 ) -> RunSpec:  # fmt: skip
     """The spec of a script's run. Raises BadInput for what is no Python script."""
     checked_limits(STEPS if steps is None else steps, time_limit, memory_limit)
+    _say_whose(args)
     workload = f"-m {script}" if module else checked_script(script)
     if framework == "auto":
         framework = TORCH if module else framework_of(Path(workload))

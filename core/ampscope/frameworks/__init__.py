@@ -13,6 +13,8 @@ steps        what an adapter hands over at each optimizer step
 recorder     those facts as records of a run: steps, frames, attempts, scans, bad layers
 op_sets      the ops of each step, kept once
 array_sums   norms and largest magnitudes in few passes
+watch_run    the run of a training that somebody watches from inside
+fit_ends     how a framework's fit ends
 networks     one LeNet, MLP and small transformer: weights and batches for every framework
 child        `python -m ampscope.frameworks.child`: a probe
 script       `python -m ampscope.frameworks.script`: a user's script, untouched

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 # Squares that sum to no more than this may have lost terms to fp32's subnormals (2^-126, 1.2e-38).
 _SMALL_SQUARE = 1e-28
-
-
-PART = 1 << 16  # entries summed in fp32 before fp64 takes over: no sum loses more than 1e-5
+# Entries summed in fp32 before fp64 takes over. Measured: sums of normal numbers are off by 4e-7,
+# sums of one number over and over, whose roundings all go one way, by up to 3e-5.
+PART = 1 << 16
 
 
 def _dot(values: NDArray[Any]) -> float:

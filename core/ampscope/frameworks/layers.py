@@ -25,7 +25,7 @@ class BadLayers:
     def __init__(self) -> None:
         self._known: dict[_Key, BadOp] = {}
         self._seen: dict[str, LayerCall] = {}  # the first call of each layer
-        self._bad: list[str] = []  # paths, of the forward pass that is under way
+        self._around: set[str] = set()  # paths that hold a bad layer of the forward pass under way
         self._first: _Key | None = None  # of the step that is under way
         self._finite: tuple[str, Values] | None = None  # the last gradient that was
         self._born: tuple[str, Values | None, Values] | None = None  # the first that was not
@@ -38,9 +38,8 @@ class BadLayers:
 
     def met(self, call: LayerCall, step: int) -> None:
         """A call with a non-finite output."""
-        inside = f"{call.path}." if call.path else ""
-        is_container = any(bad != call.path and bad.startswith(inside) for bad in self._bad)
-        self._bad.append(call.path)
+        is_container = call.path in self._around
+        self._around |= _around(call.path)
         if is_container or any(_nonfinite(values) for values in call.inputs):
             return  # it only hands on what came in, or what a layer inside made
         weights = call.weights()
@@ -83,7 +82,7 @@ class BadLayers:
     def next_step(self) -> None:
         """The step is over."""
         self._first = self._finite = self._born = None
-        self._bad.clear()
+        self._around.clear()
 
     def records(self) -> list[BadOp]:
         """All of them, in the order in which they were met."""
@@ -110,6 +109,12 @@ class BadLayers:
         )
         op = replace(_bad_op(number, call, (), step), phase="backward", reached_gradient=True)
         return (path, call.op), op
+
+
+def _around(path: str) -> set[str]:
+    """{"", "a", "a.b"} of "a.b.c": all that hold it; nothing of the root."""
+    parts = path.split(".")
+    return {".".join(parts[:depth]) for depth in range(len(parts))} if path else set()
 
 
 def _bad_op(number: int, call: LayerCall, weights: tuple[Values, ...], step: int) -> BadOp:

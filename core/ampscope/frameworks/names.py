@@ -19,7 +19,6 @@ class Framework:
     probe_module: str  # what a Python must be able to import
     requirements: tuple[str, ...]  # for pip
     variable: str  # environment variable that names a Python
-    tried: str  # versions with which the tests ran
 
 
 KERAS = Framework(
@@ -29,7 +28,6 @@ KERAS = Framework(
     "tensorflow",
     ("tensorflow-cpu>=2.16,<3", "keras>=3.3,<4"),
     "AMPSCOPE_KERAS_PYTHON",
-    "TensorFlow 2.21 with Keras 3",
 )
 PADDLE = Framework(
     "paddle",
@@ -39,7 +37,6 @@ PADDLE = Framework(
     # GradScaler.update() of Paddle 3.3 raises TypeError with NumPy 2.4 at the first overflow.
     ("paddlepaddle>=3.0,<4", "numpy<2.4"),
     "AMPSCOPE_PADDLE_PYTHON",
-    "Paddle 3.3.1",
 )
 FRAMEWORKS: Mapping[str, Framework] = MappingProxyType({f.name: f for f in (KERAS, PADDLE)})
 TORCH = "torch"  # in RunSpec.framework and Machine.framework

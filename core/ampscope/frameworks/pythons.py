@@ -2,15 +2,19 @@
 `ampscope frameworks install` made, or the one that runs ampscope.
 
 A child started with it finds the package `ampscope` through PYTHONPATH, so the framework's
-environment needs NumPy and nothing of torch's.
+environment needs NumPy and nothing of torch's. The folder named there holds a link to the package
+and nothing else: an installed package lies in site-packages, where its own NumPy would come first.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib.util
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +23,7 @@ from ampscope.errors import BadInput
 from ampscope.frameworks.names import FRAMEWORKS, Framework
 
 ANSWER_S = 120.0  # TensorFlow's first import, cold, on a slow disk
-PACKAGE_ROOT = Path(ampscope.__file__).resolve().parent.parent
+PACKAGE = Path(ampscope.__file__).resolve().parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +73,36 @@ def python_for(name: str) -> str:
     return found.executable
 
 
+def import_folder() -> Path:
+    """A folder from which this package can be imported, and nothing else. It is kept: a child
+    imports late, and may outlive the process that started it."""
+    name = hashlib.sha256(os.fsencode(PACKAGE)).hexdigest()[:12]  # one for each installation
+    try:
+        return _linked(environments_folder() / f"import-{name}")
+    except OSError:  # a home that cannot be written
+        return _temporary()
+
+
+@functools.cache
+def _temporary() -> Path:
+    return _linked(Path(tempfile.mkdtemp(prefix="ampscope-import-")))
+
+
+def _linked(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    link = folder / PACKAGE.name
+    try:
+        link.symlink_to(PACKAGE, target_is_directory=True)
+    except FileExistsError:
+        if link.resolve() != PACKAGE:
+            raise
+    return folder
+
+
 def with_package(base: dict[str, str]) -> dict[str, str]:
     """The environment ``base`` with this package first on the path of a child's imports."""
     before = base.get("PYTHONPATH", "")
-    path = os.pathsep.join(filter(None, (str(PACKAGE_ROOT), before)))
+    path = os.pathsep.join(filter(None, (str(import_folder()), before)))
     return {
         **base,
         "PYTHONPATH": path,

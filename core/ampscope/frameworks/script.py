@@ -6,12 +6,10 @@ imports, and its own exceptions; the adapter watches its layers, backward passes
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
 from dataclasses import replace
 
 from ampscope.capture.script.source_lines import SourceLines, line_name
@@ -86,7 +84,8 @@ class _Run:
         """(how the script ended, its traceback)."""
         text, facts = "", Outcome("returned")
         self.adapter.seed(SEED)
-        with self._stage(), self.adapter.watching(self.recorder, self.settings) as notes:
+        self._set_stage()
+        with self.adapter.watching(self.recorder, self.settings) as notes:
             try:
                 execute(self.spec.workload)
             except SystemExit as leaving:
@@ -133,13 +132,11 @@ class _Run:
         )
         return outcome, text
 
-    @contextlib.contextmanager
-    def _stage(self) -> Iterator[None]:
+    def _set_stage(self) -> None:
         """What a script finds at its start: arguments and the import path."""
         workload = self.spec.workload
         sys.argv = [module_of(workload) or workload, *self.spec.args]
         sys.path.insert(0, folder_of(workload))
-        yield
 
 
 if __name__ == "__main__":

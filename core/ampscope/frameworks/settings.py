@@ -44,7 +44,8 @@ _NUMBERS: dict[str, tuple[str, type]] = {
 
 
 def parse(control: str) -> Settings:
-    """Settings of the words joined with ``;``. Raises BadInput for one that is torch's alone."""
+    """Settings of the words joined with ``;``. Raises BadInput for one that is torch's alone, and
+    for one whose number is none."""
     changed: dict[str, Any] = {}
     for word in control.split(";"):
         name, _, value = word.partition(":")
@@ -54,7 +55,7 @@ def parse(control: str) -> Settings:
             changed |= _PLAIN[word]
         elif name in _NUMBERS:
             field, kind = _NUMBERS[name]
-            changed[field] = kind(float(value))
+            changed[field] = _number(word, value, kind)
         elif name == "fp32_modules":
             changed["fp32_modules"] = tuple(value.split(","))
         else:
@@ -66,6 +67,13 @@ def can_apply(control: str) -> bool:
     """Whether every word is a setting here."""
     try:
         parse(control)
-    except (BadInput, ValueError):
+    except BadInput:
         return False
     return True
+
+
+def _number(word: str, value: str, kind: type) -> Any:
+    try:
+        return kind(float(value))
+    except (ValueError, OverflowError) as error:  # int(inf)
+        raise BadInput(f"{word!r} needs a number after the colon.") from error

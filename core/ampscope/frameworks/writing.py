@@ -1,4 +1,7 @@
-"""Keeps what a run has shown while it goes on, so that a kill loses at most the last moment."""
+"""Keeps what a run has shown while it goes on, so that a kill loses at most what came since.
+
+All evidence is written each time, which takes longer as it grows; the pauses grow with it.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,7 @@ from ampscope.frameworks.recorder import Recorder
 from ampscope.observations import Outcome
 from ampscope.store.writer import RunWriter
 
-WRITING_SHARE = 0.05  # of a run's time goes into writing at most
-LONGEST_PAUSE_S = 10.0
+WRITING_SHARE = 0.05  # of a run's time goes into writing at most, after its first steps
 FIRST_STEPS = 8  # each is written: most failures come early, when there is little to write
 
 
@@ -29,11 +31,13 @@ class Writing:
             return
         self.write(self._recorder.outcome("killed"))
         took = time.monotonic() - started
-        self._next = started + min(took / WRITING_SHARE, LONGEST_PAUSE_S)
+        self._next = started + took / WRITING_SHARE
 
     def write(self, outcome: Outcome) -> None:
         """Everything so far, closed with ``outcome``."""
         self._recorder.take().write(self._writer)
         if self._keeps_evidence:
             self._writer.add_observations(self._recorder.observations(outcome))
+        else:
+            self._recorder.forget()
         self._writer.flush()

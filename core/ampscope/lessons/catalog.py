@@ -146,6 +146,14 @@ def every_spec(lesson: str) -> Iterator[RunSpec]:
         yield lesson_spec(lesson, **dict(zip(info.settings, values, strict=True)))
 
 
+def lesson_title(spec: RunSpec) -> str:
+    """``lesson 3, Underflow and loss scaling (model gpt, loss small)``"""
+    info = LESSONS.get(spec.workload)
+    name = f"lesson {info.number}, {info.title}" if info else f"lesson {spec.workload}"
+    settings = [f"{name} {value}" for name, value in spec.settings if name != VERSION]
+    return name + (f" ({', '.join(settings)})" if settings else "")
+
+
 def checked_lesson(spec: RunSpec) -> None:
     """Refuse a spec that :func:`lesson_spec` would not make. Raises BadInput."""
     asked = {name: value for name, value in spec.settings if name != VERSION}

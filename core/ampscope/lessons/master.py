@@ -1,6 +1,6 @@
 """Lesson 7: w + Δ == w. Real weights, steps of every size, each format; then a whole training.
 
-for each step size 2^-k      of w = 431,080 weights of LeNet: the share with w + w·2^-k == w
+for each step size 2^-k      of weights w of LeNet, normal in fp16: the share with w + w·2^-k == w
 bf16, fp16, fp32 weights     an MLP learns from steps that are small beside its weights
 """
 

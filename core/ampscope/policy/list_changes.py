@@ -18,7 +18,8 @@ _SPELLED = {"as_it_comes": "as it comes"}
 
 
 def parse(text: str) -> Mapping[str, str]:
-    """Op -> list. Raises BadInput for a list that there is not, or a name that is none."""
+    """Op -> list. Raises BadInput for a list that there is not, a name that is none, and an op
+    that is named twice."""
     changes: dict[str, str] = {}
     for part in text.split(","):
         op, equals, name = part.strip().partition("=")
@@ -28,6 +29,8 @@ def parse(text: str) -> Mapping[str, str]:
                 f"{part.strip()!r} changes no list. Write OP=LIST, for example softmax=half; lists "
                 "are half, fp32, widest and as_it_comes."
             )
+        if op in changes:
+            raise BadInput(f"{op} is put on two lists. Name each op once.")
         changes[op] = name
     return changes
 

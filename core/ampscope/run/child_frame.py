@@ -53,6 +53,8 @@ def run_queued(store: Path, run_id: str, work: Work, sentence: Sentence) -> int:
         state, message, details = State.FAILED, str(error), traceback.format_exc()
     except BaseException as error:
         state, message, details = State.FAILED, sentence(error, spec), traceback.format_exc()
+    for number in (signal.SIGINT, signal.SIGTERM):  # a second one must not lose how it ended
+        signal.signal(number, signal.SIG_IGN)
     try:
         writer.finish(state, message, details)
     except StoreError as error:  # a full disk: the reader will show the run as lost

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import resource
-import socket
 import sys
-from pathlib import Path
 
 import torch
 
 from ampscope.errors import BadInput
 from ampscope.hardware.cpu import read_cpu
 from ampscope.records import Machine, RunSpec
+from ampscope.run.host import host_facts
 
 
 def choose_device(requested: str) -> torch.device:
@@ -47,13 +44,14 @@ def choose_policy(requested: str, device: torch.device) -> str:
 
 def describe(spec: RunSpec, device: torch.device) -> Machine:
     """The machine as recorded with the run."""
+    here = host_facts()
     flags = read_cpu().flags
     capability = "" if flags is None else " ".join(flags) or "none"
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
     else:
-        name = _cpu_name()
+        name = here.cpu
     return Machine(
         device=str(device),
         device_name=name,
@@ -64,9 +62,9 @@ def describe(spec: RunSpec, device: torch.device) -> Machine:
         ),
         capability=capability,
         torch=torch.__version__,
-        python=platform.python_version(),
-        platform=platform.platform(),
-        host=socket.gethostname(),
+        python=here.python,
+        platform=here.platform,
+        host=here.host,
     )
 
 
@@ -90,13 +88,3 @@ def peak_bytes(device: torch.device) -> int:
         return int(torch.cuda.max_memory_allocated(device))
     unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2): bytes on macOS, KiB on Linux
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    name = names[0] if names else platform.machine()
-    return f"{name}, {len(os.sched_getaffinity(0))} cores"

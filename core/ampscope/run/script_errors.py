@@ -11,7 +11,10 @@ from types import TracebackType
 import ampscope
 from ampscope.capture.script.source_lines import SourceLines, line_name
 
-_OWN_FOLDER = str(Path(ampscope.__file__).resolve().parent)
+_OWN_FOLDERS = (  # as it lies, and as it was imported: for other frameworks through a link
+    str(Path(ampscope.__file__).resolve().parent),
+    str(Path(ampscope.__file__).parent),
+)
 # What no op raises: with these, an innermost frame of ampscope's own means its own fault.
 _BUGS = (AttributeError, NameError, AssertionError, KeyError)
 _RUNPY = "<frozen runpy>"
@@ -86,4 +89,4 @@ def _without_own(found: TracebackType | None, lines: SourceLines) -> TracebackTy
 
 def _is_own(link: TracebackType, lines: SourceLines) -> bool:
     code = link.tb_frame.f_code
-    return code.co_filename.startswith(_OWN_FOLDER) and not lines.is_user(code)
+    return code.co_filename.startswith(_OWN_FOLDERS) and not lines.is_user(code)

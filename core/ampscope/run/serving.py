@@ -70,8 +70,9 @@ def adopt_orphans() -> None:
 
 
 def answer(run_id: str, status: int | str) -> None:
-    """One line to the parent."""
-    os.write(1, f"{run_id}\t{status}\n".encode())
+    """One line to the parent, which may be gone; then there are still children to end."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(1, f"{run_id}\t{status}\n".encode())
 
 
 def _start(line: str, start: Start, children: dict[int, _Child]) -> None:

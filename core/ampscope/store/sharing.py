@@ -23,13 +23,14 @@ MAX_EQUAL = 20  # newest ones; older measurements of the same spec say nothing n
 def share(path: Path, run_ids: Sequence[str], *, wanted: bool) -> None:
     """Show runs to the class, or keep them from it again."""
     statement = (
-        "INSERT INTO shared (run, since) VALUES (?1, ?2) ON CONFLICT DO NOTHING"
+        "INSERT INTO shared (run, since) VALUES (:run, :now) ON CONFLICT DO NOTHING"
         if wanted
-        else "DELETE FROM shared WHERE run = ?1 AND since <= ?2"
+        else "DELETE FROM shared WHERE run = :run"
     )
+    rows_of = [{"run": run_id, "now": time.time()} for run_id in run_ids]
     connection = db.open_for_writing(path)
     with contextlib.closing(connection), db.translated(path), db.transaction(connection):
-        connection.executemany(statement, [(run_id, time.time()) for run_id in run_ids])
+        connection.executemany(statement, rows_of)
 
 
 def shared(path: Path) -> frozenset[str]:

@@ -20,8 +20,6 @@ models        the shared networks as Keras models
 probe         trains one of them
 watch         the callback
 fit_readings  what a running fit shows without a change to its graph
-fit_ends      how a fit ends
-watch_run     its run in the store
 watching      all instruments on, and off again
 graph_rewrite the graph optimizer's automatic mixed precision, op by op
 graph_rewrite_child  the process in which that happens

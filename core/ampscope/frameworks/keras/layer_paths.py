@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -85,6 +86,16 @@ def module_record(path: str, layer: Any) -> ModuleRecord:
         sum(int(v.shape.num_elements() or 0) for v in own),
         is_leaf=not _children(layer),
     )
+
+
+def modules_of(model: Any) -> list[ModuleRecord]:
+    """The layers of a model that has its weights, from the root down."""
+    paths = LayerPaths()
+    paths.of(model, None)
+    if not paths.is_built():
+        return []
+    layers = enumerate(paths.layers())
+    return [replace(module_record(path, layer), index=i) for i, (path, layer) in layers]
 
 
 def _own_variables(layer: Any) -> Iterator[tuple[Any, str]]:

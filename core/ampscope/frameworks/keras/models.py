@@ -13,7 +13,16 @@ from typing import Any
 import keras
 import numpy as np
 
-from ampscope.frameworks.networks import BLOCKS, EPS, HEADS, WIDTH, Array, Network
+from ampscope.frameworks.networks import (
+    BLOCKS,
+    EPS,
+    HEADS,
+    POSITIONS,
+    SYMBOLS,
+    WIDTH,
+    Array,
+    Network,
+)
 
 _layers = keras.layers
 
@@ -107,8 +116,8 @@ class Transformer(keras.Model):  # type: ignore[misc]  # Keras ships no types
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed = _layers.Embedding(17, WIDTH)
-        self.pos = _layers.Embedding(64, WIDTH)
+        self.embed = _layers.Embedding(SYMBOLS, WIDTH)
+        self.pos = _layers.Embedding(POSITIONS, WIDTH)
         self.blocks = [Block() for _ in range(BLOCKS)]
         self.ln = _layers.LayerNormalization(epsilon=EPS)
         self.head = _layers.Dense(10, dtype="float32")

@@ -32,7 +32,7 @@ class StepWatch:
     training: Training
     scaler: OwnScaler
     inside: int = 0  # > 0: an optimizer calls its inner one
-    names: list[Any] = field(default_factory=list)
+    optimizers: list[Any] = field(default_factory=list)
     variables: dict[int, str] = field(default_factory=dict)  # names of weights by id
     late_s: float = 0.0  # recording of the last step, after its end
 
@@ -173,11 +173,11 @@ class StepWatch:
         return None
 
     def _optimizer_name(self, optimizer: Any) -> str:
-        for number, known in enumerate(self.names):
+        for number, known in enumerate(self.optimizers):
             if known is optimizer:
                 return f"optimizer{number}"
-        self.names.append(optimizer)
-        return f"optimizer{len(self.names) - 1}"
+        self.optimizers.append(optimizer)
+        return f"optimizer{len(self.optimizers) - 1}"
 
 
 def scan_weights(training: Training, moment: str) -> None:

@@ -15,7 +15,6 @@ from ampscope.frameworks.tensors import Values
 
 SHORT_NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
 FLOATS = frozenset((tf.float16, tf.bfloat16, tf.float32, tf.float64))
-HALF = ("fp16", "bf16")
 
 
 def values_of(tensor: Any) -> Values | None:

@@ -11,27 +11,24 @@ are bit-identical with and without, and nothing is left behind. With ``histogram
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
-import traceback
-import weakref
 from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from ampscope.errors import BadInput
-from ampscope.frameworks.keras.fit_ends import callback_list, first_words
+from ampscope.frameworks.fit_ends import on_leaving
 from ampscope.frameworks.keras.fit_readings import FitReadings
+from ampscope.frameworks.keras.layer_paths import modules_of
 from ampscope.frameworks.keras.loss_scales import is_scaler
 from ampscope.frameworks.keras.training import FIRST_REPLICA
-from ampscope.frameworks.keras.watch_run import WatchRun, modules_of
+from ampscope.frameworks.keras.versions import machine
 from ampscope.frameworks.keras.watching import watching
 from ampscope.frameworks.recorder import Recorder
 from ampscope.frameworks.settings import Settings
+from ampscope.frameworks.watch_run import WatchOptions, WatchRun
 from ampscope.records import Cadence, State, StepRecord
-from ampscope.store.db import default_path
 
 _ENDS = (StopIteration, tf.errors.OutOfRangeError)  # of the data, not of the training
 
@@ -51,19 +48,18 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no t
         self, store: str | Path | None = None, histograms_every: int = 0, label: str = ""
     ) -> None:
         super().__init__()
-        if histograms_every < 0:
-            raise BadInput("histograms_every is a number of steps, or 0 for none.")
-        self.store = default_path() if store is None else Path(store).expanduser()
-        self.histograms_every = histograms_every
-        self.label = label
+        self.options = WatchOptions.of(store, histograms_every, label)
         self.runs: list[str] = []
         self._fit: _Fit | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.close()
-        run = WatchRun(self.store, self.model, self.histograms_every, self.label)
+        spec = self.options.spec("keras", str(self.model.name))
+        run = WatchRun.opened(self.options, spec, machine)
+        if run is None:
+            return
         self.runs.append(run.run_id)
-        self._fit = _Fit(self.model, run, self.histograms_every)
+        self._fit = _Fit(self.model, run, self.options.histograms_every)
         with run.contained():
             self._fit.begin()
 
@@ -79,7 +75,8 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no t
         """End the run that is open, as `fit` does by itself when it returns."""
         fit, self._fit = self._fit, None
         if fit is not None:
-            fit.end(State.FINISHED)
+            fit.end()
+            fit.run.close(State.FINISHED)
 
 
 class _Fit:
@@ -91,14 +88,16 @@ class _Fit:
         self._step = 0
         self._stack = contextlib.ExitStack()
         self._recorder = Recorder(Cadence(every, 0, 0)) if every and model.run_eagerly else None
-        if every and not model.run_eagerly:
-            run.note("Layers and histograms need compile(run_eagerly=True): graphs hold none.")
+        self._lacks_layers = every > 0 and not model.run_eagerly
 
     def begin(self) -> None:
         """On: the training function is called through :meth:`_train` until the end."""
         if self._recorder is not None:
-            self._recorder.on_step = lambda steps: self._flush()
+            recorder = self._recorder
+            recorder.on_step = lambda steps: self.run.keep(recorder)
             self._stack.enter_context(watching(self._recorder, Settings()))
+        if self._lacks_layers:
+            self.run.note("Layers and histograms need compile(run_eagerly=True): graphs hold none.")
         if self.model.steps_per_execution > 1:
             self.run.note(
                 f"One record stands for {self.model.steps_per_execution} steps"
@@ -116,18 +115,14 @@ class _Fit:
 
         self.model.train_function = train_function
         self._stack.callback(self._put_back, train_function, original)
-        callbacks = callback_list()
-        if callbacks is not None:  # it dies with fit, whatever ends fit
-            ending = weakref.finalize(callbacks, self._abandoned)
-            self._stack.callback(ending.detach)
+        self._stack.callback(on_leaving(keras.callbacks.CallbackList, self._left))
 
-    def end(self, state: State, message: str = "", details: str = "") -> None:
-        """Everything off; again does nothing."""
+    def end(self) -> None:
+        """Everything off, and nothing more to come; again does nothing."""
         with self.run.contained():
             self._stack.close()
-            if self.run.is_open and self._recorder is not None:
-                self._recorder.take().write(self.run.writer)
-        self.run.close(state, message, details)
+        if self._recorder is not None:
+            self.run.take(self._recorder)
 
     def _put_back(self, ours: Any, original: Any) -> None:
         if self.model.train_function is ours:
@@ -140,7 +135,8 @@ class _Fit:
         except _ENDS:
             raise
         except BaseException as error:
-            self._failed(error)
+            self.end()
+            self.run.failed(error)
             raise
         ended = time.perf_counter()
         if self.run.is_open and self._recorder is None:
@@ -166,23 +162,9 @@ class _Fit:
             )
         )
         self._step += 1
-        self.run.writer.flush_if_due()
+        self.run.write_if_due()
 
-    def _flush(self) -> None:
-        if self._recorder is not None and self.run.is_open:
-            with self.run.contained():
-                self._recorder.take().write(self.run.writer)
-                self.run.writer.flush_if_due()
-
-    def _failed(self, error: BaseException) -> None:
-        details = "".join(traceback.format_exception(error))
-        words = f"The training raised {first_words(error)}. Its traceback is kept."
-        self.end(State.FAILED, words, details)
-
-    def _abandoned(self) -> None:
+    def _left(self, error: BaseException | None) -> None:
         """``fit`` ended by an exception that came from elsewhere: validation, another callback."""
-        error = getattr(sys, "last_value", None) or sys.exc_info()[1]
-        if isinstance(error, BaseException):
-            self._failed(error)
-        else:
-            self.end(State.FAILED, "fit was left by an exception outside the training steps.")
+        self.end()
+        self.run.left(error)

@@ -10,7 +10,7 @@ import numpy as np
 import paddle
 
 from ampscope.frameworks.paddle.probe import train
-from ampscope.frameworks.paddle.versions import machine
+from ampscope.frameworks.paddle.versions import choose_device, machine
 from ampscope.frameworks.paddle.watching import watching
 from ampscope.frameworks.recorder import Recorder
 from ampscope.frameworks.settings import Settings
@@ -21,7 +21,8 @@ class PaddleAdapter:
     """Paddle on CUDA as it is; on a CPU half precision is emulated and the scaler forced on."""
 
     def machine(self, spec: RunSpec) -> Machine:
-        """Where and with what a run of ``spec`` takes place."""
+        """Where and with what a run of ``spec`` takes place; Paddle is on that device then."""
+        choose_device(spec)
         return machine(spec)
 
     def probe(self, spec: RunSpec, recorder: Recorder, is_cancelled: Callable[[], bool]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import paddle
 
-from ampscope.errors import BadInput
+from ampscope.errors import BadInput, Cancelled
 from ampscope.frameworks.networks import Array, network
 from ampscope.frameworks.paddle.models import model_of
 from ampscope.frameworks.paddle.regions import DTYPES
@@ -102,11 +102,11 @@ class Training:
 
 
 def train(spec: RunSpec, recorder: Recorder, is_cancelled: Callable[[], bool]) -> str:
-    """Train ``spec.steps`` steps under watch; the notes as one text."""
+    """Train ``spec.steps`` steps under watch; the notes as one text. Raises Cancelled."""
     with watching(recorder, Settings()) as notes:
         training = Training(spec)
         for _ in range(spec.steps):
             if is_cancelled():
-                break
+                raise Cancelled("Cancelled; the steps before are kept.")
             training.step(*next(training.batches))
     return " ".join(notes)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import platform
-import socket
-import sys
-
 import paddle
 
+from ampscope.frameworks.settings import parse
 from ampscope.records import Machine, RunSpec
+from ampscope.run.host import host_facts
 
 
 def on_cpu() -> bool:
@@ -17,22 +15,21 @@ def on_cpu() -> bool:
 
 
 def machine(spec: RunSpec) -> Machine:
-    """The device that Paddle uses. Half precision on a CPU is emulated, its scaler forced on."""
-    cpu = choose_device(spec) == "cpu"
+    """The device that Paddle uses now. Half on a CPU is emulated, and its scaler forced on."""
+    cpu, here = on_cpu(), host_facts()
     # A watched training is left as it is: on a CPU Paddle then computes everything in fp32.
-    half = spec.kind != "watch" and spec.precision != "fp32" and "fp32" not in spec.control
+    half = spec.kind != "watch" and "fp32" not in (spec.precision, parse(spec.control).precision)
     scaler = "" if not half else "forced" if cpu else "real"
     if spec.kind == "probe" and spec.precision != "fp16":
         scaler = ""
-    name = platform.processor() or platform.machine()
     return Machine(
         device="cpu" if cpu else str(paddle.get_device()).replace("gpu", "cuda"),
-        device_name=name if cpu else str(paddle.device.cuda.get_device_name()),
+        device_name=here.cpu if cpu else str(paddle.device.cuda.get_device_name()),
         policy="rehearsal" if cpu and half else "native" if cpu else "cuda",
         capability="" if cpu else ".".join(map(str, paddle.device.cuda.get_device_capability())),
-        python=platform.python_version(),
-        platform=sys.platform,
-        host=socket.gethostname(),
+        python=here.python,
+        platform=here.platform,
+        host=here.host,
         framework="paddle",
         framework_version=str(paddle.__version__),
         arithmetic="emulated" if cpu and half else "real",
@@ -40,11 +37,9 @@ def machine(spec: RunSpec) -> Machine:
     )
 
 
-def choose_device(spec: RunSpec) -> str:
-    """Take the device that was asked for; "cpu" or "gpu:0"."""
+def choose_device(spec: RunSpec) -> None:
+    """Take the device that was asked for, if one was."""
     if spec.device == "cpu":
         paddle.set_device("cpu")
     elif spec.device.startswith("cuda"):
         paddle.set_device(spec.device.replace("cuda", "gpu"))
-    device = str(paddle.get_device())
-    return "cpu" if device.startswith("cpu") else device

@@ -13,7 +13,7 @@ AMP does nothing, it goes on doing nothing. Fp16 rehearsed on a CPU is ``ampscop
 from __future__ import annotations
 
 import contextlib
-import sys
+import functools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,50 +22,41 @@ from typing import Any
 
 import paddle
 
+from ampscope.frameworks.fit_ends import on_leaving
 from ampscope.frameworks.paddle.layer_paths import LayerPaths
 from ampscope.frameworks.paddle.layer_watch import LayerWatch
+from ampscope.frameworks.paddle.patching import replaced
 from ampscope.frameworks.paddle.regions import OpenRegion
 from ampscope.frameworks.paddle.settings_applied import AppliedSettings
 from ampscope.frameworks.paddle.step_watch import StepWatch
 from ampscope.frameworks.paddle.versions import machine
 from ampscope.frameworks.recorder import Recorder
 from ampscope.frameworks.settings import Settings
-from ampscope.records import Cadence, RunSpec, State
-from ampscope.store.db import default_path
-from ampscope.store.writer import RunWriter
+from ampscope.frameworks.watch_run import WatchOptions, WatchRun
+from ampscope.records import RunSpec, State
 
 _Callback: Any = paddle.callbacks.Callback
-WRITING_SHARE = 0.01  # of the training's time goes into writing at most
-LONGEST_PAUSE_S = 5.0  # the run counts as alive by what it writes
+_CallbackList: Any = paddle.hapi.callbacks.CallbackList
 
 
 class Watch:
-    """Records the training inside ``with``. ``run_id`` names the run."""
+    """Records the training inside ``with``.
+
+    Args:
+        store: the file to write, default as everywhere.
+        histograms_every: steps from one set of histograms to the next; 0 takes none.
+        label: what the run is called.
+
+    ``runs`` holds the ids of the runs that were written, the newest last.
+    """
 
     def __init__(
-        self, *, histograms_every: int = 0, store: Path | str | None = None, name: str = ""
+        self, store: str | Path | None = None, histograms_every: int = 0, label: str = ""
     ) -> None:
-        cadence = Cadence(histogram=histograms_every, trace=0, shadow=0)
-        self._spec = RunSpec(
-            workload=sys.argv[0] or "notebook", kind="watch", size="", precision="", steps=0,
-            policy="native", cadence=cadence, time_limit_s=0.0, label=name, framework="paddle",
-        )  # fmt: skip
-        self._store = Path(store) if store is not None else default_path()
-        self._recorder = Recorder(cadence)
-        self._recorder.on_step = self._step
-        paths = LayerPaths()
-        wants = self._recorder
-        self._steps = StepWatch(wants, paths, looks=lambda: wants.wants_tensors)
-        self._layers = LayerWatch(
-            wants, paths, AppliedSettings(Settings(), OpenRegion(), None).in_fp32
-        )
-        self._layers.sleeps = lambda: not wants.wants_tensors
-        self._layers.scans_batches = False  # evidence for the rules, which judge scripts
-        self._left, self._away_s = 0.0, 0.0  # when it was detached last; for how long in all
-        self._next_write = 0.0
+        self.options = WatchOptions.of(store, histograms_every, label)
+        self.runs: list[str] = []
+        self._training: _Training | None = None
         self._stack = contextlib.ExitStack()
-        self._writer: RunWriter | None = None
-        self.run_id = ""
 
     def __enter__(self) -> Watch:
         self.open()
@@ -79,13 +70,63 @@ class Watch:
         where: TracebackType | None,
     ) -> None:
         self._stack.close()
-        self.close("" if error is None else f"The training raised {type(error).__name__}.")
+        training = self._end()
+        if training is not None and error is not None:
+            training.run.failed(error)
+        elif training is not None:
+            training.run.close(State.FINISHED)
 
     def open(self) -> None:
-        """Begin the run in the store; nothing is watched yet."""
-        self._writer = RunWriter.create(self._store, self._spec)
-        self.run_id = self._writer.run_id
-        self._writer.start(machine(self._spec))
+        """Begin a run in the store; nothing is watched yet."""
+        self.close()
+        spec = self.options.spec("paddle")
+        run = WatchRun.opened(self.options, spec, machine)
+        if run is not None:
+            self.runs.append(run.run_id)
+            self._training = _Training(run, spec)
+
+    @contextlib.contextmanager
+    def attached(self) -> Iterator[None]:
+        """Watch what trains inside the block."""
+        with contextlib.ExitStack() as stack:
+            if self._training is not None:
+                stack.enter_context(self._training.attached())
+            yield
+
+    def close(self) -> None:
+        """End the run that is open."""
+        self.__exit__(None, None, None)
+
+    def left(self, error: BaseException | None) -> None:
+        """A ``fit`` was left by an exception, which may not be known."""
+        self._stack.close()
+        training = self._end()
+        if training is not None:
+            training.run.left(error)
+
+    def _end(self) -> _Training | None:
+        """What was under way; nothing more comes of it."""
+        training, self._training = self._training, None
+        if training is not None:
+            training.run.take(training.recorder)
+        return training
+
+
+class _Training:
+    """One run, and the instruments that write it."""
+
+    def __init__(self, run: WatchRun, spec: RunSpec) -> None:
+        self.run = run
+        self.recorder = recorder = Recorder(spec.cadence)
+        recorder.on_step = lambda steps: run.keep(recorder)
+        paths = LayerPaths()
+        self._steps = StepWatch(recorder, paths, looks=lambda: recorder.wants_tensors)
+        in_fp32 = AppliedSettings(Settings(), OpenRegion(), None).in_fp32
+        self._layers = LayerWatch(recorder, paths, in_fp32)
+        self._layers.sleeps = lambda: not recorder.wants_tensors
+        self._layers.scans_batches = False  # evidence for the rules, which judge scripts
+        self._left, self._away_s = 0.0, 0.0  # when it was detached last; for how long in all
+        run.clock = lambda: time.monotonic() - self._away_s
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
@@ -93,48 +134,49 @@ class Watch:
         self._away_s += time.monotonic() - self._left if self._left else 0.0
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._steps.active())
-            if self._spec.cadence.histogram > 0:
+            if self.recorder.cadence.histogram > 0:
                 stack.enter_context(self._layers.active())
             yield
         self._left = time.monotonic()
 
-    def close(self, error: str = "") -> None:
-        """End the run in the store."""
-        if self._writer is not None:
-            self._write()
-            self._writer.finish(State.FAILED if error else State.FINISHED, error)
-            self._writer = None
-
-    def _looks(self) -> bool:
-        return self._recorder.wants_tensors
-
-    def _step(self, steps: int) -> None:
-        now = time.monotonic() - self._away_s
-        if now >= self._next_write:
-            self._write()
-            took = time.monotonic() - self._away_s - now
-            self._next_write = now + min(took / WRITING_SHARE, LONGEST_PAUSE_S)
-
-    def _write(self) -> None:
-        if self._writer is not None:
-            self._recorder.take().write(self._writer)
-            self._writer.flush()
-            self._recorder.forget()
-
 
 class WatchCallback(_Callback):  # type: ignore[misc]  # Paddle has no types
-    """:class:`Watch` for ``paddle.Model.fit``; the same arguments."""
+    """:class:`Watch` for ``paddle.Model.fit``; the same arguments, and ``runs`` as well."""
 
     def __init__(
-        self, *, histograms_every: int = 0, store: Path | str | None = None, name: str = ""
+        self, store: str | Path | None = None, histograms_every: int = 0, label: str = ""
     ) -> None:
         super().__init__()
-        self.watch = Watch(histograms_every=histograms_every, store=store, name=name)
+        self.watch = Watch(store, histograms_every, label)
+        self.runs = self.watch.runs
+        self._stack = contextlib.ExitStack()
 
     def on_train_begin(self, logs: object = None) -> None:
         """Begins to record."""
+        self._end(None)
         self.watch.__enter__()
+        train_batch = self.model.train_batch
+
+        @functools.wraps(train_batch)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return train_batch(*args, **kwargs)
+            except BaseException as error:
+                self._end(error)
+                raise
+
+        self._stack.enter_context(replaced([(self.model, "train_batch", watched)]))
+        self._stack.callback(on_leaving(_CallbackList, self._left))
 
     def on_train_end(self, logs: object = None) -> None:
         """Ends the run."""
-        self.watch.__exit__(None, None, None)
+        self._end(None)
+
+    def _end(self, error: BaseException | None) -> None:
+        self._stack.close()
+        self.watch.__exit__(None if error is None else type(error), error, None)
+
+    def _left(self, error: BaseException | None) -> None:
+        """``fit`` ended by an exception that came from elsewhere: the data, another callback."""
+        self._stack.close()
+        self.watch.left(error)

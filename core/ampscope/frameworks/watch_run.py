@@ -1,0 +1,181 @@
+"""The run of one watched training in the store: written beside the training, never in its way.
+
+Where the store fails (a full disk, a locked file), one warning says so and the training goes on
+unrecorded. A thread beats for the run and writes its end: a ``fit`` that was left is noticed at any
+moment, also in the middle of a write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ampscope.errors import AmpscopeError, BadInput
+from ampscope.frameworks.fit_ends import first_words
+from ampscope.frameworks.recorder import Recorder
+from ampscope.records import Cadence, Event, Machine, RunSpec, State
+from ampscope.store.db import default_path
+from ampscope.store.processes import HEARTBEAT_EVERY_S
+from ampscope.store.writer import FLUSH_EVERY_S, RunWriter
+
+WRITING_SHARE = 0.01  # of the training's time goes into writing at most
+LONGEST_END_S = 65.0  # the store waits 30 s for a lock, twice: for what is pending and the state
+_NOTHING = Cadence(histogram=0, trace=0, shadow=0)
+
+
+@dataclass(frozen=True, slots=True)
+class WatchOptions:
+    """What a watch of any framework is given."""
+
+    store: Path | str
+    histograms_every: int
+    label: str
+
+    @classmethod
+    def of(cls, store: str | Path | None, histograms_every: int, label: str) -> WatchOptions:
+        """Raises BadInput for a number of steps that is none."""
+        if histograms_every < 0:
+            raise BadInput("histograms_every is a number of steps, or 0 for none.")
+        chosen = default_path() if store is None else os.path.expanduser(store)
+        return cls(chosen, histograms_every, label)
+
+    def spec(self, framework: str, name: str = "") -> RunSpec:
+        """The run as the store lists it; ``name`` where the user gave no label."""
+        return RunSpec(
+            workload=sys.argv[0] or "notebook",
+            kind="watch",
+            size="",
+            precision="",  # whatever the training does; the recorded dtypes say it
+            steps=0,
+            policy="native",
+            cadence=Cadence(histogram=self.histograms_every, trace=0, shadow=0),
+            time_limit_s=0.0,
+            label=self.label or name,
+            framework=framework,
+        )
+
+
+class WatchRun:
+    """One run; every method does nothing once it is closed."""
+
+    def __init__(
+        self, store: Path | str, spec: RunSpec, machine: Callable[[RunSpec], Machine]
+    ) -> None:
+        self.writer = RunWriter.create(store, spec)
+        try:
+            self.writer.start(machine(spec))
+        except BaseException:
+            self.writer.close()
+            raise
+        self.run_id = self.writer.run_id
+        self.is_open = True
+        self.clock: Callable[[], float] = time.monotonic
+        self._next_write = 0.0
+        self._ending = State.FINISHED, "", ""
+        self._unwritten = ""  # why the end is not in the store
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="ampscope-heartbeat", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def opened(
+        cls, options: WatchOptions, spec: RunSpec, machine: Callable[[RunSpec], Machine]
+    ) -> WatchRun | None:
+        """None, after a warning, where the store cannot be written."""
+        try:
+            return cls(options.store, spec, machine)
+        except Exception as error:
+            words = f"ampscope does not record this training: {_sentence(error)}"
+            warnings.warn(words, stacklevel=3)
+            return None
+
+    def note(self, text: str, step: int = 0) -> None:
+        """What cannot be seen, and why."""
+        if self.is_open:
+            self.writer.add_event(Event(step, "note", "cannot be seen", text))
+
+    @contextlib.contextmanager
+    def contained(self) -> Iterator[None]:
+        """An error of ampscope's own ends the recording, and not the training."""
+        try:
+            yield
+        except Exception as error:
+            self.close(State.FAILED, f"The recording ended early: {_sentence(error)}")
+            words = f"ampscope records no more of this training: {_sentence(error)}"
+            warnings.warn(words, stacklevel=3)
+
+    def keep(self, recorder: Recorder) -> None:
+        """Write what ``recorder`` has, if that is due; what is written, it forgets."""
+        if not self.is_open or self.clock() >= self._next_write:
+            self.take(recorder)
+            self.write_if_due()
+
+    def take(self, recorder: Recorder) -> None:
+        """Take everything from ``recorder``, to be written next."""
+        with self.contained():
+            measured = recorder.take()
+            recorder.forget()
+            if self.is_open:
+                measured.write(self.writer)
+            else:
+                recorder.cadence = _NOTHING  # the instruments stay on, and look at little
+
+    def write_if_due(self) -> None:
+        """Write what is pending, unless that was done a moment ago."""
+        now = self.clock()
+        if not self.is_open or now < self._next_write:
+            return
+        with self.contained():
+            self.writer.flush()
+        self._next_write = now + max(FLUSH_EVERY_S, (self.clock() - now) / WRITING_SHARE)
+
+    def failed(self, error: BaseException) -> None:
+        """The training itself raised."""
+        words = f"The training raised {first_words(error)}. Its traceback is kept."
+        self.close(State.FAILED, words, "".join(traceback.format_exception(error)))
+
+    def left(self, error: BaseException | None) -> None:
+        """A ``fit`` was left by an exception, which may not be known."""
+        if error is not None:
+            self.failed(error)
+        else:
+            words = "fit was left by an exception outside the training steps."
+            self.close(State.FAILED, words)
+
+    def close(self, state: State, message: str = "", details: str = "") -> None:
+        """Once; what is pending is written before."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        self._ending = state, message, details
+        self._ended.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(LONGEST_END_S)
+        if self._unwritten:
+            words = f"ampscope has not recorded the end of this training: {self._unwritten}"
+            warnings.warn(words, stacklevel=2)
+
+    def _beat(self) -> None:
+        while not self._ended.wait(HEARTBEAT_EVERY_S):
+            with contextlib.suppress(AmpscopeError):
+                self.writer.beat()
+        try:
+            self.writer.finish(*self._ending)
+        except AmpscopeError as error:  # what was pending is given up; the state may still fit
+            self._unwritten = _sentence(error)
+            with contextlib.suppress(AmpscopeError):
+                self.writer.finish(State.FAILED, f"The recording ended early: {error}")
+        with contextlib.suppress(AmpscopeError):
+            self.writer.close()
+
+
+def _sentence(error: Exception) -> str:
+    return str(error) if isinstance(error, AmpscopeError) else repr(error)
