@@ -73,3 +73,11 @@ def test_fractions_are_rounded_once() -> None:
     assert nearest(above, FP16) == 1 + 2.0**-10
     assert nearest(Fraction(1) + Fraction(1, 2**11), FP16) == 1.0
     assert toward_zero("0.1", FP16) <= 0.1
+
+
+def test_a_number_that_no_float_holds_is_rounded_too() -> None:
+    for name, fmt in FORMATS.items():
+        expected = fmt.max if name == "e4m3" else math.inf
+        for sign in (1, -1):
+            number = sign * Fraction(10) ** 400
+            assert nearest(number, fmt, saturates=True) == sign * expected

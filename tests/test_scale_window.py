@@ -66,3 +66,8 @@ def test_gradients_that_are_not_finite_have_no_window() -> None:
 )
 def test_the_sentence_names_who_sets_the_window(window: ScaleWindow, says: str) -> None:
     assert says in sentence(window, {0: "embed", 1: "head"}, "fp16")
+
+
+def test_a_scale_that_has_fallen_to_zero_leaves_no_window() -> None:
+    """torch's scaler halves without a lower bound: 165 skipped steps make 65536 zero."""
+    assert common_window(frame([0.5], scale=0.0), FP16) is None

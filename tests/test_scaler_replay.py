@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +103,11 @@ def step(top: int | None, scale: float = 1024.0, found_inf: bool = False) -> Ste
 )
 def test_fates(top: int | None, factor: float, expected: Fate) -> None:
     assert fate(step(top), 1024.0 * factor) is expected
+
+
+def test_nothing_is_known_of_a_step_at_scale_zero() -> None:
+    assert fate(replace(step(3), scale=0.0), 1024.0) is Fate.UNKNOWN
+    assert fate(step(3), 0.0) is Fate.UNKNOWN
 
 
 def test_the_limit_of_fates_against_torch() -> None:

@@ -61,7 +61,7 @@ def panels(shown: Sequence[str]) -> go.Figure:
 
 
 def add_scale(figure: go.Figure, scaled: list[StepRecord], row: int) -> None:
-    drawn = [(s, math.log2(s.scale)) for s in scaled if s.scale and math.isfinite(s.scale)]
+    drawn = [(s, math.log2(s.scale)) for s in scaled if s.scale and 0 < s.scale < math.inf]
     texts = [_scale_text(s) for s, _ in drawn]
     figure.add_trace(
         go.Scatter(

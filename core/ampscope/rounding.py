@@ -36,14 +36,10 @@ def exact(value: Number) -> Fraction | float:
 def nearest(value: Number, fmt: NumberFormat, *, saturates: bool = False) -> float:
     """To the nearest number of the format, ties to even. ``saturates`` is about formats without an
     infinity alone."""
-    rounded = _rounded(value, fmt, is_nearest=True)
-    if (
-        saturates
-        and not fmt.has_infinity
-        and not math.isfinite(rounded)
-        and not math.isnan(float(exact(value)))
-    ):
-        return math.copysign(fmt.max, exact(value))
+    rounded, number = _rounded(value, fmt, is_nearest=True), exact(value)
+    is_nan = isinstance(number, float) and math.isnan(number)
+    if saturates and not fmt.has_infinity and not math.isfinite(rounded) and not is_nan:
+        return -fmt.max if number < 0 else fmt.max  # 1e400 is a number and no float
     return rounded
 
 

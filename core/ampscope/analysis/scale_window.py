@@ -67,8 +67,8 @@ def _limits(
     frame: Frame, fmt: NumberFormat
 ) -> tuple[list[int], NDArray[np.int64], NDArray[np.int64]] | None:
     """Modules with gradients, and the lowest and highest exponent of a scale for each."""
-    if frame.rows[:, [NAN, POS_INF, NEG_INF]].any():
-        return None
+    if frame.rows[:, [NAN, POS_INF, NEG_INF]].any() or not 0 < frame.scale < math.inf:
+        return None  # a scaler that skipped 165 steps in a row arrives at 0
     finite = frame.rows[:, : ABOVE + 1]
     there = np.flatnonzero(finite.any(axis=1))
     if not there.size:

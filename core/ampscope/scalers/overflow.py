@@ -78,6 +78,8 @@ def fate(gradients: StepGradients, scale: float) -> Fate:
         return Fate.OVERFLOW if gradients.found_inf else Fate.FINITE
     if math.isinf(scale):
         return Fate.OVERFLOW
+    if not (0 < gradients.scale < math.inf and scale > 0):
+        return Fate.UNKNOWN  # at 0, where a scaler ends that skipped 165 steps, nothing is left
     if gradients.found_inf:
         return Fate.OVERFLOW if scale > gradients.scale else Fate.UNKNOWN
     if scale < gradients.scale:

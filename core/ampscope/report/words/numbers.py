@@ -70,6 +70,8 @@ def size(byte_count: float | None) -> str:
 
 def duration(seconds: float) -> str:
     """``420 ms``, ``8.4 s``, ``3 min 20 s``, ``2 h 5 min``"""
+    if not math.isfinite(seconds):
+        return number(seconds)
     if seconds < 1:
         return f"{1000 * seconds:.0f} ms"
     if seconds < 60:

@@ -30,6 +30,8 @@ _ANY = Real()
 _TIME = Real(0.0, LAST_TIME, nonfinite=False)
 _POSITIVE = Real(0.0, 1e300, nonfinite=False, above=True)
 _PLAIN = Real(-1e300, 1e300, nonfinite=False)
+_SCALE = Real(0.0, 1e300, nonfinite=False)  # a scaler that halves at every step arrives at 0
+_SECONDS = Real(0.0, 1e12, nonfinite=False)
 _TIMES = {"created", "started", "ended", "heartbeat", "at", "measured_at", "ended_at"}
 _REALS = {
     "Timing": {"median_s": _POSITIVE, "low_s": _POSITIVE, "high_s": _POSITIVE},
@@ -40,7 +42,10 @@ _REALS = {
         "time_limit_s": _PLAIN,
     },
     "EnergyUse": {"joules": _PLAIN},
+    "StepRecord": {"scale": _SCALE, "step_time_s": _SECONDS, "overhead_s": _SECONDS},
+    "HistogramRow": {"scale": _SCALE},
 }
+_ALL_PLAIN = {"Sample"}  # what was read of a machine is a number or is not there
 _SIGNED = (-MOST - 1, MOST)
 _WHOLES = {
     "Outcome": {"exit_code": _SIGNED, "eval_taint": (-1, MOST)},
@@ -64,6 +69,8 @@ _WORDS = {
     ("RunSpec", "framework"): FRAMEWORKS,
     ("Machine", "framework"): FRAMEWORKS,
     ("Outcome", "framework"): FRAMEWORKS,
+    ("Rate", "dtype"): ("fp64", "fp32", "tf32", "bf16", "fp16", "int8", "e4m3"),
+    ("Rate", "layout"): ("", "NCHW", "channels_last"),
 }
 
 
@@ -71,7 +78,8 @@ def real(kind: type[Any], name: str) -> Real:
     """Bounds of a number with a fraction."""
     if name in _TIMES:
         return _TIME
-    return _REALS.get(kind.__name__, {}).get(name, _ANY)
+    default = _PLAIN if kind.__name__ in _ALL_PLAIN else _ANY
+    return _REALS.get(kind.__name__, {}).get(name, default)
 
 
 def whole(kind: type[Any], name: str) -> tuple[int, int]:
