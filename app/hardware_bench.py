@@ -34,7 +34,7 @@ def draw(report: HardwareReport, answer: DeltaGenerator) -> None:
     rates = [r for r in store.results(run) if isinstance(r, Rate)]
     view = bench_view(run, rates, store.samples(run), report)
     with answer:
-        if view.sentence:
+        if view.sentence and not run.spec.imported:  # it says "here"
             layout.sentence(view.sentence)
     _ceilings(run, rates, view)
     _alignment(run, rates, view)

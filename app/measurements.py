@@ -38,8 +38,9 @@ def start(spec: RunSpec) -> None:
 
 
 def of_kind(kind: str) -> list[RunInfo]:
-    """Newest first."""
-    return [run for run in store.runs() if run.spec.kind == kind]
+    """This machine's own, newest first; then those of others, which a file brought."""
+    found = [run for run in store.runs() if run.spec.kind == kind]
+    return sorted(found, key=lambda run: bool(run.spec.imported))
 
 
 def opened(kind: str) -> RunInfo | None:

@@ -19,7 +19,8 @@ def show(run: RunInfo) -> None:
         states.nothing_recorded(*telemetry_words.missing(run))
         return
     devices = list(by_device)
-    device = devices[0] if len(devices) == 1 else links.pick("Device", "device", devices)
+    # As a list: the buttons of pick() render Markdown, and an imported run names its devices.
+    device = devices[0] if len(devices) == 1 else links.select("Device", "device", devices)
     found = telemetry_data.read(run, device)
     layout.sentence(telemetry_words.answer(found))
     layout.key_figures(telemetry_words.key_figures(found))

@@ -83,6 +83,16 @@ def test_a_run_that_is_not_finished(store_path: Path, open_page: Open, state: St
     assert ("So far the CPU was" if state is None else "The CPU was") in texts(app)
 
 
+def test_a_device_s_name_from_elsewhere_is_shown_as_text(store_path: Path, open_page: Open) -> None:
+    """The buttons of a segmented control render Markdown, and a picture in it would be fetched."""
+    names = [f"![x](http://127.0.0.1:9/{n}.png)" for n in range(2)]
+    samples = [replace(s, device=name) for name in names for s in cpu(3)]
+    app = open_page("telemetry", run=recorded(store_path, samples))
+    assert not app.exception
+    assert app.selectbox(key="widget:device").options == names
+    assert not app.get("button_group")
+
+
 def test_a_run_without_readings(store_path: Path, open_page: Open) -> None:
     words = texts(open_page("telemetry", run=recorded(store_path, [])))
     assert "The machine was not read beside this run." in words

@@ -96,7 +96,7 @@ def stop_words(results: Sequence[Result]) -> str:
         )
         parts.append(f"{one.series} {where}")
     return (
-        f"A sum stops when a term is less than half of its spacing. It stopped: {', '.join(parts)}."
+        f"A sum stops when a term is half of its spacing or less. It stopped: {', '.join(parts)}."
     )
 
 

@@ -57,7 +57,10 @@ def answer(results: Sequence[Result]) -> Answer:
     fp32 = _end(results, "fp32")
     fine = {name: _end(results, name) <= ALIKE * fp32 for name in NAMES}
     ends = ", ".join(f"{NAMES[name]} {number(_end(results, name))}" for name in NAMES)
-    text = f"Mean loss of the last {TAIL} steps: {ends}."
+    text = (
+        f"Mean loss of the last {TAIL} steps: {ends}. Within {ALIKE:g} times that of fp32 counts "
+        "as having learned as well."
+    )
     if not fine["bf16"]:
         return Answer(2, text)
     return Answer(0 if fine["fp16-noscaler"] else 1, text)

@@ -170,7 +170,11 @@ def _times(results: Sequence[Result]) -> list[StepTimes]:
 LESSON = Lesson(
     id="cost",
     question="A training moves from fp32 to bf16 on this machine. What becomes of its cost?",
-    choices=("It falls by a tenth or more", "It stays about the same", "It rises by a tenth"),
+    choices=(
+        "It falls by a tenth or more",
+        "It stays about the same",
+        "It rises by a tenth or more",
+    ),
     answer=answer,
     draw=draw,
     settings={"model": Setting("Model", {"gpt": "GPT", "lenet": "LeNet", "mlp": "MLP"})},

@@ -137,7 +137,7 @@ def _row(results: Sequence[Result], role: str) -> Raw:
 LESSON = Lesson(
     id="gradients",
     question="Over how many powers of two do the gradients of one step spread?",
-    choices=("About 10", "About 20", "Many more than 20"),
+    choices=("At most 10", "From 11 to 20", "More than 20"),
     answer=answer,
     draw=draw,
     settings={"model": Setting("Model", {"gpt": "GPT", "lenet": "LeNet", "resnet": "ResNet"})},

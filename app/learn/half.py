@@ -61,7 +61,8 @@ def answer(results: Sequence[Result]) -> Answer:
         return Answer(2, f"With model.half() the loss is NaN from step {bad} on.")
     text = (
         f"In the first step {percent(half)} of the weights with a gradient moved, in fp32 "
-        f"{percent(full)}; the loss stayed finite."
+        f"{percent(full)}. The loss stayed finite and ends at {number(losses.y[-1])}, in fp32 at "
+        f"{number(curve(results, 'loss', FP32).y[-1])}."
     )
     return Answer(1 if half < FEW_MOVE * full else 0, text)
 

@@ -80,10 +80,10 @@ def product_words(results: Sequence[Result]) -> str:
     rates = {(r.dtype, r.shape[0]): r.flops_s for r in results
              if isinstance(r, Rate) and r.series == "square" and r.flops_s}  # fmt: skip
     sizes = sorted(n for dtype, n in rates if dtype == "bf16" and ("fp32", n) in rates)
-    parts = [f"{rates['bf16', n] / rates['fp32', n]:.2f} times at {n:,}"
+    parts = [f"{rates['bf16', n] / rates['fp32', n]:.2f} times the speed at size {n:,}"
              for n in dict.fromkeys((sizes[0], sizes[-1]) if sizes else ())]  # fmt: skip
     text = (
-        f"A product in bf16 is as fast as one in fp32: {', '.join(parts)}."
+        f"A product in bf16, beside one in fp32: {', '.join(parts)}."
         if parts
         else "No size could be multiplied in both bf16 and fp32 here."
     )

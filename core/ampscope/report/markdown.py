@@ -146,7 +146,8 @@ def _row(cells: tuple[str, ...]) -> str:
 
 
 def _lines(lines: Lines) -> str:
-    columns = ("Curve", "First", "Lowest", "Highest", "Last", "Not finite", "Steps skipped")
+    columns = ("Curve", "First finite", "Lowest", "Highest", "Last finite", "Not finite",
+               "Steps skipped")  # fmt: skip
     rows = tuple(_figures(series) for series in lines.series)
     return f"*{escaped(lines.title)}*\n\n{_table(Table(columns, rows, tuple(range(1, 7))))}"
 

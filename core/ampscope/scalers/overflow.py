@@ -88,7 +88,7 @@ def fate(gradients: StepGradients, scale: float) -> Fate:
         return Fate.UNKNOWN
     if gradients.top is None:
         return Fate.FINITE
-    shift = math.log2(scale / gradients.scale)
+    shift = math.log2(scale) - math.log2(gradients.scale)  # their quotient may leave the range
     low, high = gradients.top + math.floor(shift), gradients.top + math.ceil(shift)
     if high <= gradients.max_exponent:
         return Fate.FINITE

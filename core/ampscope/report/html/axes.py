@@ -33,7 +33,8 @@ class Axis:
     def place(self, value: float) -> float:
         """Where ``value`` lies."""
         low, high, at = (self._linear(x) for x in (self.low, self.high, value))
-        return self.start + (at - low) / (high - low) * (self.end - self.start)
+        span = high - low or 1.0  # of values that only differ where a float cannot
+        return self.start + (at - low) / span * (self.end - self.start)
 
     def _linear(self, value: float) -> float:
         value = min(max(value, -MOST), MOST)
