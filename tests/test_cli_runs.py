@@ -12,6 +12,7 @@ from ampscope.cli.main import main
 from ampscope.records import Machine, RunSpec, State, StepRecord
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
+from tests import stores
 
 
 @pytest.fixture
@@ -34,6 +35,13 @@ def call(*arguments: object, text: str = "") -> Result:
     return CliRunner().invoke(main, list(map(str, arguments)), input=text, env={"COLUMNS": "80"})
 
 
+def test_a_measurement_has_no_number_of_steps(store: Path) -> None:
+    bench = stores.finished(store, RunSpec(workload="", kind="bench"))
+    output = call("runs", "list", "--store", store).output
+    (row,) = [line for line in output.splitlines() if line.startswith(bench)]
+    assert "/" not in row
+
+
 def test_list(store: Path) -> None:
     ids = [run(store), run(store, State.FAILED, "It [bold]broke[/bold].")]
     result = call("runs", "list", "--store", store)
@@ -42,6 +50,9 @@ def test_list(store: Path) -> None:
     assert [line[:12] for line in lines if line[:12] in ids] == [ids[1], ids[0], ids[1]]
     assert max(map(len, lines[:6])) <= 80
     assert "[red]<b>label</b>" in result.output  # as text
+    finished = next(line for line in lines if line.startswith(ids[0]))
+    with Reader(store) as reader:
+        assert f"/{reader.run(ids[0]).spec.steps}" in finished
     assert f"{ids[1]} ([red]<b>label</b>): It [bold]broke[/bold]." in result.output
     found = json.loads(call("runs", "list", "--json", "--limit", 1, "--store", store).output)
     assert [r["id"] for r in found] == [ids[1]]

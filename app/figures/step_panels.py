@@ -168,7 +168,7 @@ def spans_decades(values: Sequence[float]) -> bool:
 
 
 def _scale_tick(steps: Sequence[StepRecord]) -> int:
-    exponents = [math.log2(s.scale) for s in steps if s.scale and math.isfinite(s.scale)]
+    exponents = [math.log2(s.scale) for s in steps if s.scale and 0 < s.scale < math.inf]
     span = max(exponents) - min(exponents) if exponents else 1
     return max(1, math.ceil(span / 6))
 

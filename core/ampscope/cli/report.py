@@ -37,6 +37,9 @@ def report(
         raise BadInput(
             "Say what to write: --html OUT.html, --markdown OUT.md, --notebook OUT.ipynb"
         )
+    paths = [path for path in (html, markdown, notebook) if path is not None]
+    if len(set(paths)) < len(paths):
+        raise BadInput("Each report needs a file of its own.")
     with Reader(store) as reader:
         made = document(reader, run)
         infos = of_reports(reader, run)

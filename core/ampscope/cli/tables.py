@@ -124,7 +124,8 @@ def runs_table(infos: list[RunInfo]) -> Table:
             datetime.fromtimestamp(info.created).strftime("%m-%d %H:%M"),
             _text(info.title),
             str(info.state),
-            f"{info.steps_done:,}/{info.spec.steps:,}",
+            # A measurement counts what it likes; only a training has so many of so many steps.
+            f"{info.steps_done:,}/{info.spec.steps:,}" if info.spec.is_training else MISSING,
             _text(f"{machine.device} {machine.policy}") if machine else MISSING,
         )
     return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,9 +31,9 @@ def advise(windows: Sequence[ScaleWindow], steps_between: float = 1.0) -> Advice
         return None
     ceiling = min(window.high for window in windows)
     floor = max(window.low for window in windows)
-    scale = min(2.0**ceiling, MOST)
+    scale = MOST if ceiling >= math.log2(MOST) else 2.0**ceiling
     reason = f"2^{ceiling} is the largest scale that no module overflows in any recorded step"
-    if 2.0**ceiling > MOST:
+    if ceiling > math.log2(MOST):
         reason = f"no module overflows below 2^{ceiling}; more than 2^24 gains nothing"
     if floor > ceiling:
         reason += f", though some module loses gradients below 2^{floor}"

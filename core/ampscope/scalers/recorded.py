@@ -57,10 +57,11 @@ def lost_shares(run: RecordedRun, replay: Replay) -> list[float | None]:
     shares: list[float | None] = []
     for place, (made, seen) in enumerate(zip(replay.steps, run.gradients, strict=True)):
         total = int(sums[place, -1])
-        if made.skipped or seen.found_inf or not total or not made.scale:
+        are_scales = all(0 < scale < math.inf for scale in (made.scale, seen.scale))
+        if made.skipped or seen.found_inf or not total or not are_scales:
             shares.append(None)
             continue
-        shift = math.floor(math.log2(made.scale / seen.scale))
+        shift = math.floor(math.log2(made.scale) - math.log2(seen.scale))
         below = run.narrow.zero_below_exponent - shift  # exponents that are lost lie below this
         place_of = int(np.searchsorted(EXPONENTS, below))
         shares.append(float(sums[place, place_of - 1]) / total if place_of else 0.0)

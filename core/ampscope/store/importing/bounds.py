@@ -30,7 +30,7 @@ _ANY = Real()
 _TIME = Real(0.0, LAST_TIME, nonfinite=False)
 _POSITIVE = Real(0.0, 1e300, nonfinite=False, above=True)
 _PLAIN = Real(-1e300, 1e300, nonfinite=False)
-_SCALE = Real(0.0, 1e300, nonfinite=False)  # a scaler that halves at every step arrives at 0
+_SCALE = Real(0.0, 1e300)  # one that halves at every step arrives at 0; one may be set to infinity
 _SECONDS = Real(0.0, 1e12, nonfinite=False)
 _TIMES = {"created", "started", "ended", "heartbeat", "at", "measured_at", "ended_at"}
 _REALS = {

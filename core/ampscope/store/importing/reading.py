@@ -31,7 +31,8 @@ def read(path: Path) -> object:
     """The file's value. Raises Refusal for what is not JSON, BadInput for what is no file."""
     try:
         if not path.is_file():
-            raise BadInput(f"There is no file {path}.")
+            what = "is no ordinary file" if path.exists() else "does not exist"
+            raise BadInput(f"{path} {what}.")
         size = path.stat().st_size
         if size > MAX_BYTES:
             raise Refusal("size", _too_large(size))

@@ -132,8 +132,8 @@ def _check_schema(document: dict[str, object]) -> None:
     schema = document["schema"]
     if isinstance(schema, Unreadable) or type(schema) is not int or schema != SCHEMA:
         shown = quoted(None if isinstance(schema, Unreadable) else schema)
-        again = " Export it again with this version" if schema == 1 else ""
-        raise Refusal("schema", f"it has schema {shown}; this ampscope reads {SCHEMA}.{again}")
+        again = ". Export it again with this version" if schema == 1 else ""
+        raise Refusal("schema", f"it has schema {shown}; this ampscope reads {SCHEMA}{again}")
 
 
 def _plain(path: Path) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -65,8 +66,9 @@ def real(low: float, high: float, *, may_be_nonfinite: bool, above: bool = False
 
     def check(value: object) -> float:
         if type(value) is str and value in _NONFINITE:
-            if may_be_nonfinite:
-                return _NONFINITE[value]
+            found = _NONFINITE[value]
+            if may_be_nonfinite and (found >= low or low == -math.inf):  # NaN is within no bound
+                return found
             raise Refusal("value", f"{value} cannot stand here")
         if type(value) not in (int, float):
             raise _unlike("a number", value)
