@@ -215,6 +215,18 @@ def test_what_is_pending_is_not_seen_and_what_is_flushed_is(tmp_path: Path) -> N
     writer.close()
 
 
+def test_a_name_with_half_a_character_is_spelled(tmp_path: Path) -> None:
+    """Python lets a module have such a name; UTF-8, and so SQLite, does not."""
+    path = tmp_path / "s.db"
+    writer = RunWriter.create(path, RunSpec("gpt"))
+    writer.add_modules([ModuleRecord(0, "l\udc80\u00fc", "Linear")])
+    writer.finish(State.FAILED, "half \ud800")
+    writer.close()
+    with Reader(path) as reader:
+        assert reader.run(writer.run_id).message == "half \\ud800"
+        assert reader.modules(writer.run_id)[0].path == "l\\udc80\u00fc"
+
+
 def test_cancel_and_delete(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     writer = RunWriter.create(path, RunSpec("gpt"))

@@ -26,6 +26,7 @@ __all__ = [
     "open_for_reading",
     "open_for_writing",
     "schema_text",
+    "text_to_sql",
     "to_sql",
     "transaction",
     "translated",
@@ -154,6 +155,11 @@ def translated(path: Path) -> Iterator[None]:
 def to_sql(value: float | None) -> float | str | None:
     """SQLite stores a REAL NaN as NULL, so NaN goes in as text."""
     return "nan" if value is not None and math.isnan(value) else value
+
+
+def text_to_sql(text: str) -> str:
+    """Half characters, which Python lets a name have and UTF-8 does not, are spelled."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def from_sql(value: float | str | None) -> float | None:

@@ -29,9 +29,13 @@ def of_row(table: str, **columns: object) -> Insert:
 
 
 def _insert(table: str, columns: tuple[str, ...], values: tuple[object, ...]) -> Insert:
-    return _statement(table, columns), tuple(
-        db.to_sql(value) if isinstance(value, float) else value for value in values
-    )
+    return _statement(table, columns), tuple(map(_to_sql, values))
+
+
+def _to_sql(value: object) -> object:
+    if isinstance(value, float):
+        return db.to_sql(value)
+    return db.text_to_sql(value) if isinstance(value, str) else value
 
 
 @cache

@@ -68,10 +68,9 @@ class RunRow:
 
     def _update(self, **columns: object) -> None:
         names = ", ".join(f"{name} = ?" for name in columns)
+        values = (db.text_to_sql(v) if isinstance(v, str) else v for v in columns.values())
         with self._lock, db.translated(self.path), db.transaction(self._connection):
-            self._connection.execute(
-                f"UPDATE run SET {names} WHERE id = ?", (*columns.values(), self.run_id)
-            )
+            self._connection.execute(f"UPDATE run SET {names} WHERE id = ?", (*values, self.run_id))
 
 
 def new_run_id() -> str:
