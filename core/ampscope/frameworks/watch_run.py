@@ -15,13 +15,13 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ampscope.errors import AmpscopeError, BadInput
 from ampscope.frameworks.fit_ends import first_words
 from ampscope.frameworks.recorder import Recorder
-from ampscope.records import Cadence, Event, Machine, RunSpec, State
+from ampscope.records import Cadence, Event, Machine, RunSpec, State, watched
 from ampscope.store.db import default_path
 from ampscope.store.processes import HEARTBEAT_EVERY_S
 from ampscope.store.writer import FLUSH_EVERY_S, RunWriter
@@ -49,18 +49,8 @@ class WatchOptions:
 
     def spec(self, framework: str, name: str = "") -> RunSpec:
         """The run as the store lists it; ``name`` where the user gave no label."""
-        return RunSpec(
-            workload=sys.argv[0] or "notebook",
-            kind="watch",
-            size="",
-            precision="",  # whatever the training does; the recorded dtypes say it
-            steps=0,
-            policy="native",
-            cadence=Cadence(histogram=self.histograms_every, trace=0, shadow=0),
-            time_limit_s=0.0,
-            label=self.label or name,
-            framework=framework,
-        )
+        spec = watched(sys.argv[0], self.histograms_every, self.label or name)
+        return replace(spec, framework=framework)
 
 
 class WatchRun:

@@ -29,6 +29,7 @@ from ampscope.records.runs import (
     RunSpec,
     ScalerSpec,
     State,
+    watched,
 )
 from ampscope.records.telemetry import Sample
 from ampscope.records.timing import Timing
@@ -76,4 +77,5 @@ __all__ = [
     "StepTotals",
     "Tally",
     "Timing",
+    "watched",
 ]

@@ -100,6 +100,21 @@ class RunSpec:
         return tuple(dict.fromkeys(name for name in names if name))
 
 
+def watched(workload: str, histogram_every: int, label: str) -> RunSpec:
+    """A user's own training, watched: its numbers are seen, and nothing of it is known before."""
+    return RunSpec(
+        workload=workload or "notebook",
+        kind="watch",
+        size="",
+        precision="",  # whatever the training does; the recorded dtypes say it
+        steps=0,
+        policy="native",
+        cadence=Cadence(histogram=histogram_every, trace=0, shadow=0),
+        time_limit_s=0.0,
+        label=label,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """Where a run took place; shown on every page about it."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from ampscope.records import Cadence, Event, Machine, RunSpec
+from ampscope.records import Event, Machine, RunSpec, watched
 from ampscope.run.device import describe
 from ampscope.watcher.models import WatchedModels
 from ampscope.watcher.ranks import Place
@@ -21,20 +22,8 @@ def run_of(
     models: WatchedModels, place: Place, settings: Settings, device: torch.device
 ) -> tuple[RunSpec, Machine]:
     """The run as the store lists it, and where it takes place."""
-    spec = RunSpec(
-        workload=sys.argv[0] or "notebook",
-        kind="watch",
-        size="",
-        precision="",  # whatever the training does; the recorded dtypes say it
-        steps=0,
-        policy="native",
-        cadence=Cadence(histogram=settings.every, trace=0, shadow=0),
-        time_limit_s=0.0,
-        label=settings.name,
-        group=place.group,
-        rank=place.rank,
-        world=place.world,
-    )
+    spec = watched(sys.argv[0], settings.every, settings.name)
+    spec = replace(spec, group=place.group, rank=place.rank, world=place.world)
     return spec, describe(spec, device)
 
 
