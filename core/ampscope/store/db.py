@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ampscope.errors import StoreError
-from ampscope.store import schema
+from ampscope.store import creation, schema
 from ampscope.store.schema import SCHEMA_VERSION, schema_text
 from ampscope.store.transactions import transaction
 
@@ -49,6 +49,8 @@ def open_for_writing(path: Path, journal: str = "WAL") -> sqlite3.Connection:
     on a network file system a file has the journal DELETE (sqlite.org/wal.html)."""
     with translated(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            creation.create(path, journal)
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         with _closed_on_error(connection):
             connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
