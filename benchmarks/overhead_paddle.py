@@ -37,6 +37,7 @@ from ampscope.frameworks.settings import Settings
 from ampscope.records import RunSpec
 
 GOALS = {"everything": 1.30, "scale and skips": 1.05}
+RESULTS = Path(__file__).parent / "results"
 NETWORKS = ("lenet", "transformer", "wide")
 
 
@@ -148,7 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--networks", default=",".join(NETWORKS))
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, default=RESULTS / "overhead_paddle.json")
     given = parser.parse_args()
     paddle.seed(0)
     rows = []
@@ -163,8 +164,7 @@ def main() -> None:
         "cores": len(os.sched_getaffinity(0)),
         "rows": rows,
     }
-    if given.out:
-        given.out.write_text(json.dumps(result, indent=1) + "\n")
+    given.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

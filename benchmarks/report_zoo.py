@@ -18,12 +18,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from ampscope.experiments.recall import recall
 from ampscope.records import RunInfo
 from ampscope.report.html.page import MAX_BYTES, to_html
 from ampscope.report.making import document, heads
 from ampscope.report.markdown import to_markdown
 from ampscope.store.reader import Reader
+from ampscope.verdicts.recall import recall
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the tests' way of starting a Chromium

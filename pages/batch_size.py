@@ -2,7 +2,9 @@
 
 import streamlit as st
 
-from app import batch_view, compare_form, measurements, states
+from app import states
+from app.compare import batch_view, compare_form
+from app.runs import measurements
 
 st.title("Batch size", anchor=False)
 run = measurements.opened("batch")

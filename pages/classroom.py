@@ -1,5 +1,5 @@
 """Class: what is being measured, who waits for what, and the lessons made ready before a class."""
 
-from app import class_page
+from app.classes import class_page
 
 class_page.show()

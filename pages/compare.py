@@ -2,7 +2,9 @@
 
 import streamlit as st
 
-from app import compare_form, compare_view, measurements, states
+from app import states
+from app.compare import compare_form, compare_view
+from app.runs import measurements
 
 st.title("Compare", anchor=False)
 run = measurements.opened("compare")

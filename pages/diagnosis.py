@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import (
+from app.diagnosis import (
     diagnosis_controls,
     diagnosis_data,
     diagnosis_evidence,

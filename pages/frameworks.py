@@ -2,7 +2,9 @@
 
 import streamlit as st
 
-from app import frameworks_form, frameworks_view, layout, links, live, probes
+from app import layout, links
+from app.frameworks import frameworks_form, frameworks_view
+from app.runs import live, probes
 
 st.title("Frameworks", anchor=False)
 

@@ -2,7 +2,9 @@
 
 import streamlit as st
 
-from app import gradient_controls, gradients_view, run_page, states, trainings
+from app import states
+from app.gradients import gradient_controls, gradients_view
+from app.runs import run_page, trainings
 
 run = run_page.opened("Gradients")
 ranks = trainings.pick(run, may_merge=True)

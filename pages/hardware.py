@@ -2,7 +2,8 @@
 
 import streamlit as st
 
-from app import capability_table, hardware_bench, layout, machine, readings, telemetry_live
+from app import layout, machine
+from app.hardware import capability_table, hardware_bench, readings, telemetry_live
 from app.text import escape
 
 st.title("Hardware", anchor=False)

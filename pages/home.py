@@ -2,7 +2,8 @@
 
 import streamlit as st
 
-from app import demo, machine, recent_runs, sitemap
+from app import machine, sitemap
+from app.home import demo, recent_runs
 
 st.title("Home", anchor=False)
 machine.line()

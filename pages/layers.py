@@ -2,7 +2,9 @@
 
 import streamlit as st
 
-from app import layers_view, run_page, states
+from app import states
+from app.layers import layers_view
+from app.runs import run_page
 
 run = run_page.opened("Layers")
 layers = layers_view.choose(run)

@@ -1,5 +1,5 @@
 """Learn: the lessons with one line each, and a way through them for a newcomer."""
 
-from app import learn_overview
+from app.lesson import learn_overview
 
 learn_overview.show()

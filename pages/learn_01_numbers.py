@@ -1,6 +1,6 @@
 """Lesson 1: the number formats, bit by bit."""
 
-from app import lesson_page
 from app.learn import numbers
+from app.lesson import lesson_page
 
 lesson_page.show(numbers.LESSON)

@@ -1,6 +1,6 @@
 """Lesson 2: in which powers of two a training's numbers lie."""
 
-from app import lesson_page
 from app.learn import gradients
+from app.lesson import lesson_page
 
 lesson_page.show(gradients.LESSON)

@@ -1,6 +1,6 @@
 """Lesson 4: how a dynamic loss scaler finds its scale."""
 
-from app import lesson_page
 from app.learn import scaler
+from app.lesson import lesson_page
 
 lesson_page.show(scaler.LESSON)

@@ -1,6 +1,6 @@
 """Lesson 9: from one overflow to weights that are NaN."""
 
-from app import lesson_page
 from app.learn import inf_to_nan
+from app.lesson import lesson_page
 
 lesson_page.show(inf_to_nan.LESSON)

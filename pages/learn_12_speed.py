@@ -1,6 +1,6 @@
 """Lesson 12: what half precision gains on this machine."""
 
-from app import lesson_page
 from app.learn import speed
+from app.lesson import lesson_page
 
 lesson_page.show(speed.LESSON)

@@ -1,6 +1,6 @@
 """Lesson 14: energy and money of a whole training."""
 
-from app import lesson_page
 from app.learn import cost
+from app.lesson import lesson_page
 
 lesson_page.show(cost.LESSON)

@@ -1,6 +1,8 @@
 """Loss scale: what the scaler did, step by step, and who held the NaN or Inf at every skip."""
 
-from app import run_page, scale_data, scale_lab, scale_view, scale_windows_view, states, trainings
+from app import states
+from app.loss_scale import scale_data, scale_lab, scale_view, scale_windows_view
+from app.runs import run_page, trainings
 
 run = run_page.opened("Loss scale")
 (run,) = trainings.pick(run, may_merge=False)

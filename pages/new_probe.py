@@ -2,7 +2,9 @@
 
 import streamlit as st
 
-from app import links, live, permissions, probe_form, probes
+from app import links, permissions
+from app.new_probe import probe_form
+from app.runs import live, probes
 
 st.title("New probe", anchor=False)
 permissions.require(permissions.is_trusted(), "starting probes")

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import op_lists_view, op_lists_whatif
+from app.op_lists import op_lists_view, op_lists_whatif
 
 st.title("Op lists", anchor=False)
 op_lists_view.show()

@@ -2,7 +2,9 @@
 
 import streamlit as st
 
-from app import cores_form, cores_view, layout, measurements, states
+from app import layout, states
+from app.cores import cores_form, cores_view
+from app.runs import measurements
 
 st.title("Tensor Cores", anchor=False)
 run = measurements.opened("cores")

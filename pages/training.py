@@ -1,6 +1,7 @@
 """Training: how a watched training stands, what went wrong in it, and which rank was first."""
 
-from app import run_page, training_data, training_ranks, training_view, trainings
+from app.runs import run_page, trainings
+from app.training import training_data, training_ranks, training_view
 
 run = run_page.opened("Training")
 ranks = trainings.ranks_of(run)

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import zoo_data, zoo_view
+from app.zoo import zoo_data, zoo_view
 
 st.title("Zoo", anchor=False)
 with st.spinner("Reading the diagnoses in the store."):

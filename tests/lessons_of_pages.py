@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from app.lesson_page import Lesson
+from app.lesson.lesson_page import Lesson
 from app.sitemap import LESSON_ENTRIES
 
 

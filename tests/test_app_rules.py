@@ -50,7 +50,7 @@ def _is_own_style(path: Path, call: ast.Call) -> bool:
     """Large type sets the root's font size; its text is a constant of its own file."""
     if path.name != "large_type.py":
         return False
-    from app.large_type import STYLE
+    from app.lesson.large_type import STYLE
 
     arguments = [ast.unparse(argument) for argument in call.args]
     return arguments == ["STYLE"] and STYLE.startswith("<style>") and STYLE.count("<") == 2

@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 
 from ampscope.records import RunInfo, RunSpec
 from ampscope.store.reader import Reader
-from app import run_page
+from app.runs import run_page
 from tests import stores
 
 Open = Callable[..., AppTest]

@@ -16,7 +16,8 @@ from ampscope.records import RunSpec
 from ampscope.store import sharing
 from ampscope.store.reader import Reader
 from ampscope.zoo.score import script_path as zoo_script
-from app import measurements, options, permissions, probes, report_buttons, store
+from app import options, permissions, store
+from app.runs import measurements, probes, report_buttons
 from app.sitemap import ENTRIES, HOME
 from tests import stores
 from tests.classes import TOKEN, Class
@@ -42,10 +43,11 @@ def no_start(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         started.append(what)
         return "0" * 12
 
-    for module in ("probes", "measurements", "lesson_runs", "class_requests"):
+    starters = ("runs.probes", "runs.measurements", "lesson.lesson_runs", "classes.class_requests")
+    for module in starters:
         monkeypatch.setattr(f"app.{module}.launch", note)
     for name in ("start_diagnosis", "start_controls"):
-        monkeypatch.setattr(f"app.diagnosis_jobs.detached.{name}", note)
+        monkeypatch.setattr(f"app.diagnosis.diagnosis_jobs.detached.{name}", note)
     return started
 
 
@@ -206,10 +208,10 @@ def test_the_beginning_of_an_id_tells_nothing_of_private_runs(
 def test_the_zoo_tells_nothing_of_the_teachers_diagnoses(
     room: Class, store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.diagnosis_jobs.detached.is_running", lambda job: False)
-    monkeypatch.setattr("app.diagnosis_jobs.detached.last_words", lambda job: SECRET)
+    monkeypatch.setattr("app.diagnosis.diagnosis_jobs.detached.is_running", lambda job: False)
+    monkeypatch.setattr("app.diagnosis.diagnosis_jobs.detached.last_words", lambda job: SECRET)
     script = zoo_script("c42_binary_detector.py")
-    monkeypatch.setattr("app.diagnosis_jobs._jobs", {str(script): object()})
+    monkeypatch.setattr("app.diagnosis.diagnosis_jobs._jobs", {str(script): object()})
     assert SECRET in said(room.teacher().page("zoo", case="c42"))
     assert SECRET not in said(room.student().page("zoo", case="c42"))
 
@@ -274,25 +276,25 @@ FORBIDDEN: dict[str, Callable[[object], object]] = {
 
 
 def _jobs():  # type: ignore[no-untyped-def]
-    from app import diagnosis_jobs
+    from app.diagnosis import diagnosis_jobs
 
     return diagnosis_jobs
 
 
 def _files():  # type: ignore[no-untyped-def]
-    from app import workload_files
+    from app.runs import workload_files
 
     return workload_files
 
 
 def _requests():  # type: ignore[no-untyped-def]
-    from app import class_requests
+    from app.classes import class_requests
 
     return class_requests
 
 
 def _results(spec: RunSpec) -> object:
-    from app import lesson_runs
+    from app.lesson import lesson_runs
 
     return lesson_runs.results(spec)
 

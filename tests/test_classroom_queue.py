@@ -16,8 +16,10 @@ from ampscope.lessons.catalog import lesson_spec
 from ampscope.records import RunSpec, State
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
-from app import class_queue, class_requests, lesson_runs, options
-from app.class_queue import KEPT_S, MAX_OF_ONE, MAX_WAITING, ClassQueue, Full
+from app import options
+from app.classes import class_queue, class_requests
+from app.classes.class_queue import KEPT_S, MAX_OF_ONE, MAX_WAITING, ClassQueue, Full
+from app.lesson import lesson_runs
 from tests import stores
 from tests.classes import TOKEN, Class
 

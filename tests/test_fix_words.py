@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from ampscope.diagnose import Finding
-from ampscope.experiments.trials import Trial
 from ampscope.report import fix_words
 from ampscope.rules.verdict import Status, Verdict
 from ampscope.rules.wording import island, island_patch
+from ampscope.verdicts.trials import Trial
 from tests.evidence_making import bad_op
 
 

@@ -17,7 +17,6 @@ from click.testing import CliRunner
 import ampscope
 from ampscope.cli.main import main
 from ampscope.errors import BadInput, StoreError
-from ampscope.experiments.recall import recall
 from ampscope.experiments.repeat import repeatable
 from ampscope.records import Curve, Event, Histogram, RunSpec, State
 from ampscope.store import export
@@ -25,6 +24,7 @@ from ampscope.store.importing import import_file, reading, runs
 from ampscope.store.importing.refusal import Refusal
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
+from ampscope.verdicts.recall import recall
 from tests import made_comparisons, script_stores, stores, telemetry_samples, watched_stores
 
 ROOT = Path(__file__).resolve().parent.parent

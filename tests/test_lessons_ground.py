@@ -51,7 +51,7 @@ def test_a_spec_that_no_page_makes_is_refused(spec: RunSpec) -> None:
 
 
 def test_settings_have_words_on_the_page() -> None:
-    from app.lesson_page import Lesson
+    from app.lesson.lesson_page import Lesson
     from tests.lessons_of_pages import all_lessons
 
     for lesson in all_lessons():

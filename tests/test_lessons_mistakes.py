@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 from ampscope.experiments.diagnosis import run_diagnosis
 from ampscope.lessons.mistake_scripts import BY_ID, MISTAKES, STEPS, script_path
 from ampscope.records import RunSpec
-from app import diagnosis_jobs
+from app.diagnosis import diagnosis_jobs
 
 FOUND = {  # written down by hand: what each script has
     "cast_by_hand": ["fp16_params_with_scaler"],

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ampscope.records import RunSpec
-from app import measurements
+from app.runs import measurements
 from tests import stores
 
 BENCH = RunSpec(workload="", kind="bench")

@@ -12,9 +12,9 @@ from ampscope.compare.batches import by_precision as searches_of
 from ampscope.compare.views import by_precision
 from ampscope.records import RunSpec, Sample, State
 from ampscope.store.writer import RunWriter
-from app import measurements
 from app.figures.compare_bars import memory_bars, step_bars
 from app.figures.throughput import throughput
+from app.runs import measurements
 from tests.made_comparisons import compared, curves, diverged, searched, stored, times
 
 Open = Callable[..., AppTest]

@@ -10,8 +10,9 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from ampscope.records import Padded, Place, Product, RunSpec, State
-from app import cores_table, measurements
+from app.cores import cores_table
 from app.figures.roofline import Ceiling, Dot, roofline
+from app.runs import measurements
 from tests.core_results import CPU, linear, stored, timing
 from tests.stores import HOSTILE
 

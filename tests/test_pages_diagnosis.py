@@ -19,8 +19,8 @@ from ampscope.records import RunInfo, State
 from ampscope.report.words import controls
 from ampscope.rules.catalog import NAMES, all_rules
 from ampscope.store.reader import Reader
-from app import diagnosis_data, diagnosis_jobs
-from app.diagnosis_rules import sections
+from app.diagnosis import diagnosis_data, diagnosis_jobs
+from app.diagnosis.diagnosis_rules import sections
 from tests import script_stores, stores
 
 Open = Callable[..., Any]

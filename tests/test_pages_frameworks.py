@@ -146,7 +146,7 @@ def test_what_if_compares_both_runs(open_page: Open, store_path: Path) -> None:
 
 
 def test_what_if_starts_both_and_refuses_nonsense(open_page: Open, monkeypatch) -> None:
-    from app import probes
+    from app.runs import probes
 
     started = []
     monkeypatch.setattr(probes, "launch", lambda spec, path: started.append(spec))

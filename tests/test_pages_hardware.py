@@ -13,9 +13,11 @@ from ampscope.hardware.describe import HardwareReport, sentence
 from ampscope.records import Machine, Rate, RunSpec, Sample, State
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
-from app import capability_table, machine, measurements
+from app import machine
 from app.figures.alignment import alignment_figure
 from app.figures.rates import rates_figure
+from app.hardware import capability_table
+from app.runs import measurements
 from tests import hardware_reports, stores
 from tests.hardware_reports import H100, named, report
 from tests.made_rates import aligned, ceilings_of, made

@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 
 from ampscope.records import RunSpec
 from ampscope.store.reader import Reader
-from app import probes
+from app.runs import probes
 from tests import stores
 
 Open = Callable[..., AppTest]

@@ -12,7 +12,7 @@ from streamlit.testing.v1 import AppTest
 from ampscope.lessons.catalog import LESSONS, lesson_spec
 from ampscope.lessons.mistake_scripts import MISTAKES
 from ampscope.records import State
-from app import lesson_runs
+from app.lesson import lesson_runs
 from app.sitemap import LESSON_ENTRIES
 from tests.lesson_runs import keep, stored
 

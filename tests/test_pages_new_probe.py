@@ -11,7 +11,8 @@ from streamlit.testing.v1 import AppTest
 from ampscope.policy.modes import PRECISIONS
 from ampscope.records import Cadence, RunSpec, ScalerSpec
 from ampscope.workloads.catalog import BUILTIN
-from app import machine, probes
+from app import machine
+from app.runs import probes
 from tests import hardware_reports, stores
 
 Open = Callable[..., AppTest]
@@ -161,7 +162,7 @@ def test_a_browser_cannot_name_anything_else(
     open_page: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: str
 ) -> None:
     from ampscope.errors import BadInput
-    from app import workload_choice
+    from app.runs import workload_choice
 
     (tmp_path / "mine").mkdir()
     (tmp_path / "outside.py").write_text("")

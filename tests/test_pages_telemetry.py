@@ -16,8 +16,10 @@ from ampscope.records import Sample, State, StepRecord
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 from ampscope.telemetry.values import DeviceLost, Values
-from app import store, telemetry_data, telemetry_live
+from app import store
 from app.figures.telemetry import telemetry_figure
+from app.hardware import telemetry_live
+from app.telemetry import telemetry_data
 from tests.telemetry_samples import BEGIN, cpu, gpu, throttled
 
 Open = Callable[..., Any]

@@ -14,7 +14,8 @@ from ampscope.experiments import detached
 from ampscope.experiments.detached import Job
 from ampscope.zoo.answers import ANSWERS, HEALTHY
 from ampscope.zoo.score import script_path
-from app import diagnosis_data, diagnosis_jobs, zoo_data
+from app.diagnosis import diagnosis_data, diagnosis_jobs
+from app.zoo import zoo_data
 from tests import script_stores
 from tests.test_pages_diagnosis import links, texts
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ampscope.analysis.scale_window import ScaleWindow, common_window
 from ampscope.formats import FORMATS
 from ampscope.records import Frame, Role
-from app.scale_window import sentence
+from app.runs.scale_window import sentence
 from tests import exponent_oracle as oracle
 
 FP16 = FORMATS["fp16"]

@@ -13,13 +13,13 @@ from rich.console import Console
 
 from ampscope.cli.main import main
 from ampscope.cli.tables import messages, probe_table, runs_table
-from ampscope.experiments.recall import recall
 from ampscope.records import Machine, State
 from ampscope.report.terminal import print_report
 from ampscope.store import export
 from ampscope.store.importing import import_file
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
+from ampscope.verdicts.recall import recall
 from tests import script_stores, stores
 
 # Name the window; clear the screen; C1's own CSI; turn the line round; back over what stands there.

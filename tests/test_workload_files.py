@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ampscope.errors import BadInput
-from app import workload_files
+from app.runs import workload_files
 
 
 @pytest.fixture

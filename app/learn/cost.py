@@ -9,12 +9,13 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from ampscope.records import EnergyUse, Result, StepTimes
-from app import layout, lesson_chart, links
+from app import layout, links
 from app.layout import KeyFigure
 from app.learn import disturbed
-from app.learn.sources import NVIDIA, TORCH_AMP
-from app.lesson_page import Lesson, Setting
-from app.lesson_question import Answer
+from app.lesson import lesson_chart
+from app.lesson.lesson_page import Lesson, Setting
+from app.lesson.lesson_question import Answer
+from app.lesson.sources import NVIDIA, TORCH_AMP
 from app.palette import dtype_color
 from app.text import duration
 

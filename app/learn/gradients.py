@@ -10,12 +10,13 @@ import pandas as pd
 from ampscope.exponents import Raw, Zones, max_exponent, median_exponent, min_exponent, zones
 from ampscope.formats import FORMATS
 from ampscope.records import Histogram, Result
-from app import layout, lesson_chart, links
+from app import layout, links
 from app.figures.exponent_bars import exponent_bars
 from app.layout import KeyFigure
-from app.learn.sources import BFLOAT16, NVIDIA, OCP_FP8, PAPER
-from app.lesson_page import Lesson, Setting
-from app.lesson_question import Answer
+from app.lesson import lesson_chart
+from app.lesson.lesson_page import Lesson, Setting
+from app.lesson.lesson_question import Answer
+from app.lesson.sources import BFLOAT16, NVIDIA, OCP_FP8, PAPER
 from app.text import count, percent
 
 FORMAT_NAMES = ("fp16", "bf16", "e4m3", "e5m2", "fp32")

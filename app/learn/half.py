@@ -11,13 +11,14 @@ import plotly.graph_objects as go
 
 from ampscope.lessons.mistake_scripts import HALF_LENET
 from ampscope.records import Curve, Result
-from app import layout, lesson_chart, lesson_diagnosis
+from app import layout
 from app.figures.lesson_lines import Line, lines
 from app.layout import KeyFigure
 from app.learn.found import curve, curves, reading
-from app.learn.sources import ADAM, BATCH_NORM, NVIDIA, PAPER, TORCH_AMP
-from app.lesson_page import Lesson, Setting
-from app.lesson_question import Answer
+from app.lesson import lesson_chart, lesson_diagnosis
+from app.lesson.lesson_page import Lesson, Setting
+from app.lesson.lesson_question import Answer
+from app.lesson.sources import ADAM, BATCH_NORM, NVIDIA, PAPER, TORCH_AMP
 from app.palette import DTYPES, MEASURE, NONFINITE, NORMAL
 from app.text import count, for_plotly, number, percent
 

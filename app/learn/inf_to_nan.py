@@ -8,12 +8,13 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ampscope.records import Result, Tally
-from app import layout, lesson_chart, links
+from app import layout, links
 from app.layout import KeyFigure
 from app.learn.found import reading
-from app.learn.sources import IEEE_754, NVIDIA, PADDLE, TORCH_AMP, TORCH_EXAMPLES
-from app.lesson_page import Lesson, Setting
-from app.lesson_question import Answer
+from app.lesson import lesson_chart
+from app.lesson.lesson_page import Lesson, Setting
+from app.lesson.lesson_question import Answer
+from app.lesson.sources import IEEE_754, NVIDIA, PADDLE, TORCH_AMP, TORCH_EXAMPLES
 from app.palette import NONFINITE, NORMAL, OVERFLOW
 from app.text import count, number, power_of_two
 

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import pandas as pd
 
 from ampscope.records import Curve, Result
-from app import layout, lesson_chart, links
+from app import layout, links
 from app.figures.lesson_lines import Line, lines
 from app.layout import KeyFigure
 from app.learn.found import curve, curves, reading
-from app.learn.sources import BFLOAT16, KERAS, PADDLE, PAPER
-from app.lesson_page import Lesson
-from app.lesson_question import Answer
+from app.lesson import lesson_chart
+from app.lesson.lesson_page import Lesson
+from app.lesson.lesson_question import Answer
+from app.lesson.sources import BFLOAT16, KERAS, PADDLE, PAPER
 from app.palette import DTYPES, NORMAL
 from app.text import count, number, percent
 

@@ -8,12 +8,13 @@ import pandas as pd
 
 from ampscope.compare.views import Measured
 from ampscope.records import MemorySplit, Result
-from app import layout, lesson_chart
+from app import layout
 from app.figures.compare_bars import PARTS, memory_bars
 from app.layout import KeyFigure
-from app.learn.sources import NVIDIA, PADDLE, PAPER, TORCH_AMP
-from app.lesson_page import Lesson, Setting
-from app.lesson_question import Answer
+from app.lesson import lesson_chart
+from app.lesson.lesson_page import Lesson, Setting
+from app.lesson.lesson_question import Answer
+from app.lesson.sources import NVIDIA, PADDLE, PAPER, TORCH_AMP
 from app.text import percent, size
 
 FP32, AMP, PURE = "fp32", "fp16", "fp16-pure"

@@ -8,18 +8,14 @@ import streamlit as st
 
 from ampscope.lessons.mistake_scripts import BY_ID, MISTAKES, Mistake, script_path
 from ampscope.report.words import verdict as diagnosis_words
-from app import (
-    diagnosis_data,
-    layout,
-    lesson_diagnosis,
-    lesson_question,
-    links,
-)
-from app.diagnosis_data import Case
+from app import layout, links
+from app.diagnosis import diagnosis_data
+from app.diagnosis.diagnosis_data import Case
 from app.learn import mistakes_code
-from app.learn.sources import KERAS, PADDLE, TORCH_AMP, TORCH_EXAMPLES
-from app.lesson_page import Lesson, begin, end
-from app.lesson_question import Answer
+from app.lesson import lesson_diagnosis, lesson_question
+from app.lesson.lesson_page import Lesson, begin, end
+from app.lesson.lesson_question import Answer
+from app.lesson.sources import KERAS, PADDLE, TORCH_AMP, TORCH_EXAMPLES
 
 CHOICES = (
     "It ends with an error",

@@ -13,14 +13,15 @@ import streamlit as st
 from ampscope.formats import FORMATS
 from ampscope.records import Curve, Reading, Result
 from ampscope.rounding import exact, nearest
-from app import layout, lesson_chart, links
+from app import layout, links
 from app.figures.lesson_lines import Line, lines
 from app.learn import number_bits
 from app.learn.found import reading
 from app.learn.number_table import NAMES, spread_words, table
-from app.learn.sources import IEEE_754, NVIDIA, OCP_FP8
-from app.lesson_page import Lesson
-from app.lesson_question import Answer
+from app.lesson import lesson_chart
+from app.lesson.lesson_page import Lesson
+from app.lesson.lesson_question import Answer
+from app.lesson.sources import IEEE_754, NVIDIA, OCP_FP8
 from app.palette import dtype_color
 from app.text import escape
 

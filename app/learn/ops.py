@@ -12,12 +12,13 @@ import streamlit as st
 
 from ampscope.policy.op_lists import listed_ops
 from ampscope.records import Call, Result
-from app import layout, lesson_chart, sitemap
+from app import layout, sitemap
 from app.layout import KeyFigure
 from app.learn.found import reading
-from app.learn.sources import KERAS, PADDLE, PAPER, TORCH_AMP
-from app.lesson_page import Lesson, Setting
-from app.lesson_question import Answer
+from app.lesson import lesson_chart
+from app.lesson.lesson_page import Lesson, Setting
+from app.lesson.lesson_question import Answer
+from app.lesson.sources import KERAS, PADDLE, PAPER, TORCH_AMP
 from app.palette import dtype_color
 from app.text import count, number
 

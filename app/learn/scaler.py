@@ -12,13 +12,14 @@ from ampscope.records import Result
 from ampscope.scalers.overflow import StepGradients
 from ampscope.scalers.policies import POLICIES, Settings
 from ampscope.scalers.replay import Replay, replay
-from app import layout, lesson_chart, links
+from app import layout, links
 from app.figures.lesson_lines import Line, lines
 from app.layout import KeyFigure
 from app.learn.found import curve, reading
-from app.learn.sources import KERAS, PADDLE, PAPER, TORCH_AMP
-from app.lesson_page import Lesson, Setting
-from app.lesson_question import Answer
+from app.lesson import lesson_chart
+from app.lesson.lesson_page import Lesson, Setting
+from app.lesson.lesson_question import Answer
+from app.lesson.sources import KERAS, PADDLE, PAPER, TORCH_AMP
 from app.palette import DTYPES, MEASURE, NORMAL, OUTLINE
 from app.text import count, plural, power_of_two
 

@@ -8,13 +8,14 @@ import pandas as pd
 
 from ampscope.hardware.bench_view import rate_words
 from ampscope.records import Rate, Reading, Result, StepTimes
-from app import layout, lesson_chart
+from app import layout
 from app.figures.lesson_lines import Line, lines
 from app.layout import KeyFigure
 from app.learn import disturbed
-from app.learn.sources import NVIDIA, NVIDIA_SHAPES, PADDLE, TORCH_AMP
-from app.lesson_page import Lesson
-from app.lesson_question import Answer
+from app.lesson import lesson_chart
+from app.lesson.lesson_page import Lesson
+from app.lesson.lesson_question import Answer
+from app.lesson.sources import NVIDIA, NVIDIA_SHAPES, PADDLE, TORCH_AMP
 from app.palette import DTYPES
 from app.text import duration, percent
 

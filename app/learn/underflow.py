@@ -11,13 +11,14 @@ import pandas as pd
 
 from ampscope.formats import FP16
 from ampscope.records import Fates, Histogram, Result
-from app import layout, lesson_chart, links
+from app import layout, links
 from app.figures.exponent_bars import exponent_bars
 from app.figures.lesson_lines import Line, lines
 from app.layout import KeyFigure
-from app.learn.sources import NVIDIA, PADDLE, PAPER, TORCH_EXAMPLES
-from app.lesson_page import Lesson, Setting
-from app.lesson_question import Answer
+from app.lesson import lesson_chart
+from app.lesson.lesson_page import Lesson, Setting
+from app.lesson.lesson_question import Answer
+from app.lesson.sources import NVIDIA, PADDLE, PAPER, TORCH_EXAMPLES
 from app.palette import LOST, NONFINITE, SUBNORMAL
 from app.text import count, percent, power_of_two
 

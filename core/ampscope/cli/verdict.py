@@ -10,10 +10,10 @@ from rich.console import Console
 
 from ampscope.diagnose import Diagnosis
 from ampscope.errors import AmpscopeError, BadInput
-from ampscope.experiments.report import Report
 from ampscope.report.contract import to_json
 from ampscope.report.plain import visible
 from ampscope.report.terminal import print_report
+from ampscope.verdicts.report import Report
 
 EXIT_NO_FAULT, EXIT_FAULT, EXIT_UNDECIDED = 0, 1, 2
 STANDARD_OUTPUT = Path("-")

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from ampscope.diagnose import Diagnosis, diagnose
 from ampscope.experiments.plan import Plan, Say
-from ampscope.experiments.report import Report, report_of
 from ampscope.experiments.script_runs import ScriptRuns
 from ampscope.records import RunSpec
+from ampscope.verdicts.report import Report, report_of
 
 
 def run_diagnosis(

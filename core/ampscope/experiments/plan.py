@@ -8,12 +8,12 @@ from collections.abc import Callable
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
 from ampscope.diagnose import Finding
-from ampscope.experiments.cure import is_cured
 from ampscope.experiments.fp32_set import smallest_fp32_set
-from ampscope.experiments.report import problem
 from ampscope.experiments.script_runs import ScriptRun, ScriptRuns
-from ampscope.experiments.trials import Trial, trial_of
 from ampscope.rules.verdict import Fix
+from ampscope.verdicts.cure import is_cured
+from ampscope.verdicts.report import problem
+from ampscope.verdicts.trials import Trial, trial_of
 
 MAX_FIX_RUNS = 4
 MAX_SEARCH_RUNS = 14

@@ -7,11 +7,11 @@ import math
 from typing import Any
 
 from ampscope.diagnose import Finding
-from ampscope.experiments.report import Report
-from ampscope.experiments.trials import Trial
 from ampscope.records import RunInfo
 from ampscope.report import fix_words
 from ampscope.rules.verdict import Measurement
+from ampscope.verdicts.report import Report
+from ampscope.verdicts.trials import Trial
 
 SCHEMA = 1
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from ampscope.causes import FIX_KINDS
 from ampscope.diagnose import Finding
-from ampscope.experiments.report import Report
-from ampscope.experiments.trials import Trial
 from ampscope.report.words.controls import control
 from ampscope.rules import framework_fixes
 from ampscope.rules.wording import island_patch
+from ampscope.verdicts.report import Report
+from ampscope.verdicts.trials import Trial
 
 
 def best(report: Report) -> Trial | None:

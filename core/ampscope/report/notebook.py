@@ -52,7 +52,7 @@ figure.update_layout(xaxis_title="optimizer step", yaxis_title="loss")
 figure
 """
 _VERDICT = """\
-from ampscope.experiments.recall import recall
+from ampscope.verdicts.recall import recall
 
 report = recall(reader, infos[0].id)  # judged anew from what was recorded; nothing is run
 print(report.diagnosis.verdict)

@@ -15,11 +15,11 @@ from rich.text import Text
 
 from ampscope.causes import CAUSES
 from ampscope.diagnose import Finding
-from ampscope.experiments.report import Report
 from ampscope.report import fix_words
 from ampscope.report.plain import CODE_LENGTH, line, visible
 from ampscope.report.words.run import rules_in_full
 from ampscope.rules.verdict import Measurement
+from ampscope.verdicts.report import Report
 
 
 def print_report(report: Report, console: Console) -> None:

@@ -8,9 +8,9 @@ from importlib import resources
 from pathlib import Path
 
 from ampscope.experiments.diagnosis import run_diagnosis
-from ampscope.experiments.report import Report
 from ampscope.records import RunSpec
 from ampscope.report import fix_words
+from ampscope.verdicts.report import Report
 from ampscope.zoo.answers import ANSWERS, HEALTHY, Answer
 
 STEPS = 300

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 from ampscope.analysis.loss_scale import finite_parts
-from ampscope.experiments.report import Report
 from ampscope.records import RunInfo, StepRecord
 from ampscope.report import fix_words
 from ampscope.report.colours import MEASURE, of_dtype
@@ -15,6 +14,7 @@ from ampscope.report.document import Block, Lines, Paragraph, Series, Table
 from ampscope.report.words.controls import control
 from ampscope.report.words.numbers import number, share
 from ampscope.store.reader import Reader
+from ampscope.verdicts.report import Report
 
 # What the script is as it is has no dtype of its own colour: it may be fp16 in one part only.
 _LOOKS = {

@@ -5,8 +5,6 @@ from __future__ import annotations
 from ampscope.analysis.run_view import RunView
 from ampscope.causes import CAUSES
 from ampscope.diagnose import Finding
-from ampscope.experiments.recall import recall
-from ampscope.experiments.report import Report
 from ampscope.records import RunInfo
 from ampscope.report import fix_words
 from ampscope.report.contents import controls, gaps, histograms, origin, rules, scale
@@ -25,6 +23,8 @@ from ampscope.report.words import verdict as words
 from ampscope.report.words.chain import chain
 from ampscope.report.words.controls import control, value
 from ampscope.store.reader import Reader
+from ampscope.verdicts.recall import recall
+from ampscope.verdicts.report import Report
 
 
 def part(reader: Reader, info: RunInfo, points: int) -> Part:

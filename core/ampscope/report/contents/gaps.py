@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ampscope.experiments.report import Report
 from ampscope.records import Role, RunInfo, State
 from ampscope.report.document import Block, Paragraph, Table
 from ampscope.report.words.numbers import plural
@@ -12,6 +11,7 @@ from ampscope.report.words.run import rules, why_no_histograms
 from ampscope.rules.verdict import Status
 from ampscope.store.reader import Reader
 from ampscope.store.series import last_shadow_step
+from ampscope.verdicts.report import Report
 
 NOTHING = "Nothing that this kind of run records is missing."
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ampscope.causes import CAUSES
-from ampscope.experiments.report import Report
 from ampscope.report.document import Block, Fold, Table
 from ampscope.rules.verdict import Status
+from ampscope.verdicts.report import Report
 
 _ORDER = (Status.FOUND, Status.INCONCLUSIVE, Status.ERRORED, Status.PASSED, Status.NOT_APPLICABLE)
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from ampscope.analysis.run_view import RunView
 from ampscope.causes import CAUSES
 from ampscope.diagnose import Finding
-from ampscope.experiments.report import Report
 from ampscope.records import State
 from ampscope.report import fix_words
 from ampscope.report.words.controls import control
 from ampscope.report.words.numbers import plural
 from ampscope.rules.verdict import Status
+from ampscope.verdicts.report import Report
 
 _AGAIN = {
     State.CANCELLED: "Nothing is known yet. Diagnose the script again when you like:",

@@ -1,0 +1,1 @@
+"""The pages Compare and Batch size."""

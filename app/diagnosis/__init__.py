@@ -1,0 +1,1 @@
+"""The page Diagnosis: verdict, chain, evidence, controls, fix, rules, observations."""

@@ -1,0 +1,1 @@
+"""The page Gradients: heat map, one module's histograms, underflow over time."""

@@ -1,0 +1,1 @@
+"""The page Home: the demo and the recent runs."""

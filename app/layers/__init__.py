@@ -1,0 +1,1 @@
+"""The page Layers: dtypes, casts and ops of one step."""

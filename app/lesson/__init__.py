@@ -1,0 +1,1 @@
+"""The one shape of all lessons; what each of them teaches lies in app.learn."""

@@ -1,0 +1,1 @@
+"""The page Loss scale: trajectory, windows of every module, the scaler lab."""

@@ -1,0 +1,51 @@
+"""The table of bad steps on the Loss scale page: all of a short run, the newest of a long one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ampscope.analysis.skip_causes import skip_causes
+from ampscope.analysis.skips import BadStep, bad_steps
+from ampscope.analysis.training import is_bad
+from ampscope.records import RunInfo
+from ampscope.store.reader import Reader
+from ampscope.store.series import first_nonfinite
+from app import store
+from app.loss_scale.scale_data import Trajectory
+
+MOST = 100  # rows of a long run's table; the parameters of each are read for themselves
+
+
+@dataclass(frozen=True, slots=True)
+class BadSteps:
+    """The rows of the table, and of how many bad steps in the shown part they are the newest (at
+    least so many: where thousands are bad, not each of them is shown)."""
+
+    shown: list[BadStep]
+    whole: int
+
+
+def read(run: RunInfo, found: Trajectory) -> BadSteps:
+    """In order of steps."""
+    if found.totals.steps <= store.POINTS:
+        every = bad_steps(found.steps, _all_firsts(run))
+        return BadSteps(every, len(every))
+    bad, causes = [step for step in found.steps if is_bad(step)], skip_causes(found.steps)
+    firsts = _firsts(run, tuple(step.step for step in bad[-MOST:]))
+    rows = [
+        BadStep(s.step, s.scale, s.skipped, *firsts.get(s.step, (0, "")), causes.get(s.step))
+        for s in bad[-MOST:]
+    ]
+    return BadSteps(rows, len(bad) if found.is_part else max(len(bad), found.totals.bad))
+
+
+@store.of_run
+def _all_firsts(reader: Reader, run_id: str) -> dict[int, tuple[int, str]]:
+    return first_nonfinite(reader, run_id)
+
+
+@store.of_run
+def _firsts(reader: Reader, run_id: str, steps: tuple[int, ...]) -> dict[int, tuple[int, str]]:
+    """Of these steps: parameters with NaN or Inf, and the first in backward order."""
+    found = {step: reader.nonfinite(run_id, step) for step in steps}
+    return {step: (len(r), r[0].parameter) for step, r in found.items() if r}

@@ -1,0 +1,1 @@
+"""What pages about runs share: choosing, starting, following, naming, sharing, taking home."""

@@ -1,0 +1,118 @@
+"""A group of probes while they run: progress, place in the queue, live curves, cancel.
+
+live.panel(group, key="new")      # redraws itself every second until all have ended
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
+
+from ampscope.records import RunInfo, State, StepRecord
+from app import chart, permissions, sitemap, states, store
+from app.figures.progress import progress_figure
+from app.runs import probes
+from app.text import duration, escape, number, plural
+
+REFRESH_EVERY_S = 1.0
+
+
+def panel(group: str, *, key: str) -> list[RunInfo]:
+    """Draw the group; returns its runs as they are now (empty when there is no such group)."""
+    runs = probes.of_group(group)
+    if any(run.state.is_active for run in runs):
+        _refreshing(group, key)
+    elif runs:
+        _draw(runs, key)
+    return runs
+
+
+@st.fragment(run_every=REFRESH_EVERY_S)
+def _refreshing(group: str, key: str) -> None:
+    runs = probes.of_group(group)
+    if not any(run.state.is_active for run in runs):
+        st.rerun(scope="app")  # ended: the page goes on, and this clock stops
+    _draw(runs, key)
+
+
+def _draw(runs: list[RunInfo], key: str) -> None:
+    is_device_taken = any(run.state is State.RUNNING for run in store.runs())
+    for run in runs:
+        _row(run, key, is_device_taken)
+    recorded = [(run, store.steps(run)) for run in runs]
+    if any(steps for _, steps in recorded):
+        st.markdown(escape(_what_to_see(recorded)))
+        chart.show(
+            progress_figure(recorded),
+            "progress",
+            lambda: _table(recorded),
+            key=f"{key}-progress",
+        )
+
+
+def _row(run: RunInfo, key: str, is_device_taken: bool) -> None:
+    name, progress, action = st.columns([3, 5, 2], vertical_alignment="center")
+    with name.container(horizontal=True, vertical_alignment="center", gap="small"):
+        st.markdown(f"**{escape(run.spec.mode)}**", width="content")
+        st.badge(run.state, color=states.BADGE_COLORS[run.state])
+    done = min(1.0, run.steps_done / max(1, run.spec.steps))  # an import may say 0
+    progress.progress(done, text=_progress_text(run, is_device_taken))
+    if run.state.is_active:
+        _cancel_button(action, run, key)
+        return
+    if run.steps_done:
+        action.page_link(sitemap.LAYERS.file, label="Open", query_params={"run": run.id})
+    states.explain(run)
+
+
+def _cancel_button(place: DeltaGenerator, run: RunInfo, key: str) -> None:
+    if not permissions.is_trusted():
+        return
+    asked = f"{key}-cancelled-{run.id}"
+    is_asked = bool(st.session_state.get(asked))
+
+    def cancel() -> None:
+        probes.cancel(run)
+        st.session_state[asked] = True
+
+    place.button(
+        "Stopping" if is_asked else "Cancel",
+        key=f"{key}-cancel-{run.id}",
+        on_click=cancel,
+        disabled=is_asked,
+        width="stretch",
+    )
+
+
+def _progress_text(run: RunInfo, is_device_taken: bool) -> str:
+    if run.state is State.QUEUED:
+        waits = run.place > 1 or is_device_taken
+        return f"Waits, place {run.place} in the queue" if waits else "Starting"
+    done = f"{run.steps_done:,} of {plural(run.spec.steps, 'step')}"
+    if run.started is None:
+        return done
+    end = run.ended or run.heartbeat or run.started
+    return f"{done}, {duration(max(0.0, end - run.started))}"
+
+
+def _what_to_see(recorded: list[tuple[RunInfo, list[StepRecord]]]) -> str:
+    """The last loss of each run, side by side."""
+    parts = [
+        f"{run.spec.mode} {number(steps[-1].loss)} (step {steps[-1].step})"
+        for run, steps in recorded
+        if steps
+    ]
+    skips = sum(store.totals(run).skipped for run, _ in recorded)
+    tail = f" GradScaler has left out {plural(skips, 'step')}." if skips else ""
+    return f"Loss so far: {'; '.join(parts)}.{tail}"
+
+
+def _table(recorded: list[tuple[RunInfo, list[StepRecord]]]) -> pd.DataFrame:
+    rows = [
+        (run.id, run.spec.mode, s.step, s.loss, s.scale, s.skipped)
+        for run, steps in recorded
+        for s in steps
+    ]
+    columns = ["run", "precision", "step", "loss", "loss_scale", "skipped"]
+    return pd.DataFrame(rows, columns=columns)

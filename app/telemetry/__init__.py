@@ -1,0 +1,1 @@
+"""Telemetry of a run: a page of its own, and a part of every measurement."""

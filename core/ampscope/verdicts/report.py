@@ -1,0 +1,91 @@
+"""What one diagnosis found, as every surface shows it: made by a live one and read back alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ampscope.analysis.repeatability import difference
+from ampscope.analysis.run_view import RunView
+from ampscope.analysis.symptoms import symptoms
+from ampscope.diagnose import Diagnosis
+from ampscope.records import RunInfo, State
+from ampscope.run.script_ending import ending
+from ampscope.verdicts.trials import Trial
+
+CONTROLS = ("fp32", "bf16")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that a surface shows of one diagnosis."""
+
+    script: str
+    diagnosis: Diagnosis
+    runs: dict[str, RunInfo]
+    trials: tuple[Trial, ...]  # fixes that were run, in order
+    elapsed_s: float
+    could_not_run: str = ""  # the sentence for exit status 2
+    notes: tuple[str, ...] = ()
+    output: str = ""
+    control_symptoms: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def undecided(self) -> str:
+        """Why there is neither a fault nor a clean bill; "" when there is one of them."""
+        if self.could_not_run or self.diagnosis.verdict != "inconclusive":
+            return self.could_not_run
+        seen = "; ".join(self.diagnosis.symptoms)
+        return f"Undetermined: {seen}, and no rule has enough evidence to name the cause."
+
+
+def report_of(
+    diagnosis: Diagnosis,
+    views: Mapping[str, RunView],
+    runs: dict[str, RunInfo],
+    trials: tuple[Trial, ...],
+    elapsed_s: float,
+    output: str = "",
+) -> Report:
+    """The report on runs that have ended; a script that could not be judged has a sentence."""
+    first = runs.get("as_is") or next(iter(runs.values()))
+    unfinished = "" if diagnosis.findings else problem(first, views["as_is"])
+    return Report(
+        script=first.spec.workload,
+        diagnosis=diagnosis,
+        runs=runs,
+        trials=trials,
+        elapsed_s=elapsed_s,
+        could_not_run=unfinished,
+        notes=_notes(views),
+        output=output,
+        control_symptoms={
+            name: tuple(sorted(symptoms(views[name], None))) for name in CONTROLS if name in views
+        },
+    )
+
+
+def problem(info: RunInfo, view: RunView) -> str:
+    """Why there is nothing to judge; "" when there is."""
+    outcome = view.outcome
+    if info.state in (State.FAILED, State.LOST, State.CANCELLED):
+        return info.message or f"The script's process ended without a word ({info.state})."
+    if outcome.attempts:
+        return ""
+    return info.message or ending(outcome, info.spec)[1] or "The script made no optimizer step."
+
+
+def _notes(views: Mapping[str, RunView]) -> tuple[str, ...]:
+    """What a person must know beside the verdict: how the runs were made."""
+    outcome = views["as_is"].outcome
+    notes = list(outcome.notes)
+    if outcome.ended == "steps":
+        notes.append(f"Stopped after {outcome.attempts} optimizer steps.")
+    if outcome.ended == "time":
+        notes.append(f"Stopped at the time limit after {outcome.attempts} optimizer steps.")
+    if "fp32" in views and (what := difference(views["as_is"], views["fp32"])):
+        notes.append(
+            f"The script does not reproduce its own losses from run to run: {what} differ. It is "
+            "judged on what the runs have in common; a fixed seed makes the verdict sharper."
+        )
+    return tuple(notes)
