@@ -12,15 +12,16 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from ampscope.cli.main import main
+from ampscope.cli.progress import follow
 from ampscope.cli.tables import messages, probe_table, runs_table
-from ampscope.records import Machine, State
+from ampscope.records import Event, Machine, State
 from ampscope.report.terminal import print_report
 from ampscope.store import export
 from ampscope.store.importing import import_file
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 from ampscope.verdicts.recall import recall
-from tests import script_stores, stores
+from tests import script_stores, stores, watched_stores
 
 # Name the window; clear the screen; C1's own CSI; turn the line round; back over what stands there.
 OBEYED = ("\x1b]0;x\x07", "\x1b[2J", "\x9b2J", "\u202e", "\x08\x08\x08")
@@ -116,3 +117,32 @@ def test_delete_asks_in_plain_text(tmp_path: Path) -> None:
         run = reader.runs()[0].id
     asked = CliRunner().invoke(main, ["runs", "delete", run, "--store", str(store)], input="n\n")
     assert is_plain(asked.output)
+
+
+@pytest.mark.parametrize("text", OBEYED, ids=ascii)
+def test_the_ranks_of_a_training(tmp_path: Path, text: str) -> None:
+    """Where a rank went non-finite first is a module's name."""
+    store = tmp_path / "a.db"
+    for rank in range(2):
+        writer = RunWriter.create(
+            store, replace(watched_stores.SPEC, group=text, rank=rank, world=2)
+        )
+        writer.start(watched_stores.MACHINE)
+        writer.add_event(Event(3, "nonfinite", f"a{text}b", "NaN"))
+        writer.finish(State.FINISHED)
+        writer.close()
+    done = CliRunner().invoke(main, ["runs", "ranks", writer.run_id, "--store", str(store)])
+    assert done.exit_code == 1
+    assert is_plain(done.output)
+    assert "a" + "".join(ascii(c)[1:-1] for c in text) + "b" in done.output
+
+
+@pytest.mark.parametrize("text", OBEYED, ids=ascii)
+def test_progress(tmp_path: Path, text: str) -> None:
+    store, out = tmp_path / "a.db", io.StringIO()
+    writer = RunWriter.create(store, replace(stores.SPEC, label=f"a{text}b"))
+    writer.finish(State.FINISHED)
+    writer.close()
+    follow(store, [writer.run_id], Console(file=out, width=200, color_system=None))
+    assert is_plain(out.getvalue())
+    assert "a" + "".join(ascii(c)[1:-1] for c in text) + "b" in out.getvalue()

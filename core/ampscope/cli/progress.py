@@ -23,6 +23,7 @@ from rich.progress import (
 
 from ampscope.experiments.launch import POLL_S, launch
 from ampscope.records import RunInfo, RunSpec, State
+from ampscope.report.plain import line
 from ampscope.store.reader import Reader
 from ampscope.store.writer import request_cancel
 
@@ -119,7 +120,7 @@ def _show(bars: Progress, tasks: dict[str, TaskID], info: RunInfo) -> None:
         bars.start_task(task)
     bars.update(
         task,
-        description=escape(info.title),
+        description=escape(line(info.title)),
         total=info.spec.steps if info.spec.is_training else None,
         completed=info.steps_done,
         note=_note(info),

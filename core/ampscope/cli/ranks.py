@@ -11,6 +11,7 @@ from rich.table import Table
 from ampscope.analysis.ranks import first_nonfinite, grouped, is_rank
 from ampscope.cli.options import store_option
 from ampscope.errors import BadInput
+from ampscope.report.plain import visible
 from ampscope.store.reader import Reader
 
 
@@ -43,5 +44,5 @@ def ranks(run: str, store: Path) -> None:
     if missing:
         names = ", ".join(map(str, missing))
         click.echo(f"Ranks not in this store: {names}. Merge them: ampscope runs merge FILE …")
-    click.echo(first.sentence if first else "No rank saw a value that is not finite.")
+    click.echo(visible(first.sentence) if first else "No rank saw a value that is not finite.")
     raise SystemExit(1 if first else 0)
