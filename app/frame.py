@@ -13,6 +13,12 @@ from app.permissions import Role
 from app.sitemap import CLASSROOM, ENTRIES, HOME, NEW_PROBE, Entry
 
 LOGO = Path(__file__).with_name("logo.svg")
+# Streamlit writes what is chosen in the theme's primary colour, which carries white text elsewhere
+# and so is too dark to be read as text on a dark page. Border and line show the choice as well.
+CHOSEN = """<style>
+[data-testid="stButtonGroup"] [data-selected="true"],
+[role="tab"][aria-selected="true"] { color: inherit !important; }
+</style>"""
 logger = logging.getLogger("ampscope.dashboard")
 
 
@@ -20,6 +26,7 @@ def show() -> None:
     """Draw the page that the address names."""
     st.set_page_config(page_title="ampscope", page_icon=str(LOGO), layout="wide")
     st.logo(str(LOGO), size="large")
+    st.html(CHOSEN)
     try:
         who = permissions.role()
     except AmpscopeError as error:  # the operator's options

@@ -121,6 +121,11 @@ def explain(run: RunInfo) -> None:
         _ended_early(run)
 
 
+def measurement_ended(run: RunInfo) -> None:
+    """Say why a measurement has no result."""
+    _with_traceback(run, f"**This measurement {_ENDED[run.state]}.** {_reason(run)}")
+
+
 def _watched(run: RunInfo) -> None:
     """Nobody said how many steps a watched training is going to make."""
     if run.steps_done == 0:
@@ -131,16 +136,24 @@ def _watched(run: RunInfo) -> None:
 
 
 def _ended_early(run: RunInfo) -> None:
-    box = st.error if run.state is State.FAILED else st.warning
-    reason = run.message or "No reason was recorded."
     next_step = (_NEXT_WATCHED if run.spec.kind == "watch" else _NEXT)[run.state]
-    box(f"**This run {_ENDED[run.state]}.** {escape(reason)}  \n{_kept(run)} {next_step}")
-    if run.traceback:
-        with st.expander("The run's own traceback"):
-            st.code(run.traceback, language=None, wrap_lines=True)
+    ended = f"**This run {_ENDED[run.state]}.** {_reason(run)}"
+    _with_traceback(run, f"{ended}  \n{_kept(run)} {next_step}")
     if run.spec.kind == "probe" and permissions.is_trusted():
         again = {"again": run.id}
         st.page_link(sitemap.NEW_PROBE.file, label="Start it again", query_params=again)
+
+
+def _reason(run: RunInfo) -> str:
+    return escape(run.message or "No reason was recorded.")
+
+
+def _with_traceback(run: RunInfo, text: str) -> None:
+    box = st.error if run.state is State.FAILED else st.warning
+    box(text)
+    if run.traceback:
+        with st.expander("The run's own traceback"):
+            st.code(run.traceback, language=None, wrap_lines=True)
 
 
 def _kept(run: RunInfo) -> str:

@@ -11,9 +11,21 @@ from ampscope.lessons.catalog import LESSONS
 from app.sitemap import LESSON_ENTRIES
 from tests import browser
 from tests.lesson_runs import stored
+from tests.wcag import TEXT, contrast, over
 
 pytestmark = pytest.mark.browser
 PAGES = {entry.file.stem.split("_", 2)[2]: entry.file.stem for entry in LESSON_ENTRIES.values()}
+CHOSEN = "[data-testid=stButtonGroup] [data-selected=true], [role=tab][aria-selected=true]"
+# Its text, its colour, and the backgrounds below it, topmost first.
+LOOK = """chosen => {
+    const below = [];
+    for (let one = chosen; one; one = one.parentElement)
+        below.push(getComputedStyle(one).backgroundColor);
+    return [chosen.innerText, getComputedStyle(chosen.querySelector("p")).color, below];
+}"""
+CUT = """() => [...document.querySelectorAll("[data-testid=stMain] [role=radio], main a, label")]
+    .filter(one => one.checkVisibility() && one.getBoundingClientRect().right > innerWidth)
+    .map(one => one.innerText)"""
 MEASURED = [name for name in PAGES if LESSONS[name].is_measured]
 
 
@@ -54,6 +66,27 @@ def test_a_lesson_reveals_its_measurement(page: Page, url: str, lesson: str) -> 
     assert main.get_by_test_id("stAlertContentError").count() == 0
     assert f"guess{LESSONS[lesson].number}=show" in page.url
     assert not errors
+
+
+@pytest.fixture(scope="module")
+def phone(chromium: Browser) -> Iterator[Page]:
+    """A narrow window in the dark theme."""
+    with browser.page_of(chromium, 390, 844, "dark") as found:
+        yield found
+
+
+@pytest.mark.parametrize("lesson", MEASURED)
+def test_choices_are_read_on_a_phone_in_the_dark(phone: Page, url: str, lesson: str) -> None:
+    phone.goto(f"{url}/{PAGES[lesson]}?guess{LESSONS[lesson].number}=show")
+    browser.settle(phone)
+    expect(phone.get_by_text("Measured.").first).to_be_visible()
+    expect(phone.get_by_role("tab", name="PyTorch")).to_be_visible()
+    assert phone.evaluate(CUT) == []
+    for chosen in phone.locator(CHOSEN).all():
+        text, color, below = chosen.evaluate(LOOK)
+        background = over(below)
+        assert background != "#ffffff", "the theme is not dark"
+        assert contrast(over([color, *below]), background) >= TEXT, text
 
 
 def test_a_mistake_is_predicted_before_it_is_diagnosed(page: Page, url: str) -> None:

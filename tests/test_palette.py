@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from app import palette
+from tests.wcag import contrast, linear
 
 CONFIG = Path(palette.__file__).with_name(".streamlit") / "config.toml"
 BACKGROUNDS = (palette.BACKGROUND_LIGHT, palette.BACKGROUND_DARK)
@@ -55,17 +56,6 @@ TO_LAB = np.array(
 )
 CLOSEST_ZONES = 0.08  # Okabe and Ito's own blue and green are 0.086 apart under tritanopia
 CLOSEST_DTYPES = 0.045  # fp32 and e4m3 under tritanopia, which never share a model
-
-
-def linear(color: str) -> np.ndarray:
-    channels = np.array([int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)])
-    return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
-
-
-def contrast(one: str, other: str) -> float:
-    """WCAG 2.2, "contrast ratio"."""
-    dark, light = sorted(float(linear(c) @ [0.2126, 0.7152, 0.0722]) for c in (one, other))
-    return (light + 0.05) / (dark + 0.05)
 
 
 def seen(color: str, deficiency: np.ndarray) -> np.ndarray:

@@ -121,8 +121,8 @@ LESSON = Lesson(
     choices=("Both bf16 and fp16", "Only bf16", "Not even bf16"),
     answer=answer,
     draw=draw,
-    settings={"loss": Setting("Loss", {
-        "usual": "usual", "small": "small (times 2^-18; the optimizer makes up for it)"})},
+    settings={"loss": Setting("Loss", {"usual": "usual", "small": "small (× 2^-18)"},
+        "Small: the loss is multiplied by 2^-18, and the optimizer makes up for it.")},
     terms=("half precision", "underflow", "scaler", "mantissa", "exponent"),
     code={"PyTorch": PYTORCH, "Paddle": PADDLE_CODE, "Keras": KERAS_CODE},
     sources=(BFLOAT16, TORCH_AMP, NVIDIA, PADDLE, KERAS),

@@ -189,8 +189,8 @@ LESSON = Lesson(
     choices=("It learns like in fp32", "Its weights hardly move", "Its loss becomes NaN"),
     answer=answer,
     draw=draw,
-    settings={"optimizer": Setting("Optimizer", {
-        "adam": "Adam, as it comes (lr 0.001)", "sgd": "SGD (lr 0.001, momentum 0.9)"})},
+    settings={"optimizer": Setting("Optimizer", {"adam": "Adam", "sgd": "SGD"},
+        "Adam as it comes, or SGD with momentum 0.9; both with a learning rate of 0.001.")},
     terms=("half precision", "autocast", "scaler", "master weights", "eps"),
     code={"PyTorch": PYTORCH, "Paddle": PADDLE_CODE, "Keras": KERAS_CODE},
     sources=(PAPER, TORCH_AMP, ADAM, BATCH_NORM, NVIDIA),

@@ -184,7 +184,9 @@ LESSON = Lesson(
     settings={
         "model": Setting("Model", {"gpt": "GPT", "lenet": "LeNet"}),
         "loss": Setting(
-            "Loss", {"small": "small (divided by 2,048, as a mean over much is)", "usual": "usual"}
+            "Loss",
+            {"small": "small (÷ 2,048)", "usual": "usual"},
+            "Small: the loss is divided by 2,048, as a mean over very many numbers is.",
         ),
     },
     terms=("gradient", "underflow", "subnormal", "lost", "loss scale"),

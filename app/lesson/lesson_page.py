@@ -27,10 +27,12 @@ FRAMEWORKS = ("PyTorch", "Paddle", "Keras")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A choice that needs a measurement of its own: its label, and words for its values."""
+    """A choice that needs a measurement of its own: its label, and words for its values, short
+    enough to stand side by side on a phone. ``help`` says what they leave out."""
 
     label: str
     values: Mapping[str, str]
+    help: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +103,7 @@ def end(lesson: Lesson, code: Mapping[str, str] | None = None) -> None:
     if lesson.code_note:
         st.caption(escape(lesson.code_note))
     st.subheader("Where to read on", anchor=False)
-    for source in lesson.sources:
-        st.page_link(source.url, label=escape(source.title), icon=":material/open_in_new:")
+    st.markdown("\n".join(f"- [{escape(one.title)}]({one.url})" for one in lesson.sources))
     _neighbours(lesson.info.number)
 
 
@@ -117,6 +118,7 @@ def _settings(lesson: Lesson) -> dict[str, str]:
                 f"{name}{lesson.info.number}",
                 lesson.info.settings[name],
                 format_func=lambda value, words=setting.values: words[value],  # type: ignore[misc]
+                help=setting.help,
             )
     return asked
 

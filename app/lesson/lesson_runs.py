@@ -15,7 +15,7 @@ from ampscope.experiments import children
 from ampscope.experiments.launch import launch
 from ampscope.records import Result, RunInfo, RunSpec, State
 from ampscope.store import sharing
-from app import permissions, run_rows, store
+from app import permissions, run_rows, states, store
 from app.classes import class_requests
 from app.classes.class_queue import Full
 from app.runs import measurements, report_buttons
@@ -81,11 +81,7 @@ def _start_again(spec: RunSpec) -> None:
 
 
 def _failed(run: RunInfo, spec: RunSpec) -> None:
-    reason = escape(run.message or "No reason was recorded.")
-    st.error(f"**This measurement {run.state}.** {reason}")
-    if run.traceback:
-        with st.expander("Its own traceback"):
-            st.code(run.traceback, language=None, wrap_lines=True)
+    states.measurement_ended(run)
     if permissions.offers("measuring it again") and st.button("Try again", key="lesson-retry"):
         _start_again(spec)
         st.rerun()

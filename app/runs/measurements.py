@@ -80,12 +80,7 @@ def _state(run: RunInfo) -> None:
     if run.state.is_active:
         _following(run.id)
     elif run.state is not State.FINISHED:
-        reason = escape(run.message or "No reason was recorded.")
-        box = st.error if run.state is State.FAILED else st.warning
-        box(f"**This measurement {run.state}.** {reason}")
-        if run.traceback:
-            with st.expander("Its own traceback"):
-                st.code(run.traceback, language=None, wrap_lines=True)
+        states.measurement_ended(run)
     elif run.message:
         st.caption(escape(run.message))
     st.caption(escape(made(run)))
