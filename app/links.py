@@ -47,8 +47,8 @@ def chosen(name: str, options: Sequence[T], default: T) -> T:
 
 
 def is_missing(name: str, options: Sequence[Hashable]) -> bool:
-    """Whether the URL itself asks for something that is not on offer."""
-    return name in st.query_params and wanted(name) not in map(str, options)
+    """Whether the URL itself asks for something, and that is not on offer."""
+    return bool(st.query_params.get(name)) and wanted(name) not in map(str, options)
 
 
 def select(

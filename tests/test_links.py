@@ -54,6 +54,13 @@ def test_a_link_to_what_is_not_on_offer_says_so_until_somebody_chooses() -> None
     assert app.query_params["step"] == "5"
 
 
+def test_a_link_that_names_nothing_asks_for_nothing() -> None:
+    app = AppTest.from_function(page)
+    app.query_params.update({"module": "", "step": ""})
+    assert shown(app.run()) == "a y 0"
+    assert not app.markdown
+
+
 def test_widgets_write_the_url_and_a_new_url_moves_the_widgets() -> None:
     app = AppTest.from_function(page).run()
     app.selectbox[0].set_value("b").run()
