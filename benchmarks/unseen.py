@@ -4,9 +4,8 @@
 
 An exam is a folder under ``unseen``: training scripts that were written by somebody who did not
 know the rules, and ``key.json`` with the cause, further causes that a fair examiner accepts, and
-the module to blame. The kept results (results/unseen_first.json, results/unseen_second.json) are
-those of the first run, before any rule had seen a script; a run today says how the rules have
-moved since.
+the module to blame. The kept results (results/unseen_*.json) are those of the first run, before any
+rule had seen a script; a run today says how the rules have moved since.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ampscope.experiments.diagnosis import run_diagnosis
+from ampscope.frameworks.recognise import framework_of
 from ampscope.records import RunSpec
 from ampscope.report.contract import document
 
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     folder = FOLDER / asked.exam
-    key = json.loads((folder / "key.json").read_text())
+    key = _key(folder)
     wanted = [entry for entry in key if not asked.scripts or entry["script"] in asked.scripts]
     with tempfile.TemporaryDirectory() as place:
         lines = [score(entry, _diagnosed(folder, entry, Path(place))) for entry in wanted]
@@ -40,6 +40,18 @@ def main() -> None:
     if asked.out is not None:
         asked.out.write_text(json.dumps(document_, indent=1) + "\n")
     print(json.dumps(document_["summary"], indent=1))
+
+
+def _key(folder: Path) -> list[dict[str, Any]]:
+    """One of the exams has its key by script, and calls a healthy one so."""
+    key = json.loads((folder / "key.json").read_text())
+    if isinstance(key, list):
+        return key
+    causes = {"healthy": "no_fault"}
+    return [
+        {"script": script, **entry, "cause": causes.get(entry["cause"], entry["cause"])}
+        for script, entry in key.items()
+    ]
 
 
 def score(entry: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
@@ -81,8 +93,10 @@ def summary(lines: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def _diagnosed(folder: Path, entry: dict[str, Any], place: Path) -> dict[str, Any]:
+    script = folder / entry["script"]
     spec = RunSpec(
-        workload=str(folder / entry["script"]),
+        workload=str(script),
+        framework=framework_of(script),
         kind="script",
         precision="as_is",
         steps=200,

@@ -5,6 +5,9 @@ unscaling by hand change them too. A clip is known by its limit. Whatever the gr
 the limit bounds is the same afterwards: their norm, each parameter's norm, their largest entry. And
 the limit is meant for unscaled gradients: it stays when the scale moves, or, while the scale stands
 still, it is the round number of the two (1 and not 1 / 65,536).
+
+A limit that is computed (a share of each unit's weight norm, say) has no such number. It is known
+by the fp32 control, where the same code meets the same gradients unscaled and cuts next to nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ampscope.analysis.repeatability import difference
+from ampscope.analysis.run_view import RunView
 from ampscope.gradient_change import GradientChange
 
 MIN_CHANGES = 3  # two equal norms can be chance
@@ -20,6 +25,8 @@ SAME = 2e-3  # relative; a limit in bf16 is rounded at 2^-9
 VARIES = 0.01  # the norm before must differ by this much, or a constant factor would look alike
 MAX_UNSCALED_LIMIT = 0.01  # nobody clips real gradients to less; a limit above it may be scaled
 DIGITS = 4
+CUT = 0.1  # what is left of the gradients, at most, where fp32 keeps them
+ALIKE = 2.0  # before the cut the gradients are fp32's within this factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,33 @@ def hand_clips(changes: Sequence[GradientChange]) -> list[HandClip]:
                 if _is_limit(limits := [read(c) for c in own], own)
             ][:1]
     return found
+
+
+def cut_unlike_fp32(run: RunView, fp32: RunView | None) -> tuple[GradientChange, ...]:
+    """Changes that left less than :data:`CUT` of scaled gradients, of which the fp32 control, at
+    the same attempt, still has what was there before; none unless :data:`MIN_CHANGES` are found.
+
+    The share that is left must vary: a constant one is a factor, such as a second unscaling.
+    """
+    if fp32 is None or difference(run, fp32):
+        return ()
+    found = [c for c in run.gradient_changes if c.scale > 1 and _is_cut(c, run, fp32)]
+    shares = [c.norm_after / c.norm_before for c in found]
+    return tuple(found) if len(found) >= MIN_CHANGES and not _same(shares, VARIES) else ()
+
+
+def _is_cut(change: GradientChange, run: RunView, fp32: RunView) -> bool:
+    own, other = (
+        {g.name: g.norm or 0.0 for g in view.gradients
+         if (g.attempt, g.optimizer) == (change.attempt, change.optimizer)}
+        for view in (run, fp32)
+    )  # fmt: skip
+    reduced = [name for name, norm in own.items() if norm < CUT * other.get(name, 0.0)]
+    left = math.hypot(*(own[name] for name in reduced))
+    kept = math.hypot(*(other[name] for name in reduced))
+    before, after = change.norm_before / change.scale, change.norm_after / change.scale
+    is_this_change = after > 0 and math.isclose(left, after, rel_tol=CUT)
+    return is_this_change and after < CUT * kept and 1 / ALIKE < before / kept < ALIKE
 
 
 def follows_scale(limits: Sequence[float], scales: Sequence[float]) -> bool:

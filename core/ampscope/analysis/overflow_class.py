@@ -21,6 +21,14 @@ from ampscope.analysis.root_op import (
 from ampscope.formats import FORMATS
 from ampscope.observations import BadOp
 
+_COUNTED = frozenset(
+    ["sum", "count_nonzero", "bincount", "index_add", "index_add_", "scatter_add", "scatter_add_"]
+)
+_PASSED_ON = frozenset(
+    ["_to_copy", "to", "view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "expand",
+     "detach", "clone", "select", "slice", "transpose", "permute", "t"]
+)  # fmt: skip
+
 
 class ForwardClass(StrEnum):
     """What went wrong in one op of the forward pass."""
@@ -87,14 +95,27 @@ def _divides_by_zero(op: BadOp, name: str) -> bool:
 
 
 def _is_empty(op: BadOp, name: str) -> bool:
-    """A mean over nothing: no elements, or a single zero count as denominator."""
+    """A mean over nothing: no elements, or nothing divided by a count that is zero."""
     if name in ("mean", "var", "std", "nll_loss_forward", "nll_loss2d_forward") and op.nan:
         empty = any(math.prod(o.shape) == 0 for o in op.inputs)
         return empty or name.startswith("nll_loss")
     if name in ("div", "true_divide", "div_") and len(op.inputs) == 2:
         count = op.inputs[1]
-        return math.prod(count.shape) == 1 and count.zeros == 1 and op.total == 1
+        if math.prod(count.shape) == 1:
+            return count.zeros == 1 and op.total == 1
+        return _divides_nothing_by_counts(op)
     return False
+
+
+def _divides_nothing_by_counts(op: BadOp) -> bool:
+    """Means of several groups, some of which are empty: 0 / 0 and no other trouble. A count is a
+    sum of ones: whole numbers, which what half precision has flushed to zero would not be."""
+    total, count = op.inputs
+    made_by = next((name for name in count.producers if name not in _PASSED_ON), "")
+    sizes = (count.min_abs, count.max_abs)
+    is_count = made_by in _COUNTED and all(s is not None and float(s).is_integer() for s in sizes)
+    only_empty = 0 < count.zeros <= total.zeros and not op.pos_inf and not op.neg_inf
+    return is_count and only_empty and op.nan > 0
 
 
 def _is_mask_constant(op: BadOp, name: str) -> bool:

@@ -7,6 +7,7 @@ zero), the bad ops that recur in most steps are suspects, and an intervention ha
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -91,10 +92,25 @@ def root_op(run: RunView) -> RootOp | None:
         (Arrives.EVALUATION, [b for b in by_time if b.id == run.outcome.eval_taint]),
     ):
         if reached:
-            # What was born in a backward pass reached the loss through broken weights only.
-            born_backward = reached[0].phase == "backward"
-            return RootOp(reached[0], Arrives.GRADIENT if born_backward else arrives)
+            is_gradient = _broke_the_weights_first(run, reached[0])
+            return RootOp(reached[0], Arrives.GRADIENT if is_gradient else arrives)
     return None
+
+
+def _broke_the_weights_first(run: RunView, op: BadOp) -> bool:
+    """Whether it reached a later loss only through weights that its gradients had broken: it was
+    born in a backward pass, or the loss of its own attempt is finite and the gradients are not, as
+    behind a `where` that discards the infinity and sends NaN back."""
+    return op.phase == "backward" or (
+        op.reached_gradient
+        and any(
+            a.attempt == op.attempt
+            and a.grad_nonfinite > 0
+            and a.loss is not None
+            and math.isfinite(a.loss)
+            for a in run.attempts
+        )
+    )
 
 
 def _was_search(run: RunView, op: BadOp) -> bool:

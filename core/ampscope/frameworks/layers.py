@@ -2,21 +2,25 @@
 
 A layer is looked at as one op. Whether its value reached the loss is read off the step: the first
 bad layer of a step whose loss is not finite is where that began, because layers run in order.
+A layer of an unknown kind whose output has vanished is looked into as well.
 Gradients arrive from the last layer to the first: the first one that is not finite was born in the
 layer whose own gradient, just before it, still was.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 
 from ampscope.frameworks.steps import LayerCall
 from ampscope.frameworks.tensors import Values
+from ampscope.frameworks.vanished import is_there
 from ampscope.observations import BadOp, Operand
 
 _Key = tuple[str, str]  # path, op
+MAX_LOOKS = 3  # into a layer whose output has vanished, which may be as it should
 
 
 class BadLayers:
@@ -25,6 +29,7 @@ class BadLayers:
     def __init__(self) -> None:
         self._known: dict[_Key, BadOp] = {}
         self._seen: dict[str, LayerCall] = {}  # the first call of each layer
+        self._looks: Counter[str] = Counter()  # by path, where the output had vanished
         self._around: set[str] = set()  # paths that hold a bad layer of the forward pass under way
         self._first: _Key | None = None  # of the step that is under way
         self._finite: tuple[str, Values] | None = None  # the last gradient that was
@@ -37,9 +42,13 @@ class BadLayers:
             self._seen[call.path] = LayerCall(*kept)  # holds no tensors, nor what could give them
 
     def met(self, call: LayerCall, step: int) -> None:
-        """A call with a non-finite output."""
+        """A call with a non-finite output, or with one that has vanished."""
         is_container = call.path in self._around
         self._around |= _around(call.path)
+        if not any(_nonfinite(values) for values in call.outputs):
+            if not is_container and call.op == "layer":
+                self._vanished(call, step)
+            return
         if is_container or any(_nonfinite(values) for values in call.inputs):
             return  # it only hands on what came in, or what a layer inside made
         weights = call.weights()
@@ -53,6 +62,16 @@ class BadLayers:
             self._known[key] = _bad_op(len(self._known), call.closer() or call, weights, step)
         else:
             self._known[key] = replace(known, count=known.count + 1, last_attempt=step)
+
+    def _vanished(self, call: LayerCall, step: int) -> None:
+        """Bad where an op inside made infinities that something after it turned into zeros."""
+        key = call.path, "vanished"
+        if known := self._known.get(key):
+            self._known[key] = replace(known, count=known.count + 1, last_attempt=step)
+        elif self._looks[call.path] < MAX_LOOKS and any(map(is_there, call.inputs)):
+            self._looks[call.path] += 1
+            if op := call.closer():
+                self._known[key] = _bad_op(len(self._known), op, call.weights(), step)
 
     def gradient(self, path: str, gradient: Values, *, is_bad: bool) -> None:
         """Came back to a layer's output."""

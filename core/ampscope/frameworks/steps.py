@@ -15,10 +15,11 @@ class LayerCall:
     ``op`` says what the layer computes in the words of PyTorch's ops where there is one (linear,
     convolution, matmul, native_layer_norm, native_batch_norm, add, softmax, embedding), so that the
     rules know its kind; else ``layer``. ``in_fp32`` computes the same from the same inputs in fp32;
-    it is asked only when a non-finite output came from finite inputs. So is ``closer``: the first
-    op inside whose finite inputs gave a non-finite output, as a call of the same ``path``; None
-    where the layer itself is as close as one can look. ``weights`` are the layer's own: a layer
-    whose weights are not finite made nothing bad itself.
+    it is asked only when a non-finite output came from finite inputs. So is ``closer``, and where
+    an output has vanished: the first op inside whose finite inputs gave a non-finite output, as a
+    call of the same ``path``; None where there is none, or the layer itself is as close as one can
+    look. ``weights`` are the layer's own: a layer whose weights are not finite made nothing bad
+    itself.
     """
 
     path: str

@@ -2,7 +2,8 @@
 
 What it detects
     clip_grad_norm_ or clip_grad_value_ on gradients of a scaled loss, with no unscale_ before
-    it; or gradients that the script's own code cuts to one fixed limit while they are scaled.
+    it; or gradients that the script's own code cuts while they are scaled, to one fixed limit or
+    to far less than the same code leaves of them in fp32.
 
 Why it matters
     The threshold meets gradients that are 65,536 times too large, so every step is cut to
@@ -32,7 +33,7 @@ def check(evidence: Evidence) -> Verdict:
         return not_applicable("No loss was scaled.")
     wrong = [c for c in run.calls if c.name == "clip" and c.scaled and not c.nested]
     if not wrong or _follow_scale(run, wrong):
-        return clipped_by_hand(run, PATCH) or passed("No scaled gradients were clipped.")
+        return clipped_by_hand(evidence, PATCH) or passed("No scaled gradients were clipped.")
     first = wrong[0]
     clips = [c for c in run.calls if c.name == "clip"]
     scale = next((a.scale for a in run.attempts if a.attempt >= first.attempt), 0.0)

@@ -54,7 +54,7 @@ def check(evidence: Evidence) -> Verdict:
         return passed(
             f"{max(worst, 0.0):.2%} of the gradient entries are zero here and not in fp32."
         )
-    if evidence.root is not None and evidence.symptoms & {Symptom.LOSS}:
+    if evidence.symptoms & {Symptom.LOSS}:
         return passed("The loss is not finite: zero gradients are not the trouble.")
     if any(b.reached_loss is False and b.phase == "forward" for b in silent_suspects(run)):
         return inconclusive("An op overflows inside in most steps; that can make zeros too.")

@@ -26,6 +26,7 @@ from ampscope.frameworks.keras.training import Training
 from ampscope.frameworks.keras.values import FLOATS, short_name, values_of, variable_values
 from ampscope.frameworks.steps import LayerCall
 from ampscope.frameworks.tensors import Values
+from ampscope.frameworks.vanished import is_vanished
 
 T = TypeVar("T")
 MAX_KEPT = 20_000  # outputs whose gradients never came: forward passes under a tape for their sake
@@ -106,7 +107,8 @@ class LayerWatch:
                 training.outputs.clear()
             training.outputs += [(path, t) for t, _ in seen]
         values = tuple(v for _, v in seen)
-        if training.recorder.outputs(path, type(layer).__name__, values, is_training):
+        is_bad = training.recorder.outputs(path, type(layer).__name__, values, is_training)
+        if is_bad or (is_training and is_vanished(values)):
             training.recorder.bad(self._described(called, path, values, is_training))
 
     def _described(

@@ -25,6 +25,7 @@ from ampscope.frameworks.paddle.values import NAMES, floating_tensors, view
 from ampscope.frameworks.recorder import Recorder
 from ampscope.frameworks.steps import LayerCall
 from ampscope.frameworks.tensors import Values
+from ampscope.frameworks.vanished import is_vanished
 
 _Layer: Any = paddle.nn.Layer
 _COUNTED = "_ampscope_counted"  # attribute of an output: the step and version that were counted
@@ -119,11 +120,10 @@ class LayerWatch:
             kind, training = type(layer).__name__, bool(layer.training)
             if path not in self._met:
                 self._met.add(path)
-                line = line_name(self._lines.where())
-                met = LayerCall(path, kind, op_of(layer), (), (), counted[0].name, line)
-                self.recorder.bad_layers.called(met)
-            if self.recorder.outputs(path, kind, counted, training):
-                self._bad_calls += 1
+                self.recorder.bad_layers.called(self._described(layer, path, (), counted, hands_on))
+            is_bad = self.recorder.outputs(path, kind, counted, training) > 0
+            if is_bad or (training and is_vanished(counted)):
+                self._bad_calls += is_bad
                 self.recorder.bad(self._described(layer, path, (inputs, kwargs), counted, hands_on))
         inside = self.recorder.elapsed_s - spent  # the recorder counts its own time
         self.recorder.elapsed_s += time.perf_counter() - started - inside
@@ -196,5 +196,4 @@ def _label(tensor: Any) -> str:
 
 
 def _own_weights(layer: Any) -> tuple[Values, ...]:
-    own = (p for p in layer._parameters.values() if p is not None and p.dtype in NAMES)
-    return tuple(view(p, _label(p)) for p in own)
+    return tuple(view(p, _label(p)) for p in floating_tensors(list(layer._parameters.values())))
