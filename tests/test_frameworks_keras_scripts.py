@@ -33,6 +33,9 @@ EXPECTED = {
     "keras_nan_data": ("bad_input_data", ""),
     "keras_learning_rate": ("not_amp_divergence", "lr:0.01"),
     "keras_half_state": ("optimizer_state_range", "eps:0.0001"),
+    "keras_shares": ("reduction_overflow", "fp32_modules:shares"),
+    "keras_saturated": ("log_zero_saturation", "fp32_modules:chance"),
+    "keras_attention": ("attention_logit_overflow", "fp32_modules:mixer"),
     "keras_healthy_fit": ("", ""),
     "keras_healthy_loop": ("", ""),
 }

@@ -18,6 +18,7 @@ EXPECTED = {
     "paddle_healthy_o2": "",
     "paddle_fit": "",
     "paddle_overflow": "activation_overflow",
+    "paddle_vanished": "elementwise_overflow",
     "paddle_scale_too_high": "loss_scale_too_high",
     "paddle_scale_static": "loss_scale_too_high",
     "paddle_underflow": "gradient_underflow",

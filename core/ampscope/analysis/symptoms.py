@@ -99,6 +99,9 @@ def is_behind(run: RunView, fp32: RunView) -> bool:
     reference, own = progress(fp32, count), progress(run, count)
     if reference is None or fp32.head_loss is None:
         return False
+    if own is not None and run.head_loss is not None:
+        # What a first step threw up and later ones brought down again is no progress.
+        own -= max(run.head_loss - fp32.head_loss, 0.0)
     if reference <= LEARNS_SHARE * abs(fp32.head_loss):
         return False
     if len({a.optimizer for a in fp32.attempts}) != 1:

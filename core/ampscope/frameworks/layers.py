@@ -51,15 +51,14 @@ class BadLayers:
             return
         if is_container or any(_nonfinite(values) for values in call.inputs):
             return  # it only hands on what came in, or what a layer inside made
-        weights = call.weights()
-        if any(_nonfinite(values) for values in weights):
+        if any(_nonfinite(values) for values in call.weights()):
             return  # broken by an earlier step
         key = call.path, call.op
         if self._first is None and call.is_training:
             self._first = key
         known = self._known.get(key)
         if known is None:
-            self._known[key] = _bad_op(len(self._known), call.closer() or call, weights, step)
+            self._known[key] = _bad_op(len(self._known), call.closer() or call, call, step)
         else:
             self._known[key] = replace(known, count=known.count + 1, last_attempt=step)
 
@@ -71,7 +70,7 @@ class BadLayers:
         elif self._looks[call.path] < MAX_LOOKS and any(map(is_there, call.inputs)):
             self._looks[call.path] += 1
             if op := call.closer():
-                self._known[key] = _bad_op(len(self._known), op, call.weights(), step)
+                self._known[key] = _bad_op(len(self._known), op, call, step)
 
     def gradient(self, path: str, gradient: Values, *, is_bad: bool) -> None:
         """Came back to a layer's output."""
@@ -126,7 +125,7 @@ class BadLayers:
             gradient.name,
             seen.line if seen is not None else "",
         )
-        op = replace(_bad_op(number, call, (), step), phase="backward", reached_gradient=True)
+        op = replace(_bad_op(number, call, call, step), phase="backward", reached_gradient=True)
         return (path, call.op), op
 
 
@@ -136,7 +135,9 @@ def _around(path: str) -> set[str]:
     return {".".join(parts[:depth]) for depth in range(len(parts))} if path else set()
 
 
-def _bad_op(number: int, call: LayerCall, weights: tuple[Values, ...], step: int) -> BadOp:
+def _bad_op(number: int, call: LayerCall, layer: LayerCall, step: int) -> BadOp:
+    """``call`` is the layer's own, or one of an op inside it, which may have taken its weights."""
+    weights = layer.weights()
     out = np.concatenate([values.floats() for values in call.outputs])
     reference = call.in_fp32()
     fp32 = None if reference is None else reference.floats()
@@ -157,8 +158,8 @@ def _bad_op(number: int, call: LayerCall, weights: tuple[Values, ...], step: int
         code="",
         dtype=call.compute_dtype,
         inputs=(
-            *(_operand(values) for values in call.inputs),
-            *(replace(_operand(values), is_parameter=True) for values in weights),
+            *(replace(_operand(v), is_parameter=_is_one_of(v, weights)) for v in call.inputs),
+            *(replace(_operand(v), is_parameter=True) for v in weights if call is layer),
         ),
         scalars=(),
         nan=int(np.isnan(out).sum()),
@@ -169,7 +170,14 @@ def _bad_op(number: int, call: LayerCall, weights: tuple[Values, ...], step: int
         fp32_finite=finite,
         autocast=call.compute_dtype in ("fp16", "bf16"),
         last_attempt=step,
+        consumers=call.consumers,
     )
+
+
+def _is_one_of(values: Values, weights: tuple[Values, ...]) -> bool:
+    """Whether an op took one of ``weights``, perhaps cast to half precision."""
+    same = [w.floats() for w in weights if w.size == values.size]
+    return any(np.allclose(w, values.floats(), rtol=2**-8, atol=2**-24) for w in same)
 
 
 def _operand(values: Values) -> Operand:

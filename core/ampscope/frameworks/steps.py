@@ -33,6 +33,7 @@ class LayerCall:
     in_fp32: Callable[[], Values | None] = lambda: None
     closer: Callable[[], LayerCall | None] = lambda: None
     weights: Callable[[], tuple[Values, ...]] = lambda: ()
+    consumers: tuple[str, ...] = ()  # of a single op: what took its output, nearest first
     hands_on: bool = False  # a layer inside this one has put out a non-finite value already
 
 

@@ -44,4 +44,5 @@ RULE = Rule(
     ("as_is", "fp32"),
     50,
     explains=("loss_scale_too_high", "gradient_underflow"),
+    needs_ops=False,
 )

@@ -12,7 +12,8 @@ FP16_MAX = FORMATS["fp16"].max
 
 def place(op: BadOp) -> str:
     """Where, for a sentence."""
-    module = f"module {op.module!r} ({op.module_type})" if op.module_type else "the script itself"
+    module = f"module {op.module!r} ({op.module_type})" if op.module else op.module_type
+    module = module or "the script itself"
     return f"{module}, line {op.line}" if op.line else module
 
 

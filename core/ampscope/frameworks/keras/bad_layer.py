@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -48,15 +48,25 @@ class Called:
         return Values.of(np.concatenate(found)) if found else None
 
     def first_bad_op(self, path: str, line: Callable[[], str]) -> LayerCall | None:
-        """The first kernel whose finite inputs gave a non-finite output."""
+        """The first kernel whose finite inputs gave a non-finite output, and which ones then took
+        what it put out."""
         found: list[LayerCall] = []
+        consumers: list[str] = []
+        descend: list[Any] = []  # held, so that no other tensor gets their ids
 
         def look(
             op_type: str | bytes, inputs: Sequence[Any], attrs: Any, outputs: Sequence[Any],
             op_name: object = None, graph: object = None,
         ) -> None:  # fmt: skip
-            if not found and graph is None and _is_born(inputs, outputs):
+            if graph is not None:
+                return
+            known = {id(t) for t in descend}
+            if found and any(id(t) in known for t in inputs):
+                consumers.append(_kind(op_type).rpartition(".")[2])
+                descend.extend(outputs)
+            if not found and _is_born(inputs, outputs):
                 found.append(_of_op(path, self.layer, op_type, inputs, attrs, outputs, line()))
+                descend.extend(outputs)
 
         with undisturbed(self.layer):
             op_callbacks.add_op_callback(look)
@@ -66,7 +76,7 @@ class Called:
                 return None
             finally:
                 op_callbacks.remove_op_callback(look)
-        return found[0] if found else None
+        return replace(found[0], consumers=tuple(consumers)) if found else None
 
 
 @contextlib.contextmanager
@@ -131,13 +141,17 @@ def _of_op(
     return LayerCall(
         path,
         type(layer).__name__,
-        op_kind(op_type.decode() if isinstance(op_type, bytes) else op_type),
+        _kind(op_type),
         tuple(v for t in inputs if (v := values_of(t)) is not None),
         tuple(v for t in outputs if (v := values_of(t)) is not None),
         short_name(dtype),
         line,
         in_fp32=in_fp32,
     )
+
+
+def _kind(op_type: str | bytes) -> str:
+    return op_kind(op_type.decode() if isinstance(op_type, bytes) else op_type)
 
 
 def _op_in_fp32(

@@ -52,6 +52,7 @@ _OPS = {
     "Softmax": "_softmax", "LogSoftmax": "_log_softmax", "Softplus": "softplus",
     "UnsortedSegmentSum": "segment_reduce", "AvgPool": "avg_pool2d", "L2Loss": "linalg_vector_norm",
     "FusedBatchNormV3": "native_batch_norm", "Fill": "full", "SelectV2": "where",
+    "Reshape": "view", "Transpose": "transpose", "ExpandDims": "unsqueeze", "Squeeze": "squeeze",
 }  # fmt: skip
 
 

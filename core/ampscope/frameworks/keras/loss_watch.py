@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager.record import could_possibly_record
 
 from ampscope.capture.script.patches import Patches
+from ampscope.frameworks.keras.bad_layer import Called
 from ampscope.frameworks.keras.loss_scales import OwnScaler
 from ampscope.frameworks.keras.training import Backward, Training, replicas
 from ampscope.frameworks.keras.values import short_name, values_of
+from ampscope.frameworks.steps import LayerCall
+
+T = TypeVar("T")
 
 MAX_BACKWARDS = 64  # for weights that no optimizer steps
 
@@ -59,9 +65,38 @@ class LossWatch:
                     if values is not None:
                         self.training.recorder.batch("target", values)
                 self.training.own_s += time.perf_counter() - started
-            return original(loss, y_true, y_pred, *args, **kwargs)
+            value = original(loss, y_true, y_pred, *args, **kwargs)
+            if self.training.is_watching:
+                self._look_into(Called(loss, (y_true, y_pred, *args), kwargs, original), value)
+            return value
 
         return call
+
+    def _look_into(self, called: Called, value: Any) -> None:
+        """A loss that is not finite although the predictions are: the op inside."""
+        training, values = self.training, values_of(value)
+        if values is None or np.isfinite(values.floats()).all():
+            return
+        predictions = map(values_of, tf.nest.flatten(called.args[1]))
+
+        def quietly(look: Callable[[], T]) -> T:
+            with training.silence():
+                return look()
+
+        training.recorder.bad(
+            LayerCall(
+                "",
+                type(called.layer).__name__,
+                "layer",
+                tuple(v for v in predictions if v is not None),
+                (values,),
+                values.name,
+                training.line(),
+                could_possibly_record(),
+                lambda: quietly(called.in_fp32),
+                lambda: quietly(lambda: called.first_bad_op("", training.line)),
+            )
+        )
 
     def _watched_gradient(self, original: Any) -> Any:
         @functools.wraps(original)
