@@ -9,7 +9,7 @@ keras.mixed_precision.set_global_policy("mixed_float16")
 
 class Shares(keras.layers.Layer):
     def call(self, counts):
-        return 500.0 * counts / keras.ops.sum(counts, axis=-1, keepdims=True)
+        return counts / keras.ops.sum(counts, axis=-1, keepdims=True) * 500.0
 
 
 rng = np.random.default_rng(3)
