@@ -13,10 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
 from ampscope.causes import FIX_KINDS
+from ampscope.cli.main import main
 from ampscope.diagnose import diagnose
 from ampscope.errors import BadInput
 from ampscope.experiments.launch import launch
@@ -375,10 +377,33 @@ def test_a_probe_whose_process_dies_at_once_says_so(monkeypatch, tmp_path, body,
 
 def test_a_probe_elsewhere_is_refused_before_it_starts(monkeypatch) -> None:
     monkeypatch.setenv(KERAS.variable, sys.executable)
+    monkeypatch.setenv(PADDLE.variable, sys.executable)
     for wrong, words in (
         (RunSpec(workload="gpt", framework="keras"), "shared-lenet"),
         (RunSpec(workload="shared-mlp", framework="keras", precision="tf32"), "no precision"),
         (RunSpec(workload="shared-mlp", framework="jax"), "no framework"),
+        (RunSpec("shared-mlp", framework="keras", control="op_lists:softmax=half"), "no --op-list"),
+        (RunSpec("shared-mlp", framework="paddle", control="op_lists:mm=fp32"), "no --op-list"),
+        (RunSpec("shared-mlp", framework="keras", memory_limit_mib=10), "PyTorch alone"),
+        (RunSpec("shared-mlp", framework="paddle", memory_limit_mib=10), "PyTorch alone"),
+        (RunSpec("shared-mlp", framework="keras", device="cuda:7"), "first GPU"),
+        (RunSpec("shared-mlp", framework="paddle", device="cuda:x"), "no device called"),
     ):
         with pytest.raises(BadInput, match=words):
             checked(wrong)
+    for right in (
+        RunSpec("shared-mlp", framework="keras", device="cpu"),
+        RunSpec("shared-mlp", framework="paddle", device="cuda:0"),  # whose Paddle says the rest
+    ):
+        assert checked(right) is right
+
+
+def test_a_script_of_another_framework_has_no_memory_limit(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import keras\n")
+    store = tmp_path / "runs.db"
+    for command in ("run", "diagnose"):
+        given = [command, "--memory-limit", "10", "--store", str(store), str(tmp_path / "train.py")]
+        done = CliRunner().invoke(main, given)
+        assert done.exit_code == 2
+        assert "A memory limit is for PyTorch alone" in done.stderr
+    assert not store.exists()
