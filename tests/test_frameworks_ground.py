@@ -57,10 +57,37 @@ SPECIAL = [0.0, -0.0, math.nan, math.inf, -math.inf, 6e-8, 5.96e-8, 65504.0, 1e-
         ("import keras_nlp_like_name", "torch"),
         ("x = (", "torch"),
         ("from helper import build", "paddle"),
+        ("from lib.trainer import main", "keras"),
+        ("import lib.trainer", "keras"),
+        ("from lib import relative", "keras"),
+        ("from bare.deep.one import main", "paddle"),  # folders without __init__.py
+        ("import lib", "torch"),  # which imports nothing
+        ("from .keras import x", "torch"),  # a file of its own
+        ("from seeds import seed\nimport keras", "keras"),
+        ("from seeds import seed\nimport paddle", "paddle"),
+        ("from seeds import seed", "torch"),
+        ("from seeds import seed\nimport torch, keras", "torch"),
+        ("try:\n    import torch\nexcept (ImportError, OSError):\n    import keras", "torch"),
+        ("try:\n    import torch\nexcept:\n    pass\nimport paddle", "paddle"),
+        ("try:\n    import seeds, lib.trainer\nexcept ImportError:\n    pass", "torch"),
+        ("try:\n    import torch\nexcept ValueError:\n    pass\nimport paddle", "torch"),
+        ("try:\n    pass\nexcept ImportError:\n    pass\nfinally:\n    import keras", "keras"),
     ],
 )
 def test_a_script_is_known_by_its_imports(tmp_path: Path, text: str, expected: str) -> None:
     (tmp_path / "helper.py").write_text("import paddle\nimport train\n")
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "bare" / "deep").mkdir(parents=True)
+    (tmp_path / "lib" / "__init__.py").touch()
+    (tmp_path / "lib" / "trainer.py").write_text("import os\nfrom keras import layers\n")
+    (tmp_path / "lib" / "relative.py").write_text("from .trainer import main\n")
+    (tmp_path / "bare" / "deep" / "one.py").write_text("from ..two import main\n")
+    (tmp_path / "bare" / "two.py").write_text("import paddle\n")
+    (tmp_path / "seeds.py").write_text(
+        "def seed():\n"
+        "    try:\n        import torch\n    except ImportError:\n        pass\n"
+        "    try:\n        import tensorflow\n    except ImportError:\n        pass\n"
+    )
     script = tmp_path / "train.py"
     script.write_text(text)
     assert framework_of(script) == expected
