@@ -34,9 +34,11 @@ from ampscope.frameworks.recorder import Recorder
 from ampscope.frameworks.settings import can_apply, parse
 from ampscope.frameworks.steps import LayerCall, StepFacts
 from ampscope.frameworks.tensors import Values, count_into
+from ampscope.observations import Outcome
 from ampscope.records import Cadence, Role, RunSpec, State
 from ampscope.rules import framework_fixes
 from ampscope.rules.verdict import Fix, Status
+from ampscope.run.script_ending import ending
 from tests.child_runs import wait_until
 from tests.exponent_oracle import row_of
 
@@ -91,6 +93,24 @@ def test_a_script_is_known_by_its_imports(tmp_path: Path, text: str, expected: s
     script = tmp_path / "train.py"
     script.write_text(text)
     assert framework_of(script) == expected
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        ("keras", "--framework keras."),
+        ("tensorflow.keras", "--framework keras."),
+        ("paddle", "--framework paddle."),
+        ("pandas", "'pandas'."),
+    ],
+)
+def test_a_script_that_was_taken_for_torch_is_told_what_to_say(module: str, says: str) -> None:
+    text = f"No module named {module!r}"
+    raised = Outcome("exception", error_type="ModuleNotFoundError", error_text=text)
+    state, sentence = ending(raised, RunSpec("train.py", kind="script"))
+    assert state is State.FAILED
+    assert sentence.endswith(says)
+    assert "--framework" not in ending(raised, RunSpec("train.py", framework="paddle"))[1]
 
 
 def test_settings_are_pytorchs_words_and_nothing_else() -> None:
