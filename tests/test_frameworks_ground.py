@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
 from ampscope.causes import FIX_KINDS
+from ampscope.cli import frameworks as cli_frameworks
 from ampscope.cli.main import main
 from ampscope.diagnose import diagnose
 from ampscope.errors import BadInput
@@ -366,6 +367,42 @@ def test_a_framework_that_is_missing_says_what_to_run(monkeypatch, tmp_path) -> 
     monkeypatch.setenv(KERAS.variable, str(tmp_path / "nowhere"))
     with pytest.raises(BadInput, match="no such file"):
         pythons.python_for("keras")
+
+
+def test_a_python_may_be_named_as_in_a_shell(monkeypatch, tmp_path: Path) -> None:
+    """A name on PATH, or below the home: what `check` finds is what a probe starts."""
+    (tmp_path / "bin").mkdir()
+    body = 'echo \'ampscope:{"paddle": "3.3.1", "numpy": "2.3.0"}\''
+    python = fake_python(tmp_path / "bin", body)
+    linked = tmp_path / "bin" / "paddle-python"
+    linked.symlink_to(python)  # as in a virtual environment: the link is what counts
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for named in ("paddle-python", "~/bin/paddle-python"):
+        monkeypatch.setenv(PADDLE.variable, named)
+        assert pythons.python_for("paddle") == str(linked)
+        assert environments.check("paddle").works
+
+
+def test_what_is_missing_is_left_out_of_a_comparison(monkeypatch, tmp_path: Path) -> None:
+    started: list[RunSpec] = []
+
+    def start(specs: list[RunSpec], store: Path) -> list[object]:
+        started.extend(specs)
+        raise BadInput("enough")
+
+    monkeypatch.setattr(cli_frameworks, "start_together", start)
+    monkeypatch.setenv(KERAS.variable, str(tmp_path / "nowhere"))
+    monkeypatch.setenv(PADDLE.variable, sys.executable)
+    done = CliRunner().invoke(main, ["frameworks", "compare", "mlp"])
+    assert [spec.framework for spec in started] == ["torch", "paddle"]
+    assert f"Left out: {KERAS.variable} names {tmp_path / 'nowhere'}" in done.stderr
+    assert "Paddle" not in done.stderr
+    monkeypatch.setenv(PADDLE.variable, str(tmp_path / "nowhere"))
+    done = CliRunner().invoke(main, ["frameworks", "compare", "mlp"])
+    assert (done.exit_code, len(started)) == (2, 2)
+    assert "Neither Keras nor Paddle is here." in done.stderr
+    assert PADDLE.variable in done.stderr
 
 
 @pytest.mark.parametrize("home", ["kept", "cannot be written"])

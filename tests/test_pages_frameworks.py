@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +71,20 @@ def test_empty_says_what_to_do(open_page: Open) -> None:
     assert not app.exception
     assert "No network has been trained" in app.info[0].value
     assert app.button[0].label.startswith("Train in")
+
+
+def test_the_form_leaves_out_what_is_missing(open_page: Open, monkeypatch, tmp_path: Path) -> None:
+    from app.runs import probes
+
+    started: list[RunSpec] = []
+    monkeypatch.setattr(probes, "launch", lambda spec, path: started.append(spec))
+    monkeypatch.setenv("AMPSCOPE_KERAS_PYTHON", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("AMPSCOPE_PADDLE_PYTHON", sys.executable)
+    app = open_page("frameworks")
+    assert any("AMPSCOPE_KERAS_PYTHON names" in plain(c.value) for c in app.caption)
+    app.button(key="fw-start").click().run()
+    assert not app.error
+    assert [spec.framework for spec in started] == ["torch", "paddle"]
 
 
 def test_the_answer_names_where_frameworks_part(open_page: Open, store_path: Path) -> None:
