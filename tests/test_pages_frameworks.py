@@ -37,8 +37,9 @@ SAME = {path: row(e0=60, e1=40) for path in PATHS}
 
 
 def written(
-    store: Path, framework: str, rows: dict[str, Raw], dtypes: dict[str, str], scale: float = 1.0
-) -> str:
+    store: Path, framework: str, rows: dict[str, Raw], dtypes: dict[str, str], scale: float = 1.0,
+    ended: tuple[State, str] = (State.FINISHED, ""),
+) -> str:  # fmt: skip
     spec = RunSpec("shared-mlp", framework=framework, group=GROUP, steps=2, label=framework)
     writer = RunWriter.create(store, spec)
     version = {"torch": "", "keras": "3.15.1 on TensorFlow 2.21.0", "paddle": "3.3.1"}[framework]
@@ -57,7 +58,7 @@ def written(
             writer.add_frame(
                 Frame(step, role, (0, 1, 2), kept, stacked, scale if role.is_gradient else 1.0)
             )
-    writer.finish(State.FINISHED)
+    writer.finish(*ended)
     writer.close()
     return writer.run_id
 
@@ -127,6 +128,29 @@ def test_one_framework_that_failed_leaves_the_others_on_the_page(
     texts = " ".join(plain(m.value) for m in (*app.info, *app.error, *app.warning))
     assert "Fewer than two frameworks" in texts
     assert "SIGSEGV" in texts
+
+
+@pytest.mark.parametrize(
+    ("steps", "says"),
+    [(0, "Keras failed: not compared."), (2, "Keras failed after 2 steps.")],
+)
+def test_the_answer_says_that_a_framework_failed(
+    open_page: Open, store_path: Path, steps: int, says: str
+) -> None:
+    written(store_path, "torch", SAME, {})
+    if steps:
+        written(store_path, "keras", SAME, {}, ended=(State.FAILED, "no *kernel* for that"))
+    else:
+        writer = RunWriter.create(store_path, RunSpec("shared-mlp", framework="keras", group=GROUP))
+        writer.finish(State.FAILED, "no *kernel* for that")
+        writer.close()
+    written(store_path, "paddle", SAME, {})
+    app = open_page("frameworks")
+    assert not app.exception
+    said = plain(app.subheader[0].value)
+    assert "Paddle is the same in all of 3 layers; " in said
+    assert said.endswith(f"; {says}")
+    assert "Keras: no *kernel* for that" in [plain(c.value) for c in app.caption]
 
 
 @pytest.mark.parametrize(
