@@ -36,7 +36,7 @@ from ampscope.frameworks.settings import can_apply, parse
 from ampscope.frameworks.steps import LayerCall, StepFacts
 from ampscope.frameworks.tensors import Values, count_into
 from ampscope.observations import Outcome
-from ampscope.records import Cadence, Role, RunSpec, State
+from ampscope.records import Cadence, Role, RunSpec, ScalerSpec, State
 from ampscope.rules import framework_fixes
 from ampscope.rules.verdict import Fix, Status
 from ampscope.run.script_ending import ending
@@ -471,6 +471,7 @@ def test_a_probe_elsewhere_is_refused_before_it_starts(monkeypatch) -> None:
         (RunSpec("shared-mlp", framework="keras", memory_limit_mib=10), "PyTorch alone"),
         (RunSpec("shared-mlp", framework="paddle", memory_limit_mib=10), "PyTorch alone"),
         (RunSpec("shared-mlp", framework="keras", device="cuda:7"), "first GPU"),
+        (RunSpec("shared-mlp", framework="keras", scaler=ScalerSpec(growth_factor=3.0)), "doubles"),
         (RunSpec("shared-mlp", framework="paddle", device="cuda:x"), "no device called"),
     ):
         with pytest.raises(BadInput, match=words):
