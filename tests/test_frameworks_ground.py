@@ -13,10 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
 from ampscope.causes import FIX_KINDS
+from ampscope.cli import frameworks as cli_frameworks
+from ampscope.cli.main import main
 from ampscope.diagnose import diagnose
 from ampscope.errors import BadInput
 from ampscope.experiments.launch import launch
@@ -32,9 +35,11 @@ from ampscope.frameworks.recorder import Recorder
 from ampscope.frameworks.settings import can_apply, parse
 from ampscope.frameworks.steps import LayerCall, StepFacts
 from ampscope.frameworks.tensors import Values, count_into
-from ampscope.records import Cadence, Role, RunSpec, State
+from ampscope.observations import Outcome
+from ampscope.records import Cadence, Role, RunSpec, ScalerSpec, State
 from ampscope.rules import framework_fixes
 from ampscope.rules.verdict import Fix, Status
+from ampscope.run.script_ending import ending
 from tests.child_runs import wait_until
 from tests.exponent_oracle import row_of
 
@@ -55,13 +60,58 @@ SPECIAL = [0.0, -0.0, math.nan, math.inf, -math.inf, 6e-8, 5.96e-8, 65504.0, 1e-
         ("import keras_nlp_like_name", "torch"),
         ("x = (", "torch"),
         ("from helper import build", "paddle"),
+        ("from lib.trainer import main", "keras"),
+        ("import lib.trainer", "keras"),
+        ("from lib import relative", "keras"),
+        ("from bare.deep.one import main", "paddle"),  # folders without __init__.py
+        ("import lib", "torch"),  # which imports nothing
+        ("from .keras import x", "torch"),  # a file of its own
+        ("from seeds import seed\nimport keras", "keras"),
+        ("from seeds import seed\nimport paddle", "paddle"),
+        ("from seeds import seed", "torch"),
+        ("from seeds import seed\nimport torch, keras", "torch"),
+        ("try:\n    import torch\nexcept (ImportError, OSError):\n    import keras", "torch"),
+        ("try:\n    import torch\nexcept:\n    pass\nimport paddle", "paddle"),
+        ("try:\n    import seeds, lib.trainer\nexcept ImportError:\n    pass", "torch"),
+        ("try:\n    import torch\nexcept ValueError:\n    pass\nimport paddle", "torch"),
+        ("try:\n    pass\nexcept ImportError:\n    pass\nfinally:\n    import keras", "keras"),
     ],
 )
 def test_a_script_is_known_by_its_imports(tmp_path: Path, text: str, expected: str) -> None:
     (tmp_path / "helper.py").write_text("import paddle\nimport train\n")
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "bare" / "deep").mkdir(parents=True)
+    (tmp_path / "lib" / "__init__.py").touch()
+    (tmp_path / "lib" / "trainer.py").write_text("import os\nfrom keras import layers\n")
+    (tmp_path / "lib" / "relative.py").write_text("from .trainer import main\n")
+    (tmp_path / "bare" / "deep" / "one.py").write_text("from ..two import main\n")
+    (tmp_path / "bare" / "two.py").write_text("import paddle\n")
+    (tmp_path / "seeds.py").write_text(
+        "def seed():\n"
+        "    try:\n        import torch\n    except ImportError:\n        pass\n"
+        "    try:\n        import tensorflow\n    except ImportError:\n        pass\n"
+    )
     script = tmp_path / "train.py"
     script.write_text(text)
     assert framework_of(script) == expected
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        ("keras", "--framework keras."),
+        ("tensorflow.keras", "--framework keras."),
+        ("paddle", "--framework paddle."),
+        ("pandas", "'pandas'."),
+    ],
+)
+def test_a_script_that_was_taken_for_torch_is_told_what_to_say(module: str, says: str) -> None:
+    text = f"No module named {module!r}"
+    raised = Outcome("exception", error_type="ModuleNotFoundError", error_text=text)
+    state, sentence = ending(raised, RunSpec("train.py", kind="script"))
+    assert state is State.FAILED
+    assert sentence.endswith(says)
+    assert "--framework" not in ending(raised, RunSpec("train.py", framework="paddle"))[1]
 
 
 def test_settings_are_pytorchs_words_and_nothing_else() -> None:
@@ -319,6 +369,42 @@ def test_a_framework_that_is_missing_says_what_to_run(monkeypatch, tmp_path) -> 
         pythons.python_for("keras")
 
 
+def test_a_python_may_be_named_as_in_a_shell(monkeypatch, tmp_path: Path) -> None:
+    """A name on PATH, or below the home: what `check` finds is what a probe starts."""
+    (tmp_path / "bin").mkdir()
+    body = 'echo \'ampscope:{"paddle": "3.3.1", "numpy": "2.3.0"}\''
+    python = fake_python(tmp_path / "bin", body)
+    linked = tmp_path / "bin" / "paddle-python"
+    linked.symlink_to(python)  # as in a virtual environment: the link is what counts
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for named in ("paddle-python", "~/bin/paddle-python"):
+        monkeypatch.setenv(PADDLE.variable, named)
+        assert pythons.python_for("paddle") == str(linked)
+        assert environments.check("paddle").works
+
+
+def test_what_is_missing_is_left_out_of_a_comparison(monkeypatch, tmp_path: Path) -> None:
+    started: list[RunSpec] = []
+
+    def start(specs: list[RunSpec], store: Path) -> list[object]:
+        started.extend(specs)
+        raise BadInput("enough")
+
+    monkeypatch.setattr(cli_frameworks, "start_together", start)
+    monkeypatch.setenv(KERAS.variable, str(tmp_path / "nowhere"))
+    monkeypatch.setenv(PADDLE.variable, sys.executable)
+    done = CliRunner().invoke(main, ["frameworks", "compare", "mlp"])
+    assert [spec.framework for spec in started] == ["torch", "paddle"]
+    assert f"Left out: {KERAS.variable} names {tmp_path / 'nowhere'}" in done.stderr
+    assert "Paddle" not in done.stderr
+    monkeypatch.setenv(PADDLE.variable, str(tmp_path / "nowhere"))
+    done = CliRunner().invoke(main, ["frameworks", "compare", "mlp"])
+    assert (done.exit_code, len(started)) == (2, 2)
+    assert "Neither Keras nor Paddle is here." in done.stderr
+    assert PADDLE.variable in done.stderr
+
+
 @pytest.mark.parametrize("home", ["kept", "cannot be written"])
 def test_an_installed_package_brings_no_neighbour_along(tmp_path: Path, home: str) -> None:
     """As a wheel puts it: in site-packages, among what the framework's Python must not see."""
@@ -375,10 +461,34 @@ def test_a_probe_whose_process_dies_at_once_says_so(monkeypatch, tmp_path, body,
 
 def test_a_probe_elsewhere_is_refused_before_it_starts(monkeypatch) -> None:
     monkeypatch.setenv(KERAS.variable, sys.executable)
+    monkeypatch.setenv(PADDLE.variable, sys.executable)
     for wrong, words in (
         (RunSpec(workload="gpt", framework="keras"), "shared-lenet"),
         (RunSpec(workload="shared-mlp", framework="keras", precision="tf32"), "no precision"),
         (RunSpec(workload="shared-mlp", framework="jax"), "no framework"),
+        (RunSpec("shared-mlp", framework="keras", control="op_lists:softmax=half"), "no --op-list"),
+        (RunSpec("shared-mlp", framework="paddle", control="op_lists:mm=fp32"), "no --op-list"),
+        (RunSpec("shared-mlp", framework="keras", memory_limit_mib=10), "PyTorch alone"),
+        (RunSpec("shared-mlp", framework="paddle", memory_limit_mib=10), "PyTorch alone"),
+        (RunSpec("shared-mlp", framework="keras", device="cuda:7"), "first GPU"),
+        (RunSpec("shared-mlp", framework="keras", scaler=ScalerSpec(growth_factor=3.0)), "doubles"),
+        (RunSpec("shared-mlp", framework="paddle", device="cuda:x"), "no device called"),
     ):
         with pytest.raises(BadInput, match=words):
             checked(wrong)
+    for right in (
+        RunSpec("shared-mlp", framework="keras", device="cpu"),
+        RunSpec("shared-mlp", framework="paddle", device="cuda:0"),  # whose Paddle says the rest
+    ):
+        assert checked(right) is right
+
+
+def test_a_script_of_another_framework_has_no_memory_limit(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import keras\n")
+    store = tmp_path / "runs.db"
+    for command in ("run", "diagnose"):
+        given = [command, "--memory-limit", "10", "--store", str(store), str(tmp_path / "train.py")]
+        done = CliRunner().invoke(main, given)
+        assert done.exit_code == 2
+        assert "A memory limit is for PyTorch alone" in done.stderr
+    assert not store.exists()

@@ -16,12 +16,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from ampscope.experiments.launch import launch
 from ampscope.exponents import NAN, NEG_INF, POS_INF
 from ampscope.frameworks.networks import network
 from ampscope.records import Cadence, Role, RunSpec, ScalerSpec, State
 from ampscope.scalers.policies import POLICIES, Settings
 from ampscope.store.reader import Reader
 from ampscope.store.writer import request_cancel
+from tests.child_runs import wait_until
 from tests.exponent_oracle import row_of
 from tests.paddle_python import checked, needs_paddle, run, started
 
@@ -214,6 +216,15 @@ def test_a_probe_records_what_numpy_computes(tmp_path: Path) -> None:
     own = found["frames"][Role.GRAD_OUTPUT].row_of(found["modules"]["fc3"])
     reference = row_of(expected.astype(np.float16).astype(np.float64).ravel())
     assert np.abs(own - reference).sum() / 2 <= 0.01 * expected.size
+
+
+def test_a_device_that_paddle_does_not_see_is_named(tmp_path: Path) -> None:
+    """No machine has a hundred GPUs."""
+    spec = RunSpec(workload="shared-mlp", framework="paddle", steps=1, device="cuda:99")
+    run_id = launch(spec, tmp_path / "runs.db")
+    info = wait_until(tmp_path / "runs.db", run_id)
+    assert info.state is State.FAILED
+    assert "There is no device 'cuda:99': Paddle here sees" in info.message
 
 
 @pytest.mark.parametrize("loop", ["update", "minimize"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -36,8 +37,9 @@ SAME = {path: row(e0=60, e1=40) for path in PATHS}
 
 
 def written(
-    store: Path, framework: str, rows: dict[str, Raw], dtypes: dict[str, str], scale: float = 1.0
-) -> str:
+    store: Path, framework: str, rows: dict[str, Raw], dtypes: dict[str, str], scale: float = 1.0,
+    ended: tuple[State, str] = (State.FINISHED, ""),
+) -> str:  # fmt: skip
     spec = RunSpec("shared-mlp", framework=framework, group=GROUP, steps=2, label=framework)
     writer = RunWriter.create(store, spec)
     version = {"torch": "", "keras": "3.15.1 on TensorFlow 2.21.0", "paddle": "3.3.1"}[framework]
@@ -56,7 +58,7 @@ def written(
             writer.add_frame(
                 Frame(step, role, (0, 1, 2), kept, stacked, scale if role.is_gradient else 1.0)
             )
-    writer.finish(State.FINISHED)
+    writer.finish(*ended)
     writer.close()
     return writer.run_id
 
@@ -70,6 +72,20 @@ def test_empty_says_what_to_do(open_page: Open) -> None:
     assert not app.exception
     assert "No network has been trained" in app.info[0].value
     assert app.button[0].label.startswith("Train in")
+
+
+def test_the_form_leaves_out_what_is_missing(open_page: Open, monkeypatch, tmp_path: Path) -> None:
+    from app.runs import probes
+
+    started: list[RunSpec] = []
+    monkeypatch.setattr(probes, "launch", lambda spec, path: started.append(spec))
+    monkeypatch.setenv("AMPSCOPE_KERAS_PYTHON", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("AMPSCOPE_PADDLE_PYTHON", sys.executable)
+    app = open_page("frameworks")
+    assert any("AMPSCOPE_KERAS_PYTHON names" in plain(c.value) for c in app.caption)
+    app.button(key="fw-start").click().run()
+    assert not app.error
+    assert [spec.framework for spec in started] == ["torch", "paddle"]
 
 
 def test_the_answer_names_where_frameworks_part(open_page: Open, store_path: Path) -> None:
@@ -112,6 +128,29 @@ def test_one_framework_that_failed_leaves_the_others_on_the_page(
     texts = " ".join(plain(m.value) for m in (*app.info, *app.error, *app.warning))
     assert "Fewer than two frameworks" in texts
     assert "SIGSEGV" in texts
+
+
+@pytest.mark.parametrize(
+    ("steps", "says"),
+    [(0, "Keras failed: not compared."), (2, "Keras failed after 2 steps.")],
+)
+def test_the_answer_says_that_a_framework_failed(
+    open_page: Open, store_path: Path, steps: int, says: str
+) -> None:
+    written(store_path, "torch", SAME, {})
+    if steps:
+        written(store_path, "keras", SAME, {}, ended=(State.FAILED, "no *kernel* for that"))
+    else:
+        writer = RunWriter.create(store_path, RunSpec("shared-mlp", framework="keras", group=GROUP))
+        writer.finish(State.FAILED, "no *kernel* for that")
+        writer.close()
+    written(store_path, "paddle", SAME, {})
+    app = open_page("frameworks")
+    assert not app.exception
+    said = plain(app.subheader[0].value)
+    assert "Paddle is the same in all of 3 layers; " in said
+    assert said.endswith(f"; {says}")
+    assert "Keras: no *kernel* for that" in [plain(c.value) for c in app.caption]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from test_pages_layers import asked, metrics, texts
 from ampscope.experiments.launch import launch
 from ampscope.exponents import FIRST, RAW_LEN
 from ampscope.records import Frame, NonFiniteRecord, Role, RunSpec, ScalerSpec, State, StepRecord
+from ampscope.scalers.replay import Replay, replay
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 from tests.child_runs import wait_until
@@ -214,6 +215,38 @@ def test_the_lab_replays_the_run_at_its_own_settings_by_default(
     app = open_page("loss_scale", run=run_id, first_scale=24, policy="keras", interval=5)
     assert not app.exception
     assert any("Keras 3 LossScaleOptimizer would skip" in m.value for m in app.markdown)
+
+
+def test_the_lab_offers_settings_that_only_this_run_has(
+    open_page: Open, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first scale that is no power of two, and an interval and factors that nobody else takes:
+    the replay gives the scales that follow from them, 1,000 and three times that every 4 steps."""
+    from app.loss_scale import scale_lab
+
+    own = ScalerSpec(1000.0, growth_factor=3.0, backoff_factor=0.3, growth_interval=4)
+    scales = [1000.0] * 4 + [3000.0] * 4 + [9000.0] * 2
+    steps = [StepRecord(n, loss=1.0, scale=s, skipped=False) for n, s in enumerate(scales)]
+    writer = RunWriter.create(store_path, replace(stores.SPEC, scaler=own))
+    writer.start(stores.MACHINE)
+    rows = np.zeros((1, RAW_LEN), np.int64)
+    rows[0, FIRST + 140] = 5
+    for step in steps:
+        writer.add_step(step)
+        writer.add_frame(Frame(step.step, Role.GRAD_OUTPUT, (0,), ("fp16",), rows, step.scale or 1))
+    writer.finish(State.FINISHED)
+    writer.close()
+    made: list[Replay] = []
+    monkeypatch.setattr(scale_lab, "replay", lambda *given: made.append(replay(*given)) or made[-1])
+    address = {"first_scale": math.log2(1000), "interval": 4, "growth": 3.0, "backoff": 0.3}
+    app = open_page("loss_scale", run=writer.run_id, **address)
+    assert not app.exception
+    assert [step.scale for step in made[-1].steps] == scales
+    assert "1,000" in app.selectbox(key="widget:first_scale").options
+    assert not any("is not there" in m.value for m in app.markdown)
+    assert not any("parts from" in c.value for c in app.caption)
+    plain = open_page("loss_scale", run=written(store_path, steps))
+    assert "1,000" not in str([box.options for box in plain.selectbox])
 
 
 def test_a_replay_that_parts_from_the_recording_says_so(open_page: Open, store_path: Path) -> None:

@@ -21,7 +21,7 @@ from ampscope.observations import Call
 from ampscope.records import Frame, Role, RunSpec, ScalerSpec, State, StepRecord
 from ampscope.scalers.overflow import Fate, StepGradients, fate
 from ampscope.scalers.policies import POLICIES, Settings
-from ampscope.scalers.recorded import RecordedRun, lost_shares, recorded_run
+from ampscope.scalers.recorded import RecordedRun, lost_shares, own_settings, recorded_run
 from ampscope.scalers.replay import replay
 from ampscope.scalers.turns import Turn, first_scales, turns_of
 from ampscope.store.reader import Reader
@@ -64,6 +64,18 @@ def test_at_its_own_settings_it_is_what_was_recorded(
     assert [s.skipped for s in found.steps] == [s.skipped for s in steps]
     assert found.guesses == ()
     assert found.skips == sum(s.skipped for s in steps) > 0
+
+
+def test_a_probes_own_settings_are_those_it_was_asked_for_where_its_framework_has_them() -> None:
+    asked = ScalerSpec(1000.0, growth_factor=3.0, backoff_factor=0.25, growth_interval=4)
+    own = {
+        name: own_settings(RunSpec("shared-mlp", framework=name, scaler=asked), 1000.0)
+        for name in ("torch", "paddle", "keras")
+    }
+    assert own["torch"] == own["paddle"] == Settings(1000.0, 4, 3.0, 0.25)
+    assert own["keras"] == Settings(1000.0, 4, 2.0, 0.5)
+    script = RunSpec("train.py", kind="script", framework="keras", scaler=asked)
+    assert own_settings(script, 64.0) == Settings(64.0, 2000)
 
 
 @pytest.mark.parametrize(("first", "second"), [(2.0**8, 2.0**24), (2.0**24, 2.0**8)])

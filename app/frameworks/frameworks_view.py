@@ -18,6 +18,7 @@ from ampscope.records import Role, RunInfo
 from app import chart, layout, links, states, store
 from app.figures.framework_lines import framework_lines
 from app.frameworks.frameworks_tables import TITLES, bins_table, differences_table, facts
+from app.frameworks.unfinished import unfinished, words
 from app.layout import KeyFigure
 from app.text import escape, number, percent, plural
 
@@ -68,7 +69,12 @@ def show(runs: Sequence[RunInfo]) -> None:
     seen = {run.id: _layers(run, role, step) for run in done}
     first = done[0]
     found = {r.id: differences(seen[first.id], seen[r.id], _names(first, r)) for r in done[1:]}
-    layout.sentence(_answer(first, done[1:], found))
+    ended = unfinished(runs, done)
+    layout.sentence(
+        "; ".join(_answer(first, done[1:], found) + [words(r, r in done) for r in ended]) + "."
+    )
+    for run in filter(lambda run: run.message, ended):
+        st.caption(f"{TITLES[run.spec.framework]}: {escape(run.message)}")
     layout.key_figures([_figure(run) for run in done])
     st.dataframe(facts(done), key="fw-facts")
     apart = [d for every in found.values() for d in every]
@@ -117,7 +123,7 @@ def _layers(run: RunInfo, role: Role, step: int) -> dict[str, LayerSeen]:
 
 def _answer(
     first: RunInfo, others: Sequence[RunInfo], found: dict[str, list[LayerDifference]]
-) -> str:
+) -> list[str]:
     parts = []
     for run in others:
         apart = [d for d in found[run.id] if d.moved > SAME or d.first.dtype != d.second.dtype]
@@ -132,7 +138,7 @@ def _answer(
             )
         else:
             parts.append(f"{TITLES[run.spec.framework]} is the same in all of {total}")
-    return "; ".join(parts) + "."
+    return parts
 
 
 def _names(first: RunInfo, other: RunInfo) -> tuple[str, str]:

@@ -54,7 +54,7 @@ def draw(run: RunInfo, found: Trajectory) -> None:
             f"At its own settings the replay parts from what was recorded at step {odd:,}: this "
             "run has another growth interval than the default, or a scaler whose state was set."
         )
-    policy, settings = _controls(policy)
+    policy, settings = _controls(policy, own)
     made = replay(seen.gradients, policy, settings, seen.turns)
     shares = lost_shares(seen, made)
     layout.see(_sentence(found.steps, made, shares, policy))
@@ -80,7 +80,8 @@ def recorded(reader: Reader, run_id: str) -> RecordedRun:
     return recorded_run(reader.steps(run_id), frames_of, FP16, calls)
 
 
-def _controls(own: Policy) -> tuple[Policy, Settings]:
+def _controls(own: Policy, run: Settings) -> tuple[Policy, Settings]:
+    """What is chosen. ``run``: the run's own settings, always among the choices."""
     columns = st.columns((3, 2, 2, 2, 2), vertical_alignment="bottom")
     name = links.select(
         "Policy", "policy", list(POLICIES), default=own.name,
@@ -89,28 +90,40 @@ def _controls(own: Policy) -> tuple[Policy, Settings]:
     )  # fmt: skip
     policy = POLICIES[name]
     usual = policy.defaults
+    scales = _scales(run.initial_scale)
     first = links.select(
-        "First scale", "first_scale", EXPONENTS, default=round(math.log2(usual.initial_scale)),
-        format_func=lambda e: f"2^{e}", place=columns[1], writes_default=False,
+        "First scale", "first_scale", list(scales), default=round(math.log2(usual.initial_scale)),
+        format_func=lambda e: f"2^{e}" if isinstance(e, int) else f"{scales[e]:,.8g}",
+        place=columns[1], writes_default=False,
     )  # fmt: skip
     interval = links.select(
-        "Growth interval", "interval", INTERVALS, default=usual.growth_interval,
+        "Growth interval", "interval", sorted({*INTERVALS, run.growth_interval}),
+        default=usual.growth_interval,
         format_func=lambda n: plural(n, "step"), place=columns[2], writes_default=False,
         help="Finite steps in a row until the scale grows.",
     )  # fmt: skip
     growth, backoff = usual.growth_factor, usual.backoff_factor
     if "growth_factor" in policy.settable:
         growth = links.select(
-            "Growth factor", "growth", FACTORS, default=growth, place=columns[3],
-            writes_default=False,
+            "Growth factor", "growth", sorted({*FACTORS, run.growth_factor}), default=growth,
+            place=columns[3], writes_default=False,
         )  # fmt: skip
     if "backoff_factor" in policy.settable:
         backoff = links.select(
-            "Backoff factor", "backoff", BACKOFFS, default=backoff, place=columns[4],
-            writes_default=False,
+            "Backoff factor", "backoff", sorted({*BACKOFFS, run.backoff_factor}), default=backoff,
+            place=columns[4], writes_default=False,
         )  # fmt: skip
     st.caption(policy.words)
-    return policy, Settings(2.0**first, interval, growth, backoff)
+    return policy, Settings(scales[first], interval, growth, backoff)
+
+
+def _scales(own: float) -> dict[float, float]:
+    """Exponent -> first scale, in order; the run's own need not be a power of two."""
+    scales: dict[float, float] = {e: 2.0**e for e in EXPONENTS}
+    if 0 < own < math.inf:
+        exponent = math.log2(own)
+        scales[int(exponent) if own == 2.0 ** int(exponent) else exponent] = own
+    return dict(sorted(scales.items()))
 
 
 def _sentence(

@@ -16,6 +16,7 @@ from ampscope.cli.verdict import CANCELLED, Output, could_not_run, reason_of, st
 from ampscope.errors import AmpscopeError, Cancelled
 from ampscope.experiments.diagnosis import run_diagnosis
 from ampscope.experiments.script_runs import ScriptRuns
+from ampscope.experiments.validate import check_memory_limit
 from ampscope.frameworks.names import TORCH
 from ampscope.frameworks.recognise import framework_of
 from ampscope.frameworks.settings import parse
@@ -161,6 +162,7 @@ def _spec(
     workload = f"-m {script}" if module else checked_script(script)
     if framework == "auto":
         framework = TORCH if module else framework_of(Path(workload))
+    check_memory_limit(framework, memory_limit)
     return RunSpec(
         workload=workload,
         framework=framework,

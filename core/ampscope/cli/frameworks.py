@@ -21,7 +21,7 @@ from ampscope.errors import BadInput
 from ampscope.experiments.validate import FRAMEWORK_PRECISIONS, checked
 from ampscope.frameworks.environments import check, install
 from ampscope.frameworks.names import FRAMEWORKS, TORCH
-from ampscope.frameworks.pythons import find_python
+from ampscope.frameworks.pythons import why_missing
 from ampscope.records import RunSpec
 from ampscope.store.reader import Reader
 from ampscope.workloads.catalog import SHARED
@@ -65,11 +65,12 @@ def check_frameworks(name: str | None) -> None:
 @store_option
 def compare(network: str, precision: str, steps: int, seed: int, store: Path) -> None:
     """The same weights and batches in PyTorch and in every framework that is there."""
-    names = [TORCH, *(n for n, f in FRAMEWORKS.items() if find_python(f) is not None)]
-    if len(names) == 1:
-        raise BadInput(
-            "Neither Keras nor Paddle is here. Run `ampscope frameworks install keras` or paddle."
-        )
+    missing = {name: why for name in FRAMEWORKS if (why := why_missing(name))}
+    if len(missing) == len(FRAMEWORKS):
+        raise BadInput(f"Neither Keras nor Paddle is here. {' '.join(missing.values())}")
+    for why in missing.values():
+        click.echo(f"Left out: {why}", err=True)
+    names = [TORCH, *(name for name in FRAMEWORKS if name not in missing)]
     group = secrets.token_hex(4)
     specs = [
         checked(

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from ampscope.errors import BadInput
-from ampscope.frameworks.names import TORCH, framework
+from ampscope.frameworks.names import KERAS, TORCH, framework
 from ampscope.frameworks.pythons import python_for
 from ampscope.lessons.catalog import checked_lesson
 from ampscope.policy.modes import PRECISIONS, resolve
@@ -32,8 +32,7 @@ def checked(spec: RunSpec) -> RunSpec:
         raise BadInput(f"There is no size called {spec.size!r}. Use one of: {', '.join(SIZES)}.")
     if spec.policy not in ("auto", "cuda", "native"):
         raise BadInput(f"There is no policy called {spec.policy!r}. Use auto, cuda or native.")
-    if not _DEVICE.fullmatch(spec.device):
-        raise BadInput(f"There is no device called {spec.device!r}. Use auto, cpu, cuda or cuda:N.")
+    _check_device(spec.device)
     if spec.device == "cpu":
         for name in spec.precisions:
             resolve(name, "cpu")  # the child does the same for the device that it finds
@@ -57,8 +56,38 @@ def _checked_elsewhere(spec: RunSpec) -> RunSpec:
             f"{title} trains the networks that every framework has: {', '.join(SHARED)}; not "
             f"{spec.workload!r}."
         )
+    _check_what_adapters_lack(spec, title)
     python_for(spec.framework)
     return spec
+
+
+def _check_what_adapters_lack(spec: RunSpec, title: str) -> None:
+    """What a probe in another framework would leave undone without a word."""
+    if spec.control:
+        raise BadInput(f"A probe in {title} runs as it is: no --op-list, no intervention.")
+    check_memory_limit(spec.framework, spec.memory_limit_mib)
+    _check_device(spec.device)
+    if spec.framework != KERAS.name:
+        return
+    if (spec.scaler.growth_factor, spec.scaler.backoff_factor) != (2.0, 0.5):
+        raise BadInput("Keras' LossScaleOptimizer doubles and halves: leave the factors alone.")
+    if spec.device.startswith("cuda"):
+        raise BadInput(
+            f"Here {title} takes the first GPU that TensorFlow sees, else the CPU: no "
+            f"{spec.device!r}. Leave the device at auto."
+        )
+
+
+def check_memory_limit(framework_name: str, limit_mib: int) -> None:
+    """PyTorch's processes alone are bounded. Raises BadInput for a limit elsewhere."""
+    if limit_mib and framework_name != TORCH:
+        title = framework(framework_name).title
+        raise BadInput(f"A memory limit is for PyTorch alone; with {title} leave it at 0.")
+
+
+def _check_device(device: str) -> None:
+    if not _DEVICE.fullmatch(device):
+        raise BadInput(f"There is no device called {device!r}. Use auto, cpu, cuda or cuda:N.")
 
 
 def _check_precisions(spec: RunSpec) -> None:

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -50,13 +51,29 @@ def find_python(framework: Framework) -> FoundPython | None:
     """The first that is there; None when no Python is known to have the framework."""
     named = os.environ.get(framework.variable)
     if named:
-        return FoundPython(named, framework.variable)
+        return FoundPython(_located(named), framework.variable)
     made = environment_python(framework)
     if made.is_file():
         return FoundPython(str(made), "ampscope frameworks install")
     if importlib.util.find_spec(framework.probe_module) is not None:
         return FoundPython(sys.executable, "this Python")
     return None
+
+
+def _located(named: str) -> str:
+    """The path of a Python that is named as in a shell; a name that leads nowhere as it is. Links
+    stay: what they lead to knows nothing of the virtual environment."""
+    found = shutil.which(os.path.expanduser(named))
+    return os.path.abspath(found) if found else named
+
+
+def why_missing(name: str) -> str:
+    """Why no Python can be started for a framework, in one sentence; "" where one can."""
+    try:
+        python_for(name)
+    except BadInput as error:
+        return str(error)
+    return ""
 
 
 def python_for(name: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
+from ampscope.frameworks.names import FRAMEWORKS, TORCH
 from ampscope.observations import Outcome
 from ampscope.records import RunSpec, State
 
@@ -85,8 +87,23 @@ def _raised(outcome: Outcome, spec: RunSpec, when: str) -> tuple[State, str]:
         )
     if kind == "ModuleNotFoundError" and not outcome.attempts:
         lacks = f"the Python at {sys.executable} lacks"
-        return State.FAILED, f"The script needs a package{at} that {lacks}: {text}."
+        words = f"The script needs a package{at} that {lacks}: {text}."
+        return State.FAILED, f"{words} {_other_framework(text, spec)}".strip()
     return State.FINISHED, f"The script raised {kind}{at} {when}: {text}"
+
+
+def _other_framework(text: str, spec: RunSpec) -> str:
+    """What to do about a script that was taken for PyTorch's and is another framework's."""
+    missing = re.search(r"No module named '(\w+)", text)
+    if missing is None or spec.framework != TORCH:
+        return ""
+    for framework in FRAMEWORKS.values():
+        if missing[1] in framework.modules:
+            return (
+                f"It was taken for a script of PyTorch: if it trains with {framework.title}, say "
+                f"--framework {framework.name}."
+            )
+    return ""
 
 
 def _when(outcome: Outcome) -> str:

@@ -13,7 +13,7 @@ from ampscope.formats import NumberFormat
 from ampscope.observations import Call
 from ampscope.records import Frame, RunSpec, StepRecord
 from ampscope.scalers.overflow import StepGradients, narrow_counts, step_gradients
-from ampscope.scalers.policies import POLICIES, Policy, Settings
+from ampscope.scalers.policies import POLICIES, Policy, Settings, allowed
 from ampscope.scalers.replay import Replay, replay
 from ampscope.scalers.turns import Turn, first_scales, turns_of
 
@@ -83,11 +83,12 @@ def first_difference(
 
 def own_settings(spec: RunSpec, first_scale: float | None) -> Settings:
     """A probe's are recorded; of any other run the first scale is, and its framework's defaults."""
-    if spec.kind == "probe" and spec.framework == "torch":
+    if spec.kind == "probe":
         asked = spec.scaler
-        return Settings(
+        settings = Settings(
             asked.init_scale, asked.growth_interval, asked.growth_factor, asked.backoff_factor
         )
+        return allowed(own_policy(spec), settings)
     return replace(own_policy(spec).defaults, initial_scale=first_scale or 1.0)
 
 
