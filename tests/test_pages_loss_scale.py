@@ -182,6 +182,15 @@ def test_no_step_yet(store_path: Path, open_page: Open, state: str) -> None:
     assert not app.metric
 
 
+@pytest.mark.parametrize("first", ["\u00b2", "9" * 5000, "-1", "1e3", "\u0663"])
+def test_an_address_that_asks_for_no_step(store_path: Path, open_page: Open, first: str) -> None:
+    run = stores.finished(store_path)
+    for page, name in (("loss_scale", "first"), ("gradients", "step")):
+        app = open_page(page, **{"run": run, name: first})
+        assert not app.exception, page
+        assert len(app.metric) > 0, page
+
+
 def test_an_empty_store(open_page: Open) -> None:
     app = open_page("loss_scale")
     assert not app.exception
