@@ -19,6 +19,7 @@ from ampscope.records import Frame, NonFiniteRecord, Role, RunSpec, ScalerSpec, 
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 from tests.child_runs import wait_until
+from tests.script_stores import attempt
 
 Open = Callable[..., Any]
 
@@ -90,6 +91,17 @@ def test_parameters_of_a_skip_in_backward_order(store_path: Path, open_page: Ope
     app.selectbox(key="widget:skip").select("1").run()
     assert list(app.dataframe[1].value["Parameter"]) == ["block.bias"]
     assert asked(app, "skip") == "1"
+
+
+def test_two_optimizers_that_share_a_scaler(store_path: Path, open_page: Open) -> None:
+    """The second optimizer's finite step at the same scale says nothing of the first one's."""
+    run_id = written(store_path, trajectory([16, 16, 15, 15, 14, 14, 14, 14], {0, 2}))
+    writer = RunWriter(store_path, run_id)
+    writer.add_observations(attempt(n, 1.0, optimizer=f"optimizer{n % 2}") for n in range(8))
+    writer.close()
+    app = open_page("loss_scale", run=run_id)
+    assert not app.exception
+    assert list(app.dataframe[0].value["Why"]) == ["calibration"] * 2
 
 
 @pytest.mark.parametrize(
