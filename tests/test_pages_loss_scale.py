@@ -253,3 +253,41 @@ def test_a_replay_that_parts_from_the_recording_says_so(open_page: Open, store_p
     assert not app.exception
     captions = [c.value.replace("\\", "") for c in app.caption]
     assert any("parts from what was recorded at step 1" in text for text in captions), captions
+
+
+def framed(store: Path, steps: Sequence[StepRecord], output: int, weight: int) -> str:
+    """A run whose gradients, scaled, lie at 2^output and 2^weight in its last step."""
+    run_id, last = written(store, steps), steps[-1]
+    writer = RunWriter(store, run_id)
+    for role, exponent, dtype in (
+        (Role.GRAD_OUTPUT, output, "fp16"),
+        (Role.WEIGHT_GRAD, weight, "fp32"),
+    ):
+        rows = np.zeros((1, RAW_LEN), np.int64)
+        rows[0, FIRST + 149 + exponent] = 5
+        writer.add_frame(Frame(last.step, role, (0,), (dtype,), rows, last.scale or 1))
+    writer.close()
+    return run_id
+
+
+@pytest.mark.parametrize(
+    ("exponents", "skipped", "output", "weight", "scale"),
+    [
+        ([14] * 4, set(), -10, -10, 24),  # far more would do
+        ([14] * 4, set(), -10, 12, 16),  # 2^12 in weight gradients leaves two doublings below 2^15
+        ([16, 15, 14, 14], {0, 1}, -10, -10, 14),  # whatever the histograms say: 2^15 was skipped
+    ],
+)
+def test_the_advised_scale(
+    store_path: Path,
+    open_page: Open,
+    exponents: list[int],
+    skipped: set[int],
+    output: int,
+    weight: int,
+    scale: int,
+) -> None:
+    run_id = framed(store_path, trajectory(exponents, skipped), output, weight)
+    app = open_page("loss_scale", run=run_id)
+    assert not app.exception
+    assert f"GradScaler(init_scale=2.0**{scale}," in texts(app)

@@ -9,7 +9,7 @@ import pytest
 from ampscope.analysis.scale_window import ScaleWindow
 from ampscope.analysis.skip_causes import SkipCause, counted, skip_causes
 from ampscope.records import StepRecord
-from ampscope.scalers.advice import advise
+from ampscope.scalers.advice import advise, skipped_scales
 
 
 def steps(*pairs: tuple[float, bool, float]) -> list[StepRecord]:
@@ -88,3 +88,31 @@ def test_nothing_is_advised_without_a_window_and_a_huge_scale_never() -> None:
     given = advise([window(0, 60)])
     assert given is not None
     assert given.initial_scale == 2.0**24
+
+
+@pytest.mark.parametrize(
+    ("skipped", "expected"),
+    [
+        ([2.0**16], 2.0**15),
+        ([2.0**16, 2.0**13, 2.0**14], 2.0**12),
+        ([1.5 * 2.0**13], 2.0**13),
+        ([2.0**18], 2.0**17),  # as the histograms have it
+        ([], 2.0**17),
+    ],
+)
+def test_no_scale_is_advised_at_which_the_run_skipped(
+    skipped: list[float], expected: float
+) -> None:
+    given = advise([window(3, 17)], skipped=skipped)
+    assert given is not None
+    assert given.initial_scale == expected
+    assert ("skipped a step" in given.scale_reason) == (expected < 2.0**17)
+
+
+def test_nothing_is_advised_where_no_scale_helped() -> None:
+    assert advise([window(3, 17)], skipped=[2.0, 1.0, 0.5]) is None
+
+
+def test_a_loss_that_is_not_finite_says_nothing_of_the_scale() -> None:
+    made = steps((8.0, True, math.nan), (4.0, True, 1.0), (2.0, False, 1.0))
+    assert skipped_scales(made) == [4.0]
