@@ -291,3 +291,6 @@ def test_the_advised_scale(
     app = open_page("loss_scale", run=run_id)
     assert not app.exception
     assert f"GradScaler(init_scale=2.0**{scale}," in texts(app)
+    assert "keep the output and weight gradients of every module in fp16" in texts(app)
+    app = open_page("gradients", run=run_id, role="grad_output")
+    assert "keep the output gradients of every module in fp16" in texts(app)

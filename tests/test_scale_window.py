@@ -59,13 +59,16 @@ def test_gradients_that_are_not_finite_have_no_window() -> None:
 @pytest.mark.parametrize(
     ("window", "says"),
     [
-        (ScaleWindow(4, 19, 0, 1, ()), "from 2^4 to 2^19 keep"),
+        (ScaleWindow(4, 19, 0, 1, ()), "from 2^4 to 2^19 keep the output gradients of"),
         (ScaleWindow(20, 12, 0, 1, ()), "embed needs at least 2^20, head bears at most 2^12"),
-        (ScaleWindow(4, 19, 0, 1, (1, 0)), "No loss scale keeps the gradients of head and 1 more"),
+        (
+            ScaleWindow(4, 19, 0, 1, (1, 0)),
+            "keeps the output gradients of head and 1 more in fp16",
+        ),
     ],
 )
 def test_the_sentence_names_who_sets_the_window(window: ScaleWindow, says: str) -> None:
-    assert says in sentence(window, {0: "embed", 1: "head"}, "fp16")
+    assert says in sentence(window, {0: "embed", 1: "head"}, "fp16", "output gradients")
 
 
 def test_a_scale_that_has_fallen_to_zero_leaves_no_window() -> None:

@@ -49,7 +49,8 @@ def draw(run: RunInfo) -> None:
     names = {m.index: name_of(m.path) for m in store.modules(run)}
     common = common_window(frame, FP16, weights)
     if common is not None:
-        layout.see(f"{sentence(common, names, FP16.name)} {_opens(common, names)}".strip())
+        what = "output gradients" if weights is None else "output and weight gradients"
+        layout.see(f"{sentence(common, names, FP16.name, what)} {_opens(common, names)}".strip())
     used = math.log2(frame.scale) if frame.scale > 0 else None
     table = pd.DataFrame(
         {
