@@ -28,6 +28,12 @@ def wanted(name: str) -> str:
     return str(st.session_state.get(_MEMORY + name, ""))
 
 
+def wanted_number(name: str) -> int | None:
+    """A whole number below 10^18 that the URL asks for; None where it asks for anything else."""
+    text = wanted(name)
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
+
+
 def keep(name: str, value: object) -> None:
     """Put a choice into the URL and remember it; None takes it out of both."""
     if value is None:

@@ -182,6 +182,9 @@ def test_what_if_compares_both_runs(open_page: Open, store_path: Path) -> None:
     assert list(table.columns) == ["lists as they are", "fp16 linear=fp32"]
     assert table.loc["linear gave", "lists as they are"].startswith("fp16 × ")
     assert table.loc["skipped steps"].tolist() == ["1 of 12", "1 of 12"]
+    lost = table.loc["gradients lost against fp32"].tolist()
+    assert all(text.endswith(" %") for text in lost)
+    assert "\\" not in "".join(lost), "a table shows Markdown as it is"
 
 
 def test_what_if_starts_both_and_refuses_nonsense(open_page: Open, monkeypatch) -> None:

@@ -20,6 +20,7 @@ from ampscope.scalers.replay import Replay, replay
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 from tests.child_runs import wait_until
+from tests.script_stores import attempt
 
 Open = Callable[..., Any]
 
@@ -91,6 +92,17 @@ def test_parameters_of_a_skip_in_backward_order(store_path: Path, open_page: Ope
     app.selectbox(key="widget:skip").select("1").run()
     assert list(app.dataframe[1].value["Parameter"]) == ["block.bias"]
     assert asked(app, "skip") == "1"
+
+
+def test_two_optimizers_that_share_a_scaler(store_path: Path, open_page: Open) -> None:
+    """The second optimizer's finite step at the same scale says nothing of the first one's."""
+    run_id = written(store_path, trajectory([16, 16, 15, 15, 14, 14, 14, 14], {0, 2}))
+    writer = RunWriter(store_path, run_id)
+    writer.add_observations(attempt(n, 1.0, optimizer=f"optimizer{n % 2}") for n in range(8))
+    writer.close()
+    app = open_page("loss_scale", run=run_id)
+    assert not app.exception
+    assert list(app.dataframe[0].value["Why"]) == ["calibration"] * 2
 
 
 @pytest.mark.parametrize(
@@ -183,6 +195,15 @@ def test_no_step_yet(store_path: Path, open_page: Open, state: str) -> None:
     assert not app.metric
 
 
+@pytest.mark.parametrize("first", ["\u00b2", "9" * 5000, "-1", "1e3", "\u0663"])
+def test_an_address_that_asks_for_no_step(store_path: Path, open_page: Open, first: str) -> None:
+    run = stores.finished(store_path)
+    for page, name in (("loss_scale", "first"), ("gradients", "step")):
+        app = open_page(page, **{"run": run, name: first})
+        assert not app.exception, page
+        assert len(app.metric) > 0, page
+
+
 def test_an_empty_store(open_page: Open) -> None:
     app = open_page("loss_scale")
     assert not app.exception
@@ -265,3 +286,44 @@ def test_a_replay_that_parts_from_the_recording_says_so(open_page: Open, store_p
     assert not app.exception
     captions = [c.value.replace("\\", "") for c in app.caption]
     assert any("parts from what was recorded at step 1" in text for text in captions), captions
+
+
+def framed(store: Path, steps: Sequence[StepRecord], output: int, weight: int) -> str:
+    """A run whose gradients, scaled, lie at 2^output and 2^weight in its last step."""
+    run_id, last = written(store, steps), steps[-1]
+    writer = RunWriter(store, run_id)
+    for role, exponent, dtype in (
+        (Role.GRAD_OUTPUT, output, "fp16"),
+        (Role.WEIGHT_GRAD, weight, "fp32"),
+    ):
+        rows = np.zeros((1, RAW_LEN), np.int64)
+        rows[0, FIRST + 149 + exponent] = 5
+        writer.add_frame(Frame(last.step, role, (0,), (dtype,), rows, last.scale or 1))
+    writer.close()
+    return run_id
+
+
+@pytest.mark.parametrize(
+    ("exponents", "skipped", "output", "weight", "scale"),
+    [
+        ([14] * 4, set(), -10, -10, 24),  # far more would do
+        ([14] * 4, set(), -10, 12, 16),  # 2^12 in weight gradients leaves two doublings below 2^15
+        ([16, 15, 14, 14], {0, 1}, -10, -10, 14),  # whatever the histograms say: 2^15 was skipped
+    ],
+)
+def test_the_advised_scale(
+    store_path: Path,
+    open_page: Open,
+    exponents: list[int],
+    skipped: set[int],
+    output: int,
+    weight: int,
+    scale: int,
+) -> None:
+    run_id = framed(store_path, trajectory(exponents, skipped), output, weight)
+    app = open_page("loss_scale", run=run_id)
+    assert not app.exception
+    assert f"GradScaler(init_scale=2.0**{scale}," in texts(app)
+    assert "keep the output and weight gradients of every module in fp16" in texts(app)
+    app = open_page("gradients", run=run_id, role="grad_output")
+    assert "keep the output gradients of every module in fp16" in texts(app)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ampscope.analysis.scale_window import ScaleWindow, common_window
+from ampscope.analysis.scale_window import ScaleWindow, common_window, module_windows
 from ampscope.formats import FORMATS
 from ampscope.records import Frame, Role
 from app.runs.scale_window import sentence
@@ -17,10 +17,10 @@ from tests import exponent_oracle as oracle
 FP16 = FORMATS["fp16"]
 
 
-def frame(*modules: list[float], scale: float = 1.0) -> Frame:
+def frame(*modules: list[float], scale: float = 1.0, dtypes: tuple[str, ...] = ()) -> Frame:
     rows = np.stack([oracle.row_of(values) for values in modules])
-    return Frame(0, Role.GRAD_OUTPUT, tuple(range(len(modules))), ("fp32",) * len(modules), rows,
-                 scale)  # fmt: skip
+    kept = dtypes or ("fp32",) * len(modules)
+    return Frame(0, Role.GRAD_OUTPUT, tuple(range(len(modules))), kept, rows, scale)
 
 
 def suits(values: list[float], exponent: int) -> bool:
@@ -59,15 +59,56 @@ def test_gradients_that_are_not_finite_have_no_window() -> None:
 @pytest.mark.parametrize(
     ("window", "says"),
     [
-        (ScaleWindow(4, 19, 0, 1, ()), "from 2^4 to 2^19 keep"),
+        (ScaleWindow(4, 19, 0, 1, ()), "from 2^4 to 2^19 keep the output gradients of"),
         (ScaleWindow(20, 12, 0, 1, ()), "embed needs at least 2^20, head bears at most 2^12"),
-        (ScaleWindow(4, 19, 0, 1, (1, 0)), "No loss scale keeps the gradients of head and 1 more"),
+        (
+            ScaleWindow(4, 19, 0, 1, (1, 0)),
+            "keeps the output gradients of head and 1 more in fp16",
+        ),
     ],
 )
 def test_the_sentence_names_who_sets_the_window(window: ScaleWindow, says: str) -> None:
-    assert says in sentence(window, {0: "embed", 1: "head"}, "fp16")
+    assert says in sentence(window, {0: "embed", 1: "head"}, "fp16", "output gradients")
 
 
 def test_a_scale_that_has_fallen_to_zero_leaves_no_window() -> None:
     """torch's scaler halves without a lower bound: 165 skipped steps make 65536 zero."""
     assert common_window(frame([0.5], scale=0.0), FP16) is None
+
+
+def test_what_flows_in_fp32_closes_no_window() -> None:
+    """A head under autocast(enabled=False) may have gradients of 2^17: fp32 holds them."""
+    made = frame([1.5], [1.5 * 2.0**17], dtypes=("fp16", "fp32"))
+    alone = frame([1.5], dtypes=("fp16",))
+    assert common_window(made, FP16) == common_window(alone, FP16)
+    assert [window.module for window in module_windows(made, FP16)] == [0]
+
+
+def test_without_any_in_the_format_all_count() -> None:
+    """Of a run in fp32: what fp16 would hold."""
+    made = frame([1.5], [1.5 * 2.0**10])
+    window = common_window(made, FP16)
+    assert window is not None
+    assert window.highest == 1
+    assert len(module_windows(made, FP16)) == 2
+
+
+def test_weight_gradients_limit_the_scale_from_above_alone() -> None:
+    """As a batch of 2048 large inputs makes them: far larger than the gradients of the output."""
+    outputs = frame([1.5e-4], [1.5e-4], dtypes=("fp16", "fp16"))
+    weights = frame([1e-9], [1.5 * 2.0**3])
+    plain, window = common_window(outputs, FP16), common_window(outputs, FP16, weights)
+    assert plain is not None
+    assert window is not None
+    assert (window.low, window.highest) == (plain.low, 1)
+    for exponent in range(-4, 20):
+        if exponent <= window.high:
+            assert suits([1.5e-4, 1.5 * 2.0**3], exponent)
+    assert not suits([1.5 * 2.0**3], window.high + 2)
+
+
+def test_weight_gradients_of_modules_in_fp32_do_not_count() -> None:
+    outputs = frame([1.5], [1.5], dtypes=("fp16", "fp32"))
+    window = common_window(outputs, FP16)
+    assert common_window(outputs, FP16, frame([1.5], [1.5 * 2.0**14])) == window
+    assert common_window(outputs, FP16, frame([1.5], [float("inf")])) is None

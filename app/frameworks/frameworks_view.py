@@ -174,7 +174,7 @@ def _one_layer(
 
 def _seen(path: str, shown: dict[str, LayerSeen]) -> str:
     parts = [
-        f"{name} {escape(layer.dtype)}, {percent(layer.counts[-2] / max(layer.total, 1))} zero"
+        f"{name} {layer.dtype}, {percent(layer.counts[-2] / max(layer.total, 1))} zero"
         + (f", {layer.counts[-1]:,} not finite" if layer.counts[-1] else "")
         for name, layer in shown.items()
     ]

@@ -39,14 +39,12 @@ def is_playing() -> bool:
 def pick_span(spans: Sequence[Span]) -> Span:
     """First and last step of the frame to look at. An address may name any step that it covers."""
     lasts = dict(spans)
-    asked = links.wanted("step")
-    if asked.isdigit() and int(asked) not in lasts:
-        first, last = rank_frames.nearest(spans, int(asked))
-        if first <= int(asked) <= last:
-            links.keep("step", first)
+    asked = links.wanted_number("step")
     default = spans[-1][0]
-    if asked.isdigit():
-        default = rank_frames.nearest(spans, int(asked))[0]
+    if asked is not None:
+        default, last = rank_frames.nearest(spans, asked)
+        if asked not in lasts and default <= asked <= last:
+            links.keep("step", default)
     step = _pick_step(list(lasts), lasts, default)
     return step, lasts[step]
 

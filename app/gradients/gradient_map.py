@@ -20,7 +20,7 @@ from app import chart, layout, links, store
 from app.figures.exponent_map import MapRows, exponent_map
 from app.gradients import gradient_controls, gradient_words, rank_frames, shadow_words
 from app.gradients.gradient_tables import Look, counts_table, histogram_table, name_in
-from app.gradients.gradient_terms import View
+from app.gradients.gradient_terms import ROLE_NAMES, View
 from app.gradients.rank_frames import Ranks
 from app.layout import KeyFigure
 from app.runs import scale_window
@@ -56,7 +56,7 @@ def overview(run: RunInfo, look: Look) -> None:
     sampled = store.shadows(run, look.view.role, look.view.step)
     if sampled and look.view.role.is_gradient:
         layout.see(shadow_words.lost_on_the_way(sampled))
-    scale_window.say(look.frame, look.fmt, look.names)
+    scale_window.say(look.frame, look.fmt, look.names, ROLE_NAMES[look.frame.role])
     total = look.counts.sum(axis=0).tolist()
     finite, whole, fmt = sum(total[:4]), sum(total), look.fmt.name
     layout.key_figures(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ampscope.analysis.skip_causes import skip_causes
 from ampscope.analysis.skips import BadStep, bad_steps
 from ampscope.analysis.training import is_bad
+from ampscope.observations import Attempt
 from ampscope.records import RunInfo
 from ampscope.store.reader import Reader
 from ampscope.store.series import first_nonfinite
@@ -28,15 +29,23 @@ class BadSteps:
 def read(run: RunInfo, found: Trajectory) -> BadSteps:
     """In order of steps."""
     if found.totals.steps <= store.POINTS:
-        every = bad_steps(found.steps, _all_firsts(run))
+        every = bad_steps(found.steps, _all_firsts(run), optimizers(run))
         return BadSteps(every, len(every))
-    bad, causes = [step for step in found.steps if is_bad(step)], skip_causes(found.steps)
+    bad = [step for step in found.steps if is_bad(step)]
+    causes = skip_causes(found.steps, optimizers(run))
     firsts = _firsts(run, tuple(step.step for step in bad[-MOST:]))
     rows = [
         BadStep(s.step, s.scale, s.skipped, *firsts.get(s.step, (0, "")), causes.get(s.step))
         for s in bad[-MOST:]
     ]
     return BadSteps(rows, len(bad) if found.is_part else max(len(bad), found.totals.bad))
+
+
+@store.of_run
+def optimizers(reader: Reader, run_id: str) -> dict[int, str]:
+    """Whose each step is, in a script's run; nothing of any other."""
+    seen = reader.observations(run_id)
+    return {o.attempt: o.optimizer for o in seen if isinstance(o, Attempt)}
 
 
 @store.of_run

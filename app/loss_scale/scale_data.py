@@ -124,8 +124,8 @@ def of_ends(
 
 
 def _asked(name: str, default: int) -> int:
-    text = links.wanted(name)
-    return int(text) if text.isdigit() else default
+    number = links.wanted_number(name)
+    return default if number is None else number
 
 
 def _keep_span() -> None:

@@ -19,8 +19,9 @@ from app.text import plural, power_of_two, share
 
 TABLE_PX = 380
 WHY = (
-    "calibration: finite at a smaller scale later, which is how GradScaler finds its scale. fault: "
-    "the loss was not finite, or no smaller scale helped. unknown: nothing finite came after it."
+    "calibration: the next step was taken at a smaller scale, and none near it at this one, which "
+    "is how GradScaler finds its scale. fault: the loss was not finite, or a scale of 1 did not "
+    "help. unclear: nothing was taken after it, or steps near it were taken at this scale too."
 )
 
 

@@ -10,8 +10,8 @@ import streamlit as st
 from ampscope.analysis.scale_window import ScaleWindow, common_window, module_windows
 from ampscope.exponents import NAN, NEG_INF, POS_INF
 from ampscope.formats import FP16
-from ampscope.records import Frame, Role, RunInfo
-from ampscope.scalers.advice import Advice, advise
+from ampscope.records import Role, RunInfo
+from ampscope.scalers.advice import Advice, advise, skipped_scales
 from ampscope.store.reader import Reader
 from app import chart, layout, links, states, store
 from app.figures.scale_windows import scale_windows
@@ -39,14 +39,18 @@ def draw(run: RunInfo) -> None:
             f"Gradients of step {step:,} were not finite.", "Choose another step."
         )
         return
-    windows = module_windows(frame, FP16)
+    weights = store.frame(run, Role.WEIGHT_GRAD, step)
+    windows = module_windows(frame, FP16, weights)
     if not windows:
-        states.nothing_recorded("Every gradient of this step was zero.", "Choose another step.")
+        states.nothing_recorded(
+            f"No fp16 gradients of step {step:,} to read a scale from.", "Choose another step."
+        )
         return
     names = {m.index: name_of(m.path) for m in store.modules(run)}
-    common = common_window(frame, FP16)
+    common = common_window(frame, FP16, weights)
     if common is not None:
-        layout.see(f"{sentence(common, names, FP16.name)} {_opens(common, names)}".strip())
+        what = "output gradients" if weights is None else "output and weight gradients"
+        layout.see(f"{sentence(common, names, FP16.name, what)} {_opens(common, names)}".strip())
     used = math.log2(frame.scale) if frame.scale > 0 else None
     table = pd.DataFrame(
         {
@@ -64,14 +68,17 @@ def advice(reader: Reader, run_id: str) -> Advice | None:
     """A first scale and an interval for this run's gradients."""
     steps = reader.frame_steps(run_id, Role.GRAD_OUTPUT)
     every = max(1, math.ceil(len(steps) / MOST_STEPS))
-    frames = (reader.frame(run_id, Role.GRAD_OUTPUT, step) for step in steps[::every])
-    windows = [_window(frame) for frame in frames if frame is not None]
+    windows = [_window(reader, run_id, step) for step in steps[::every]]
     between = (steps[-1] - steps[0]) / max(len(steps) - 1, 1) * every if steps else 1.0
-    return advise([window for window in windows if window is not None], between)
+    known = [window for window in windows if window is not None]
+    return advise(known, between, skipped_scales(reader.overview(run_id, store.POINTS)))
 
 
-def _window(frame: Frame) -> ScaleWindow | None:
-    found = common_window(frame, FP16)
+def _window(reader: Reader, run_id: str, step: int) -> ScaleWindow | None:
+    frame = reader.frame(run_id, Role.GRAD_OUTPUT, step)
+    if frame is None:
+        return None
+    found = common_window(frame, FP16, reader.frame(run_id, Role.WEIGHT_GRAD, step))
     return None if found is None or found.spans else found
 
 

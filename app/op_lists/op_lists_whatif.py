@@ -15,7 +15,7 @@ from ampscope.records import Role, RunInfo, RunSpec, StepRecord
 from app import chart, layout, links, permissions, states, store
 from app.op_lists import op_lists_view
 from app.runs import live, probes, workload_choice
-from app.text import escape, number, percent
+from app.text import number, percent
 
 STEPS = 30
 PRECISIONS = ("fp16", "bf16")
@@ -105,4 +105,4 @@ def _lost(run: RunInfo) -> str:
     for step in {s.step for s in store.steps(run)}:
         for record in store.shadows(run, Role.GRAD_OUTPUT, step):
             total, lost = total + record.total, lost + record.lost
-    return escape(percent(lost / total)) if total else "no shadow"
+    return percent(lost / total) if total else "no shadow"

@@ -24,10 +24,15 @@ class BadStep:
     cause: SkipCause | None = None  # of a skipped step
 
 
-def bad_steps(steps: Sequence[StepRecord], firsts: Mapping[int, tuple[int, str]]) -> list[BadStep]:
+def bad_steps(
+    steps: Sequence[StepRecord],
+    firsts: Mapping[int, tuple[int, str]],
+    optimizers: Mapping[int, str] | None = None,
+) -> list[BadStep]:
     """Skipped steps and steps with non-finite gradients. ``firsts`` maps a step to the number of
-    its non-finite parameters and the first of them in backward order."""
-    causes = skip_causes(steps)
+    its non-finite parameters and the first of them in backward order; ``optimizers`` to whose step
+    it is."""
+    causes = skip_causes(steps, optimizers)
     return [
         BadStep(s.step, s.scale, s.skipped, *firsts.get(s.step, (0, "")), causes.get(s.step))
         for s in steps
