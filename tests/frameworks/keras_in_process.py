@@ -124,6 +124,21 @@ def two_tapes(at_once: bool) -> Any:
     }  # fmt: skip
 
 
+def accumulated() -> list[float | None]:
+    """Nine calls whose weights move at each third; the shares that moved, by attempt."""
+    keras.config.set_dtype_policy("mixed_float16")
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=3)
+    recorder = Recorder(Cadence(0, 0, 0))
+    with watching(recorder, Settings()):
+        for _ in range(9):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(model(np.ones((8, 4))))
+            found = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply(found, model.trainable_variables)
+    return [a.moved_share for a in recorder.attempts]
+
+
 def main() -> None:
     """All models and policies, without and with."""
     before = [vars(owner).get(name) for owner, name in PATCHED]
@@ -152,7 +167,7 @@ def main() -> None:
     json.dump(
         {
             "cases": cases, "left": left, "changed": all(changed),
-            "tapes": [two_tapes(True), two_tapes(False)],
+            "accumulated": accumulated(), "tapes": [two_tapes(True), two_tapes(False)],
             "eager": tf.config.functions_run_eagerly(), "script": Path(__file__).name,
         },
         sys.stdout,
