@@ -158,13 +158,27 @@ def test_functional_models_show_what_is_between_their_layers(in_process: Any) ->
     assert [p for p in paths if p.endswith(".cell")]  # of the LSTM
 
 
+def test_two_tapes_side_by_side_have_each_its_loss_and_gradients(in_process: Any) -> None:
+    for case in in_process["tapes"]:
+        assert case["losses"] == case["true"]
+        assert case["scaled"] == [True] * 4
+        # By hand: eight entries of scale * factor / 8, of the layer and of its model.
+        assert case["sums"] == [1024.0 * factor for factor in (2, 2, 3, 3)] * 2
+
+
+def test_where_gradients_are_accumulated_a_move_of_the_weights_is_an_attempt(
+    in_process: Any,
+) -> None:
+    assert in_process["accumulated"] == [1.0] * 3
+
+
 @pytest.fixture(scope="module")
 def fits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     store = tmp_path_factory.mktemp("watch") / "runs.db"
     return store, keras_children.program("keras_watch_cases", str(store))
 
 
-NAMES = ("plain", "several fits", "eager", "two outputs", "custom step", "mirrored")
+NAMES = ("plain", "several fits", "eager", "two outputs", "custom step", "mirrored", "accumulated")
 
 
 @pytest.mark.parametrize("name", NAMES)

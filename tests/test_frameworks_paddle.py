@@ -141,6 +141,12 @@ def test_watching_changes_no_bit_of_an_fp32_training(tmp_path: Path) -> None:
     assert checked("fp32_untouched", tmp_path) == {"lenet": True, "mlp": True, "transformer": True}
 
 
+def test_no_loss_of_an_earlier_step_stands_for_one_that_is_not_known(tmp_path: Path) -> None:
+    answer = checked("losses", tmp_path)
+    assert answer["recorded"] == answer["true"]
+    assert answer["backwards"] == [1] * 6
+
+
 def test_everything_is_put_back(tmp_path: Path) -> None:
     answer = checked("put_back", tmp_path)
     assert answer["changed"] > 500

@@ -148,3 +148,26 @@ def test_a_scale_that_grows_back_from_below_1_is_no_high_scale() -> None:
     assert status("loss_scale_too_high", evidence(run(made), fp32_run(steps(LONG)))) is (
         Status.PASSED
     )
+
+
+def every_seventh(*, falls: bool = True) -> Evidence:
+    """A gradient that is NaN at any scale, with a finite loss; a skip halves the scale."""
+    scaled = [replace(a, scale=1024.0 / 2 ** (a.attempt // 7)) for a in steps(LONG)]
+    made = but(scaled if falls else steps(LONG), range(6, 60, 7), **OVERFLOWED)
+    return evidence(run(made), fp32_run(steps(LONG)))
+
+
+def test_skips_to_which_the_scale_never_grew_are_not_of_its_growth() -> None:
+    assert status("loss_scale_too_high", every_seventh()) is Status.PASSED
+
+
+def test_a_constant_scale_that_overflows_now_and_then_is_too_high() -> None:
+    assert status("loss_scale_too_high", every_seventh(falls=False)) is Status.FOUND
+
+
+def test_a_scale_that_grows_into_nan_gradients_which_fp32_has_too_is_not_too_high() -> None:
+    made = but(steps(LONG), range(2, 60, 3), **OVERFLOWED, scale=2.0**16)
+    made = but(made, [n for n in range(60) if n % 3 != 2], scale=2.0**15)
+    fp32 = fp32_run(but(steps(LONG), [5], grad_nonfinite=4, grad_norm=None))
+    assert status("loss_scale_too_high", evidence(run(made), fp32)) is Status.PASSED
+    assert status("loss_scale_too_high", evidence(run(made))) is Status.FOUND

@@ -96,6 +96,49 @@ def train(make: Any, policy: str) -> tuple[Any, Any]:
     return digest, history.history["loss"]
 
 
+def two_tapes(at_once: bool) -> Any:
+    """Two models in one step, each with its tape; both gradients at once, or step by step."""
+    keras.config.set_dtype_policy("mixed_float16")
+    models = [keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, name=n)]) for n in "ab"]
+    scaler = keras.optimizers.LossScaleOptimizer
+    optimizers = [scaler(keras.optimizers.SGD(0.1), initial_scale=1024.0) for _ in models]
+    recorder, true, sums = Recorder(Cadence(1, 0, 0)), [], []
+    recorder.backward = lambda path, values: sums.append(float(values.floats().sum()))
+    with watching(recorder, Settings()):
+        for _ in range(2):
+            with tf.GradientTape() as first, tf.GradientTape() as second:
+                outs = [tf.cast(m(np.ones((8, 4))), tf.float32) for m in models]
+                losses = [tf.reduce_mean(outs[0]) * 2.0, tf.reduce_mean(outs[1]) * 3.0]
+                scaled = [o.scale_loss(v) for o, v in zip(optimizers, losses, strict=True)]
+            true += [float(v) for v in losses]
+            found = [first.gradient(scaled[0], models[0].trainable_variables)]
+            if not at_once:
+                optimizers[0].apply(found[0], models[0].trainable_variables)
+            found.append(second.gradient(scaled[1], models[1].trainable_variables))
+            if at_once:
+                optimizers[0].apply(found[0], models[0].trainable_variables)
+            optimizers[1].apply(found[1], models[1].trainable_variables)
+    return {
+        "true": true, "losses": [a.loss for a in recorder.attempts], "sums": sums,
+        "scaled": [c.scaled for c in recorder.calls if c.name == "backward"],
+    }  # fmt: skip
+
+
+def accumulated() -> list[float | None]:
+    """Nine calls whose weights move at each third; the shares that moved, by attempt."""
+    keras.config.set_dtype_policy("mixed_float16")
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=3)
+    recorder = Recorder(Cadence(0, 0, 0))
+    with watching(recorder, Settings()):
+        for _ in range(9):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(model(np.ones((8, 4))))
+            found = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply(found, model.trainable_variables)
+    return [a.moved_share for a in recorder.attempts]
+
+
 def main() -> None:
     """All models and policies, without and with."""
     before = [vars(owner).get(name) for owner, name in PATCHED]
@@ -124,6 +167,7 @@ def main() -> None:
     json.dump(
         {
             "cases": cases, "left": left, "changed": all(changed),
+            "accumulated": accumulated(), "tapes": [two_tapes(True), two_tapes(False)],
             "eager": tf.config.functions_run_eagerly(), "script": Path(__file__).name,
         },
         sys.stdout,

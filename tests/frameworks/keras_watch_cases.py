@@ -43,7 +43,8 @@ class Oracle(keras.callbacks.Callback):  # type: ignore[misc]
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             self.scales.append(float(tf.convert_to_tensor(optimizer.dynamic_scale.value)))
         self.reported.append(float(logs["loss"]))
-        self.steps.append(int(tf.convert_to_tensor(optimizer.iterations.value)))
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        self.steps.append(int(tf.convert_to_tensor(inner._iterations.value)))
 
 
 def plain(initial_scale: float = 2.0**22, **compiled: Any) -> Any:
@@ -61,6 +62,18 @@ def plain(initial_scale: float = 2.0**22, **compiled: Any) -> Any:
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer=scaler, loss=loss, metrics=["accuracy"], **compiled)
+    return model
+
+
+def accumulated() -> Any:
+    """The weights move at every third batch; overflows in between count as skips."""
+    model = plain()
+    scaler = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(1e-2, gradient_accumulation_steps=3),
+        initial_scale=2.0**22,
+        dynamic_growth_steps=5,
+    )
+    model.compile(optimizer=scaler, loss=model.loss)
     return model
 
 
@@ -188,7 +201,7 @@ def main() -> None:
     for name, make, fits, y in (
         ("plain", plain, 1, Y), ("several fits", plain, 2, Y), ("eager", eager, 1, Y),
         ("two outputs", two_outputs, 1, two), ("custom step", custom, 1, Y),
-        ("mirrored", mirrored, 1, Y),
+        ("mirrored", mirrored, 1, Y), ("accumulated", accumulated, 1, Y),
     ):  # fmt: skip
         watch = Watch(STORE, histograms_every=2 if name == "eager" else 0, label=name)
         without, seen = fitted(make, None, fits, y), fitted(make, watch, fits, y)

@@ -209,6 +209,32 @@ def _attributes() -> dict[str, Any]:
     return found
 
 
+def losses(folder: Path) -> dict[str, Any]:
+    """Losses as they are recorded of backward passes of every kind, and as they are."""
+    recorder, true = Recorder(Cadence(0, 0, 0)), []
+    with watching(recorder, Settings()):
+        model = paddle.nn.Linear(4, 1)
+        optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+        scaler = paddle.amp.GradScaler(init_loss_scaling=64.0)
+        for kind in ("own", "list", "alone", "several", "own", "seeded"):
+            loss = model(paddle.ones([8, 4])).mean()
+            scaled = scaler.scale(loss)
+            if kind == "own":
+                scaled.backward()
+            elif kind == "seeded":
+                paddle.autograd.backward([scaled], [paddle.ones_like(scaled)])
+            else:
+                given = {"list": [scaled], "alone": scaled, "several": [scaled, loss * 2.0]}
+                paddle.autograd.backward(given[kind])
+            true.append(float(loss) if kind in ("own", "list", "alone") else None)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.clear_grad()
+    found = [a.loss for a in recorder.attempts]
+    counts = [a.backwards for a in recorder.attempts]
+    return {"recorded": found, "true": true, "backwards": counts}
+
+
 def masters(folder: Path) -> dict[str, Any]:
     """O2 with SGD: weights after each step and the gradients that made them, for a simulation."""
     answer: dict[str, Any] = {}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.root_op import Arrives
 from ampscope.analysis.run_view import RunView
+from ampscope.observations import Attempt
 
 HIGH_INIT = 2.0**24  # a search from here or below is ordinary (DeepSpeed starts at 2^16 to 2^32)
 MANY_SKIPS = 12  # before the first step: the search started 2^12 or more above what is borne
@@ -25,7 +28,7 @@ class ScaleFacts:
     last: float
     skipped: int
     leading: int  # skips before the first step that was taken
-    late: int  # skips after that
+    late: int  # skips after that to which the scale had grown, or at which it stays the same
     total: int
     bearable: float | None
 
@@ -54,10 +57,28 @@ def scale_facts(run: RunView) -> ScaleFacts | None:
         last=own[-1].scale,
         skipped=sum(a.skipped for a in own),
         leading=leading,
-        late=sum(a.skipped for a in own[leading:]),
+        late=_late_skips(own[leading:]),
         total=len(own),
         bearable=max(taken) if taken else None,
     )
+
+
+def _late_skips(own: Sequence[Attempt]) -> int:
+    """Skips of descents that a growth began, a new scaler's higher scale among them.
+
+    Where the scale has not grown, the steps before have borne it, and lower ones fail no less: it
+    is not the scale. A scale that never changes overflows without any growth.
+    """
+    if len({a.scale for a in own}) == 1:
+        return sum(a.skipped for a in own)
+    count, last, has_grown = 0, dict[str, float](), False
+    for before, attempt in pairwise(own):
+        grew = attempt.scale > last.get(attempt.scaler, before.scale)
+        is_over = before.skipped and not attempt.skipped  # the descent
+        has_grown = grew or (has_grown and not is_over)
+        count += attempt.skipped and has_grown
+        last[attempt.scaler] = attempt.scale
+    return count
 
 
 def fails_forward(evidence: Evidence) -> bool:

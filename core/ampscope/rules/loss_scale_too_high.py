@@ -8,7 +8,8 @@ Why it matters
     Every skipped step is a lost step; a static scale that overflows loses them all.
 
 Blind spots
-    Six skips from 2^24, or a skip in two thousand steps, are a search and no fault.
+    Six skips from 2^24, or a skip in two thousand steps, are a search and no fault. Skips to which
+    the scale did not grow, and gradients that are not finite in fp32 either, have another cause.
 
 Remedy
     The default initial scale of 2^16 with a growth interval of 2,000, or lower.
@@ -46,6 +47,8 @@ def check(evidence: Evidence) -> Verdict:
             return passed("No scale was borne at all: look at the backward pass.")
         words = f"is at {last:,.6g} where it cannot fall any further, and every step overflows"
         return _found(evidence, facts, words, 1.0)
+    if evidence.fp32 is not None and evidence.fp32.bad_gradient_attempts:
+        return passed("The gradients are not finite in fp32 either; no scale cures that.")
     if facts.starts_too_high and last >= 1:
         words = (
             f"starts at {first:,.6g} and takes {facts.leading} skipped steps to reach {last:,.6g}"

@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from ampscope.frameworks.keras.loss_scales import is_scaler
-from ampscope.frameworks.keras.optimizers import inner
+from ampscope.frameworks.keras.optimizers import calls, inner
 from ampscope.frameworks.keras.values import scalar
 
 Read = Callable[[], float]
@@ -94,7 +94,7 @@ class FitReadings:
         if self._read or optimizer is None or not optimizer.built:
             return
         stepping = inner(optimizer)
-        self._read["steps"] = _reader(stepping.iterations)
+        self._read["steps"] = _reader(calls(optimizer))
         if is_scaler(optimizer):
             self._read["scale"] = _reader(optimizer.dynamic_scale)
             self._read["counter"] = _reader(optimizer.step_counter)

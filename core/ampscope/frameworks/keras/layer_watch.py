@@ -29,7 +29,6 @@ from ampscope.frameworks.tensors import Values
 from ampscope.frameworks.vanished import is_vanished
 
 T = TypeVar("T")
-MAX_KEPT = 20_000  # outputs whose gradients never came: forward passes under a tape for their sake
 
 
 @dataclass(slots=True)
@@ -103,9 +102,7 @@ class LayerWatch:
         if is_training:
             if len(self.stack) == 1:
                 self._root_called(called)
-            if len(training.outputs) >= MAX_KEPT:
-                training.outputs.clear()
-            training.outputs += [(path, t) for t, _ in seen]
+            training.keep_outputs(path, [t for t, _ in seen])
         values = tuple(v for _, v in seen)
         is_bad = training.recorder.outputs(path, type(layer).__name__, values, is_training)
         if is_bad or (is_training and is_vanished(values)):

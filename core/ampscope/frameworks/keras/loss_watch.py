@@ -28,6 +28,7 @@ from ampscope.frameworks.steps import LayerCall
 T = TypeVar("T")
 
 MAX_BACKWARDS = 64  # for weights that no optimizer steps
+MAX_SCALED = 64  # losses of tapes side by side, and of persistent ones, whose last use is not known
 
 
 @dataclass(slots=True)
@@ -51,6 +52,8 @@ class LossWatch:
             scaled = original(optimizer, loss)
             if self.training.is_watching and scaled is not loss:
                 self.scaled[id(scaled)] = scaled, loss
+                if len(self.scaled) > MAX_SCALED:
+                    del self.scaled[next(iter(self.scaled))]
             return scaled
 
         return scale_loss
@@ -112,7 +115,7 @@ class LossWatch:
     def _gradient(
         self, original: Any, tape: Any, target: Any, sources: Any, seeds: Any, kwargs: Any
     ) -> Any:
-        outputs, self.training.outputs = self.training.outputs, []
+        outputs, unreached = self.training.take_outputs()
         flat = tf.nest.flatten(target)
         is_scaled = any(id(t) in self.scaled for t in flat)
         factor = None if is_scaled or seeds is not None else self.scaler.factor
@@ -125,6 +128,7 @@ class LossWatch:
             values = values_of(gradient)
             if values is not None:
                 self.training.recorder.backward(path, values)
+        self.training.give_back(outputs, unreached, inside)
         if factor is not None:
             found = self.scaler.unscaled(found, factor)
         self._remember(target, sources, factor)
@@ -137,7 +141,6 @@ class LossWatch:
         is_scaled = any(given is not unscaled for given, unscaled in flat)
         losses = [values_of(unscaled) for _, unscaled in flat]
         total = sum((float(v.floats().astype(np.float64).sum()) for v in losses if v), 0.0)
-        self.scaled.clear()
         backward = Backward(
             loss=total * replicas() if any(losses) else None,  # each replica has its share
             loss_dtype=short_name(flat[0][1].dtype) if flat else "",

@@ -20,12 +20,19 @@ class ScalerState:
 
     scale: float
     counter: int  # finite steps since the last change
-    steps: int  # of the inner optimizer, which a skipped step does not advance
+    steps: int  # calls of the inner optimizer; a skipped step is none
 
 
 def inner(optimizer: Any) -> Any:
     """The optimizer that moves the weights."""
     return optimizer.inner_optimizer if is_scaler(optimizer) else optimizer
+
+
+def calls(optimizer: Any) -> Any:
+    """The variable that counts calls. Where gradients are accumulated, ``iterations`` is no
+    variable but its quotient, moves of the weights."""
+    stepping = inner(optimizer)
+    return getattr(stepping, "_iterations", stepping.iterations)  # Keras 3.0 has no other
 
 
 def scaler_state(optimizer: Any) -> ScalerState | None:
@@ -37,7 +44,7 @@ def scaler_state(optimizer: Any) -> ScalerState | None:
     return ScalerState(
         float(optimizer.dynamic_scale.numpy()),
         int(optimizer.step_counter.numpy()),
-        int(optimizer.inner_optimizer.iterations.numpy()),
+        int(calls(optimizer).numpy()),
     )
 
 
@@ -80,5 +87,5 @@ def is_gathering(optimizer: Any) -> bool:
     steps = inner(optimizer).gradient_accumulation_steps
     if not steps:
         return False
-    done = int(inner(optimizer).iterations.numpy())
+    done = int(calls(optimizer).numpy())
     return (done + 1) % int(steps) != 0

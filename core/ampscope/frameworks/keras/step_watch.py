@@ -71,6 +71,7 @@ class StepWatch:
 
     def _apply(self, original: Any, optimizer: Any, gradients: Any, variables: Any) -> Any:
         started = time.perf_counter()
+        self.training.forget_reached()
         settings = self.training.settings
         if settings.eps is not None and hasattr(optimizers.inner(optimizer), "epsilon"):
             optimizers.inner(optimizer).epsilon = settings.eps

@@ -21,6 +21,9 @@ FIRST_REPLICA = (
     "another one is not skipped and reaches the weights."
 )
 
+MAX_KEPT = 20_000  # outputs whose gradients never came: forward passes under a tape for their sake
+_Output = tuple[str, Any]  # of a layer by its path
+
 
 @dataclass(slots=True)
 class Backward:
@@ -43,7 +46,8 @@ class Training:
     line: Callable[[], str] = lambda: ""  # the script's own line that is running
     paths: LayerPaths = field(default_factory=LayerPaths)
     notes: list[str] = field(default_factory=list)
-    outputs: list[tuple[str, Any]] = field(default_factory=list)  # of layers, under a tape
+    outputs: list[_Output] = field(default_factory=list)  # of layers, under a tape
+    unreached: list[_Output] | None = None  # of these, once a tape was asked
     backwards: list[Backward] = field(default_factory=list)
     own_s: float = 0.0  # of the instruments, since the last step
     began: float = field(default_factory=time.perf_counter)
@@ -53,6 +57,33 @@ class Training:
         """Once each."""
         if sentence not in self.notes:
             self.notes.append(sentence)
+
+    def keep_outputs(self, path: str, tensors: list[Any]) -> None:
+        """For every ``GradientTape.gradient`` until the next forward pass: of two tapes side by
+        side each has its own."""
+        if self.unreached is not None or len(self.outputs) >= MAX_KEPT:
+            self.outputs, self.unreached = [], None
+        self.outputs += [(path, t) for t in tensors]
+
+    def take_outputs(self) -> tuple[list[_Output], list[_Output]]:
+        """(all, those that no tape has reached yet); a layer that a backward pass calls anew has
+        its outputs to itself."""
+        outputs, unreached = self.outputs, self.unreached
+        self.outputs, self.unreached = [], None
+        return outputs, outputs if unreached is None else unreached
+
+    def give_back(
+        self, outputs: list[_Output], unreached: list[_Output], gradients: list[Any]
+    ) -> None:
+        """After a tape was asked; its gradient is None where the target does not depend on one."""
+        missed = {id(t) for (_, t), g in zip(outputs, gradients, strict=True) if g is None}
+        self.outputs = outputs
+        self.unreached = [(path, t) for path, t in unreached if id(t) in missed]
+
+    def forget_reached(self) -> None:
+        """An optimizer steps: activations are not held for its time but for another tape."""
+        if self.unreached is not None:
+            self.outputs = self.unreached
 
     @contextmanager
     def silence(self) -> Iterator[None]:

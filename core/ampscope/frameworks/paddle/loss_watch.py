@@ -30,6 +30,8 @@ class LossWatch:
         """For ``patching.replaced``."""
         yield _AmpScaler, "scale", self._scale(_AmpScaler.scale)
         yield paddle.Tensor, "backward", self._backward(paddle.Tensor.backward)
+        several = self._backward_of_several(paddle.autograd.backward)
+        yield paddle.autograd, "backward", several
 
     def _scale(self, original: Any) -> Any:
         @functools.wraps(original)
@@ -45,15 +47,31 @@ class LossWatch:
     def _backward(self, original: Any) -> Any:
         @functools.wraps(original)
         def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            raw = getattr(tensor, _RAW, None)
-            loss = tensor if raw is None else raw
-            if loss.dtype in NAMES and len(loss.shape) <= 1 and loss.size == 1:
-                # A scaled loss that was worked on since (divided, for accumulation) is unscaled.
-                factor = self._factor if raw is None and self._factor else 1.0
-                self.value, self.dtype = float(loss) / factor, dtype_name(loss, NAMES)
-                self.scaled = self._factor is not None
-            self._factor = None
-            self.backwards += 1
+            self._began(tensor)
             return original(tensor, *args, **kwargs)
 
         return backward
+
+    def _backward_of_several(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
+            given = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
+            one = given[0] if len(given) == 1 else None
+            self._began(one if grad_tensors is None else None)
+            return original(tensors, grad_tensors, *args, **kwargs)
+
+        return backward
+
+    def _began(self, tensor: Any) -> None:
+        """``tensor`` is None where several begin it at once, or with gradients of their own."""
+        raw = getattr(tensor, _RAW, None)
+        loss = tensor if raw is None else raw
+        if loss is not None and loss.dtype in NAMES and len(loss.shape) <= 1 and loss.size == 1:
+            # A scaled loss that was worked on since (divided, for accumulation) is unscaled.
+            factor = self._factor if raw is None and self._factor else 1.0
+            self.value, self.dtype = float(loss) / factor, dtype_name(loss, NAMES)
+            self.scaled = self._factor is not None
+        elif not self.backwards:  # the loss of the step before is none of this one
+            self.value, self.scaled = None, self._factor is not None
+        self._factor = None
+        self.backwards += 1
