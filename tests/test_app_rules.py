@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from app import frame
+from app.lesson import large_type
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "pages").glob("*.py"))
+# The root's font size, and the text of what is chosen.
+STYLES = {("large_type.py", "STYLE"): large_type.STYLE, ("frame.py", "CHOSEN"): frame.CHOSEN}
 APP = sorted((ROOT / "app").rglob("*.py"))
 MAX_PAGE_LINES = 60
 MAX_FILE_LINES = 200
@@ -47,13 +52,10 @@ def test_nothing_is_drawn_as_html(path: Path) -> None:
 
 
 def _is_own_style(path: Path, call: ast.Call) -> bool:
-    """Large type sets the root's font size; its text is a constant of its own file."""
-    if path.name != "large_type.py":
-        return False
-    from app.lesson.large_type import STYLE
-
+    """A style sheet that is a constant of its own file, and holds nothing else."""
     arguments = [ast.unparse(argument) for argument in call.args]
-    return arguments == ["STYLE"] and STYLE.startswith("<style>") and STYLE.count("<") == 2
+    style = STYLES.get((path.name, *arguments), "")
+    return style.startswith("<style>") and style.endswith("</style>") and style.count("<") == 2
 
 
 @pytest.mark.parametrize("path", [*APP, *PAGES], ids=lambda p: p.name)
