@@ -22,6 +22,7 @@ from ampscope.frameworks.writing import Writing
 from ampscope.observations import Outcome
 from ampscope.records import RunSpec, State
 from ampscope.run import script_errors
+from ampscope.run.python_end import end_python_within
 from ampscope.run.script_ending import ending
 from ampscope.run.script_text import SEED, execute, folder_of, module_of
 from ampscope.run.watchdog import Watchdog
@@ -29,6 +30,9 @@ from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 
 EXIT_FAILED = 2
+# What a script that has ended may still do (a thread that saves a checkpoint), and one that was cut
+# off, whose threads may wait for it for ever; in s.
+END_LIMIT_S, CUT_OFF_LIMIT_S = 60.0, 5.0
 HANG_FACTOR, HANG_GRACE_S = 1.5, 5.0  # the time limit counts at steps; this one always
 MAX_ERROR_TEXT = 2_000
 
@@ -51,16 +55,27 @@ def main() -> None:
             run = _Run(spec, writer, watchdog)
             outcome, details = run.run()
             state, message = ending(outcome, spec)
+            left_s = hard_limit_s - (time.monotonic() - run.started) - 1.0
+            limit_s = CUT_OFF_LIMIT_S if run.stopped else END_LIMIT_S
+            end_python_within(
+                max(1.0, min(limit_s, left_s)), lambda: _leave(writer, state, message, details)
+            )
     except AmpscopeError as error:
         state, message = State.FAILED, str(error)
     except BaseException as error:
         text = f"{type(error).__name__}: {error}"
         state, message = State.FAILED, f"ampscope itself failed, not the script: {text}"
         details = traceback.format_exc()
-    writer.finish(state, message, details)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # what the framework does at Python's end (threads, destructors) is not waited for
+    _leave(writer, state, message, details)
+
+
+def _leave(writer: RunWriter, state: State, message: str, details: str) -> None:
+    try:
+        writer.finish(state, message, details)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(0)  # native threads and destructors of the framework may hang at Python's end
 
 
 class _Run:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from ampscope.records import RunSpec
 from ampscope.run import script_errors
 from ampscope.run.controls import applied
 from ampscope.run.probe import arithmetic
+from ampscope.run.python_end import end_python
 from ampscope.run.script_cuda import CudaRequests
 from ampscope.run.script_main import Stage, stage
 from ampscope.run.script_processes import Processes
@@ -181,17 +181,3 @@ class _Run:
             end_python()
             os._exit(result.outcome.exit_code & 0xFF)
         return result
-
-
-def end_python() -> None:
-    """What Python does between a script's last line and its end: wait for threads, call what was
-    registered with ``atexit``, write what is left of the output."""
-    import atexit
-
-    with contextlib.suppress(Exception):
-        threading._shutdown()  # type: ignore[attr-defined]  # there is no public name for it
-    with contextlib.suppress(Exception):
-        atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()

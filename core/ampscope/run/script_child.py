@@ -14,8 +14,9 @@ import torch
 from ampscope.errors import AmpscopeError, BadInput, StoreError
 from ampscope.records import AS_IS, Machine, RunSpec, State
 from ampscope.run.device import choose_device, choose_policy, describe, limit_memory
+from ampscope.run.python_end import end_python
 from ampscope.run.readings import read_beside
-from ampscope.run.script import Following, OwnFault, ScriptResult, end_python, run_script
+from ampscope.run.script import Following, OwnFault, ScriptResult, run_script
 from ampscope.run.script_ending import ending, passed_limit
 from ampscope.run.script_writing import ScriptWriting
 from ampscope.run.watchdog import Watchdog
