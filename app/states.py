@@ -21,7 +21,7 @@ BADGE_COLORS: Mapping[State, BadgeColor] = {
     State.CANCELLED: "gray",
     State.LOST: "orange",
 }
-_ENDED = {
+ENDED = {  # as in "This run was lost."
     State.FAILED: "failed",
     State.CANCELLED: "was cancelled",
     State.LOST: "was lost",
@@ -123,7 +123,7 @@ def explain(run: RunInfo) -> None:
 
 def measurement_ended(run: RunInfo) -> None:
     """Say why a measurement has no result."""
-    _with_traceback(run, f"**This measurement {_ENDED[run.state]}.** {_reason(run)}")
+    _with_traceback(run, f"**This measurement {ENDED[run.state]}.** {_reason(run)}")
 
 
 def _watched(run: RunInfo) -> None:
@@ -137,7 +137,7 @@ def _watched(run: RunInfo) -> None:
 
 def _ended_early(run: RunInfo) -> None:
     next_step = (_NEXT_WATCHED if run.spec.kind == "watch" else _NEXT)[run.state]
-    ended = f"**This run {_ENDED[run.state]}.** {_reason(run)}"
+    ended = f"**This run {ENDED[run.state]}.** {_reason(run)}"
     _with_traceback(run, f"{ended}  \n{_kept(run)} {next_step}")
     if run.spec.kind == "probe" and permissions.is_trusted():
         again = {"again": run.id}

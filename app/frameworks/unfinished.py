@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ampscope.records import RunInfo, State
+from app import states
 from app.frameworks.frameworks_tables import TITLES
 from app.text import plural
 
-_ENDED = {
-    State.FINISHED: "recorded no layer",
-    State.FAILED: "failed",
-    State.CANCELLED: "was cancelled",
-    State.LOST: "was lost",
-}
+_ENDED = {**states.ENDED, State.FINISHED: "recorded no layer"}
 
 
 def unfinished(runs: Sequence[RunInfo], compared: Sequence[RunInfo]) -> list[RunInfo]:
