@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -26,6 +27,9 @@ LOOK = """chosen => {
 CUT = """() => [...document.querySelectorAll("[data-testid=stMain] [role=radio], main a, label")]
     .filter(one => one.checkVisibility() && one.getBoundingClientRect().right > innerWidth)
     .map(one => one.innerText)"""
+# The browser loads what draws the frame's style after what draws tabs.
+STYLED = """() => [...document.querySelectorAll("style")].some(
+    one => one.textContent.includes("stButtonGroup"))"""
 MEASURED = [name for name in PAGES if LESSONS[name].is_measured]
 
 
@@ -64,7 +68,7 @@ def test_a_lesson_reveals_its_measurement(page: Page, url: str, lesson: str) -> 
     expect(main.locator(".js-plotly-plot").first).to_be_visible()
     assert main.get_by_test_id("stException").count() == 0
     assert main.get_by_test_id("stAlertContentError").count() == 0
-    assert f"guess{LESSONS[lesson].number}=show" in page.url
+    expect(page).to_have_url(re.compile(f"guess{LESSONS[lesson].number}=show"))
     assert not errors
 
 
@@ -81,6 +85,8 @@ def test_choices_are_read_on_a_phone_in_the_dark(phone: Page, url: str, lesson: 
     browser.settle(phone)
     expect(phone.get_by_text("Measured.").first).to_be_visible()
     expect(phone.get_by_role("tab", name="PyTorch")).to_be_visible()
+    phone.wait_for_function(STYLED)
+    phone.evaluate("() => document.fonts.ready.then(() => null)")
     assert phone.evaluate(CUT) == []
     for chosen in phone.locator(CHOSEN).all():
         text, color, below = chosen.evaluate(LOOK)
@@ -97,6 +103,7 @@ def test_a_mistake_is_predicted_before_it_is_diagnosed(page: Page, url: str) -> 
     assert main.get_by_role("button", name="Diagnose it").count() == 0
     main.get_by_role("button", name="Show without a prediction").click()
     expect(main.get_by_role("button", name="Diagnose it").first).to_be_enabled()
+    browser.settle(page)
     main.get_by_text("The mended script").click()
     expect(main.get_by_text("+criterion = nn.BCEWithLogitsLoss()")).to_be_visible()
 
@@ -124,8 +131,8 @@ def test_the_keyboard_answers_and_large_type_stays_through_links(page: Page, url
     page.get_by_test_id("stMain").get_by_role("link").last.press("Enter")
     expect(page.get_by_test_id("stMain").locator("h1").first).not_to_have_text("1 Numbers")
     browser.settle(page)
-    assert "type=large" in page.url
-    assert page.evaluate("getComputedStyle(document.documentElement).fontSize") == "24px"
+    expect(page).to_have_url(re.compile("type=large"))
+    page.wait_for_function("getComputedStyle(document.documentElement).fontSize === '24px'")
 
 
 def test_a_lesson_is_measured_when_it_is_first_asked(page: Page, url: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import browser
 import pytest
 import stores
+from playwright.sync_api import expect
 
 from ampscope.records import Role
 from ampscope.store.reader import Reader
@@ -26,10 +27,10 @@ def opened(page: Any, url: str) -> None:
     page.locator(".js-plotly-plot .main-svg").first.wait_for(state="visible")
 
 
-def key_figure(page: Any, label: str) -> str:
-    """Value of the key figure with this label."""
+def figure(page: Any, label: str) -> Any:
+    """Where the value of the key figure with this label stands."""
     box = page.locator("[data-testid=stMetric]", has_text=label)
-    return str(box.locator("[data-testid=stMetricValue]").inner_text())
+    return box.locator("[data-testid=stMetricValue]")
 
 
 def test_the_loss_scale_slider_recounts(
@@ -39,9 +40,9 @@ def test_the_loss_scale_slider_recounts(
     run = stores.finished(store)
     page = browser_page
     opened(page, f"{dashboard(store)}/gradients?run={run}&step=2")
-    assert key_figure(page, "Too small") == "0"
+    expect(figure(page, "Too small")).to_have_text("0")
     sentence = page.locator("h3", has_text="Step 2")
-    assert "as recorded, at the run's loss scale 2^16" in sentence.inner_text()
+    expect(sentence).to_contain_text("as recorded, at the run's loss scale 2^16")
 
     slider = page.get_by_role("slider", name="Loss scale")
     assert slider.get_attribute("aria-valuetext") == "2^16"
@@ -49,15 +50,13 @@ def test_the_loss_scale_slider_recounts(
     for _ in range(9):
         slider.press("ArrowLeft")
     page.locator("h3", has_text="as if the loss scale were 2^7").wait_for()
-    lost = re.fullmatch(r"([\d,]+) \([\d.]+ %\)", key_figure(page, "Too small"))
-    assert lost is not None
-    assert int(lost[1].replace(",", "")) > 0
-    assert "scale=7" in page.url
+    expect(figure(page, "Too small")).to_have_text(re.compile(r"^[1-9][\d,]* \([\d.]+ %\)$"))
+    expect(page).to_have_url(re.compile("scale=7"))
 
     page.get_by_role("button", name="Recorded").click()
     page.locator("h3", has_text="as recorded, at the run's loss scale 2^16").wait_for()
-    assert key_figure(page, "Too small") == "0"
-    assert "scale=" not in page.url
+    expect(figure(page, "Too small")).to_have_text("0")
+    expect(page).not_to_have_url(re.compile("scale="))
 
 
 def test_a_deep_link_brings_the_view_back(
@@ -74,7 +73,7 @@ def test_a_deep_link_brings_the_view_back(
     with browser.page_of(chromium) as other:
         opened(other, address)
         other.locator("h3", has_text=words).wait_for()
-        assert other.get_by_text("h.1.mlp.up in bf16").count() == 1
+        expect(other.get_by_text("h.1.mlp.up in bf16")).to_have_count(1)
 
 
 def test_the_chart_has_limits_zones_and_every_module(
@@ -84,11 +83,9 @@ def test_the_chart_has_limits_zones_and_every_module(
     run = stores.finished(store)
     opened(browser_page, f"{dashboard(store)}/gradients?run={run}&step=4")
     chart = browser_page.locator(".js-plotly-plot").first
-    words = chart.inner_text()
-    for expected in ("min subnormal", "min normal", "max 65,504", "lost", "overflow", "NaN"):
-        assert expected in words, expected
-    for module in ("h.0.attn.qkv", "h.1.mlp.down", "head"):
-        assert module in words
+    marks = ("min subnormal", "min normal", "max 65,504", "lost", "overflow", "NaN")
+    for expected in (*marks, "h.0.attn.qkv", "h.1.mlp.down", "head"):
+        expect(chart).to_contain_text(expected)
     chart.hover()
     with browser_page.expect_download() as picture:
         chart.locator(".modebar-btn").first.click()
@@ -112,7 +109,7 @@ def test_play_goes_through_the_steps(tmp_path: Path, dashboard: Start, browser_p
     page.get_by_role("button", name="Play").click()
     page.locator("h3", has_text="Step 11").wait_for()
     page.get_by_role("button", name="Play").wait_for()  # it stopped at the last step
-    assert "step=11" in page.url
+    expect(page).to_have_url(re.compile("step=11"))
 
 
 @pytest.mark.parametrize("name", ["layers", "gradients", "loss_scale"])
@@ -133,7 +130,7 @@ def test_skips_and_their_parameters(tmp_path: Path, dashboard: Start, browser_pa
     page = browser_page
     opened(page, f"{dashboard(store)}/loss_scale?run={run}")
     page.locator("h3", has_text="1 skip in 12 steps, at step 4").wait_for()
-    assert "skipped step" in page.locator(".js-plotly-plot").first.inner_text()
+    expect(page.locator(".js-plotly-plot").first).to_contain_text("skipped step")
     page.get_by_role("link", name="Step 4 on the Gradients page").click()
     page.locator("h3", has_text="Step 4, weight gradients").wait_for()
-    assert key_figure(page, "Not finite") != "0"
+    expect(figure(page, "Not finite")).not_to_have_text("0")
