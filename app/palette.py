@@ -52,3 +52,12 @@ MEASURE = "#5B7FD4"  # one curve of one run (loss, norm, scale) where no dtype n
 def dtype_color(name: str) -> str:
     """Colour of a dtype or of a precision mode (``fp16-noscaler`` is fp16's)."""
     return DTYPES.get(name.partition("-")[0], OTHER_DTYPE)
+
+
+def text_on(color: str) -> str:
+    """Black or white, whichever reads better on ``#rrggbb``: by WCAG 2.2's relative luminance, at
+    0.179 of which both have the same contrast."""
+    channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    light = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    luminance = sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), light, strict=True))
+    return "#000000" if luminance > 0.179 else "#FFFFFF"

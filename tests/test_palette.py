@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from app import palette
-from tests.wcag import contrast, linear
+from tests.wcag import TEXT, contrast, linear
 
 CONFIG = Path(palette.__file__).with_name(".streamlit") / "config.toml"
 BACKGROUNDS = (palette.BACKGROUND_LIGHT, palette.BACKGROUND_DARK)
@@ -109,3 +109,8 @@ def test_a_precision_mode_has_the_colour_of_its_dtype() -> None:
     assert palette.dtype_color("fp16-noscaler") == palette.DTYPES["fp16"]
     assert palette.dtype_color("bf16-pure") == palette.DTYPES["bf16"]
     assert palette.dtype_color("int64") == palette.OTHER_DTYPE
+
+
+@pytest.mark.parametrize("color", [*palette.DTYPES.values(), palette.OTHER_DTYPE])
+def test_a_dtype_is_read_on_its_own_colour(color: str) -> None:
+    assert contrast(palette.text_on(color), color) >= TEXT

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from ampscope.analysis.flops import FlopShare
 from app.figures.exponent_axis import NAME_SIZE
-from app.palette import OUTLINE, dtype_color
+from app.palette import OUTLINE, dtype_color, text_on
 from app.text import for_plotly
 
 ROW_PX, TOP, BOTTOM = 24, 40, 56
@@ -32,6 +32,7 @@ def flops_by_module(
                 text=[dtype if n else "" for n in counts],
                 textposition="inside",
                 insidetextanchor="middle",
+                insidetextfont={"color": text_on(dtype_color(dtype))},
                 hovertext=[
                     f"<b>{for_plotly(name)}</b><br>{dtype}: {n / 1e6:,.3f} M of "
                     f"{share.total / 1e6:,.3f} M, {100 * n / max(share.total, 1):.3g} %"

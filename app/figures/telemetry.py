@@ -43,7 +43,9 @@ def telemetry_figure(
         _draw(figure, panel, samples, x, notes, row)
     if held:
         _draw_held(figure, held, samples, x, len(shown) + 1)
-    figure.update_xaxes(row=len(shown) + bool(held), col=1, title=unit, showticklabels=True)
+    figure.update_xaxes(
+        row=len(shown) + bool(held), col=1, title=f"time ({unit})", showticklabels=True
+    )
     figure.update_xaxes(range=[x[0], max(x[-1], x[0] + 1e-9)])
     marks = [((s.ended_at - origin) / seconds, s.step) for s in steps if s.ended_at is not None]
     if marks:

@@ -81,7 +81,7 @@ def histograms_seen(spans: Sequence[tuple[int, int]], every: int) -> str:
     if not spans:
         return "No histogram was taken: watch(every=10) takes them at every tenth step."
     summed = sum(first != last for first, last in spans)
-    cadence = f"every {every:,} steps and " if every > 0 else ""
+    cadence = f"every {f'{every:,} steps' if every > 1 else 'step'} and " if every > 0 else ""
     older = f" {plural(summed, 'older one')} add up several steps each." if summed else ""
     return (
         f"Histograms were taken {cadence}right after bad steps; the newest is of step "
