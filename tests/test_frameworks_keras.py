@@ -120,6 +120,14 @@ def test_a_probe_that_cannot_be_run_says_so(
     assert words in info.message
 
 
+def test_a_device_that_tensorflow_does_not_see_is_named(tmp_path: Path) -> None:
+    """No machine has a hundred GPUs."""
+    spec = RunSpec("mlp", framework="keras", steps=1, device="cuda:99")
+    info, _ = keras_children.probe(tmp_path / "runs.db", spec)
+    assert info.state is State.FAILED
+    assert "There is no device 'cuda:99': TensorFlow here sees" in info.message
+
+
 def test_watched_training_is_bit_identical(in_process: Any) -> None:
     assert len(in_process["cases"]) == 9
     for name, case in in_process["cases"].items():

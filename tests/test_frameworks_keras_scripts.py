@@ -134,3 +134,12 @@ def test_a_healthy_loop_is_recorded_as_it_was_written(runs: Runs) -> None:
     assert {"head.kernel", "norm.gamma", "attention._query_dense.kernel"} <= names
     assert {a.backwards for a in run.attempts} == {1}
     assert run.losses[-1] < run.losses[0] / 2
+
+
+def test_what_a_script_asks_for_and_does_not_get_is_said(tmp_path: Path) -> None:
+    run = keras_children.script(tmp_path / "runs.db", "keras_own_ways")
+    backend, graphs = sorted(run.outcome.notes)
+    assert "asks for Keras on jax; it was run on TensorFlow" in backend
+    assert "asks for graphs" in graphs
+    assert len(run.attempts) == 3 * 8
+    assert run.losses[-1] < run.losses[0] / 2

@@ -67,15 +67,9 @@ def _check_what_adapters_lack(spec: RunSpec, title: str) -> None:
         raise BadInput(f"A probe in {title} runs as it is: no --op-list, no intervention.")
     check_memory_limit(spec.framework, spec.memory_limit_mib)
     _check_device(spec.device)
-    if spec.framework != KERAS.name:
-        return
-    if (spec.scaler.growth_factor, spec.scaler.backoff_factor) != (2.0, 0.5):
+    factors = (spec.scaler.growth_factor, spec.scaler.backoff_factor)
+    if spec.framework == KERAS.name and factors != (2.0, 0.5):
         raise BadInput("Keras' LossScaleOptimizer doubles and halves: leave the factors alone.")
-    if spec.device.startswith("cuda"):
-        raise BadInput(
-            f"Here {title} takes the first GPU that TensorFlow sees, else the CPU: no "
-            f"{spec.device!r}. Leave the device at auto."
-        )
 
 
 def check_memory_limit(framework_name: str, limit_mib: int) -> None:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 import keras
 
 from ampscope.frameworks.keras.probe import probe
-from ampscope.frameworks.keras.versions import machine
+from ampscope.frameworks.keras.versions import choose_device, machine
 from ampscope.frameworks.keras.watching import watching
 from ampscope.frameworks.recorder import Recorder
 from ampscope.frameworks.settings import Settings
@@ -19,6 +19,7 @@ class KerasAdapter:
     """TensorFlow/Keras."""
 
     def machine(self, spec: RunSpec) -> Machine:
+        choose_device(spec)
         return machine(spec)
 
     def probe(self, spec: RunSpec, recorder: Recorder, is_cancelled: Callable[[], bool]) -> str:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import functools
 import time
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import keras
 import numpy as np
@@ -27,8 +26,6 @@ from ampscope.frameworks.keras.values import FLOATS, short_name, values_of, vari
 from ampscope.frameworks.steps import LayerCall
 from ampscope.frameworks.tensors import Values
 from ampscope.frameworks.vanished import is_vanished
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -125,7 +122,7 @@ class LayerWatch:
             short_name(dtype) if dtype else values[0].name if values else "",
             self.lines[path],
             is_training,
-            lambda: self._quietly(called.in_fp32),
+            lambda: self.training.quietly(called.in_fp32),
             lambda: self._closer(called, path, op),
             lambda: _weights(layer, is_training),
         )
@@ -134,11 +131,7 @@ class LayerWatch:
         """The op inside a layer of an unknown kind."""
         if op != "layer":
             return None
-        return self._quietly(lambda: called.first_bad_op(path, self.training.line))
-
-    def _quietly(self, look: Callable[[], T]) -> T:
-        with self.training.silence():
-            return look()
+        return self.training.quietly(lambda: called.first_bad_op(path, self.training.line))
 
     def _root_met(self, layer: Any) -> None:
         """A model that has its weights gets its layers' numbers from the root down."""

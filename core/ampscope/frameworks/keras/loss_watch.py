@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import keras
 import numpy as np
@@ -24,8 +23,6 @@ from ampscope.frameworks.keras.loss_scales import OwnScaler
 from ampscope.frameworks.keras.training import Backward, Training, replicas
 from ampscope.frameworks.keras.values import short_name, values_of
 from ampscope.frameworks.steps import LayerCall
-
-T = TypeVar("T")
 
 MAX_BACKWARDS = 64  # for weights that no optimizer steps
 MAX_SCALED = 64  # losses of tapes side by side, and of persistent ones, whose last use is not known
@@ -81,11 +78,6 @@ class LossWatch:
         if values is None or np.isfinite(values.floats()).all():
             return
         predictions = map(values_of, tf.nest.flatten(called.args[1]))
-
-        def quietly(look: Callable[[], T]) -> T:
-            with training.silence():
-                return look()
-
         training.recorder.bad(
             LayerCall(
                 "",
@@ -96,8 +88,8 @@ class LossWatch:
                 values.name,
                 training.line(),
                 could_possibly_record(),
-                lambda: quietly(called.in_fp32),
-                lambda: quietly(lambda: called.first_bad_op("", training.line)),
+                lambda: training.quietly(called.in_fp32),
+                lambda: training.quietly(lambda: called.first_bad_op("", training.line)),
             )
         )
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -14,6 +14,7 @@ from ampscope.frameworks.keras.layer_paths import LayerPaths
 from ampscope.frameworks.recorder import Recorder
 from ampscope.frameworks.settings import Settings
 
+T = TypeVar("T")
 # Keras 3.15, LossScaleOptimizer._tf_apply: `finite` is that of the first replica, and gradients are
 # summed over replicas only after it. Measured: Inf in the second replica reaches the weights.
 FIRST_REPLICA = (
@@ -93,6 +94,11 @@ class Training:
             yield
         finally:
             self.quiet -= 1
+
+    def quietly(self, look: Callable[[], T]) -> T:
+        """What ``look`` returns; nothing of it is recorded."""
+        with self.silence():
+            return look()
 
     @property
     def is_watching(self) -> bool:

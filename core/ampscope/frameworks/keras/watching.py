@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 
@@ -11,7 +12,7 @@ import tensorflow as tf
 
 from ampscope.capture.script.patches import Patches
 from ampscope.capture.script.source_lines import SourceLines, line_name
-from ampscope.frameworks.keras.eager import functions_run_eagerly
+from ampscope.frameworks.keras.eager import functions_run_eagerly, keep_functions_eager
 from ampscope.frameworks.keras.layer_watch import LayerWatch
 from ampscope.frameworks.keras.loss_scales import OwnScaler, control_loss_scales
 from ampscope.frameworks.keras.loss_watch import LossWatch
@@ -37,6 +38,7 @@ def watching(recorder: Recorder, settings: Settings) -> Iterator[list[str]]:
     scaler = OwnScaler(settings.add_scaler)
     with functions_run_eagerly():
         try:
+            keep_functions_eager(patches, training.note)
             control_precision(patches, settings.precision)
             control_loss_scales(patches, training)
             LayerWatch(training).put_on(patches)
@@ -54,6 +56,12 @@ def _conclude(training: Training) -> None:
     if settings.precision == "fp32" and recorder.half_seen:
         seen = " and ".join(sorted(recorder.half_seen))
         training.note(f"Some layers computed in {seen} although this control asked for fp32.")
+    asked = os.environ.get("KERAS_BACKEND", "")
+    if asked not in ("", keras.backend.backend()):  # by the script: Keras was imported before it
+        training.note(
+            f"The script asks for Keras on {asked}; it was run on TensorFlow, the backend that is "
+            "watched."
+        )
     if not recorder.steps:
         training.note(_nothing_seen())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import paddle
 
-from ampscope.errors import BadInput
+from ampscope.frameworks.devices import wanted_gpu
 from ampscope.frameworks.settings import parse
 from ampscope.records import Machine, RunSpec
 from ampscope.run.host import host_facts
@@ -40,14 +40,8 @@ def machine(spec: RunSpec) -> Machine:
 
 def choose_device(spec: RunSpec) -> None:
     """Take the device that was asked for, if one was. Raises BadInput for one that is not there."""
+    count = int(paddle.device.cuda.device_count())  # 0 in a build for CPUs
     if spec.device == "cpu":
         paddle.set_device("cpu")
-    elif spec.device.startswith("cuda"):
-        count = int(paddle.device.cuda.device_count())  # 0 in a build for CPUs
-        if int(spec.device.partition(":")[2] or 0) >= count:
-            raise BadInput(f"There is no device {spec.device!r}: Paddle here sees {_gpus(count)}.")
+    elif wanted_gpu(spec.device, count, "Paddle") is not None:
         paddle.set_device(spec.device.replace("cuda", "gpu"))
-
-
-def _gpus(count: int) -> str:
-    return f"{count} GPU{'s' if count > 1 else ''}" if count else "no GPU"
