@@ -41,7 +41,7 @@ def attempt_of(
     return Attempt(
         attempt=number,
         optimizer=facts.optimizer,
-        scaler="" if facts.scale is None else "scaler0",
+        scaler="" if facts.scale is None else facts.scaler,
         loss=facts.loss,
         loss_dtype=facts.loss_dtype,
         scale=1.0 if facts.scale is None else facts.scale,

@@ -29,6 +29,7 @@ from ampscope.frameworks.counts import StepCounts
 from ampscope.frameworks.layers import BadLayers
 from ampscope.frameworks.measured import Measured
 from ampscope.frameworks.op_sets import OpSets
+from ampscope.frameworks.outcomes import outcome_of
 from ampscope.frameworks.scans import scan
 from ampscope.frameworks.step_calls import inputs_call, step_calls
 from ampscope.frameworks.steps import LayerCall, StepFacts
@@ -152,6 +153,11 @@ class Recorder:
         self.elapsed_s += time.perf_counter() - started
         self.on_step(self.steps)
 
+    def scaler_updated(self, scaler: str) -> None:
+        """It decided on its next scale, by the steps through it since it last did."""
+        attempt = max(self.steps - 1, 0)
+        self.calls.append(Call(len(self.calls), attempt, "update", subject=scaler))
+
     def take(self) -> Measured:
         """What came since the last call."""
         taken, self._measured = self._measured, Measured()
@@ -169,16 +175,8 @@ class Recorder:
 
     def outcome(self, ended: str, notes: tuple[str, ...] = ()) -> Outcome:
         """How it stands, with what was seen."""
-        return Outcome(
-            ended=ended,
-            attempts=self.steps,
-            backwards=sum(c.name == "backward" for c in self.calls),
-            optimizers=tuple(sorted({a.optimizer for a in self.attempts})),
-            scalers=("scaler0",) if any(a.scaler for a in self.attempts) else (),
-            uses_autocast="+".join(sorted(self.half_seen)),
-            notes=notes,
-            last_loss=self.attempts[-1].loss if self.attempts else None,
-        )
+        kept = self.attempts, self.calls
+        return outcome_of(ended, self.steps, *kept, self.half_seen, notes)
 
     def _count(self, role: Role, index: int, values: Values, *, keep: bool) -> int:
         return self._counts.add(role, index, values, keep=keep and self.wants_tensors)

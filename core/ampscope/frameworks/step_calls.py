@@ -20,7 +20,7 @@ def step_calls(first: int, step: int, facts: StepFacts) -> list[Call]:
         backward = replace(backward, note=f"mul {facts.static_scale!r}", scaled=False)
     end = Call(0, step, "optimizer_step", subject=facts.optimizer)
     if has_scaler:
-        end = Call(0, step, "scaler_step", subject="scaler0", note=facts.optimizer)
+        end = Call(0, step, "scaler_step", subject=facts.scaler, note=facts.optimizer)
     scale = [Call(0, step, "scale", value=facts.scale, scaled=True)] if is_scaled else []
     calls = (*scale, backward, end)
     return [replace(call, seq=first + number) for number, call in enumerate(calls)]

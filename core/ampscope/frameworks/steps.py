@@ -53,6 +53,7 @@ class StepFacts:
     skipped: bool
     lr: float
     optimizer: str = "optimizer0"
+    scaler: str = "scaler0"  # where one took part
     loss_dtype: str = "fp32"
     scaled: bool = True
     loss_scaled: bool | None = None

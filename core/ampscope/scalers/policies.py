@@ -55,6 +55,7 @@ class Policy:
     settable: frozenset[str]  # names of Settings' fields that the framework lets one set
     advance: Callable[[ScalerState, bool, Settings], ScalerState]
     words: str  # what is special about it, one sentence
+    last_decides: bool = False  # of several steps before an update, else any with Inf or NaN
 
     def start(self, settings: Settings | None = None) -> ScalerState:
         """Before the first step."""
@@ -135,11 +136,12 @@ _ORDER: Final = (
         "paddle", "Paddle GradScaler", Settings(2.0**16, 2000),
         frozenset({"initial_scale", "growth_interval", *_ALL_FACTORS, "backoff_after"}), _paddle,
         "The scale falls after so many skipped steps in a row; it may grow to Inf and stay there.",
+        last_decides=True,
     ),
     Policy(
         "paddle-amp-scaler", "Paddle AmpScaler", Settings(2.0**15, 1000),
         frozenset({"initial_scale", "growth_interval", *_ALL_FACTORS, "backoff_after"}), _paddle,
-        "GradScaler's older name, with other defaults.",
+        "GradScaler's older name, with other defaults.", last_decides=True,
     ),
     Policy(
         "keras", "Keras 3 LossScaleOptimizer", Settings(2.0**15, 2000),

@@ -84,7 +84,8 @@ def replay(
         state = states[turn.scaler]
         for place in turn.places:
             made[place] = _step(gradients[place], state, later[place])
-        found_inf = any(made[place].skipped for place in turn.places)
+        looked_at = turn.places[-1:] if policy.last_decides else turn.places
+        found_inf = any(made[place].skipped for place in looked_at)
         states[turn.scaler] = policy.step(state, found_inf, used)
     steps = [made.get(n) or Replayed(g.step, 1.0, False, Fate.FINITE, False)
              for n, g in enumerate(gradients)]  # fmt: skip

@@ -19,6 +19,7 @@ from ampscope.frameworks.keras import loss_scales, optimizers
 from ampscope.frameworks.keras.loss_scales import OwnScaler
 from ampscope.frameworks.keras.training import FIRST_REPLICA, Backward, Training, replicas
 from ampscope.frameworks.keras.values import values_of, variable_values
+from ampscope.frameworks.numbering import Numbering
 from ampscope.frameworks.steps import StepFacts
 from ampscope.frameworks.tensors import Values
 
@@ -32,7 +33,8 @@ class StepWatch:
     training: Training
     scaler: OwnScaler
     inside: int = 0  # > 0: an optimizer calls its inner one
-    optimizers: list[Any] = field(default_factory=list)
+    optimizers: Numbering = field(default_factory=lambda: Numbering("optimizer"))
+    scalers: Numbering = field(default_factory=lambda: Numbering("scaler"))
     variables: dict[int, str] = field(default_factory=dict)  # names of weights by id
     late_s: float = 0.0  # recording of the last step, after its end
 
@@ -99,13 +101,15 @@ class StepWatch:
         scale = None if before is None else before.scale
         is_off = loss_scales.is_inactive(optimizer, settings)
         own = backward is not None and backward.unscaled_by is not None
+        holder = self.scaler if own else optimizer
         facts = StepFacts(
             loss=None if backward is None else backward.loss,
             loss_dtype="" if backward is None else backward.loss_dtype,
             scale=None if is_off else backward.unscaled_by if own and backward else scale,
             skipped=skipped,
             lr=lr,
-            optimizer=self._optimizer_name(optimizer),
+            optimizer=self.optimizers.name(optimizer),
+            scaler=self.scalers.name(holder) if own or before is not None else "",
             scaled=not own and (backward is None or backward.scaled),
             loss_scaled=None if backward is None else backward.scaled,
             static_scale=optimizers.static_factor(optimizer),
@@ -120,6 +124,8 @@ class StepWatch:
         )
         loss_scales.hold(optimizer, settings)
         self._record(facts, started)
+        if facts.scale is not None:  # each LossScaleOptimizer is a scaler, and never waits
+            self.training.recorder.scaler_updated(facts.scaler)
         return result
 
     def _step(
@@ -172,13 +178,6 @@ class StepWatch:
             if ids & kept[at].sources:
                 return kept.pop(at)
         return None
-
-    def _optimizer_name(self, optimizer: Any) -> str:
-        for number, known in enumerate(self.optimizers):
-            if known is optimizer:
-                return f"optimizer{number}"
-        self.optimizers.append(optimizer)
-        return f"optimizer{len(self.optimizers) - 1}"
 
 
 def scan_weights(training: Training, moment: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import paddle
 
+from ampscope.frameworks.numbering import Numbering
 from ampscope.frameworks.paddle.layer_paths import LayerPaths
 from ampscope.frameworks.paddle.looks import Look, look
 from ampscope.frameworks.paddle.loss_watch import LossWatch
@@ -52,8 +53,7 @@ class StepWatch:
         self.ended: Callable[[], None] = lambda: None
         self._master_grad, self._looks = master_grad, looks
         self._loss = LossWatch()
-        self._optimizers: dict[int, str] = {}
-        self._keep: list[Any] = []  # optimizers stay alive, so that no other takes over an id
+        self._optimizers, self._scalers = Numbering("optimizer"), Numbering("scaler")
         self._depth = 0
         self._unscaled: set[int] = set()
         self._scanned = False
@@ -68,7 +68,7 @@ class StepWatch:
 
     def end(self) -> None:
         """Look at the weights a last time."""
-        trained = [p for optimizer in self._keep for p in parameters_of(optimizer)]
+        trained = [p for optimizer in self._optimizers.things for p in parameters_of(optimizer)]
         scan_weights(self.recorder, self.paths, "end", trained)
 
     def _replacements(self) -> Iterator[Replacement]:
@@ -77,7 +77,8 @@ class StepWatch:
                 if name in vars(kind):
                     yield kind, name, self._optimizing(vars(kind)[name])
         yield _GradScaler, "step", self._scaling(_GradScaler.step)
-        yield _AmpScaler, "minimize", self._scaling(_AmpScaler.minimize)
+        yield _AmpScaler, "minimize", self._updating(self._scaling(_AmpScaler.minimize))
+        yield _GradScaler, "update", self._updating(_GradScaler.update)
         yield _GradScaler, "unscale_", self._unscale(_GradScaler.unscale_)
         yield from self._loss.replacements()
 
@@ -98,6 +99,18 @@ class StepWatch:
             return self._attempt(run, optimizer, scaler)
 
         return step
+
+    def _updating(self, original: Any) -> Any:
+        """``update``, and ``minimize``, which updates by itself."""
+
+        @functools.wraps(original)
+        def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(scaler, *args, **kwargs)
+            if not self._depth and scaler._enable:
+                self.recorder.scaler_updated(self._scalers.name(scaler))
+            return result
+
+        return update
 
     def _unscale(self, original: Any) -> Any:
         @functools.wraps(original)
@@ -146,7 +159,8 @@ class StepWatch:
             scale=scale,
             skipped=scaler is not None and bool(scaler._cache_found_inf),
             lr=float(optimizer.get_lr()),
-            optimizer=self._name(optimizer),
+            optimizer=self._optimizers.name(optimizer),
+            scaler="" if scaler is None else self._scalers.name(scaler),
             loss_dtype=self._loss.dtype,
             scaled=not is_unscaled,
             loss_scaled=self._loss.scaled,
@@ -162,9 +176,3 @@ class StepWatch:
             step_time_s=max(times[0], 0.0),
             overhead_s=times[1],
         )
-
-    def _name(self, optimizer: Any) -> str:
-        if id(optimizer) not in self._optimizers:
-            self._optimizers[id(optimizer)] = f"optimizer{len(self._optimizers)}"
-            self._keep.append(optimizer)
-        return self._optimizers[id(optimizer)]
