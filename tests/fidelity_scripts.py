@@ -213,4 +213,40 @@ for i in range(3):
     print(repr(loss.item()))
 print(bits(model))
 """,
+    "meta_device": """
+with torch.device("meta"):
+    model = net()
+    shapes = nn.Linear(16, 4)(torch.ones(2, 16) * torch.tensor(float("nan")))
+assert shapes.shape == (2, 4)
+model = model.to_empty(device="cpu")
+for p in model.parameters(): nn.init.normal_(p, std=0.1)
+spare = net()
+opt = torch.optim.SGD(model.parameters(), 1e-2)
+for i in range(3):
+    x, y = batch()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = mse(model(x), y) + 0 * spare(x).mean()
+    opt.zero_grad(); loss.backward(); opt.step()
+    print(repr(loss.item()))
+spare.to("meta")
+print(bits(model))
+""",
+    "forward_mode": """
+import torch.autograd.forward_ad as forward
+from torch.func import functional_call, jvp
+model = net().eval()
+opt = torch.optim.SGD(model.parameters(), 1e-2)
+for i in range(3):
+    x, y = batch()
+    weights = dict(model.named_parameters())
+    with torch.autocast("cpu", torch.float16):
+        out, slope = jvp(lambda u: functional_call(model, weights, (u,)), (x,), (x * 0.1,))
+    with forward.dual_level():
+        tangent = forward.unpack_dual(model(forward.make_dual(x, torch.ones_like(x)))).tangent
+        print(tangent.shape)  # its bits are others under any dispatch mode, by torch's own doing
+    loss = mse(out.float(), y) + slope.float().square().mean()
+    opt.zero_grad(); loss.backward(); opt.step()
+    print(repr(loss.item()))
+print(bits(model))
+""",
 }

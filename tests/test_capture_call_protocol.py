@@ -78,3 +78,39 @@ def test_an_exception_inside_a_call_passes_and_leaves_the_log_upright(script: An
         loss.backward()
         assert [(c.name, c.nested) for c in seen.log.calls[logged:]] == [("backward", False)]
         assert seen.watch.functions == []
+
+
+def test_an_optimizer_that_was_replaced_does_not_make_a_clip_a_scaled_one() -> None:
+    """Two phases: the first one's optimizer still lives, and nobody unscales it any more."""
+    model, grad_scaler = small_net(), scaler()
+    with watched() as seen:
+        kept = []
+        for phase in range(2):
+            optimizer = torch.optim.SGD(model.parameters(), 0.01)
+            kept.append(optimizer)
+            for unscales in (True, False):
+                optimizer.zero_grad()
+                loss = mse_loss(model(batch(phase)[0]), batch(phase)[1])
+                grad_scaler.scale(loss).backward()
+                if unscales:
+                    grad_scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                grad_scaler.step(optimizer)
+                grad_scaler.update()
+    assert [c.scaled for c in seen.log.calls if c.name == "clip"] == [False, True, False, True]
+
+
+def test_a_clip_of_two_networks_is_scaled_where_one_of_them_is() -> None:
+    pairs, grad_scaler = [_pair(), _pair()], scaler()
+    with watched() as seen:
+        for _ in range(2):
+            for model, _optimizer in pairs:
+                grad_scaler.scale(mse_loss(model(batch(0)[0]), batch(0)[1])).backward()
+            grad_scaler.unscale_(pairs[0][1])
+            every = [p for model, _ in pairs for p in model.parameters()]
+            nn.utils.clip_grad_norm_(every, 1.0)
+            nn.utils.clip_grad_norm_(pairs[0][0].parameters(), 1.0)
+            for _model, optimizer in pairs:
+                grad_scaler.step(optimizer)
+            grad_scaler.update()
+    assert [c.scaled for c in seen.log.calls if c.name == "clip"][2:] == [True, False]

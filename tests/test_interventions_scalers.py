@@ -109,6 +109,25 @@ def test_unscale_first_is_the_loop_with_unscale_before_the_clip() -> None:
     assert not equal(trained[0], trained[2])
 
 
+def test_unscale_first_unscales_once_where_one_optimizer_took_anothers_place() -> None:
+    trained = []
+    for control, by_hand in (("as_is", True), ("unscale_first", False)):
+        with applied(control):
+            model, own, kept = small_net(), scaler(), []
+            for _phase in range(2):
+                optimizer = torch.optim.SGD(model.parameters(), 0.1)
+                kept.append(optimizer)
+
+                def clip(step: int, o: Any = optimizer, by_hand: bool = by_hand) -> None:
+                    if by_hand:
+                        own.unscale_(o)  # noqa: B023  # called within this turn of the loop
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.5)  # noqa: B023
+
+                train(model, optimizer, own, clip, steps=3)
+            trained.append(weights_of(model))
+    assert equal(*trained)
+
+
 def test_unscale_first_lets_each_scaler_unscale_its_own_optimizer() -> None:
     """Two losses, both scaled before either is clipped: after the first round each is known."""
     trained = []

@@ -65,6 +65,13 @@ def test_fp32_with_the_same_failure_acquits_half_precision(cause: str) -> None:
 
 
 @pytest.mark.parametrize("cause", OPS)
+def test_what_the_backward_pass_of_fp32_replaces_itself_acquits_nobody(cause: str) -> None:
+    """A norm of zero: its derivative divides by zero, in fp32 too, and fills in zeros."""
+    twin = replace(OPS[cause], dtype="fp32", phase="backward", reached_loss=False)
+    assert status(cause, fails_forward(OPS[cause], twin)) is Status.FOUND
+
+
+@pytest.mark.parametrize("cause", OPS)
 def test_an_infinity_that_does_no_harm_is_no_fault(cause: str) -> None:
     harmless = replace(OPS[cause], reached_loss=False, reached_gradient=False)
     diagnosis = diagnose(evidence(run(steps(), harmless)))

@@ -10,6 +10,7 @@ import pytest
 from ampscope.diagnose import diagnose
 from ampscope.rules.verdict import Measurement, Status
 from tests.evidence_making import (
+    FALLING,
     FLAT,
     NAN,
     STEPS,
@@ -118,3 +119,16 @@ def test_fp32_that_fails_as_early_leaves_the_question_open() -> None:
     dead = fp32_run(steps((NAN,) * STEPS, grad_nonfinite=9, weight_nonfinite=9))
     made = evidence(adam_in_half().as_is, dead)
     assert status("optimizer_state_range", made) is Status.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(("norm", "says"), [(1.1, Status.FOUND), (40.0, Status.PASSED)])
+def test_state_that_is_half_from_a_second_phase_on_is_compared_there(
+    norm: float, says: Status
+) -> None:
+    """With the gradients that fp32 has at that step; runs that have parted tell nothing."""
+    later = {"optimizer": "optimizer1", "grad_norm": 1.0}
+    control = but(steps(**WITHOUT_SCALER), range(20, STEPS), **later)
+    losses = (*FALLING[:21], *(3818.0,) * 9)
+    made = but(steps(losses), range(20, STEPS), **{**later, "state_dtypes": "fp16"})
+    made = but(made, [20], update_norm=50.0, grad_norm=norm)
+    assert status("optimizer_state_range", evidence(run(made), fp32_run(control))) is says

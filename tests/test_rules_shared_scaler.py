@@ -52,3 +52,13 @@ def test_optimizers_that_overflow_together_share_a_fault_and_not_a_scaler() -> N
     made = two_optimizers().as_is.attempts
     both = but(made, range(60), **OVERFLOWED)
     assert status(CAUSE, evidence(run(both))) is Status.PASSED
+
+
+def test_an_optimizer_of_an_earlier_phase_suffers_nothing() -> None:
+    """Phase one went well; in phase two another optimizer overflows at every step."""
+    first = [replace(a, grad_zero=5) for a in steps(FLAT[:20])]
+    second = [
+        replace(a, attempt=20 + a.attempt, optimizer="optimizer1", scale=2.0 ** (16 - a.attempt))
+        for a in steps(FLAT[:20], **OVERFLOWED)
+    ]
+    assert status(CAUSE, evidence(run([*first, *second]))) is Status.PASSED

@@ -1,7 +1,5 @@
-"""What is recorded of an untouched script: calls, steps, tensors, bad ops, and how it ended.
-
-These records are evidence for the rules; :mod:`ampscope.records` holds what every run has.
-"""
+"""What is recorded of an untouched script: calls, steps, tensors, bad ops, how it ended. Evidence
+for the rules; :mod:`ampscope.records` holds what every run has."""
 
 from __future__ import annotations
 
@@ -179,6 +177,8 @@ class Outcome:
     error_line: str = ""
     error_in_function: str = ""
     error_module: str = ""  # dotted path of the innermost module that was running
+    error_attempt: int = -1  # of an error that the script caught; the error_ fields are the first's
+    errors_caught: int = 0  # out of a forward or backward pass or a scaler; the script went on
     attempts: int = 0
     elapsed_s: float = 0.0
     backwards: int = 0

@@ -7,6 +7,7 @@ of 1e-8 is zero too, being no more than half of the smallest number, 2^-24.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ampscope.analysis.run_view import RunView
@@ -14,6 +15,7 @@ from ampscope.formats import FP16
 from ampscope.observations import Attempt
 
 COMPARED = 3  # first attempts, in which both runs still have much the same weights
+ALIKE = 1.5  # gradient norms of two runs that have not parted yet differ by less than this factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ def half_state(run: RunView, fp32: RunView | None) -> HalfState | None:
         ),
         dead_share=max(a.state_zero_share or 0.0 for a in half),
         eps_vanished=_vanishes(half[0]),
-        update_ratio=_update_ratio(run, fp32),
+        update_ratio=_update_ratio(half, fp32),
     )
 
 
@@ -50,12 +52,25 @@ def _vanishes(attempt: Attempt) -> bool:
     return small and "fp16" in attempt.state_dtypes
 
 
-def _update_ratio(run: RunView, fp32: RunView | None) -> float | None:
+def _update_ratio(half: Sequence[Attempt], fp32: RunView | None) -> float | None:
+    """Where such an optimizer begins late, as in a second phase, it is compared at steps whose
+    gradients still are those of the control."""
     if fp32 is None:
         return None
+    control = {a.attempt: a for a in fp32.attempts}
+    pairs = [(a, control[a.attempt]) for a in half[:COMPARED] if a.attempt in control]
     ratios = [
         a.update_norm / b.update_norm
-        for a, b in zip(run.attempts[:COMPARED], fp32.attempts[:COMPARED], strict=False)
+        for a, b in pairs
         if a.update_norm and b.update_norm and math.isfinite(a.update_norm)
+        if a.attempt < COMPARED or _same_gradients(a, b)
     ]
     return max(ratios, default=None)
+
+
+def _same_gradients(one: Attempt, other: Attempt) -> bool:
+    norms = one.grad_norm, other.grad_norm
+    if one.optimizer != other.optimizer or not all(n and math.isfinite(n) for n in norms):
+        return False
+    low, high = sorted(n for n in norms if n)
+    return high < ALIKE * low

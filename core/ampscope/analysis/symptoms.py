@@ -23,6 +23,7 @@ class Symptom(StrEnum):
     """Each is seen without knowing any cause."""
 
     EXCEPTION = "the script raised"
+    CAUGHT = "steps are lost to errors that the script catches and fp32 does not raise"
     LOSS = "the loss is not finite"
     GRADIENTS = "gradients are not finite although nothing skipped the step"
     WEIGHTS = "weights are not finite"
@@ -54,6 +55,8 @@ def symptoms(run: RunView, fp32: RunView | None) -> frozenset[Symptom]:
     if diverged(run):
         found.add(Symptom.DIVERGED)
     if fp32 is not None:
+        if run.outcome.errors_caught and not fp32.outcome.errors_caught:
+            found.add(Symptom.CAUGHT)
         if is_behind(run, fp32):
             found.add(Symptom.BEHIND)
         if is_frozen(run, fp32):

@@ -29,9 +29,17 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+def holds_numbers(tensor: Tensor) -> bool:
+    """Not so on the meta device, and for the zeros without memory with which a forward-mode
+    derivative begins: to read those ends the process in native code."""
+    return not (tensor.is_meta or tensor._is_zerotensor())
+
+
 def _is_readable(tensor: Tensor) -> bool:
     """Floating-point numbers in memory. Inside torch.func's vmap and grad a tensor has none."""
     if not tensor.is_floating_point() or tensor.layout is not torch.strided:
+        return False
+    if not holds_numbers(tensor):
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 

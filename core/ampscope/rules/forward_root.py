@@ -33,11 +33,13 @@ def forward_root(evidence: Evidence, wanted: ForwardClass) -> RootOp | Verdict:
 
 
 def same_in_fp32(evidence: Evidence, op: BadOp) -> bool:
-    """Whether the fp32 control had a bad op of the same name at the same line."""
+    """Whether the fp32 control had a bad op of the same name at the same line, in the same phase:
+    what a norm's backward divides by zero, it replaces itself."""
     fp32 = evidence.fp32
     if fp32 is None:
         return False
-    return any(b.line == op.line and _family(b) == _family(op) for b in fp32.bad_ops)
+    wanted = (op.line, op.phase, _family(op))
+    return any((b.line, b.phase, _family(b)) == wanted for b in fp32.bad_ops)
 
 
 def undecorated_function(evidence: Evidence) -> str:

@@ -147,7 +147,7 @@ class _Run:
         self.recorder.switch_off()  # formatting the error runs the script's own code
         if where := script_errors.own_fault(error, self.recorder.lines):
             raise OwnFault(f"{type(error).__name__} at {where}: {error}") from error
-        module = self.recorder.module_that_raised(error)
+        module = self.recorder.errors.module_of(error)
         error = script_errors.clean(error, self.recorder.lines)
         place, function = script_errors.place_of(error, self.recorder.lines)
         text = script_errors.text_of(error)

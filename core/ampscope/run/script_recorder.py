@@ -25,6 +25,7 @@ from ampscope.formats import dtype_name
 from ampscope.observations import Observation, Outcome
 from ampscope.records import Cadence
 from ampscope.run.device import peak_bytes
+from ampscope.run.raised_errors import RaisedErrors
 from ampscope.run.script_scans import ScriptScans, inputs_call
 
 OP_BUDGET = 400_000  # ops looked at: about 15 s of watching on a slow core
@@ -43,10 +44,10 @@ class ScriptRecorder:
         self.histograms = ScriptHistograms(self.paths, cadence)
         self.attempts.instruments = self.histograms
         self.watch.on_op = self.histograms.record_op if cadence.trace else None
-        self.log = CallLog(self.watch, self.attempts)
+        self.errors = RaisedErrors(self.lines, lambda: self.attempts.count)
+        self.log = CallLog(self.watch, self.attempts, self.errors.raised)
         self.scans = ScriptScans(self.attempts)
         self.started = time.perf_counter()
-        self._raised = (0, "")  # id of the last exception that left a module, and which
         self.eval_nonfinite = False
         self.eval_module = ""
         self.eval_taint = -1
@@ -115,16 +116,11 @@ class ScriptRecorder:
             try:
                 return original(module, *args, **kwargs)
             except Exception as error:
-                if self._raised[0] != id(error):  # the innermost module comes first
-                    self._raised = (id(error), self.paths.path(module))
+                outermost = not self.paths.stack
+                self.errors.left_module(error, self.paths.path(module), is_outermost=outermost)
                 raise
 
         return wrapper
-
-    def module_that_raised(self, error: BaseException) -> str:
-        """Path of the innermost module in whose forward ``error`` was raised, or ""."""
-        number, path = self._raised
-        return path if number == id(error) else ""
 
     def _before_forward(self, module: nn.Module, args: object, kwargs: object) -> None:
         # Asked here and not in each module: activation checkpointing runs its inside without.
@@ -172,6 +168,7 @@ class ScriptRecorder:
                 if p.dtype in HALF
             }
         )
+        errors = facts if "error_type" in facts else {**self.errors.caught(), **facts}
         return Outcome(
             ended=ended,
             attempts=self.attempts.count,
@@ -188,7 +185,7 @@ class ScriptRecorder:
             eval_taint=self.eval_taint,
             traced_ops=self.watch.seen_ops,
             peak_bytes=peak_bytes(_device()),
-            **facts,  # type: ignore[arg-type]  # error_* and exit_code, checked by the dataclass
+            **errors,  # error_* and exit_code, checked by the dataclass
         )
 
 

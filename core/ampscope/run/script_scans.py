@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ampscope.capture.script.attempts import Attempts
 from ampscope.capture.script.op_marks import MAKER
 from ampscope.capture.script.scans import relative_change, scan, scan_model
-from ampscope.capture.tensors import floating_tensors
+from ampscope.capture.tensors import floating_tensors, holds_numbers
 from ampscope.formats import dtype_name
 from ampscope.observations import Call, Scan
 
@@ -55,18 +55,20 @@ class ScriptScans:
             if model is None:
                 continue
             for name, parameter in model.named_parameters():
+                if not holds_numbers(parameter):
+                    continue  # given away to free its memory
                 first = kept.get(name)
                 same = first is not None and first.shape == parameter.shape
                 change = relative_change(parameter, first) if same and first is not None else None
                 kind = "parameter" if id(parameter) in trained else "frozen"
                 self._add("end", kind, name, parameter, change)
             for name, buffer in model.named_buffers():
-                if buffer.is_floating_point() and buffer.numel():
+                if buffer.is_floating_point() and buffer.numel() and holds_numbers(buffer):
                     self._add("end", "buffer", name, buffer)
 
     def _see_model(self, root: nn.Module) -> None:
-        if id(root) in self._first_sight:
-            return
+        if id(root) in self._first_sight or not all(map(holds_numbers, root.parameters())):
+            return  # of a model on the meta device there is nothing to see yet
         kept: dict[str, Tensor] = {}
         if sum(p.numel() for p in root.parameters()) <= MAX_FIRST_SIGHT_NUMEL:
             kept = {n: p.detach().clone() for n, p in root.named_parameters()}

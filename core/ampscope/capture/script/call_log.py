@@ -6,6 +6,7 @@ nested: the ``unscale_`` that ``scaler.step`` makes by itself is not the user's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -23,8 +24,14 @@ from ampscope.observations import Call
 class CallLog:
     """Wraps torch's methods while entered; the log is :attr:`calls`."""
 
-    def __init__(self, watch: OpWatch, attempts: Attempts) -> None:
+    def __init__(
+        self,
+        watch: OpWatch,
+        attempts: Attempts,
+        on_raised: Callable[[Exception], None] = lambda error: None,
+    ) -> None:
         self._log = Calls(watch.lines, lambda: attempts.count)
+        self._log.on_raised = on_raised
         self._scalers = ScalerCalls(self._log, attempts)
         self._wrapped = (
             self._scalers,

@@ -44,6 +44,8 @@ class CarriedScale:
         """Whether gradients of these parameters were scaled and not unscaled yet."""
         if not self.pending:
             return False
-        ids = {id(p) for p in parameters}
-        owners = [o for o in optimizers if any(id(p) in ids for p in parameters_of(o))]
-        return not owners or any(not self.is_unscaled(o) for o in owners)
+        held = {id(p) for p in parameters if p.grad is not None}
+        owned = [(o, held & {id(p) for p in parameters_of(o)}) for o in optimizers]
+        # An optimizer that was replaced by another still lives: one that unscaled is enough.
+        unscaled = {key for o, keys in owned if self.is_unscaled(o) for key in keys}
+        return not unscaled or any(keys - unscaled for _, keys in owned)

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from ampscope.capture.tensors import HALF
+from ampscope.capture.tensors import HALF, holds_numbers
 from ampscope.formats import dtype_name
 from ampscope.observations import STALLED_SHARE, Operand
 
@@ -32,7 +32,7 @@ class SpecialCounts(TypedDict):
 
 
 def tensors(value: Any, more: Any) -> list[Tensor]:
-    """All tensors in an op's arguments or result, one level of lists deep."""
+    """All tensors in an op's arguments or result, one level of lists deep, that hold numbers."""
     found: list[Tensor] = []
     for part in value if isinstance(value, list | tuple) else (value,):
         if isinstance(part, Tensor):
@@ -41,7 +41,7 @@ def tensors(value: Any, more: Any) -> list[Tensor]:
             found.extend(p for p in part if isinstance(p, Tensor))
     if more:
         found.extend(p for p in more.values() if isinstance(p, Tensor))
-    return found
+    return [tensor for tensor in found if holds_numbers(tensor)]
 
 
 def all_finite(tensor: Tensor) -> bool:
@@ -63,7 +63,7 @@ def scalars(args: Any, kwargs: Any) -> tuple[float, ...]:
 
 def _is_number(part: Any) -> bool:
     if isinstance(part, Tensor):
-        return part.dim() == 0 and part.is_floating_point()
+        return part.dim() == 0 and part.is_floating_point() and holds_numbers(part)
     return isinstance(part, int | float) and not isinstance(part, bool)
 
 

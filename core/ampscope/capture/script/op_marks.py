@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ampscope.capture.script.running_sums import IN_PLACE
+from ampscope.capture.tensors import holds_numbers
 
 MAKER, TAINT = "_ampscope_maker", "_ampscope_taint"
 FOREIGN = -1  # the taint of what came with the data, a parameter, or an intended -inf
@@ -109,7 +110,7 @@ def constant(args: Any) -> float | None:
         if isinstance(part, int | float) and not isinstance(part, bool):
             return float(part)
         if isinstance(part, Tensor) and part.dim() == 0 and not hasattr(part, MAKER):
-            return part.item() if part.is_floating_point() else None
+            return part.item() if part.is_floating_point() and holds_numbers(part) else None
     return None
 
 

@@ -63,11 +63,13 @@ class _Protocol:
         return wrapper
 
     def unscale(self, parameters: list[Tensor]) -> None:
-        """Unscale the optimizers that own some of ``parameters``."""
-        ids = {id(p) for p in parameters}
-        for optimizer in self._optimizers:
+        """Unscale the optimizers that own some of ``parameters``; of two that own the same one the
+        newer, which has taken the other's place."""
+        wanted = {id(p) for p in parameters}
+        for optimizer in reversed(self._optimizers):
             scaler = self._stepped_by.get(id(optimizer), self._last)
-            own = any(id(p) in ids for p in parameters_of(optimizer))
+            own = wanted & {id(p) for p in parameters_of(optimizer)}
+            wanted -= own
             if own and scaler is not None and scaler.is_enabled():
                 with contextlib.suppress(RuntimeError):  # unscaled already, or no gradients yet
                     scaler.unscale_(optimizer)
