@@ -249,4 +249,53 @@ for i in range(3):
     print(repr(loss.item()))
 print(bits(model))
 """,
+    "tensors_without_plain_values": """
+import warnings; warnings.simplefilter("ignore")
+class Wrapped(torch.Tensor):
+    @staticmethod
+    def __new__(cls, t): return torch.Tensor._make_wrapper_subclass(cls, t.shape, dtype=t.dtype)
+    def __init__(self, t): self.t = t
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        inner = [a.t if isinstance(a, Wrapped) else a for a in args]
+        return Wrapped(func(*inner, **(kwargs or {})))
+from torch._subclasses.fake_tensor import FakeTensorMode
+lin, spectrum = nn.Linear(4, 4), nn.Parameter(torch.randn(3, dtype=torch.cfloat))
+opt = torch.optim.Adam([*lin.parameters(), spectrum], 1e-2)
+for layout in (torch.strided, torch.jagged):
+    rows = [torch.randn(2, 4), torch.randn(3, 4)]
+    with torch.autocast("cpu", torch.bfloat16):
+        y = lin(torch.nested.nested_tensor(rows, layout=layout))
+    loss = torch.nested.to_padded_tensor(y, 0.0).float().square().mean()
+    compressed = torch.eye(4).to_sparse_csr()
+    loss = loss + torch.sparse.mm(compressed, lin.weight).square().mean()
+    loss = loss + torch.sparse.mm(torch.eye(4).to_sparse(), lin.weight).mean()
+    wave = torch.fft.irfft(torch.fft.rfft(torch.randn(4)) * spectrum)
+    loss = loss + wave.square().mean() + (spectrum.conj() * spectrum).real.mean()
+    eighths = torch.randn(4, 4).to(torch.float8_e4m3fn)
+    loss = loss + lin(eighths.float()).mean() + lin(((Wrapped(torch.ones(2, 4)) * 2).t)).mean()
+    opt.zero_grad(); loss.backward(); opt.step()
+    print(repr(loss.item()))
+with FakeTensorMode(): print(nn.Linear(4, 4)(torch.randn(2, 4)).shape)
+print(bits(lin), repr(torch.view_as_real(spectrum.detach()).tolist()))
+""",
+    "traced_and_exported": """
+import warnings; warnings.simplefilter("ignore")
+model = net().eval()
+opt = torch.optim.SGD(model.parameters(), 1e-2)
+def ops(traced): return str(traced.inlined_graph).count("aten::")
+print(ops(torch.jit.trace(model, torch.ones(1, 16))))
+for i in range(3):
+    x, y = batch()
+    loss = mse(model(x), y)
+    opt.zero_grad(); loss.backward(); opt.step()
+    print(repr(loss.item()))
+with torch.no_grad():
+    traced = torch.jit.trace(model, torch.ones(1, 16))
+    print(ops(traced), repr(traced(torch.ones(1, 16)).tolist()))
+print(torch.fx.symbolic_trace(model)(torch.ones(1, 16)).shape)
+program = torch.export.export(model, (torch.ones(1, 16),))
+print(len(program.graph.nodes), repr(program.module()(torch.ones(1, 16)).tolist()))
+print(bits(model))
+""",
 }

@@ -126,7 +126,7 @@ def test_an_error_out_of_a_forward_pass_names_the_innermost_module(ran: dict[str
 def test_what_a_model_settles_itself_and_a_lack_of_memory_count_for_nothing(
     ran: dict[str, Ran], name: str
 ) -> None:
-    assert place(ran[name].outcome) == ("", "", -1, 0)
+    assert place(ran[name].outcome) == ("", "", 0, 0)
 
 
 def test_an_error_that_ends_the_script_is_not_called_caught(ran: dict[str, Ran]) -> None:

@@ -78,12 +78,12 @@ def test_the_merged_gradients_are_the_whole_gradients(tmp_path: Path) -> None:
 
 
 def test_nothing_more_is_sent_between_ranks(tmp_path: Path) -> None:
-    """The script counts its collectives through torch's own profiler."""
+    """The script counts its collectives through torch's own profiler; either rank may end first."""
     counts = [
-        torchrun(2, "ddp", tmp_path / f"{watch}.db", "--watch", watch, "--count").stdout
-        for watch in ("yes", "no")
+        sorted(torchrun(2, "ddp", tmp_path / f"{w}.db", "--watch", w, "--count").stdout.split("\n"))
+        for w in ("yes", "no")
     ]
-    assert "collectives" in counts[0]
+    assert any(line.startswith("collectives") for line in counts[0])
     assert counts[0] == counts[1]
 
 

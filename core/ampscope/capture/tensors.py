@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 HALF = (torch.float16, torch.bfloat16)
+_NO_DISPATCH = Tensor.__torch_dispatch__  # of torch's own tensors and parameters
+_LAYOUTS = (torch.strided, torch.sparse_coo)
 MAX_DEPTH = 4  # outputs of Transformers models nest two deep (past key values: three)
 
 
@@ -30,18 +32,33 @@ def in_backward() -> bool:
 
 
 def holds_numbers(tensor: Tensor) -> bool:
-    """Not so on the meta device, and for the zeros without memory with which a forward-mode
-    derivative begins: to read those ends the process in native code."""
-    return not (tensor.is_meta or tensor._is_zerotensor())
+    """Whether there are values to look at, plainly or in a COO tensor. Not so on the meta device,
+    in nested and compressed layouts, in fake tensors and other subclasses with a dispatch of their
+    own; and the zeros without memory with which a forward-mode derivative begins end the process
+    in native code when they are read."""
+    if type(tensor).__torch_dispatch__ is not _NO_DISPATCH or tensor.layout not in _LAYOUTS:
+        return False
+    return not (tensor.is_meta or tensor.is_nested or tensor._is_zerotensor())
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The same numbers where torch has ops for them: a COO tensor's values, complex numbers as
+    pairs, float8 as fp32."""
+    if tensor.is_sparse:
+        tensor = tensor.detach().coalesce().values()
+    if tensor.is_complex():
+        return torch.view_as_real(tensor.detach().resolve_conj())
+    return tensor.float() if tensor.is_floating_point() and tensor.itemsize == 1 else tensor
 
 
 def _is_readable(tensor: Tensor) -> bool:
-    """Floating-point numbers in memory. Inside torch.func's vmap and grad a tensor has none."""
+    """Floating-point numbers in memory. Inside torch.func's vmap and grad a tensor has none, and
+    inside jit.trace a look at them would become part of the traced model."""
     if not tensor.is_floating_point() or tensor.layout is not torch.strided:
         return False
-    if not holds_numbers(tensor):
+    if torch._C._get_tracing_state() is not None:
         return False
-    return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return holds_numbers(tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def _search(value: object, depth: int) -> Iterator[Tensor]:

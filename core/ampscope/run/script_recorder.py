@@ -108,8 +108,9 @@ class ScriptRecorder:
     def _call(self, original: Any) -> Any:
         @functools.wraps(original)
         def wrapper(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            # Inside vmap and grad of torch.func tensors have no values to look at.
-            if torch._C._functorch.peek_interpreter_stack() is not None:
+            # Inside vmap and grad of torch.func tensors have no values to look at; what is done
+            # inside jit.trace becomes part of the traced model.
+            if torch._C._functorch.peek_interpreter_stack() or torch._C._get_tracing_state():
                 return original(module, *args, **kwargs)
             if not self.paths.stack and torch._C._current_autograd_node() is None:
                 self._before_forward(module, args, kwargs)

@@ -56,7 +56,7 @@ class ScriptScans:
                 continue
             for name, parameter in model.named_parameters():
                 if not holds_numbers(parameter):
-                    continue  # given away to free its memory
+                    continue  # a packed one, or given away to free its memory
                 first = kept.get(name)
                 same = first is not None and first.shape == parameter.shape
                 change = relative_change(parameter, first) if same and first is not None else None
@@ -67,11 +67,11 @@ class ScriptScans:
                     self._add("end", "buffer", name, buffer)
 
     def _see_model(self, root: nn.Module) -> None:
-        if id(root) in self._first_sight or not all(map(holds_numbers, root.parameters())):
-            return  # of a model on the meta device there is nothing to see yet
+        if id(root) in self._first_sight or any(p.is_meta for p in root.parameters()):
+            return  # where nothing is in memory there is nothing to see yet
         kept: dict[str, Tensor] = {}
         if sum(p.numel() for p in root.parameters()) <= MAX_FIRST_SIGHT_NUMEL:
-            kept = {n: p.detach().clone() for n, p in root.named_parameters()}
+            kept = {n: p.detach().clone() for n, p in root.named_parameters() if holds_numbers(p)}
         self._first_sight[id(root)] = (weakref.ref(root), kept)
         self.records += scan_model("start", root, self._trained(), self._attempts.count)
         for name, parameter in root.named_parameters():

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ampscope.capture.tensors import plain
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -47,7 +49,7 @@ def gradient_facts(parameters: list[Tensor], factor: float) -> GradientFacts:
 
 
 def _part(gradient: Tensor, factor: float) -> Part:
-    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    values = plain(gradient)
     finite = torch.isfinite(values)
     kept = values.detach().float()[finite].abs()
     scale = factor or 1.0

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from ampscope.capture.tensors import HALF, holds_numbers
+from ampscope.capture.tensors import HALF, holds_numbers, plain
 from ampscope.formats import dtype_name
 from ampscope.observations import STALLED_SHARE, Operand
 
@@ -46,12 +46,12 @@ def tensors(value: Any, more: Any) -> list[Tensor]:
 
 def all_finite(tensor: Tensor) -> bool:
     """Without NaN and infinities."""
-    return bool(torch.isfinite(tensor).all())
+    return bool(torch.isfinite(plain(tensor)).all())
 
 
 def has_nan(tensor: Tensor) -> bool:
     """Whether a tensor of any dtype holds a NaN; infinities are none."""
-    return tensor.is_floating_point() and bool(torch.isnan(tensor).any())
+    return tensor.is_floating_point() and bool(torch.isnan(plain(tensor)).any())
 
 
 def scalars(args: Any, kwargs: Any) -> tuple[float, ...]:
@@ -75,10 +75,11 @@ def has_nonfinite_scalar(args: Any, kwargs: Any) -> bool:
 
 def special_counts(tensor: Tensor) -> SpecialCounts:
     """How many elements of a floating-point tensor are NaN, +Inf and -Inf."""
+    values = plain(tensor)
     return SpecialCounts(
-        nan=int(torch.isnan(tensor).sum()),
-        pos_inf=int(torch.isposinf(tensor).sum()),
-        neg_inf=int(torch.isneginf(tensor).sum()),
+        nan=int(torch.isnan(values).sum()),
+        pos_inf=int(torch.isposinf(values).sum()),
+        neg_inf=int(torch.isneginf(values).sum()),
     )
 
 
@@ -86,7 +87,7 @@ def max_abs(tensor: Tensor | None) -> float | None:
     """Largest finite magnitude; None without one."""
     if tensor is None or not tensor.is_floating_point() or tensor.numel() == 0:
         return None
-    magnitudes = tensor.detach().abs()
+    magnitudes = plain(tensor).detach().abs()
     finite = magnitudes[torch.isfinite(magnitudes)]
     return float(finite.max()) if finite.numel() else None
 
@@ -94,9 +95,9 @@ def max_abs(tensor: Tensor | None) -> float | None:
 def operand(tensor: Tensor, producers: tuple[str, ...], is_parameter: bool) -> Operand:
     """Facts about one input."""
     floating = tensor.is_floating_point() and tensor.numel() > 0
-    nonzero = None
+    nonzero, values = None, plain(tensor)
     if floating:
-        magnitudes = tensor.detach().abs().float()
+        magnitudes = values.detach().abs().float()
         kept = magnitudes[(magnitudes > 0) & torch.isfinite(magnitudes)]
         nonzero = float(kept.min()) if kept.numel() else None
     return Operand(
@@ -104,8 +105,8 @@ def operand(tensor: Tensor, producers: tuple[str, ...], is_parameter: bool) -> O
         shape=tuple(tensor.shape),
         max_abs=max_abs(tensor),
         min_abs=nonzero,
-        zeros=int((tensor == 0).sum()) if tensor.numel() else 0,
-        nonfinite=int((~torch.isfinite(tensor)).sum()) if floating else 0,
+        zeros=int((values == 0).sum()) if tensor.numel() else 0,
+        nonfinite=int((~torch.isfinite(values)).sum()) if floating else 0,
         producers=producers,
         is_parameter=is_parameter,
     )

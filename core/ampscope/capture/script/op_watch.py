@@ -181,7 +181,8 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_s
     ) -> Any:
         kwargs = kwargs or {}
         watch = self.watch
-        if not watch.enabled or watch.seen_ops >= watch.budget:
+        is_traced = torch._C._get_tracing_state() is not None  # looks would become its ops
+        if is_traced or not watch.enabled or watch.seen_ops >= watch.budget:
             return func(*args, **kwargs)
         before = op_facts.remember_target(func, args)
         out = func(*args, **kwargs)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ampscope.capture.tensors import holds_numbers, plain
 from ampscope.formats import dtype_name
 
 
@@ -45,12 +46,9 @@ def state_facts(optimizer: Optimizer) -> StateFacts:
     tensors: list[Tensor] = []
     dead = alive = 0
     for state in optimizer.state.values():
-        own = [
-            v for v in state.values() if isinstance(v, Tensor) and v.dim() and v.is_floating_point()
-        ]
-        tensors += own
+        tensors += [v for v in state.values() if isinstance(v, Tensor) and _is_of_interest(v)]
         first, second = state.get("exp_avg"), state.get("exp_avg_sq", state.get("square_avg"))
-        if isinstance(first, Tensor) and isinstance(second, Tensor):
+        if all(isinstance(m, Tensor) and _is_of_interest(m) for m in (first, second)):
             moving = first != 0
             alive += int(moving.sum())
             dead += int((moving & (second == 0)).sum())
@@ -61,6 +59,11 @@ def state_facts(optimizer: Optimizer) -> StateFacts:
     )
 
 
+def _is_of_interest(state: Tensor) -> bool:
+    """Not a step counter, nor a packed state in a subclass of its own."""
+    return state.dim() > 0 and state.is_floating_point() and holds_numbers(state)
+
+
 def dtypes(tensors: list[Tensor]) -> str:
     """Names of the dtypes in use, "fp16+fp32"."""
     return "+".join(sorted({dtype_name(t.dtype) for t in tensors}))
@@ -68,4 +71,4 @@ def dtypes(tensors: list[Tensor]) -> str:
 
 def nonfinite_count(tensors: list[Tensor]) -> int:
     """NaN and infinite entries of all tensors."""
-    return sum(int((~torch.isfinite(t)).sum()) for t in tensors)
+    return sum(int((~torch.isfinite(plain(t))).sum()) for t in tensors)

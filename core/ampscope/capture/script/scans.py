@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._mode_utils import no_dispatch
 
-from ampscope.capture.tensors import HALF
+from ampscope.capture.tensors import HALF, holds_numbers, plain
 from ampscope.formats import dtype_name
 from ampscope.observations import Scan
 
@@ -24,9 +24,10 @@ def scan(
 def _scan(
     moment: str, kind: str, name: str, values: Tensor, attempt: int, change: float | None
 ) -> Scan:
-    finite = torch.isfinite(values)
-    nan, infinite = int(torch.isnan(values).sum()), int(torch.isinf(values).sum())
-    kept = values[finite].float()
+    numbers = plain(values)
+    finite = torch.isfinite(numbers)
+    nan, infinite = int(torch.isnan(numbers).sum()), int(torch.isinf(numbers).sum())
+    kept = numbers[finite].float()
     half_buffer = values.dtype in HALF and kind == "buffer" and values.numel() > 1
     return Scan(
         moment=moment,
@@ -50,21 +51,21 @@ def scan_model(moment: str, model: nn.Module, trained: set[int], attempt: int) -
     found = [
         scan(moment, "parameter" if id(p) in trained else "frozen", name, p, attempt)
         for name, p in model.named_parameters()
+        if holds_numbers(p)
     ]
     found += [
         scan(moment, "buffer", name, b, attempt)
         for name, b in model.named_buffers()
-        if b.is_floating_point() and b.numel()
+        if b.is_floating_point() and b.numel() and holds_numbers(b)
     ]
     return found
 
 
 def relative_change(now: Tensor, first: Tensor) -> float | None:
     """|now - first| / |first| in 2-norms; None when the first sight was zero."""
-    length = float(torch.linalg.vector_norm(first.double()))
-    if not length:
-        return None
-    return float(torch.linalg.vector_norm(now.detach().double() - first.double())) / length
+    before, after = plain(first).double(), plain(now.detach()).double()
+    length = float(torch.linalg.vector_norm(before))
+    return float(torch.linalg.vector_norm(after - before)) / length if length else None
 
 
 def _sample(values: Tensor) -> tuple[float, ...]:

@@ -13,6 +13,7 @@ import dataclasses
 import weakref
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -38,8 +39,9 @@ class ScriptModels:
         self._taken = 0
 
     def index(self, module: nn.Module) -> int | None:
-        """The module's number. A model that is new is numbered first. None outside training."""
-        if not self.is_training:
+        """The module's number. A model that is new is numbered first. None outside training, and
+        inside jit.trace, where even a size is a tensor."""
+        if not self.is_training or torch._C._get_tracing_state() is not None:
             return None
         number = self._numbers.get(module)
         if number is None:

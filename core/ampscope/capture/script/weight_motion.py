@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from ampscope.capture.tensors import plain
+
 MAX_NUMEL = 30_000_000  # weights compared before and after a step: 120 MB of fp32 copies
 
 
@@ -29,5 +31,9 @@ class WeightMotion:
         self._before = None
         total = sum(p.numel() for p, _ in pairs)
         moved = sum(int(torch.ne(p.detach(), b).sum()) for p, b in pairs)
-        square = sum(float((p.detach().double() - b.double()).square().sum()) for p, b in pairs)
+        square = sum(float(_apart(p.detach(), b).square().sum()) for p, b in pairs)
         return (moved / total if total else None), math.sqrt(square)
+
+
+def _apart(one: Tensor, other: Tensor) -> Tensor:
+    return plain(one).double() - plain(other).double()
