@@ -75,6 +75,19 @@ for i in range(3):
     loss = model(torch.randn(8, 4)).square().mean()
     opt.zero_grad(); loss.backward(); opt.step()
 """
+TRIES = (
+    INSIDE.split("class")[0]
+    + """
+model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+opt = torch.optim.SGD(model.parameters(), 0.1)
+for i in range(6):
+    x = torch.randn(8, 4)
+    try: out = model(x.double()) if i == 0 else model(x)
+    except RuntimeError: out = model(x)
+    loss = out.square().mean()
+    opt.zero_grad(); loss.backward(); opt.step()
+"""
+)
 MEMORY = """
 import torch
 model = torch.nn.Linear(4, 4)
@@ -92,7 +105,8 @@ ENDS = BACKWARD.replace("except RuntimeError", "except ZeroDivisionError")
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ran]]:
     folder = tmp_path_factory.mktemp("caught")
-    texts = {"backward": BACKWARD, "forward": FORWARD, "inside": INSIDE, "memory": MEMORY}
+    texts = {"backward": BACKWARD, "forward": FORWARD, "inside": INSIDE, "memory": MEMORY,
+             "tries": TRIES}  # fmt: skip
     paths = {n: write_script(folder, f"{n}.py", t) for n, t in {**texts, "ends": ENDS}.items()}
     with ScriptRuns(spec(), folder / "runs.db") as runs:
         run = Runner(runs)
@@ -127,6 +141,13 @@ def test_what_a_model_settles_itself_and_a_lack_of_memory_count_for_nothing(
     ran: dict[str, Ran], name: str
 ) -> None:
     assert place(ran[name].outcome) == ("", "", 0, 0)
+
+
+def test_an_error_that_comes_once_is_counted_and_no_more(ran: dict[str, Ran]) -> None:
+    outcome = ran["tries"].outcome
+    assert (outcome.errors_caught, outcome.error_text) == (1, "")
+    views = {name: RunView(name, name, ran["tries"].run.observations) for name in ("as_is", "fp32")}
+    assert diagnose(Evidence(views, "native")).verdict == "no_fault"
 
 
 def test_an_error_that_ends_the_script_is_not_called_caught(ran: dict[str, Ran]) -> None:

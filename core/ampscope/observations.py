@@ -177,8 +177,8 @@ class Outcome:
     error_line: str = ""
     error_in_function: str = ""
     error_module: str = ""  # dotted path of the innermost module that was running
-    error_attempt: int = 0  # of an error that the script caught; the error_ fields are the first's
-    errors_caught: int = 0  # out of a forward or backward pass or a scaler; the script went on
+    error_attempt: int = 0  # of a caught error; where those come often, error_… is the first's
+    errors_caught: int = 0  # out of a forward or backward pass; the script went on
     attempts: int = 0
     elapsed_s: float = 0.0
     backwards: int = 0

@@ -55,7 +55,8 @@ def symptoms(run: RunView, fp32: RunView | None) -> frozenset[Symptom]:
     if diverged(run):
         found.add(Symptom.DIVERGED)
     if fp32 is not None:
-        if run.outcome.errors_caught and not fp32.outcome.errors_caught:
+        often = run.outcome.errors_caught and run.outcome.error_text
+        if often and not fp32.outcome.errors_caught:
             found.add(Symptom.CAUGHT)
         if is_behind(run, fp32):
             found.add(Symptom.BEHIND)

@@ -1,6 +1,6 @@
-"""Errors out of a model's forward pass, a backward pass or a scaler's method, whether or not the
-script lets them through: many training loops catch what they take for a lack of memory, and lose
-every step to it in silence."""
+"""Errors out of a model's forward pass or a backward pass, whether or not the script lets them
+through: many training loops catch what they take for a lack of memory, and lose every step to it in
+silence."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from ampscope.capture.script.source_lines import SourceLines, line_name
 from ampscope.run import script_errors
 
 MAX_TEXT = 2_000
+# A caught error is told with its text where it comes again and again; once is a way to try things.
+MIN_CAUGHT, CAUGHT_SHARE = 3, 0.05  # of the attempted steps and the errors together
 # On the error itself, because ids are used again: path of the innermost module; that it is counted.
 _MARK, _COUNTED = "_ampscope_module", "_ampscope_counted"
 
@@ -57,5 +59,7 @@ class RaisedErrors:
         return str(error.__dict__.get(_MARK, ""))
 
     def caught(self) -> dict[str, Any]:
-        """The first and their number, as fields of an outcome that no error ended."""
-        return {**self._first, "errors_caught": self.count} if self.count else {}
+        """Their number, and where they come often the first, as fields of an outcome that no error
+        ended."""
+        often = self.count >= max(MIN_CAUGHT, CAUGHT_SHARE * (self._attempts() + self.count))
+        return {**(self._first if often else {}), "errors_caught": self.count}

@@ -16,7 +16,7 @@ class Calls:
 
     def __init__(self, lines: SourceLines, count: Callable[[], int]) -> None:
         self.records: list[Call] = []
-        self.on_raised: Callable[[Exception], None] = lambda error: None  # out of a watched call
+        self.on_raised: Callable[[Exception], None] = lambda error: None  # out of a backward pass
         self._lines = lines
         self._count = count
         self._depth = 0
@@ -50,9 +50,5 @@ class Calls:
         self._depth += 1
         try:
             return function(*args, **kwargs)
-        except Exception as error:
-            if self._depth == 1:
-                self.on_raised(error)
-            raise
         finally:
             self._depth -= 1

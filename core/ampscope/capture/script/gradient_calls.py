@@ -52,7 +52,11 @@ class GradientCalls:
             create_graph = bool(kwargs.get("create_graph"))
             for root in op_facts.tensors(roots, None):
                 self._note_backward(root, create_graph=create_graph)
-            result = self._calls.inside(original, *args, **kwargs)
+            try:
+                result = self._calls.inside(original, *args, **kwargs)
+            except Exception as error:
+                self._calls.on_raised(error)
+                raise
             self._attempts.after_backward()
             return result
 
