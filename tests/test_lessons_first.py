@@ -94,16 +94,28 @@ def test_half_adam_is_nan_at_once_and_autocast_learns() -> None:
     # Only where the squared gradient is not zero in fp16 can a weight move to a number.
     zero, of = (reading(found, n, "model.half()") for n in ("squares that are zero", "gradients"))
     assert curve(found, "moved", "model.half()").y[0] <= of - zero
+    # m / 0 is Inf where the gradient is not zero, and NaN where it is: PyTorch's Adam by hand.
+    infinite, nan = (reading(found, n, "model.half()") for n in ("infinite weights", "NaN weights"))
+    assert infinite == pytest.approx(zero, rel=0.02)  # a square's own rounding decides the rest
+    assert 0 < nan < 0.05 * infinite
+    from app.learn.half import cause_words
+
+    words = cause_words(found)
+    assert f"{int(infinite):,} weights are infinite" in words
+    assert f"{int(nan):,} are NaN" in words
 
 
-def test_half_sgd_hardly_moves_its_weights() -> None:
+def test_half_sgd_moves_fewer_weights_at_a_rate_at_which_fp32_learns() -> None:
     found = measured("half", optimizer="sgd")
+    fp32, amp = (curve(found, "loss", n).y for n in ("fp32", "autocast + GradScaler"))
+    assert fp32[-1] < 0.9 * fp32[0]
+    assert amp[-1] == pytest.approx(fp32[-1], rel=0.1)
 
     def first(name: str) -> float:
         moved, of = (curve(found, what, name).y[0] for what in ("moved", "with a gradient"))
         return moved / of
 
-    assert first("model.half()") < 0.1
+    assert first("model.half()") < 0.4
     assert first("fp32") > 0.9
     assert first("autocast + GradScaler") > 0.9
 

@@ -66,9 +66,17 @@ def test_master_weights_numpy_agrees_where_a_step_is_lost() -> None:
     weights = np.random.default_rng(0).normal(0, 0.05, 20_000).astype(np.float16)
     weights = weights[np.abs(weights) > 2.0**-10]
     for x, share in zip(found.x, found.y, strict=True):
-        step = (weights.astype(np.float32) * 2.0**x).astype(np.float16)
-        expected = float((weights + step == weights).mean())
-        assert share == pytest.approx(expected, abs=0.05), x
+        exact = weights.astype(np.float64)
+        after = (exact + exact * 2.0**x).astype(np.float16)
+        assert share == pytest.approx(float((after == weights).mean()), abs=0.05), x
+
+
+@pytest.mark.parametrize(("name", "bits"), [("fp32", 23), ("bf16", 7), ("fp16", 10)])
+def test_master_weights_are_all_lost_from_two_bits_below_the_last_one(name: str, bits: int) -> None:
+    """w < 2^(e+1), and half a spacing is 2^(e-bits-1): w·2^-(bits+2) is always less."""
+    found = curve(measured("master"), "unchanged", name)
+    lost = [x for x, share in zip(found.x, found.y, strict=True) if share == 1]
+    assert max(lost) == -(bits + 2)
 
 
 def test_master_weights_order_of_formats() -> None:
@@ -99,11 +107,25 @@ def test_bf16_is_coarser_and_fp16_is_shorter() -> None:
     assert reading(small, "lost", "fp16-noscaler") > 0.9
     assert reading(small, "lost", "fp16") < 0.01
     assert reading(small, "lost", "bf16") < 0.01
-    ends = {n: np.mean(curve(small, "loss", n).y[-20:]) for n in
-            ("fp32", "bf16", "fp16", "fp16-noscaler")}  # fmt: skip
-    assert ends["bf16"] < 1.5 * ends["fp32"]
-    assert ends["fp16"] < 1.5 * ends["fp32"]
-    assert not ends["fp16-noscaler"] < 2 * ends["fp32"]
+    from app.learn.bf16 import ratios
+
+    assert len(ratios(small, "bf16")) == 4
+    assert np.median(ratios(small, "bf16")) < 1.1
+    assert np.median(ratios(small, "fp16")) < 1.1
+    assert not min(ratios(small, "fp16-noscaler")) < 2
+
+
+def test_gradients_quantiles_are_numpys() -> None:
+    from ampscope.exponents import EXPONENTS, quantile_exponent
+
+    rows = {r.name: np.array(r.row) for r in measured("gradients", model="gpt")
+            if isinstance(r, Histogram)}  # fmt: skip
+    row = rows["output gradients"]
+    magnitudes = np.repeat(EXPONENTS, row[: len(EXPONENTS)])
+    for share in (0.01, 0.5, 0.99):
+        expected = np.quantile(magnitudes, share, method="inverted_cdf")
+        assert quantile_exponent(row, share) == expected
+    assert quantile_exponent(np.zeros_like(row), 0.5) is None
 
 
 def tallies(**asked: str) -> dict[tuple[int, str], Tally]:

@@ -141,6 +141,38 @@ def test_thirty_steps_learn(name: str) -> None:
     assert np.mean(losses[-5:]) < 0.85 * np.mean(losses[:5])
 
 
+def _held_out_losses(name: str, seed: int, steps: int) -> list[float]:
+    """The loss on data that is not trained on, before every step: free of the noise of batches."""
+    held_out = list(islice(iterate(build_builtin(name, seed=seed + 1000)), 4))
+    workload = build_builtin(name, seed=seed)
+    optimizer = workload.optimizer(workload.model.parameters())
+    found = []
+    for batch in islice(iterate(workload), steps):
+        buffers = [buffer.clone() for buffer in workload.model.buffers()]
+        with torch.no_grad():
+            losses = [workload.loss(workload.model, each).item() for each in held_out]
+            for buffer, kept in zip(workload.model.buffers(), buffers, strict=True):
+                buffer.copy_(kept)
+        found.append(sum(losses) / len(losses))
+        optimizer.zero_grad()
+        workload.loss(workload.model, batch).backward()
+        optimizer.step()
+    return found
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+@pytest.mark.parametrize("seed", range(10))
+def test_training_in_fp32_is_stable(name: str, seed: int) -> None:
+    """What half precision does can only be read off a training that is calm without it: the loss
+    never rises above its lowest by more than a tenth of where it started."""
+    losses = _held_out_losses(name, seed, 30)
+    lowest = losses[0]
+    for loss in losses:
+        assert loss - lowest <= 0.1 * losses[0]
+        lowest = min(lowest, loss)
+    assert losses[-1] < 0.9 * losses[0]
+
+
 @pytest.mark.parametrize("name", BUILTIN)
 def test_a_seed_gives_the_same_bits_and_another_seed_others(name: str) -> None:
     first, again, other = (train(build_builtin(name, seed=s), 3) for s in (7, 7, 8))

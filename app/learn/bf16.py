@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from statistics import median
 
 import pandas as pd
 
@@ -16,14 +18,13 @@ from app.lesson.lesson_page import Lesson, Setting
 from app.lesson.lesson_question import Answer
 from app.lesson.sources import BFLOAT16, KERAS, NVIDIA, PADDLE, TORCH_AMP
 from app.palette import DTYPES, NORMAL
-from app.text import number, percent
+from app.text import percent
 
 NAMES = {"fp32": "fp32", "bf16": "bf16", "fp16-noscaler": "fp16, no scaler",
          "fp16": "fp16 with a scaler"}  # fmt: skip
 LOOKS = {"fp32": (DTYPES["fp32"], "solid"), "bf16": (DTYPES["bf16"], "solid"),
          "fp16-noscaler": (DTYPES["fp16"], "dot"), "fp16": (NORMAL, "dash")}  # fmt: skip
-TAIL = 20  # steps whose mean loss is compared
-ALIKE = 1.5  # times the loss of fp32: within, a training has learned as well
+ALIKE = 1.1  # times fp32's loss of the same seed, in the median: within, it learned as well
 
 PYTORCH = """
 with torch.autocast("cuda", dtype=torch.bfloat16):          # bf16: no scaler
@@ -54,17 +55,28 @@ keras.mixed_precision.set_global_policy("mixed_float16")    # compile adds it
 
 
 def answer(results: Sequence[Result]) -> Answer:
-    """Which trainings learned as fp32 did."""
-    fp32 = _end(results, "fp32")
-    fine = {name: _end(results, name) <= ALIKE * fp32 for name in NAMES}
-    ends = ", ".join(f"{NAMES[name]} {number(_end(results, name))}" for name in NAMES)
+    """Which trainings learned as fp32 did, seed by seed."""
+    fine = {name: median(ratios(results, name)) <= ALIKE for name in NAMES}
+    parts = [
+        f"{NAMES[name]} {median(found):.2f} ({min(found):.2f} to {max(found):.2f})"
+        for name in list(NAMES)[1:]
+        if (found := ratios(results, name))
+    ]
     text = (
-        f"Mean loss of the last {TAIL} steps: {ends}. Within {ALIKE:g} times that of fp32 counts "
-        "as having learned as well."
+        f"Loss at the end, as a multiple of fp32's with the same seed, median and range of "
+        f"{len(ratios(results, 'bf16'))} seeds: {', '.join(parts)}. A median of at most {ALIKE:g} "
+        "counts as having learned as well."
     )
     if not fine["bf16"]:
         return Answer(2, text)
     return Answer(0 if fine["fp16-noscaler"] else 1, text)
+
+
+def ratios(results: Sequence[Result], name: str) -> list[float]:
+    """The end of each training over that of fp32 with the same seed; NaN counts as infinite."""
+    ends = {c.series: c.y for c in curves(results, "end")}
+    pairs = zip(ends[name], ends["fp32"], strict=True)
+    return [end / fp32 if math.isfinite(end) else math.inf for end, fp32 in pairs]
 
 
 def draw(results: Sequence[Result]) -> None:
@@ -103,11 +115,6 @@ def table(results: Sequence[Result]) -> pd.DataFrame:
     """The losses."""
     losses = curves(results, "loss")
     return pd.DataFrame({"step": list(losses[0].x)} | {NAMES[c.series]: list(c.y) for c in losses})
-
-
-def _end(results: Sequence[Result], name: str) -> float:
-    found = next(c for c in curves(results, "loss") if c.series == name)
-    return sum(found.y[-TAIL:]) / TAIL
 
 
 def _line(one: Curve) -> Line:

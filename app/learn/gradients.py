@@ -7,7 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from ampscope.exponents import Raw, Zones, max_exponent, median_exponent, min_exponent, zones
+from ampscope.exponents import (
+    Raw,
+    Zones,
+    max_exponent,
+    median_exponent,
+    min_exponent,
+    quantile_exponent,
+    zones,
+)
 from ampscope.formats import FORMATS
 from ampscope.records import Histogram, Result
 from app import layout, links
@@ -21,7 +29,9 @@ from app.text import count, percent
 
 FORMAT_NAMES = ("fp16", "bf16", "e4m3", "e5m2", "fp32")
 GRADIENTS, WEIGHTS = "output gradients", "weights"
-MANY = 20  # powers of two between the largest and the smallest
+MANY = 20  # powers of two between the ends of the middle part
+# The ends of the middle 98 %: the smallest of a million numbers says little about the others.
+LOW, HIGH = 0.01, 0.99
 
 PYTORCH = """
 def count(gradient):                            # on any module's output
@@ -49,17 +59,18 @@ for gradient in tape.gradient(loss, model.trainable_variables):
 
 
 def answer(results: Sequence[Result]) -> Answer:
-    """By the powers of two between the smallest and the largest output gradient."""
+    """By the powers of two that hold all but the smallest and the largest hundredth."""
     row = _row(results, GRADIENTS)
-    low, high = min_exponent(row), max_exponent(row)
-    assert low is not None
-    assert high is not None
+    low, high = quantile_exponent(row, LOW), quantile_exponent(row, HIGH)
+    if low is None or high is None:
+        return Answer(0, "All output gradients of this step are zero.")
     spread = high - low
     choice = 0 if spread <= MANY // 2 else 1 if spread <= MANY else 2
     return Answer(
         choice,
-        f"They reach from 2^{low} to 2^{high}, over {spread} powers of two; half of them lie "
-        f"below 2^{(median_exponent(row) or 0) + 1}.",
+        f"98 % of them lie between 2^{low} and 2^{high + 1}, over {spread} powers of two; half "
+        f"lie below 2^{(median_exponent(row) or 0) + 1}. The extremes are 2^{min_exponent(row)} "
+        f"and 2^{max_exponent(row)}.",
     )
 
 
@@ -137,7 +148,7 @@ def _row(results: Sequence[Result], role: str) -> Raw:
 
 LESSON = Lesson(
     id="gradients",
-    question="Over how many powers of two do the gradients of one step spread?",
+    question="Over how many powers of two do 98 % of one step's output gradients spread?",
     choices=("At most 10", "From 11 to 20", "More than 20"),
     answer=answer,
     draw=draw,

@@ -24,7 +24,7 @@ from app.text import count, for_plotly, number, percent
 
 FP32, HALF, AMP = "fp32", "model.half()", "autocast + GradScaler"
 PATCHED = "model.half(), eps=1e-4"
-FEW_MOVE = 0.5  # under this share of fp32's moving weights a training hardly moves
+LEARNS = 0.8  # of the fall of fp32's loss: from there on a training learns like it
 LOOKS = {FP32: (DTYPES["fp32"], "circle", "solid"), HALF: (DTYPES["fp16"], "x", "solid"),
          AMP: (NORMAL, "square", "dash")}  # fmt: skip
 PATCHED_LOOK = (MEASURE, "diamond", "dot")
@@ -60,12 +60,14 @@ def answer(results: Sequence[Result]) -> Answer:
     bad = next((step for step, loss in enumerate(losses.y) if not math.isfinite(loss)), None)
     if bad is not None:
         return Answer(2, f"With model.half() the loss is NaN from step {bad} on.")
+    fp32 = curve(results, "loss", FP32).y
     text = (
         f"In the first step {percent(half)} of the weights with a gradient moved, in fp32 "
-        f"{percent(full)}. The loss stayed finite and ends at {number(losses.y[-1])}, in fp32 at "
-        f"{number(curve(results, 'loss', FP32).y[-1])}."
+        f"{percent(full)}. The loss went from {number(losses.y[0])} to {number(losses.y[-1])}, in "
+        f"fp32 to {number(fp32[-1])}. Steps that are smaller beside their weights move fewer still."
     )
-    return Answer(1 if half < FEW_MOVE * full else 0, text)
+    learns = losses.y[0] - losses.y[-1] >= LEARNS * (fp32[0] - fp32[-1])
+    return Answer(0 if learns else 1, text)
 
 
 def draw(results: Sequence[Result]) -> None:
@@ -115,12 +117,17 @@ def loss_words(results: Sequence[Result]) -> str:
 def cause_words(results: Sequence[Result]) -> str:
     """Adam's arithmetic where Adam trained."""
     eps, larger = (reading(results, n, "fp16") for n in ("eps", "eps, larger"))
-    zero, of = (reading(results, n, HALF) for n in ("squares that are zero", "gradients"))
+    zero, of, infinite, nan = (
+        count(int(reading(results, n, HALF)))
+        for n in ("squares that are zero", "gradients", "infinite weights", "NaN weights")
+    )
     return (
-        f"Adam divides by √v + eps. In fp16 eps=1e-8 is {number(eps)}, and v, a thousandth of the "
-        f"squared gradient in the first step, is zero for {count(int(zero))} of {count(int(of))} "
-        f"gradients: 0 / 0. eps=1e-4 is {number(larger)} in fp16, which ends the NaN; but where v "
-        "is zero its steps are not Adam's any more, and the weights still are fp16."
+        f"Adam divides the mean gradient m by √v + eps. In fp16 eps=1e-8 is {number(eps)}, and v, "
+        f"a thousandth of the squared gradient in the first step, is zero for {zero} of {of} "
+        f"gradients that are not. m / 0 is Inf: after one step {infinite} weights are infinite, "
+        f"and {nan} are NaN, from 0 / 0 where the gradient is zero too. eps=1e-4 is "
+        f"{number(larger)} in fp16, which ends both; but where v is zero its steps are not Adam's "
+        "any more, and the weights still are fp16."
     )
 
 
@@ -190,7 +197,7 @@ LESSON = Lesson(
     answer=answer,
     draw=draw,
     settings={"optimizer": Setting("Optimizer", {"adam": "Adam", "sgd": "SGD"},
-        "Adam as it comes, or SGD with momentum 0.9; both with a learning rate of 0.001.")},
+        "Adam with its default learning rate of 0.001, or SGD with momentum 0.9 and 0.01.")},
     terms=("half precision", "autocast", "scaler", "master weights", "eps"),
     code={"PyTorch": PYTORCH, "Paddle": PADDLE_CODE, "Keras": KERAS_CODE},
     sources=(PAPER, TORCH_AMP, ADAM, BATCH_NORM, NVIDIA),

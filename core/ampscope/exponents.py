@@ -13,6 +13,7 @@ moves its histogram by k bins, so the answer for another loss scale needs no sec
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,11 +125,18 @@ def min_exponent(raw: Raw) -> int | None:
 
 def median_exponent(raw: Raw) -> int | None:
     """Exponent of the median finite non-zero magnitude (the median to within a factor of 2)."""
+    return quantile_exponent(raw, 0.5)
+
+
+def quantile_exponent(raw: Raw, share: float) -> int | None:
+    """Exponent of the smallest finite non-zero magnitude that at least ``share`` (0 to 1) of all
+    such magnitudes do not exceed, to within a factor of 2; None when there is none."""
     finite = raw[: ABOVE + 1]
     count = int(finite.sum())
     if count == 0:
         return None
-    return int(EXPONENTS[np.searchsorted(np.cumsum(finite), (count + 1) // 2)])
+    rank = max(math.ceil(share * count), 1)
+    return int(EXPONENTS[np.searchsorted(np.cumsum(finite), rank)])
 
 
 def safe_scale_window(

@@ -2,7 +2,7 @@
 
 range        of the gradients of one pass: how many are lost, how many are not finite
 precision    how far the others are from fp32's, as a part of them
-training     the loss of each way over the same batches
+training     the loss of each way over the same batches; its end, for several seeds
 """
 
 from __future__ import annotations
@@ -18,24 +18,30 @@ from ampscope.records import Curve, Reading, Result
 from ampscope.workloads.load import load
 from ampscope.workloads.protocol import Workload, iterate, move
 
-STEPS = 100
+STEPS, TAIL = 100, 20  # the end of a training is the mean loss of its last steps
+SEEDS = 4  # one training's end can differ by a third for reasons that are not its precision
 WAYS = ("fp32", "bf16", "fp16-noscaler", "fp16")
 SMALL_LOSS = 2.0**-18
 
 
 def measure(asked: Mapping[str, str], device: torch.device) -> Iterator[Result]:
-    """Errors of the first pass and a loss curve, way by way."""
+    """Errors of the first pass, a loss curve, and the ends of several trainings, way by way."""
     factor = SMALL_LOSS if asked["loss"] == "small" else 1.0
     reference: Gradients = {}
     for name in WAYS:
-        torch.manual_seed(0)
-        workload = load("mlp", loss_factor=factor)
-        found, curve = _trained(workload, name, factor, device)
-        if name == "fp32":
-            reference = found
-        else:
-            yield from _errors(name, found, reference)
-        yield curve
+        ends = []
+        for seed in range(SEEDS):
+            torch.manual_seed(seed)
+            workload = load("mlp", seed=seed, loss_factor=factor)
+            found, curve = _trained(workload, name, factor, device)
+            ends.append(sum(curve.y[-TAIL:]) / TAIL)
+            if seed == 0:
+                if name == "fp32":
+                    reference = found
+                else:
+                    yield from _errors(name, found, reference)
+                yield curve
+        yield Curve("end", name, tuple(map(float, range(SEEDS))), tuple(ends))
 
 
 def _trained(

@@ -73,16 +73,18 @@ _ORDER: Final = (
         "half", 6, "Why model.half() fails",
         "The LeNet of many tutorials, trained as they write it and as it should be.",
         {"optimizer": ("adam", "sgd")},
-        revision=2,
+        revision=3,
     ),
     LessonInfo(
         "master", 7, "Master weights",
         "A step that is small beside its weight is rounded away: w + Δ == w.",
+        revision=2,
     ),
     LessonInfo(
         "bf16", 8, "bf16 or fp16",
         "Sixteen bits buy range or precision: the same model in both, with and without a scaler.",
         {"loss": ("usual", "small")},
+        revision=2,
     ),
     LessonInfo(
         "inf_to_nan", 9, "How one Inf becomes NaN",

@@ -43,14 +43,14 @@ def measure(asked: Mapping[str, str], device: torch.device) -> Iterator[Result]:
 
 
 def _unchanged(weights: Tensor, relative: float) -> float:
-    """Share of weights that w + Δ leaves as they are. torch adds no fp8 numbers: those are added in
-    fp32 and rounded."""
-    steps = weights.float() * relative
-    if weights.dtype.itemsize == 1:
-        after = (weights.float() + steps).to(weights.dtype)
-    else:
-        after = weights + steps.to(weights.dtype)
-    return float((after.float() == weights.float()).float().mean())
+    """Share of weights that w + Δ leaves as they are, the sum rounded once.
+
+    Δ itself is exact: an optimizer's step in the weights' own format is rounded before it is added,
+    and the small ones of fp16 are subnormal, which is another effect.
+    """
+    exact = weights.double() if weights.dtype == torch.float32 else weights.float()
+    after = (exact + exact * relative).to(weights.dtype)
+    return float((after.float() == weights.float()).float().mean())  # torch compares no fp8
 
 
 def _trained(workload: Workload, name: str, device: torch.device) -> Iterator[Result]:

@@ -32,8 +32,8 @@ class GPTSize:
 
 
 SIZES: Mapping[str, GPTSize] = {
-    "tiny": GPTSize(6, 64, 4, context=32, batch_size=8, lr=3e-3),
-    "small": GPTSize(6, 256, 8, context=128, batch_size=8, lr=1e-3),
+    "tiny": GPTSize(6, 64, 4, context=32, batch_size=8, lr=1e-3),
+    "small": GPTSize(6, 256, 8, context=128, batch_size=8, lr=3e-4),
     "medium": GPTSize(9, 512, 8, context=128, batch_size=8, lr=1e-4),
 }
 _INIT_STD = 0.02  # PyTorch's own N(0, 1) for embeddings starts far above ln(vocabulary)

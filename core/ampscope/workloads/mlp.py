@@ -28,8 +28,8 @@ class MLPSize:
 
 
 SIZES: Mapping[str, MLPSize] = {
-    "tiny": MLPSize(64, 2, batch_size=32, lr=0.1),
-    "small": MLPSize(512, 3, batch_size=128, lr=0.1),
+    "tiny": MLPSize(64, 2, batch_size=32, lr=0.07),
+    "small": MLPSize(512, 3, batch_size=128, lr=0.05),
     "medium": MLPSize(3840, 3, batch_size=128, lr=0.05),
 }
 

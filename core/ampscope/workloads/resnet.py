@@ -30,7 +30,7 @@ class ResNetSize:
 
 SIZES: Mapping[str, ResNetSize] = {
     "tiny": ResNetSize((16, 32), 1, batch_size=32, lr=0.05),
-    "small": ResNetSize((16, 32, 64), 3, batch_size=64, lr=0.05),
+    "small": ResNetSize((16, 32, 64), 3, batch_size=64, lr=0.02),
     "medium": ResNetSize((168, 336, 672), 3, batch_size=32, lr=0.01),
 }
 

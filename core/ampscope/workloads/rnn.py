@@ -30,7 +30,7 @@ class RNNSize:
 
 SIZES: Mapping[str, RNNSize] = {
     "tiny": RNNSize(32, 64, context=32, batch_size=16, lr=0.5),
-    "small": RNNSize(128, 512, context=64, batch_size=16, lr=0.5),
+    "small": RNNSize(128, 512, context=64, batch_size=16, lr=0.2),
     "medium": RNNSize(512, 2880, context=32, batch_size=16, lr=0.2),
 }
 
