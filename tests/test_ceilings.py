@@ -257,11 +257,14 @@ def test_a_slice_an_amd_gpu_and_a_whole_gpu() -> None:
     whole = bench_view(run_on("cuda:0", A100_NAME, "8.0"), rates)
     part = bench_view(run_on("cuda:0", f"{A100_NAME} MIG 1g.5gb", "8.0"), rates)
     amd = bench_view(run_on("cuda:0", "AMD Instinct MI300X", "9.4", "2.13.0+rocm7.0"), rates)
+    other = bench_view(run_on("cuda:0", "AMD Instinct MI250X", "9.0", "2.13.0+rocm7.0"), rates)
     assert whole.ceilings[3].share == pytest.approx(250 / 312)
     assert "A100 datasheet" in whole.vendor_sentence
     assert "MIG slice" in part.vendor_sentence
-    assert "ROCm" in amd.vendor_sentence
-    assert all(c.share is None for c in (*part.ceilings, *amd.ceilings))
+    assert amd.ceilings[3].share == pytest.approx(250 / 1307.4)
+    assert "MI300X data sheet" in amd.vendor_sentence
+    assert "ROCm" in other.vendor_sentence
+    assert all(c.share is None for c in (*part.ceilings, *other.ceilings))
 
 
 def test_held_clocks_are_said_even_where_no_dtype_is_behind() -> None:

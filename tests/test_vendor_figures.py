@@ -68,6 +68,46 @@ CHIPS: dict[str, tuple[int, float, dict[str, int]]] = {
         1.62,
         {"tf32": 2048, "bf16": 4096, "fp16": 4096, "e4m3": 8192, "int8": 8192},
     ),
+    # Whitepapers: Turing, GA102, Ada, RTX Blackwell (sums in fp32 at half the rate on GeForce).
+    "NVIDIA GeForce RTX 2080 Ti": (68, 1.545, {"fp32": 128, "fp16": 512, "int8": 2048}),
+    "NVIDIA GeForce RTX 3080": (
+        68,
+        1.71,
+        {"fp32": 256, "tf32": 256, "bf16": 512, "fp16": 512, "int8": 2048},
+    ),
+    "NVIDIA GeForce RTX 4080": (
+        76,
+        2.505,
+        {"fp32": 256, "tf32": 256, "bf16": 512, "fp16": 512, "e4m3": 1024, "int8": 2048},
+    ),
+    "NVIDIA GeForce RTX 5080": (
+        84,
+        2.617,
+        {"fp32": 256, "tf32": 256, "bf16": 512, "fp16": 512, "e4m3": 1024, "int8": 2048},
+    ),
+    "NVIDIA GeForce RTX 5090": (
+        170,
+        2.407,
+        {"fp32": 256, "tf32": 256, "bf16": 512, "fp16": 512, "e4m3": 1024, "int8": 2048},
+    ),
+    "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": (188, 2.617, {"fp32": 256}),
+    "NVIDIA A30": (
+        56,
+        1.44,
+        {"fp64": 128, "fp32": 128, "tf32": 1024, "bf16": 2048, "fp16": 2048, "int8": 4096},
+    ),
+    "NVIDIA A10G": (80, 1.71, {"tf32": 256, "bf16": 512, "fp16": 512, "int8": 1024}),
+    # AMD CDNA 3 whitepaper: operations a clock and compute unit of the Matrix Cores.
+    "AMD Instinct MI300X": (
+        304,
+        2.1,
+        {"fp64": 256, "fp32": 256, "tf32": 1024, "bf16": 2048, "fp16": 2048, "int8": 4096},
+    ),
+    "AMD Instinct MI325X": (
+        304,
+        2.1,
+        {"fp64": 256, "fp32": 256, "tf32": 1024, "bf16": 2048, "fp16": 2048, "int8": 4096},
+    ),
 }
 
 
@@ -91,6 +131,14 @@ def test_rates_are_units_times_clock(name: str) -> None:
         ("NVIDIA L4", 192, 12.5),
         ("NVIDIA A40", 384, 14.5),
         ("NVIDIA H100 80GB HBM3", 5120, 5.23),
+        ("NVIDIA GeForce RTX 2080 Ti", 352, 14.0),
+        ("NVIDIA GeForce RTX 3080", 320, 19.0),
+        ("NVIDIA GeForce RTX 4080", 256, 22.4),
+        ("NVIDIA GeForce RTX 5080", 256, 30.0),
+        ("NVIDIA GeForce RTX 5090", 512, 28.0),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 512, 25.0),
+        ("NVIDIA A30", 3072, 2.43),
+        ("AMD Instinct MI300X", 8192, 5.2),
     ],
 )
 def test_bandwidth_is_bus_width_times_pin_rate(name: str, bus_bits: int, gbit_s: float) -> None:
@@ -102,7 +150,8 @@ def test_bandwidth_is_bus_width_times_pin_rate(name: str, bus_bits: int, gbit_s:
 @pytest.mark.parametrize(
     "name",
     [
-        "NVIDIA A10G",  # another product than the A10
+        "NVIDIA A100X",  # another product than the A100
+        "NVIDIA L20",  # no document of NVIDIA's, and none that was found with its source
         "NVIDIA GeForce RTX 4090 D",
         "NVIDIA GeForce RTX 4090 Laptop GPU",
         "NVIDIA A100-SXM4-40GB MIG 1g.5gb",  # a slice of the chip
@@ -120,7 +169,7 @@ def test_every_row_has_its_source_and_a_name_of_its_own() -> None:
     names = [name for row in table() for name in row.names]
     assert len(names) == len(set(names))
     for row in table():
-        assert "NVIDIA" in row.source
+        assert "NVIDIA" in row.source or "AMD" in row.source
         assert "https://" in row.source
         assert row.flops_s
         assert all(rate > 0 for rate in row.flops_s.values())

@@ -120,7 +120,7 @@ def unread(machine: Machine | None) -> str:
     if machine is None or machine.device == "cpu":
         return ""
     if is_rocm(machine):
-        return " It runs under ROCm, of whose chips ampscope has no table and reads no clocks."
+        return " It runs under ROCm, where ampscope reads no clocks."
     if MIG in machine.device_name:
         return " It is a MIG slice; NVIDIA's figures are those of a whole GPU."
     return ""
@@ -140,8 +140,8 @@ def chip_of(machine: Machine | None, report: HardwareReport | None) -> Chip:
         model = report.cpu.model if report else None
         flags = report.cpu.flags if report and model and name.startswith(model) else None
         return Chip(cpu_flags=flags, is_cpu=True)
-    if is_rocm(machine):
-        return Chip()
+    if is_rocm(machine):  # of an architecture with a number that says nothing of Tensor Cores
+        return Chip(vendor_figures(name))
     return Chip(vendor_figures(name), tensor_cores(machine.capability, name))
 
 

@@ -1,8 +1,8 @@
-"""What NVIDIA prints about a GPU: peak rates and memory bandwidth, each row with its source.
+"""What NVIDIA and AMD print about a GPU: peak rates and memory bandwidth, each row with its source.
 
     >>> vendor_figures("NVIDIA A100-SXM4-40GB").flops_s["bf16"]
     312000000000000.0
-    >>> vendor_figures("NVIDIA A10G") is None
+    >>> vendor_figures("NVIDIA A100X") is None
     True
 
 The device's whole name must be in the table: near names are other products (A10 and A10G, RTX
