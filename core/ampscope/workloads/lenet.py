@@ -63,7 +63,8 @@ class LeNet(nn.Module):
         up on a plateau, and the loss then overshoots by half of where it started."""
         for layer in (self.conv1, self.conv2, self.fc1):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-            nn.init.zeros_(layer.bias)
+            if layer.bias is not None:  # for the type checker
+                nn.init.zeros_(layer.bias)
         nn.init.normal_(self.fc2.weight, std=_HEAD_STD)
         nn.init.zeros_(self.fc2.bias)
 
