@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any, TypedDict
 
 import torch
@@ -21,6 +23,7 @@ _IN_PLACE = (
     "add_", "sub_", "lerp_", "copy_", "index_add_", "scatter_add_", "index_put_",
     "_index_put_impl_",
 )  # fmt: skip
+MAX_KEPT = 1 << 20  # elements of a tensor that is copied before an op changes it
 
 
 class SpecialCounts(TypedDict):
@@ -67,10 +70,23 @@ def _is_number(part: Any) -> bool:
     return isinstance(part, int | float) and not isinstance(part, bool)
 
 
-def has_nonfinite_scalar(args: Any, kwargs: Any) -> bool:
-    """A Python constant that is not finite: somebody wrote it on purpose."""
+def nonfinite_scalars(args: Any, kwargs: Any) -> list[float]:
+    """Python constants that are not finite, such as the -inf of a mask."""
     parts = (*args, *kwargs.values())
-    return any(isinstance(p, float) and not math.isfinite(p) for p in parts)
+    inside = (p for part in parts if isinstance(part, list | tuple) for p in part)
+    return [p for p in (*parts, *inside) if isinstance(p, float) and not math.isfinite(p)]
+
+
+def is_minus_inf_only(tensor: Tensor) -> bool:
+    """Whether all that is not finite is -inf, as in a mask."""
+    values = plain(tensor)
+    return not bool((torch.isnan(values) | torch.isposinf(values)).any())
+
+
+def has_empty_row(tensor: Tensor, dim: int) -> bool:
+    """Whether -inf fills a whole row along ``dim``: a softmax of it is NaN."""
+    minus = torch.isneginf(tensor)
+    return bool((minus.all(dim=dim) if minus.dim() else minus).any())
 
 
 def special_counts(tensor: Tensor) -> SpecialCounts:
@@ -117,12 +133,23 @@ def in_fp32(func: Any, args: Any, kwargs: Any) -> Tensor | None:
     if func._opname.endswith("_") or "out" in kwargs:
         return None
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _generators_kept(func, args, kwargs):
             result = func(*map(_widened, args), **{k: _widened(v) for k, v in kwargs.items()})
     except (RuntimeError, TypeError, NotImplementedError):
         return None
     first = result[0] if isinstance(result, list | tuple) and result else result
     return first if isinstance(first, Tensor) else None
+
+
+@contextlib.contextmanager
+def _generators_kept(func: Any, args: Any, kwargs: Any) -> Iterator[None]:
+    """A random op that is run again draws what it drew, and leaves the script's numbers alone."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        yield
+        return
+    devices = {t.device.index for t in tensors(args, kwargs) if t.is_cuda}
+    with torch.random.fork_rng(devices=sorted(devices)):
+        yield
 
 
 def is_accumulation(func: Any) -> bool:
@@ -141,13 +168,57 @@ def fp32_error(func: Any, args: Any, kwargs: Any, out: Tensor) -> float | None:
     return float(torch.linalg.vector_norm(out.float() - reference)) / length
 
 
-def remember_target(func: Any, args: Any) -> Tensor | None:
-    """A copy of the half-precision tensor that an in-place op is about to change."""
-    if func._opname in _IN_PLACE and args and isinstance(args[0], Tensor):
-        target = args[0]
-        if target.dtype in HALF and 0 < target.numel() <= 1 << 20:
-            return target.clone()
-    return None
+def remember_target(func: Any, args: Any, *, is_bad: bool) -> Tensor | None:
+    """A copy of what an in-place op is about to change: of half-precision sums, and of a target
+    that is not finite."""
+    if not args or not isinstance(args[0], Tensor) or not 0 < args[0].numel() <= MAX_KEPT:
+        return None
+    is_sum = func._opname in _IN_PLACE and args[0].dtype in HALF
+    return args[0].clone() if is_bad or is_sum else None
+
+
+def is_from(
+    bad: list[Tensor], func: Any, args: Any, kwargs: Any, before: Tensor | None, out: Tensor,
+    position: int,
+) -> bool:  # fmt: skip
+    """Whether the non-finite values of ``out``, result number ``position``, descend from the
+    tensors ``bad``, and not from constants and other inputs alone: with finite numbers in their
+    place the op gives other ones. True where that cannot be tried. ``before`` is what an in-place
+    op has changed; None of any other op."""
+    in_place = any(value is out for value in args)
+    if torch.Tag.nondeterministic_seeded in func.tags or (in_place and before is None):
+        return True
+    given = {id(tensor) for tensor in bad}
+
+    def finite(value: Any) -> Any:
+        if isinstance(value, list | tuple) and any(isinstance(v, Tensor) for v in value):
+            return type(value)(finite(v) for v in value)
+        if value is out and before is not None:
+            value = before.clone() if id(out) not in given else _zeroed(before)
+        elif isinstance(value, Tensor) and id(value) in given:
+            return _zeroed(value)
+        return value
+
+    try:
+        with torch.no_grad():
+            named = {k: torch.empty_like(v) if v is out else finite(v) for k, v in kwargs.items()}
+            result = func(*map(finite, args), **named)
+    except (RuntimeError, TypeError, NotImplementedError):
+        return True
+    found = tensors(result, None)
+    other = found[position] if position < len(found) else None
+    return other is None or other.shape != out.shape or not _same_special(other, out)
+
+
+def _zeroed(tensor: Tensor) -> Tensor:
+    return torch.nan_to_num(tensor, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _same_special(first: Tensor, second: Tensor) -> bool:
+    """NaN, +inf and -inf at the same places."""
+    a, b = plain(first), plain(second)
+    same = (torch.isnan(a) == torch.isnan(b)) & (torch.isposinf(a) == torch.isposinf(b))
+    return bool((same & (torch.isneginf(a) == torch.isneginf(b))).all())
 
 
 def stalled_share(func: Any, args: Any, out: Tensor, before: Tensor | None) -> float | None:

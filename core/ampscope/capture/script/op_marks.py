@@ -1,8 +1,9 @@
 """Marks on tensors: which op made a tensor, and which bad op its non-finite values descend from.
 
-Both are plain attributes of the tensor, so they travel with it through the user's code and die with
-it. The path from a sigmoid to a logarithm, or from a product to a softmax, is read off the first;
-when the loss or a gradient is not finite, the second names the root.
+The first is a plain attribute of the tensor, so it travels with it through the user's code and dies
+with it; the path from a sigmoid to a logarithm, or from a product to a softmax, is read off it. The
+second, the taint, belongs to the memory: a value that is written through one view is read through
+another. When the loss or a gradient is not finite, it names the root.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.script.running_sums import IN_PLACE
 from ampscope.capture.tensors import holds_numbers
 
-MAKER, TAINT = "_ampscope_maker", "_ampscope_taint"
-FOREIGN = -1  # the taint of what came with the data, a parameter, or an intended -inf
+MAKER = "_ampscope_maker"
+FOREIGN = -1  # the taint of what came with the data or a parameter
+INTENDED = -2  # of a constant that was written on purpose: the -inf of a mask
+MAX_TAINTS = 1_024  # pieces of memory marked at once; those that are freed go first
 CHAIN = 14  # ops looked back and forward: a masked softmax attention takes up to 10
 PASSES_ON = frozenset({
     "detach", "view", "_unsafe_view", "t", "transpose", "permute", "expand", "reshape", "alias",
@@ -48,6 +53,76 @@ class Maker:
         self.scalar = scalar  # the Python constant that the op took, if any
 
 
+class Taints:
+    """Which bad op the non-finite values in a piece of memory descend from: its id,
+    :data:`FOREIGN` or :data:`INTENDED`.
+
+    A storage is known by its address, which cannot be given away again while a weak reference to it
+    is held. The values themselves may be freed.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def of(self, tensor: Tensor) -> int | None:
+        """The taint of the memory that ``tensor`` lies in; its own values may be finite."""
+        if not self._of or (storage := _storage(tensor)) is None:
+            return None
+        found = self._of.get(storage._cdata)
+        return None if found is None else found[1]
+
+    def mark(self, tensor: Tensor, taint: int) -> None:
+        """``tensor`` holds non-finite values with this taint. A constant that is written into a
+        part of a tensor does not hide what the rest of it holds."""
+        storage = _storage(tensor)
+        if storage is None:
+            return
+        before = self._of.get(storage._cdata)
+        if before is not None and taint < before[1] and not _is_whole(tensor, storage):
+            if taint < 0 <= before[1] or taint == INTENDED:
+                return
+        if before is None and len(self._of) >= MAX_TAINTS:
+            self._forget_freed()
+        self._of[storage._cdata] = (StorageWeakRef(storage), taint)
+
+    def clear(self, tensor: Tensor) -> None:
+        """``tensor`` is finite now."""
+        if self._of and (storage := _storage(tensor)) is not None:
+            if storage._cdata in self._of and _is_whole(tensor, storage):
+                del self._of[storage._cdata]
+
+    def first(self, tensors: Sequence[Tensor]) -> int | None:
+        """The taint to inherit from ``tensors``, all of which are not finite: a bad op's before one
+        that came with the data, and that before a mask's."""
+        found = [taint for t in tensors if (taint := self.of(t)) is not None]
+        return next((taint for taint in found if taint >= 0), max(found, default=None))
+
+    def _forget_freed(self) -> None:
+        self._of = {key: held for key, held in self._of.items() if not held[0].expired()}
+        while len(self._of) >= MAX_TAINTS:  # the oldest
+            del self._of[next(iter(self._of))]
+
+
+def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
+    if not holds_numbers(tensor):
+        return None
+    try:
+        if tensor.is_sparse:
+            with no_dispatch():
+                return tensor._values().untyped_storage()
+        return tensor.untyped_storage()
+    except (RuntimeError, NotImplementedError):  # wrappers of torch.func
+        return None
+
+
+def _is_whole(tensor: Tensor, storage: torch.UntypedStorage) -> bool:
+    """Whether there is nothing in the memory besides ``tensor``."""
+    return tensor.is_sparse or tensor.numel() * tensor.itemsize == storage.nbytes()
+
+
 def maker_of(tensor: Tensor) -> Maker | None:
     """The mark of the op that made ``tensor``; None for what no watched op made."""
     found: Maker | None = getattr(tensor, MAKER, None)
@@ -60,25 +135,9 @@ def producers(tensor: Tensor) -> tuple[str, ...]:
     return () if maker is None else maker.names
 
 
-def first_taint(tensors: Sequence[Tensor]) -> int | None:
-    """The bad op that the first marked one of ``tensors`` descends from."""
-    return next((t.__dict__[TAINT] for t in tensors if TAINT in t.__dict__), None)
-
-
-def inherit_taint(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-    """Outputs of an op that only passes values on are as tainted as its inputs."""
-    taint = first_taint(inputs)
-    for tensor in outputs:
-        if taint is not None:
-            tensor.__dict__[TAINT] = taint
-        else:
-            tensor.__dict__.pop(TAINT, None)
-
-
 def unmark(tensor: Tensor) -> None:
-    """Take the marks off."""
+    """Take the mark off."""
     tensor.__dict__.pop(MAKER, None)
-    tensor.__dict__.pop(TAINT, None)
 
 
 def is_parameter(tensor: Tensor) -> bool:

@@ -7,20 +7,22 @@ gradient then names the root.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampscope.capture.script import op_facts, op_marks
 from ampscope.capture.script.bad_ops import BadOps
 from ampscope.capture.script.coarse_ops import CoarseOps
 from ampscope.capture.script.module_paths import ModulePaths
-from ampscope.capture.script.op_call import OpCall
-from ampscope.capture.script.op_marks import FOREIGN, MAKER, TAINT, Maker
+from ampscope.capture.script.op_call import OpCall, overwrites, targets
+from ampscope.capture.script.op_marks import FOREIGN, INTENDED, MAKER, Maker, Taints
 from ampscope.capture.script.op_origins import Origins
 from ampscope.capture.script.op_uses import Uses
 from ampscope.capture.script.source_lines import SourceLines
@@ -41,6 +43,8 @@ class OpWatch:
         self.on_op: Callable[[Any, Any, Any, Any], None] | None = None  # (func, args, kwargs, out)
         self.autocast = ""  # dtype of the autocast region that is open, "" outside
         self.uses = Uses()
+        self.taints = Taints()
+        self._read: dict[str, int] = {}  # "nan", "inf", "-inf" that Python got -> bad op
         self.writes = WriteLines(lines)
         self._attempt = 0
         self._origins = Origins(paths, lines)
@@ -73,13 +77,19 @@ class OpWatch:
         self.in_optimizer = inside
 
     def taint_of(self, tensor: Tensor | None) -> int | None:
-        """Id of the bad op that made ``tensor`` non-finite."""
-        return None if tensor is None else getattr(tensor, TAINT, None)
+        """Id of the bad op that made ``tensor`` non-finite; :data:`op_marks.FOREIGN` where that
+        came with the data. None of finite tensors, and of what was written on purpose."""
+        taint = None if tensor is None else self.taints.of(tensor)
+        if tensor is None or taint is None or taint == INTENDED:
+            return None
+        with no_dispatch():
+            return None if op_facts.all_finite(tensor) else taint
 
     def new_attempt(self, attempt: int) -> None:
         """Optimizer step number ``attempt`` begins."""
         self._attempt = self._bad.attempt = attempt
         self._origins.new_attempt()
+        self._read.clear()
 
     def records(self) -> list[BadOp]:
         """All bad ops with the consumers that were seen."""
@@ -100,21 +110,45 @@ class OpWatch:
         maker = self._maker(call)
         if call.node is None and torch.is_grad_enabled():
             self._origins.remember()
-        outputs = op_facts.tensors(out, None)
-        for tensor in outputs:
+        results = op_facts.tensors(out, None)
+        for tensor in results:
             tensor.__dict__[MAKER] = maker
         if self.writes.active and call.node is None and not self.in_optimizer:
-            self.writes.note(call, outputs)
+            self.writes.note(call, results)
+        if call.name == "_local_scalar_dense":
+            self._note_read(call, out)
         if call.name in op_marks.PASSES_ON:
-            op_marks.inherit_taint(call.tensors, outputs)
             return
-        for tensor in outputs:
-            if tensor.is_floating_point() and tensor.numel() and not tensor.is_sparse:
-                self._look(call, tensor, maker)
+        for part, outputs in call.parts(results):
+            for position, tensor in enumerate(outputs):
+                if tensor.numel() and _may_be_bad(tensor) and not tensor.is_sparse:
+                    self._look(part, tensor, maker, position)
         self.uses.note(
             call.func, call.args, call.tensors, out, self.autocast, self._attempt,
             lambda: self._origins.names(call.node),
         )  # fmt: skip
+
+    def prior_taints(self, func: Any, args: Any, kwargs: Any) -> dict[int, int]:
+        """Of the tensors that ``func`` is about to change and that are not finite: id -> taint."""
+        if overwrites(func):
+            return {}
+        found = {}
+        for tensor in targets(func, args, kwargs):
+            taint = self.taints.of(tensor)
+            if taint is None and op_marks.maker_of(tensor) is not None:
+                continue  # a watched op made it, and it was finite
+            if not _may_be_bad(tensor) or tensor.is_sparse:
+                continue
+            if not op_facts.all_finite(tensor):
+                found[id(tensor)] = self._foreign(tensor) if taint is None else taint
+        return found
+
+    def _note_read(self, call: OpCall, value: Any) -> None:
+        """A number leaves for Python: ``scale = amax.item()``."""
+        if isinstance(value, float) and not math.isfinite(value):
+            taint = self.taints.first(call.tensors)
+            if taint is not None and taint >= 0:
+                self._read[str(value)] = taint
 
     def _maker(self, call: OpCall) -> Maker:
         parents = [m for t in call.tensors if (m := op_marks.maker_of(t)) is not None]
@@ -123,35 +157,65 @@ class OpWatch:
         maker.parameter = op_marks.is_still_parameter(call.name, call.tensors)
         return maker
 
-    def _look(self, call: OpCall, out: Tensor, maker: Maker) -> None:
+    def _look(self, call: OpCall, out: Tensor, maker: Maker, position: int) -> None:
         if not op_facts.all_finite(out):
-            self._not_finite(call, out, maker)
+            self._not_finite(call, out, maker, position)
             return
-        out.__dict__.pop(TAINT, None)
+        self.taints.clear(out)
         if out.dtype in HALF:
             self._coarse.note(call, out, self.autocast, in_optimizer=self.in_optimizer)
 
-    def _not_finite(self, call: OpCall, out: Tensor, maker: Maker) -> None:
-        taint = op_marks.first_taint(call.tensors)
+    def _not_finite(self, call: OpCall, out: Tensor, maker: Maker, position: int) -> None:
         inputs = [t for t in call.tensors if t is not out]
-        clean = all(op_facts.all_finite(t) for t in inputs if t.is_floating_point())
-        # What an in-place op was given is gone; its mark says that it was not finite before.
-        clean = clean and TAINT not in out.__dict__
-        if op_facts.has_nonfinite_scalar(call.args, call.kwargs):
-            return  # a constant -inf was written on purpose: a mask
-        if taint is not None and not clean:
+        bad = [t for t in inputs if _may_be_bad(t) and not op_facts.all_finite(t)]
+        constants = op_facts.nonfinite_scalars(call.args, call.kwargs)
+        taint = self._inherited(call, out, bad, constants, position)
+        if taint is not None and taint >= 0:
             # NaN out of Inf (Inf - Inf, 0 * Inf) is a new kind of trouble with an old root.
-            out.__dict__[TAINT] = taint
+            self.taints.mark(out, taint)
             return
-        if not clean:
-            out.__dict__.setdefault(TAINT, FOREIGN)
+        if taint is not None:
             self._note_source(call, inputs)
-            if not _is_new_nan(call, inputs, out):
-                return
+        if taint is not None and not _is_new_nan(call, bad, constants, out, taint):
+            self.taints.mark(out, taint)
+            return
         bad_id = self._bad.remember("nonfinite", call, inputs, out, self.autocast)
+        self.taints.mark(out, FOREIGN if bad_id is None else bad_id)
         if bad_id is not None:
-            out.__dict__[TAINT] = bad_id
             maker.watchers = (*maker.watchers, bad_id)
+
+    def _inherited(
+        self, call: OpCall, out: Tensor, bad: list[Tensor], constants: list[float], position: int
+    ) -> int | None:
+        """Taint that ``out`` gets from what went in; None when all of that was finite."""
+        taints = [(t, self._taint_or_foreign(t)) for t in bad]
+        if id(out) in call.prior:  # what an in-place op was given is gone
+            taints.append((out, call.prior[id(out)]))
+        roots = [(t, taint) for t, taint in taints if taint >= 0]
+        others = [taint for _, taint in taints if taint < 0]
+        for constant in constants:
+            read = self._read.get(str(constant))
+            if read is not None and not roots:
+                return read
+            others.append(INTENDED)
+        if not roots:
+            return max(others, default=None)
+        # A mask may cover the very places at which the overflow lay.
+        if INTENDED not in others or FOREIGN in others:
+            return roots[0][1]
+        tensors = [t for t, _ in roots]
+        is_root = op_facts.is_from(
+            tensors, call.func, call.args, call.kwargs, call.before, out, position
+        )
+        return roots[0][1] if is_root else INTENDED
+
+    def _taint_or_foreign(self, tensor: Tensor) -> int:
+        taint = self.taints.of(tensor)
+        return self._foreign(tensor) if taint is None else taint
+
+    def _foreign(self, tensor: Tensor) -> int:
+        """What a tensor with non-finite values and without a mark brought: a mask has -inf only."""
+        return INTENDED if op_facts.is_minus_inf_only(tensor) else FOREIGN
 
     def _note_source(self, call: OpCall, inputs: list[Tensor]) -> None:
         """A tensor that no watched op made brought a non-finite value: data or a parameter."""
@@ -162,11 +226,24 @@ class OpWatch:
                 self.uses.add(fact, call.name, self._attempt, lambda: self._origins.names(None))
 
 
-def _is_new_nan(call: OpCall, inputs: list[Tensor], out: Tensor) -> bool:
-    """NaN out of untainted infinities, such as a softmax over a row that is all -inf."""
-    if not op_facts.has_nan(out):
+def _may_be_bad(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _is_new_nan(
+    call: OpCall, bad: list[Tensor], constants: list[float], out: Tensor, taint: int
+) -> bool:
+    """NaN out of infinities that no bad op had made, such as a softmax over a row of -inf."""
+    if not op_facts.has_nan(out) or any(map(math.isnan, constants)):
         return False
-    return "softmax" in call.name or not any(map(op_facts.has_nan, inputs))
+    dim = call.args[1] if len(call.args) > 1 else None
+    if "softmax" in call.name and bad and isinstance(dim, int):
+        return op_facts.has_empty_row(bad[0], dim) or not op_facts.has_nan(bad[0])
+    if id(out) in call.prior and call.before is None:
+        return taint == INTENDED
+    before = [] if call.before is None else [call.before]
+    fresh = taint == INTENDED or all(op_marks.maker_of(t) is None for t in bad)
+    return fresh and not any(map(op_facts.has_nan, (*bad, *before)))
 
 
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_subclass__
@@ -184,11 +261,12 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_s
         is_traced = torch._C._get_tracing_state() is not None  # looks would become its ops
         if is_traced or not watch.enabled or watch.seen_ops >= watch.budget:
             return func(*args, **kwargs)
-        before = op_facts.remember_target(func, args)
+        prior = watch.prior_taints(func, args, kwargs)
+        before = op_facts.remember_target(func, args, is_bad=bool(prior))
         out = func(*args, **kwargs)
         node = torch._C._current_autograd_node()
         tensors = op_facts.tensors(args, kwargs)
         if watch.on_op is not None:
             watch.on_op(func, args, kwargs, out)
-        watch.after(OpCall(func, args, kwargs, tensors, node, before), out)
+        watch.after(OpCall(func, args, kwargs, tensors, node, before, prior), out)
         return out
