@@ -108,6 +108,8 @@ class LiveBytes:
 class _Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_subclass__
     """Runs each op and hands its results over."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, owner: LiveBytes) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # likewise
         self._owner = weakref.proxy(owner)

@@ -122,6 +122,8 @@ class TensorCoreMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
     An op given mixed dtypes is not touched, so that it raises its error as it would on CUDA.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, native_bf16: bool | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # torch leaves it untyped
         self.native_bf16 = has_bf16_instructions() if native_bf16 is None else native_bf16

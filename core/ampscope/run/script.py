@@ -29,6 +29,10 @@ from ampscope.run.script_recorder import ScriptRecorder
 from ampscope.run.script_text import execute, folder_of
 
 MAX_ERROR_TEXT = 2_000
+COMPILED = (
+    "torch.compile was switched off: compiled code was judged as the eager code that it was made "
+    "from, whose rounding may differ from the compiled one's."
+)
 
 
 class _Enough(SystemExit):
@@ -166,7 +170,7 @@ class _Run:
 
     def _result(self, ended: str, text: str = "", **facts: Any) -> ScriptResult:
         self.recorder.switch_off()
-        compiled = "torch.compile was switched off." if self.stage.compiles else ""
+        compiled = COMPILED if self.stage.compiles else ""
         never = ", ".join(sorted(set().union(*self.missing)))
         unmet = f"Nothing ran at {never}: what was asked for there was not done." if never else ""
         notes = tuple(note for note in (self.cuda.note(), compiled, unmet) if note)

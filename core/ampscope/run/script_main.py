@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import random
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch._dynamo as dynamo
+import torch.export
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ampscope.capture.script.patches import Patches
 from ampscope.run.script_text import SEED, folder_of, module_of
@@ -20,7 +24,7 @@ from ampscope.run.script_text import SEED, folder_of, module_of
 class Stage:
     """What the script did with its surroundings."""
 
-    compiles: bool = False  # it called torch.compile
+    compiles: bool = False  # it called torch.compile, or a library that it uses did
 
 
 @contextlib.contextmanager
@@ -28,15 +32,20 @@ def stage(workload: str, args: tuple[str, ...]) -> Iterator[Stage]:
     """What a script finds at its start: arguments, import path, seeds; all put back on exit.
 
     The seeds of torch, NumPy and ``random`` are set so that a script without seeds repeats itself
-    from run to run. ``torch.compile`` gives back the module as it is, because a compiled graph
+    from run to run. What the script compiles runs as the eager function, because a compiled graph
     hides its ops.
     """
     found = Stage()
     before = sys.argv, sys.path[:], sys.modules["__main__"]
-    disabled = torch._dynamo.config.disable
     patches = Patches()
-    patches.replace(torch, "compile", lambda original: _noted(original, found))
-    torch._dynamo.config.disable = True
+    eager = torch.compiler.set_stance("force_eager")
+    eager.__enter__()
+    for owner, name in ((torch, "compile"), (dynamo, "optimize"), (dynamo, "optimize_assert")):
+        patches.replace(owner, name, lambda original: _noted(original, found))
+    # The stance is this run's own: back on "default", fullgraph=True raises when nothing compiled.
+    patches.replace(dynamo.decorators, "_set_stance", _kept_stance)
+    for owner, name in ((dynamo, "export"), (torch.export, "export")):
+        patches.replace(owner, name, _really_traced)
     random.seed(SEED)
     torch.manual_seed(SEED)
     if "numpy" in sys.modules:
@@ -48,8 +57,8 @@ def stage(workload: str, args: tuple[str, ...]) -> Iterator[Stage]:
         yield found
     finally:
         patches.undo()
+        eager.__exit__(None, None, None)
         sys.argv, sys.path[:], sys.modules["__main__"] = before
-        torch._dynamo.config.disable = disabled
 
 
 def _noted(original: Any, found: Stage) -> Any:
@@ -57,5 +66,32 @@ def _noted(original: Any, found: Stage) -> Any:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         found.compiles = True
         return original(*args, **kwargs)
+
+    return wrapper
+
+
+def _kept_stance(original: Any) -> Any:
+    """``torch.compiler.set_stance`` of the script is accepted and changes nothing."""
+
+    def wrapper(stance: Any) -> Any:
+        return dynamo.eval_frame._stance
+
+    return wrapper
+
+
+def _really_traced(original: Any) -> Any:
+    """An export needs dynamo's tracer, and no instrument may become a part of its graph.
+    ``torch._dynamo.export(f)`` gives a function that traces when it is called."""
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        before, default = dynamo.eval_frame._stance, dynamo.eval_frame.DynamoStance()
+        dynamo.eval_frame._set_stance(default)
+        try:
+            with _disable_current_modes():
+                result = original(*args, **kwargs)
+                return _really_traced(result) if inspect.isfunction(result) else result
+        finally:
+            dynamo.eval_frame._set_stance(before)
 
     return wrapper

@@ -110,6 +110,8 @@ class ScriptRecorder:
         def wrapper(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             # Inside vmap and grad of torch.func tensors have no values to look at; what is done
             # inside jit.trace becomes part of the traced model.
+            if torch.compiler.is_compiling():  # an export: first, so that no more of this is traced
+                return original(module, *args, **kwargs)
             if torch._C._functorch.peek_interpreter_stack() or torch._C._get_tracing_state():
                 return original(module, *args, **kwargs)
             if not self.paths.stack and torch._C._current_autograd_node() is None:
@@ -141,6 +143,8 @@ class ScriptRecorder:
             self.watch.enabled = before
 
     def _after_forward(self, module: nn.Module, inputs: object, output: object) -> None:
+        if torch.compiler.is_compiling():
+            return
         if self.paths.stack or torch.is_grad_enabled() or not self.attempts.count:
             return
         if self.eval_nonfinite:

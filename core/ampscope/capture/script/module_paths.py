@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable
 from types import TracebackType
 
+import torch
 from torch import nn
 from torch.nn.modules.module import (
     register_module_forward_hook,
@@ -88,12 +89,16 @@ class ModulePaths:
             self._parent[child] = (weakref.ref(parent), name)
 
     def _enter_module(self, module: nn.Module, inputs: object) -> None:
+        if torch.compiler.is_compiling():
+            return
         if module not in self._known:
             self.discover(self.root_of(module))
         self.on_change()
         self.stack.append(module)
 
     def _leave_module(self, module: nn.Module, inputs: object, output: object) -> None:
+        if torch.compiler.is_compiling():
+            return
         if self.stack and self.stack[-1] is module:
             self.on_change()
             self.stack.pop()

@@ -81,18 +81,18 @@ class Taints:
         if storage is None:
             return
         before = self._of.get(storage._cdata)
-        if before is not None and taint < before[1] and not _is_whole(tensor, storage):
-            if taint < 0 <= before[1] or taint == INTENDED:
-                return
+        known = INTENDED if before is None else before[1]
+        if taint < 0 and taint < known and not _is_whole(tensor, storage):
+            return
         if before is None and len(self._of) >= MAX_TAINTS:
             self._forget_freed()
         self._of[storage._cdata] = (StorageWeakRef(storage), taint)
 
     def clear(self, tensor: Tensor) -> None:
         """``tensor`` is finite now."""
-        if self._of and (storage := _storage(tensor)) is not None:
-            if storage._cdata in self._of and _is_whole(tensor, storage):
-                del self._of[storage._cdata]
+        storage = _storage(tensor) if self._of else None
+        if storage is not None and storage._cdata in self._of and _is_whole(tensor, storage):
+            del self._of[storage._cdata]
 
     def first(self, tensors: Sequence[Tensor]) -> int | None:
         """The taint to inherit from ``tensors``, all of which are not finite: a bad op's before one

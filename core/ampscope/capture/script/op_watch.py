@@ -7,13 +7,14 @@ gradient then names the root.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -249,6 +250,8 @@ def _is_new_nan(
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_subclass__
     """Runs each op and shows it to the watch."""
 
+    supports_higher_order_operators = True  # torch.cond and flex_attention run as without
+
     def __init__(self, watch: OpWatch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # likewise
         self.watch = watch
@@ -258,6 +261,8 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_s
     ) -> Any:
         kwargs = kwargs or {}
         watch = self.watch
+        if not isinstance(func, torch._ops.OpOverload):
+            return func(*self._watching_inside(args), **kwargs)
         is_traced = torch._C._get_tracing_state() is not None  # looks would become its ops
         if is_traced or not watch.enabled or watch.seen_ops >= watch.budget:
             return func(*args, **kwargs)
@@ -270,3 +275,18 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_s
             watch.on_op(func, args, kwargs, out)
         watch.after(OpCall(func, args, kwargs, tensors, node, before, prior), out)
         return out
+
+    def _watching_inside(self, args: tuple[Any, ...]) -> list[Any]:
+        """The functions that a higher-order operator calls, such as the branches of torch.cond,
+        with their ops watched."""
+
+        def watched(function: Any) -> Any:
+            @functools.wraps(function)
+            def inside(*given: Any, **named: Any) -> Any:
+                with self:
+                    return function(*given, **named)
+
+            return inside
+
+        is_function = (callable(a) and not isinstance(a, Tensor | nn.Module) for a in args)
+        return [watched(a) if wanted else a for a, wanted in zip(args, is_function, strict=True)]
