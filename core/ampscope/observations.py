@@ -96,6 +96,7 @@ class Scan:
     distinct: int | None = None  # distinct values; half-precision buffers only
     sample: tuple[float, ...] = ()  # some values, evenly spaced; half-precision buffers only
     std: float | None = None
+    index: tuple[int, ...] = ()  # of the first element that is not finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,8 @@ class BadOp:
     error: float | None = None  # coarse, drift: relative; stall: share of stalled elements
     function: str = ""  # the user's autograd.Function around it
     grad_enabled: bool = True
-    tracked: bool = True  # an input requires a gradient: not mere preparation of data
+    tracked: bool = True  # an input depends on parameters or gradients: no preparation of data
+    index: tuple[int, ...] = ()  # of the first element that is not finite; first comes the sample
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ class ForeignValue:
     name: str
     line: str
     count: int
+    index: tuple[int, ...] = ()  # of the first one; the first number is the sample's
 
 
 def foreign_values(run: RunView) -> list[ForeignValue]:
@@ -25,7 +26,7 @@ def foreign_values(run: RunView) -> list[ForeignValue]:
     infinities that comes with every batch does none.
     """
     seen = [
-        ForeignValue(not s.nan, s.attempt, s.name, "", s.nan + s.inf)
+        ForeignValue(not s.nan, s.attempt, s.name, "", s.nan + s.inf, s.index)
         for s in run.scans
         if s.moment == "batch" and s.nan + s.inf
     ]

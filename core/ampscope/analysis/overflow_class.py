@@ -24,6 +24,11 @@ from ampscope.observations import BadOp
 _COUNTED = frozenset(
     ["sum", "count_nonzero", "bincount", "index_add", "index_add_", "scatter_add", "scatter_add_"]
 )
+# What these give may be zero, and is no number of elements.
+_NO_COUNTS = frozenset(
+    ["sqrt", "rsqrt", "norm", "linalg_vector_norm", "std", "var", "pow", "mse_loss", "mean", "exp",
+     "sub", "amax", "max", "amin", "min", "reciprocal", "sigmoid", "dot", "mm"]
+)  # fmt: skip
 _PASSED_ON = frozenset(
     ["_to_copy", "to", "view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "expand",
      "detach", "clone", "select", "slice", "transpose", "permute", "t"]
@@ -102,7 +107,9 @@ def _is_empty(op: BadOp, name: str) -> bool:
     if name in ("div", "true_divide", "div_") and len(op.inputs) == 2:
         count = op.inputs[1]
         if math.prod(count.shape) == 1:
-            return count.zeros == 1 and op.total == 1
+            made_by = next((n for n in count.producers if n not in _PASSED_ON), "")
+            is_count = op.phase != "backward" and made_by not in _NO_COUNTS
+            return count.zeros == 1 and op.total == 1 and is_count
         return _divides_nothing_by_counts(op)
     return False
 

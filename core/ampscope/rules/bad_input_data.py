@@ -21,11 +21,13 @@ from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.foreign_values import ForeignValue, foreign_values
+from ampscope.analysis.root_op import Arrives, RootOp
 from ampscope.analysis.run_view import RunView
+from ampscope.analysis.shared_singularity import is_impossible_alignment, shared_singularity
 from ampscope.observations import BadOp
 from ampscope.rules.forward_root import same_in_fp32
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, passed
-from ampscope.rules.wording import op_verdict
+from ampscope.rules.wording import op_verdict, sample
 
 
 def check(evidence: Evidence) -> Verdict:
@@ -33,11 +35,20 @@ def check(evidence: Evidence) -> Verdict:
     if evidence.fp32 is None:
         return inconclusive("Without the fp32 control a cast may have made it so.")
     root = evidence.root
+    if (op := shared_singularity(evidence)) is not None and is_impossible_alignment(op):
+        return op_verdict(
+            RootOp(op, Arrives.LOSS),
+            f"The CTC loss of line {op.line} is infinite at step {op.attempt}{sample(op)}: the"
+            " input is too short for its target, so no alignment exists. AMP is innocent: the fp32"
+            " control has the same.",
+            Fix("fix_data", "Drop such samples, or give ctc_loss zero_infinity=True.", CTC_PATCH),
+        )
     if root is not None and _prepares_data(root.op) and same_in_fp32(evidence, root.op):
         return op_verdict(
             root,
             f"Line {root.op.line} makes a value that is not finite before any model sees it"
-            f" ({root.op.op}). AMP is innocent: the fp32 control makes it too.",
+            f" ({root.op.op}) at step {root.op.attempt}{sample(root.op)}. AMP is innocent: the fp32"
+            " control makes it too.",
             Fix("fix_data", "Repair or drop the bad samples.", PATCH),
         )
     if not evidence.fp32_fails:
@@ -48,7 +59,8 @@ def check(evidence: Evidence) -> Verdict:
         return passed("Nothing that is not finite came in where fp32 first fails.")
     return Verdict(
         Status.FOUND,
-        f"{own.name} is not finite at step {own.step}, before any op has seen it. AMP is innocent:"
+        f"{own.name} is not finite at step {own.step}{_where(own)}, before any op has seen it. AMP"
+        " is innocent:"
         " the fp32 control meets the same values.",
         phase="forward",
         step=own.step,
@@ -62,6 +74,13 @@ def check(evidence: Evidence) -> Verdict:
 
 
 PATCH = "if not torch.isfinite(batch).all():\n    continue  # and find out where it comes from\n"
+
+
+CTC_PATCH = "loss = F.ctc_loss(log_probs, targets, lengths, target_lengths, zero_infinity=True)\n"
+
+
+def _where(value: ForeignValue) -> str:
+    return f" (first in sample {value.index[0]} of the batch)" if len(value.index) > 1 else ""
 
 
 def _prepares_data(op: BadOp) -> bool:

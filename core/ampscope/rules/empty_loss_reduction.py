@@ -31,7 +31,8 @@ def check(evidence: Evidence) -> Verdict:
     if Symptom.LOSS not in evidence.symptoms | evidence.fp32_symptoms:
         return passed("Every loss is finite.")
     for op in sorted(evidence.as_is.bad_ops, key=lambda b: (b.attempt, b.id)):
-        if op.kind == "nonfinite" and forward_class(op) is ForwardClass.EMPTY and op.reached_loss:
+        is_empty = op.phase != "backward" and forward_class(op) is ForwardClass.EMPTY
+        if op.kind == "nonfinite" and is_empty and op.reached_loss:
             if not same_in_fp32(evidence, op):
                 continue
             return op_verdict(

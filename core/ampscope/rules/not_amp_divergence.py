@@ -1,8 +1,9 @@
 """Training diverges, and AMP has nothing to do with it.
 
 What it detects
-    The fp32 control grows without bound or ends in NaN, no later than the script as it is, and
-    neither its data nor a formula explains it.
+    The fp32 control grows without bound or ends in NaN, no later than the script as it is, and its
+    data do not explain it. A formula that no precision computes, such as the logarithm of zero,
+    counts where fp32 fails at the same op and step.
 
 Why it matters
     AMP can even hide it: with a learning rate that takes fp32 to NaN, GradScaler skips nearly
@@ -19,8 +20,12 @@ from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.growth import EARLY, growth
+from ampscope.analysis.root_op import Arrives, RootOp
+from ampscope.analysis.shared_singularity import shared_singularity
 from ampscope.analysis.symptoms import Symptom
+from ampscope.observations import BadOp
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, passed
+from ampscope.rules.wording import op_verdict, sample
 
 GROWTH = 10.0  # the loss, or the gradients, grew tenfold before they broke
 
@@ -37,6 +42,9 @@ def check(evidence: Evidence) -> Verdict:
         Symptom.GRADIENTS,
     }:
         return passed("fp32 trains: whatever is wrong has to do with precision.")
+    op = shared_singularity(evidence)
+    if op is not None and op.tracked and op.attempt == fp32.first_bad_attempt:
+        return _formula(op)
     grown = growth(fp32)
     if grown < GROWTH:
         return inconclusive("fp32 fails, but not by growing; look at the other findings.")
@@ -64,6 +72,19 @@ def check(evidence: Evidence) -> Verdict:
     )
 
 
+def _formula(op: BadOp) -> Verdict:
+    """Not a matter of growth: the script asks for a value that does not exist."""
+    return op_verdict(
+        RootOp(op, Arrives.LOSS),
+        f"AMP is innocent: line {op.line} asks for a value that no precision computes at step"
+        f" {op.attempt}{sample(op)}. {op.op} meets an input of exactly zero, or outside its domain,"
+        " and fp32 fails at the same op and step.",
+        Fix("rewrite_op", "Keep the input away from zero: a clamp or an epsilon.", FORMULA_PATCH),
+        (Measurement("fp32 fails at the same op and step", "True", run="fp32", step=op.attempt),),
+    )
+
+
+FORMULA_PATCH = "safe = denominator.clamp(min=1e-6)  # or: skip the update where it is zero\n"
 PATCH = "optimizer = torch.optim.SGD(model.parameters(), lr=lr / 10)\n"
 
 

@@ -17,6 +17,17 @@ def place(op: BadOp) -> str:
     return f"{module}, line {op.line}" if op.line else module
 
 
+def sample(op: BadOp) -> str:
+    """Where in the batch, for a sentence; "" where the result has lost it, as a sum has. The first
+    dimension counts samples in nearly every model, and in CTC's losses always."""
+    if not op.index or op.phase == "backward":
+        return ""
+    if op.op.endswith("_ctc_loss"):
+        return f", sample {op.index[0]} of the batch"
+    is_row = any(o.shape and op.index[0] < o.shape[0] for o in op.inputs)
+    return f" (first at index {op.index[0]} of the first dimension)" if is_row else ""
+
+
 def magnitudes(op: BadOp, run: str = "as_is") -> tuple[Measurement, ...]:
     """What went in, and what fp32 would have given."""
     found = [

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ampscope.capture.script import op_facts
 from ampscope.capture.script.op_call import OpCall
-from ampscope.capture.script.op_marks import CHAIN, Maker, is_parameter, producers
+from ampscope.capture.script.op_marks import CHAIN, Maker, is_learned, is_parameter, producers
 from ampscope.capture.script.op_origins import Origin, Origins
 from ampscope.capture.script.source_lines import line_name, line_text
 from ampscope.formats import dtype_name
@@ -103,5 +103,6 @@ class BadOps:
             error=error,
             function=origin.function,
             grad_enabled=torch.is_grad_enabled(),
-            tracked=any(t.requires_grad for t in inputs),
+            tracked=any(map(is_learned, inputs)),
+            index=op_facts.first_bad_index(out) if wanted else (),
         )

@@ -99,6 +99,13 @@ def special_counts(tensor: Tensor) -> SpecialCounts:
     )
 
 
+def first_bad_index(tensor: Tensor) -> tuple[int, ...]:
+    """Index of the first element that is not finite; () where there is none."""
+    values = plain(tensor.detach())
+    bad = torch.nonzero(~torch.isfinite(values))
+    return tuple(bad[0].tolist()) if bad.numel() else ()
+
+
 def max_abs(tensor: Tensor | None) -> float | None:
     """Largest finite magnitude; None without one."""
     if tensor is None or not tensor.is_floating_point() or tensor.numel() == 0:

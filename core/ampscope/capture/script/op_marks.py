@@ -40,7 +40,7 @@ class Maker:
     Names are flattened and bounded: a linked graph of ops would keep a whole training run alive.
     """
 
-    __slots__ = ("names", "parameter", "scalar", "watchers")
+    __slots__ = ("learned", "names", "parameter", "scalar", "watchers")
 
     def __init__(
         self, name: str, parents: list[Maker], watchers: tuple[int, ...], scalar: float | None
@@ -50,6 +50,7 @@ class Maker:
         self.names: tuple[str, ...] = (name, *mixed[: CHAIN - 1])
         self.watchers = watchers  # bad ops whose consumers are still being collected
         self.parameter = False  # a view or cast of a parameter
+        self.learned = False  # it depends on parameters or gradients
         self.scalar = scalar  # the Python constant that the op took, if any
 
 
@@ -138,6 +139,12 @@ def producers(tensor: Tensor) -> tuple[str, ...]:
 def unmark(tensor: Tensor) -> None:
     """Take the mark off."""
     tensor.__dict__.pop(MAKER, None)
+
+
+def is_learned(tensor: Tensor) -> bool:
+    """Whether ``tensor`` depends on a parameter or a gradient: it is not made of data alone."""
+    maker = maker_of(tensor)
+    return tensor.requires_grad or (maker is not None and maker.learned)
 
 
 def is_parameter(tensor: Tensor) -> bool:

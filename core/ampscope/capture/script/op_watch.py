@@ -31,6 +31,17 @@ from ampscope.capture.script.write_lines import WriteLines
 from ampscope.capture.tensors import HALF
 from ampscope.observations import BadOp
 
+# Results that are log-probabilities of what may be impossible, for the backward pass alone: -inf
+# there is no failure.
+_WORKSPACE = {
+    "_ctc_loss": (1,),
+    "_cudnn_ctc_loss": (1,),
+    "_scaled_dot_product_flash_attention_for_cpu": (1,),
+    "_scaled_dot_product_flash_attention": (1,),
+    "_scaled_dot_product_efficient_attention": (1,),
+    "_scaled_dot_product_cudnn_attention": (1,),
+}
+
 
 class OpWatch:
     """Watches while entered. Results: :meth:`records`, :attr:`uses`, :meth:`taint_of` a tensor."""
@@ -156,6 +167,7 @@ class OpWatch:
         watchers = self._bad.note_consumer(call.name, parents)
         maker = Maker(call.name, parents, watchers, op_marks.constant(call.args))
         maker.parameter = op_marks.is_still_parameter(call.name, call.tensors)
+        maker.learned = call.node is not None or any(map(op_marks.is_learned, call.tensors))
         return maker
 
     def _look(self, call: OpCall, out: Tensor, maker: Maker, position: int) -> None:
@@ -169,6 +181,9 @@ class OpWatch:
     def _not_finite(self, call: OpCall, out: Tensor, maker: Maker, position: int) -> None:
         inputs = [t for t in call.tensors if t is not out]
         bad = [t for t in inputs if _may_be_bad(t) and not op_facts.all_finite(t)]
+        if not bad and position in _WORKSPACE.get(call.name, ()):
+            self.taints.mark(out, INTENDED)
+            return
         constants = op_facts.nonfinite_scalars(call.args, call.kwargs)
         taint = self._inherited(call, out, bad, constants, position)
         if taint is not None and taint >= 0:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._mode_utils import no_dispatch
 
+from ampscope.capture.script.op_facts import first_bad_index
 from ampscope.capture.tensors import HALF, holds_numbers, plain
 from ampscope.formats import dtype_name
 from ampscope.observations import Scan
@@ -43,6 +44,7 @@ def _scan(
         distinct=int(torch.unique(values).numel()) if half_buffer else None,
         sample=_sample(values) if kind == "buffer" and moment == "start" else (),
         std=float(kept.std()) if kept.numel() > 1 else None,
+        index=first_bad_index(values) if nan or infinite else (),
     )
 
 
