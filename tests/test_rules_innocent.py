@@ -197,3 +197,33 @@ def test_half_precision_that_breaks_long_before_fp32_grows_is_to_blame() -> None
     late = [*FALLING[:10], *(10.0**n for n in range(1, 11)), *(NAN,) * 10]
     fp32 = fp32_run(but(steps(late), range(20, STEPS), **DEAD))
     assert causes(diagnose(evidence(run(NAN_STEPS, ACTIVATION), fp32)))[0] == "activation_overflow"
+
+
+CHANCE = (1.39, 40.0, *(19.0,) * 28)  # cross entropy over four classes; 1.39 is guessing
+
+
+def test_a_loss_that_ends_finite_far_above_its_start_is_no_matter_of_amp() -> None:
+    made = steps(CHANCE, grad_norm=1.0, update_norm=15.0, lr=1.0)
+    found = diagnose(evidence(run(made), fp32_run(made))).findings
+    assert [f.cause for f in found] == ["not_amp_divergence"]
+    assert "13.7 times its start" in found[0].verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("losses", "facts"),
+    [
+        # returns grow: each step goes for a small part of the loss
+        ([1.0 + 0.5 * n for n in range(30)], {"grad_norm": 1.0, "update_norm": 0.2}),
+        # the steps were too long at first, and the loss came back
+        ((1.4, 24.0, 14.0, *(1.2,) * 27), {"grad_norm": 1.0, "update_norm": 15.0}),
+        # a policy's loss lies around zero
+        ((0.01, *(0.9,) * 29), {"grad_norm": 1.0, "update_norm": 5.0}),
+        # a critic's loss falls below zero
+        ([-10.0 * n for n in range(30)], {"grad_norm": 1.0, "update_norm": 5.0}),
+    ],
+)
+def test_a_loss_that_rises_for_the_task_or_comes_back_is_no_divergence(
+    losses: list[float], facts: dict[str, float]
+) -> None:
+    made = steps(losses, **facts)
+    assert diagnose(evidence(run(made), fp32_run(made))).findings == ()

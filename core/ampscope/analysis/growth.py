@@ -23,3 +23,32 @@ def growth(run: RunView, until: int | None = None) -> float:
     if in_time and run.first_bad_attempt in EARLY:
         grown.append(WITHIN_A_STEP)
     return max(grown)
+
+
+ROSE = 3.0  # the last losses over the first; a loss that starts below 1 is held against 1
+TOO_LONG = 1.0  # a step that goes for more than the whole loss has left what its gradient tells
+
+
+def rise_of_its_steps(run: RunView) -> float | None:
+    """How far the loss ended above its start, where too long steps raised it; None of any other.
+
+    Gradient norm times length is what a step expects to take off the loss. A loss that rises after
+    steps that go for more than the whole of it rises for the steps; where they go for a small part
+    of it, as a critic's whose returns grow, it rises for the task.
+    """
+    head = next((x for x in run.losses if math.isfinite(x)), None)  # the second may be a blow-up
+    tail = run.tail_loss
+    if head is None or tail is None or not math.isfinite(tail):
+        return None
+    if len({a.optimizer for a in run.attempts}) != 1:
+        return None  # the losses of several optimizers play against each other
+    start = max(abs(head), 1.0)
+    if tail <= ROSE * start:
+        return None
+    until = next((n for n, a in enumerate(run.attempts) if (a.loss or 0.0) > ROSE * start), 0)
+    lengths = [
+        a.grad_norm * a.update_norm / max(abs(a.loss), 1.0)
+        for a in run.attempts[: max(until, 1)]
+        if a.grad_norm and a.update_norm and a.loss is not None and math.isfinite(a.loss)
+    ]
+    return tail / start if lengths and max(lengths) > TOO_LONG else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from enum import StrEnum
 
+from ampscope.analysis.growth import rise_of_its_steps
 from ampscope.analysis.repeatability import difference
 from ampscope.analysis.run_view import RunView
 
@@ -32,7 +33,7 @@ class Symptom(StrEnum):
     BUFFERS = "buffers are not finite"
     BEHIND = "the loss falls less than in fp32"
     FROZEN = "weights stand still"
-    DIVERGED = "the loss grows without bound"
+    DIVERGED = "the loss grows without bound, or ends far above its start"
 
 
 def symptoms(run: RunView, fp32: RunView | None) -> frozenset[Symptom]:
@@ -52,7 +53,7 @@ def symptoms(run: RunView, fp32: RunView | None) -> frozenset[Symptom]:
         found.add(Symptom.EVALUATION)
     if run.broken_buffers:
         found.add(Symptom.BUFFERS)
-    if diverged(run):
+    if diverged(run) or rise_of_its_steps(run) is not None:
         found.add(Symptom.DIVERGED)
     if fp32 is not None:
         often = run.outcome.errors_caught and run.outcome.error_text

@@ -2,7 +2,8 @@
 
 What it detects
     The fp32 control grows without bound or ends in NaN, no later than the script as it is, and its
-    data do not explain it. A formula that no precision computes, such as the logarithm of zero,
+    data do not explain it; or its loss ends finite, far above its start, after steps that were too
+    long for their gradients. A formula that no precision computes, such as the logarithm of zero,
     counts where fp32 fails at the same op and step.
 
 Why it matters
@@ -19,7 +20,7 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.growth import EARLY, growth
+from ampscope.analysis.growth import EARLY, growth, rise_of_its_steps
 from ampscope.analysis.root_op import Arrives, RootOp
 from ampscope.analysis.shared_singularity import shared_singularity
 from ampscope.analysis.symptoms import Symptom
@@ -45,8 +46,8 @@ def check(evidence: Evidence) -> Verdict:
     op = shared_singularity(evidence)
     if op is not None and op.tracked and op.attempt == fp32.first_bad_attempt:
         return _formula(op)
-    grown = growth(fp32)
-    if grown < GROWTH:
+    grown, rise = growth(fp32), rise_of_its_steps(fp32)
+    if grown < GROWTH and rise is None:
         return inconclusive("fp32 fails, but not by growing; look at the other findings.")
     bad = fp32.first_bad_attempt
     own = min(evidence.as_is.bad_loss_attempts, default=None)
@@ -57,7 +58,8 @@ def check(evidence: Evidence) -> Verdict:
         Status.FOUND,
         "AMP is innocent: the fp32 control diverges too"
         + (f", at step {bad}" if bad is not None else "")
-        + f". Its loss or gradients grew by a factor of {grown:.3g}; the learning rate is {lr:g}.",
+        + f". Its loss or gradients grew by a factor of {grown:.3g}; the learning rate is {lr:g}."
+        + ("" if rise is None else f" The loss ends at {rise:.3g} times its start."),
         step=bad if bad is not None else fp32.attempts[-1].attempt if fp32.attempts else None,
         evidence=(
             Measurement("growth of loss or gradient norm in fp32", grown, GROWTH, "fp32", bad),
