@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from ampscope.capture.script.op_uses import fixed_sentence
 from ampscope.observations import BadOp
 from tests.script_watching import watched
 
@@ -177,3 +178,49 @@ def test_the_first_overflow_of_a_chain_of_products_is_the_root(factors: list[flo
     assert len(bad) == (expected is not None)
     if expected is not None:
         assert bad[0].fp32_max == exact
+
+
+def _scaled_product(x: Tensor) -> None:
+    eight = torch.float8_e4m3fn
+    a, b = x.to(eight), x.to(eight).t()
+    torch._scaled_mm(a, b, scale_a=torch.tensor(1.0), scale_b=torch.tensor(1.0))
+
+
+class Packed(Tensor):
+    """A quantized weight of a library: it computes in its own way."""
+
+    @staticmethod
+    def __new__(cls, kept: Tensor) -> Packed:
+        return Tensor._make_wrapper_subclass(cls, kept.shape, dtype=torch.float32)
+
+    def __init__(self, kept: Tensor) -> None:
+        self.kept = kept
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plain = [a.kept.float() if isinstance(a, Packed) else a for a in args]
+        return func(*plain, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("run", "op"),
+    [
+        (_scaled_product, "_scaled_mm"),
+        (lambda x: x.to(torch.float8_e5m2).float(), "_to_copy"),
+        (lambda x: torch._int_mm(x.to(torch.int8), x.to(torch.int8).t()), "_int_mm"),
+        (lambda x: x @ Packed(x.t().to(torch.int8)), "mm of Packed"),
+    ],
+)
+def test_what_the_control_cannot_change_is_named(run: Callable[[Tensor], object], op: str) -> None:
+    with watched() as seen:
+        run(torch.ones(32, 32))
+    assert op in [u.op for u in seen.watch.uses.records() if u.name == "fixed_precision"]
+    sentence = fixed_sentence(seen.watch.uses.records())
+    assert sentence.startswith("Not judged: ")
+    assert HERE.name in sentence
+
+
+def test_plain_half_precision_is_judged() -> None:
+    with watched() as seen:
+        (torch.ones(4, 4).half() @ torch.ones(4, 4).half()).float().sum()
+    assert fixed_sentence(seen.watch.uses.records()) == ""

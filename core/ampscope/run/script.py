@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ampscope.capture.script.op_uses import fixed_sentence
 from ampscope.capture.script.script_histograms import Measured
 from ampscope.capture.script.source_lines import line_name
 from ampscope.observations import Observation, Outcome
@@ -173,7 +174,8 @@ class _Run:
         compiled = COMPILED if self.stage.compiles else ""
         never = ", ".join(sorted(set().union(*self.missing)))
         unmet = f"Nothing ran at {never}: what was asked for there was not done." if never else ""
-        notes = tuple(note for note in (self.cuda.note(), compiled, unmet) if note)
+        fixed = fixed_sentence(self.recorder.watch.uses.records())
+        notes = tuple(note for note in (self.cuda.note(), compiled, unmet, fixed) if note)
         outcome = self.recorder.outcome(self.stopped or ended, notes=notes, **facts)
         observations = self.recorder.observations(outcome)
         measured = self.recorder.histograms.take()

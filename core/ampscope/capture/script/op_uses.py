@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,16 @@ from ampscope.capture.script.op_marks import maker_of
 from ampscope.observations import OpUse
 
 HALF_EPSILON = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}  # half an ulp at 1
+MOST_NAMED = 3  # places in the sentence on what was not judged
 PHASE_ERROR = 0.25  # radians by which the argument of a sine may be off through rounding alone
+
+# Matrix products of whole numbers, which no control can run in another precision.
+_WHOLE = frozenset({
+    "_int_mm", "_weight_int8pack_mm", "_weight_int4pack_mm", "_weight_int4pack_mm_for_cpu",
+    "_dyn_quant_matmul_4bit", "_scaled_mm", "_scaled_grouped_mm", "_scaled_mm_v2",
+})  # fmt: skip
+FIXED = "fixed_precision"  # the fact's name
+_OWN_ARITHMETIC = Tensor.__torch_dispatch__
 
 Place = Callable[[], tuple[str, str]]
 
@@ -35,6 +44,8 @@ class Uses:
     ) -> None:  # fmt: skip
         """Look at one op; ``place`` gives (module, line) and is asked only when a fact is found."""
         name = func._opname
+        if name in _WHOLE or _is_eight_bit(tensors, out):
+            self.add(FIXED, name, attempt, place)
         if name == "binary_cross_entropy" and autocast:
             self.add("bce_under_autocast", name, attempt, place)
         elif name in ("arange", "linspace") and isinstance(out, Tensor):
@@ -51,6 +62,14 @@ class Uses:
                 self.add("half_phase", name, attempt, place, error, largest)
         elif name in ("_softmax", "_log_softmax") and tensors:
             self._softmax_row(tensors[0], args, name, attempt, place)
+
+    def subclasses(self, name: str, types: Sequence[type], attempt: int, place: Place) -> None:
+        """Op ``name`` was given tensors of these types. One from outside torch, such as torchao's
+        quantized weights, computes by rules of its own, which a control does not change."""
+        for kind in types:
+            own = getattr(kind, "__torch_dispatch__", _OWN_ARITHMETIC) is not _OWN_ARITHMETIC
+            if own and not kind.__module__.startswith("torch."):
+                self.add(FIXED, f"{name} of {kind.__name__}", attempt, place)
 
     def custom_function(self, name: str, decorated: bool, attempt: int, place: Place) -> None:
         """A user's autograd.Function ran under autocast."""
@@ -93,3 +112,24 @@ class Uses:
             self._found[fact, line] = dataclasses.replace(known, count=known.count + 1)
         else:
             self._found[fact, line] = OpUse(fact, op, module, line, attempt, value, other)
+
+
+def fixed_sentence(uses: Sequence[OpUse]) -> str:
+    """What was not judged, for the notes; "" when all was."""
+    found = [use for use in uses if use.name == FIXED]
+    if not found:
+        return ""
+    places = [f"{use.op} at {use.line}" if use.line else use.op for use in found[:MOST_NAMED]]
+    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    return (
+        f"Not judged: {', '.join(places)}{more}. The fp32 control computes these in 8 bits or in a"
+        " tensor type of its own too, so what they lose shows in no comparison."
+    )
+
+
+def _is_eight_bit(tensors: Sequence[Tensor], out: Any) -> bool:
+    results = out if isinstance(out, list | tuple) else (out,)
+    return any(
+        isinstance(t, Tensor) and t.is_floating_point() and t.itemsize == 1
+        for t in (*tensors, *results)
+    )

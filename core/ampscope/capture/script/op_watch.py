@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -115,6 +115,10 @@ class OpWatch:
     def note_function(self, name: str, decorated: bool) -> None:
         """A user's autograd.Function is about to run under autocast."""
         self.uses.custom_function(name, decorated, self._attempt, lambda: self._origins.names(None))
+
+    def subclasses(self, name: str, types: Sequence[type]) -> None:
+        """Op ``name`` was given tensors with a dispatch of their own."""
+        self.uses.subclasses(name, types, self._attempt, lambda: self._origins.names(None))
 
     def after(self, call: OpCall, out: Any) -> None:
         """Look at one op that has just run."""
@@ -281,6 +285,8 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_s
         is_traced = torch._C._get_tracing_state() is not None  # looks would become its ops
         if is_traced or not watch.enabled or watch.seen_ops >= watch.budget:
             return func(*args, **kwargs)
+        if types:
+            watch.subclasses(func._opname, types)
         prior = watch.prior_taints(func, args, kwargs)
         before = op_facts.remember_target(func, args, is_bad=bool(prior))
         out = func(*args, **kwargs)
