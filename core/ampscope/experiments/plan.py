@@ -13,13 +13,19 @@ from ampscope.experiments.script_runs import ScriptRun, ScriptRuns
 from ampscope.rules.verdict import Fix
 from ampscope.verdicts.cure import is_cured
 from ampscope.verdicts.report import problem
-from ampscope.verdicts.trials import Trial, trial_of
+from ampscope.verdicts.trials import (
+    SEARCHED,
+    USE_BF16,
+    Trial,
+    is_everything,
+    modules_with_parameters,
+    trial_of,
+)
 
 MAX_FIX_RUNS = 4
 MAX_SEARCH_RUNS = 14
 MAX_SEARCH_S = 60.0  # no further run is started then; the smallest set seen to cure counts
-SEARCHED = ("activation_overflow", "elementwise_overflow", "reduction_overflow",
-            "attention_logit_overflow", "log_zero_saturation", "norm_eps_underflow")  # fmt: skip
+EVERYWHERE = 0.5  # of the modules with parameters
 
 Say = Callable[[str], None]
 
@@ -86,8 +92,8 @@ class Plan:
                 return
         if may_search and self._search(finding):
             return
-        if finding.cause in SEARCHED:
-            self._try(finding, "bf16", Fix("use_bf16", "Use bf16: it has the range of fp32."))
+        if finding.cause in SEARCHED and all(t.control != "bf16" for t in self.trials):
+            self._try(finding, "bf16", USE_BF16)
 
     def _try(self, finding: Finding, control: str, fix: Fix) -> bool:
         extra = f"fp32;{control}" if fix.kind == "lower_lr" else ""
@@ -105,12 +111,30 @@ class Plan:
             view = self.control("fp32_modules:" + ",".join(paths))
             return is_cured(finding, self.evidence, view, None)
 
-        names = _modules_with_parameters(self.views["as_is"])
+        names = modules_with_parameters(self.views["as_is"])
+        if self._is_everywhere(names) and self._try(finding, "bf16", USE_BF16):
+            return True
         found = smallest_fp32_set(names, cures, MAX_SEARCH_RUNS)
         if found:
             control = "fp32_modules:" + ",".join(found)
+            # Every module in fp32 is fp32 training: bf16 does better, where it is healthy.
+            tried = any(t.control == "bf16" for t in self.trials)
+            is_all = is_everything(control, self.views["as_is"]) and not tried
+            if is_all and self._try(finding, "bf16", USE_BF16):
+                return True
             self._tried(control, finding.verdict.fix, cured=True)
         return bool(found)
+
+    def _is_everywhere(self, names: list[str]) -> bool:
+        """Whether most modules with parameters overflow by themselves: the smallest set of modules
+        in fp32 would be nearly all of them."""
+        as_is = self.views["as_is"]
+        bad = {
+            b.module
+            for b in as_is.bad_ops
+            if b.kind == "nonfinite" and b.phase == "forward" and b.fp32_finite
+        }
+        return len(names) > 1 and len(bad & set(names)) > EVERYWHERE * len(names)
 
     def _tried(self, control: str, fix: Fix, *, cured: bool) -> None:
         views = self.views[control], self.views["as_is"]
@@ -124,9 +148,3 @@ class Plan:
 def _collided(view: RunView) -> bool:
     text = view.outcome.error_text
     return any(word in text for word in ("EADDRINUSE", "ddress already in use"))
-
-
-def _modules_with_parameters(view: RunView) -> list[str]:
-    """Modules that own parameters, as candidates for fp32."""
-    names = [s.name.rpartition(".")[0] for s in view.scans if s.moment == "start"]
-    return [name for name in dict.fromkeys(names) if name]

@@ -16,7 +16,7 @@ from ampscope.records import RunInfo, State
 from ampscope.store.reader import Reader
 from ampscope.verdicts.cure import is_cured
 from ampscope.verdicts.report import Report, report_of
-from ampscope.verdicts.trials import trial_of
+from ampscope.verdicts.trials import SEARCHED, USE_BF16, is_everything, trial_of
 
 
 def recall(reader: Reader, run_id: str) -> Report:
@@ -45,6 +45,14 @@ def recall(reader: Reader, run_id: str) -> Report:
                 cured = is_cured(finding, evidence, view, views.get(f"fp32;{name}"))
                 fix = finding.verdict.fix
                 trials.append(trial_of(name, fix, view, views["as_is"], cured=cured))
+        bf16 = views.get("bf16")
+        if bf16 is not None and finding.cause in SEARCHED:
+            # As the live diagnosis does: where nothing else cures but fp32 throughout.
+            others = [t for t in trials if not is_everything(t.control, views["as_is"])]
+            if not any(t.cured for t in others):
+                cured = is_cured(finding, evidence, bf16, None)
+                trial = trial_of("bf16", USE_BF16, bf16, views["as_is"], cured=cured)
+                trials = [*others, trial] if cured else [*trials, trial]
     ended = [r.ended for r in infos.values() if r.ended is not None]
     elapsed_s = (max(ended) - first.created) if ended else 0.0
     return report_of(diagnosis, views, infos, tuple(trials), elapsed_s)

@@ -14,6 +14,10 @@ _KINDS = {
     "unscale_first": "move_unscale", "separate_scalers": "separate_scalers",
     "fp32_lines": "rewrite_op",
 }  # fmt: skip
+# Causes for which the smallest set of modules in fp32 is looked for, and bf16 tried after that.
+SEARCHED = ("activation_overflow", "elementwise_overflow", "reduction_overflow",
+            "attention_logit_overflow", "log_zero_saturation", "norm_eps_underflow")  # fmt: skip
+USE_BF16 = Fix("use_bf16", "Use bf16: it has the range of fp32.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +51,16 @@ def price(fixed: RunView, before: RunView) -> float | None:
 def kind_of(control: str, fix: Fix) -> str:
     """Fix kind of what was really run, which may be another than the rule's first choice."""
     return _KINDS.get(control.partition(":")[0], fix.kind)
+
+
+def modules_with_parameters(view: RunView) -> list[str]:
+    """Modules that own parameters, as candidates for fp32."""
+    names = [s.name.rpartition(".")[0] for s in view.scans if s.moment == "start"]
+    return [name for name in dict.fromkeys(names) if name]
+
+
+def is_everything(control: str, view: RunView) -> bool:
+    """Whether ``control`` puts every module of ``view`` in fp32: fp32 training by another name."""
+    names = modules_with_parameters(view)
+    paths = control.removeprefix("fp32_modules:").split(",")
+    return len(names) > 1 and set(paths) == set(names)
