@@ -152,6 +152,7 @@ class BadOp:
     grad_enabled: bool = True
     tracked: bool = True  # an input depends on parameters or gradients: no preparation of data
     index: tuple[int, ...] = ()  # of the first element that is not finite; first comes the sample
+    library: str = ""  # line of an installed package that ``line`` led to, "timm/layers/mlp.py:45"
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,9 +46,10 @@ def magnitudes(op: BadOp, run: str = "as_is") -> tuple[Measurement, ...]:
 def op_verdict(root: RootOp, reason: str, fix: Fix, extra: tuple[Measurement, ...] = ()) -> Verdict:
     """A found verdict about one op."""
     op = root.op
+    library = f" The op itself stands at {op.library}." if op.library else ""
     return Verdict(
         Status.FOUND,
-        reason,
+        reason + library,
         module=op.module or None,
         op=op.op,
         phase=op.phase,

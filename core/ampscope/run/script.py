@@ -16,7 +16,7 @@ from typing import Any
 
 from ampscope.capture.script.op_uses import fixed_sentence
 from ampscope.capture.script.script_histograms import Measured
-from ampscope.capture.script.source_lines import line_name
+from ampscope.capture.script.source_lines import line_name, name_files_from
 from ampscope.observations import Observation, Outcome
 from ampscope.records import RunSpec
 from ampscope.run import script_errors
@@ -78,6 +78,7 @@ class _Run:
         self.policy = policy
         self.following = following
         self.folder = folder_of(spec.workload)
+        name_files_from(self.folder)
         self.recorder = ScriptRecorder(self.folder, spec.cadence, self._attempt)
         self.processes = Processes(self.recorder.switch_off)
         self.cuda = CudaRequests(self.recorder.lines, redirect=policy == "rehearsal")

@@ -53,7 +53,8 @@ class BadOps:
     ) -> int | None:  # fmt: skip
         """Id of the bad op, new or known; None when there are too many."""
         origin = self._origins.of(call.node)
-        key = (kind, call.func, id(origin.module), origin.place, call.node is None)
+        where = (id(origin.module), origin.place, origin.library)
+        key = (kind, call.func, *where, call.node is None)
         known = self._first.get(key)
         if known is not None:
             self._again(known, error)
@@ -91,6 +92,7 @@ class BadOps:
             module_type="" if module is None else type(module).__name__,
             line=line_name(origin.place),
             code=line_text(origin.place),
+            library=line_name(origin.library),
             dtype=dtype_name(out.dtype),
             inputs=tuple(op_facts.operand(t, producers(t), is_parameter(t)) for t in inputs[:4]),
             scalars=op_facts.scalars(call.args, call.kwargs),

@@ -87,7 +87,8 @@ class Taints:
             return
         if before is None and len(self._of) >= MAX_TAINTS:
             self._forget_freed()
-        self._of[storage._cdata] = (StorageWeakRef(storage), taint)
+        held = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._of[storage._cdata] = (held, taint)
 
     def clear(self, tensor: Tensor) -> None:
         """``tensor`` is finite now."""
@@ -102,7 +103,9 @@ class Taints:
         return next((taint for taint in found if taint >= 0), max(found, default=None))
 
     def _forget_freed(self) -> None:
-        self._of = {key: held for key, held in self._of.items() if not held[0].expired()}
+        for key, (held, _) in list(self._of.items()):
+            if held.expired():  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                del self._of[key]
         while len(self._of) >= MAX_TAINTS:  # the oldest
             del self._of[next(iter(self._of))]
 

@@ -28,6 +28,7 @@ class Origin(NamedTuple):
     module: nn.Module | None
     place: tuple[str, int]  # file and line of the user's own code
     function: str  # the user's autograd.Function around it, "" outside
+    library: tuple[str, int] = NOWHERE  # file and line of the library that the place led to
 
 
 class Origins:
@@ -42,7 +43,8 @@ class Origins:
 
     def here(self) -> Origin:
         """Where the program stands now."""
-        return Origin(self.paths.current(), self.lines.where(), (self.functions or [""])[-1])
+        place, library = self.lines.places()
+        return Origin(self.paths.current(), place, (self.functions or [""])[-1], library)
 
     def remember(self) -> None:
         """A forward op has just run; its node was made just before it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import linecache
 import sys
@@ -24,10 +25,18 @@ _FOLDERS = (
     *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")),
 )
 _LIBRARIES = tuple(str(Path(folder).resolve()) for folder in _FOLDERS)
+# Of these no line is worth naming: torch's own, ampscope's, Python's.
+_MACHINERY = tuple(
+    str(Path(folder).resolve())
+    for folder in (*_folders_of(_FRAMEWORKS), str(Path(__file__).resolve().parents[2]))
+)
+_INSTALLED = ("site-packages", "dist-packages")
+_MARKERS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")  # of a project's folder
+_project = [""]  # the folder that files are named from, "" for bare names
 
 
 class SourceLines:
-    """Finds user frames; remembers for each code object whether it is the user's.
+    """Finds user frames; remembers for each file whether it is the user's.
 
     ``own`` names a folder of the user's that counts even below a library folder (a script in the
     package's own zoo).
@@ -35,7 +44,30 @@ class SourceLines:
 
     def __init__(self, own: str = "") -> None:
         self._own = own
-        self._is_user: dict[CodeType, bool] = {}
+        self._is_user: dict[str, bool] = {}  # by file
+        self._packages: dict[str, bool] = {}
+
+    def places(self) -> tuple[tuple[str, int], tuple[str, int]]:
+        """:meth:`where`, and the line of a library that it led to: the innermost frame of an
+        installed package other than torch, ("", 0) when there is none."""
+        library = ("", 0)
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if self.is_user(frame.f_code):
+                return (frame.f_code.co_filename, frame.f_lineno), library
+            if not library[0] and self._is_package(frame.f_code):
+                library = (frame.f_code.co_filename, frame.f_lineno)
+            frame = frame.f_back
+        return ("", 0), library
+
+    def _is_package(self, code: CodeType) -> bool:
+        name = code.co_filename
+        found = self._packages.get(name)
+        if found is None:
+            path = str(Path(name).resolve())
+            installed = bool(set(_INSTALLED) & set(Path(path).parts))
+            found = self._packages[name] = installed and not path.startswith(_MACHINERY)
+        return found
 
     def frame(self) -> FrameType | None:
         """Innermost frame of user code, or None."""
@@ -48,9 +80,10 @@ class SourceLines:
 
     def is_user(self, code: CodeType) -> bool:
         """Whether ``code`` is the user's own."""
-        user = self._is_user.get(code)
+        name = code.co_filename  # equal code of two files compares equal
+        user = self._is_user.get(name)
         if user is None:
-            user = self._is_user[code] = self._judge(code.co_filename)
+            user = self._is_user[name] = self._judge(name)
         return user
 
     def where(self) -> tuple[str, int]:
@@ -62,14 +95,44 @@ class SourceLines:
         if filename.startswith("<"):
             return False
         path = str(Path(filename).resolve())
-        if self._own and path.startswith(self._own):
-            return True
-        return not path.startswith(_LIBRARIES)
+        # An environment may lie in the project's folder, as .venv does; it is not the user's.
+        below_own = self._own and Path(path).is_relative_to(self._own)
+        rest = path[len(self._own) :] if below_own else path
+        if set(_INSTALLED) & set(Path(rest).parts):
+            return False
+        return bool(below_own) or not path.startswith(_LIBRARIES)
+
+
+def name_files_from(folder: str) -> None:
+    """From now on name files by their path in the project that ``folder`` lies in, or in the folder
+    itself; for a process that runs one script."""
+    start = Path(folder).resolve()
+    own = not str(start).startswith(str(Path(__file__).resolve().parents[2]))
+    around = (start, *start.parents) if own else (start,)
+    known = (p for p in around if p != Path.home() and any((p / m).exists() for m in _MARKERS))
+    _project[0] = str(next(known, start))
 
 
 def line_name(place: tuple[str, int]) -> str:
-    """("…/train.py", 41) -> "train.py:41"."""
-    return f"{Path(place[0]).name}:{place[1]}" if place[0] else ""
+    """("…/train.py", 41) -> "train.py:41"; in a project "src/models/net.py:41", and in a library
+    "transformers/models/gpt2/modeling_gpt2.py:41"."""
+    return f"{_file_name(place[0])}:{place[1]}" if place[0] else ""
+
+
+@functools.cache
+def _named(filename: str, project: str) -> str:
+    path = Path(filename).resolve()
+    name = path.name
+    installed = [n for n, part in enumerate(path.parts) if part in _INSTALLED]
+    if installed:
+        name = "/".join(path.parts[installed[-1] + 1 :])
+    elif project and path.is_relative_to(project):
+        name = path.relative_to(project).as_posix()
+    return path.name if set(name) & set(",;:") else name  # which separate controls
+
+
+def _file_name(filename: str) -> str:
+    return _named(filename, _project[0]) if _project[0] else Path(filename).name
 
 
 def line_text(place: tuple[str, int]) -> str:
