@@ -18,6 +18,21 @@ ROOT = Path(__file__).resolve().parent.parent
 os.environ.setdefault("AMPSCOPE_TELEMETRY", "0")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--thorough`` also runs what is slow by nature."""
+    parser.addoption("--thorough", action="store_true", help="also run tests that are slow")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the slow ones unless they are asked for."""
+    if config.getoption("--thorough"):
+        return
+    skip = pytest.mark.skip(reason="slow by nature; run with --thorough")
+    for item in items:
+        if item.get_closest_marker("thorough"):
+            item.add_marker(skip)
+
+
 @pytest.fixture
 def store_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store that does not exist yet, and that the dashboard will read."""

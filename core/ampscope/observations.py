@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ampscope.gradient_change import GradientChange
 
 COARSE_ERROR = 0.05  # relative 2-norm error; one rounding to bf16 gives at most 2^-9 = 0.002
+READ_LOSS, READ_GRADIENT = "loss", "gradient"  # what a Call named "read" looked at
 STALLED_SHARE = 0.9  # of the elements that an addition should have moved
 
 
@@ -16,8 +17,10 @@ class Call:
     """One watched call, in the order in which it was made.
 
     ``name``: scale, unscale_, scaler_step, update, optimizer_step, zero_grad, backward, grad, clip,
-    autocast, scaler_new, get_scale, scaler_state_dict, scaler_load_state_dict, save, load; and
-    inputs, the first model's first call.
+    autocast, scaler_new, get_scale, scaler_state_dict, scaler_load_state_dict, save, load;
+    inputs, the first model's first call; and read: the script looked at a value that was not finite
+    and then left the batch. ``subject`` of a read is :data:`READ_LOSS` or :data:`READ_GRADIENT`,
+    ``note`` the number of the bad op behind it (-1: it came with the data).
     """
 
     seq: int
@@ -183,6 +186,7 @@ class Outcome:
     error_attempt: int = 0  # of a caught error; where those come often, error_… is the first's
     errors_caught: int = 0  # out of a forward or backward pass; the script went on
     attempts: int = 0
+    forwards: int = 0  # batches given to an outermost module in training
     elapsed_s: float = 0.0
     backwards: int = 0
     models: tuple[str, ...] = ()

@@ -86,9 +86,11 @@ def root_op(run: RunView) -> RootOp | None:
     """The earliest bad op that reached the loss, else a gradient, else the evaluation."""
     nonfinite = [b for b in run.bad_ops if b.kind == "nonfinite" and not _was_search(run, b)]
     by_time = sorted(nonfinite, key=lambda b: (b.attempt, b.id))
+    read_losses = run.taints_of(run.guarded_losses)
+    read_gradients = run.taints_of(run.guarded_gradients)
     for arrives, reached in (
-        (Arrives.LOSS, [b for b in by_time if b.reached_loss]),
-        (Arrives.GRADIENT, [b for b in by_time if b.reached_gradient]),
+        (Arrives.LOSS, [b for b in by_time if b.reached_loss or b.id in read_losses]),
+        (Arrives.GRADIENT, [b for b in by_time if b.reached_gradient or b.id in read_gradients]),
         (Arrives.EVALUATION, [b for b in by_time if b.id == run.outcome.eval_taint]),
     ):
         if reached:

@@ -9,6 +9,8 @@ from functools import cached_property
 
 from ampscope.gradient_change import GradientChange
 from ampscope.observations import (
+    READ_GRADIENT,
+    READ_LOSS,
     Attempt,
     BadOp,
     Call,
@@ -44,17 +46,42 @@ class RunView:
         return [c.value for c in self.calls if c.name == "backward" and c.value is not None]
 
     @cached_property
+    def guarded_losses(self) -> list[Call]:
+        """Losses that were not finite, that the script looked at, and whose batch it then left out
+        or ended with; and those of a last backward that no optimizer step followed."""
+        calls = [c for c in self.calls if c.name == "read" and c.subject == READ_LOSS]
+        return calls + [
+            c
+            for c in self.calls
+            if c.name == "backward" and not _finite(c.value) and c.attempt >= len(self.attempts)
+        ]
+
+    @cached_property
+    def guarded_gradients(self) -> list[Call]:
+        """Gradients that were not finite, that the script looked at, and then made no step."""
+        return [c for c in self.calls if c.name == "read" and c.subject == READ_GRADIENT]
+
+    @cached_property
     def first_bad_attempt(self) -> int | None:
-        """First attempt whose loss, gradients or weights are not finite."""
-        for attempt in self.attempts:
-            if attempt.grad_nonfinite or attempt.weight_nonfinite or not _finite(attempt.loss):
-                return attempt.attempt
-        return None
+        """First attempt whose loss, gradients or weights are not finite; the number that it would
+        have had where the script kept it from being made."""
+        bad = [
+            a.attempt
+            for a in self.attempts
+            if a.grad_nonfinite or a.weight_nonfinite or not _finite(a.loss)
+        ]
+        return min([*bad, *(c.attempt for c in self.guarded_losses)], default=None)
 
     @cached_property
     def bad_loss_attempts(self) -> list[int]:
-        """Attempts whose loss is NaN or infinite."""
-        return [a.attempt for a in self.attempts if not _finite(a.loss)]
+        """Attempts whose loss is NaN or infinite, those that the script kept from being made
+        included."""
+        bad = {a.attempt for a in self.attempts if not _finite(a.loss)}
+        return sorted(bad | {c.attempt for c in self.guarded_losses})
+
+    def taints_of(self, reads: Sequence[Call]) -> set[int]:
+        """Bad ops that the values behind ``reads`` descend from."""
+        return {int(c.note) for c in reads if c.name == "read"}
 
     @cached_property
     def bad_gradient_attempts(self) -> list[int]:
@@ -131,6 +158,11 @@ class RunView:
         if len(tail) < 2 or not all(map(math.isfinite, tail)):
             return 0.0
         return statistics.stdev(tail)
+
+    @cached_property
+    def ended_itself(self) -> bool:
+        """The script came to an end of its own, and not to a limit of the run."""
+        return self.outcome.ended in ("returned", "exit", "exception")
 
     @cached_property
     def has_exception(self) -> bool:

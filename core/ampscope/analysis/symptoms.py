@@ -17,6 +17,8 @@ LEARNS_SHARE = 0.03  # fp32 must have lowered its loss by this share for a compa
 BEHIND_SHARE = 0.5  # less than half of fp32's progress is worse learning
 BEHIND_APART = 0.1  # the same for two runs that do not begin alike: nearly no progress
 DIVERGED_FACTOR = 100.0
+ENDED_SHARE = 0.5  # of fp32's steps and time; a script that stops early may do so a little earlier
+DROPPED_SHARE, MIN_DROPPED = 0.1, 3  # a rounding may decide about single batches
 TAIL_SCATTER = 2.0  # standard deviations
 
 
@@ -34,6 +36,8 @@ class Symptom(StrEnum):
     BEHIND = "the loss falls less than in fp32"
     FROZEN = "weights stand still"
     DIVERGED = "the loss grows without bound, or ends far above its start"
+    ENDED = "the script ends itself before its fp32 control does"
+    DROPPED = "batches are dropped that fp32 trains on"
 
 
 def symptoms(run: RunView, fp32: RunView | None) -> frozenset[Symptom]:
@@ -41,9 +45,9 @@ def symptoms(run: RunView, fp32: RunView | None) -> frozenset[Symptom]:
     found = set()
     if run.has_exception:
         found.add(Symptom.EXCEPTION)
-    if set(run.bad_loss_attempts) - _of_the_search(run, fp32):
+    if _bad_losses(run, fp32):
         found.add(Symptom.LOSS)
-    if any(a.grad_nonfinite and not a.skipped for a in run.attempts):
+    if any(a.grad_nonfinite and not a.skipped for a in run.attempts) or _ended_on_gradients(run):
         found.add(Symptom.GRADIENTS)
     if run.weights_broken:
         found.add(Symptom.WEIGHTS)
@@ -63,7 +67,88 @@ def symptoms(run: RunView, fp32: RunView | None) -> frozenset[Symptom]:
             found.add(Symptom.BEHIND)
         if is_frozen(run, fp32):
             found.add(Symptom.FROZEN)
+        if ends_early(run, fp32):
+            found.add(Symptom.ENDED)
+        if drops_batches(run, fp32):
+            found.add(Symptom.DROPPED)
     return frozenset(found)
+
+
+def _bad_losses(run: RunView, fp32: RunView | None) -> set[int]:
+    """Attempts with a loss that is not finite. What the script left out by itself, at a line at
+    which it leaves batches out in fp32 too, is a habit of the script's and no symptom, as long as
+    both runs come to the same end."""
+    bad = {a.attempt for a in run.attempts if a.loss is not None and not math.isfinite(a.loss)}
+    bad -= _of_the_search(run, fp32)
+    habit = set()
+    if fp32 is not None and _same_end(run, fp32) and not run.outcome.exit_code:
+        habit = {c.line for c in fp32.guarded_losses}
+    return bad | {c.attempt for c in run.guarded_losses if c.line not in habit}
+
+
+def _same_end(run: RunView, fp32: RunView) -> bool:
+    own, reference = run.outcome, fp32.outcome
+    return (own.ended, own.exit_code, own.attempts) == (
+        reference.ended,
+        reference.exit_code,
+        reference.attempts,
+    )
+
+
+def _ended_on_gradients(run: RunView) -> bool:
+    """The script looked at gradients that were not finite, and ended with an error there."""
+    if not run.guarded_gradients or not (run.has_exception or run.outcome.exit_code):
+        return False
+    return run.guarded_gradients[-1].attempt >= len(run.attempts)
+
+
+def ends_early(run: RunView, fp32: RunView) -> bool:
+    """The script ends itself with an error status that its fp32 control does not have, or before
+    its first step, or after less than half of the steps and of the time.
+
+    A loop that ends after so many minutes makes other numbers of steps in other precisions, and one
+    that stops when the loss rises may stop a little earlier.
+    """
+    own, reference = run.outcome, fp32.outcome
+    if own.ended not in ("returned", "exit") or fp32.has_exception:
+        return False
+    if own.exit_code:
+        return not (fp32.ended_itself and reference.exit_code == own.exit_code)
+    if reference.exit_code or not reference.attempts:
+        return False
+    return own.attempts == 0 or (
+        own.attempts < ENDED_SHARE * reference.attempts
+        and own.elapsed_s < ENDED_SHARE * reference.elapsed_s
+        and not difference(run, fp32)
+    )
+
+
+def drops_batches(run: RunView, fp32: RunView) -> bool:
+    """Fewer of the batches that the model saw came to a backward than in fp32, or far fewer of the
+    backward passes to an optimizer step than a search for the loss scale explains."""
+    own, reference = run.outcome, fp32.outcome
+    if difference(run, fp32):
+        return False  # another seed draws other batches
+    pairs = (
+        (
+            (own.forwards, own.backwards),
+            (reference.forwards, reference.backwards),
+            0,
+            DROPPED_SHARE,
+        ),
+        (
+            (own.backwards, own.attempts),
+            (reference.backwards, reference.attempts),
+            MAX_SEARCH_SKIPS,
+            0.5,
+        ),
+    )
+    for (drawn, used), (all_drawn, all_used), excused, share in pairs:
+        if drawn and all_drawn:
+            missing = drawn * all_used / all_drawn - used
+            if missing >= max(MIN_DROPPED, share * drawn * all_used / all_drawn) + excused:
+                return True
+    return False
 
 
 def _of_the_search(run: RunView, fp32: RunView | None) -> set[int]:

@@ -69,7 +69,7 @@ class Plan:
 
     def problem(self) -> str:
         """Why there is nothing to judge; "" when there is."""
-        return problem(self.done["as_is"].info, self.views["as_is"])
+        return problem(self.done["as_is"].info, self.views["as_is"], self.views.get("fp32"))
 
     def wants_frozen_scale(self) -> bool:
         """Every step was skipped at whatever scale, with a finite loss: is 1 borne?"""

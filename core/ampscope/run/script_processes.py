@@ -15,14 +15,19 @@ from typing import Any
 
 from ampscope.capture.script.patches import Patches
 
+# What a started process runs that trains nothing: workers of a DataLoader, and the servers that
+# multiprocessing starts for its own queues and shared values.
+_HELPERS = ("torch.utils.data.", "multiprocessing.")
+
 
 class Processes:
-    """Counts the processes that were started while :meth:`watching`."""
+    """Counts the processes that were started while :meth:`watching` and that may train."""
 
     def __init__(self, on_fork: Callable[[], None]) -> None:
         self.owner = os.getpid()
         self.started = 0
         self._on_fork = on_fork
+        self._counting = True  # a fork that is made now counts by itself
 
     @property
     def is_own(self) -> bool:
@@ -41,13 +46,29 @@ class Processes:
             _current.remove(self)
             patches.undo()
 
+    def forked(self) -> None:
+        """The script's process was forked, by multiprocessing or by the script itself."""
+        self.started += self._counting
+
     def _counted(self, original: Any) -> Any:
         @functools.wraps(original)
         def start(process: Any) -> None:
-            self.started += 1
-            original(process)
+            self.started += not _is_helper(process)
+            self._counting, before = False, self._counting
+            try:
+                original(process)
+            finally:
+                self._counting = before
 
         return start
+
+
+def _is_helper(process: Any) -> bool:
+    target = getattr(process, "_target", None)
+    owner = getattr(target, "__module__", None) or type(process).__module__
+    return (
+        owner.startswith(_HELPERS) and type(process).run is multiprocessing.process.BaseProcess.run
+    )
 
 
 _current: list[Processes] = []
@@ -60,7 +81,7 @@ def _in_child() -> None:
 
 def _in_parent() -> None:
     for processes in _current:
-        processes.started += 1
+        processes.forked()
 
 
 # Cannot be taken back; without a script that runs, there is nothing to do in it.

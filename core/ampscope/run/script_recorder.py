@@ -62,6 +62,7 @@ class ScriptRecorder:
             # Global pre-hooks get no keyword arguments, and many models take their batch in them.
             patches = Patches()
             patches.replace(nn.Module, "__call__", self._call)
+            self.watch.reads.wrap(patches, lambda: self.watch.enabled)
             stack.callback(patches.undo)
             after = register_module_forward_hook(self._after_forward)
             stack.callback(after.remove)
@@ -96,6 +97,7 @@ class ScriptRecorder:
         ]
         return [
             *self.log.calls,
+            *self.watch.reads.calls(len(self.log.calls)),
             *self.attempts.records,
             *self.attempts.gradients,
             *self.attempts.changes.records,
@@ -131,7 +133,10 @@ class ScriptRecorder:
         if not self.scans.records:
             with self._not_watched():
                 self.log.calls.append(inputs_call(len(self.log.calls), args, kwargs))
-        self.scans.before_forward(self.paths.root_of(module), module, args, kwargs)
+        if self.histograms.models.is_training and module.training:
+            self.watch.reads.forward()
+        with self._not_watched():
+            self.scans.before_forward(self.paths.root_of(module), module, args, kwargs)
 
     @contextlib.contextmanager
     def _not_watched(self) -> Iterator[None]:
@@ -159,6 +164,7 @@ class ScriptRecorder:
         record = self.attempts.records[-1]
         self.histograms.attempt_ended(count, record.scale if record.scaler else 1.0)
         self.watch.new_attempt(count)
+        self.watch.reads.stepped()
         self._on_attempt(count)
 
     def outcome(self, ended: str, **facts: object) -> Outcome:
@@ -178,6 +184,7 @@ class ScriptRecorder:
             ended=ended,
             attempts=self.attempts.count,
             elapsed_s=time.perf_counter() - self.started - self.histograms.elapsed_s,
+            forwards=self.watch.reads.forwards,
             backwards=sum(c.name == "backward" for c in self.log.calls),
             models=tuple(type(m).__name__ for m in self.paths.models()),
             optimizers=tuple(type(o).__name__ for o in self.attempts.optimizers),

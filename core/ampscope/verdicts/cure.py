@@ -7,6 +7,8 @@ from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import Symptom, symptoms
 from ampscope.diagnose import Finding, diagnose
 
+# With these a script leaves steps out, or ends, by itself: a fix has to bring the steps back.
+GUARDED = frozenset({Symptom.ENDED, Symptom.DROPPED, Symptom.EXCEPTION})
 NUMBERS = frozenset({Symptom.LOSS, Symptom.WEIGHTS, Symptom.GRADIENTS, Symptom.DIVERGED})
 
 
@@ -15,6 +17,8 @@ def is_cured(
 ) -> bool:
     """Whether ``fixed`` shows none of the original's symptoms, and the cause is found no more."""
     if not fixed.attempts or fixed.has_exception:
+        return False
+    if evidence.fp32 is not None and not _ends_alike(fixed, evidence):
         return False
     if finding.cause == "not_amp_divergence":
         reference = symptoms(fixed_fp32, None) if fixed_fp32 is not None else NUMBERS
@@ -27,6 +31,24 @@ def is_cured(
         return _clips_unscaled(evidence.as_is, fixed)
     again = diagnose(Evidence({"as_is": fixed, "fp32": evidence.fp32 or fixed}, evidence.policy))
     return all(f.cause != finding.cause for f in again.findings)
+
+
+def _ends_alike(fixed: RunView, evidence: Evidence) -> bool:
+    """Whether ``fixed`` comes to the end that the fp32 control comes to: its exit status, and its
+    number of steps where the script as it is made another. What a time limit cut short is compared
+    by its status alone."""
+    fp32, before = evidence.fp32, evidence.as_is
+    assert fp32 is not None
+    if fp32.has_exception or not fixed.ended_itself:
+        return True  # no end to come to; or it went on to a limit of the run
+    if fp32.ended_itself and fixed.outcome.exit_code != fp32.outcome.exit_code:
+        return False
+    if not fp32.ended_itself and fixed.outcome.exit_code:
+        return False
+    guards = bool(evidence.symptoms & GUARDED or before.guarded_losses)
+    if not guards or "time" in (fp32.outcome.ended, fixed.outcome.ended):
+        return True
+    return fixed.outcome.attempts >= fp32.outcome.attempts
 
 
 def _clips_unscaled(before: RunView, after: RunView) -> bool:

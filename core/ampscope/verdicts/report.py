@@ -49,7 +49,7 @@ def report_of(
 ) -> Report:
     """The report on runs that have ended; a script that could not be judged has a sentence."""
     first = runs.get("as_is") or next(iter(runs.values()))
-    unfinished = "" if diagnosis.findings else problem(first, views["as_is"])
+    unfinished = "" if diagnosis.findings else problem(first, views["as_is"], views.get("fp32"))
     return Report(
         script=first.spec.workload,
         diagnosis=diagnosis,
@@ -65,14 +65,34 @@ def report_of(
     )
 
 
-def problem(info: RunInfo, view: RunView) -> str:
+def problem(info: RunInfo, view: RunView, fp32: RunView | None = None) -> str:
     """Why there is nothing to judge; "" when there is."""
     outcome = view.outcome
     if info.state in (State.FAILED, State.LOST, State.CANCELLED):
         return info.message or f"The script's process ended without a word ({info.state})."
-    if outcome.attempts:
-        return ""
+    if outcome.attempts or view.guarded_losses or view.guarded_gradients:
+        return ""  # also a script that left at once because of what it computed can be judged
+    if view.ended_itself and not view.has_exception and fp32 is not None and fp32.outcome.attempts:
+        return ""  # it leaves before its first step, and in fp32 it does not
     return info.message or ending(outcome, info.spec)[1] or "The script made no optimizer step."
+
+
+def _other_end(run: RunView, fp32: RunView) -> str:
+    """How the script's end differs from that of its fp32 control; "" when both end alike."""
+    own, reference = run.outcome, fp32.outcome
+    if not run.ended_itself or (own.ended, own.exit_code, own.attempts) == (
+        reference.ended, reference.exit_code, reference.attempts
+    ):  # fmt: skip
+        return ""
+    words = {"exception": f"with {own.error_type}", "exit": f"with exit status {own.exit_code}"}
+    status = f" {words[own.ended]}" if own.ended in words else ""
+    if not status and own.attempts == reference.attempts:
+        return ""
+    at_least = "" if fp32.ended_itself else "at least "
+    return (
+        f"The script ended{status} after {own.attempts:,} optimizer steps; its fp32 control made "
+        f"{at_least}{reference.attempts:,}."
+    )
 
 
 def _notes(views: Mapping[str, RunView]) -> tuple[str, ...]:
@@ -83,6 +103,8 @@ def _notes(views: Mapping[str, RunView]) -> tuple[str, ...]:
         notes.append(f"Stopped after {outcome.attempts} optimizer steps.")
     if outcome.ended == "time":
         notes.append(f"Stopped at the time limit after {outcome.attempts} optimizer steps.")
+    if "fp32" in views and (told := _other_end(views["as_is"], views["fp32"])):
+        notes.append(told)
     if "fp32" in views and (what := difference(views["as_is"], views["fp32"])):
         notes.append(
             f"The script does not reproduce its own losses from run to run: {what} differ. It is "

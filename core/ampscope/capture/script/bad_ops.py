@@ -36,6 +36,10 @@ class BadOps:
             for bad in self._found.values()
         ]
 
+    def record(self, bad_id: int) -> BadOp | None:
+        """The bad op with that id as it is known now, without its consumers."""
+        return self._found.get(bad_id)
+
     def note_consumer(self, name: str, parents: list[Maker]) -> tuple[int, ...]:
         """Op ``name`` takes what ``parents`` made; returns the bad ops that still want to know."""
         watchers: tuple[int, ...] = ()

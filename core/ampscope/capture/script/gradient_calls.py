@@ -76,6 +76,7 @@ class GradientCalls:
             dtype=dtype_name(root.dtype),
             note=root_of_loss(root),
         )
+        self._watch.reads.backward()
         taint = self._watch.taint_of(root)
         self._attempts.before_backward(value, dtype_name(root.dtype), taint, scaled=bool(scaler))
 

@@ -26,6 +26,7 @@ from ampscope.capture.script.op_call import OpCall, overwrites, targets
 from ampscope.capture.script.op_marks import FOREIGN, INTENDED, MAKER, Maker, Taints
 from ampscope.capture.script.op_origins import Origins
 from ampscope.capture.script.op_uses import Uses
+from ampscope.capture.script.reads import ITEM, Reads
 from ampscope.capture.script.source_lines import SourceLines
 from ampscope.capture.script.write_lines import WriteLines
 from ampscope.capture.tensors import HALF
@@ -63,6 +64,7 @@ class OpWatch:
         paths.on_change = self._origins.module_changes
         self._bad = BadOps(self._origins)
         self._coarse = CoarseOps(self._bad, lines)
+        self.reads = Reads(self._bad, lines)
         self._mode: _Mode | None = None
 
     def __enter__(self) -> OpWatch:
@@ -129,6 +131,7 @@ class OpWatch:
         results = op_facts.tensors(out, None)
         for tensor in results:
             tensor.__dict__[MAKER] = maker
+        self.reads.compared(call.tensors, outputs)
         if self.writes.active and call.node is None and not self.in_optimizer:
             self.writes.note(call, results)
         if call.name == "_local_scalar_dense":
@@ -283,7 +286,15 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_s
         if not isinstance(func, torch._ops.OpOverload):
             return func(*self._watching_inside(args), **kwargs)
         is_traced = torch._C._get_tracing_state() is not None  # looks would become its ops
-        if is_traced or not watch.enabled or watch.seen_ops >= watch.budget:
+        if is_traced or not watch.enabled:
+            return func(*args, **kwargs)
+        if func is ITEM:  # also when the budget is used up: a script may read its loss at any step
+            value = func(*args, **kwargs)
+            watch.reads.read(args[0], value)
+            if watch.on_op is not None and watch.seen_ops < watch.budget:
+                watch.on_op(func, args, kwargs, value)
+            return value
+        if watch.seen_ops >= watch.budget:
             return func(*args, **kwargs)
         if types:
             watch.subclasses(func._opname, types)
