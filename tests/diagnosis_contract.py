@@ -26,6 +26,7 @@ def checked(text: str) -> dict[str, Any]:
     assert document["schema"] == 1
     assert document["verdict"] in EXIT_STATUS
     _has(document, "elapsed_s", NUMBER)
+    _scope(document)
     _has(document, "findings", list)
     assert bool(document["findings"]) == (document["verdict"] == "fault")
     for number, finding in enumerate(document["findings"]):
@@ -36,6 +37,19 @@ def checked(text: str) -> dict[str, Any]:
     if document["verdict"] == "inconclusive":
         assert document.get("reason") or document.get("symptoms")
     return document
+
+
+def _scope(document: dict[str, Any]) -> None:
+    """A field that version 1 got later; programs that do not know it read on as before."""
+    scope = document.get("scope")
+    if scope is None:
+        return
+    _has(scope, "steps", int)
+    assert scope["whole_script"] == (scope["stopped_by"] is None)
+    assert scope["stopped_by"] in (None, "steps", "time")
+    if scope["sentence"]:
+        assert document["verdict"] == "no_fault"
+        assert f"{scope['steps']:,}" in scope["sentence"]
 
 
 def _finding(finding: dict[str, Any], runs: dict[str, str], *, verifiable: bool) -> None:

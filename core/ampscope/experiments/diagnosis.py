@@ -24,7 +24,7 @@ def run_diagnosis(
 ) -> Report:  # fmt: skip
     """Diagnose the script of ``spec``; ``say`` gets progress, ``show`` the script's own output."""
     started = time.monotonic()
-    with ScriptRuns(replace(spec, control="as_is"), store) as runs:
+    with ScriptRuns(replace(spec, control="as_is"), store, private=True) as runs:
         plan = Plan(runs, say)
         plan.first_two(show)
         diagnosis = diagnose(plan.evidence)

@@ -54,10 +54,19 @@ class Plan:
         self._keep("as_is", self.runs.wait(first, show))
         self._keep("fp32", self.runs.wait(second))
         # Two runs at a time can want one thing, such as the port of torch.distributed.
-        if _collided(self.views["as_is"]):
+        if _collided(self.views["as_is"]) or self._shared(first):
             self._keep("as_is", self.runs.run("as_is"))
-        if _collided(self.views["fp32"]):
+        if _collided(self.views["fp32"]) or self._shared(second):
             self._keep("fp32", self.runs.run("fp32", self.done["as_is"].info.id))
+
+    def _shared(self, run_id: str) -> bool:
+        """Whether another run changed what both share while this one ran: what it read there may be
+        the other's, and it was stopped before it wrote there itself."""
+        holder = self.runs.first_to_share()
+        if holder in ("", run_id):
+            return False
+        self.say("again, alone: the script changes what its runs cannot have copies of")
+        return True
 
     def control(self, control: str) -> RunView:
         """Run a control once."""

@@ -29,7 +29,7 @@ def repeat(store: Path, run_id: str, controls: tuple[str, ...]) -> None:
         group = reader.group(info.spec.group)
     spec = repeatable(info)
     first = next((r for r in group if r.spec.control == "as_is"), info)
-    with ScriptRuns(replace(spec, control="", parent=""), store) as runs:
+    with ScriptRuns(replace(spec, control="", parent=""), store, private=True) as runs:
         for control in controls:
             runs.run(control, parent=first.id)
 

@@ -22,6 +22,7 @@ from ampscope.frameworks.pythons import python_for
 from ampscope.frameworks.settings import can_apply
 from ampscope.observations import Observation
 from ampscope.records import Cadence, RunInfo, RunSpec, State
+from ampscope.run.private_files import LOCK, throw_away
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 
@@ -42,12 +43,16 @@ class ScriptRun:
 class ScriptRuns:
     """Serves runs of one script; use as a context manager."""
 
-    def __init__(self, spec: RunSpec, store: Path) -> None:
+    def __init__(self, spec: RunSpec, store: Path, *, private: bool = False) -> None:
+        """``private``: each run has a copy-on-write view of the files that the script writes, and
+        the user's stay as they are; otherwise the script writes for real."""
         self.spec = spec
+        self.private = private
         self.store = store
         self.folder = tempfile.TemporaryDirectory(prefix="ampscope-")
         self._process: subprocess.Popen[bytes] | None = None
         self._open: set[str] = set()  # started, and not waited for to the end
+        self._started: list[str] = []
         self._done: dict[str, str] = {}  # run -> the zygote's answer
         self._gone = False  # the zygote has ended
         self._changed = threading.Condition()
@@ -90,6 +95,8 @@ class ScriptRuns:
         for run_id in self._open:
             with contextlib.suppress(StoreError):
                 self._close_if_open(run_id, State.CANCELLED, "Cancelled.")
+        for run_id in self._started:
+            throw_away(self._file(run_id, "view"))
         self.folder.cleanup()
 
     def start(self, control: str, parent: str = "", *, merged: bool = True) -> str:
@@ -107,10 +114,13 @@ class ScriptRuns:
         writer.close()
         run_id = writer.run_id
         self._open.add(run_id)
+        self._started.append(run_id)
         limit = self.spec.time_limit_s * HARD_FACTOR + HARD_GRACE_S
         paths = self._file(run_id, "out"), self._file(run_id, "out" if merged else "err")
         with contextlib.suppress(BrokenPipeError):  # it has ended; waiting for the run says so
-            process.stdin.write(f"{run_id}\t{paths[0]}\t{paths[1]}\t{limit}\n".encode())
+            view = self._file(run_id, "view") if self.private else ""
+            line = f"{run_id}\t{paths[0]}\t{paths[1]}\t{limit}\t{view}\n"
+            process.stdin.write(line.encode())
             process.stdin.flush()
         return run_id
 
@@ -132,6 +142,10 @@ class ScriptRuns:
         """Start and wait."""
         return self.wait(self.start(control, parent))
 
+    def first_to_share(self) -> str:
+        """Id of the run that was the first to change what runs share; "" when none did."""
+        return tail(Path(self.folder.name) / LOCK, MAX_OUTPUT).partition("\n")[0]
+
     def _wait(self, run_id: str, followed: list[Followed]) -> ScriptRun:
         while True:
             with self._changed:
@@ -146,6 +160,7 @@ class ScriptRuns:
         last = said + tail(self._file(run_id, "err"), MAX_OUTPUT)
         self._close_if_open(run_id, State.FAILED, last_words(self._answer(run_id), last))
         self._open.discard(run_id)
+        throw_away(self._file(run_id, "view"))
         with Reader(self.store) as reader:
             info = reader.run(run_id)
             observations = tuple(reader.observations(run_id))

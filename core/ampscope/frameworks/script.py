@@ -10,18 +10,20 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 
 from ampscope.capture.script.source_lines import SourceLines, line_name
 from ampscope.errors import AmpscopeError
 from ampscope.frameworks.adapters import Adapter, load
-from ampscope.frameworks.arguments import store_and_run
+from ampscope.frameworks.arguments import store_and_run, view_folder
 from ampscope.frameworks.recorder import Recorder
 from ampscope.frameworks.settings import parse
 from ampscope.frameworks.writing import Writing
 from ampscope.observations import Outcome
 from ampscope.records import RunSpec, State
 from ampscope.run import script_errors
+from ampscope.run.private_files import NotPossible, PrivateFiles, wait_for_the_other
 from ampscope.run.python_end import end_python_within
 from ampscope.run.script_ending import ending
 from ampscope.run.script_text import SEED, execute, folder_of, module_of
@@ -46,13 +48,26 @@ def main() -> None:
     store, run_id = store_and_run()
     with Reader(store) as reader:
         spec = reader.run(run_id).spec
+    files, folder = None, view_folder()
+    if folder is not None:
+        try:
+            files = PrivateFiles(spec, store, folder)
+        except (OSError, NotPossible) as error:
+            writer = RunWriter(store, run_id)
+            writer.adopt()
+            _leave(writer, State.FAILED, f"The run could not have files of its own: {error}.", "")
+            return
+        store, spec = files.view.store, replace(spec, workload=files.view.workload)
     writer = RunWriter(store, run_id)
     writer.adopt()
+    if files is not None:
+        files.listen(run_id, lambda: wait_for_the_other(writer))
     state, message, details = State.FINISHED, "", ""
     try:
         hard_limit_s = spec.time_limit_s * HANG_FACTOR + HANG_GRACE_S
         with Watchdog(writer, hard_limit_s) as watchdog:
             run = _Run(spec, writer, watchdog)
+            run.file_notes = files.notes if files is not None else tuple
             outcome, details = run.run()
             state, message = ending(outcome, spec)
             left_s = hard_limit_s - (time.monotonic() - run.started) - 1.0
@@ -92,6 +107,7 @@ class _Run:
         self.recorder.on_step = self._step
         self.started = time.monotonic()
         self.stopped = ""
+        self.file_notes: Callable[[], tuple[str, ...]] = tuple
         writer.start(self.adapter.machine(spec))
         watchdog.start_clock()
 
@@ -108,7 +124,8 @@ class _Run:
                     facts = Outcome("exit", exit_code=script_errors.exit_code(leaving))
             except BaseException as error:
                 facts, text = self._failed(error)
-        seen = self.recorder.outcome(self.stopped or facts.ended, tuple(notes))
+        said = (*notes, *self.file_notes())
+        seen = self.recorder.outcome(self.stopped or facts.ended, said)
         outcome = replace(
             seen,
             framework=self.spec.framework,

@@ -26,8 +26,10 @@ def main() -> None:
     serve(functools.partial(_spawn, found.python, found.store))
 
 
-def _spawn(python: str, store: str, run_id: str, out: Path, err: Path) -> int:
+def _spawn(python: str, store: str, run_id: str, out: Path, err: Path, view: str) -> int:
     command = [python, "-m", "ampscope.frameworks.script", "--store", store, "--run", run_id]
+    if view:
+        command += ["--view", view]
     appending = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     return os.posix_spawnp(
         python,

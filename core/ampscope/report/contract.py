@@ -29,6 +29,12 @@ def document(report: Report) -> dict[str, Any]:
         "script": report.script,
         "verdict": "inconclusive" if report.could_not_run else diagnosis.verdict,
         "reason": report.undecided,
+        "scope": {  # of the verdict: how much of the script it is about
+            "steps": report.judged_steps,
+            "whole_script": not report.cut_short,
+            "stopped_by": report.cut_short or None,
+            "sentence": report.scope,
+        },
         "policy": diagnosis.policy,
         "elapsed_s": round(report.elapsed_s, 2),
         "findings": [_finding(f, report, first=n == 0) for n, f in enumerate(diagnosis.findings)],

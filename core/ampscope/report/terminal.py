@@ -48,7 +48,7 @@ def print_report(report: Report, console: Console) -> None:
 
 def _no_finding(report: Report) -> RenderableType:
     if report.diagnosis.verdict == "no_fault":
-        text = "No fault found. The script trains as its fp32 control does."
+        text = report.scope or "No fault found. The script trains as its fp32 control does."
     else:
         text = report.undecided
     return Panel(_said(text), title="Verdict", title_align="left")

@@ -63,6 +63,7 @@ class Following:
     on_attempt: Callable[[ScriptRecorder], None] = lambda recorder: None
     on_exit: Callable[[ScriptResult], None] = lambda result: None  # before ``os._exit``
     is_cancelled: Callable[[], bool] = lambda: False
+    notes: Callable[[], tuple[str, ...]] = tuple  # on the run's files
 
 
 def run_script(spec: RunSpec, policy: str, following: Following) -> ScriptResult:
@@ -177,6 +178,7 @@ class _Run:
         unmet = f"Nothing ran at {never}: what was asked for there was not done." if never else ""
         fixed = fixed_sentence(self.recorder.watch.uses.records())
         notes = tuple(note for note in (self.cuda.note(), compiled, unmet, fixed) if note)
+        notes += self.following.notes()
         outcome = self.recorder.outcome(self.stopped or ended, notes=notes, **facts)
         observations = self.recorder.observations(outcome)
         measured = self.recorder.histograms.take()

@@ -14,6 +14,7 @@ import torch
 from ampscope.errors import AmpscopeError, BadInput, StoreError
 from ampscope.records import AS_IS, Machine, RunSpec, State
 from ampscope.run.device import choose_device, choose_policy, describe, limit_memory
+from ampscope.run.private_files import NotPossible, PrivateFiles, wait_for_the_other
 from ampscope.run.python_end import end_python
 from ampscope.run.readings import read_beside
 from ampscope.run.script import Following, OwnFault, ScriptResult, run_script
@@ -29,10 +30,22 @@ EXIT_FAILED = 2
 _LIKELIEST_VICTIM = "1000"  # oom_score_adj(5): the kernel ends this process before any other
 
 
-def run_child(store: Path, run_id: str, spec: RunSpec) -> int:
-    """Run the script of a queued run and write what happened. Returns an exit status."""
+def run_child(store: Path, run_id: str, spec: RunSpec, private: Path | None = None) -> int:
+    """Run the script of a queued run and write what happened. Returns an exit status.
+
+    ``private``: folder for the script's own view of its files; None lets it write for real.
+    """
+    files = None
+    if private is not None:
+        try:
+            files = PrivateFiles(spec, store, private)
+        except (OSError, NotPossible) as error:
+            return _not_private(store, run_id, error)
+        store, spec = files.view.store, dataclasses.replace(spec, workload=files.view.workload)
     writer = RunWriter(store, run_id)
     writer.adopt()
+    if files is not None:
+        files.listen(run_id, lambda: wait_for_the_other(writer))
     writing = ScriptWriting(writer)
     readings = Readings()
 
@@ -52,7 +65,12 @@ def run_child(store: Path, run_id: str, spec: RunSpec) -> int:
                 device = torch.device(machine.device)
                 readings = read_beside(store, run_id, device, as_child=False)
             watchdog.start_clock()
-            following = Following(writing.write_if_due, leaves_at_once, watchdog.cancelled.is_set)
+            following = Following(
+                writing.write_if_due,
+                leaves_at_once,
+                watchdog.cancelled.is_set,
+                files.notes if files is not None else tuple,
+            )
             result = run_script(spec, machine.policy, following)
             writing.write(result.observations, result.measured, last=True)
             state, message = ending(result.outcome, spec, result.processes)
@@ -71,6 +89,13 @@ def run_child(store: Path, run_id: str, spec: RunSpec) -> int:
     except AmpscopeError:
         return EXIT_FAILED
     return 0
+
+
+def _not_private(store: Path, run_id: str, error: Exception) -> int:
+    writer = RunWriter(store, run_id)
+    writer.adopt()
+    writer.finish(State.FAILED, f"The run could not have files of its own: {error}.")
+    return EXIT_FAILED
 
 
 def hard_limit_s(spec: RunSpec) -> float:

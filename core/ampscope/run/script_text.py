@@ -27,6 +27,12 @@ def read_once(path: str) -> None:
         _texts[path] = Path(path).read_bytes()
 
 
+def also_at(path: str, other: str) -> None:
+    """The text of ``path`` is that of ``other`` too, a copy of the file."""
+    if path in _texts:
+        _texts[other] = _texts[path]
+
+
 def module_of(workload: str) -> str:
     """``package.module`` of a workload ``-m package.module``; "" of a file."""
     return workload.removeprefix("-m ").strip() if workload.startswith("-m ") else ""

@@ -1,6 +1,7 @@
 """Serves runs of a script from lines: each in a process of its own, which is ended at its limits.
 
-Lines ``RUN_ID<TAB>OUT<TAB>ERR<TAB>LIMIT_S`` come on standard input; ``RUN_ID<TAB>STATUS`` goes to
+Lines ``RUN_ID<TAB>OUT<TAB>ERR<TAB>LIMIT_S<TAB>VIEW`` come on standard input, VIEW being the folder
+of a private view of the files (ampscope.run.private_files) or empty; ``RUN_ID<TAB>STATUS`` goes to
 standard output when a run has ended: its exit status (negative for a signal), or one of the words
 ``hung``, ``flooded`` and ``nofork``. How a process is started is the caller's: ampscope.run.zygote
 forks, ampscope.frameworks.server starts another Python.
@@ -23,7 +24,7 @@ MAX_OUTPUT_BYTES = 256 * 2**20  # no training prints so much; a loop that prints
 HUNG, FLOODED, NO_FORK = "hung", "flooded", "nofork"
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
-Start = Callable[[str, Path, Path], int]
+Start = Callable[[str, Path, Path, str], int]
 
 
 @dataclass(slots=True)
@@ -39,8 +40,8 @@ class _Child:
 def serve(start: Start) -> None:
     """Until standard input ends; then what still runs is ended.
 
-    ``start(run_id, out, err)`` starts a process that leads a group of its own, and returns its
-    number; it raises OSError where the system refuses one.
+    ``start(run_id, out, err, view)`` starts a process that leads a group of its own, and returns
+    its number; it raises OSError where the system refuses one.
     """
     children: dict[int, _Child] = {}
     selector = selectors.DefaultSelector()
@@ -76,9 +77,9 @@ def answer(run_id: str, status: int | str) -> None:
 
 
 def _start(line: str, start: Start, children: dict[int, _Child]) -> None:
-    run_id, out, err, limit = line.split("\t")
+    run_id, out, err, limit, view = line.split("\t")
     try:
-        pid = start(run_id, Path(out), Path(err))
+        pid = start(run_id, Path(out), Path(err), view)
     except OSError:
         answer(run_id, NO_FORK)
         return

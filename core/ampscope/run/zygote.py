@@ -36,7 +36,7 @@ def main(store: Path, script: str) -> None:
     serve(functools.partial(_fork, store))
 
 
-def _fork(store: Path, run_id: str, out: Path, err: Path) -> int:
+def _fork(store: Path, run_id: str, out: Path, err: Path, view: str) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -50,7 +50,7 @@ def _fork(store: Path, run_id: str, out: Path, err: Path) -> int:
         settle(out, err)
         with Reader(store) as reader:
             spec = reader.run(run_id).spec
-        status = run_child(store, run_id, spec)
+        status = run_child(store, run_id, spec, Path(view) if view else None)
         sys.stdout.flush()
         sys.stderr.flush()
     finally:

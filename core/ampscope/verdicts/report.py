@@ -29,6 +29,20 @@ class Report:
     notes: tuple[str, ...] = ()
     output: str = ""
     control_symptoms: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    judged_steps: int = 0  # optimizer steps of the script as it is
+    cut_short: str = ""  # steps or time: the limit that ended it; "" when it came to its own end
+
+    @property
+    def scope(self) -> str:
+        """Of what a clean bill is one: "" of the whole script, or of its first steps."""
+        if not self.cut_short or self.undecided or self.diagnosis.findings:
+            return ""
+        steps = f"{self.judged_steps:,} of the script's steps"
+        more = "--time-limit" if self.cut_short == "time" else f"--steps {4 * self.judged_steps}"
+        return (
+            f"No fault in the first {steps}: there it trains as its fp32 control does. It was "
+            f"stopped there and may fail later; watch more of it with {more}."
+        )
 
     @property
     def undecided(self) -> str:
@@ -59,6 +73,8 @@ def report_of(
         could_not_run=unfinished,
         notes=_notes(views),
         output=output,
+        judged_steps=(outcome := views["as_is"].outcome).attempts,
+        cut_short=outcome.ended if outcome.ended in ("steps", "time") else "",
         control_symptoms={
             name: tuple(sorted(symptoms(views[name], None))) for name in CONTROLS if name in views
         },

@@ -37,7 +37,7 @@ def verdict(report: Report, as_is: RunView) -> str:
         return f"Undetermined: {'; '.join(diagnosis.symptoms)}."
     if "fp32" not in report.control_symptoms:
         return "No fault seen in the script as it is; the fp32 control has not been run."
-    return "No fault found: the script trains as its fp32 control does."
+    return report.scope or "No fault found: the script trains as its fp32 control does."
 
 
 def paragraph(report: Report, as_is: RunView) -> str:
@@ -68,6 +68,8 @@ def next_step(report: Report, as_is: RunView) -> str:
     if not diagnosis.findings:
         if diagnosis.verdict == "inconclusive" or "fp32" not in report.control_symptoms:
             return "Diagnose it again over more steps, so that the evidence grows:"
+        if report.scope:
+            return "Nothing so far. To see whether it stays so, diagnose it over more steps:"
         return "Nothing: mixed precision needs no change here."
     cured = fix_words.best(report)
     advice = fix_words.sentence(diagnosis.findings[0], cured)
