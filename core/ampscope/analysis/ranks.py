@@ -30,7 +30,8 @@ class FirstNonFinite:
 
 def is_rank(run: RunInfo) -> bool:
     """Whether the run is one of several ranks."""
-    return run.spec.kind == "watch" and run.spec.world > 1 and bool(run.spec.group)
+    kinds = ("watch", "script")  # watched by itself, or started by a script that is run
+    return run.spec.kind in kinds and run.spec.world > 1 and bool(run.spec.group)
 
 
 def grouped(runs: Iterable[RunInfo]) -> list[tuple[RunInfo, ...]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,8 +25,9 @@ from ampscope.run.controls import applied
 from ampscope.run.probe import arithmetic
 from ampscope.run.python_end import end_python
 from ampscope.run.script_cuda import CudaRequests
-from ampscope.run.script_main import Stage, stage
+from ampscope.run.script_main import Stage, stage, without_compiling
 from ampscope.run.script_processes import Processes
+from ampscope.run.script_ranks import Ranks
 from ampscope.run.script_recorder import ScriptRecorder
 from ampscope.run.script_text import execute, folder_of
 
@@ -66,16 +68,30 @@ class Following:
     notes: Callable[[], tuple[str, ...]] = tuple  # on the run's files
 
 
-def run_script(spec: RunSpec, policy: str, following: Following) -> ScriptResult:
-    """Run ``spec.workload`` (a file, or ``-m package.module``) under ``spec.control``."""
-    return _Run(spec, policy, following).run()
+def run_script(
+    spec: RunSpec, policy: str, following: Following, ranks: Ranks | None = None
+) -> ScriptResult:
+    """Run ``spec.workload`` (a file, or ``-m package.module``) under ``spec.control``; ``ranks``
+    follow the processes that it starts."""
+    return _Run(spec, policy, following, ranks).run()
+
+
+def run_action(spec: RunSpec, policy: str, following: Following, action: Callable[[], Any]) -> Any:
+    """Call ``action``, which a script of ``spec`` does in a process of its own, under its control.
+
+    Returns and raises what it does; at a limit of the run the process ends with status 0.
+    """
+    return _Run(spec, policy, following, None).act(action)
 
 
 class _Run:
     """One run of one script."""
 
-    def __init__(self, spec: RunSpec, policy: str, following: Following) -> None:
+    def __init__(
+        self, spec: RunSpec, policy: str, following: Following, ranks: Ranks | None
+    ) -> None:
         self.spec = spec
+        self.ranks = ranks
         self.policy = policy
         self.following = following
         self.folder = folder_of(spec.workload)
@@ -103,13 +119,36 @@ class _Run:
                 return self._end(self._failed(error))
             return self._end(self._result("returned"))
 
+    def act(self, action: Callable[[], Any]) -> Any:
+        """The same for what a child of the script's does."""
+        with self._everything(staged=False):
+            try:
+                returned = action()
+            except SystemExit as leaving:
+                code = 0 if isinstance(leaving, _Enough) else script_errors.exit_code(leaving)
+                ended = "returned" if isinstance(leaving, _Enough) else "exit"
+                self.following.on_exit(self._result(ended, exit_code=code))
+                if isinstance(leaving, _Enough):
+                    sys.exit(0)
+                raise
+            except BaseException as error:
+                self.following.on_exit(self._failed(error, tell=False))
+                raise
+            self.following.on_exit(self._result("returned"))
+            return returned
+
     @contextlib.contextmanager
-    def _everything(self) -> Iterator[None]:
+    def _everything(self, *, staged: bool = True) -> Iterator[None]:
         """The script's surroundings and all instruments; all taken back on exit."""
         with contextlib.ExitStack() as stack:
-            self.stage = stack.enter_context(stage(self.spec.workload, self.spec.args))
+            if staged:
+                self.stage = stack.enter_context(stage(self.spec.workload, self.spec.args))
+            else:
+                self.stage = stack.enter_context(without_compiling())
             stack.enter_context(self._watched_exit())
             stack.enter_context(self.processes.watching())
+            if self.ranks is not None:
+                stack.enter_context(self.ranks.watching())
             stack.enter_context(self.cuda.watching())
             self.missing = stack.enter_context(applied(self.spec.control, self.folder))
             stack.enter_context(arithmetic(self.policy))
@@ -150,7 +189,7 @@ class _Run:
         if self.stopped:
             raise _Enough
 
-    def _failed(self, error: BaseException) -> ScriptResult:
+    def _failed(self, error: BaseException, *, tell: bool = True) -> ScriptResult:
         self.recorder.switch_off()  # formatting the error runs the script's own code
         if where := script_errors.own_fault(error, self.recorder.lines):
             raise OwnFault(f"{type(error).__name__} at {where}: {error}") from error
@@ -168,7 +207,8 @@ class _Run:
             error_in_function=function,
             error_module=module,
         )
-        script_errors.report(error)
+        if tell:
+            script_errors.report(error)
         return result
 
     def _result(self, ended: str, text: str = "", **facts: Any) -> ScriptResult:

@@ -7,11 +7,13 @@ import dataclasses
 import os
 import signal
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from ampscope.errors import AmpscopeError, BadInput, StoreError
+from ampscope.observations import Observation, Outcome
 from ampscope.records import AS_IS, Machine, RunSpec, State
 from ampscope.run.device import choose_device, choose_policy, describe, limit_memory
 from ampscope.run.private_files import NotPossible, PrivateFiles, wait_for_the_other
@@ -19,6 +21,7 @@ from ampscope.run.python_end import end_python
 from ampscope.run.readings import read_beside
 from ampscope.run.script import Following, OwnFault, ScriptResult, run_script
 from ampscope.run.script_ending import ending, passed_limit
+from ampscope.run.script_ranks import Ranks, of_first_rank
 from ampscope.run.script_writing import ScriptWriting
 from ampscope.run.watchdog import Watchdog
 from ampscope.store.writer import RunWriter
@@ -50,10 +53,11 @@ def run_child(store: Path, run_id: str, spec: RunSpec, private: Path | None = No
     readings = Readings()
 
     def leaves_at_once(result: ScriptResult) -> None:
-        writing.write(result.observations, result.measured, last=True)
+        observations = of_first_rank(store, run_id, result.observations) or result.observations
+        writing.write(observations, result.measured, last=True)
         readings.stop()
         if result.outcome.ended != "killed":  # the watchdog has said why it ends the process
-            writer.finish(*ending(result.outcome, spec, result.processes))
+            writer.finish(*ending(outcome_of(observations), spec, result.processes))
 
     state, message, details = State.FINISHED, "", ""
     try:
@@ -71,9 +75,11 @@ def run_child(store: Path, run_id: str, spec: RunSpec, private: Path | None = No
                 watchdog.cancelled.is_set,
                 files.notes if files is not None else tuple,
             )
-            result = run_script(spec, machine.policy, following)
-            writing.write(result.observations, result.measured, last=True)
-            state, message = ending(result.outcome, spec, result.processes)
+            ranks = Ranks(store, run_id, spec, machine.policy)
+            result = run_script(spec, machine.policy, following, ranks)
+            observations = of_first_rank(store, run_id, result.observations) or result.observations
+            writing.write(observations, result.measured, last=True)
+            state, message = ending(outcome_of(observations), spec, result.processes)
             details = result.traceback
             message = f"{message} {readings.stop()}".strip()
             end_python()
@@ -89,6 +95,13 @@ def run_child(store: Path, run_id: str, spec: RunSpec, private: Path | None = No
     except AmpscopeError:
         return EXIT_FAILED
     return 0
+
+
+def outcome_of(observations: Sequence[Observation]) -> Outcome:
+    """The last of a run's observations."""
+    last = observations[-1]
+    assert isinstance(last, Outcome)
+    return last
 
 
 def _not_private(store: Path, run_id: str, error: Exception) -> int:

@@ -7,7 +7,7 @@ import functools
 import inspect
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,11 @@ class Stage:
     """What the script did with its surroundings."""
 
     compiles: bool = False  # it called torch.compile, or a library that it uses did
+
+
+def arguments(workload: str, args: Sequence[str]) -> list[str]:
+    """``sys.argv`` of a script."""
+    return [module_of(workload) or workload, *args]
 
 
 @contextlib.contextmanager
@@ -50,7 +55,7 @@ def stage(workload: str, args: tuple[str, ...]) -> Iterator[Stage]:
     torch.manual_seed(SEED)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(SEED)
-    sys.argv = [module_of(workload) or workload, *args]
+    sys.argv = arguments(workload, args)
     if not sys.flags.safe_path:
         sys.path[0] = folder_of(workload)  # in place of what this process was started with
     try:
@@ -59,6 +64,22 @@ def stage(workload: str, args: tuple[str, ...]) -> Iterator[Stage]:
         patches.undo()
         eager.__exit__(None, None, None)
         sys.argv, sys.path[:], sys.modules["__main__"] = before
+
+
+@contextlib.contextmanager
+def without_compiling() -> Iterator[Stage]:
+    """For a child of a script, which finds its surroundings as the script has made them: only
+    ``torch.compile`` gives back the module as it is."""
+    found = Stage()
+    disabled = torch._dynamo.config.disable
+    patches = Patches()
+    patches.replace(torch, "compile", lambda original: _noted(original, found))
+    torch._dynamo.config.disable = True
+    try:
+        yield found
+    finally:
+        patches.undo()
+        torch._dynamo.config.disable = disabled
 
 
 def _noted(original: Any, found: Stage) -> Any:

@@ -14,10 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ampscope.capture.script.patches import Patches
-
-# What a started process runs that trains nothing: workers of a DataLoader, and the servers that
-# multiprocessing starts for its own queues and shared values.
-_HELPERS = ("torch.utils.data.", "multiprocessing.")
+from ampscope.run.script_ranks import is_helper
 
 
 class Processes:
@@ -53,7 +50,7 @@ class Processes:
     def _counted(self, original: Any) -> Any:
         @functools.wraps(original)
         def start(process: Any) -> None:
-            self.started += not _is_helper(process)
+            self.started += not is_helper(process)
             self._counting, before = False, self._counting
             try:
                 original(process)
@@ -61,14 +58,6 @@ class Processes:
                 self._counting = before
 
         return start
-
-
-def _is_helper(process: Any) -> bool:
-    target = getattr(process, "_target", None)
-    owner = getattr(target, "__module__", None) or type(process).__module__
-    return (
-        owner.startswith(_HELPERS) and type(process).run is multiprocessing.process.BaseProcess.run
-    )
 
 
 _current: list[Processes] = []

@@ -1,0 +1,286 @@
+"""Training in processes that a script starts: each is followed, and recorded as a rank of its own.
+
+PyTorch's own examples train in children: ``torch.multiprocessing.spawn``, ``mp.Process``, and the
+launchers ``torchrun`` and ``accelerate launch``, also with one process. A child that makes an
+optimizer step registers a run of its own, in a group of the launching run's. When the launching run
+has made no step itself, it takes over what its first rank recorded (:func:`of_first_rank`).
+
+How a child comes under the watch depends on how it is started: the target of a ``Process`` is
+wrapped; a command that starts this Python on a script of the user's becomes
+
+    python -m ampscope.run.script_ranks --store FILE --run LAUNCHER --index 0 -- train.py ARGS…
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import dataclasses
+import functools
+import multiprocessing.process
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ampscope.capture.script.patches import Patches
+from ampscope.capture.script.source_lines import SourceLines
+from ampscope.observations import Observation, Outcome
+from ampscope.records import RunInfo, RunSpec, State
+from ampscope.store.reader import Reader
+
+if TYPE_CHECKING:
+    from ampscope.run.script import ScriptResult
+    from ampscope.run.script_recorder import ScriptRecorder
+    from ampscope.store.writer import RunWriter
+
+# What a started process runs that trains nothing: workers of a DataLoader, and the servers that
+# multiprocessing starts for its own queues and shared values.
+_HELPERS = ("torch.utils.data.", "multiprocessing.", "concurrent.")
+_LAUNCHED = ("RANK", "LOCAL_RANK", "ACCELERATE_MIXED_PRECISION")  # in the environment of a rank
+_ALONE = ("-u", "-O", "-OO", "-B", "-E", "-s", "-S", "-I", "-P")  # Python's options without a value
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What a followed child must know of the run that starts it."""
+
+    store: str
+    run_id: str
+    policy: str
+    workload: str
+    index: int  # in the order in which children were started
+    world: int
+
+
+class Ranks:
+    """Follows the processes that a script starts while :meth:`watching`."""
+
+    def __init__(self, store: Path, run_id: str, spec: RunSpec, policy: str) -> None:
+        self._ticket = Ticket(str(store.absolute()), run_id, policy, spec.workload, 0, 1)
+        self._lines = SourceLines(str(Path(spec.workload).resolve().parent))
+        self._owner = os.getpid()
+        self._count = 0
+        self._world = 1
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Wrap what starts processes."""
+        patches = Patches()
+        patches.replace(multiprocessing.process.BaseProcess, "start", self._process)
+        patches.replace(subprocess.Popen, "__init__", self._command)
+        spawning = sys.modules.get("torch.multiprocessing.spawn")
+        if spawning is not None:
+            patches.replace(spawning, "start_processes", self._several)
+        try:
+            yield
+        finally:
+            patches.undo()
+
+    def _next(self) -> Ticket:
+        ticket = dataclasses.replace(self._ticket, index=self._count, world=self._world)
+        self._count += 1
+        return ticket
+
+    def _several(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def start_processes(fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **kw: Any) -> Any:
+            before, self._world = self._world, nprocs
+            try:
+                return original(fn, args, nprocs, *more, **kw)
+            finally:
+                self._world = before
+
+        return start_processes
+
+    def _process(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def start(process: Any) -> None:
+            target = getattr(process, "_target", None)
+            if os.getpid() != self._owner or target is None or is_helper(process):
+                original(process)
+                return
+            process._target = _Followed(target, self._next())
+            try:
+                original(process)
+            finally:
+                process._target = target
+
+        return start
+
+    def _command(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def init(popen: Any, args: Any, *more: Any, **kwargs: Any) -> None:
+            if os.getpid() == self._owner and isinstance(args, list | tuple):
+                args = self._followed(list(map(os.fspath, args)), kwargs) or args
+            original(popen, args, *more, **kwargs)
+
+        return init
+
+    def _followed(self, command: list[Any], kwargs: dict[str, Any]) -> list[str] | None:
+        """The command that starts the same under the watch; None for any other program."""
+        if not command or not all(isinstance(part, str) for part in command):
+            return None
+        if kwargs.get("shell") or kwargs.get("executable") or not _is_this_python(command[0]):
+            return None
+        place = 1
+        while place < len(command) and command[place] in _ALONE:
+            place += 1
+        rest = command[place:]
+        environment = kwargs.get("env") or os.environ
+        launched = any(name in environment for name in _LAUNCHED)
+        if not rest or not (self._is_script(rest[0]) or (launched and rest[0] == "-m")):
+            return None
+        if rest[0] == "-m" and (len(rest) < 2 or rest[1].startswith("ampscope")):
+            return None
+        ticket = self._next()
+        return [
+            *command[:place], "-m", __name__, "--store", ticket.store, "--run", ticket.run_id,
+            "--policy", ticket.policy, "--index", str(ticket.index), "--", *rest,
+        ]  # fmt: skip
+
+    def _is_script(self, path: str) -> bool:
+        if not path.endswith(".py") or not os.path.isfile(path):
+            return False
+        return self._lines.is_user(compile("", os.path.abspath(path), "exec"))
+
+
+def is_helper(process: Any) -> bool:
+    """Whether a ``Process`` is one that a library starts for itself."""
+    target = getattr(process, "_target", None)
+    owner = getattr(target, "__module__", None) or type(process).__module__
+    runs_target = type(process).run is multiprocessing.process.BaseProcess.run
+    return owner.startswith(_HELPERS) and runs_target
+
+
+def group_of(run_id: str) -> str:
+    """The group of the ranks that a run has started."""
+    return f"{run_id}-ranks"
+
+
+def of_first_rank(store: Path, run_id: str, own: Sequence[Observation]) -> list[Observation] | None:
+    """What the first rank of the run recorded, closed with how the run itself ended; None where no
+    rank has trained, or the run has made optimizer steps of its own."""
+    outcome = own[-1]
+    if not isinstance(outcome, Outcome) or outcome.attempts:
+        return None
+    with Reader(store) as reader:
+        ranks = sorted(reader.group(group_of(run_id)), key=lambda r: (r.spec.rank, r.created))
+        found = list(reader.observations(ranks[0].id)) if ranks else []
+    if not found or not isinstance(found[-1], Outcome):
+        return None
+    rank = found[-1]
+    told = f"Judged by rank {ranks[0].spec.rank} of {_count(ranks)}, in a process of its own."
+    joined = dataclasses.replace(rank, notes=(*rank.notes, *outcome.notes, told))
+    if rank.ended == "returned" and outcome.ended in ("exit", "exception"):
+        joined = dataclasses.replace(joined, ended="exit", exit_code=outcome.exit_code)
+    return [*found[:-1], joined]
+
+
+def _count(ranks: Sequence[RunInfo]) -> int:
+    return max(len({r.spec.rank for r in ranks}), *(r.spec.world for r in ranks))
+
+
+class _Followed:
+    """A process's target under the watch. It is pickled where the process is spawned."""
+
+    def __init__(self, target: Callable[..., Any], ticket: Ticket) -> None:
+        self._target = target
+        self._ticket = ticket
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return follow(self._ticket, lambda: self._target(*args, **kwargs))
+
+
+class _Record:
+    """The run of one rank; it is registered with the first optimizer step."""
+
+    def __init__(self, ticket: Ticket, spec: RunSpec, machine: Any) -> None:
+        self._store = Path(ticket.store)
+        self._machine = machine
+        rank = int(os.environ.get("RANK", ticket.index))
+        world = int(os.environ.get("WORLD_SIZE", ticket.world))
+        self._spec = dataclasses.replace(
+            spec, rank=rank, world=world, parent=ticket.run_id, group=group_of(ticket.run_id)
+        )
+        self._writer: RunWriter | None = None
+        self._writing: Any = None
+
+    def step(self, recorder: ScriptRecorder) -> None:
+        """An optimizer step was attempted."""
+        self._open()
+        self._writing.write_if_due(recorder)
+
+    def close(self, result: ScriptResult) -> None:
+        """The process has ended, or its target has."""
+        outcome = result.outcome
+        trains = outcome.attempts or outcome.backwards or outcome.forwards
+        if self._writer is None and not trains:
+            return
+        self._open()
+        self._writing.write(result.observations, result.measured, last=True)
+        assert self._writer is not None
+        self._writer.finish(State.FINISHED, "", result.traceback)
+        self._writer.close()
+
+    def _open(self) -> None:
+        if self._writer is not None:
+            return
+        from ampscope.run.script_writing import ScriptWriting
+        from ampscope.store.writer import RunWriter
+
+        self._writer = RunWriter.create(self._store, self._spec)
+        self._writer.start(self._machine)
+        self._writing = ScriptWriting(self._writer)
+
+
+def follow(ticket: Ticket, action: Callable[[], Any]) -> Any:
+    """Call ``action`` under the watch and the launching run's control; returns what it returns, and
+    raises what it raises. At a limit of the run the process ends with status 0."""
+    from ampscope.run.script import Following, run_action
+
+    with contextlib.suppress(OSError, AttributeError):  # ends with the process that launched it
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    with Reader(Path(ticket.store)) as reader:
+        launcher = reader.run(ticket.run_id)
+    spec = dataclasses.replace(launcher.spec, workload=ticket.workload)
+    record = _Record(ticket, spec, launcher.machine)
+    return run_action(spec, ticket.policy, Following(record.step, record.close), action)
+
+
+def main() -> None:
+    """Run a script that a launcher starts."""
+    from ampscope.run.script_main import arguments
+    from ampscope.run.script_text import execute, folder_of
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--store", required=True)
+    parser.add_argument("--run", required=True)
+    parser.add_argument("--policy", required=True)
+    parser.add_argument("--index", type=int, required=True)
+    split = sys.argv.index("--")
+    found, rest = parser.parse_args(sys.argv[1:split]), sys.argv[split + 1 :]
+    if rest[0] == "-m":
+        workload, args = f"-m {rest[1]}", rest[2:]
+    else:
+        workload, args = os.path.abspath(rest[0]), rest[1:]
+    sys.argv = arguments(workload, args)
+    sys.path[0] = folder_of(workload)
+    ticket = Ticket(found.store, found.run, found.policy, workload, found.index, 1)
+    follow(ticket, lambda: execute(workload))
+
+
+def _is_this_python(command: str) -> bool:
+    if command == sys.executable:
+        return True
+    return os.path.isabs(command) and os.path.realpath(command) == os.path.realpath(sys.executable)
+
+
+if __name__ == "__main__":
+    main()
