@@ -208,3 +208,26 @@ def test_a_fix_that_is_none_is_refused_at_once(fix: str, says: str, tmp_path: Pa
     assert result.exit_code == 2
     assert says in result.output
     assert not store.exists()
+
+
+def test_a_script_that_is_stopped_early_is_judged_by_its_first_steps(tmp_path: Path) -> None:
+    """What was not watched may fail later, and the verdict says so."""
+    script = write_script(tmp_path, "long.py", HEALTHY.replace("range(6)", "range(60)"))
+    out = tmp_path / "out.json"
+    done = ampscope("diagnose", "--store", tmp_path / "r.db", "--steps", 12, "--json", out, script)
+    document = checked(out.read_text())
+    assert (document["verdict"], done.returncode) == ("no_fault", 0), done.stderr
+    assert document["scope"]["steps"] == 12
+    assert document["scope"]["stopped_by"] == "steps"
+    said = " ".join(done.stdout.replace("\u2502", " ").split())
+    assert "No fault in the first 12 of the script's steps" in said
+    assert "--steps 48" in said
+    assert "No fault found" not in said
+
+
+def test_a_script_that_ends_by_itself_is_judged_as_a_whole(tmp_path: Path) -> None:
+    script = write_script(tmp_path, "short.py", HEALTHY)
+    out = tmp_path / "out.json"
+    ampscope("diagnose", "--store", tmp_path / "r.db", "--json", out, script)
+    scope = checked(out.read_text())["scope"]
+    assert scope == {"steps": 6, "whole_script": True, "stopped_by": None, "sentence": ""}

@@ -12,6 +12,7 @@ from ampscope.experiments.diagnosis import run_diagnosis
 from ampscope.experiments.script_runs import ScriptRuns
 from ampscope.observations import Outcome
 from ampscope.records import State
+from ampscope.run.private_files import FORCED, MIRROR
 from ampscope.run.script_ranks import group_of
 from ampscope.store.reader import Reader
 from ampscope.verdicts.report import Report
@@ -164,3 +165,18 @@ def test_other_programs_are_started_as_they_are(tmp_path: Path) -> None:
     report = diagnosed(written(tmp_path, text, 1.0), tmp_path / "runs.db")
     assert (report.diagnosis.verdict, report.undecided) == ("no_fault", "")
     assert sys.executable
+
+
+@pytest.mark.thorough
+def test_a_spawned_process_writes_into_the_mirror(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FORCED, MIRROR)
+    monkeypatch.chdir(tmp_path)
+    text = SPAWN.replace("RANKS", "1").replace(
+        "    torch.manual_seed(0)\n",
+        f"    torch.manual_seed(0)\n    open('{tmp_path}/made.txt', 'w').write('x')\n",
+    )
+    report = diagnosed(written(tmp_path, text, 1.0), tmp_path / "runs.db")
+    assert (report.diagnosis.verdict, report.undecided) == ("no_fault", "")
+    assert not (tmp_path / "made.txt").exists()

@@ -22,6 +22,7 @@ import contextlib
 import ctypes
 import fcntl
 import functools
+import json
 import os
 import re
 import shutil
@@ -335,7 +336,7 @@ _CHANGES = {  # audit event -> which of its arguments are paths that change
 
 def _mirrored(roots: list[str], workload: str, store: Path, folder: Path) -> View:
     base = folder.absolute() / "files"
-    mirror = Mirror(str(base), tuple(roots))
+    mirror = Mirror(str(base), tuple(roots), str(store.absolute()))
     for root in roots:
         mirror.copy(root)
     cwd = os.getcwd()
@@ -345,10 +346,22 @@ def _mirrored(roots: list[str], workload: str, store: Path, folder: Path) -> Vie
         workload = mirror.lead(str(Path(workload).absolute()))
     global _mirror
     _mirror = mirror
+    os.environ[_OF_PARENT] = json.dumps([mirror.base, roots, mirror.store])
     return View(MIRROR, tuple(roots), store, workload, folder)
 
 
+_OF_PARENT = "AMPSCOPE_MIRROR"  # base and roots, for the Python processes that a script starts
 _mirror: Mirror | None = None
+
+
+def rejoin() -> None:
+    """Lead the paths of this process to the mirror of the one that has started it, if it has one;
+    an overlay is inherited, and so is what was replaced before a fork."""
+    global _mirror
+    if _mirror is None and _OF_PARENT in os.environ:
+        base, roots, store = json.loads(os.environ[_OF_PARENT])
+        _mirror = Mirror(base, tuple(roots), store)
+        _mirror.install()
 
 
 def led(path: Any, *, writes: bool = False) -> Any:
@@ -364,8 +377,9 @@ def led(path: Any, *, writes: bool = False) -> Any:
 class Mirror:
     """A copy of ``roots`` below ``base``, at the same paths, made in full where it is written."""
 
-    def __init__(self, base: str, roots: tuple[str, ...]) -> None:
+    def __init__(self, base: str, roots: tuple[str, ...], store: str) -> None:
         self.base = base
+        self.store = store  # ampscope's own file is no file of the script's, wherever it lies
         self.roots = roots
         self.linked: dict[str, tuple[int, int]] = {}  # file of the user's -> (size, mtime in ns)
 
@@ -380,6 +394,8 @@ class Mirror:
         except TypeError:
             return path
         full = os.path.normpath(os.path.join(_getcwd(), text))
+        if full.startswith(self.store):  # with -wal and -shm behind it too
+            return path
         if _below(full, (self.base,)):
             real = full[len(self.base) :] or "/"
             return path if _below(real, self.roots) else _as(path, real)
@@ -570,7 +586,8 @@ class Shared:
         self._is_held = False
         self._busy = False
         self._announced: list[str] = []  # made by tempfile: names that no other run has
-        self._own = [str(view.folder), str(view.store), str(view.store.parent)]
+        self._own = [str(view.folder)]
+        self._own += [f"{view.store}{end}" for end in ("", "-wal", "-shm", "-journal")]
         self._exempt = _exempt()
         self._pid = os.getpid()
 

@@ -32,6 +32,7 @@ from ampscope.capture.script.patches import Patches
 from ampscope.capture.script.source_lines import SourceLines
 from ampscope.observations import Observation, Outcome
 from ampscope.records import RunInfo, RunSpec, State
+from ampscope.run.private_files import rejoin
 from ampscope.store.reader import Reader
 
 if TYPE_CHECKING:
@@ -245,6 +246,7 @@ def follow(ticket: Ticket, action: Callable[[], Any]) -> Any:
     raises what it raises. At a limit of the run the process ends with status 0."""
     from ampscope.run.script import Following, run_action
 
+    rejoin()
     with contextlib.suppress(OSError, AttributeError):  # ends with the process that launched it
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     with Reader(Path(ticket.store)) as reader:
