@@ -74,7 +74,7 @@ CASES = (
     failed("killed", STEPS + "import os; os.kill(os.getpid(), 9)", "was killed (SIGKILL)"),
     failed("terminated", STEPS + "import os; os.kill(os.getpid(), 15)", "was ended by SIGTERM"),
     failed("crashes", STEPS + "import ctypes; ctypes.string_at(0)", "in native code (SIGSEGV)"),
-    # What multiprocessing starts is followed (test_script_ranks); a fork by the script itself is not.
+    # What multiprocessing starts is followed (test_script_ranks); a fork by the script is not.
     failed("forks", "import os, base\npid = os.fork()\nif not pid:\n  base.step(); os._exit(0)\n"
            "os.waitpid(pid, 0)",
            "started 1 other: training in a child process is not watched", "returned", attempts=0,
