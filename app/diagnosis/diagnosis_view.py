@@ -26,6 +26,8 @@ METRIC_LENGTH = 18
 def verdict(case: Case, report: Report, as_is: RunView) -> bool:
     """The answer, a paragraph, and what to do now. False when there was nothing to judge."""
     layout.sentence(words.verdict(report, as_is))
+    if headline := words.headline(report):
+        layout.see(headline)
     layout.see(words.paragraph(report, as_is))
     problem = words.could_not_run(report, as_is)
     findings = report.diagnosis.findings
@@ -35,8 +37,8 @@ def verdict(case: Case, report: Report, as_is: RunView) -> bool:
     st.markdown(f"**What to do.** {escape(next_step)}")
     if problem or not findings:
         if next_step.endswith(":") and not case.head.spec.imported:
-            extra = "" if problem else " --steps 1000"
-            st.code(diagnosis_page.command(case.head, extra), language="bash")
+            command = diagnosis_page.command(case.head, words.options(report, as_is))
+            st.code(command, language="bash")
     else:
         layout.key_figures(_figures(report, findings[0]))
     _error(case, as_is)

@@ -160,7 +160,12 @@ class BadOp:
 
 @dataclass(frozen=True, slots=True)
 class OpUse:
-    """A fact about how an op was used that a rule may want, once per op and line."""
+    """A fact about how an op was used that a rule may want, once per op and line.
+
+    Requests for half precision that may have come to nothing are of this kind too, with ``op`` for
+    what was asked: cuda_missing (autocast or GradScaler on CUDA), cuda_asked (whether there is a
+    CUDA device), nullcontext, trainer_fp16 (of Accelerate, on a CPU).
+    """
 
     name: str  # "binary_cross_entropy under autocast", "custom Function without custom_fwd" …
     op: str
@@ -200,6 +205,11 @@ class Outcome:
     eval_module: str = ""
     eval_taint: int = -1  # the bad op that the evaluation's non-finite output descends from
     traced_ops: int = 0
+    # FLOPs of matmuls, convolutions and attention by dtype, forward and backward, most first; and
+    # the other ops on half-precision numbers. Optimizers' own ops count in neither.
+    flop_dtypes: tuple[str, ...] = ()
+    flop_counts: tuple[int, ...] = ()
+    half_ops: int = 0
     framework: str = "torch"  # torch | keras | paddle
     peak_bytes: int = 0  # CUDA memory at its highest, on a CPU the process's; 0 unknown
 

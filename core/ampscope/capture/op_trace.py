@@ -52,8 +52,7 @@ class OpTrace:
         self._mode = _Intercept(self.record, executes)
         self._counts: dict[_Key, int] = {}
         self._ops: dict[int, Any] = {}  # by id, which is faster than their own hash; kept alive
-        self._formulas: dict[int, Callable[..., int] | None] = {}
-        self._flops: dict[tuple[object, ...], int] = {}
+        self._flops = Flops()
         self._known: dict[frozenset[tuple[_Key, int]], int] = {}
 
     def __enter__(self) -> OpTrace:
@@ -96,21 +95,9 @@ class OpTrace:
         number = id(func)
         if number not in self._ops:
             self._ops[number] = func
-            self._formulas[number] = _formula(func)
-        formula = self._formulas[number]
-        flops = 0 if formula is None else self._flops_of(number, formula, args, kwargs, out)
+        flops = self._flops.of(func, args, kwargs, out)
         key = (number, self.place.now(), _dtypes(args, kwargs), _dtypes((out,), None), flops)
         self._counts[key] = self._counts.get(key, 0) + 1
-
-    def _flops_of(
-        self, number: int, formula: Callable[..., int], args: Sequence[Any], kwargs: Any, out: Any
-    ) -> int:
-        """torch's formulas take 15 us; the shapes that they depend on repeat every step."""
-        key = (number, *map(_shape, args), *map(_shape, (kwargs or {}).values()))
-        flops = self._flops.get(key)
-        if flops is None:
-            flops = self._flops[key] = int(formula(*args, **(kwargs or {}), out_val=out))
-        return flops
 
     def _records(self) -> list[OpRecord]:
         merged: dict[tuple[int, str, str, str, str, bool], tuple[int, int]] = {}
@@ -126,6 +113,35 @@ class OpTrace:
             OpRecord(*key[:5], count=calls, flops=total, is_cast=key[5])
             for key, (calls, total) in sorted(merged.items())
         ]
+
+
+class Flops:
+    """FLOPs of single calls. torch's formulas take 15 us; the shapes that they depend on repeat
+    every step."""
+
+    def __init__(self) -> None:
+        self._formulas: dict[int, Callable[..., int] | None] = {}
+        self._kept: list[Any] = []  # an id is unique only while its op lives
+        self._known: dict[tuple[object, ...], int] = {}
+
+    def of(self, func: Any, args: Sequence[Any], kwargs: Any, out: Any) -> int:
+        """0 for an op without a formula: only matmuls, convolutions and attention have one."""
+        number = id(func)
+        if number not in self._formulas:
+            self._formulas[number] = _formula(func)
+            self._kept.append(func)
+        formula = self._formulas[number]
+        if formula is None:
+            return 0
+        key = (number, *map(_shape, args), *map(_shape, (kwargs or {}).values()))
+        flops = self._known.get(key)
+        if flops is None:
+            try:
+                flops = int(formula(*args, **(kwargs or {}), out_val=out))
+            except Exception:  # a form of the op that torch's formula does not know
+                flops = 0
+            self._known[key] = flops
+        return flops
 
 
 class _Intercept(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own hook is untyped

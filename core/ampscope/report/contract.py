@@ -9,6 +9,7 @@ from typing import Any
 from ampscope.diagnose import Finding
 from ampscope.records import RunInfo
 from ampscope.report import fix_words
+from ampscope.report.words import precision
 from ampscope.rules.verdict import Measurement
 from ampscope.verdicts.report import Report
 from ampscope.verdicts.trials import Trial
@@ -35,6 +36,7 @@ def document(report: Report) -> dict[str, Any]:
             "stopped_by": report.cut_short or None,
             "sentence": report.scope,
         },
+        "precision": _precision(report),
         "policy": diagnosis.policy,
         "elapsed_s": round(report.elapsed_s, 2),
         "findings": [_finding(f, report, first=n == 0) for n, f in enumerate(diagnosis.findings)],
@@ -78,6 +80,23 @@ def _finding(finding: Finding, report: Report, *, first: bool) -> dict[str, Any]
         "evidence": [_measurement(m, runs) for m in verdict.evidence],
         "fix": fix,
         "consequences": [_finding(c, report, first=False) for c in finding.consequences],
+    }
+
+
+def _precision(report: Report) -> dict[str, Any] | None:
+    """What ran in which precision; None of a script that never ran. ``half_share`` is null where no
+    FLOPs were recorded."""
+    use = report.precision
+    if use is None or not use.steps:
+        return None
+    return {
+        "headline": precision.headline(use),
+        "flops": dict(use.flops),
+        "half_share": use.half_share,
+        "half_used": not use.no_half if use.is_recorded else None,
+        "why_no_half": precision.why_none(use) if use.no_half else "",
+        "judged_steps": use.steps,
+        "compared_steps": use.compared,
     }
 
 

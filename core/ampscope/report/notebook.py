@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ampscope.records import RunInfo
-from ampscope.report.document import Document
+from ampscope.report.document import Document, Paragraph
 from ampscope.report.markdown import escaped
 
 _OPEN = """\
@@ -113,8 +113,13 @@ def to_notebook(document: Document, infos: Sequence[RunInfo], source: Path) -> s
 
 
 def _head(document: Document) -> str:
-    parts = [f"# {escaped(part.title)}\n\n{escaped(part.subject)}" for part in document.parts]
-    return "\n\n".join([*parts, escaped(document.made)])
+    texts: list[str] = []
+    for part in document.parts:
+        texts += [f"# {escaped(part.title)}", escaped(part.subject)]
+        first = part.sections[0] if part.sections else None
+        if first is not None and first.title == "Verdict":
+            texts += [escaped(b.text) for b in first.blocks if isinstance(b, Paragraph)]
+    return "\n\n".join([*texts, escaped(document.made)])
 
 
 def _words(text: str) -> dict[str, object]:

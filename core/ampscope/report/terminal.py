@@ -17,7 +17,9 @@ from ampscope.causes import CAUSES
 from ampscope.diagnose import Finding
 from ampscope.report import fix_words
 from ampscope.report.plain import CODE_LENGTH, line, visible
+from ampscope.report.words import precision
 from ampscope.report.words.run import rules_in_full
+from ampscope.report.words.verdict import no_fault
 from ampscope.rules.verdict import Measurement
 from ampscope.verdicts.report import Report
 
@@ -28,6 +30,8 @@ def print_report(report: Report, console: Console) -> None:
         console.print(_said(f"Could not diagnose: {report.could_not_run}", style="bold"))
         return
     diagnosis = report.diagnosis
+    if report.precision is not None and (said := precision.headline(report.precision)):
+        console.print(_said(said, style="bold"))
     if not diagnosis.findings:
         console.print(_no_finding(report))
     for number, finding in enumerate(diagnosis.findings):
@@ -48,7 +52,7 @@ def print_report(report: Report, console: Console) -> None:
 
 def _no_finding(report: Report) -> RenderableType:
     if report.diagnosis.verdict == "no_fault":
-        text = report.scope or "No fault found. The script trains as its fp32 control does."
+        text = no_fault(report)
     else:
         text = report.undecided
     return Panel(_said(text), title="Verdict", title_align="left")

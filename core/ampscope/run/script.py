@@ -98,7 +98,7 @@ class _Run:
         name_files_from(self.folder)
         self.recorder = ScriptRecorder(self.folder, spec.cadence, self._attempt)
         self.processes = Processes(self.recorder.switch_off)
-        self.cuda = CudaRequests(self.recorder.lines, redirect=policy == "rehearsal")
+        self.cuda = CudaRequests(self.recorder.lines, policy == "rehearsal", self.recorder.requests)
         started = time.monotonic()
         self.deadline = started + spec.time_limit_s
         self.grace = started + spec.grace_s
@@ -217,7 +217,8 @@ class _Run:
         never = ", ".join(sorted(set().union(*self.missing)))
         unmet = f"Nothing ran at {never}: what was asked for there was not done." if never else ""
         fixed = fixed_sentence(self.recorder.watch.uses.records())
-        notes = tuple(note for note in (self.cuda.note(), compiled, unmet, fixed) if note)
+        asked = self.cuda.note(ran_half=self.recorder.precision.ran_half)
+        notes = tuple(note for note in (asked, compiled, unmet, fixed) if note)
         notes += self.following.notes()
         outcome = self.recorder.outcome(self.stopped or ended, notes=notes, **facts)
         observations = self.recorder.observations(outcome)

@@ -17,6 +17,7 @@ import torch
 
 from ampscope.capture.script.patches import Patches
 from ampscope.capture.script.source_lines import SourceLines, line_name
+from ampscope.run.half_requests import HalfRequests
 
 Wrap = Callable[[Any], Any]
 
@@ -24,8 +25,9 @@ Wrap = Callable[[Any], Any]
 class CudaRequests:
     """What was asked of CUDA, and where first."""
 
-    def __init__(self, lines: SourceLines, redirect: bool) -> None:
+    def __init__(self, lines: SourceLines, redirect: bool, requests: HalfRequests) -> None:
         self.redirect = redirect
+        self._requests = requests
         self._lines = lines
         self._asked: dict[str, str] = {}  # "autocast" -> "train.py:12"
 
@@ -51,8 +53,9 @@ class CudaRequests:
         finally:
             patches.undo()
 
-    def note(self) -> str:
-        """One sentence; "" when nothing was asked of CUDA."""
+    def note(self, *, ran_half: bool) -> str:
+        """One sentence; "" when nothing was asked of CUDA. ``ran_half``: something else of the
+        script computed in half precision."""
         if not self._asked:
             return ""
         what = " and ".join(sorted(self._asked))
@@ -63,13 +66,21 @@ class CudaRequests:
                 f"The script asks for {what} on CUDA{at}; this machine has none, so they were "
                 "redirected to the CPU, which rehearses CUDA's rules."
             )
+        off = (
+            "torch switched these off; what ran in half precision did so without them"
+            if ran_half
+            else "torch switched AMP off and this was an fp32 run"
+        )
         return (
-            f"The script asks for {what} on CUDA{at}; this machine has none, so torch switched AMP "
-            "off and this was an fp32 run: --policy cuda rehearses it on the CPU."
+            f"The script asks for {what} on CUDA{at}; this machine has none, so {off}: "
+            "--policy cuda rehearses it on the CPU."
         )
 
     def _ask(self, what: str) -> None:
-        self._asked.setdefault(what, line_name(self._lines.where()))
+        line = line_name(self._lines.where())
+        self._asked.setdefault(what, line)
+        if not self.redirect:
+            self._requests.add("cuda_missing", what, line)
 
     def _autocast(self, original: Any) -> Any:
         @functools.wraps(original)

@@ -16,6 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from ampscope.capture.script.attempts import Attempts
 from ampscope.capture.script.call_log import CallLog
 from ampscope.capture.script.module_paths import ModulePaths
+from ampscope.capture.script.op_precision import OpPrecision
 from ampscope.capture.script.op_watch import OpWatch
 from ampscope.capture.script.patches import Patches
 from ampscope.capture.script.script_histograms import ScriptHistograms
@@ -25,6 +26,7 @@ from ampscope.formats import dtype_name
 from ampscope.observations import Observation, Outcome
 from ampscope.records import Cadence
 from ampscope.run.device import peak_bytes
+from ampscope.run.half_requests import HalfRequests
 from ampscope.run.raised_errors import RaisedErrors
 from ampscope.run.script_scans import ScriptScans, inputs_call
 
@@ -43,7 +45,10 @@ class ScriptRecorder:
         self.attempts = Attempts(self.watch.taint_of, self.watch.writes)
         self.histograms = ScriptHistograms(self.paths, cadence)
         self.attempts.instruments = self.histograms
-        self.watch.on_op = self.histograms.record_op if cadence.trace else None
+        self.precision = OpPrecision()
+        self.requests = HalfRequests(self.lines)
+        self._traces = cadence.trace > 0
+        self.watch.on_op = self._op
         self.errors = RaisedErrors(self.lines, lambda: self.attempts.count)
         self.log = CallLog(self.watch, self.attempts, self.errors.raised)
         self.scans = ScriptScans(self.attempts)
@@ -64,6 +69,7 @@ class ScriptRecorder:
             patches.replace(nn.Module, "__call__", self._call)
             self.watch.reads.wrap(patches, lambda: self.watch.enabled)
             stack.callback(patches.undo)
+            stack.enter_context(self.requests.watching())
             after = register_module_forward_hook(self._after_forward)
             stack.callback(after.remove)
             stack.enter_context(self.histograms)
@@ -104,8 +110,15 @@ class ScriptRecorder:
             *self.scans.records,
             *bad,
             *self.watch.uses.records(),
+            *self.requests.records(),
             outcome,
         ]
+
+    def _op(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        if not self.watch.in_optimizer:
+            self.precision.record(func, args, kwargs, out)
+        if self._traces:
+            self.histograms.record_op(func, args, kwargs, out)
 
     def _call(self, original: Any) -> Any:
         @functools.wraps(original)
@@ -179,6 +192,7 @@ class ScriptRecorder:
                 if p.dtype in HALF
             }
         )
+        flop_dtypes, flop_counts = self.precision.flops()
         errors = facts if "error_type" in facts else {**self.errors.caught(), **facts}
         return Outcome(
             ended=ended,
@@ -196,6 +210,9 @@ class ScriptRecorder:
             eval_module=self.eval_module,
             eval_taint=self.eval_taint,
             traced_ops=self.watch.seen_ops,
+            flop_dtypes=flop_dtypes,
+            flop_counts=flop_counts,
+            half_ops=self.precision.half_ops,
             peak_bytes=peak_bytes(_device()),
             **errors,  # error_* and exit_code, checked by the dataclass
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ampscope.analysis.precision_use import PrecisionUse, precision_use
 from ampscope.analysis.repeatability import difference
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import symptoms
@@ -31,18 +32,26 @@ class Report:
     control_symptoms: dict[str, tuple[str, ...]] = field(default_factory=dict)
     judged_steps: int = 0  # optimizer steps of the script as it is
     cut_short: str = ""  # steps or time: the limit that ended it; "" when it came to its own end
+    precision: PrecisionUse | None = None  # None of a script that never ran
 
     @property
     def scope(self) -> str:
         """Of what a clean bill is one: "" of the whole script, or of its first steps."""
-        if not self.cut_short or self.undecided or self.diagnosis.findings:
+        if not self.stopped_early or self.undecided or self.diagnosis.findings:
             return ""
         steps = f"{self.judged_steps:,} of the script's steps"
+        use = self.precision
+        compared = use is None or not (use.no_half or use.too_few)
+        there = ": there it trains as its fp32 control does" if compared else ""
+        return f"No fault in the first {steps}{there}. {self.stopped_early}"
+
+    @property
+    def stopped_early(self) -> str:
+        """That a limit ended the script, and which option moves it; "" when it came to its end."""
+        if not self.cut_short:
+            return ""
         more = "--time-limit" if self.cut_short == "time" else f"--steps {4 * self.judged_steps}"
-        return (
-            f"No fault in the first {steps}: there it trains as its fp32 control does. It was "
-            f"stopped there and may fail later; watch more of it with {more}."
-        )
+        return f"It was stopped there and may fail later; watch more of it with {more}."
 
     @property
     def undecided(self) -> str:
@@ -78,6 +87,7 @@ def report_of(
         control_symptoms={
             name: tuple(sorted(symptoms(views[name], None))) for name in CONTROLS if name in views
         },
+        precision=precision_use(views["as_is"], views.get("fp32")),
     )
 
 

@@ -30,6 +30,7 @@ _MACHINERY = tuple(
     str(Path(folder).resolve())
     for folder in (*_folders_of(_FRAMEWORKS), str(Path(__file__).resolve().parents[2]))
 )
+# Also of another environment that this one builds on (a venv with system site packages).
 _INSTALLED = ("site-packages", "dist-packages")
 _MARKERS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")  # of a project's folder
 _project = [""]  # the folder that files are named from, "" for bare names

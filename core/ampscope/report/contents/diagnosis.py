@@ -56,7 +56,9 @@ def part(reader: Reader, info: RunInfo, points: int) -> Part:
 
 
 def _verdict(report: Report, as_is: RunView) -> tuple[Block, ...]:
-    blocks: list[Block] = [Paragraph(words.paragraph(report, as_is))]
+    headline = words.headline(report)
+    blocks: list[Block] = [Paragraph(headline)] if headline else []
+    blocks.append(Paragraph(words.paragraph(report, as_is)))
     problem = words.could_not_run(report, as_is)
     findings = report.diagnosis.findings
     if findings and not problem and findings[0].verdict.code:

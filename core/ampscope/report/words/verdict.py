@@ -6,11 +6,13 @@ escapes it all.
 
 from __future__ import annotations
 
+from ampscope.analysis.precision_use import PrecisionUse
 from ampscope.analysis.run_view import RunView
 from ampscope.causes import CAUSES
 from ampscope.diagnose import Finding
 from ampscope.records import State
 from ampscope.report import fix_words
+from ampscope.report.words import precision
 from ampscope.report.words.controls import control
 from ampscope.report.words.numbers import plural
 from ampscope.rules.verdict import Status
@@ -37,7 +39,24 @@ def verdict(report: Report, as_is: RunView) -> str:
         return f"Undetermined: {'; '.join(diagnosis.symptoms)}."
     if "fp32" not in report.control_symptoms:
         return "No fault seen in the script as it is; the fp32 control has not been run."
-    return report.scope or "No fault found: the script trains as its fp32 control does."
+    # The headline itself, where it says that there was no AMP to judge.
+    none = report.precision is not None and report.precision.no_half
+    return f"{'This run used no half precision. ' if none else ''}{no_fault(report)}"
+
+
+def no_fault(report: Report) -> str:
+    """The verdict where no fault was found: of which precision and of how many steps it is."""
+    use = report.precision
+    if use is not None and (use.no_half or use.too_few):
+        return f"{precision.no_fault(use)} {report.stopped_early}".strip()
+    if report.scope:
+        return report.scope
+    return "No fault found." if use is None else precision.no_fault(use)
+
+
+def headline(report: Report) -> str:
+    """What ran in which precision, and how much was judged; "" where nothing was."""
+    return "" if report.precision is None else precision.headline(report.precision)
 
 
 def paragraph(report: Report, as_is: RunView) -> str:
@@ -68,14 +87,41 @@ def next_step(report: Report, as_is: RunView) -> str:
     if not diagnosis.findings:
         if diagnosis.verdict == "inconclusive" or "fp32" not in report.control_symptoms:
             return "Diagnose it again over more steps, so that the evidence grows:"
+        use = report.precision
+        if use is not None and use.no_half:
+            return _towards_half(use)
         if report.scope:
             return "Nothing so far. To see whether it stays so, diagnose it over more steps:"
+        if use is not None and use.too_few:
+            return "Diagnose it again over more steps, so that the evidence grows:"
         return "Nothing: mixed precision needs no change here."
     cured = fix_words.best(report)
     advice = fix_words.sentence(diagnosis.findings[0], cured)
     if cured is not None:
         return f"{advice} A run with this fix was seen to work; the patch is below."
     return f"{advice} No run with a fix was seen to work." if report.trials else advice
+
+
+def options(report: Report, as_is: RunView) -> str:
+    """Options of the command that :func:`next_step` announces."""
+    use = report.precision
+    if could_not_run(report, as_is) or use is None:
+        return ""
+    if use.no_half and report.diagnosis.verdict == "no_fault":
+        return " --policy cuda" if precision.rehearsal_helps(use) else ""
+    return " --steps 1000"
+
+
+def _towards_half(use: PrecisionUse) -> str:
+    """How the next diagnosis judges AMP."""
+    kinds = {reason.kind for reason in use.reasons}
+    if "trainer_fp16" in kinds:
+        return "Run it on a GPU, or ask the trainer for bf16, which it has on a CPU too."
+    if precision.rehearsal_helps(use):
+        return "Run it on a GPU, or rehearse CUDA's rules on this CPU:"
+    if "cuda_asked" in kinds:
+        return "Run it on a GPU, or let it use torch.autocast('cpu') here; then diagnose it again:"
+    return "Switch AMP on, then diagnose the script again:"
 
 
 def could_not_run(report: Report, as_is: RunView) -> str:

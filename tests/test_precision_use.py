@@ -1,0 +1,199 @@
+"""The first sentence of a verdict: which precision ran, why none did, and how many steps."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from ampscope.analysis.precision_use import PrecisionUse, precision_use
+from ampscope.analysis.run_view import RunView
+from ampscope.experiments.script_runs import ScriptRuns
+from ampscope.report.contract import to_json
+from ampscope.report.making import document
+from ampscope.report.markdown import to_markdown
+from ampscope.report.notebook import to_notebook
+from ampscope.report.words.precision import headline, no_fault
+from ampscope.store.reader import Reader
+from ampscope.verdicts.recall import recall
+from tests import script_stores
+from tests.evidence_making import fp32_run, run, steps
+from tests.script_runner import Runner, spec, write_script
+
+no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+
+HEAD = """
+import contextlib, torch, warnings
+warnings.simplefilter("ignore")
+torch.manual_seed(0)
+dev = "cpu"
+m = torch.nn.Linear(4, 2)
+o = torch.optim.SGD(m.parameters(), 0.01)
+"""
+LOOP = """
+for i in range(6):
+    o.zero_grad()
+    with region: loss = m(torch.randn(8, 4)).float().square().mean()
+    loss.backward(); o.step()
+"""
+TRAINER = """
+import tempfile, torch
+from transformers import Trainer, TrainingArguments
+class M(torch.nn.Module):
+    def __init__(s):
+        super().__init__(); s.a = torch.nn.Linear(8, 1)
+    def forward(s, x=None, labels=None):
+        return {"loss": (s.a(x).squeeze(-1) - labels).square().mean()}
+data = [{"x": torch.randn(8), "labels": torch.tensor(1.0)} for _ in range(16)]
+args = TrainingArguments(output_dir=tempfile.mkdtemp(), max_steps=6, report_to=[], fp16=True,
+    per_device_train_batch_size=4, disable_tqdm=True, dataloader_pin_memory=False)
+Trainer(model=M(), args=args, train_dataset=data).train()
+"""
+REGIONS = {
+    "bf16": 'torch.autocast("cpu", torch.bfloat16)',
+    "missing": 'torch.autocast("cuda")',
+    "off": 'torch.autocast("cpu", enabled=False)',
+    "guarded": 'torch.autocast("cuda") if torch.cuda.is_available() else contextlib.nullcontext()',
+    "plain": "contextlib.suppress()",
+    # Both: what is asked of CUDA comes to nothing, and something else runs in bf16.
+    "both": 'torch.autocast("cuda"); region = torch.autocast("cpu", torch.bfloat16)',
+}
+
+
+@pytest.fixture(scope="module")
+def uses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, PrecisionUse]]:
+    folder = tmp_path_factory.mktemp("precision")
+    with ScriptRuns(spec(), folder / "runs.db") as runs:
+        runner = Runner(runs)
+        texts = {name: f"{HEAD}region = {r}\n{LOOP}" for name, r in REGIONS.items()}
+        texts["scaler"] = HEAD + (
+            "region = contextlib.suppress(); s = torch.amp.GradScaler('cpu', enabled=False)" + LOOP
+        )
+        texts["average"] = HEAD + (
+            "region = contextlib.suppress(); e = m.weight.detach().bfloat16()"
+            + LOOP
+            + "    e.add_(m.weight.detach().bfloat16())"
+        )
+        started = {
+            name: runner.start(write_script(folder, f"{name}.py", text))
+            for name, text in texts.items()
+        }
+        found = {}
+        for name, run_id in started.items():
+            ran = runner.fetch(run_id).run
+            view = RunView("as_is", run_id, ran.observations)
+            found[name] = precision_use(view, view)
+            notes[name] = " ".join(view.outcome.notes)
+        yield found
+
+
+notes: dict[str, str] = {}
+
+
+def test_flops_are_counted_by_dtype_forward_and_backward(uses: dict[str, PrecisionUse]) -> None:
+    use = uses["bf16"]
+    # 8 x 4 by 4 x 2: the product, and of its backward the weight's gradient alone (x needs none).
+    assert use.flops == (("bf16", 6 * 2 * (2 * 8 * 4 * 2)),)
+    assert (use.half_share, use.steps, use.compared, use.no_half) == (1.0, 6, 6, False)
+    assert headline(use) == (
+        "All FLOPs (matmuls and convolutions, forward and backward) ran in bf16; "
+        "6 optimizer steps were judged."
+    )
+
+
+@no_cuda
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("missing", "autocast on CUDA at missing.py:8 is off, because this machine has no CUDA"),
+        ("off", "autocast at off.py:12 is disabled"),
+        ("guarded", "torch.cuda.is_available() at guarded.py:8 is false on this machine; "
+         "nullcontext is entered at guarded.py:12"),
+        ("plain", "it opens no autocast region and has no half-precision weights"),
+        ("scaler", "the GradScaler at scaler.py:8 is disabled"),
+    ],
+)  # fmt: skip
+def test_a_run_without_half_says_so_first_and_why(
+    name: str, why: str, uses: dict[str, PrecisionUse]
+) -> None:
+    said = headline(uses[name])
+    assert said.startswith("This run used no half precision: ")
+    assert why in said
+    assert "6 optimizer steps were judged, in fp32." in said
+    assert "trains as its fp32 control" not in no_fault(uses[name])
+
+
+@no_cuda
+def test_amp_was_not_switched_off_where_something_ran_in_bf16(
+    uses: dict[str, PrecisionUse],
+) -> None:
+    assert headline(uses["both"]).startswith("All FLOPs")
+    assert "autocast on CUDA" in notes["both"]
+    assert "fp32 run" not in notes["both"]
+    assert "switched AMP off and this was an fp32 run" in notes["missing"]
+
+
+def test_ops_without_flops_count_too(uses: dict[str, PrecisionUse]) -> None:
+    use = uses["average"]
+    assert not use.no_half
+    assert "ran in fp32; 6 other ops computed in half precision" in headline(use)
+
+
+@no_cuda
+def test_fp16_of_a_trainer_on_a_cpu() -> None:
+    pytest.importorskip("transformers")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        script = write_script(folder, "trainer.py", TRAINER)
+        with ScriptRuns(spec(), folder / "runs.db") as runs:
+            ran = Runner(runs)(script)
+        assert ran.outcome.attempts == 6, ran.err.decode()
+        view = RunView("as_is", ran.run.info.id, ran.run.observations)
+    said = headline(precision_use(view, None))
+    assert "no half precision: the trainer was asked for fp16, which Accelerate leaves out" in said
+
+
+def test_too_few_steps_are_no_comparison() -> None:
+    made = steps()[:4]
+    facts = {"flop_dtypes": ("fp16",), "flop_counts": (1000,), "traced_ops": 9}
+    few = precision_use(run(made, **facts), fp32_run(made))
+    assert "trains as its fp32 control does" not in no_fault(few)
+    assert no_fault(few).startswith("No fault found in 4 optimizer steps. That is too few")
+    # The control alone may be short as well.
+    assert precision_use(run(steps(), **facts), fp32_run(made)).too_few
+    enough = precision_use(run(steps(), **facts), fp32_run())
+    assert no_fault(enough) == "No fault found: the script trains as its fp32 control does."
+
+
+def test_a_run_that_recorded_nothing_of_it_is_not_called_fp32() -> None:
+    old = precision_use(run(steps(), traced_ops=5000), fp32_run())
+    assert not old.no_half
+    assert headline(old) == (
+        "30 optimizer steps were judged; in which precision each op ran was not recorded."
+    )
+    assert not precision_use(run(steps(), framework="keras", uses_autocast=""), None).no_half
+
+
+def test_every_surface_says_it(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    facts = {"flop_dtypes": ("fp32",), "flop_counts": (640,), "traced_ops": 99}
+    made = [script_stores.attempt(i, x) for i, x in enumerate(script_stores.FALLING)]
+    seen = script_stores.seen(made, uses_autocast="", **facts)
+    head = script_stores.run(path, "as_is", seen)
+    script_stores.healthy_run(path, "fp32")
+    with Reader(path) as reader:
+        report = recall(reader, head)
+        made_document = document(reader, [head])
+        notebook = to_notebook(made_document, [reader.run(head)], path)
+    said = "This run used no half precision"
+    written = json.loads(to_json(report))["precision"]
+    assert written["headline"].startswith(said)
+    assert (written["half_share"], written["half_used"]) == (0.0, False)
+    assert (written["judged_steps"], written["compared_steps"]) == (12, 12)
+    assert made_document.parts[0].title.startswith(said)
+    assert said in to_markdown(made_document)
+    assert said in "".join(json.loads(notebook)["cells"][0]["source"])
