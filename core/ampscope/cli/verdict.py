@@ -49,13 +49,14 @@ class Output:
             raise BadInput(f"Cannot write {self._json_out}: {error.strerror}.") from error
 
     def show(self, report: Report) -> None:
-        """The report for people; without a verdict, one sentence on standard error says why."""
+        """The report for people; of a script that could not be judged one sentence on standard
+        error says why."""
         if not report.could_not_run:
             console = Console(stderr=self._json_out == STANDARD_OUTPUT)
             if not console.is_terminal:
                 console.width = PIPE_WIDTH
             print_report(report, console)
-        if report.undecided:
+        else:
             click.echo(f"ampscope: {visible(report.undecided)}", err=True)
 
 

@@ -27,6 +27,8 @@ from ampscope.store.reader import Reader
 
 DIAGNOSED = (0, 1)  # exit statuses of ``ampscope diagnose``: no fault, fault
 MAX_WORDS = 4_000  # of the end of what a process said
+_REPORTED = "Judged under"  # how the last paragraph of a printed diagnosis begins
+_LAST_LINES = 20  # in which it stands; notes make it long
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +75,9 @@ def last_words(job: Job) -> str:
     if process is None or process.poll() is None or process.returncode in DIAGNOSED:
         return ""
     lines = [line.strip() for line in _said(job).splitlines() if line.strip()]
+    if any(line.startswith(_REPORTED) for line in lines[-_LAST_LINES:]):
+        return ""  # a report was printed: undetermined is a verdict too, and the page shows it
     said = lines[-1].removeprefix("ampscope: ") if lines else ""
-    if said.startswith("Undetermined"):
-        return ""  # a verdict, and the page shows it
     return said or f"It ended with status {process.returncode} and said nothing."
 
 

@@ -36,6 +36,7 @@ def document(report: Report) -> dict[str, Any]:
             "stopped_by": report.cut_short or None,
             "sentence": report.scope,
         },
+        "lead": _lead(report),
         "precision": _precision(report),
         "policy": diagnosis.policy,
         "elapsed_s": round(report.elapsed_s, 2),
@@ -80,6 +81,19 @@ def _finding(finding: Finding, report: Report, *, first: bool) -> dict[str, Any]
         "evidence": [_measurement(m, runs) for m in verdict.evidence],
         "fix": fix,
         "consequences": [_finding(c, report, first=False) for c in finding.consequences],
+    }
+
+
+def _lead(report: Report) -> dict[str, Any] | None:
+    """Where to look when the verdict is undetermined."""
+    if not report.undecided or report.lead is None:
+        return None
+    found = report.lead
+    names = ("op", "module", "phase", "line")
+    return {
+        "what": found.what,
+        **{name: getattr(found, name) or None for name in names},
+        "step": found.step,
     }
 
 

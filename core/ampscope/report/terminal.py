@@ -18,6 +18,7 @@ from ampscope.diagnose import Finding
 from ampscope.report import fix_words
 from ampscope.report.plain import CODE_LENGTH, line, visible
 from ampscope.report.words import precision
+from ampscope.report.words import verdict as verdict_words
 from ampscope.report.words.run import rules_in_full
 from ampscope.report.words.verdict import no_fault
 from ampscope.rules.verdict import Measurement
@@ -55,6 +56,9 @@ def _no_finding(report: Report) -> RenderableType:
         text = no_fault(report)
     else:
         text = report.undecided
+        if report.lead is not None and report.lead.code:
+            text += f"\n    {report.lead.code}"
+        text += f"\nWhat to do: {verdict_words.when_undetermined(report)}"
     return Panel(_said(text), title="Verdict", title_align="left")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ampscope.analysis.lead import Lead, lead
 from ampscope.analysis.precision_use import PrecisionUse, precision_use
 from ampscope.analysis.repeatability import difference
 from ampscope.analysis.run_view import RunView
@@ -33,6 +34,13 @@ class Report:
     judged_steps: int = 0  # optimizer steps of the script as it is
     cut_short: str = ""  # steps or time: the limit that ended it; "" when it came to its own end
     precision: PrecisionUse | None = None  # None of a script that never ran
+    ended: str = ""  # how the script as it is ended (observations.Outcome)
+    lead: Lead | None = None  # where to look when no rule names a cause
+
+    @property
+    def was_stopped(self) -> bool:
+        """ampscope ended the script at its limit of steps or time."""
+        return self.ended in ("steps", "time")
 
     @property
     def scope(self) -> str:
@@ -59,7 +67,19 @@ class Report:
         if self.could_not_run or self.diagnosis.verdict != "inconclusive":
             return self.could_not_run
         seen = "; ".join(self.diagnosis.symptoms)
-        return f"Undetermined: {seen}, and no rule has enough evidence to name the cause."
+        text = f"Undetermined: {seen}, and no rule has enough evidence to name the cause."
+        return f"{text} {clue(self.lead)}"
+
+
+def clue(found: Lead | None) -> str:
+    """The sentence on where to look first."""
+    if found is None:
+        return "No op was seen to give a non-finite or inaccurate result."
+    module = f"in module {found.module}" if found.module else ""
+    step = f"step {found.step:,}" if found.step is not None else ""
+    places = (module, found.phase, f"at {found.line}" if found.line else "", step)
+    where = ", ".join(filter(None, places))
+    return f"Where to look first: {found.what}" + (f" ({where})." if where else ".")
 
 
 def report_of(
@@ -87,6 +107,8 @@ def report_of(
         control_symptoms={
             name: tuple(sorted(symptoms(views[name], None))) for name in CONTROLS if name in views
         },
+        ended=views["as_is"].outcome.ended,
+        lead=None if diagnosis.findings else lead(views["as_is"], views.get("fp32")),
         precision=precision_use(views["as_is"], views.get("fp32")),
     )
 

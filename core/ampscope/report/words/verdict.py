@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ampscope.analysis.precision_use import PrecisionUse
 from ampscope.analysis.run_view import RunView
+from ampscope.analysis.symptoms import Symptom
 from ampscope.causes import CAUSES
 from ampscope.diagnose import Finding
 from ampscope.records import State
@@ -16,7 +17,7 @@ from ampscope.report.words import precision
 from ampscope.report.words.controls import control
 from ampscope.report.words.numbers import plural
 from ampscope.rules.verdict import Status
-from ampscope.verdicts.report import Report
+from ampscope.verdicts.report import Report, clue
 
 _AGAIN = {
     State.CANCELLED: "Nothing is known yet. Diagnose the script again when you like:",
@@ -69,7 +70,10 @@ def paragraph(report: Report, as_is: RunView) -> str:
     if diagnosis.verdict == "inconclusive":
         fp32 = report.control_symptoms.get("fp32")
         control = f" The fp32 control fails too: {'; '.join(fp32)}." if fp32 else ""
-        return f"No rule has enough evidence to name the cause.{control}{_missing(report)}"
+        return (
+            f"{clue(report.lead)} No rule has enough evidence to name the cause.{control}"
+            f"{_missing(report)}"
+        )
     if "fp32" not in report.control_symptoms:
         return "Without it nobody can tell whether the script learns as well as it would in fp32."
     return _harmless(as_is)
@@ -85,8 +89,10 @@ def next_step(report: Report, as_is: RunView) -> str:
     if could_not_run(report, as_is):
         return _AGAIN.get(state, "Mend what the sentence names, then diagnose the script again:")
     if not diagnosis.findings:
-        if diagnosis.verdict == "inconclusive" or "fp32" not in report.control_symptoms:
-            return "Diagnose it again over more steps, so that the evidence grows:"
+        if diagnosis.verdict == "inconclusive":
+            return when_undetermined(report)
+        if "fp32" not in report.control_symptoms:
+            return "Diagnose it again, with its fp32 control:"
         use = report.precision
         if use is not None and use.no_half:
             return _towards_half(use)
@@ -100,6 +106,37 @@ def next_step(report: Report, as_is: RunView) -> str:
     if cured is not None:
         return f"{advice} A run with this fix was seen to work; the patch is below."
     return f"{advice} No run with a fix was seen to work." if report.trials else advice
+
+
+def when_undetermined(report: Report) -> str:
+    """Advice that fits how the script ended and what is known of the fault."""
+    if report.control_symptoms.get("fp32"):
+        return (
+            "The fp32 control fails too, so the cause is no half precision: look at the data, the "
+            "learning rate and the place that is named above."
+        )
+    if any("differ" in note for note in report.notes):
+        return "Seed every generator that the script uses, then diagnose it again:"
+    if report.was_stopped:
+        return "The script was stopped before its end. Diagnose it again over more steps:"
+    found = report.lead
+    if Symptom.EXCEPTION in report.diagnosis.symptoms and found is not None:
+        at = f" at {found.line}" if found.line else ""
+        return f"Fix the script's own error{at} first; the fp32 control does not raise it."
+    if found is not None and found.module and found.op:
+        return (
+            f"Print the largest magnitude of what goes into {found.module}"
+            f"{f' at {found.line}' if found.line else ''}; `ampscope run --fix "
+            f"fp32_modules:{found.module}` shows whether that module in fp32 cures it."
+        )
+    if found is not None and found.line:
+        return (
+            f"Print the largest magnitudes at {found.line}; `ampscope run --fix "
+            f"fp32_lines:{found.line}` shows whether that line in fp32 cures it."
+        )
+    if report.control_symptoms.get("bf16") == ():
+        return "It trains in bf16, so the range of fp16 is the likely trouble: use bf16."
+    return "Compare the losses on the Diagnosis page: the script trains in fp32, and not as it is."
 
 
 def options(report: Report, as_is: RunView) -> str:
