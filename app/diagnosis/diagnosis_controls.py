@@ -43,7 +43,7 @@ def show(case: Case, report: Report) -> None:
 def _shown(case: Case, report: Report) -> list[tuple[str, RunInfo]]:
     """Name and run: the three controls, and the fix that worked (else the last that was tried)."""
     wanted = [(control(word), word) for word in _LOOKS]
-    cured = fix_words.best(report) or (report.trials[-1] if report.trials else None)
+    cured = fix_words.chosen(report) or (report.trials[-1] if report.trials else None)
     if cured is not None and cured.control not in _LOOKS:
         wanted.append(
             (f"{'fixed' if cured.cured else 'tried'}, {control(cured.control)}", cured.control)
@@ -87,6 +87,8 @@ def _wrong(report: Report, run: RunInfo) -> str:
     trial = next((t for t in report.trials if t.control == word), None)
     if trial is None:
         return run.message or "not judged"
+    if trial.cured is None:
+        return fix_words.outcome(trial)
     return "nothing any more" if trial.cured else "the symptom or its cause is still there"
 
 

@@ -21,7 +21,7 @@ def show(case: Case, report: Report) -> None:
     """Of the root cause."""
     finding = report.diagnosis.findings[0]
     st.subheader("The fix", anchor=False)
-    cured = fix_words.best(report)
+    cured = fix_words.chosen(report)
     layout.see(fix_words.sentence(finding, cured))
     patch = fix_words.patch(finding, cured)
     if patch:
@@ -33,8 +33,8 @@ def show(case: Case, report: Report) -> None:
 
 def _proof(case: Case, report: Report, finding: Finding) -> None:
     if report.trials:
-        box = st.success if fix_words.best(report) is not None else st.warning
-        box(escape(fix_words.seen(report)))
+        boxes = {True: st.success, False: st.warning, None: st.info}
+        boxes[fix_words.verified(report)](escape(fix_words.seen(report)))
     elif case.head.spec.imported:
         st.info("No run with this fix came with the import.")
     elif finding.verdict.fix.controls:
@@ -94,8 +94,8 @@ def _tried(report: Report) -> None:
     with layout.details("What was tried, and seen"):
         rows = {
             "The script was run": [escape(control(t.control)) for t in report.trials],
-            "Seen": ["cured" if t.cured else "not cured" for t in report.trials],
-            "Time a step": [f"{t.price:.2f} times" if t.price else "" for t in report.trials],
+            "Seen": [fix_words.outcome(t) for t in report.trials],
+            "Time per step": [f"{t.price:.2f} times" if t.price else "" for t in report.trials],
             "Peak memory": [f"{t.memory:.2f} times" if t.memory else "" for t in report.trials],
         }
         st.table(pd.DataFrame(rows).set_index("The script was run"), border="horizontal")

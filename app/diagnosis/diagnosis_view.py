@@ -86,11 +86,14 @@ def _figures(report: Report, finding: Finding) -> list[KeyFigure]:
 
 
 def _fix_state(report: Report) -> tuple[str, str]:
-    if fix_words.best(report) is not None:
-        return "seen to work", "A run with the fix did not show the symptom"
-    if report.trials:
-        return "none worked", "Each run with a fix still showed the symptom, or the cause"
-    return "not tried", "No run with a fix has been made"
+    details = {
+        "seen to work": "A run with the fix did not show the symptom, and its loss follows fp32's",
+        "none worked": "Each run with a fix still showed the symptom, or the cause",
+        "not measurable": "The pattern is removed; the script showed no symptom, or too few steps",
+        "not tried": "No run with a fix has been made",
+    }
+    state = fix_words.state(report)
+    return state, details[state]
 
 
 def _error(case: Case, as_is: RunView) -> None:

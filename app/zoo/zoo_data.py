@@ -38,7 +38,7 @@ class Result:
     head: RunInfo | None = None
     found: str = ""
     module: str | None = None
-    cured: bool | None = None  # None when no fix was run
+    cured: bool | None = None  # None when no fix was run, or its effect cannot be measured
     problem: str = ""
 
 
@@ -123,7 +123,7 @@ def _result(script: str, case: Case) -> Result:
         case.head,
         found=findings[0].cause if findings else word,
         module=findings[0].verdict.module if findings else None,
-        cured=fix_words.best(report) is not None if report.trials else None,
+        cured=fix_words.verified(report),
     )
 
 

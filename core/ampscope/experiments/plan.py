@@ -88,8 +88,9 @@ class Plan:
         return run.has_scaler and bool(run.skips) and none_taken and finite
 
     def try_fixes(self, finding: Finding) -> None:
-        """Run the finding's interventions until one cures. Where one module in fp32 is not enough,
-        the smallest set of modules is looked for before single lines are tried."""
+        """Run the finding's interventions until one cures, or removes the pattern where an effect
+        cannot be measured: further runs could not be told apart either. Where one module in fp32 is
+        not enough, the smallest set of modules is looked for before single lines are tried."""
         may_search = finding.cause in SEARCHED
         known = [c for c in finding.verdict.fix.controls if self.runs.can_apply(c)]
         for control in known[:MAX_FIX_RUNS]:
@@ -109,16 +110,18 @@ class Plan:
         view = self.control(control)
         cured = is_cured(finding, self.evidence, view, self.control(extra) if extra else None)
         self._tried(control, fix, cured=cured)
-        return cured
+        return cured is not False
 
     def _search(self, finding: Finding) -> bool:
         deadline = time.monotonic() + MAX_SEARCH_S
+        seen: dict[str, bool | None] = {}
 
         def cures(paths: tuple[str, ...]) -> bool:
             if time.monotonic() > deadline:
                 return False
-            view = self.control("fp32_modules:" + ",".join(paths))
-            return is_cured(finding, self.evidence, view, None)
+            control = "fp32_modules:" + ",".join(paths)
+            seen[control] = is_cured(finding, self.evidence, self.control(control), None)
+            return seen[control] is not False
 
         names = modules_with_parameters(self.views["as_is"])
         if self._is_everywhere(names) and self._try(finding, "bf16", USE_BF16):
@@ -131,7 +134,7 @@ class Plan:
             is_all = is_everything(control, self.views["as_is"]) and not tried
             if is_all and self._try(finding, "bf16", USE_BF16):
                 return True
-            self._tried(control, finding.verdict.fix, cured=True)
+            self._tried(control, finding.verdict.fix, cured=seen[control])
         return bool(found)
 
     def _is_everywhere(self, names: list[str]) -> bool:
@@ -145,7 +148,7 @@ class Plan:
         }
         return len(names) > 1 and len(bad & set(names)) > EVERYWHERE * len(names)
 
-    def _tried(self, control: str, fix: Fix, *, cured: bool) -> None:
+    def _tried(self, control: str, fix: Fix, *, cured: bool | None) -> None:
         views = self.views[control], self.views["as_is"]
         self.trials.append(trial_of(control, fix, *views, cured=cured))
 

@@ -61,13 +61,17 @@ def _finding(finding: Finding, report: Report, *, first: bool) -> dict[str, Any]
     verdict, runs = finding.verdict, report.runs
     trials = report.trials if first else ()  # fixes are run for the root cause alone
     cured = fix_words.best(report) if first else None
+    shown = fix_words.chosen(report) if first else None
     fix: dict[str, Any] = {
-        "kind": cured.kind if cured else verdict.fix.kind,
-        "text": fix_words.sentence(finding, cured),
-        "patch": fix_words.patch(finding, cured),
-        "verified": True if cured else (False if trials else None),
+        "kind": shown.kind if shown else verdict.fix.kind,
+        "text": fix_words.sentence(finding, shown),
+        "patch": fix_words.patch(finding, shown),
+        # true: a symptom went away and the loss follows the control. false: no fix that was run
+        # did that. null: none was run, or the pattern is gone and an effect is not measurable.
+        "verified": fix_words.verified(report) if first else None,
+        "verification": fix_words.seen(report) if trials else "",
         "cost": _cost(cured) if cured else None,
-        "control": cured.control if cured else None,
+        "control": shown.control if shown else None,
     }
     return {
         "cause": finding.cause,

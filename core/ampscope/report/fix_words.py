@@ -7,6 +7,7 @@ from dataclasses import replace
 from ampscope.causes import FIX_KINDS
 from ampscope.diagnose import Finding
 from ampscope.report.words.controls import control
+from ampscope.report.words.numbers import plural
 from ampscope.rules import framework_fixes
 from ampscope.rules.wording import island_patch
 from ampscope.verdicts.report import Report
@@ -23,7 +24,33 @@ def best(report: Report) -> Trial | None:
         known = trial.control in wanted
         return wanted.index(trial.control) if known else len(wanted), trial.control.count(",")
 
-    return min((t for t in report.trials if t.cured), key=place, default=None)
+    return min((t for t in report.trials if t.cured is True), key=place, default=None)
+
+
+def chosen(report: Report) -> Trial | None:
+    """The fix to advise: the best that worked, else the first that removed the pattern."""
+    return best(report) or next((t for t in report.trials if t.cured is None), None)
+
+
+def verified(report: Report) -> bool | None:
+    """True when a fix was seen to work, False when none of those that were run did; None when none
+    was run, or when an effect could not be measured."""
+    trial = chosen(report)
+    return trial.cured if trial is not None else (False if report.trials else None)
+
+
+def outcome(trial: Trial) -> str:
+    """What one trial showed, in few words."""
+    if trial.cured is None:
+        return f"pattern removed; effect not measurable in {plural(trial.steps, 'step')}"
+    return "cured" if trial.cured else "not cured"
+
+
+def state(report: Report) -> str:
+    """A key figure's word for the fixes."""
+    if not report.trials:
+        return "not tried"
+    return {True: "seen to work", False: "none worked", None: "not measurable"}[verified(report)]
 
 
 def sentence(finding: Finding, cured: Trial | None) -> str:
@@ -65,16 +92,22 @@ def seen(report: Report) -> str:
     """What the runs with a fix showed."""
     cured = best(report)
     if cured is not None:
-        price = f", at {cured.price:.2f} times the time a step" if cured.price else ""
+        price = f", at {cured.price:.2f} times the time per step" if cured.price else ""
         run = f"the script was run {control(cured.control)}"
         return f"Verified: {run}, and the symptom was gone{price}."
+    removed = chosen(report)
+    if removed is not None:
+        return (
+            f"Pattern removed: the script was run {control(removed.control)}, and the cause is "
+            f"found no more. The effect is not measurable in {plural(removed.steps, 'step')}."
+        )
     tried = "; ".join(control(t.control) for t in report.trials)
     return f"No fix was seen to work. Tried: {tried}."
 
 
 def candidates(report: Report) -> list[str]:
     """Controls to run again: the one that worked first, then what the rule names."""
-    cured = best(report)
+    cured = chosen(report)
     words = [cured.control] if cured is not None else []
     return list(dict.fromkeys([*words, *report.diagnosis.findings[0].verdict.fix.controls]))
 

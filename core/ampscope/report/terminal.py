@@ -74,22 +74,21 @@ def _finding(finding: Finding, report: Report, *, first: bool) -> RenderableType
         parts.append(_said(f"    {verdict.code}"))
     if verdict.evidence:
         parts.append(_evidence(verdict.evidence))
-    cured = fix_words.best(report) if first else None
+    cured = fix_words.chosen(report) if first else None
     parts.append(_said(f"Fix: {fix_words.sentence(finding, cured)}"))
     patch = fix_words.patch(finding, cured)
     if patch:
         shown = visible(patch.rstrip(), CODE_LENGTH)
         parts.append(Syntax(shown, "python", background_color="default"))
     if first and report.trials:
-        tried = "; ".join(
-            f"{t.control}: {'cured' if t.cured else 'not cured'}" for t in report.trials
-        )
-        price = f" at {cured.price:.2f} times the time a step" if cured and cured.price else ""
+        tried = "; ".join(f"{t.control}: {fix_words.outcome(t)}" for t in report.trials)
+        price = f" at {cured.price:.2f} times the time per step" if cured and cured.price else ""
         if cured and cured.memory:
             price += f" and {cured.memory:.2f} times the peak memory"
-        word = (
-            f"Verified by a run with {cured.control}{price}" if cured else "No fix was seen to work"
-        )
+        word = "No fix was seen to work"
+        if cured is not None:
+            run = f"a run with {cured.control}{price}"
+            word = f"Verified by {run}" if cured.cured else f"Not verified, after {run}"
         parts.append(_said(f"{word}. Tried: {tried}."))
     if finding.consequences:
         names = ", ".join(CAUSES[c.cause].title.lower() for c in finding.consequences)

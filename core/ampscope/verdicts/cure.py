@@ -1,32 +1,113 @@
-"""Did a fix work? A run with it is judged like the original, by symptom and by rule."""
+"""Did a fix work? A run with it is judged like the original, by symptom, by rule and by its loss.
+
+A cure has three parts: a symptom that was measured is gone, the cause is found no more, and the
+loss follows that of the fp32 control. Where the script had no symptom, or too few steps are left to
+compare the losses, the pattern may be removed and yet nothing is proved: that is None.
+"""
 
 from __future__ import annotations
 
+import math
+import statistics
+
 from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.precision_use import MIN_COMPARED
+from ampscope.analysis.repeatability import difference
 from ampscope.analysis.run_view import RunView
-from ampscope.analysis.symptoms import Symptom, symptoms
+from ampscope.analysis.symptoms import (
+    BEHIND_APART,
+    BEHIND_SHARE,
+    LEARNS_SHARE,
+    TAIL_SCATTER,
+    Symptom,
+    symptoms,
+)
 from ampscope.diagnose import Finding, diagnose
 
 # With these a script leaves steps out, or ends, by itself: a fix has to bring the steps back.
 GUARDED = frozenset({Symptom.ENDED, Symptom.DROPPED, Symptom.EXCEPTION})
+AS_GOOD = 0.1  # of the first loss: no more above fp32's, where fp32 does not learn either
 NUMBERS = frozenset({Symptom.LOSS, Symptom.WEIGHTS, Symptom.GRADIENTS, Symptom.DIVERGED})
 
 
 def is_cured(
     finding: Finding, evidence: Evidence, fixed: RunView, fixed_fp32: RunView | None
-) -> bool:
-    """Whether ``fixed`` shows none of the original's symptoms, and the cause is found no more."""
+) -> bool | None:
+    """True: a measured symptom is gone and the loss follows the control's. False: the symptom or
+    the cause is still there, or the loss does not follow. None: the cause is found no more, and an
+    effect cannot be measured."""
     if not fixed.attempts or fixed.has_exception:
         return False
     if evidence.fp32 is not None and not _ends_alike(fixed, evidence):
         return False
     if finding.cause == "not_amp_divergence":
         reference = symptoms(fixed_fp32, None) if fixed_fp32 is not None else NUMBERS
-        return not (reference & NUMBERS) and not (symptoms(fixed, None) & NUMBERS)
+        if fixed_fp32 is None or reference & NUMBERS or symptoms(fixed, None) & NUMBERS:
+            return False
+        return _falls(fixed_fp32) and _falls(fixed) and follows(fixed, fixed_fp32)
     if finding.cause == "shared_scaler_interference":
         return _victims_learn(evidence.as_is, fixed)
-    if symptoms(fixed, evidence.fp32) & evidence.symptoms:
+    left = symptoms(fixed, evidence.fp32) & evidence.symptoms
+    if left - ({Symptom.SKIPS} if _only_searches(fixed) else frozenset()):
         return False
+    if not _is_removed(finding, evidence, fixed):
+        return False
+    if not evidence.symptoms:
+        return None
+    return follows(fixed, evidence.fp32)
+
+
+def follows(run: RunView, reference: RunView | None) -> bool | None:
+    """Whether the losses of ``run`` after its search for a scale come down as the reference's do in
+    as many steps; None when there are too few to compare."""
+    if reference is None:
+        return None
+    if len({a.optimizer for a in reference.attempts}) != 1:
+        return True  # the losses of several optimizers play against each other
+    own = [a.loss for a in run.attempts[run.leading_skips :] if a.loss is not None]
+    other = [a.loss for a in reference.attempts if a.loss is not None]
+    count = min(len(own), len(other))
+    if count < MIN_COMPARED:
+        return None
+    head, tail, scatter = _course(other[:count])
+    reached = _course(own[:count])[1]
+    if not math.isfinite(reached):
+        return False
+    if not math.isfinite(tail):
+        return reached <= head
+    progress = head - tail
+    if progress <= LEARNS_SHARE * abs(head):  # nothing to learn from the control in these steps
+        return reached - tail <= max(AS_GOOD * abs(head), TAIL_SCATTER * scatter)
+    share = BEHIND_APART if difference(run, reference) else BEHIND_SHARE
+    return head - reached >= share * progress or reached - tail <= TAIL_SCATTER * scatter
+
+
+def _falls(run: RunView) -> bool:
+    """The loss ends no higher than it began: what only bounds a divergence is no cure."""
+    losses = [a.loss for a in run.attempts if a.loss is not None]
+    if not losses:
+        return False
+    tail = _course(losses)[1]
+    return math.isfinite(tail) and tail <= losses[0] + LEARNS_SHARE * abs(losses[0])
+
+
+def _course(losses: list[float]) -> tuple[float, float, float]:
+    """Means of the first three losses and of the last fifth, and the latter's scatter."""
+    last = losses[-max(1, len(losses) // 5) :]
+    scatter = statistics.stdev(last) if len(last) > 1 and all(map(math.isfinite, last)) else 0.0
+    return statistics.fmean(losses[:3]), statistics.fmean(last), scatter
+
+
+def _only_searches(run: RunView) -> bool:
+    """Its skips are a search for the scale that has begun the run: finite losses, a scale of 1 or
+    more. In a short run such a search may not have ended."""
+    search = run.attempts[: run.leading_skips]
+    is_finite = all(a.loss is None or math.isfinite(a.loss) for a in search)
+    return len(run.skips) == len(search) and is_finite and all(a.scale >= 1 for a in search)
+
+
+def _is_removed(finding: Finding, evidence: Evidence, fixed: RunView) -> bool:
+    """Whether the cause is found no more."""
     if finding.cause == "clip_before_unscale":
         return _clips_unscaled(evidence.as_is, fixed)
     again = diagnose(Evidence({"as_is": fixed, "fp32": evidence.fp32 or fixed}, evidence.policy))

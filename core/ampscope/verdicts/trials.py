@@ -22,21 +22,26 @@ USE_BF16 = Fix("use_bf16", "Use bf16: it has the range of fp32.")
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One fix that was run. ``price`` is its time an optimizer step over the time as it is, and
+    """One fix that was run. ``cured`` is None where the pattern is removed and an effect cannot be
+    measured (:mod:`.cure`). ``price`` is its time per optimizer step over the time as it is, and
     ``memory`` its peak memory over that as it is (on a CPU, of the whole process)."""
 
     control: str
     kind: str
-    cured: bool
+    cured: bool | None
     price: float | None
     memory: float | None = None
+    steps: int = 0  # optimizer steps of the run with the fix
 
 
-def trial_of(control: str, fix: Fix, fixed: RunView, before: RunView, *, cured: bool) -> Trial:
+def trial_of(
+    control: str, fix: Fix, fixed: RunView, before: RunView, *, cured: bool | None
+) -> Trial:
     """The trial that a run under ``control`` was, with what it costs."""
     peaks = fixed.outcome.peak_bytes, before.outcome.peak_bytes
     memory = peaks[0] / peaks[1] if all(peaks) else None
-    return Trial(control, kind_of(control, fix), cured, price(fixed, before), memory)
+    steps = len(fixed.attempts)
+    return Trial(control, kind_of(control, fix), cured, price(fixed, before), memory, steps)
 
 
 def price(fixed: RunView, before: RunView) -> float | None:

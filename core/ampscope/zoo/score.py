@@ -86,7 +86,7 @@ def _score(script: str, answer: Answer | None, report: Report) -> Score:
     names = [f.cause for f in findings] or [report.diagnosis.verdict]
     expected = answer.cause if answer else "no_fault"
     accepted = {expected, *(answer.accept if answer else ())}
-    cured = fix_words.best(report)
+    cured = fix_words.chosen(report)
     first = findings[0].verdict if findings else None
     return Score(
         script=script,
@@ -97,7 +97,7 @@ def _score(script: str, answer: Answer | None, report: Report) -> Score:
         module_expected=answer.module if answer else None,
         module_found=first.module if first else None,
         fix_kind=(cured.kind if cured else first.fix.kind) if first else "none",
-        verified=True if cured else (False if report.trials else None),
+        verified=fix_words.verified(report),
         can_verify=bool(answer and answer.appliable),
         elapsed_s=round(report.elapsed_s, 1),
     )

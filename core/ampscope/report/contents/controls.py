@@ -40,7 +40,7 @@ class Control:
 def recorded(reader: Reader, report: Report, points: int) -> list[Control]:
     """The three controls, and the fix that worked (else the last that was tried)."""
     wanted = [(control(word), word) for word in _LOOKS]
-    cured = fix_words.best(report) or (report.trials[-1] if report.trials else None)
+    cured = fix_words.chosen(report) or (report.trials[-1] if report.trials else None)
     if cured is not None and cured.control not in _LOOKS:
         kind = "fixed" if cured.cured else "tried"
         wanted.append((f"{kind}, {control(cured.control)}", cured.control))
@@ -97,4 +97,6 @@ def _wrong(report: Report, run: RunInfo) -> str:
     trial = next((t for t in report.trials if t.control == word), None)
     if trial is None:
         return run.message or "not judged"
+    if trial.cured is None:
+        return fix_words.outcome(trial)
     return "nothing any more" if trial.cured else "the symptom or its cause is still there"

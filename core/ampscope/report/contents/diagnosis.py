@@ -80,8 +80,7 @@ def _verdict(report: Report, as_is: RunView) -> tuple[Block, ...]:
 def _figures(report: Report, finding: Finding) -> Figures:
     found = finding.verdict
     fp32 = report.control_symptoms.get("fp32")
-    cured = fix_words.best(report) is not None
-    fix = "seen to work" if cured else "none worked" if report.trials else "not tried"
+    fix = fix_words.state(report)
     return Figures(
         (
             Figure("Where", found.module or found.line or "the whole script", found.op or ""),
@@ -103,7 +102,7 @@ def _chain(report: Report, as_is: RunView) -> tuple[Block, ...]:
 
 def _fix(report: Report) -> tuple[Block, ...]:
     finding = report.diagnosis.findings[0]
-    cured = fix_words.best(report)
+    cured = fix_words.chosen(report)
     blocks: list[Block] = [Paragraph(fix_words.sentence(finding, cured))]
     patch = fix_words.patch(finding, cured)
     if patch:
@@ -113,13 +112,13 @@ def _fix(report: Report) -> tuple[Block, ...]:
         rows = tuple(
             (
                 control(t.control),
-                "cured" if t.cured else "not cured",
+                fix_words.outcome(t),
                 f"{t.price:.2f} times" if t.price else "not known",
                 f"{t.memory:.2f} times" if t.memory else "not known",
             )
             for t in report.trials
         )
-        blocks.append(Table(("The script was run", "Seen", "Time a step", "Peak memory"), rows))
+        blocks.append(Table(("The script was run", "Seen", "Time per step", "Peak memory"), rows))
     return tuple(blocks)
 
 

@@ -105,6 +105,9 @@ def next_step(report: Report, as_is: RunView) -> str:
     advice = fix_words.sentence(diagnosis.findings[0], cured)
     if cured is not None:
         return f"{advice} A run with this fix was seen to work; the patch is below."
+    if (removed := fix_words.chosen(report)) is not None:
+        advice = fix_words.sentence(diagnosis.findings[0], removed)
+        return f"{advice} {fix_words.seen(report)}"
     return f"{advice} No run with a fix was seen to work." if report.trials else advice
 
 
