@@ -76,6 +76,11 @@ def test_a_search_for_the_scale_in_a_short_run_is_no_failed_fix(count: int) -> N
     assert found is (True if count >= 30 else None)
 
 
+def test_a_control_that_does_not_train_proves_nothing() -> None:
+    wild = steps([2.3, *([334.0] * 9), *([23.0] * 20)])
+    assert is_cured(ANY, evidence(fp32=fp32_run(wild)), run(wild), None) is None
+
+
 def test_several_optimizers_are_not_compared_by_their_losses() -> None:
     two = [replace(a, optimizer=f"optimizer{a.attempt % 2}") for a in steps(FLAT)]
     assert follows(run(two), fp32_run(two)) is True

@@ -59,7 +59,7 @@ def is_cured(
 
 def follows(run: RunView, reference: RunView | None) -> bool | None:
     """Whether the losses of ``run`` after its search for a scale come down as the reference's do in
-    as many steps; None when there are too few to compare."""
+    as many steps. None when there are too few to compare, or when the reference does not train."""
     if reference is None:
         return None
     if len({a.optimizer for a in reference.attempts}) != 1:
@@ -75,6 +75,8 @@ def follows(run: RunView, reference: RunView | None) -> bool | None:
         return False
     if not math.isfinite(tail):
         return reached <= head
+    if tail > other[0] + AS_GOOD * abs(other[0]):
+        return None  # the control's loss rises: to follow it proves nothing
     progress = head - tail
     if progress <= LEARNS_SHARE * abs(head):  # nothing to learn from the control in these steps
         return reached - tail <= max(AS_GOOD * abs(head), TAIL_SCATTER * scatter)
