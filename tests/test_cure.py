@@ -28,7 +28,7 @@ from tests.evidence_making import (
     steps,
 )
 
-ANY = Finding("gradient_underflow", Verdict(Status.FOUND, fix=Fix("add_scaler", "")))
+ANY = Finding("scaled_gradient_penalty", Verdict(Status.FOUND, fix=Fix("add_scaler", "")))
 DIVERGENCE = Finding("not_amp_divergence", Verdict(Status.FOUND, fix=Fix("lower_lr", "")))
 BROKEN = run(but(steps([NAN] * 30, **WITHOUT_SCALER), range(30), grad_nonfinite=9))
 

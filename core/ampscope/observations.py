@@ -9,6 +9,7 @@ from ampscope.gradient_change import GradientChange
 
 COARSE_ERROR = 0.05  # relative 2-norm error; one rounding to bf16 gives at most 2^-9 = 0.002
 READ_LOSS, READ_GRADIENT = "loss", "gradient"  # what a Call named "read" looked at
+MIN_HAND_SCALE = 128  # a smaller factor is mostly the weight of one of several losses
 STALLED_SHARE = 0.9  # of the elements that an addition should have moved
 
 

@@ -9,14 +9,13 @@ from itertools import pairwise
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.root_op import Arrives
 from ampscope.analysis.run_view import RunView
-from ampscope.observations import Attempt
+from ampscope.observations import MIN_HAND_SCALE, Attempt, Call
 
 HIGH_INIT = 2.0**24  # a search from here or below is ordinary (DeepSpeed starts at 2^16 to 2^32)
 MANY_SKIPS = 12  # before the first step: the search started 2^12 or more above what is borne
 COSTLY = 0.25  # of the run's steps; 16 skips in 200 are a search that ended, 22 in 60 are a loss
 MIN_LATE_SKIPS = 3
 GROWS_TOO_FAST = 0.1  # share of skips after the search; torch's interval gives 0.0005
-MIN_STATIC_SCALE = 128  # a smaller factor is mostly the weight of one of several losses
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +80,39 @@ def _late_skips(own: Sequence[Attempt]) -> int:
     return count
 
 
+def hand_scale_facts(run: RunView) -> ScaleFacts | None:
+    """The trajectory of a factor that the script multiplies its loss by and changes itself; None of
+    a constant one, and with a scaler.
+
+    Each fall of the factor is a step that the script left out, because it found gradients that are
+    not finite.
+    """
+    factors = [_hand_factor(c) for c in run.calls if c.name == "backward"]
+    if run.has_scaler or None in factors:
+        return None
+    own = [f for f in factors if f is not None]
+    if len(set(own)) < 2 or max(own) < MIN_HAND_SCALE:
+        return None
+    falls = [n for n, (before, after) in enumerate(pairwise(own)) if after < before]
+    leading = next((n for n, (a, b) in enumerate(pairwise(own)) if b >= a), len(own) - 1)
+    taken = [f for n, f in enumerate(own) if n not in falls]
+    return ScaleFacts(
+        first=own[0],
+        last=own[-1],
+        skipped=len(falls),
+        leading=leading,
+        late=sum(n >= leading for n in falls),
+        total=len(own),
+        bearable=max(taken) if taken else None,
+    )
+
+
+def _hand_factor(call: Call) -> float | None:
+    """What the root of a backward was multiplied by; None where it was by no constant."""
+    name, _, text = call.note.partition(" ")
+    return float(text) if text and name in ("mul", "mul_") else None
+
+
 def fails_forward(evidence: Evidence) -> bool:
     """A non-finite loss: no scale can cure it."""
     run = evidence.as_is
@@ -92,12 +124,12 @@ def fails_forward(evidence: Evidence) -> bool:
 
 
 def static_scale(run: RunView) -> float | None:
-    """A constant by which the script multiplies its loss by hand, :data:`MIN_STATIC_SCALE` or
+    """A constant by which the script multiplies its loss by hand, :data:`MIN_HAND_SCALE` or
     more."""
     for call in run.calls:
         if call.name == "backward" and call.note.startswith(("mul ", "mul_ ")):
             factor = float(call.note.split()[1])
-            if factor >= MIN_STATIC_SCALE:
+            if factor >= MIN_HAND_SCALE:
                 return factor
     return None
 

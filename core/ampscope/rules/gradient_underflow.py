@@ -20,6 +20,7 @@ from __future__ import annotations
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.lost_gradients import dead_parameters, late_zero_share, learns_slower
 from ampscope.analysis.root_op import silent_suspects
+from ampscope.analysis.scale_facts import static_scale
 from ampscope.analysis.symptoms import Symptom
 from ampscope.rules.verdict import (
     Fix,
@@ -59,9 +60,12 @@ def check(evidence: Evidence) -> Verdict:
     if any(b.reached_loss is False and b.phase == "forward" for b in silent_suspects(run)):
         return inconclusive("An op overflows inside in most steps; that can make zeros too.")
     scale = run.scales[0] if run.scales else 1.0
-    words = (
-        f"at a loss scale of {scale:,.6g}" if run.has_scaler else "because the loss is not scaled"
-    )
+    by_hand = static_scale(run)
+    words = "because the loss is not scaled"
+    if run.has_scaler:
+        words = f"at a loss scale of {scale:,.6g}"
+    elif by_hand is not None:
+        words = f"at a loss scale by hand of {by_hand:,.6g}"
     return Verdict(
         Status.FOUND,
         f"{worst:.1%} of the gradient entries are zero here and not in fp32, {words}."
@@ -74,7 +78,7 @@ def check(evidence: Evidence) -> Verdict:
             Measurement("zero gradient entries in fp32", fp32.zero_share or 0.0, None, "fp32", 0),
             Measurement("lost", worst, LOST, "as_is", 0),
         ),
-        fix=RAISE if run.has_scaler else ADD,
+        fix=RAISE if run.has_scaler else ADD if by_hand is None else RAISE_BY_HAND,
     )
 
 
@@ -89,6 +93,12 @@ scaler.step(optimizer)
 scaler.update()
 """
 RAISE = Fix("change_scale", "Use a larger loss scale.", PATCH, ("init_scale:65536", "bf16"))
+RAISE_BY_HAND = Fix(
+    "change_scale",
+    "Use a larger factor, or torch.amp.GradScaler in its place.",
+    PATCH,
+    ("add_scaler", "bf16"),
+)
 ADD = Fix("add_scaler", "Scale the loss with a GradScaler.", PATCH, ("add_scaler", "bf16"))
 
 

@@ -23,6 +23,7 @@ from ampscope.analysis.scale_facts import (
     ScaleFacts,
     bears_one,
     fails_forward,
+    hand_scale_facts,
     scale_facts,
     scaled_by_hand,
 )
@@ -40,7 +41,7 @@ def check(evidence: Evidence) -> Verdict:
     if fails_forward(evidence):
         return passed("The loss itself is not finite; no scale cures that.")
     if facts is None:
-        return static_scale_overflow(evidence)
+        return _by_hand(evidence) or static_scale_overflow(evidence)
     first, last = facts.first, facts.last
     if facts.bearable is None:
         if not bears_one(evidence):
@@ -61,6 +62,42 @@ def check(evidence: Evidence) -> Verdict:
         words = f"grows back into overflow again and again: {facts.late} skips after the search"
         return _found(evidence, facts, words, floor)
     return passed("The scale found its place.")
+
+
+def _by_hand(evidence: Evidence) -> Verdict | None:
+    """A factor that the script multiplies its loss by and adapts itself, judged as a scaler's."""
+    facts = hand_scale_facts(evidence.as_is)
+    if facts is None:
+        return None
+    fp32 = None if evidence.fp32 is None else hand_scale_facts(evidence.fp32)
+    if fp32 is not None and fp32.skipped:
+        return passed("The gradients are not finite in fp32 either; no scale cures that.")
+    if facts.starts_too_high:
+        words = f"starts at {facts.first:,.6g} and loses {facts.leading} steps to {facts.last:,.6g}"
+    elif facts.grows_too_fast:
+        words = (
+            f"grows back into overflow again and again: {facts.late} of {facts.total} steps are "
+            "lost after the search"
+        )
+    else:
+        return passed("The script scales its loss by hand, and its factor found its place.")
+    return Verdict(
+        Status.FOUND,
+        f"The factor by which the script multiplies its loss {words}.",
+        phase="backward",
+        step=0 if facts.starts_too_high else None,
+        evidence=(
+            Measurement("lost steps", facts.skipped, MANY_SKIPS, "as_is"),
+            Measurement("initial factor", facts.first, USUAL_INIT, "as_is"),
+            Measurement("factor at the end", facts.last, None, "as_is"),
+        ),
+        fix=Fix(
+            "change_scale",
+            "Start the factor at 65,536 or below and double it every 2,000 steps, or let "
+            "torch.amp.GradScaler do it.",
+            "scaler = torch.amp.GradScaler(device)  # in place of the factor and its division\n",
+        ),
+    )
 
 
 def _found(evidence: Evidence, facts: ScaleFacts, words: str, better: float) -> Verdict:

@@ -26,6 +26,8 @@ from ampscope.diagnose import Finding, diagnose
 
 # With these a script leaves steps out, or ends, by itself: a fix has to bring the steps back.
 GUARDED = frozenset({Symptom.ENDED, Symptom.DROPPED, Symptom.EXCEPTION})
+# Their rules compare numbers with the fp32 control: what they find is a measured symptom itself.
+MEASURED = frozenset({"small_update_lost", "gradient_underflow", "half_accumulation_stagnation"})
 AS_GOOD = 0.1  # of the first loss: no more above fp32's, where fp32 does not learn either
 NUMBERS = frozenset({Symptom.LOSS, Symptom.WEIGHTS, Symptom.GRADIENTS, Symptom.DIVERGED})
 
@@ -52,7 +54,7 @@ def is_cured(
         return False
     if not _is_removed(finding, evidence, fixed):
         return False
-    if not evidence.symptoms:
+    if not evidence.symptoms and finding.cause not in MEASURED:
         return None
     return follows(fixed, evidence.fp32)
 

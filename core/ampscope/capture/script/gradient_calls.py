@@ -19,6 +19,7 @@ from ampscope.capture.script.patches import Patches
 from ampscope.capture.script.scaled_graph import scaled_by
 from ampscope.capture.script.scaler_calls import ScalerCalls
 from ampscope.formats import dtype_name
+from ampscope.observations import MIN_HAND_SCALE
 
 
 class GradientCalls:
@@ -31,6 +32,7 @@ class GradientCalls:
         self._scalers = scalers
         self._attempts = attempts
         self._watch = watch
+        self._hand_scaled: set[str] = set()  # lines of backward passes
 
     def wrap(self, patches: Patches) -> None:
         """Put the wrappers on; ``patches`` takes them off."""
@@ -67,6 +69,8 @@ class GradientCalls:
         with no_dispatch():
             value = float(root.detach().float().sum()) if root.numel() else math.nan
         value /= self._scalers.scale_named(scaler) or 1.0
+        if not scaler:
+            value /= self._hand_scale(root_of_loss(root))
         self._calls.add(
             "backward",
             subject=scaler,
@@ -79,6 +83,16 @@ class GradientCalls:
         self._watch.reads.backward()
         taint = self._watch.taint_of(root)
         self._attempts.before_backward(value, dtype_name(root.dtype), taint, scaled=bool(scaler))
+
+    def _hand_scale(self, note: str) -> float:
+        """The factor of a loss that is scaled by hand, such as ``loss * 2 ** lg_loss_scale``; 1 of
+        any other. Below :data:`MIN_HAND_SCALE` it counts at a line where it was above before."""
+        name, _, text = note.partition(" ")
+        factor = float(text) if text and name in ("mul", "mul_") else 1.0
+        line = self._calls.line()
+        if factor >= MIN_HAND_SCALE:
+            self._hand_scaled.add(line)
+        return factor if line in self._hand_scaled and factor > 0 else 1.0
 
     def _grad(self, original: Any) -> Any:
         @functools.wraps(original)
