@@ -175,10 +175,10 @@ def test_statistics_that_fp32_spoils_too_are_not_amps_alone(ended: tuple[Scan, .
     assert status(STATS, made) is (Status.INCONCLUSIVE if ended else Status.FOUND)
 
 
-def test_a_poisoned_step_explains_its_overflow() -> None:
+def test_an_overflow_explains_the_statistics_that_it_poisons() -> None:
     op = bad_op("aten.addmm", fp32_max=66246.0, attempt=5, count=1, last_attempt=5)
     usual = poisoned_statistics().as_is
     made = evidence(run(usual.attempts, *usual.scans, op, eval_nonfinite=True))
     found = diagnose(made)
-    assert causes(found) == [STATS]
-    assert [c.cause for c in found.findings[0].consequences] == ["activation_overflow"]
+    assert causes(found) == ["activation_overflow"]
+    assert [c.cause for c in found.findings[0].consequences] == [STATS]

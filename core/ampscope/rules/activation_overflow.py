@@ -48,5 +48,5 @@ RULE = Rule(
     ("as_is", "fp32"),
     50,
     needs_ops=False,
-    explains=("loss_scale_too_high", "gradient_underflow"),
+    explains=("batchnorm_stats_corrupted", "loss_scale_too_high", "gradient_underflow"),
 )

@@ -1,7 +1,8 @@
 """Running statistics are not finite while the weights are.
 
 What it detects
-    NaN or infinity in a buffer at the end, finite weights, and fp32 buffers that are finite.
+    NaN or infinity in a buffer at the end, finite weights, and fp32 buffers that are finite. Where
+    the op that overflowed is known, it is the cause and this its consequence.
 
 Why it matters
     GradScaler protects the weights from a bad forward pass, but BatchNorm has updated its
@@ -65,11 +66,6 @@ RULE = Rule(
     "batchnorm_stats_corrupted",
     check,
     ("as_is", "fp32"),
-    28,
-    explains=(
-        "activation_overflow",
-        "elementwise_overflow",
-        "reduction_overflow",
-        "loss_scale_too_high",
-    ),
+    58,  # behind the ops whose overflow poisons the statistics: it is their consequence
+    explains=("loss_scale_too_high",),
 )

@@ -42,6 +42,6 @@ RULE = Rule(
     check,
     ("as_is", "fp32"),
     50,
-    explains=("loss_scale_too_high", "gradient_underflow"),
+    explains=("batchnorm_stats_corrupted", "loss_scale_too_high", "gradient_underflow"),
     needs_ops=False,
 )

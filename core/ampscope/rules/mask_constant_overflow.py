@@ -51,5 +51,5 @@ RULE = Rule(
     check,
     ("as_is", "fp32"),
     50,
-    explains=("loss_scale_too_high", "gradient_underflow"),
+    explains=("batchnorm_stats_corrupted", "loss_scale_too_high", "gradient_underflow"),
 )
