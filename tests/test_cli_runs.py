@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ampscope.cli.main import main
-from ampscope.records import Machine, RunSpec, State, StepRecord
+from ampscope.records import Event, Machine, RunSpec, State, StepRecord
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
-from tests import stores
+from tests import script_stores, stores, watched_stores
 
 
 @pytest.fixture
@@ -109,3 +109,26 @@ def test_export(store: Path, tmp_path: Path) -> None:
     result = call("runs", "export", run_id, "--out", tmp_path / "no" / "x.json", "--store", store)
     assert result.exit_code == 2
     assert "Cannot write" in result.output
+
+
+def test_a_script_is_listed_with_its_control_and_the_steps_it_made(store: Path) -> None:
+    as_is = script_stores.healthy_run(store, "as_is")
+    script_stores.healthy_run(store, "fp32")
+    output = call("runs", "list", "--store", store).output
+    assert "(in fp32)" in output
+    assert "(as it is)" not in output
+    assert as_is in output
+    assert "12/" not in output  # of how many is not known: a script ends when it likes
+
+
+def test_a_watched_run_shows_its_bad_step_and_how_to_replay_it(store: Path) -> None:
+    made = [watched_stores.step(0), watched_stores.step(1, loss=float("nan"))]
+    path = str(store.with_name("a b.safetensors"))
+    kept = Event(1, "capsule", "loss", "The loss is NaN.", path=path)
+    writer = watched_stores.begun(store, made, [kept])
+    run_id = watched_stores.ended(writer)
+    shown = json.loads(call("runs", "show", "--store", store, run_id).output)
+    assert (shown["first_bad_step"], shown["bad_steps"]) == (1, 1)
+    (event,) = shown["events"]
+    assert event["replay"] == f"ampscope replay '{path}' --model FILE.py:build"
+    assert "2/0" not in call("runs", "list", "--store", store).output

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ampscope.diagnose import Finding
 from ampscope.report import fix_words
-from ampscope.rules.verdict import Status, Verdict
+from ampscope.rules.verdict import Fix, Status, Verdict
 from ampscope.rules.wording import island, island_patch
 from ampscope.verdicts.trials import Trial
 from tests.evidence_making import bad_op
@@ -78,3 +78,15 @@ def test_a_patch_is_of_the_control_that_cured() -> None:
     assert "train.py:6\n#     a @ b\nwith torch.autocast" in fix_words.patch(finding, lines)
     assert "get_submodule" not in fix_words.patch(finding, lines)
     assert "['first']" in fix_words.patch(finding, None)
+
+
+def test_what_is_said_fits_the_patch() -> None:
+    """The rule's patch makes fp32 weights; the run that worked kept fp32 masters."""
+    fix = Fix(
+        "fp32_params", "Keep the weights in fp32.", "model = model.float()\n", ("fp32_state",)
+    )
+    finding = Finding("small_update_lost", Verdict(Status.FOUND, fix=fix))
+    cured = Trial("fp32_state", "fp32_optimizer_state", True, 1.0)
+    said = fix_words.sentence(finding, cured)
+    assert said == "Keep the weights in fp32. It was seen to work with fp32 master weights."
+    assert fix_words.patch(finding, cured) == fix.patch

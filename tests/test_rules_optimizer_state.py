@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -132,3 +133,18 @@ def test_state_that_is_half_from_a_second_phase_on_is_compared_there(
     made = but(steps(losses), range(20, STEPS), **{**later, "state_dtypes": "fp16"})
     made = but(made, [20], update_norm=50.0, grad_norm=norm)
     assert status("optimizer_state_range", evidence(run(made), fp32_run(control))) is says
+
+
+def test_advice_is_of_the_optimizer_that_is_used() -> None:
+    """SGD has no epsilon, and its patch makes no Adam."""
+    adam = answers(adam_in_half())["optimizer_state_range"]
+    assert "eps=1e-4" in adam.fix.text
+    usual = adam_in_half().as_is
+    made = [replace(a, eps=None) for a in usual.attempts]
+    sgd = run(made, uses_autocast="", uses_half_model="fp16", optimizers=("SGD",))
+    said = answers(evidence(sgd))["optimizer_state_range"]
+    assert said.status is Status.FOUND
+    assert "The state of the optimizer (SGD) is fp16" in said.reason
+    assert "Adam" not in said.fix.patch
+    assert "eps" not in said.fix.text
+    assert "eps:0.0001" not in said.fix.controls

@@ -127,3 +127,42 @@ def test_a_finding_needs_no_lead(tmp_path: Path) -> None:
         report = recall(reader, head)
     assert report.lead is None
     assert json.loads(to_json(report))["lead"] is None
+
+
+def test_a_control_without_memory_is_no_failing_control(tmp_path: Path) -> None:
+    path = tmp_path / "r.db"
+    error = {"ended": "exception", "error_type": "RuntimeError"}
+    text = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes"
+    run(path, "fp32", seen(FLAT[:6], error_text=text, **error))
+    report = diagnosed(path, *BAD, UNKNOWN, fp32=False)
+    said = printed(report)
+    assert "fp32: it ran out of memory" in said
+    assert "the script raised" not in said
+    assert "fails too" not in said
+
+
+def test_other_random_numbers_in_bf16_are_no_lack_of_a_seed(tmp_path: Path) -> None:
+    """torch draws other numbers in bf16 than in fp32: what is drawn behind them differs."""
+
+    def starts(dtype: str, std: float) -> list[Scan]:
+        first = Scan("start", "parameter", "a.weight", dtype, 64, 0, 0, 0.5, std=0.1)
+        return [first, replace(first, name="b.weight", dtype="fp32", std=std)]
+
+    for name, dtype, told in (("a", "bf16", "drawn in another dtype"), ("b", "fp32", "reproduce")):
+        path = tmp_path / f"{name}.db"
+        run(path, "fp32", seen(FLAT, *starts("fp32", 0.3)))
+        report = diagnosed(path, *FLAT, *starts(dtype, 0.2), fp32=False)
+        assert told in " ".join(report.notes)
+
+
+def test_fp16_without_a_scaler_is_noted_and_no_fault(tmp_path: Path) -> None:
+    made = [attempt(i, x, scaler="", scale=1.0) for i, x in enumerate(FALLING)]
+    facts = {"flop_dtypes": ("fp16",), "flop_counts": (9,), "traced_ops": 9}
+    calls = [o for o in seen(made, **facts) if getattr(o, "name", "") not in ("scale",)]
+    path = tmp_path / "r.db"
+    head = run(path, "as_is", calls)
+    healthy_run(path, "fp32")
+    with Reader(path) as reader:
+        report = recall(reader, head)
+    assert report.diagnosis.verdict == "no_fault"
+    assert "trains in fp16 without a GradScaler" in " ".join(report.notes)

@@ -79,7 +79,7 @@ def _figures(report: Report, finding: Finding) -> list[KeyFigure]:
         KeyFigure("Fix", *_fix_state(report)),
         KeyFigure(
             "In fp32",
-            "not run" if fp32 is None else "fails too" if fp32 else "healthy",
+            words.in_fp32(report),
             "; ".join(fp32 or ()) or "The same script with autocast and the scaler off",
         ),
     ]

@@ -9,6 +9,8 @@ from ampscope.gradient_change import GradientChange
 
 COARSE_ERROR = 0.05  # relative 2-norm error; one rounding to bf16 gives at most 2^-9 = 0.002
 READ_LOSS, READ_GRADIENT = "loss", "gradient"  # what a Call named "read" looked at
+# Texts of torch 2.11 to 2.13: c10/core/impl/alloc_cpu.cpp and CUDACachingAllocator.cpp.
+_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "Cannot allocate memory")
 MIN_HAND_SCALE = 128  # a smaller factor is mostly the weight of one of several losses
 STALLED_SHARE = 0.9  # of the elements that an addition should have moved
 
@@ -213,6 +215,14 @@ class Outcome:
     half_ops: int = 0
     framework: str = "torch"  # torch | keras | paddle
     peak_bytes: int = 0  # CUDA memory at its highest, on a CPU the process's; 0 unknown
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        """The script ended because memory ran out."""
+        if self.ended != "exception":
+            return False
+        named = self.error_type in ("MemoryError", "OutOfMemoryError")
+        return named or any(text in self.error_text for text in _MEMORY)
 
 
 Observation = Call | Attempt | ParameterGradient | GradientChange | Scan | BadOp | OpUse | Outcome

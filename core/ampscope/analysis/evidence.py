@@ -45,7 +45,11 @@ class Evidence:
     @cached_property
     def fp32_symptoms(self) -> frozenset[Symptom]:
         """What is wrong with the fp32 control by itself; nothing when it was not run."""
-        return frozenset() if self.fp32 is None else symptoms(self.fp32, None)
+        if self.fp32 is None:
+            return frozenset()
+        found = symptoms(self.fp32, None)
+        # A lack of memory says nothing of the training.
+        return found - {Symptom.EXCEPTION} if self.fp32.outcome.is_out_of_memory else found
 
     @cached_property
     def fp32_fails(self) -> bool:

@@ -29,6 +29,13 @@ class HalfState:
     update_ratio: float | None  # largest update norm over the fp32 control's, in the first attempts
 
 
+def optimizer_class(run: RunView, name: str) -> str:
+    """Class of the optimizer that the records call ``optimizer1``; "" where it is not known."""
+    number = name.removeprefix("optimizer")
+    known = run.outcome.optimizers
+    return known[int(number)] if number.isdecimal() and int(number) < len(known) else ""
+
+
 def half_state(run: RunView, fp32: RunView | None) -> HalfState | None:
     """None when no optimizer keeps its state in half precision."""
     half = [a for a in run.attempts if "fp16" in a.state_dtypes or "bf16" in a.state_dtypes]

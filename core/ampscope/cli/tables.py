@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 from datetime import datetime
 from typing import TypedDict
 
@@ -14,11 +15,13 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from ampscope.records import Role, RunInfo, State, StepRecord
+from ampscope.records import AS_IS, Event, Role, RunInfo, State, StepRecord
 from ampscope.report.plain import TEXT_LENGTH, line
+from ampscope.report.words.controls import control
 from ampscope.report.words.run import rules_in_full
 from ampscope.store.reader import Reader
 
+MAX_EVENTS = 200  # the first of a run; a training that breaks every step has one a step
 MISSING = "–"  # not recorded, or there is no such thing
 
 
@@ -39,6 +42,9 @@ class RunJson(TypedDict):
     last_scale: float | str | None
     underflow: dict[str, dict[str, int]]
     overhead_share: float | None
+    first_bad_step: int | None
+    bad_steps: int
+    events: list[dict[str, object]]  # of a watched run: alarms, bad steps, capsules
 
 
 def number(value: float | None) -> float | str | None:
@@ -51,6 +57,7 @@ def number(value: float | None) -> float | str | None:
 def run_as_json(reader: Reader, info: RunInfo) -> RunJson:
     """The run, its loss at both ends, and what the shadow counted."""
     steps = reader.steps(info.id)
+    totals = reader.step_totals(info.id)
     machine = info.machine
     return RunJson(
         id=info.id,
@@ -67,7 +74,20 @@ def run_as_json(reader: Reader, info: RunInfo) -> RunJson:
         last_scale=number(steps[-1].scale) if steps else None,
         underflow=underflow(reader, info.id),
         overhead_share=reader.run(info.id).overhead_share,
+        first_bad_step=totals.first_bad,
+        bad_steps=totals.bad,
+        events=[_event(event) for event in reader.events(info.id)][:MAX_EVENTS],
     )
+
+
+def _event(event: Event) -> dict[str, object]:
+    """One event; a capsule with the command that replays it."""
+    told: dict[str, object] = {"step": event.step, "kind": event.kind, "name": event.name}
+    told["text"] = line(event.text, TEXT_LENGTH)
+    if event.path:
+        told["path"] = event.path
+        told["replay"] = f"ampscope replay {shlex.quote(event.path)} --model FILE.py:build"
+    return told
 
 
 def underflow(reader: Reader, run_id: str) -> dict[str, dict[str, int]]:
@@ -122,13 +142,27 @@ def runs_table(infos: list[RunInfo]) -> Table:
         table.add_row(
             info.id,
             datetime.fromtimestamp(info.created).strftime("%m-%d %H:%M"),
-            _text(info.title),
+            _text(_titled(info)),
             str(info.state),
-            # A measurement counts what it likes; only a training has so many of so many steps.
-            f"{info.steps_done:,}/{info.spec.steps:,}" if info.spec.is_training else MISSING,
+            _steps(info),
             _text(f"{machine.device} {machine.policy}") if machine else MISSING,
         )
     return table
+
+
+def _titled(info: RunInfo) -> str:
+    """The title; of a script's run also which control of a diagnosis it is."""
+    role = info.spec.control if info.spec.kind == "script" else ""
+    return f"{info.title} ({control(role)})" if role and role != AS_IS else info.title
+
+
+def _steps(info: RunInfo) -> str:
+    """Steps done, of how many where that is known before: a watched training says nothing of it,
+    and a script may end earlier. A measurement counts what it likes."""
+    if not info.spec.is_training:
+        return MISSING
+    done, wanted = f"{info.steps_done:,}", info.spec.steps
+    return f"{done}/{wanted:,}" if wanted and info.spec.kind == "probe" else done
 
 
 def messages(infos: list[RunInfo]) -> list[str]:

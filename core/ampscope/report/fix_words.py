@@ -65,6 +65,9 @@ def sentence(finding: Finding, cured: Trial | None) -> str:
         return f"Keep {names.replace(',', ', ')} in fp32."
     if cured is None or cured.kind == fix.kind:
         return fix.text or FIX_KINDS[fix.kind]
+    if word == "fp32_state" and fix.kind == "fp32_params":
+        # The patch is the rule's own; what was run keeps fp32 copies beside the half weights.
+        return f"{fix.text} It was seen to work with fp32 master weights."
     if word == "fp32_modules":
         return f"Keep {names} in fp32."
     return FIX_KINDS[cured.kind]

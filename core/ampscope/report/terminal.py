@@ -65,10 +65,11 @@ def _no_finding(report: Report) -> RenderableType:
 def _finding(finding: Finding, report: Report, *, first: bool) -> RenderableType:
     verdict = finding.verdict
     cause = CAUSES[finding.cause]
-    where = [part for part in (verdict.module, verdict.op, verdict.phase, verdict.line) if part]
+    phase = "the optimizer's step" if verdict.phase == "step" else verdict.phase
+    where = [part for part in (verdict.module, verdict.op, phase, verdict.line) if part]
     parts: list[RenderableType] = [_said(verdict.reason)]
     if where:
-        step = f", step {verdict.step}" if verdict.step is not None else ""
+        step = f", at step {verdict.step}" if verdict.step is not None else ""
         parts.append(_said("Where: " + ", ".join(where) + step))
     if verdict.code:
         parts.append(_said(f"    {verdict.code}"))

@@ -87,7 +87,7 @@ def _formula(op: BadOp) -> Verdict:
 
 
 FORMULA_PATCH = "safe = denominator.clamp(min=1e-6)  # or: skip the update where it is zero\n"
-PATCH = "optimizer = torch.optim.SGD(model.parameters(), lr=lr / 10)\n"
+PATCH = 'for group in optimizer.param_groups:\n    group["lr"] /= 10\n'
 
 
 RULE = Rule(

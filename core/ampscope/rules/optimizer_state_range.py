@@ -17,7 +17,7 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.optimizer_state import HalfState, half_state
+from ampscope.analysis.optimizer_state import HalfState, half_state, optimizer_class
 from ampscope.analysis.symptoms import Symptom
 from ampscope.formats import FP16
 from ampscope.rules.verdict import (
@@ -49,6 +49,8 @@ def check(evidence: Evidence) -> Verdict:
     if evidence.fp32_fails_first:
         return inconclusive("fp32 fails as early.")
     first, eps = state.first, state.first.eps
+    kind = optimizer_class(evidence.as_is, first.optimizer)
+    name = f"the optimizer ({kind})" if kind else "the optimizer"
     vanished = f"; eps = {eps:g} is 0 in fp16" if state.eps_vanished else ""
     values = [
         Measurement("dtype of the state", first.state_dtypes, "fp32", "as_is", first.attempt),
@@ -60,11 +62,11 @@ def check(evidence: Evidence) -> Verdict:
         values.append(Measurement("update norm over fp32's", ratio, TOO_LARGE, "as_is"))
     return Verdict(
         Status.FOUND,
-        f"The state of {first.optimizer} is {first.state_dtypes}: {_what(state)}{vanished}.",
+        f"The state of {name} is {first.state_dtypes}: {_what(state)}{vanished}.",
         phase="step",
         step=(state.broken or first).attempt,
         evidence=tuple(values),
-        fix=FIX,
+        fix=_fix(kind, eps),
     )
 
 
@@ -77,12 +79,17 @@ def _what(state: HalfState) -> str:
     return f"{state.dead_share:.1%} of its second moments vanished"
 
 
-FIX = Fix(
-    "fp32_optimizer_state",
-    "Keep parameters and state in fp32; or use eps=1e-4.",
-    "optimizer = torch.optim.Adam(model.float().parameters(), lr=lr)  # autocast the forward\n",
-    ("fp32_state", "fp32_params", "eps:0.0001"),
-)
+def _fix(kind: str, eps: float | None) -> Fix:
+    """An epsilon is advice for the optimizers that have one."""
+    made = f"torch.optim.{kind or 'AdamW'}(model.float().parameters(), lr=lr)"
+    return Fix(
+        "fp32_optimizer_state",
+        "Keep parameters and state in fp32" + ("." if eps is None else "; or use eps=1e-4."),
+        f"optimizer = {made}  # autocast the forward\n",
+        ("fp32_state", "fp32_params", *(() if eps is None else ("eps:0.0001",))),
+    )
+
+
 RULE = Rule(
     "optimizer_state_range",
     check,

@@ -10,8 +10,6 @@ from ampscope.observations import Outcome
 from ampscope.records import RunSpec, State
 
 MAX_TEXT = 200
-# Texts of torch 2.11 to 2.13: c10/core/impl/alloc_cpu.cpp and CUDACachingAllocator.cpp.
-_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "Cannot allocate memory")
 # torch/cuda/__init__.py (_lazy_init), c10/cuda/CUDAFunctions.cpp, torch/serialization.py.
 _NO_CUDA = (
     "Torch not compiled with CUDA enabled",
@@ -69,7 +67,7 @@ def _raised(outcome: Outcome, spec: RunSpec, when: str) -> tuple[State, str]:
     kind = outcome.error_type
     if kind == "KeyboardInterrupt":
         return State.CANCELLED, f"The script was interrupted{at} {when}."
-    if kind in ("MemoryError", "OutOfMemoryError") or any(s in outcome.error_text for s in _MEMORY):
+    if outcome.is_out_of_memory:
         limit = f" (limit {spec.memory_limit_mib} MiB)" if spec.memory_limit_mib else ""
         higher = ", or a higher --memory-limit" if spec.memory_limit_mib else ""
         return State.FAILED, (

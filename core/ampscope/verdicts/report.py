@@ -7,15 +7,17 @@ from dataclasses import dataclass, field
 
 from ampscope.analysis.lead import Lead, lead
 from ampscope.analysis.precision_use import PrecisionUse, precision_use
-from ampscope.analysis.repeatability import difference
+from ampscope.analysis.repeatability import difference, draws_otherwise
 from ampscope.analysis.run_view import RunView
-from ampscope.analysis.symptoms import symptoms
+from ampscope.analysis.scale_facts import hand_scale_facts, static_scale
+from ampscope.analysis.symptoms import Symptom, symptoms
 from ampscope.diagnose import Diagnosis
 from ampscope.records import RunInfo, State
 from ampscope.run.script_ending import ending
 from ampscope.verdicts.trials import Trial
 
 CONTROLS = ("fp32", "bf16")
+OUT_OF_MEMORY = "it ran out of memory, so there is nothing to compare with after that"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +106,7 @@ def report_of(
         output=output,
         judged_steps=(outcome := views["as_is"].outcome).attempts,
         cut_short=outcome.ended if outcome.ended in ("steps", "time") else "",
-        control_symptoms={
-            name: tuple(sorted(symptoms(views[name], None))) for name in CONTROLS if name in views
-        },
+        control_symptoms={name: _of_control(views[name]) for name in CONTROLS if name in views},
         ended=views["as_is"].outcome.ended,
         lead=None if diagnosis.findings else lead(views["as_is"], views.get("fp32")),
         precision=precision_use(views["as_is"], views.get("fp32")),
@@ -143,10 +143,35 @@ def _other_end(run: RunView, fp32: RunView) -> str:
     )
 
 
+def _of_control(view: RunView) -> tuple[str, ...]:
+    """What is wrong with a control by itself; that it did not fit into memory says nothing of the
+    training."""
+    found = tuple(sorted(symptoms(view, None)))
+    if not view.outcome.is_out_of_memory:
+        return found
+    others = (s for s in found if s is not Symptom.EXCEPTION)
+    return (OUT_OF_MEMORY, *others)
+
+
+def _without_scaler(run: RunView) -> str:
+    """fp16 gradients without any loss scale are worth a word even where they did no harm so far."""
+    outcome = run.outcome
+    in_fp16 = "fp16" in outcome.flop_dtypes and bool(run.attempts)
+    by_hand = static_scale(run) is not None or hand_scale_facts(run) is not None
+    if not in_fp16 or run.has_scaler or by_hand or outcome.framework != "torch":
+        return ""
+    return (
+        "The script trains in fp16 without a GradScaler: gradients below 6e-8 become zero. That is "
+        "no fault by itself; a scaler keeps it from becoming one."
+    )
+
+
 def _notes(views: Mapping[str, RunView]) -> tuple[str, ...]:
     """What a person must know beside the verdict: how the runs were made."""
     outcome = views["as_is"].outcome
     notes = list(outcome.notes)
+    if note := _without_scaler(views["as_is"]):
+        notes.append(note)
     if outcome.ended == "steps":
         notes.append(f"Stopped after {outcome.attempts} optimizer steps.")
     if outcome.ended == "time":
@@ -155,7 +180,10 @@ def _notes(views: Mapping[str, RunView]) -> tuple[str, ...]:
         notes.append(told)
     if "fp32" in views and (what := difference(views["as_is"], views["fp32"])):
         notes.append(
-            f"The script does not reproduce its own losses from run to run: {what} differ. It is "
-            "judged on what the runs have in common; a fixed seed makes the verdict sharper."
+            f"Random numbers are drawn in another dtype in the fp32 control, so {what} differ. The "
+            "script is judged on what the runs have in common."
+            if draws_otherwise(views["as_is"], views["fp32"])
+            else f"The script does not reproduce its own losses from run to run: {what} differ. "
+            "It is judged on what the runs have in common; a fixed seed makes the verdict sharper."
         )
     return tuple(notes)

@@ -79,14 +79,13 @@ def _verdict(report: Report, as_is: RunView) -> tuple[Block, ...]:
 
 def _figures(report: Report, finding: Finding) -> Figures:
     found = finding.verdict
-    fp32 = report.control_symptoms.get("fp32")
     fix = fix_words.state(report)
     return Figures(
         (
             Figure("Where", found.module or found.line or "the whole script", found.op or ""),
             Figure("First seen at", "no step" if found.step is None else f"step {found.step:,}"),
             Figure("Fix", fix),
-            Figure("In fp32", "not run" if fp32 is None else "fails too" if fp32 else "healthy"),
+            Figure("In fp32", words.in_fp32(report)),
         )
     )
 

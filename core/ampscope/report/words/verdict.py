@@ -17,7 +17,7 @@ from ampscope.report.words import precision
 from ampscope.report.words.controls import control
 from ampscope.report.words.numbers import plural
 from ampscope.rules.verdict import Status
-from ampscope.verdicts.report import Report, clue
+from ampscope.verdicts.report import OUT_OF_MEMORY, Report, clue
 
 _AGAIN = {
     State.CANCELLED: "Nothing is known yet. Diagnose the script again when you like:",
@@ -55,6 +55,16 @@ def no_fault(report: Report) -> str:
     return "No fault found." if use is None else precision.no_fault(use)
 
 
+def in_fp32(report: Report) -> str:
+    """A key figure's word for the fp32 control."""
+    fp32 = report.control_symptoms.get("fp32")
+    if fp32 is None:
+        return "not run"
+    if OUT_OF_MEMORY in fp32:
+        return "out of memory"
+    return "fails too" if fp32 else "healthy"
+
+
 def headline(report: Report) -> str:
     """What ran in which precision, and how much was judged; "" where nothing was."""
     return "" if report.precision is None else precision.headline(report.precision)
@@ -70,6 +80,8 @@ def paragraph(report: Report, as_is: RunView) -> str:
     if diagnosis.verdict == "inconclusive":
         fp32 = report.control_symptoms.get("fp32")
         control = f" The fp32 control fails too: {'; '.join(fp32)}." if fp32 else ""
+        if fp32 and OUT_OF_MEMORY in fp32:
+            control = f" The fp32 control: {'; '.join(fp32)}."
         return (
             f"{clue(report.lead)} No rule has enough evidence to name the cause.{control}"
             f"{_missing(report)}"
@@ -113,12 +125,15 @@ def next_step(report: Report, as_is: RunView) -> str:
 
 def when_undetermined(report: Report) -> str:
     """Advice that fits how the script ended and what is known of the fault."""
-    if report.control_symptoms.get("fp32"):
+    fp32 = report.control_symptoms.get("fp32", ())
+    if OUT_OF_MEMORY in fp32:
+        return "The fp32 control ran out of memory: use a smaller batch, then diagnose it again:"
+    if fp32:
         return (
             "The fp32 control fails too, so the cause is no half precision: look at the data, the "
             "learning rate and the place that is named above."
         )
-    if any("differ" in note for note in report.notes):
+    if any(note.startswith("The script does not reproduce") for note in report.notes):
         return "Seed every generator that the script uses, then diagnose it again:"
     if report.was_stopped:
         return "The script was stopped before its end. Diagnose it again over more steps:"
