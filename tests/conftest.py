@@ -19,18 +19,32 @@ os.environ.setdefault("AMPSCOPE_TELEMETRY", "0")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--thorough`` also runs what is slow by nature."""
-    parser.addoption("--thorough", action="store_true", help="also run tests that are slow")
+    """``--thorough``: run the long tests, too."""
+    parser.addoption(
+        "--thorough", action="store_true", help="also run the tests marked thorough (half an hour)"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the slow ones unless they are asked for."""
-    if config.getoption("--thorough"):
+    """Without ``--thorough`` or ``-m`` with that word, long tests are skipped and counted as such;
+    a test that is named by its own id runs."""
+    if config.getoption("--thorough") or "thorough" in config.getoption("-m"):
         return
-    skip = pytest.mark.skip(reason="slow by nature; run with --thorough")
+    named = {argument for argument in config.args if "::" in argument}
+    reason = pytest.mark.skip(reason="takes long: runs with --thorough or -m thorough")
     for item in items:
-        if item.get_closest_marker("thorough"):
-            item.add_marker(skip)
+        if item.get_closest_marker("thorough") and item.nodeid not in named:
+            item.add_marker(reason)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many long tests were left out: a skip among thousands is easily missed."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    left_out = sum("--thorough" in str(report.longrepr) for report in skipped)
+    if left_out:
+        terminalreporter.write_line(
+            f"{left_out} thorough tests were not run; pytest --thorough runs them as well."
+        )
 
 
 @pytest.fixture

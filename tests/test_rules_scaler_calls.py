@@ -20,8 +20,10 @@ from tests.evidence_making import (
     STEPS,
     UNSCALE,
     UPDATE,
+    WITHOUT_SCALER,
     ZERO,
     answers,
+    but,
     evidence,
     log,
     run,
@@ -87,13 +89,79 @@ def test_steps_through_the_scaler_bypass_nothing() -> None:
     "pattern",
     [
         (ZERO, SCALE, BACKWARD, DIRECT_STEP),  # scaler.step left out
-        (ZERO, SCALE, BACKWARD, UNSCALE, DIRECT_STEP, UPDATE),  # no check for infinities
         (ZERO, PLAIN_BACKWARD, STEP, UPDATE),  # scaler.scale left out
         (ZERO, SCALE, BACKWARD, PLAIN_BACKWARD, STEP, UPDATE),  # one of two losses not scaled
     ],
 )
 def test_each_part_of_the_protocol_may_be_the_one_left_out(pattern: tuple[Call, ...]) -> None:
     assert seen("scaler_bypassed", *pattern) is Status.FOUND
+
+
+def by_its_own_step(norm: float, bad: int = 0, pattern: tuple[Call, ...] = ()) -> Status:
+    """A script that steps by itself on gradients of that norm; fp32's is 1."""
+    made = steps(**WITHOUT_SCALER, grad_norm=norm)
+    calls = log(pattern or (ZERO, SCALE, BACKWARD, DIRECT_STEP, UPDATE))
+    own = run(but(made, range(bad), grad_nonfinite=10), calls=calls)
+    return status("scaler_bypassed", evidence(own))
+
+
+@pytest.mark.parametrize("norm", [0.3, 1.0, 5.0])
+def test_gradients_that_the_script_unscaled_itself_bypass_nothing(norm: float) -> None:
+    assert by_its_own_step(norm) is Status.PASSED
+
+
+def test_gradients_that_carry_the_scale_when_they_are_used_do() -> None:
+    assert by_its_own_step(61_000.0) is Status.FOUND
+
+
+def test_its_own_step_lets_what_is_not_finite_through() -> None:
+    assert by_its_own_step(1.0, bad=1) is Status.FOUND
+    unscaled = (ZERO, SCALE, BACKWARD, UNSCALE, DIRECT_STEP, UPDATE)
+    assert by_its_own_step(1.0, pattern=unscaled) is Status.PASSED
+    assert by_its_own_step(1.0, bad=1, pattern=unscaled) is Status.FOUND
+
+
+def test_a_step_after_that_of_the_scaler_is_one_too_many_whatever_the_norm() -> None:
+    again = (ZERO, SCALE, BACKWARD, STEP, DIRECT_STEP, UPDATE)
+    assert by_its_own_step(1.0, pattern=again) is Status.FOUND
+
+
+@pytest.mark.parametrize(
+    ("factor", "says"), [(65536.0, Status.PASSED), (1.0, Status.FOUND), (1024.0, Status.FOUND)]
+)
+def test_a_second_loss_is_scaled_where_it_is_that_of_fp32_times_the_scale(
+    factor: float, says: Status
+) -> None:
+    second = [replace(PLAIN_BACKWARD, line="train.py:9")]
+    calls = [
+        replace(c, value=0.01 * factor) if c.line == "train.py:9" else c
+        for c in log((ZERO, SCALE, BACKWARD, *second, STEP, UPDATE))
+    ]
+    full = [
+        replace(c, value=0.01) if c.line == "train.py:9" else c
+        for c in log((ZERO, PLAIN_BACKWARD, *second, DIRECT_STEP))
+    ]
+    control = run(steps(**WITHOUT_SCALER), calls=full, control="fp32", uses_autocast="")
+    made = evidence(run(steps(), calls=calls), control)
+    assert status("scaler_bypassed", made) is says
+
+
+@pytest.mark.parametrize("limit", [float("inf"), 1e9])
+def test_a_limit_that_no_gradient_meets_cuts_nothing(limit: float) -> None:
+    clip = replace(CLIP, note=repr(limit))
+    assert seen("clip_before_unscale", ZERO, SCALE, BACKWARD, clip, STEP, UPDATE) is Status.PASSED
+
+
+@pytest.mark.parametrize(("norm", "says"), [(0.6, Status.PASSED), (38825.0, Status.FOUND)])
+def test_a_clip_of_gradients_that_were_divided_by_hand_is_right(norm: float, says: Status) -> None:
+    calls = log((ZERO, SCALE, BACKWARD, replace(CLIP, value=norm, note="0.5"), STEP, UPDATE))
+    line = next(c.line for c in calls if c.name == "clip")
+    plain = replace(CLIP, scaled=False, value=0.59, line=line)
+    control = run(
+        steps(**WITHOUT_SCALER), calls=log((ZERO, PLAIN_BACKWARD, plain, DIRECT_STEP)),
+        control="fp32", uses_autocast="",
+    )  # fmt: skip
+    assert status("clip_before_unscale", evidence(run(steps(), calls=calls), control)) is says
 
 
 def test_an_optimizer_without_scaler_beside_one_with_it_bypasses_nothing() -> None:

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import Symptom, symptoms
-from tests.evidence_making import FALLING, NAN, but, fp32_run, run, search, steps
+from ampscope.rules.verdict import Status
+from tests.evidence_making import (
+    FALLING,
+    NAN,
+    OVERFLOWED,
+    WITHOUT_SCALER,
+    but,
+    evidence,
+    fp32_run,
+    run,
+    scan,
+    search,
+    status,
+    steps,
+)
 
 
 def seen(losses: list[float], fp32: list[float] | None, skips: int) -> frozenset[Symptom]:
@@ -37,3 +54,68 @@ def test_a_search_that_does_not_end_excuses_nothing() -> None:
 def test_without_the_control_nothing_is_excused() -> None:
     made = but(search(steps([NAN, *FALLING[1:]]), 65536.0, 3), [])
     assert Symptom.LOSS in symptoms(run(made), None)
+
+
+@pytest.mark.parametrize("skips", [22, 40])
+def test_a_search_that_ended_is_none_however_long_it_was(skips: int) -> None:
+    made = search(steps([2.0] * 60), 2.0**48, skips)
+    assert Symptom.SKIPS not in symptoms(run(made), fp32_run(steps([2.0] * 60)))
+
+
+def test_a_long_search_that_ends_below_1_is_one() -> None:
+    assert Symptom.SKIPS in symptoms(run(search(steps([2.0] * 60), 65536.0, 22)), None)
+
+
+def descending(norms: list[float], skipped: list[int]) -> RunView:
+    """The scale is halved by each skip; the gradients have these norms."""
+    made, scale = [], 65536.0
+    for number, (attempt, norm) in enumerate(zip(steps([2.0] * 60), norms, strict=True)):
+        made.append(replace(attempt, scale=scale, grad_norm=norm))
+        scale /= 2.0 if number in skipped else 1.0
+    return run(but(made, skipped, **OVERFLOWED))
+
+
+def test_skips_with_which_the_scale_follows_growing_gradients_are_none() -> None:
+    growing = [2.0 ** (n / 6) for n in range(60)]
+    made = descending(growing, list(range(6, 60, 6)))
+    assert Symptom.SKIPS not in symptoms(made, None)
+
+
+def test_skips_at_steady_gradients_are_some() -> None:
+    assert Symptom.SKIPS in symptoms(descending([1.0] * 60, list(range(6, 60, 6))), None)
+
+
+@pytest.mark.parametrize(
+    ("own", "full", "is_one"),
+    [((0, 1), (0, 1), False), ((1, 0), (0, 1), True), ((0, 9), (0, 1), True), ((0, 1), None, True)],
+)
+def test_an_evaluation_that_is_not_finite_in_fp32_either_is_none(
+    own: tuple[int, int], full: tuple[int, int] | None, is_one: bool
+) -> None:
+    # The logits of forbidden actions are minus infinity in any precision.
+    made = run(steps(), eval_nonfinite=True, eval_nan=own[0], eval_inf=own[1])
+    nan, inf = full or (0, 0)
+    control = fp32_run(eval_nonfinite=full is not None, eval_nan=nan, eval_inf=inf)
+    assert (Symptom.EVALUATION in symptoms(made, control)) is is_one
+
+
+@pytest.mark.parametrize(("update", "is_one"), [(0.01, False), (500.0, True)])
+def test_a_loss_may_grow_where_its_steps_do_not_overshoot(update: float, is_one: bool) -> None:
+    # The same losses and gradients; a step that expects more than the whole loss made it grow.
+    losses = [1.2**n for n in range(60)]
+    made = [replace(a, grad_norm=(a.loss or 0) ** 0.5, update_norm=update) for a in steps(losses)]
+    assert (Symptom.DIVERGED in symptoms(run(made), None)) is is_one
+
+
+@pytest.mark.parametrize(("kept", "is_one"), [(0.02, True), (0.9, False)])
+def test_weights_that_come_as_far_over_many_steps_do_not_stand_still(
+    kept: float, is_one: bool
+) -> None:
+    # Stochastic rounding and Kahan's compensation move few weights a step, and all in the end.
+    way = (0.1, -0.2, 0.05)
+    end = scan("end", "parameter", "w", dtype="bf16", displacement=tuple(kept * x for x in way))
+    full = scan("end", "parameter", "w", displacement=way)
+    half = {"weight_dtypes": "bf16", **WITHOUT_SCALER}
+    made = evidence(run(steps(moved_share=0.1, **half), end), fp32_run(None, full))
+    assert (Symptom.FROZEN in made.symptoms) is is_one
+    assert (status("small_update_lost", made) is Status.FOUND) is is_one

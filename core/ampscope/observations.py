@@ -103,6 +103,7 @@ class Scan:
     sample: tuple[float, ...] = ()  # some values, evenly spaced; half-precision buffers only
     std: float | None = None
     index: tuple[int, ...] = ()  # of the first element that is not finite
+    displacement: tuple[float, ...] = ()  # now - first sight, evenly spaced; parameters at the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +208,8 @@ class Outcome:
     eval_nonfinite: bool = False  # a forward pass without gradients gave NaN or Inf after training
     eval_module: str = ""
     eval_taint: int = -1  # the bad op that the evaluation's non-finite output descends from
+    eval_nan: int = 0  # outputs of such passes that hold NaN
+    eval_inf: int = 0  # … that hold infinities and no NaN; a mask of -inf means to
     traced_ops: int = 0
     # FLOPs of matmuls, convolutions and attention by dtype, forward and backward, most first; and
     # the other ops on half-precision numbers. Optimizers' own ops count in neither.

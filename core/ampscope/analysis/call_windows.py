@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ampscope.analysis.run_view import RunView
@@ -51,12 +52,26 @@ class Bypasses:
 
     direct: tuple[Call, ...]  # optimizer.step on gradients of a scaled loss
     unscaled: tuple[Call, ...]  # scaler.step on gradients of a loss that was not scaled
+    again: tuple[Call, ...] = ()  # of direct: without a backward since the step before
+    after_unscale: tuple[Call, ...] = ()  # of direct: unscale_ came after the last backward
+    mixed: tuple[Call, ...] = ()  # of unscaled: another loss of the same step was scaled
 
 
-def bypasses(run: RunView) -> Bypasses:
-    """Steps at which scaled and unscaled went together, in the order of the log."""
+def bypasses(run: RunView, scaled_by_hand: Callable[[str], bool] = lambda line: False) -> Bypasses:
+    """Steps at which scaled and unscaled went together, in the order of the log.
+    ``scaled_by_hand`` says of a line whether the loss that it calls backward on is multiplied by
+    the scale, though not by ``scaler.scale``."""
     direct: list[Call] = []
     unscaled: list[Call] = []
+    again: list[Call] = []
+    after_unscale: list[Call] = []
+    mixed: list[Call] = []
+    plain = {c.line for c in run.calls if c.name == "backward" and not c.scaled}
+    by_hand = {line for line in plain if scaled_by_hand(line)}
+
+    def is_scaled(backward: Call) -> bool:
+        return backward.scaled or backward.line in by_hand
+
     last_scaled: dict[str, bool] = {}
     all_windows = windows(run)
     alone = len({w.optimizer for w in all_windows}) == 1
@@ -64,11 +79,23 @@ def bypasses(run: RunView) -> Bypasses:
         step, backwards = window.calls[-1], window.backwards
         if backwards:
             # With several optimizers the last backward before a step is the one that is meant.
-            last_scaled[window.optimizer] = backwards[-1].scaled
+            last_scaled[window.optimizer] = is_scaled(backwards[-1])
         if step.name == "optimizer_step" and last_scaled.get(window.optimizer):
             direct.append(step)
+            if not backwards:
+                again.append(step)
+            elif _unscales_last(window):
+                after_unscale.append(step)
         elif step.name == "scaler_step" and backwards:
-            mixed = alone and any(not c.scaled for c in backwards)
-            if mixed or not backwards[-1].scaled:
+            some = any(map(is_scaled, backwards))
+            if (alone and not all(map(is_scaled, backwards))) or not is_scaled(backwards[-1]):
                 unscaled.append(step)
-    return Bypasses(tuple(direct), tuple(unscaled))
+                mixed += [step] if some else []
+    return Bypasses(*map(tuple, (direct, unscaled, again, after_unscale, mixed)))
+
+
+def _unscales_last(window: Window) -> bool:
+    """The optimizer's gradients were unscaled after the window's last backward."""
+    last = max(n for n, c in enumerate(window.calls) if c.name == "backward")
+    after = window.calls[last:]
+    return any(c.name == "unscale_" and c.note == window.optimizer for c in after)

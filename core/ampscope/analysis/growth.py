@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 from ampscope.analysis.run_view import RunView
 
 EARLY = (0, 1)  # attempts at which only a growth within the step, over time-steps, can break fp32
 BEYOND = 1e30  # a product of this size within one forward pass, near fp32's end of 3.4e38
 WITHIN_A_STEP = 1e6  # the growth that is put down for it
+
+
+TAIL = 0.2  # the last fifth of a run
+OVERSHOOT = 1.0  # a step that goes for more than the whole loss has left what its gradient tells
+
+
+def overshoots(run: RunView) -> bool:
+    """Whether the last steps are too long for their gradients, by the loss's own scale: gradient
+    times way is what a step expects to take off the loss. Where that is more than the whole loss,
+    the loss grows for the steps; where it is a part of it, the loss grows for the task. True where
+    the lengths are not known."""
+    last = run.attempts[-max(1, int(len(run.attempts) * TAIL)) :]
+    known = [
+        a.grad_norm * a.update_norm / abs(a.loss)
+        for a in last
+        if a.grad_norm and a.update_norm and a.loss and math.isfinite(a.loss) and not a.skipped
+    ]
+    return not known or statistics.median(known) > OVERSHOOT
 
 
 def growth(run: RunView, until: int | None = None) -> float:

@@ -11,9 +11,8 @@ from ampscope.analysis.root_op import Arrives
 from ampscope.analysis.run_view import RunView
 from ampscope.observations import MIN_HAND_SCALE, Attempt, Call
 
-HIGH_INIT = 2.0**24  # a search from here or below is ordinary (DeepSpeed starts at 2^16 to 2^32)
-MANY_SKIPS = 12  # before the first step: the search started 2^12 or more above what is borne
-COSTLY = 0.25  # of the run's steps; 16 skips in 200 are a search that ended, 22 in 60 are a loss
+HIGH_INIT = 2.0**32  # the highest start in common use, DeepSpeed's: an ordinary search
+MANY_SKIPS = 16  # before the first step: more than a search from torch's 2^16 can take down to 1
 MIN_LATE_SKIPS = 3
 GROWS_TOO_FAST = 0.1  # share of skips after the search; torch's interval gives 0.0005
 
@@ -33,9 +32,9 @@ class ScaleFacts:
 
     @property
     def starts_too_high(self) -> bool:
-        """The search began far above what is borne and cost a good part of the run."""
-        is_costly = self.leading >= COSTLY * self.total
-        return self.leading >= MANY_SKIPS and is_costly and self.first > HIGH_INIT
+        """The search began above any usual value and cost more steps than a usual one can. How
+        many steps were watched after it has no say: it ended when the scale held."""
+        return self.leading > MANY_SKIPS and self.first > HIGH_INIT
 
     @property
     def grows_too_fast(self) -> bool:

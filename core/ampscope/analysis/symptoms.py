@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import statistics
 from enum import StrEnum
 
-from ampscope.analysis.growth import rise_of_its_steps
+from ampscope.analysis.growth import overshoots, rise_of_its_steps
+from ampscope.analysis.half_weights import KEPT, kept_motion
 from ampscope.analysis.repeatability import difference
 from ampscope.analysis.run_view import RunView
 
@@ -19,6 +21,9 @@ BEHIND_APART = 0.1  # the same for two runs that do not begin alike: nearly no p
 DIVERGED_FACTOR = 100.0
 ENDED_SHARE = 0.5  # of fp32's steps and time; a script that stops early may do so a little earlier
 DROPPED_SHARE, MIN_DROPPED = 0.1, 3  # a rounding may decide about single batches
+NEAR = 3  # taken steps before and after a skip that say how large its gradients were
+AS_BORNE = 2.0  # a scale halves
+MORE_INF = 2.0  # outputs with infinities, against fp32; which ones those are may vary
 TAIL_SCATTER = 2.0  # standard deviations
 
 
@@ -53,7 +58,7 @@ def symptoms(run: RunView, fp32: RunView | None) -> frozenset[Symptom]:
         found.add(Symptom.WEIGHTS)
     if skips_too_often(run):
         found.add(Symptom.SKIPS)
-    if run.outcome.eval_nonfinite:
+    if evaluates_badly(run, fp32):
         found.add(Symptom.EVALUATION)
     if run.broken_buffers:
         found.add(Symptom.BUFFERS)
@@ -157,19 +162,65 @@ def _of_the_search(run: RunView, fp32: RunView | None) -> set[int]:
     symptom of its own, and excuses nothing."""
     if fp32 is None or fp32.bad_loss_attempts or skips_too_often(run):
         return set()
+    if any(c.name == "grad" and c.scaled for c in run.calls):
+        # Gradients of a scaled output enter the loss: it overflows with the scale at any time.
+        return set(run.skips)
     return set(range(run.leading_skips))
 
 
 def skips_too_often(run: RunView) -> bool:
-    """More than a search at the start: it does not end, or skips come back again and again."""
+    """More than a search at the start: it does not end, or skips come back again and again.
+
+    A search ends when the scale holds, however long it was; one that goes below 1 does not end
+    well. Skips with which the scale follows gradients that grow are a search that goes on.
+    """
     search, total = run.leading_skips, len(run.attempts)
     if not run.skips:
         return False
     late = [s for s in run.skips if s >= search]
     taken_after = total - search - len(late)
-    if search > MAX_SEARCH_SKIPS or (search and taken_after < MIN_AFTER_SEARCH):
+    if search and taken_after < MIN_AFTER_SEARCH:
         return True
+    if search > MAX_SEARCH_SKIPS and run.attempts[search].scale < 1:
+        return True
+    late = [s for s in late if s not in following_skips(run)]
     return len(late) >= 2 and len(late) > LATE_SKIP_SHARE * max(total - search, 1)
+
+
+def following_skips(run: RunView) -> set[int]:
+    """Skips with which the scale comes down as gradients grow: each at a scale below all earlier
+    ones, and at a product of scale and gradients as large as any that was borne. Gradients that
+    overflow for another reason do so at products that other steps have borne."""
+    found: set[int] = set()
+    for scaler in {a.scaler for a in run.attempts if a.scaler}:
+        own = [a for a in run.attempts if a.scaler == scaler]
+        taken = [a for a in own if not a.skipped and not a.grad_nonfinite and a.grad_norm]
+        if not taken:
+            continue
+        borne = max(a.scale * (a.grad_norm or 0.0) for a in taken)
+        lowest = math.inf
+        for a in own:
+            if not a.skipped:
+                continue
+            before = [t for t in taken if t.attempt < a.attempt][-NEAR:]
+            near = before + [t for t in taken if t.attempt > a.attempt][:NEAR]
+            norm = statistics.median([t.grad_norm or 0.0 for t in near])
+            is_finite = a.loss is None or math.isfinite(a.loss)
+            if is_finite and a.scale < lowest and a.scale * norm >= borne / AS_BORNE:
+                found.add(a.attempt)
+            lowest = min(lowest, a.scale)
+    return found
+
+
+def evaluates_badly(run: RunView, fp32: RunView | None) -> bool:
+    """Evaluation gave NaN or Inf, and more of it than in fp32: the logits of forbidden actions and
+    the scores of dead beams are minus infinity in any precision."""
+    own = run.outcome
+    if not own.eval_nonfinite or fp32 is None or not fp32.outcome.eval_nonfinite:
+        return own.eval_nonfinite
+    reference = fp32.outcome
+    more_inf = own.eval_inf > MORE_INF * max(reference.eval_inf, 1)
+    return own.eval_nan > reference.eval_nan or more_inf
 
 
 def progress(run: RunView, count: int | None = None) -> float | None:
@@ -204,15 +255,23 @@ def is_behind(run: RunView, fp32: RunView) -> bool:
 
 
 def is_frozen(run: RunView, fp32: RunView) -> bool:
-    """Taken steps leave most weights as they are, and fp32's do not."""
+    """Taken steps leave most weights as they are, and fp32's do not; nor do the weights come as
+    far over the run."""
     own, reference = run.moved_share, fp32.moved_share
-    return own is not None and reference is not None and own < 0.5 * reference
+    if own is None or reference is None or own >= 0.5 * reference:
+        return False
+    kept = kept_motion(run, fp32)
+    return kept is None or kept < KEPT
 
 
 def diverged(run: RunView) -> bool:
-    """The last losses are a hundred times the first, or worse."""
+    """The last losses are a hundred times the first, or worse, and the steps are to blame.
+
+    A loss may grow: returns of a better policy are larger, a curriculum becomes harder, one sample
+    weighs more than others.
+    """
     head, tail = run.head_loss, run.tail_loss
     if head is None or tail is None or not math.isfinite(tail):
         return False
     # Below 1 a loss may well start near zero and grow, as a critic's does.
-    return tail > DIVERGED_FACTOR * max(abs(head), 1.0)
+    return tail > DIVERGED_FACTOR * max(abs(head), 1.0) and overshoots(run)

@@ -10,7 +10,8 @@ Why it matters
     almost nothing. Adam hides it in the loss curve.
 
 Blind spots
-    Clipping by hand in fewer than three steps, or inside a hook on a tensor.
+    Clipping by hand in fewer than three steps, or inside a hook on a tensor. A limit that no
+    gradient meets, and gradients that the script divided by the scale itself, are no fault.
 
 Remedy
     scaler.unscale_(optimizer) before the clip.
@@ -18,12 +19,17 @@ Remedy
 
 from __future__ import annotations
 
+import math
+
 from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.gradient_use import clips_scaled
 from ampscope.analysis.hand_clip import follows_scale
 from ampscope.analysis.run_view import RunView
 from ampscope.observations import Call
 from ampscope.rules.clipped_by_hand import clipped_by_hand
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_applicable, passed
+
+BELOW = 0.999  # entries that were cut to the limit are the limit, to rounding
 
 
 def check(evidence: Evidence) -> Verdict:
@@ -32,6 +38,8 @@ def check(evidence: Evidence) -> Verdict:
     if not run.has_scaler:
         return not_applicable("No loss was scaled.")
     wrong = [c for c in run.calls if c.name == "clip" and c.scaled and not c.nested]
+    wrong = [c for c in wrong if _cuts(run, c)]
+    wrong = [c for c in wrong if clips_scaled(run, evidence.fp32, c.line) is not False]
     if not wrong or _follow_scale(run, wrong):
         return clipped_by_hand(evidence, PATCH) or passed("No scaled gradients were clipped.")
     first = wrong[0]
@@ -60,6 +68,18 @@ def check(evidence: Evidence) -> Verdict:
             PATCH,
             ("unscale_first",),
         ),
+    )
+
+
+def _cuts(run: RunView, clip: Call) -> bool:
+    """A limit that no gradient meets, such as infinity in order to log the norm, cuts nothing. Nor
+    does one cut anything of gradients that are not finite: the scaler leaves that step out."""
+    limit = float(clip.note or 0)
+    if clip.value is not None:
+        return math.isfinite(clip.value) and clip.value > limit
+    own = [a for a in run.attempts if a.attempt == clip.attempt and a.grad_max is not None]
+    return math.isfinite(limit) and not any(
+        (a.grad_max or 0.0) * a.scale < limit * BELOW for a in own
     )
 
 

@@ -9,7 +9,8 @@ Why it matters
     or small.
 
 Blind spots
-    A loss that is scaled by hand.
+    Which method was called decides nothing where the fp32 control tells whether gradients carry the
+    scale when they are used. At scales below 16 it cannot, and the calls decide.
 
 Remedy
     Use scale, step and update once each, and nothing beside them.
@@ -17,8 +18,13 @@ Remedy
 
 from __future__ import annotations
 
-from ampscope.analysis.call_windows import bypasses
+from ampscope.analysis.call_windows import Bypasses, bypasses
 from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.gradient_use import (
+    scaler_steps_on_scaled,
+    scales_by_hand,
+    steps_on_scaled,
+)
 from ampscope.analysis.run_view import RunView
 from ampscope.observations import Call
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_applicable, passed
@@ -29,14 +35,35 @@ def check(evidence: Evidence) -> Verdict:
     run = evidence.as_is
     if not any(c.name in ("scale", "scaler_step") and not c.nested for c in run.calls):
         return not_applicable("No enabled scaler is used.")
-    found = bypasses(run)
-    if found.direct:
+    found = bypasses(run, lambda line: scales_by_hand(run, evidence.fp32, line))
+    direct = [c for c in found.direct if not _unscaled_itself(evidence, found, c)]
+    if direct:
         words = "calls optimizer.step() on gradients of a scaled loss"
-        return _found(run, found.direct, words)
-    if found.unscaled:
+        return _found(run, tuple(direct), words)
+    unscaled = [c for c in found.unscaled if not _scaled_itself(evidence, found, c)]
+    if unscaled:
         words = "steps through the scaler on gradients of a loss that was not scaled"
-        return _found(run, found.unscaled, words)
-    return passed("Every step went through the scaler.")
+        return _found(run, tuple(unscaled), words)
+    return passed("Every step went through the scaler, or on gradients without a scale.")
+
+
+def _unscaled_itself(evidence: Evidence, found: Bypasses, step: Call) -> bool:
+    """The gradients carried no scale when the script's own step used them, and were finite: it
+    called unscale_, divided by hand or in a hook. A step after the scaler's is none of these."""
+    run = evidence.as_is
+    own = [a for a in run.attempts if a.optimizer == step.subject and not a.scaler]
+    if step in found.again or any(a.grad_nonfinite for a in own):
+        return False
+    scaled = steps_on_scaled(run, evidence.fp32, step.subject)
+    return step in found.after_unscale if scaled is None else not scaled
+
+
+def _scaled_itself(evidence: Evidence, found: Bypasses, step: Call) -> bool:
+    """No loss went through scaler.scale, and yet the gradients carried the scale. Where one of
+    several losses did not, the norm of all says nothing."""
+    if step in found.mixed:
+        return False
+    return scaler_steps_on_scaled(evidence.as_is, evidence.fp32, step.note) is True
 
 
 def _found(run: RunView, calls: tuple[Call, ...], words: str) -> Verdict:

@@ -8,7 +8,8 @@ Why it matters
     w + update rounds back to w. bf16 keeps 8 bits, so an update below w/512 is lost.
 
 Blind spots
-    Weights that fp32 does not move either.
+    Weights that fp32 does not move either. Steps that move few weights each and all of them over
+    many steps (stochastic rounding, Kahan's compensation) lose nothing.
 
 Remedy
     fp32 master weights (autocast instead of .half()), fp32 averages, stochastic rounding.
@@ -19,7 +20,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.half_weights import half_weights
+from ampscope.analysis.half_weights import KEPT, half_weights, kept_motion
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.weight_averages import MIN_STALLS, SLOW, slow_average, stalled_average
 from ampscope.observations import STALLED_SHARE
@@ -42,12 +43,17 @@ def _weights(run: RunView, fp32: RunView) -> Verdict | None:
     moved, reference, dtype = run.moved_share, fp32.moved_share, half_weights(run)
     if not dtype or moved is None or not reference or moved >= STILL * reference:
         return None
+    kept = kept_motion(run, fp32)
+    if kept is not None and kept >= KEPT:
+        return None  # few move in one step, and over many they come as far
+    way = [] if kept is None else [Measurement("way over the run, of fp32's", kept, KEPT, "as_is")]
     found = _found(
         "",
         f"A step moves {moved:.1%} of the {dtype} weights, and {reference:.1%} in fp32: the"
         " updates are below half the spacing of the numbers.",
         Measurement("weights moved a step", moved, STILL * reference, "as_is"),
         Measurement("weights moved a step in fp32", reference, None, "fp32"),
+        *way,
     )
     return replace(found, fix=Fix("fp32_params", "Keep the weights in fp32.", MASTERS, CONTROLS))
 

@@ -56,6 +56,7 @@ class ScriptRecorder:
         self.eval_nonfinite = False
         self.eval_module = ""
         self.eval_taint = -1
+        self.eval_nan = self.eval_inf = 0
         self._on_attempt = on_attempt
         self.attempts.on_attempt_end = self._attempt_ended
 
@@ -165,13 +166,20 @@ class ScriptRecorder:
             return
         if self.paths.stack or torch.is_grad_enabled() or not self.attempts.count:
             return
-        if self.eval_nonfinite:
-            return  # the first one counts
         for tensor in floating_tensors(output):
             if not bool(torch.isfinite(tensor).all()):
-                self.eval_nonfinite, self.eval_module = True, type(module).__name__
-                taint = self.watch.taint_of(tensor)
-                self.eval_taint = -1 if taint is None else taint
+                self._evaluated_badly(module, tensor)
+
+    def _evaluated_badly(self, module: nn.Module, tensor: torch.Tensor) -> None:
+        has_nan = bool(torch.isnan(tensor).any())
+        is_first_nan = has_nan and not self.eval_nan
+        self.eval_nan += has_nan
+        self.eval_inf += not has_nan
+        # The first one counts; but an output of -inf, which may be meant, hides no NaN.
+        if not self.eval_nonfinite or is_first_nan:
+            self.eval_nonfinite, self.eval_module = True, type(module).__name__
+            taint = self.watch.taint_of(tensor)
+            self.eval_taint = -1 if taint is None else taint
 
     def _attempt_ended(self, count: int) -> None:
         record = self.attempts.records[-1]
@@ -209,6 +217,8 @@ class ScriptRecorder:
             eval_nonfinite=self.eval_nonfinite,
             eval_module=self.eval_module,
             eval_taint=self.eval_taint,
+            eval_nan=self.eval_nan,
+            eval_inf=self.eval_inf,
             traced_ops=self.watch.seen_ops,
             flop_dtypes=flop_dtypes,
             flop_counts=flop_counts,

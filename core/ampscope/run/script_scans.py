@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ampscope.capture.script.attempts import Attempts
 from ampscope.capture.script.op_marks import MAKER
-from ampscope.capture.script.scans import relative_change, scan, scan_model
+from ampscope.capture.script.scans import scan, scan_model
 from ampscope.capture.tensors import floating_tensors, holds_numbers
 from ampscope.formats import dtype_name
 from ampscope.observations import Call, Scan
@@ -59,9 +59,8 @@ class ScriptScans:
                     continue  # a packed one, or given away to free its memory
                 first = kept.get(name)
                 same = first is not None and first.shape == parameter.shape
-                change = relative_change(parameter, first) if same and first is not None else None
                 kind = "parameter" if id(parameter) in trained else "frozen"
-                self._add("end", kind, name, parameter, change)
+                self._add("end", kind, name, parameter, first if same else None)
             for name, buffer in model.named_buffers():
                 if buffer.is_floating_point() and buffer.numel() and holds_numbers(buffer):
                     self._add("end", "buffer", name, buffer)
@@ -83,9 +82,9 @@ class ScriptScans:
         return {id(p) for group in groups for p in group["params"]}
 
     def _add(
-        self, moment: str, kind: str, name: str, tensor: Tensor, change: float | None = None
+        self, moment: str, kind: str, name: str, tensor: Tensor, first: Tensor | None = None
     ) -> None:
-        self.records.append(scan(moment, kind, name, tensor, self._attempts.count, change))
+        self.records.append(scan(moment, kind, name, tensor, self._attempts.count, first))
 
 
 def inputs_call(seq: int, args: object, kwargs: object) -> Call:

@@ -65,7 +65,8 @@ class GradientCalls:
         return wrapper
 
     def _note_backward(self, root: Tensor, *, create_graph: bool) -> None:
-        scaler = scaled_by(root)
+        note = root_of_loss(root)
+        scaler = scaled_by(root) or self._scalers.of_factor(_factor(note))
         with no_dispatch():
             value = float(root.detach().float().sum()) if root.numel() else math.nan
         value /= self._scalers.scale_named(scaler) or 1.0
@@ -78,7 +79,7 @@ class GradientCalls:
             scaled=bool(scaler),
             create_graph=create_graph,
             dtype=dtype_name(root.dtype),
-            note=root_of_loss(root),
+            note=note,
         )
         self._watch.reads.backward()
         taint = self._watch.taint_of(root)
@@ -129,3 +130,9 @@ class GradientCalls:
             return norm
 
         return wrapper
+
+
+def _factor(note: str) -> float:
+    """The constant that a loss was multiplied by; 1 when by none."""
+    name, _, constant = note.partition(" ")
+    return float(constant) if constant and name in ("mul", "mul_") else 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +47,20 @@ class ScalerCalls:
         """Scale of the scaler called ``name``; 1 when there is none."""
         scaler = self._numbers.named(name)
         return 1.0 if scaler is None else self.scale_of(scaler)
+
+    def of_factor(self, factor: float) -> str:
+        """Name of an enabled scaler whose scale is ``factor``, as in
+        ``(loss * scaler.get_scale()).backward()``; "" when none is, or the scale is 1."""
+        if factor == 1.0:
+            return ""
+        return next(
+            (
+                self.name_of(scaler)
+                for scaler in self.scalers
+                if scaler.is_enabled() and math.isclose(self.scale_of(scaler), factor, rel_tol=1e-5)
+            ),
+            "",
+        )
 
     def _new(self, original: Any) -> Any:
         @functools.wraps(original)

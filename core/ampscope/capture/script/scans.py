@@ -12,18 +12,24 @@ from ampscope.formats import dtype_name
 from ampscope.observations import Scan
 
 SAMPLE = 512  # values kept of a half-precision buffer: enough to see a table's coarse steps
+PLACES = 64  # of a parameter, at which its way over the run is kept
 
 
 def scan(
-    moment: str, kind: str, name: str, tensor: Tensor, attempt: int = 0, change: float | None = None
+    moment: str,
+    kind: str,
+    name: str,
+    tensor: Tensor,
+    attempt: int = 0,
+    first: Tensor | None = None,
 ) -> Scan:
-    """Facts about one floating-point tensor."""
+    """Facts about one floating-point tensor; ``first`` is what it was at its first sight."""
     with no_dispatch():  # what ampscope computes is none of the script's ops
-        return _scan(moment, kind, name, tensor.detach(), attempt, change)
+        return _scan(moment, kind, name, tensor.detach(), attempt, first)
 
 
 def _scan(
-    moment: str, kind: str, name: str, values: Tensor, attempt: int, change: float | None
+    moment: str, kind: str, name: str, values: Tensor, attempt: int, first: Tensor | None
 ) -> Scan:
     numbers = plain(values)
     finite = torch.isfinite(numbers)
@@ -40,11 +46,12 @@ def _scan(
         inf=infinite,
         max_abs=float(kept.abs().max()) if kept.numel() else None,
         attempt=attempt,
-        change=change,
+        change=None if first is None else relative_change(values, first),
         distinct=int(torch.unique(values).numel()) if half_buffer else None,
         sample=_sample(values) if kind == "buffer" and moment == "start" else (),
         std=float(kept.std()) if kept.numel() > 1 else None,
         index=first_bad_index(values) if nan or infinite else (),
+        displacement=() if first is None else _displacement(values, first),
     )
 
 
@@ -68,6 +75,14 @@ def relative_change(now: Tensor, first: Tensor) -> float | None:
     before, after = plain(first).double(), plain(now.detach()).double()
     length = float(torch.linalg.vector_norm(before))
     return float(torch.linalg.vector_norm(after - before)) / length if length else None
+
+
+def _displacement(now: Tensor, first: Tensor) -> tuple[float, ...]:
+    """How far some of the values came, in five digits."""
+    step = max(1, now.numel() // PLACES)
+    ends = (plain(t).flatten()[::step][:PLACES].double() for t in (now, first))
+    after, before = ends
+    return tuple(float(f"{x:.4e}") for x in (after - before).tolist())
 
 
 def _sample(values: Tensor) -> tuple[float, ...]:
