@@ -99,12 +99,14 @@ def test_an_evaluation_that_is_not_finite_in_fp32_either_is_none(
     assert (Symptom.EVALUATION in symptoms(made, control)) is is_one
 
 
-@pytest.mark.parametrize(("update", "is_one"), [(0.01, False), (500.0, True)])
-def test_a_loss_may_grow_where_its_steps_do_not_overshoot(update: float, is_one: bool) -> None:
-    # The same losses and gradients; a step that expects more than the whole loss made it grow.
+@pytest.mark.parametrize(("share", "is_one"), [(-0.1, False), (-4.2, True)])
+def test_a_loss_may_grow_where_its_steps_do_not_overshoot(share: float, is_one: bool) -> None:
+    # The same losses; a step that expects to take off more than the whole loss made it grow.
     losses = [1.2**n for n in range(60)]
-    made = [replace(a, grad_norm=(a.loss or 0) ** 0.5, update_norm=update) for a in steps(losses)]
+    made = [replace(a, expected_change=share * (a.loss or 0)) for a in steps(losses)]
     assert (Symptom.DIVERGED in symptoms(run(made), None)) is is_one
+    assert (Symptom.DIVERGED in symptoms(run(made), fp32_run(made))) is is_one
+    assert Symptom.DIVERGED in symptoms(run(made), fp32_run(steps([1.0] * 60)))
 
 
 @pytest.mark.parametrize(("kept", "is_one"), [(0.02, True), (0.9, False)])

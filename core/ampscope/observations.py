@@ -69,6 +69,7 @@ class Attempt:
     state_zero_share: float | None = None  # second moments that are zero although gradients are not
     eps: float | None = None
     ended_at: float | None = None  # seconds since the epoch
+    expected_change: float | None = None  # of the loss by this step: gradient times way, unscaled
 
 
 @dataclass(frozen=True, slots=True)

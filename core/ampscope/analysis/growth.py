@@ -13,19 +13,21 @@ WITHIN_A_STEP = 1e6  # the growth that is put down for it
 
 
 TAIL = 0.2  # the last fifth of a run
-OVERSHOOT = 1.0  # a step that goes for more than the whole loss has left what its gradient tells
+# On a quadratic loss with its minimum at 0 gradient descent diverges where a step expects to take off
+# more than four times the loss: lr * |g|^2 > 4 L is lr * curvature > 2.
+OVERSHOOT = 4.0
 
 
 def overshoots(run: RunView) -> bool:
     """Whether the last steps are too long for their gradients, by the loss's own scale: gradient
-    times way is what a step expects to take off the loss. Where that is more than the whole loss,
-    the loss grows for the steps; where it is a part of it, the loss grows for the task. True where
-    the lengths are not known."""
+    times way is what a step expects to take off the loss. Where that is several times the loss,
+    the loss grows for the steps; where it is less, the loss grows for the task. True where
+    it is not known."""
     last = run.attempts[-max(1, int(len(run.attempts) * TAIL)) :]
     known = [
-        a.grad_norm * a.update_norm / abs(a.loss)
+        abs(a.expected_change / a.loss)
         for a in last
-        if a.grad_norm and a.update_norm and a.loss and math.isfinite(a.loss) and not a.skipped
+        if a.expected_change is not None and a.loss and math.isfinite(a.loss) and not a.skipped
     ]
     return not known or statistics.median(known) > OVERSHOOT
 

@@ -62,7 +62,7 @@ def symptoms(run: RunView, fp32: RunView | None) -> frozenset[Symptom]:
         found.add(Symptom.EVALUATION)
     if run.broken_buffers:
         found.add(Symptom.BUFFERS)
-    if diverged(run) or rise_of_its_steps(run) is not None:
+    if diverged(run, fp32) or rise_of_its_steps(run) is not None:
         found.add(Symptom.DIVERGED)
     if fp32 is not None:
         often = run.outcome.errors_caught and run.outcome.error_text
@@ -264,8 +264,9 @@ def is_frozen(run: RunView, fp32: RunView) -> bool:
     return kept is None or kept < KEPT
 
 
-def diverged(run: RunView) -> bool:
-    """The last losses are a hundred times the first, or worse, and the steps are to blame.
+def diverged(run: RunView, fp32: RunView | None) -> bool:
+    """The last losses are a hundred times the first, or worse, and as much above those of fp32;
+    or the steps are to blame.
 
     A loss may grow: returns of a better policy are larger, a curriculum becomes harder, one sample
     weighs more than others.
@@ -274,4 +275,8 @@ def diverged(run: RunView) -> bool:
     if head is None or tail is None or not math.isfinite(tail):
         return False
     # Below 1 a loss may well start near zero and grow, as a critic's does.
-    return tail > DIVERGED_FACTOR * max(abs(head), 1.0) and overshoots(run)
+    if tail <= DIVERGED_FACTOR * max(abs(head), 1.0):
+        return False
+    reference = None if fp32 is None else fp32.tail_loss
+    apart = reference is not None and tail > DIVERGED_FACTOR * max(abs(reference), 1.0)
+    return apart or overshoots(run)

@@ -37,6 +37,7 @@ class Ending:
     unscaled: bool = False  # by the script's own call
     moved_share: float | None = 0.0
     update_norm: float | None = 0.0
+    expected: float | None = None  # change of the loss
 
 
 def attempt_record(
@@ -70,4 +71,5 @@ def attempt_record(
         state_zero_share=state.zero_share,
         eps=optimizer.param_groups[0].get("eps"),
         ended_at=time.time(),
+        expected_change=ending.expected,
     )

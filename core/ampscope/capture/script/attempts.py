@@ -168,19 +168,22 @@ class Attempts:
         if self.instruments is not None:
             self.instruments.after_step(optimizer)
         with no_dispatch():
-            moved, norm = self._motion.take(parameters_of(optimizer))
+            moved, norm, expected = self._motion.take(parameters_of(optimizer))
         if self._scaler is None:
             if has_closure(args, kwargs) or self._facts is None:
                 self._facts = self._read(optimizer, 1.0)
             self.on_direct_step(self.optimizer_name(optimizer), lr_of(optimizer))
-            self._finish(optimizer, Ending(moved_share=moved, update_norm=norm))
+            self._finish(optimizer, Ending(moved_share=moved, update_norm=norm, expected=expected))
             return
         scaler, name = self._scaler
         # A fused optimizer is always called; GradScaler hands it found_inf, and it does nothing.
         found_inf = getattr(optimizer, "found_inf", None)
         skipped = found_inf is not None and bool(found_inf)
         by_user = self.carried.is_unscaled_by_user(optimizer)
-        self._finish(optimizer, Ending(name, self.scale_of(scaler), skipped, by_user, moved, norm))
+        self._finish(
+            optimizer,
+            Ending(name, self.scale_of(scaler), skipped, by_user, moved, norm, expected),
+        )
 
     def _read(self, optimizer: Optimizer, factor: float) -> GradientFacts:
         with no_dispatch():  # what ampscope computes is none of the script's ops
