@@ -44,6 +44,7 @@ def test_a_taken_step_against_numpy() -> None:
     assert attempt.update_norm == pytest.approx(np.linalg.norm(after - before), rel=1e-6)
     assert attempt.update_norm == pytest.approx(lr * np.linalg.norm(gradient), rel=1e-4)
     assert (attempt.lr, attempt.backwards) == (lr, 1)
+    assert attempt.expected_change == pytest.approx(gradient @ (after - before), rel=1e-4)
 
 
 def test_the_norm_is_unscaled_whoever_unscaled_it() -> None:

@@ -127,6 +127,22 @@ def test_a_loss_that_no_scaler_saw_is_not_scaled() -> None:
     assert [c.scaled for c in seen.log.calls if c.name == "backward"] == [False]
 
 
+@pytest.mark.parametrize(("times", "scaled"), [(1.0, True), (0.5, False)])
+def test_a_loss_times_get_scale_is_scaled_though_not_by_scale(times: float, scaled: bool) -> None:
+    model, optimizer = _pair()
+    own = scaler()
+    with watched() as seen:
+        x, y = batch(0)
+        own.scale(mse_loss(model(x), y)).backward()
+        penalty = sum(p.square().sum() for p in model.parameters())
+        (penalty * (times * own.get_scale())).backward()
+        own.step(optimizer)
+        own.update()
+    first, second = (c for c in seen.log.calls if c.name == "backward")
+    assert (first.scaled, second.scaled) == (True, scaled)
+    assert second.value == pytest.approx(float(penalty) * (1.0 if scaled else 512.0), rel=1e-5)
+
+
 def test_a_clip_says_whether_the_gradients_carry_the_scale() -> None:
     model, optimizer = _pair()
     grad_scaler = scaler()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ampscope.capture.accumulator import Accumulator
 from ampscope.capture.gradient_norm import gradient_norm
 from ampscope.capture.model_map import ModelMap
+from ampscope.capture.script.scans import scan
 from ampscope.capture.weights import WeightObserver
 from ampscope.exponents import NEG_ZERO, POS_ZERO
 from ampscope.records import NonFiniteRecord, Role
@@ -180,3 +181,13 @@ def test_the_gradient_norm_does_not_overflow_before_the_gradients_do() -> None:
     half.weight.grad[0, 0] = torch.inf
     assert gradient_norm(ModelMap(half)) == float("inf")
     assert gradient_norm(ModelMap(nn.Linear(1, 1))) == 0.0  # no gradient yet
+
+
+def test_the_way_of_a_parameter_is_kept_at_evenly_spaced_places() -> None:
+    first = torch.randn(300, 7)
+    now = (first + 0.01 * torch.randn(300, 7)).bfloat16()
+    seen = scan("end", "parameter", "w", now, first=first)
+    moved = (now.double() - first.double()).flatten()
+    assert seen.displacement == pytest.approx(moved[:: 2100 // 64][:64].tolist(), rel=1e-4)
+    assert seen.change == pytest.approx(float(moved.norm() / first.double().norm()))
+    assert scan("start", "parameter", "w", now).displacement == ()

@@ -13,8 +13,8 @@ WITHIN_A_STEP = 1e6  # the growth that is put down for it
 
 
 TAIL = 0.2  # the last fifth of a run
-# On a quadratic loss with its minimum at 0 gradient descent diverges where a step expects to take off
-# more than four times the loss: lr * |g|^2 > 4 L is lr * curvature > 2.
+# On a quadratic loss with its minimum at 0 gradient descent diverges where a step expects to take
+# off more than four times the loss: lr * |g|^2 > 4 L is lr * curvature > 2.
 OVERSHOOT = 4.0
 
 

@@ -175,8 +175,8 @@ class ScriptRecorder:
         is_first_nan = has_nan and not self.eval_nan
         self.eval_nan += has_nan
         self.eval_inf += not has_nan
-        # The first one counts; but an output of -inf, which may be meant, hides no NaN.
-        if not self.eval_nonfinite or is_first_nan:
+        # The first one counts; but an output of -inf that no op is to blame for hides no NaN.
+        if not self.eval_nonfinite or (is_first_nan and self.eval_taint < 0):
             self.eval_nonfinite, self.eval_module = True, type(module).__name__
             taint = self.watch.taint_of(tensor)
             self.eval_taint = -1 if taint is None else taint
