@@ -5,7 +5,8 @@
 
 Every script of ``tests/healthy`` trains as well under AMP as in fp32, though it does so in an
 unusual way. Each is diagnosed by the command line, as a user does it; an accusation is an exit
-status other than 0, a verdict other than no_fault, or any finding.
+status other than 0, a verdict other than no_fault, or any finding. Rows are written as they come;
+where some scripts are named, the rows of the others stay as they are.
 """
 
 from __future__ import annotations
@@ -39,18 +40,32 @@ def main() -> None:
         parser.error(f"no such script: {', '.join(sorted(unknown))}")
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(asked.jobs) as pool:
         work = ((name, Path(folder), asked.verify) for name in asked.scripts or known)
-        rows = list(pool.map(lambda job: diagnosed(*job), work))
-    summary = {
-        "scripts": len(rows),
-        "accused": sum(row["accused"] for row in rows),
-        "seconds": round(sum(row["seconds"] for row in rows), 1),
-        "machine": f"{platform.machine()}, {platform.python_version()}",
-    }
-    if asked.out != "-":
-        document = {"summary": summary, "scripts": rows}
-        Path(asked.out).write_text(json.dumps(document, indent=1) + "\n")
+        rows = _kept(asked.out) if asked.scripts else {}
+        summary = _summary(rows)
+        for row in pool.map(lambda job: diagnosed(*job), work):
+            rows[row["script"]] = row
+            summary = _summary(rows)
+            if asked.out != "-":
+                document = {"summary": summary, "scripts": [rows[name] for name in sorted(rows)]}
+                Path(asked.out).write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(summary, indent=1))
     sys.exit(bool(summary["accused"]))
+
+
+def _kept(out: str) -> dict[str, dict[str, Any]]:
+    """The rows of an earlier run, by script."""
+    if out == "-" or not Path(out).exists():
+        return {}
+    return {row["script"]: row for row in json.loads(Path(out).read_text())["scripts"]}
+
+
+def _summary(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "scripts": len(rows),
+        "accused": sum(row["accused"] for row in rows.values()),
+        "seconds": round(sum(row["seconds"] for row in rows.values()), 1),
+        "machine": f"{platform.machine()}, {platform.python_version()}",
+    }
 
 
 def diagnosed(name: str, folder: Path, verify: bool = False) -> dict[str, Any]:

@@ -140,7 +140,7 @@ def test_a_loss_times_get_scale_is_scaled_though_not_by_scale(times: float, scal
         own.update()
     first, second = (c for c in seen.log.calls if c.name == "backward")
     assert (first.scaled, second.scaled) == (True, scaled)
-    assert second.value == pytest.approx(float(penalty) * (1.0 if scaled else 512.0), rel=1e-5)
+    assert second.value == pytest.approx(penalty.item() * (1.0 if scaled else 512.0), rel=1e-5)
 
 
 def test_a_clip_says_whether_the_gradients_carry_the_scale() -> None:

@@ -99,6 +99,13 @@ def test_an_evaluation_that_is_not_finite_in_fp32_either_is_none(
     assert (Symptom.EVALUATION in symptoms(made, control)) is is_one
 
 
+def test_an_infinity_of_an_op_that_fp32_does_not_have_is_one_beside_a_mask() -> None:
+    both = {"eval_nonfinite": True, "eval_inf": 3}
+    made = run(steps(), eval_taint=4, **both)
+    assert Symptom.EVALUATION in symptoms(made, fp32_run(**both))
+    assert Symptom.EVALUATION not in symptoms(made, fp32_run(eval_taint=7, **both))
+
+
 @pytest.mark.parametrize(("share", "is_one"), [(-0.1, False), (-4.2, True)])
 def test_a_loss_may_grow_where_its_steps_do_not_overshoot(share: float, is_one: bool) -> None:
     # The same losses; a step that expects to take off more than the whole loss made it grow.

@@ -220,7 +220,8 @@ def evaluates_badly(run: RunView, fp32: RunView | None) -> bool:
         return own.eval_nonfinite
     reference = fp32.outcome
     more_inf = own.eval_inf > MORE_INF * max(reference.eval_inf, 1)
-    return own.eval_nan > reference.eval_nan or more_inf
+    only_here = own.eval_taint >= 0 > reference.eval_taint  # it descends from an op that overflowed
+    return own.eval_nan > reference.eval_nan or more_inf or only_here
 
 
 def progress(run: RunView, count: int | None = None) -> float | None:

@@ -175,11 +175,12 @@ class ScriptRecorder:
         is_first_nan = has_nan and not self.eval_nan
         self.eval_nan += has_nan
         self.eval_inf += not has_nan
-        # The first one counts; but an output of -inf that no op is to blame for hides no NaN.
-        if not self.eval_nonfinite or (is_first_nan and self.eval_taint < 0):
+        found = self.watch.taint_of(tensor)
+        taint = -1 if found is None else found
+        # The first one counts; but an output of -inf that no op is to blame for hides nothing.
+        if not self.eval_nonfinite or (self.eval_taint < 0 and (is_first_nan or taint >= 0)):
             self.eval_nonfinite, self.eval_module = True, type(module).__name__
-            taint = self.watch.taint_of(tensor)
-            self.eval_taint = -1 if taint is None else taint
+            self.eval_taint = taint
 
     def _attempt_ended(self, count: int) -> None:
         record = self.attempts.records[-1]
