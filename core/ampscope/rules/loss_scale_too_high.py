@@ -8,8 +8,9 @@ Why it matters
     Every skipped step is a lost step; a static scale that overflows loses them all.
 
 Blind spots
-    Six skips from 2^24, or a skip in two thousand steps, are a search and no fault. Skips to which
-    the scale did not grow, and gradients that are not finite in fp32 either, have another cause.
+    A search that ends is no fault, however short the run is: 2^32 is a usual start, and only more
+    than 16 skips from above it count. Nor is a skip in two thousand steps. Skips to which the scale
+    did not grow, and gradients that are not finite in fp32 either, have another cause.
 
 Remedy
     The default initial scale of 2^16 with a growth interval of 2,000, or lower.

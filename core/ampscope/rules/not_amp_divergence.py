@@ -11,7 +11,8 @@ Why it matters
     every step.
 
 Blind spots
-    A control that diverges for a reason of its own.
+    A control that diverges for a reason of its own. A loss whose value grows with its task (returns
+    of a better policy, a curriculum) is no divergence: no step expects to take off four times of it.
 
 Remedy
     A lower learning rate, warm-up, or clipping; for recurrences a gate or a normalisation.
