@@ -16,49 +16,44 @@ import statistics
 from collections.abc import Iterable
 
 from ampscope.analysis.run_view import RunView
-from ampscope.observations import Call
 
 FIRST = 10  # pairs that are compared; later the two runs have gone different ways
 MIN_SCALE = 16.0  # a smaller one cannot be told from how two runs differ by themselves
-AS_LARGE = 4.0  # a loss is scaled by hand when it is fp32's times the scale, to this factor
+AS_LARGE = 4.0  # two runs that have just begun differ by less than this factor
 
 
 def steps_on_scaled(run: RunView, fp32: RunView | None, optimizer: str) -> bool | None:
-    """Whether steps that the script called itself consumed scaled gradients, by the norms that
-    both runs had at the same attempts; None where that cannot be told."""
-    return _is_scaled(run, fp32, optimizer, direct=True)
+    """Whether steps that the script called itself consumed gradients that are not as large as in
+    fp32, by the norms that both runs had at the same attempts: the scale was not taken out, or not
+    the whole of it, or twice. None where that cannot be told."""
+    alike = _alike(run, fp32, optimizer, direct=True)
+    return None if alike is None else not alike
 
 
 def scaler_steps_on_scaled(run: RunView, fp32: RunView | None, optimizer: str) -> bool | None:
-    """The same of steps through the scaler, which divides by the scale in any case."""
-    return _is_scaled(run, fp32, optimizer, direct=False)
+    """Whether steps through the scaler, which divides by the scale in any case, were left with
+    gradients as large as in fp32: they did carry it."""
+    return _alike(run, fp32, optimizer, direct=False)
 
 
-def _is_scaled(run: RunView, fp32: RunView | None, optimizer: str, *, direct: bool) -> bool | None:
-    if fp32 is None:
+def _alike(run: RunView, fp32: RunView | None, optimizer: str, *, direct: bool) -> bool | None:
+    if fp32 is None or typical_scale(run) < MIN_SCALE:
         return None
     other = {a.attempt: a.grad_norm for a in fp32.attempts if a.optimizer == optimizer}
     own = [a for a in run.attempts if a.optimizer == optimizer and bool(a.scaler) is not direct]
-    usable = [a for a in own if not a.grad_nonfinite and _positive(a.grad_norm)]
-    ratios = [
-        ((a.grad_norm or 0.0) / (other[a.attempt] or 1.0), 1.0 if direct else a.scale)
-        for a in usable
-        if _positive(other.get(a.attempt))
-    ][:FIRST]
-    scale = typical_scale(run)
-    if not ratios or scale < MIN_SCALE:
-        return None
-    # What the scaler divided is multiplied again: gradients as they were before it.
-    return statistics.median(ratio * back for ratio, back in ratios) > math.sqrt(scale)
+    usable = [(a.grad_norm, other.get(a.attempt)) for a in own if not a.grad_nonfinite]
+    ratios = [x / y for x, y in usable if x and y and math.isfinite(x) and math.isfinite(y)]
+    return _is_near(1.0, ratios[:FIRST])
 
 
 def clips_scaled(run: RunView, fp32: RunView | None, line: str) -> bool | None:
     """Whether the clips of one line met scaled gradients, by the norms that they returned."""
     if fp32 is None:
         return None
-    ratios = _ratios(_values(run, "clip", line), _values(fp32, "clip", line))
-    scale = typical_scale(run)
-    return statistics.median(ratios) > math.sqrt(scale) if ratios and scale >= MIN_SCALE else None
+    if typical_scale(run) < MIN_SCALE:
+        return None
+    alike = _is_near(1.0, _ratios(_values(run, "clip", line), _values(fp32, "clip", line)))
+    return None if alike is None else not alike
 
 
 def scales_by_hand(run: RunView, fp32: RunView | None, line: str) -> bool:
@@ -67,9 +62,7 @@ def scales_by_hand(run: RunView, fp32: RunView | None, line: str) -> bool:
         return False
     ratios = _ratios(_values(run, "backward", line), _values(fp32, "backward", line))
     scale = typical_scale(run)
-    if not ratios or scale < MIN_SCALE:
-        return False
-    return scale / AS_LARGE < statistics.median(ratios) < scale * AS_LARGE
+    return scale >= MIN_SCALE and _is_near(scale, ratios) is True
 
 
 def typical_scale(run: RunView) -> float:
@@ -89,10 +82,7 @@ def _ratios(own: Iterable[float | None], other: Iterable[float | None]) -> list[
     ]
 
 
-def _positive(value: float | None) -> bool:
-    return value is not None and math.isfinite(value) and value > 0
-
-
-def lines_of(calls: Iterable[Call]) -> list[str]:
-    """The lines of calls, each once, in order."""
-    return list(dict.fromkeys(call.line for call in calls))
+def _is_near(expected: float, ratios: list[float]) -> bool | None:
+    if not ratios:
+        return None
+    return expected / AS_LARGE < statistics.median(ratios) < expected * AS_LARGE
