@@ -164,3 +164,16 @@ def test_a_stalled_sum_of_weights_is_an_average_and_any_other_a_sum(
     target = tensor(1.0, is_parameter=parameter)
     stall = bad_op("aten.add_", target, kind="stall", error=1.0, reached_loss=False, pos_inf=0)
     assert causes(diagnose(evidence(run(steps(), stall)))) == [cause]
+
+
+@pytest.mark.parametrize(("change", "says"), [(0.09, Status.PASSED), (0.01, Status.FOUND)])
+def test_stalls_of_an_average_that_comes_as_far_as_in_fp32_lose_nothing(
+    change: float, says: Status
+) -> None:
+    # Kahan's compensation adds nothing at most steps, and the whole at some.
+    target = tensor(is_parameter=True)
+    stall = bad_op("aten.add_", target, kind="stall", error=1.0, reached_loss=False, pos_inf=0)
+    own = scan("end", "frozen", "average.weight", dtype="bf16", change=change)
+    full = scan("end", "frozen", "average.weight", change=0.1)
+    made = evidence(run(steps(), stall, own), fp32_run(None, full))
+    assert status("small_update_lost", made) is says

@@ -29,14 +29,26 @@ class SlowAverage:
 def slow_average(run: RunView, fp32: RunView) -> SlowAverage | None:
     """The first half-precision tensor outside every optimizer that came less than :data:`SLOW` as
     far as in the fp32 control."""
+    return next((a for a in _averages(run, fp32) if a.change < SLOW * a.reference_change), None)
+
+
+def averages_keep_up(run: RunView, fp32: RunView) -> bool:
+    """There are half-precision averages, and all came about as far as in fp32: an update that had
+    no effect by itself was made up for, as Kahan's compensation and stochastic rounding do."""
+    found = _averages(run, fp32)
+    return bool(found) and slow_average(run, fp32) is None
+
+
+def _averages(run: RunView, fp32: RunView) -> list[SlowAverage]:
+    """Half-precision tensors outside every optimizer that move in fp32."""
     end = {s.name: s for s in fp32.scans_of("end", "frozen") + fp32.scans_of("end", "buffer")}
-    for scan in run.scans_of("end", "frozen"):
-        other = end.get(scan.name)
-        if other is None or scan.dtype not in ("fp16", "bf16") or not other.change:
-            continue
-        if (scan.change or 0.0) < SLOW * other.change:
-            return SlowAverage(scan, scan.change or 0.0, other.change)
-    return None
+    return [
+        SlowAverage(scan, scan.change or 0.0, other.change)
+        for scan in run.scans_of("end", "frozen")
+        if scan.dtype in ("fp16", "bf16")
+        and (other := end.get(scan.name)) is not None
+        and other.change
+    ]
 
 
 def stalled_average(run: RunView) -> BadOp | None:

@@ -22,7 +22,13 @@ from dataclasses import replace
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.half_weights import KEPT, half_weights, kept_motion
 from ampscope.analysis.run_view import RunView
-from ampscope.analysis.weight_averages import MIN_STALLS, SLOW, slow_average, stalled_average
+from ampscope.analysis.weight_averages import (
+    MIN_STALLS,
+    SLOW,
+    averages_keep_up,
+    slow_average,
+    stalled_average,
+)
 from ampscope.observations import STALLED_SHARE
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, passed
 
@@ -34,7 +40,9 @@ def check(evidence: Evidence) -> Verdict:
     run, fp32 = evidence.as_is, evidence.fp32
     if fp32 is None:
         return inconclusive("Only the fp32 control tells what should have moved.")
-    found = _weights(run, fp32) or _slow(run, fp32) or _stalled(run)
+    found = _weights(run, fp32) or _slow(run, fp32)
+    if found is None and not averages_keep_up(run, fp32):
+        found = _stalled(run)
     return found or passed("What fp32 moves, moves here too.")
 
 
