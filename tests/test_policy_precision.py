@@ -1,14 +1,33 @@
 """The precision modes: their names, what they refuse, what they switch, and switch back."""
 
+import contextlib
 import dataclasses
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from ampscope.capture.model_map import ModelMap
+from ampscope.capture.shadow import Shadow
 from ampscope.errors import BadInput
+from ampscope.measure.phases import timed_step
+from ampscope.measure.script_precision import in_precision
+from ampscope.measure.step_clock import Clock
+from ampscope.policy import precision as precision_room
 from ampscope.policy.modes import PRECISIONS, resolve
-from ampscope.policy.precision import convert_model, precision_context, tf32_switches
+from ampscope.policy.precision import (
+    convert_model,
+    precision_context,
+    step_arithmetic,
+    tf32_switches,
+)
+from ampscope.records import Cadence, RunSpec
+from ampscope.run.controls import applied
+from ampscope.run.loop import ProbeLoop
+from ampscope.run.probe import prepare
+from ampscope.workloads.protocol import iterate
 
 HALF = {"fp16": torch.float16, "fp16-noscaler": torch.float16, "bf16": torch.bfloat16}
 PURE = {"fp16-pure": torch.float16, "bf16-pure": torch.bfloat16}
@@ -89,6 +108,117 @@ def test_cpu_run_leaves_the_tf32_switches_alone():
     before = tf32_state()
     with precision_context(PRECISIONS["fp32"], "cpu"):
         assert tf32_state() == before
+
+
+def flags():
+    """Matmul and cudnn as torch's documentation asks for them, and the three newer switches."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    newer = {matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision}
+    return matmul.allow_tf32, cudnn.allow_tf32, newer
+
+
+def flags_of_a_step(monkeypatch, name, step):
+    """Where each phase of one step finds TF32's switches; the step as it would be on CUDA."""
+    monkeypatch.setattr(precision_room, "_check_hardware", lambda *_: None)
+    training = prepare(RunSpec(workload="mlp", precision="fp32"), torch.device("cpu"))
+    training.arithmetic = partial(step_arithmetic, PRECISIONS[name], "cuda")
+    seen = {}
+    linear = next(m for m in training.model.modules() if isinstance(m, nn.Linear))
+    linear.register_forward_hook(lambda *_: seen.update(forward=flags()))
+    linear.weight.register_hook(lambda _: seen.update(backward=flags()))
+    training.optimizer.register_step_pre_hook(lambda *_: seen.update(optimizer=flags()))
+    step(training, next(iterate(training.workload)))
+    return seen
+
+
+STEPS_OF = {
+    "probe": lambda training, batch: ProbeLoop(training, Cadence(), None).step(0, batch),
+    "measured phases": timed_step,
+}
+
+
+@pytest.mark.parametrize("step", STEPS_OF)
+@pytest.mark.parametrize(("name", "expected"), [
+    ("fp32", (False, False, {"ieee"})), ("tf32", (True, True, {"tf32"})),
+])  # fmt: skip
+def test_backward_and_optimizer_compute_as_the_forward_pass(monkeypatch, step, name, expected):
+    before = tf32_state()
+    seen = flags_of_a_step(monkeypatch, name, STEPS_OF[step])
+    assert seen == dict.fromkeys(("forward", "backward", "optimizer"), expected)
+    assert tf32_state() == before
+
+
+def test_a_step_of_the_workloads_own_computes_as_the_mode_says(monkeypatch):
+    def own(training, batch):
+        def step(model, batch, optimizer, scaler, autocast):
+            with autocast():
+                loss = training.workload.loss(model, batch)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        training.workload = dataclasses.replace(training.workload, step=step)
+        timed_step(training, batch)
+
+    seen = flags_of_a_step(monkeypatch, "fp32", own)
+    assert set(map(str, seen.values())) == {str((False, False, {"ieee"}))}
+
+
+def test_the_shadow_computes_without_tf32():
+    model = nn.Linear(4, 1)
+    seen = []
+
+    def loss(twin):
+        output = twin(torch.ones(2, 4))
+        output.register_hook(lambda _: seen.append(flags()))
+        seen.append(flags())
+        return output.sum()
+
+    Shadow(ModelMap(model), 0, 1.0).run_twin(loss)
+    assert seen == [(False, False, {"ieee"})] * 2
+
+
+def ask_for_tf32():
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = True
+    torch.set_float32_matmul_precision("medium")
+    torch.backends.cudnn.conv.fp32_precision = "tf32"
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    torch.backends.fp32_precision = "tf32"
+
+
+@contextlib.contextmanager
+def script_in_fp32():
+    with in_precision("fp32", Clock(1, 1.0, Path("unwritten"), on_cuda=False)):
+        yield
+
+
+@pytest.mark.parametrize("control", [lambda: applied("fp32"), script_in_fp32])
+def test_the_fp32_control_is_fp32_whatever_the_script_asks_for(control):
+    before, onednn = tf32_state(), torch.backends.mkldnn.matmul
+    with control():
+        ask_for_tf32()
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=True):
+            assert flags() == (False, False, {"ieee"})
+        weight = torch.ones(2, 2, requires_grad=True)
+        inside = []
+        output = torch.ones(2, 2) @ weight
+        output.register_hook(lambda _: inside.append((*flags(), onednn.fp32_precision)))
+        output.sum().backward()
+    assert inside == [(False, False, {"ieee"}, "ieee")]
+    assert tf32_state() == before
+    assert onednn.fp32_precision == torch.backends.fp32_precision == "none"
+
+
+@pytest.mark.parametrize("before", ["none", "tf32"])
+def test_a_general_switch_does_not_reach_into_exact_fp32(before):
+    torch.backends.fp32_precision = before
+    try:
+        with tf32_switches(False):
+            assert flags() == (False, False, {"ieee"})
+        assert torch.backends.cuda.matmul.fp32_precision == before
+    finally:
+        torch.backends.fp32_precision = "none"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

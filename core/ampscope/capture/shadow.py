@@ -25,6 +25,7 @@ from ampscope.capture.model_map import ModelMap
 from ampscope.capture.random_state import random_state_kept
 from ampscope.capture.shadow_comparison import Comparisons
 from ampscope.capture.tensors import floating_tensors, in_backward, version
+from ampscope.policy.precision import tf32_switches
 from ampscope.records import Role, ShadowRecord
 
 # Module, whether checkpointing repeats its forward, and how many outputs it had before.
@@ -48,8 +49,15 @@ class Shadow:
         self._handle: RemovableHandle | None = None
 
     def run_twin(self, loss: Callable[[nn.Module], Tensor]) -> None:
-        """Forward and backward of an fp32 copy; ``loss`` maps a model to a scalar tensor."""
-        with random_state_kept(self._names.model), _gradients_kept(self._names):
+        """Forward and backward of an fp32 copy; ``loss`` maps a model to a scalar tensor.
+
+        TF32 is off: a reference with 10 bits of mantissa is no better than fp16.
+        """
+        with (
+            random_state_kept(self._names.model),
+            _gradients_kept(self._names),
+            tf32_switches(False),
+        ):
             twin = copy.deepcopy(self._names.model).float()
             hooks = [
                 module.register_forward_hook(partial(self._keep, index))

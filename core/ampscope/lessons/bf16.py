@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ampscope.lessons.output_gradients import Gradients, output_gradients
-from ampscope.policy.precision import PRECISIONS, precision_context
+from ampscope.policy.precision import PRECISIONS, forward_autocast, step_arithmetic
 from ampscope.records import Curve, Reading, Result
 from ampscope.workloads.load import load
 from ampscope.workloads.protocol import Workload, iterate, move
@@ -56,8 +56,8 @@ def _trained(
     first: Gradients = {}
     for step in range(STEPS):
         optimizer.zero_grad()
-        with output_gradients(model) as found:
-            with precision_context(precision, device.type):
+        with output_gradients(model) as found, step_arithmetic(precision, device.type):
+            with forward_autocast(precision, device.type):
                 loss = workload.loss(model, move(next(batches), device))
             scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch's is untyped
         if step == 0:

@@ -6,10 +6,9 @@ import time
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from ampscope.measure.timing import synchronize
-from ampscope.run.training import Training, checked_loss, training_step
+from ampscope.run.training import Training, default_step, training_step
 from ampscope.workloads.protocol import Batch
 
 
@@ -59,26 +58,9 @@ def timed_step(training: Training, batch: Batch) -> StepSeconds:
     if training.workload.step is not None:
         loss = training_step(training, batch)
     else:
-        loss = _marked_step(training, batch, marks)
+        loss = default_step(training, batch, marks)
     synchronize(device)
     elapsed_s = time.perf_counter() - started
     phases = None if training.workload.step is not None else marks.seconds()
     skipped = scaler.is_enabled() and scaler.get_scale() < scale
     return StepSeconds(elapsed_s, phases, float(loss.detach()), skipped)
-
-
-def _marked_step(training: Training, batch: Batch, mark: _Marks) -> Tensor:
-    """run.training.default_step with marks."""
-    optimizer, scaler = training.optimizer, training.scaler
-    mark()
-    optimizer.zero_grad(set_to_none=True)
-    with training.autocast():
-        loss = checked_loss(training.workload.loss(training.model, batch))
-    mark()
-    scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    mark()
-    scaler.unscale_(optimizer)
-    scaler.step(optimizer)
-    scaler.update()
-    mark()
-    return loss

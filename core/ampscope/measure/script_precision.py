@@ -19,9 +19,8 @@ from torch import nn
 
 from ampscope.capture.script.patches import Patches
 from ampscope.measure.step_clock import Clock, heard_backward
-from ampscope.policy.precision import tf32_switches
 from ampscope.run.interventions.added_scaler import add_scaler
-from ampscope.run.precision_controls import autocast_as, scalers_off
+from ampscope.run.precision_controls import autocast_as, scalers_off, tf32_held
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _BY_NAME = {"half": torch.float16, "bfloat16": torch.bfloat16}
@@ -35,8 +34,7 @@ def in_precision(name: str, clock: Clock) -> Iterator[None]:
             stack.enter_context(scalers_off())
             stack.enter_context(autocast_as(None))
             stack.enter_context(_halves_as(dict.fromkeys(HALVES.values(), torch.float32)))
-            if torch.cuda.is_available():
-                stack.enter_context(tf32_switches(name == "tf32"))
+            stack.enter_context(tf32_held(name == "tf32"))
         else:
             if name == "bf16":
                 stack.enter_context(scalers_off())

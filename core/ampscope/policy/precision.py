@@ -2,14 +2,20 @@
 
 precision = resolve("fp16", "cuda")
 convert_model(model, precision)
-with precision_context(precision, "cuda"):
-    loss = workload.loss(model, batch)
+with step_arithmetic(precision, "cuda"):         # the whole step: backward computes as forward does
+    with forward_autocast(precision, "cuda"):    # the forward pass and the loss alone
+        loss = workload.loss(model, batch)
+    loss.backward()
+
+Autocast notes its casts in the graph, so backward follows it without being inside. A TF32 switch is
+read by every op when it runs, so a step that leaves the switch after its forward pass computes its
+backward pass in another precision.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -21,8 +27,11 @@ __all__ = [
     "PRECISIONS",
     "Precision",
     "convert_model",
+    "forward_autocast",
     "precision_context",
     "resolve",
+    "step_arithmetic",
+    "tf32_switches",
     "torch_dtype",
 ]
 
@@ -44,24 +53,39 @@ def convert_model(model: torch.nn.Module, precision: Precision) -> None:
 def precision_context(precision: Precision, device_type: str) -> Iterator[None]:
     """Autocast and TF32 as the mode wants them, for a forward pass; as they were on exit.
 
-    Raises BadInput where the GPU cannot do what the mode asks.
+    A step that goes backward needs :func:`step_arithmetic` around all of it. Raises BadInput where
+    the GPU cannot do what the mode asks.
     """
-    _check_hardware(precision, device_type)
-    with _tf32_context(precision, device_type), _autocast(precision, device_type):
+    with step_arithmetic(precision, device_type), forward_autocast(precision, device_type):
         yield
 
 
-def _autocast(precision: Precision, device_type: str) -> AbstractContextManager[object]:
+@contextmanager
+def step_arithmetic(precision: Precision, device_type: str) -> Iterator[None]:
+    """The switches of fp32 matmuls and convolutions as the mode wants them, for a whole step:
+    forward, backward and optimizer; as they were on exit.
+
+    Raises BadInput where the GPU cannot do what the mode asks.
+    """
+    _check_hardware(precision, device_type)
+    if precision.tf32 is None:
+        yield
+    elif device_type == "cuda":
+        with tf32_switches(precision.tf32):
+            yield
+    else:
+        with _kept(_onednn_switches()):
+            for switch in () if precision.tf32 else _onednn_switches():
+                switch.fp32_precision = "ieee"
+            yield
+
+
+def forward_autocast(precision: Precision, device_type: str) -> AbstractContextManager[object]:
+    """Autocast as the mode wants it, for the forward pass and the loss."""
     if precision.autocast_dtype is None:
         # fp32 means fp32 and pure means pure, also where somebody has autocast on around it
         return torch.autocast(device_type, enabled=False)
     return torch.autocast(device_type, dtype=torch_dtype(precision.autocast_dtype))
-
-
-def _tf32_context(precision: Precision, device_type: str) -> AbstractContextManager[None]:
-    if precision.tf32 is None or device_type != "cuda":
-        return nullcontext()
-    return tf32_switches(precision.tf32)
 
 
 @contextmanager
@@ -69,18 +93,49 @@ def tf32_switches(allowed: bool) -> Iterator[None]:
     """CUDA's matmuls and convolutions in TF32 or in exact fp32 (cuDNN's default is TF32).
 
     torch has two generations of these switches and raises where they disagree, so both are set:
-    the old ones set the new ones as well, and on exit the new ones get their exact value back
-    (their default "none" cannot be said in the old ones).
+    the old ones first, then the new ones by name, because the old ones say "not TF32" as "none",
+    which takes the value of ``torch.backends.fp32_precision``. In exact fp32 oneDNN's switches are
+    off as well: with ``torch.set_float32_matmul_precision("medium")`` a CPU may compute fp32
+    matmuls in bf16. All have their own values again on exit.
     """
     matmul: Any = torch.backends.cuda.matmul  # Any: the newer switches have no type hints
     cudnn: Any = torch.backends.cudnn
-    before = (matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision)
-    matmul.allow_tf32 = cudnn.allow_tf32 = allowed
+    cuda = (matmul, cudnn.conv, cudnn.rnn)
+    with _kept((*cuda, *_onednn_switches())):
+        before = (matmul.fp32_precision == "tf32", cudnn.conv.fp32_precision == "tf32")
+        named = ""  # not to be read where the program has set switches of both generations
+        with suppress(RuntimeError):
+            named = torch.get_float32_matmul_precision()
+        matmul.allow_tf32 = cudnn.allow_tf32 = allowed
+        for switch in cuda:
+            switch.fp32_precision = "tf32" if allowed else "ieee"
+        for switch in () if allowed else _onednn_switches():
+            switch.fp32_precision = "ieee"
+        try:
+            yield
+        finally:
+            matmul.allow_tf32, cudnn.allow_tf32 = before
+            if named:
+                torch.set_float32_matmul_precision(named)
+
+
+@contextmanager
+def _kept(switches: tuple[Any, ...]) -> Iterator[None]:
+    """The new switches have their values again on exit. Their own "none" stands for the value of
+    ``torch.backends.fp32_precision`` and reads as that value, so it is tried first."""
+    before = [switch.fp32_precision for switch in switches]
     try:
         yield
     finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before[0] == "tf32", before[1] == "tf32"
-        matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = before
+        for switch, value in zip(switches, before, strict=True):
+            switch.fp32_precision = "none"
+            if switch.fp32_precision != value:
+                switch.fp32_precision = value
+
+
+def _onednn_switches() -> tuple[Any, ...]:
+    onednn: Any = torch.backends.mkldnn
+    return onednn.matmul, onednn.conv, onednn.rnn
 
 
 def _check_hardware(precision: Precision, device_type: str) -> None:

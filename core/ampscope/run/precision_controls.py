@@ -3,7 +3,7 @@
 A TorchFunctionMode sees every call of a public torch function, so a dtype that the script asks for
 can be replaced before torch sees it: ``.half()``, ``.to(torch.float16)``, ``dtype=torch.float16``.
 Autocast is switched by its own ``__enter__``, and GradScaler is created disabled: neither fp32 nor
-bf16 needs one.
+bf16 needs one. fp32 means fp32 in CUDA's matmuls and convolutions too, so TF32 is off there.
 """
 
 from __future__ import annotations
@@ -18,6 +18,16 @@ from torch.overrides import TorchFunctionMode
 
 from ampscope.capture.script.patches import Patches
 from ampscope.capture.tensors import HALF
+from ampscope.policy.precision import tf32_switches
+
+# Everything that sets what an fp32 matmul or convolution may compute in ends in one of these.
+_TF32_SETTERS = (
+    "_set_cublas_allow_tf32",
+    "_set_cudnn_allow_tf32",
+    "_set_onednn_allow_tf32",
+    "_set_float32_matmul_precision",
+    "_set_fp32_precision_setter",
+)
 
 
 class _Replace(TorchFunctionMode):
@@ -49,10 +59,35 @@ class _Replace(TorchFunctionMode):
 
 @contextlib.contextmanager
 def everything_fp32() -> Iterator[None]:
-    """Autocast off, scalers off, half models and tensors in fp32."""
+    """Autocast off, scalers off, half models and tensors in fp32, and no TF32."""
     replace = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-    with scalers_off(), autocast_as(None), _Replace(replace):
+    with scalers_off(), autocast_as(None), tf32_held(False), _Replace(replace):
         yield
+
+
+@contextlib.contextmanager
+def tf32_held(allowed: bool) -> Iterator[None]:
+    """fp32 matmuls and convolutions in TF32 or in exact fp32, also where the script sets torch's
+    switches itself: inside, setting them does nothing."""
+    patches = Patches()
+
+    def unheard(original: Any) -> Any:
+        return lambda *args, **kwargs: None
+
+    setters: Any = torch._C
+    with tf32_switches(allowed):
+        for name in _TF32_SETTERS:
+            patches.replace(setters, name, unheard)
+        # These properties hold their setter itself, not its name.
+        for backend in (torch.backends, torch.backends.cudnn, torch.backends.mkldnn):
+            for name in ("allow_tf32", "fp32_precision"):
+                switch = vars(type(backend)).get(name)
+                if switch is not None:
+                    patches.replace(switch, "setter", unheard)
+        try:
+            yield
+        finally:
+            patches.undo()
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,8 +15,13 @@ from ampscope.exponents import RAW_LEN
 from ampscope.formats import dtype_name
 from ampscope.policy.custom_lists import custom_lists
 from ampscope.policy.list_changes import changes_of
-from ampscope.policy.modes import Precision, resolve
-from ampscope.policy.precision import convert_model, precision_context, torch_dtype
+from ampscope.policy.modes import resolve
+from ampscope.policy.precision import (
+    convert_model,
+    forward_autocast,
+    step_arithmetic,
+    torch_dtype,
+)
 from ampscope.policy.rehearsal import cuda_autocast_lists
 from ampscope.policy.tensor_core import TensorCoreMode
 from ampscope.records import RunSpec
@@ -51,7 +57,8 @@ def prepare(spec: RunSpec, device: torch.device) -> Training:
         model=model,
         optimizer=_optimizer(workload),
         scaler=scaler,
-        autocast=_autocast(precision, device),
+        autocast=partial(forward_autocast, precision, device.type),
+        arithmetic=partial(step_arithmetic, precision, device.type),
         device=device,
         compute_format=dtype_name(precision.autocast_dtype or precision.model_dtype or "float32"),
         real_batch=lambda batch: move(batch, device, model_dtype),
@@ -100,12 +107,6 @@ def drive(
                 raise Cancelled(f"Cancelled after {number} steps.")
             loop.step(number, next(batches))
     return loop
-
-
-def _autocast(
-    precision: Precision, device: torch.device
-) -> Callable[[], contextlib.AbstractContextManager[object]]:
-    return lambda: precision_context(precision, device.type)
 
 
 def _optimizer(workload: Workload) -> torch.optim.Optimizer:

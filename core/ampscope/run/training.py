@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -23,11 +23,13 @@ class Training:
     model: nn.Module
     optimizer: Optimizer
     scaler: ObservedScaler
-    autocast: Callable[[], AbstractContextManager[object]]
+    autocast: Callable[[], AbstractContextManager[object]]  # around forward pass and loss
     device: torch.device
     compute_format: str  # "fp16", "bf16" or "fp32": what the precision mode computes in
     real_batch: Callable[[Batch], Batch]  # what the model is fed, of a batch as it came
     twin_batch: Callable[[Batch], Batch]  # what the fp32 shadow is fed, of the same batch
+    # Around a whole step: what fp32 matmuls and convolutions compute in, forward and backward.
+    arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 def training_step(training: Training, batch: Batch) -> Tensor:
@@ -35,20 +37,29 @@ def training_step(training: Training, batch: Batch) -> Tensor:
     custom = training.workload.step
     if custom is None:
         return default_step(training, batch)
-    loss = custom(training.model, batch, training.optimizer, training.scaler, training.autocast)
+    with training.arithmetic():
+        loss = custom(training.model, batch, training.optimizer, training.scaler, training.autocast)
     return checked_loss(loss, "`step`")
 
 
-def default_step(training: Training, batch: Batch) -> Tensor:
-    """The usual calls; returns the unscaled loss."""
+def default_step(
+    training: Training, batch: Batch, mark: Callable[[], None] = lambda: None
+) -> Tensor:
+    """The usual calls; returns the unscaled loss. ``mark`` is called before the forward pass, the
+    backward pass and the optimizer's step, and after it."""
     optimizer, scaler = training.optimizer, training.scaler
-    optimizer.zero_grad(set_to_none=True)
-    with training.autocast():
-        loss = checked_loss(training.workload.loss(training.model, batch))
-    scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    scaler.unscale_(optimizer)
-    scaler.step(optimizer)
-    scaler.update()
+    with training.arithmetic():
+        mark()
+        optimizer.zero_grad(set_to_none=True)
+        with training.autocast():
+            loss = checked_loss(training.workload.loss(training.model, batch))
+        mark()
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        mark()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        mark()
     return loss
 
 
