@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -10,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ampscope.capture import shadow_comparison
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.random_state import random_state_kept
 from ampscope.capture.shadow import Shadow
-from ampscope.capture.shadow_comparison import Comparisons
+from ampscope.capture.shadow_comparison import PIECE, Comparisons, pieces
 from ampscope.policy.tensor_core import TensorCoreMode
 from ampscope.records import Role, ShadowRecord
 
@@ -88,15 +90,116 @@ def test_what_is_not_finite_is_said() -> None:
     assert compared(torch.zeros(0), torch.zeros(0)).max_abs_fp32 is None
 
 
-def test_calls_of_a_module_add_up_and_the_worst_error_stays() -> None:
+def test_calls_of_a_module_add_up_to_one_comparison() -> None:
     comparisons = Comparisons(0)
     one = torch.ones(4)
     for half in (one.to(HALF), (one * 1.5).to(HALF), one.to(HALF)):
         comparisons.add(1, Role.ACTIVATION, half, one, 1.0)
     comparisons.add(2, Role.ACTIVATION, one, one * 2, 1.0)
     first, second = comparisons.records()
-    assert (first.module, first.total, first.relative_error) == (1, 12, 0.5)
+    assert (first.module, first.total) == (1, 12)
+    # Over all 12 elements: sqrt(4 * 0.5^2) / sqrt(12).
+    assert first.relative_error == pytest.approx(1 / math.sqrt(12))
+    assert first.cosine == pytest.approx(14 / math.sqrt(12 * 17))
     assert (second.module, second.max_abs_fp32) == (2, 2.0)
+
+
+def test_a_small_tensor_of_a_module_does_not_stand_for_all_of_it() -> None:
+    """The gradient of a convolution's bias before BatchNorm is rounding alone: its own relative
+    error is in the hundreds and says nothing about the module."""
+    weight, bias = torch.ones(1000), torch.full((10,), 1e-9)
+    comparisons = Comparisons(0)
+    comparisons.add(1, Role.WEIGHT_GRAD, weight * (1 + 2.0**-11), weight, 1.0)
+    comparisons.add(1, Role.WEIGHT_GRAD, bias * 848, bias, 1.0)
+    (record,) = comparisons.records()
+    assert record.relative_error == pytest.approx(2.0**-11, rel=1e-3)
+    comparisons.add(1, Role.WEIGHT_GRAD, bias * math.nan, bias, 1.0)
+    assert math.isnan(comparisons.records()[0].relative_error or 0.0)
+
+
+SPARSE = {
+    "coo": lambda dense: dense.to_sparse(),
+    "hybrid coo": lambda dense: dense.to_sparse(1),
+    "csr": lambda dense: dense.to_sparse_csr(),
+    "csc": lambda dense: dense.to_sparse_csc(),
+    "bsr": lambda dense: dense.to_sparse_bsr((2, 2)),
+    "bsc": lambda dense: dense.to_sparse_bsc((2, 2)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("layout", SPARSE)
+def test_gradients_of_every_sparse_layout_are_compared(layout: str) -> None:
+    wanted = torch.tensor([[0, 1.0, 0, 0], [0, 0, 0, 0], [2.0**-30, 0, 0, 3.0], [0, 0, 0, 4.0]])
+    value = wanted.clone()
+    value[2, 0] = 0.0  # lost, so that half stores fewer places than the shadow
+    record = compared(SPARSE[layout](value.to(HALF)), SPARSE[layout](wanted))
+    assert (record.lost, record.below_range, record.subnormal) == (1, 1, 0)
+    assert record.relative_error == pytest.approx(2.0**-30 / math.sqrt(26))
+    assert (record.max_abs_fp32, record.cosine) == (4.0, pytest.approx(1.0))
+
+
+def test_layouts_that_differ_and_layouts_of_other_kinds() -> None:
+    wanted = torch.eye(4)
+    assert compared(wanted.to_sparse().to(HALF), wanted).total == 16
+    assert compared(wanted.to(HALF), wanted.to_sparse()).lost == 0
+    assert compared(wanted.to_mkldnn(), wanted.to_mkldnn()).relative_error == 0.0
+    assert compared(wanted.to(torch.complex64), wanted.to(torch.complex64)).total == 32
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged)
+    assert compared(nested.to(HALF), nested).total == 18
+    comparisons = Comparisons(0)
+    comparisons.add(1, Role.ACTIVATION, torch.ones(2), torch.ones(3), 1.0)
+    assert comparisons.records() == []
+
+
+def test_pieces_of_a_tensor_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(4)
+    reference = torch.randn(1000) * 2.0 ** torch.randint(-30, 8, (1000,))
+    half = reference.to(HALF)
+    whole = compared(half, reference)
+    monkeypatch.setattr(shadow_comparison, "PIECE", 7)
+    parts = compared(half, reference)
+    for name in ("total", "lost", "below_range", "subnormal", "zero_before", "max_abs_fp32"):
+        assert getattr(parts, name) == getattr(whole, name)
+    assert parts.relative_error == pytest.approx(whole.relative_error, rel=1e-6)
+    assert parts.cosine == pytest.approx(whole.cosine, rel=1e-6)
+
+
+def test_a_tensor_of_more_than_2_to_31_elements_is_compared_in_pieces() -> None:
+    """BLAS counts to 2^31 - 1, and an fp32 sum of equal terms ends at 2^24."""
+    count = 2**31 + 5
+    parts = list(pieces(count, PIECE))
+    assert (parts[0].start, parts[-1].stop) == (0, count)
+    assert all(one.stop == other.start for one, other in itertools.pairwise(parts))
+    assert max(part.stop - part.start for part in parts) <= PIECE <= 2**24
+    # Elements that take no memory; one fp32 sum of their squares would stop at 2^24.
+    ones = torch.ones(1).expand(2**25)
+    record = compared(torch.full((1,), 1.5).expand(2**25), ones)
+    assert record.relative_error == pytest.approx(0.5, rel=1e-4)
+    assert record.cosine == pytest.approx(1.0, rel=1e-4)
+
+
+def test_lost_values_below_the_range_are_told_from_those_that_rounding_cancelled() -> None:
+    smallest = 2.0**-24
+    reference = torch.tensor([smallest / 4, smallest * 0.75, 1e-3, 5.0, 0.0, 2.0])
+    half = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, 2.0]).to(HALF)
+    record = compared(half, reference)
+    assert (record.lost, record.below_range, record.cancelled) == (4, 2, 2)
+    # A gradient carries the loss scale: 1e-9 is no small number at a scale of 2^16.
+    scaled = compared(torch.zeros(2).to(HALF), torch.tensor([1e-9, 1e-13]), 2.0**16)
+    assert (scaled.lost, scaled.below_range) == (2, 1)
+    # bf16 has fp32's range: what it loses here it loses to rounding.
+    bf16 = compared(torch.zeros(3).to(torch.bfloat16), torch.tensor([1e-9, 1e-30, 3.0]))
+    assert (bf16.lost, bf16.below_range, bf16.cancelled) == (3, 0, 3)
+
+
+def test_an_fp32_weight_gradient_is_judged_by_the_format_it_was_computed_in() -> None:
+    reference = torch.tensor([1e-9, 1.0])
+    for computes_in, below in ((None, 0), (HALF, 1), (torch.bfloat16, 0)):
+        comparisons = Comparisons(0, computes_in)
+        comparisons.add(1, Role.WEIGHT_GRAD, torch.tensor([0.0, 1.0]), reference, 1.0)
+        (record,) = comparisons.records()
+        assert (record.lost, record.below_range) == (1, below)
 
 
 class Deep(nn.Module):

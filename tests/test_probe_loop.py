@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+from ampscope.capture.accumulator import Accumulator
+from ampscope.capture.histograms import HistogramHooks
+from ampscope.capture.op_trace import OpTrace
+from ampscope.capture.shadow import Shadow
+from ampscope.capture.shadow_comparison import Comparisons
+from ampscope.capture.weights import WeightObserver
 from ampscope.records import Cadence, Role, RunSpec
+from ampscope.run import instruments
 from ampscope.run.probe import drive, prepare
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
@@ -105,3 +113,76 @@ def test_each_step_says_what_it_cost(tmp_path: Path) -> None:
             assert step.peak_bytes is not None
             assert step.peak_bytes > 2**20
             assert step.lr is not None
+
+
+SPARSE = """
+import torch
+from torch import nn
+
+from ampscope import Workload
+
+
+def build(seed):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Embedding(50, 8, sparse=True), nn.Linear(8, 1))
+    return Workload(
+        model=model,
+        batches=[torch.arange(16) * 3 % 50 for _ in range(2)],
+        loss=lambda model, batch: (model(batch).float() - 1).square().mean(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+    )
+"""
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp16-pure"])
+def test_sparse_gradients_do_not_end_a_probe(tmp_path: Path, precision: str) -> None:
+    (tmp_path / "sparse.py").write_text(SPARSE)
+    workload = f"{tmp_path / 'sparse.py'}:build"
+    spec = RunSpec(workload, precision=precision, steps=3, cadence=Cadence(1, 1, 1))
+    writer = RunWriter.create(tmp_path / "s.db", spec)
+    loop = drive(spec, prepare(spec, CPU), "rehearsal", writer)
+    writer.close()
+    assert (len(loop.losses), loop.note) == (3, "")
+    with Reader(tmp_path / "s.db") as reader:
+        records = reader.shadows(writer.run_id, Role.WEIGHT_GRAD)
+    totals = {record.module: record.total for record in records}
+    assert totals == {1: 128, 2: 9}  # the 16 rows that were looked up, not 50
+    assert all(record.relative_error is not None for record in records)
+
+
+BROKEN = {
+    "weights": (WeightObserver, "count_weights"),
+    "gradients": (WeightObserver, "count_gradients"),
+    "updates": (WeightObserver, "count_updates"),
+    "copies": (WeightObserver, "remember"),
+    "tensors": (Accumulator, "_count"),
+    "outputs": (HistogramHooks, "_look"),
+    "ops": (OpTrace, "_flops_of"),
+    "op sets": (OpTrace, "take"),
+    "comparisons": (Comparisons, "add"),
+    "outputs beside fp32": (Shadow, "_unseen"),
+    "shadow": (Shadow, "run_twin"),
+    "norm": (instruments, "gradient_norm"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_an_instrument_that_fails_never_ends_the_training(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither does it change the training, and the run says what is missing."""
+    spec = RunSpec("mlp", precision="fp16", steps=3, cadence=Cadence(1, 1, 1))
+    expected = drive(spec, prepare(spec, CPU), "rehearsal", None).losses
+
+    def broken(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("out of memory")
+
+    owner, name = BROKEN[what]
+    monkeypatch.setattr(owner, name, broken)
+    writer = RunWriter.create(tmp_path / "s.db", spec)
+    loop = drive(spec, prepare(spec, CPU), "rehearsal", writer)
+    writer.close()
+    assert loop.losses == expected
+    assert "RuntimeError" in loop.note
+    with Reader(tmp_path / "s.db") as reader:
+        assert [step.loss for step in reader.steps(writer.run_id)] == expected

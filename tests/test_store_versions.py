@@ -22,6 +22,7 @@ from tests.test_store_unusable import read_only
 VERSION_1 = (Path(__file__).parent / "schema_version_1.sql").read_text()
 VERSION_2 = (Path(__file__).parent / "schema_version_2.sql").read_text()
 VERSION_3 = (Path(__file__).parent / "schema_version_3.sql").read_text()
+VERSION_4 = (Path(__file__).parent / "schema_version_4.sql").read_text()
 ROWS = np.arange(2 * RAW_LEN, dtype=np.int64).reshape(2, RAW_LEN)
 
 
@@ -69,7 +70,7 @@ def test_version_1_is_converted_and_kept(old: Path, opened_by: str, tmp_path: Pa
     if opened_by == "writer":
         db.open_for_writing(old).close()
         with closing(sqlite3.connect(old)) as connection:
-            assert connection.execute("PRAGMA user_version").fetchone() == (4,)
+            assert connection.execute("PRAGMA user_version").fetchone() == (5,)
     with Reader(old) as reader:
         info = reader.runs()[0]
         assert (info.spec, info.spec.rank, info.spec.world) == (RunSpec("gpt", steps=3), 0, 1)
@@ -127,6 +128,30 @@ def test_version_3_is_converted_and_shows_nothing_to_a_class(tmp_path: Path) -> 
     assert sharing.shared(path) == frozenset()
     with Reader(path) as reader:
         assert reader.steps("ab") == [StepRecord(0, loss=2.5)]
+    RunWriter.create(tmp_path / "new.db", RunSpec("gpt")).close()
+    assert layout(path) == layout(tmp_path / "new.db")
+
+
+def test_version_4_is_converted_and_does_not_say_why_values_were_lost(tmp_path: Path) -> None:
+    path = tmp_path / "four.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(VERSION_4)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(
+            "INSERT INTO run (id,spec,state,created) VALUES ('ab',?,'finished',1.0)",
+            ('{"workload":"gpt"}',),
+        )
+        connection.execute("INSERT INTO step (run,step,loss,skipped) VALUES ('ab',0,2.5,0)")
+        connection.execute(
+            "INSERT INTO shadow VALUES ('ab',0,3,'weight_grad',100,7,2,10,0.5,0.9,1.5)"
+        )
+        connection.execute("PRAGMA user_version = 4")
+        connection.commit()
+    with Reader(path) as reader:
+        assert reader.steps("ab") == [StepRecord(0, loss=2.5)]
+        (record,) = reader.shadows("ab")
+        assert (record.lost, record.below_range, record.cancelled) == (7, None, None)
+        assert (record.zero_before, record.max_abs_fp32) == (10, 1.5)
     RunWriter.create(tmp_path / "new.db", RunSpec("gpt")).close()
     assert layout(path) == layout(tmp_path / "new.db")
 

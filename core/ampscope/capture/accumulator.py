@@ -13,14 +13,13 @@ trip through a mode costs 3 us, half as much as counting a small tensor.
 
 from __future__ import annotations
 
-import contextlib
-
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.exponent_count import DeviceCounter, count_into
+from ampscope.capture.failures import Failures
 from ampscope.exponents import RAW_LEN, Raw
 from ampscope.formats import dtype_name
 from ampscope.records import Frame, Role
@@ -31,11 +30,11 @@ _PLAIN = (Tensor, nn.Parameter)  # subclasses may need their own dispatch to be 
 
 
 class Accumulator:
-    """Collects the histograms of a step; :meth:`take` returns them. One that ``is_careful`` leaves
-    out a tensor that cannot be counted, where another raises."""
+    """Collects the histograms of a step; :meth:`take` returns them. A tensor that cannot be counted
+    is left out and noted in ``failures``; without these it raises."""
 
-    def __init__(self, *, is_careful: bool = False) -> None:
-        self._careful: tuple[type[Exception], ...] = (Exception,) if is_careful else ()
+    def __init__(self, failures: Failures | None = None) -> None:
+        self._failures = failures
         self._rows: dict[_Key, int] = {}  # kept from step to step: the same tensors come again
         self._keys: list[_Key] = []
         self._touched: set[int] = set()
@@ -47,12 +46,16 @@ class Accumulator:
         :meth:`flush` or :meth:`take`, so that on CUDA one launch may serve many tensors."""
         row = self._row((role, owner, tensor.dtype))
         self._touched.add(row)
-        with contextlib.suppress(*self._careful):
+        try:
             if type(tensor) in _PLAIN:
                 with no_dispatch():
                     self._count(tensor, row, stable)
             else:
                 self._count(tensor, row, stable)
+        except Exception as error:
+            if self._failures is None:
+                raise
+            self._failures.add(f"the histograms of some tensors ({role.value})", error)
 
     def flush(self) -> None:
         """Launch what waits, before somebody writes to a tensor that was added as stable."""

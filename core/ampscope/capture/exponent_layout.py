@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ampscope.capture.tensors import stored
 from ampscope.exponents import FIRST, LOWEST
 from ampscope.formats import BF16, E4M3, E5M2, FP16, FP32, NumberFormat
 
@@ -91,9 +92,7 @@ def pieces(tensor: Tensor) -> Iterator[tuple[Tensor, int]]:
 
 def _strided(tensor: Tensor) -> Tensor:
     """The real, strided, detached tensor behind ``tensor``."""
-    values = tensor.detach()
-    if values.layout is not torch.strided or values.is_nested:
-        values = _stored_values(values)
+    values = stored(tensor)
     if values.is_complex():
         values = torch.view_as_real(values.resolve_conj())
     if not values.is_floating_point():
@@ -101,14 +100,6 @@ def _strided(tensor: Tensor) -> Tensor:
     if values.is_meta:
         raise TypeError("a meta tensor has a shape and no values: there is nothing to count")
     return values.resolve_neg() if values.is_neg() else values
-
-
-def _stored_values(tensor: Tensor) -> Tensor:
-    if tensor.layout is torch.sparse_coo:
-        return tensor.coalesce().values()
-    if tensor.layout is torch._mkldnn:  # type: ignore[attr-defined]  # absent from torch's stubs
-        return tensor.to_dense()
-    return tensor.values()
 
 
 def _without_expansion(tensor: Tensor) -> tuple[Tensor, int]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ampscope.capture.model_map import ModelMap
+from ampscope.capture.tensors import plain
 
 
 def gradient_norm(names: ModelMap) -> float:
@@ -16,7 +17,7 @@ def gradient_norm(names: ModelMap) -> float:
     In fp32 whatever the gradients' dtype, because an fp16 norm overflows at 65504. Where fp32 is
     not finite the norm is taken again in fp64: squares of finite fp32 numbers overflow above 2^64.
     """
-    gradients = [_values(p.tensor.grad) for p in names.parameters if p.tensor.grad is not None]
+    gradients = [plain(p.tensor.grad) for p in names.parameters if p.tensor.grad is not None]
     if not gradients:
         return 0.0
     norm = _norm(gradients, torch.float32)
@@ -28,8 +29,3 @@ def _norm(gradients: list[Tensor], dtype: torch.dtype) -> float:
     parts = torch._foreach_norm(wide, 2, dtype)
     device = parts[0].device
     return float(torch.linalg.vector_norm(torch.stack([part.to(device) for part in parts])))
-
-
-def _values(gradient: Tensor) -> Tensor:
-    """A sparse gradient (nn.Embedding(sparse=True)) as its stored values."""
-    return gradient.coalesce().values() if gradient.is_sparse else gradient

@@ -19,6 +19,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.hooks import RemovableHandle
 
 from ampscope.capture.accumulator import Accumulator
+from ampscope.capture.failures import Failures
 from ampscope.capture.model_map import Numbers
 from ampscope.capture.tensors import floating_tensors, in_backward, version
 from ampscope.records import Role
@@ -30,9 +31,12 @@ _INSTANCES = itertools.count()  # two that watch at once must not read each othe
 class HistogramHooks:
     """Counts activations and grad_outputs while :attr:`active`; asleep it checks that alone."""
 
-    def __init__(self, names: Numbers, counts: Accumulator) -> None:
+    def __init__(
+        self, names: Numbers, counts: Accumulator, failures: Failures | None = None
+    ) -> None:
         self.names = names
         self.counts = counts
+        self.failures = failures or Failures()
         self.active = False
         self.elapsed_s = 0.0  # time spent counting, since the loop last reset it
         self._seen = f"{_SEEN}_{next(_INSTANCES)}"
@@ -75,6 +79,13 @@ class HistogramHooks:
         if index is None:
             return
         started = time.perf_counter()
+        try:
+            self._look(index, output)
+        except Exception as error:  # no look at a tensor may end the step
+            self.failures.add("the outputs of some modules", error)
+        self.elapsed_s += time.perf_counter() - started
+
+    def _look(self, index: int, output: object) -> None:
         # Activation checkpointing repeats a forward pass inside the backward pass. Its activations
         # were counted the first time; its gradients may be the only ones that flow.
         is_repeated = in_backward()
@@ -89,11 +100,13 @@ class HistogramHooks:
                 handle = tensor.register_hook(partial(self._count_gradient, index))  # type: ignore[no-untyped-call]  # torch leaves it untyped
                 if tensor.is_leaf:
                     self._on_leaves.append((tensor, handle))
-        self.elapsed_s += time.perf_counter() - started
 
     def _count_gradient(self, index: int, gradient: Tensor) -> None:
         if not self.active:
             return
         started = time.perf_counter()
-        self.counts.add(Role.GRAD_OUTPUT, index, gradient)
+        try:
+            self.counts.add(Role.GRAD_OUTPUT, index, gradient)
+        except Exception as error:
+            self.failures.add("the gradients at some outputs", error)
         self.elapsed_s += time.perf_counter() - started

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
+from ampscope.capture.failures import Failures
 from ampscope.capture.model_map import Numbers
 from ampscope.capture.op_place import OpPlace
 from ampscope.formats import dtype_name
@@ -46,13 +47,19 @@ class OpTrace:
     while the trace is, and must not be entered besides.
     """
 
-    def __init__(self, names: Numbers, executes: TorchDispatchMode | None = None) -> None:
+    def __init__(
+        self,
+        names: Numbers,
+        executes: TorchDispatchMode | None = None,
+        failures: Failures | None = None,
+    ) -> None:
+        self.failures = failures or Failures()
         self.place = OpPlace(names)
         self.elapsed_s = 0.0
         self._mode = _Intercept(self.record, executes)
         self._counts: dict[_Key, int] = {}
         self._ops: dict[int, Any] = {}  # by id, which is faster than their own hash; kept alive
-        self._flops = Flops()
+        self._flops = Flops(self.failures)
         self._known: dict[frozenset[tuple[_Key, int]], int] = {}
 
     def __enter__(self) -> OpTrace:
@@ -91,7 +98,13 @@ class OpTrace:
         self._counts.clear()
 
     def record(self, func: Any, args: Sequence[Any], kwargs: Any, out: Any) -> None:
-        """Note one call of ``func``."""
+        """Note one call of ``func``. One that cannot be noted is no error of the step."""
+        try:
+            self._note(func, args, kwargs, out)
+        except Exception as error:
+            self.failures.add("some ops", error)
+
+    def _note(self, func: Any, args: Sequence[Any], kwargs: Any, out: Any) -> None:
         number = id(func)
         if number not in self._ops:
             self._ops[number] = func
@@ -117,9 +130,10 @@ class OpTrace:
 
 class Flops:
     """FLOPs of single calls. torch's formulas take 15 us; the shapes that they depend on repeat
-    every step."""
+    every step. A formula that does not know a form of its op is noted in ``failures``."""
 
-    def __init__(self) -> None:
+    def __init__(self, failures: Failures) -> None:
+        self.failures = failures
         self._formulas: dict[int, Callable[..., int] | None] = {}
         self._kept: list[Any] = []  # an id is unique only while its op lives
         self._known: dict[tuple[object, ...], int] = {}
@@ -138,7 +152,8 @@ class Flops:
         if flops is None:
             try:
                 flops = int(formula(*args, **(kwargs or {}), out_val=out))
-            except Exception:  # a form of the op that torch's formula does not know
+            except Exception as error:  # a form of the op that the formula does not know
+                self.failures.add("the FLOPs of some ops", error)
                 flops = 0
             self._known[key] = flops
         return flops

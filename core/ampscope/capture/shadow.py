@@ -21,6 +21,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._mode_utils import no_dispatch
 from torch.utils.hooks import RemovableHandle
 
+from ampscope.capture.failures import Failures
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.random_state import random_state_kept
 from ampscope.capture.shadow_comparison import Comparisons
@@ -36,12 +37,20 @@ _SEEN = "_ampscope_shadow"  # attribute on an output tensor: the step and versio
 class Shadow:
     """One sampled step: :meth:`run_twin`, then the real step inside the context."""
 
-    def __init__(self, names: ModelMap, step: int, scale: float) -> None:
+    def __init__(
+        self,
+        names: ModelMap,
+        step: int,
+        scale: float,
+        computes_in: torch.dtype | None = None,
+        failures: Failures | None = None,
+    ) -> None:
+        self.failures = failures or Failures()
         self.elapsed_s = 0.0  # comparing, during the real step
         self._names = names
         self._step = step
         self._scale = scale  # the loss scale of the real step
-        self._comparisons = Comparisons(step)
+        self._comparisons = Comparisons(step, computes_in)
         self._outputs: dict[_Key, Tensor] = {}
         self._gradients: dict[_Key, Tensor] = {}
         self._weights: dict[str, Tensor] = {}
@@ -126,8 +135,11 @@ class Shadow:
 
     def _compare_output(self, module: nn.Module, inputs: object, output: object) -> None:
         index = self._names.index(module)
-        if index is None:
-            return
+        if index is not None:
+            with self.failures.contained("the comparison of some outputs with fp32"):
+                self._compare_outputs(index, output)
+
+    def _compare_outputs(self, index: int, output: object) -> None:
         for tensor in self._unseen(output):
             key = self._next_key(index)
             reference = self._outputs.pop(key, None)
@@ -145,11 +157,13 @@ class Shadow:
         self, module: int, role: Role, half: Tensor, reference: Tensor, scale: float
     ) -> None:
         started = time.perf_counter()
-        if half.shape == reference.shape:
-            # Autocast may be on: this is called in the middle of a forward pass.
-            autocast_off = torch.autocast(half.device.type, enabled=False)
+        # Autocast may be on: this is called in the middle of a forward pass.
+        autocast_off = torch.autocast(half.device.type, enabled=False)
+        try:
             with torch.no_grad(), autocast_off, no_dispatch():
                 self._comparisons.add(module, role, half.detach(), reference, scale)
+        except Exception as error:
+            self.failures.add(f"the comparison of some tensors with fp32 ({role.value})", error)
         self.elapsed_s += time.perf_counter() - started
 
 

@@ -33,19 +33,32 @@ def in_backward() -> bool:
 
 def holds_numbers(tensor: Tensor) -> bool:
     """Whether there are values to look at, plainly or in a COO tensor. Not so on the meta device,
-    in nested and compressed layouts, in fake tensors and other subclasses with a dispatch of their
-    own; and the zeros without memory with which a forward-mode derivative begins end the process
-    in native code when they are read."""
+    in nested and compressed layouts (:func:`stored` has theirs), in fake tensors and other
+    subclasses with a dispatch of their own; and the zeros without memory with which a forward-mode
+    derivative begins end the process in native code when they are read."""
     if type(tensor).__torch_dispatch__ is not _NO_DISPATCH or tensor.layout not in _LAYOUTS:
         return False
     return not (tensor.is_meta or tensor.is_nested or tensor._is_zerotensor())
 
 
+def stored(tensor: Tensor) -> Tensor:
+    """The numbers in memory as a strided tensor, whatever the layout: a COO tensor's values after
+    the sum over repeated indices, those of compressed and nested layouts, an mkldnn tensor's."""
+    tensor = tensor.detach()
+    if tensor.layout is torch.strided and not tensor.is_nested:
+        return tensor
+    if tensor.layout is torch.sparse_coo:
+        return tensor.coalesce().values()
+    if tensor.layout is torch._mkldnn:  # type: ignore[attr-defined]  # absent from torch's stubs
+        return tensor.to_dense()
+    return tensor.values()
+
+
 def plain(tensor: Tensor) -> Tensor:
-    """The same numbers where torch has ops for them: a COO tensor's values, complex numbers as
-    pairs, float8 as fp32."""
-    if tensor.is_sparse:
-        tensor = tensor.detach().coalesce().values()
+    """The same numbers where torch has ops for them: the values of a sparse tensor, complex numbers
+    as pairs, float8 as fp32."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        tensor = stored(tensor)
     if tensor.is_complex():
         return torch.view_as_real(tensor.detach().resolve_conj())
     return tensor.float() if tensor.is_floating_point() and tensor.itemsize == 1 else tensor

@@ -70,11 +70,15 @@ class WeightObserver:
 
     def remember(self) -> None:
         """Keep a copy of the weights, to be compared after the optimizer's step."""
-        with torch.no_grad(), no_dispatch():
-            if not self._before:
-                self._before = [torch.empty_like(tensor) for tensor in self._tensors]
-            if self._before:
-                torch._foreach_copy_(self._before, self._tensors)
+        try:
+            with torch.no_grad(), no_dispatch():
+                if not self._before:
+                    self._before = [torch.empty_like(tensor) for tensor in self._tensors]
+                if self._before:
+                    torch._foreach_copy_(self._before, self._tensors)
+        except BaseException:
+            self._before = []  # half a copy would make updates that never were
+            raise
 
     def count_updates(self) -> None:
         """Count new minus old weights."""

@@ -34,7 +34,7 @@ class StepRecord:
     scale: float | None = None  # the loss scale that this step used; None without a scaler
     growth_counter: int | None = None  # finite steps since the last growth, after the step
     skipped: bool = False
-    grad_norm: float | None = None  # of unscaled gradients, all parameters, 2-norm
+    grad_norm: float | None = None  # of unscaled gradients as the optimizer got them, 2-norm
     lr: float | None = None
     step_time_s: float | None = None  # wall time less the instruments' own
     overhead_s: float | None = None  # the instruments' own wall time
@@ -42,6 +42,7 @@ class StepRecord:
     moved_share: float | None = None  # weights that the step changed, 0 … 1
     op_set: int | None = None  # which OpSet this step ran, None when it was not traced
     ended_at: float | None = None  # seconds since the epoch
+    unclipped_norm: float | None = None  # grad_norm before the script clipped; None without a clip
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,9 @@ class ShadowRecord:
     """Half against the fp32 shadow for one module and role at a sampled step.
 
     Three counts, never one: ``lost`` zero in half and not in fp32, ``subnormal`` subnormal in half
-    and normal in fp32's value, ``zero_before`` zero in both.
+    and normal in fp32's value, ``zero_before`` zero in both. Of those lost, ``below_range`` are
+    smaller in fp32 than the format's smallest number above zero: they underflowed. The others are
+    rounding, not underflow.
     """
 
     step: int
@@ -129,6 +132,13 @@ class ShadowRecord:
     relative_error: float | None  # |half/scale - fp32| / |fp32|, 2-norms
     cosine: float | None
     max_abs_fp32: float | None
+    below_range: int | None = None  # None: recorded by a version that did not tell
+
+    @property
+    def cancelled(self) -> int | None:
+        """Lost although the format has numbers of that size: a sum that cancelled, a ReLU that
+        switched otherwise, values lost further up the pass."""
+        return None if self.below_range is None else self.lost - self.below_range
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampscope.capture.accumulator import Accumulator
+from ampscope.capture.failures import Failures
 from ampscope.capture.gradient_norm import gradient_norm
 from ampscope.capture.histograms import HistogramHooks
 from ampscope.capture.model_map import ModelMap
@@ -53,12 +54,13 @@ class Instruments:
         self.moved_share: float | None = None
         self.op_set: int | None = None
         self._names = ModelMap(training.model)
-        self._counts = Accumulator()
-        self._hooks = HistogramHooks(self._names, self._counts)
+        self._failures = Failures()
+        self._counts = Accumulator(self._failures)
+        self._hooks = HistogramHooks(self._names, self._counts, self._failures)
         self._weights = WeightObserver(self._names, self._counts)
-        self._trace = OpTrace(self._names, executes=arithmetic)
+        self._trace = OpTrace(self._names, executes=arithmetic, failures=self._failures)
         self._arithmetic = arithmetic
-        self._shadows = ShadowRuns(training, self._names, cadence.shadow)
+        self._shadows = ShadowRuns(training, self._names, cadence.shadow, self._failures)
         self._shadow: Shadow | None = None
         self._asked = self._stepped = False
         self._step, self._scale = -1, 1.0
@@ -67,7 +69,7 @@ class Instruments:
     @property
     def note(self) -> str:
         """One sentence on what could not be recorded, or nothing."""
-        return self._shadows.note
+        return " ".join(filter(None, (self._shadows.note, self._failures.note)))
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
@@ -85,15 +87,16 @@ class Instruments:
 
     def start(self, step: int, batch: Batch, scale: float) -> None:
         """Before the step, which will use this loss scale."""
-        with self._timed():
-            self._step, self._scale = step, scale
-            self._asked = self._stepped = False
-            self.grad_norm = self.moved_share = self.op_set = None
+        self._step, self._scale = step, scale
+        self._asked = self._stepped = False
+        self.grad_norm = self.moved_share = self.op_set = None
+        with self._timed("the histograms of the weights"):
             if self._is_due(self.cadence.histogram):
                 self._weights.count_weights()
+        with self._timed("the fp32 shadow"):
             self._shadow = self._shadows.run(step, scale, batch)
-            self._weights.start_step()
-            self._hooks.start_step(step, active=self._is_due(self.cadence.histogram))
+        self._weights.start_step()
+        self._hooks.start_step(step, active=self._is_due(self.cadence.histogram))
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
@@ -114,18 +117,22 @@ class Instruments:
 
     def finish(self, *, skipped: bool) -> None:
         """After the step; what was seen goes to the writer."""
-        with self._timed():
+        with self._timed("the end of a step's histograms"):
             self._hooks.end_step()
+        with self._timed("the histograms of the updates"):
             if skipped:
                 self.moved_share = 0.0
             elif self._asked and self._is_due(self.cadence.histogram):
                 self._weights.count_updates()
+        with self._timed("the histograms of a step"):
             self._write_frames()
-            if self._shadow is not None:
-                self._elapsed_s += self._shadow.elapsed_s
-                self.writer.add_shadow(self._shadow.take())
-                self._shadow = None
-            if self._is_due(self.cadence.trace):
+        shadow, self._shadow = self._shadow, None
+        if shadow is not None:
+            with self._timed("the comparison with fp32"):
+                self._elapsed_s += shadow.elapsed_s
+                self.writer.add_shadow(shadow.take())
+        if self._is_due(self.cadence.trace):
+            with self._timed("the ops of a step"):
                 self.op_set, ops = self._trace.take()
                 self.writer.add_ops(self.op_set, ops)
 
@@ -137,26 +144,29 @@ class Instruments:
 
     def _on_gradients(self) -> None:
         """Gradients are complete and still scaled."""
-        with self._timed():
-            self._trace.place.outside = "step"
-            if self._shadow is not None:
+        self._trace.place.outside = "step"
+        if self._shadow is not None:
+            with self._timed("the comparison of the weights' gradients with fp32"):
                 self._shadow.compare_weights()
-            if self._is_due(self.cadence.histogram):
+        if self._is_due(self.cadence.histogram):
+            with self._timed("the histograms of the weights' gradients"):
                 self._weights.count_gradients()
 
     def _on_step(self, is_unscaled: bool) -> None:
         """The optimizer is about to step, or to be skipped."""
-        with self._timed():
+        was_asked, self._asked = self._asked, True
+        norm = 0.0
+        with self._timed("the norm of the gradients"):
             with no_dispatch():
                 norm = gradient_norm(self._names)
             self.grad_norm = norm if is_unscaled else norm / self._scale
+        with self._timed("the weights before a step"):
             if self._is_due(self.cadence.histogram):
-                if not self._asked:  # a step of its own may call the optimizer several times
+                if not was_asked:  # a step of its own may call the optimizer several times
                     self._weights.remember()
             elif not math.isfinite(norm):
                 # Whatever the cadence: a skip always says which gradients were not finite.
                 self._weights.count_gradients()
-            self._asked = True
 
     def _after_step(self, *_: object) -> None:
         self._stepped = True
@@ -177,9 +187,11 @@ class Instruments:
         return every > 0 and self._step % every == 0
 
     @contextlib.contextmanager
-    def _timed(self) -> Iterator[None]:
+    def _timed(self, what: str) -> Iterator[None]:
+        """Time of the instruments' own; what fails here is noted, and the training goes on."""
         started = time.perf_counter()
         try:
-            yield
+            with self._failures.contained(what):
+                yield
         finally:
             self._elapsed_s += time.perf_counter() - started

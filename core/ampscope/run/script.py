@@ -218,7 +218,8 @@ class _Run:
         unmet = f"Nothing ran at {never}: what was asked for there was not done." if never else ""
         fixed = fixed_sentence(self.recorder.watch.uses.records())
         asked = self.cuda.note(ran_half=self.recorder.precision.ran_half)
-        notes = tuple(note for note in (asked, compiled, unmet, fixed) if note)
+        failed = (self.recorder.watch.failures.note, self.recorder.histograms.failures.note)
+        notes = tuple(note for note in (asked, compiled, unmet, fixed, *failed) if note)
         notes += self.following.notes()
         outcome = self.recorder.outcome(self.stopped or ended, notes=notes, **facts)
         observations = self.recorder.observations(outcome)

@@ -6,17 +6,25 @@ reason is kept as a sentence for the page that would have shown it.
 
 from __future__ import annotations
 
+import torch
+
+from ampscope.capture.failures import Failures
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.shadow import Shadow
 from ampscope.run.training import Training, checked_loss
 from ampscope.workloads.protocol import Batch
 
+_HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
 
 class ShadowRuns:
     """One shadow every ``every`` steps; 0, or fp32 training, is none."""
 
-    def __init__(self, training: Training, names: ModelMap, every: int) -> None:
+    def __init__(
+        self, training: Training, names: ModelMap, every: int, failures: Failures | None = None
+    ) -> None:
         self.note = ""  # why there is no shadow although one was asked for
+        self._failures = failures or Failures()
         self._training = training
         self._names = names
         self._every = every if training.compute_format != "fp32" else 0
@@ -28,9 +36,10 @@ class ShadowRuns:
         if self._every <= 0 or step % self._every:
             return None
         training = self._training
-        shadow = Shadow(self._names, step, scale)
-        twin_batch = training.twin_batch(batch)
+        computes_in = _HALVES.get(training.compute_format)
+        shadow = Shadow(self._names, step, scale, computes_in, self._failures)
         try:
+            twin_batch = training.twin_batch(batch)
             shadow.run_twin(lambda model: checked_loss(training.workload.loss(model, twin_batch)))
         except Exception as error:  # whatever a copy of the user's model may raise: the run goes on
             self._give_up(f"a copy of the model in fp32 raised {type(error).__name__}")

@@ -28,7 +28,7 @@ RUN = (
 )
 STEP = (
     "step,loss,scale,growth_counter,skipped,grad_norm,lr,step_time_s,overhead_s,peak_bytes,"
-    "moved_share,op_set,ended_at"
+    "moved_share,op_set,ended_at,unclipped_norm"
 )
 MODULE = "module,path,type,weight_dtypes,parameter_count,is_leaf,shared_with"
 OP = "module,phase,op,inputs,outputs,count,flops,is_cast"
@@ -39,7 +39,10 @@ SAMPLE = (
     "other_processes"
 )
 FRAME = "step,scale,blob,last_step"
-SHADOW = "step,module,role,total,lost,subnormal,zero_before,relative_error,cosine,max_abs_fp32"
+SHADOW = (
+    "step,module,role,total,lost,subnormal,zero_before,relative_error,cosine,max_abs_fp32,"
+    "below_range"
+)
 
 
 def run_info(row: Row) -> RunInfo:
@@ -90,6 +93,7 @@ def step(row: Row) -> StepRecord:
         moved_share=db.from_sql(moved),
         op_set=row[11],
         ended_at=row[12],
+        unclipped_norm=db.from_sql(row[13]),
     )
 
 
@@ -108,8 +112,9 @@ def op(row: Row) -> OpRecord:
 def shadow(row: Row) -> ShadowRecord:
     """A row of :data:`SHADOW`."""
     number, index, role, total, lost, subnormal, zero_before = row[:7]
-    numbers = (db.from_sql(value) for value in row[7:])
-    return ShadowRecord(number, index, Role(role), total, lost, subnormal, zero_before, *numbers)
+    numbers = (db.from_sql(value) for value in row[7:10])
+    counts = (total, lost, subnormal, zero_before)
+    return ShadowRecord(number, index, Role(role), *counts, *numbers, below_range=row[10])
 
 
 def frame(role: Role, row: Row) -> Frame:

@@ -15,7 +15,7 @@ from ampscope.errors import StoreError
 from ampscope.store import pyramid
 from ampscope.store.transactions import transaction
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 OLDEST_VERSION = 1  # what can still be converted
 _OUR_TABLES = {"run", "step", "module"}  # in every version; other programs number theirs 1 too
 _CREATES = re.compile(r"CREATE (?:TABLE|INDEX) (\w+)")
@@ -43,6 +43,9 @@ def prepare(connection: sqlite3.Connection) -> None:
         tables = _tables(connection)
         if found in (1, 2):
             connection.execute("ALTER TABLE step ADD COLUMN ended_at REAL")
+        if found in (1, 2, 3, 4):
+            connection.execute("ALTER TABLE step ADD COLUMN unclipped_norm REAL")
+            connection.execute("ALTER TABLE shadow ADD COLUMN below_range INTEGER")
         for statement in re.sub(r"--.*", "", schema_text()).split(";"):
             name = _CREATES.search(statement)
             if name is not None and name[1] not in tables:

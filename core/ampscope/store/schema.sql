@@ -1,4 +1,4 @@
--- ampscope store, schema version 4. This text is the documentation of the store.
+-- ampscope store, schema version 5. This text is the documentation of the store.
 -- One SQLite file, WAL mode. Evidence is stored, verdicts are recomputed.
 --
 -- Numbers that may be non-finite (loss, scale, norms) are REAL where finite and infinite, and the
@@ -8,6 +8,7 @@
 --            2  event, frame.last_step, step_block, step_mark, step_bad: runs of any length
 --            3  step.ended_at, result, telemetry: measurements of the machine
 --            4  shared: runs that a class may look at
+--            5  shadow.below_range, step.unclipped_norm: NULL in what older versions wrote
 
 -- One recorded training. `state` is queued, running, finished, failed or cancelled; a reader shows
 -- an active run whose process is gone or whose heartbeat is old as lost. An imported run alone may
@@ -45,7 +46,7 @@ CREATE TABLE step (
     scale          REAL,               -- loss scale used in this step
     growth_counter INTEGER,            -- finite steps since the last growth, after this step
     skipped        INTEGER NOT NULL,   -- 1 when GradScaler left the optimizer step out
-    grad_norm      REAL,               -- 2-norm of the unscaled gradients
+    grad_norm      REAL,               -- 2-norm of the unscaled gradients that the optimizer was given
     lr             REAL,
     step_time_s    REAL,               -- without the instruments
     overhead_s     REAL,               -- the instruments
@@ -53,6 +54,7 @@ CREATE TABLE step (
     moved_share    REAL,               -- share of the weights that this step changed
     op_set         INTEGER,            -- op_set.id; NULL when the step was not traced
     ended_at       REAL,               -- NULL in runs of older versions
+    unclipped_norm REAL,               -- grad_norm before the script's own clip; NULL where there was none
     PRIMARY KEY (run, step)
 ) WITHOUT ROWID;
 -- Bad steps: skipped, or the loss or the norm of the gradients is not finite (9e999 is Inf).
@@ -151,6 +153,7 @@ CREATE TABLE shadow (
     relative_error REAL,
     cosine         REAL,
     max_abs_fp32   REAL,               -- largest magnitude in the shadow, unscaled
+    below_range    INTEGER,            -- of `lost`: smaller in fp32 than the format's smallest number
     PRIMARY KEY (run, step, role, module)
 ) WITHOUT ROWID;
 

@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ampscope.capture import gradient_rows
 from ampscope.capture.accumulator import Accumulator
+from ampscope.capture.failures import Failures
 from ampscope.capture.histograms import HistogramHooks
 from ampscope.capture.script.optimizer_facts import parameters_of
 from ampscope.records import Frame, NonFiniteRecord, Role
@@ -37,7 +38,7 @@ class StepHistograms:
     def __init__(self, models: WatchedModels) -> None:
         self.elapsed_s = 0.0  # since the caller last took it, without the hooks' own
         self._models = models
-        self._outputs = Accumulator(is_careful=True)
+        self._outputs = Accumulator(Failures())
         self._counts: dict[int, Accumulator] = {}  # by optimizer: one may be unscaled before
         self._hooks = HistogramHooks(models, self._outputs)
         self._detail = Detail()

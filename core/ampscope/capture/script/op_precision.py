@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ampscope.analysis.arithmetic import NO_ARITHMETIC, SCALER_PREFIX
+from ampscope.capture.failures import Failures
 from ampscope.capture.op_trace import Flops
 from ampscope.formats import dtype_name
 
@@ -24,7 +25,7 @@ class OpPrecision:
 
     def __init__(self) -> None:
         self.half_ops = 0  # ops without a FLOP formula that compute on half-precision numbers
-        self._flops = Flops()
+        self._flops = Flops(Failures())
         self._by_dtype: dict[torch.dtype, int] = defaultdict(int)
         self._computes: dict[int, bool] = {}
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ampscope.capture.failures import Failures
 from ampscope.capture.script import op_facts, op_marks
 from ampscope.capture.script.bad_ops import BadOps
 from ampscope.capture.script.coarse_ops import CoarseOps
@@ -55,6 +56,7 @@ class OpWatch:
         self.in_optimizer = False
         self.on_op: Callable[[Any, Any, Any, Any], None] | None = None  # (func, args, kwargs, out)
         self.autocast = ""  # dtype of the autocast region that is open, "" outside
+        self.failures = Failures()
         self.uses = Uses()
         self.taints = Taints()
         self._read: dict[str, int] = {}  # "nan", "inf", "-inf" that Python got -> bad op
@@ -298,14 +300,18 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_s
             return func(*args, **kwargs)
         if types:
             watch.subclasses(func._opname, types)
-        prior = watch.prior_taints(func, args, kwargs)
-        before = op_facts.remember_target(func, args, is_bad=bool(prior))
+        prior: dict[int, int] = {}
+        before = None
+        with watch.failures.contained("some ops"):  # a look must never end the script's own op
+            prior = watch.prior_taints(func, args, kwargs)
+            before = op_facts.remember_target(func, args, is_bad=bool(prior))
         out = func(*args, **kwargs)
-        node = torch._C._current_autograd_node()
-        tensors = op_facts.tensors(args, kwargs)
-        if watch.on_op is not None:
-            watch.on_op(func, args, kwargs, out)
-        watch.after(OpCall(func, args, kwargs, tensors, node, before, prior), out)
+        with watch.failures.contained("some ops"):
+            node = torch._C._current_autograd_node()
+            tensors = op_facts.tensors(args, kwargs)
+            if watch.on_op is not None:
+                watch.on_op(func, args, kwargs, out)
+            watch.after(OpCall(func, args, kwargs, tensors, node, before, prior), out)
         return out
 
     def _watching_inside(self, args: tuple[Any, ...]) -> list[Any]:

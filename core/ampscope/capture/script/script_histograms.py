@@ -21,6 +21,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture import gradient_rows
 from ampscope.capture.accumulator import Accumulator
+from ampscope.capture.failures import Failures
 from ampscope.capture.histograms import HistogramHooks
 from ampscope.capture.op_trace import OpTrace
 from ampscope.capture.script.module_paths import ModulePaths
@@ -45,10 +46,11 @@ class ScriptHistograms:
 
     def __init__(self, paths: ModulePaths, cadence: Cadence) -> None:
         self.models = ScriptModels(paths)
-        self.trace = OpTrace(self.models)
+        self.failures = Failures()
+        self.trace = OpTrace(self.models, failures=self.failures)
         self._cadence = cadence
-        self._counts = Accumulator()
-        self._hooks = HistogramHooks(self.models, self._counts)
+        self._counts = Accumulator(self.failures)
+        self._hooks = HistogramHooks(self.models, self._counts, self.failures)
         self._attempt = 0
         self._elapsed_s = 0.0
         self._counted: set[int] = set()  # ids of optimizers whose gradients were counted
@@ -112,7 +114,7 @@ class ScriptHistograms:
             if position is not None and parameter.is_floating_point():
                 owner = self.models.owner_at(position)
                 self._counts.add(Role.WEIGHT, owner, parameter, stable=True)
-                if parameter.grad is not None and not parameter.grad.is_sparse:
+                if parameter.grad is not None:
                     self._counts.add(Role.WEIGHT_GRAD, position, parameter.grad, stable=True)
         self._counts.flush()
 
@@ -176,7 +178,8 @@ class ScriptHistograms:
     def _timed(self) -> Iterator[None]:
         started = time.perf_counter()
         try:
-            yield
+            with self.failures.contained("the histograms of a step"):
+                yield
         finally:
             self._elapsed_s += time.perf_counter() - started
 

@@ -59,9 +59,9 @@ _WHOLES = {
 }
 _STEPS = {"step", "last_step", "attempt", "last_attempt", "steps_done", "attempts"}
 _COUNTS = {
-    "total", "lost", "subnormal", "zero_before", "nan", "pos_inf", "neg_inf", "inf", "zeros",
-    "nonfinite", "grad_total", "grad_zero", "grad_nonfinite", "weight_nonfinite", "zero", "count",
-    "state_nonfinite", "samples", "calls", "backwards", "rank", "world",
+    "total", "lost", "below_range", "subnormal", "zero_before", "nan", "pos_inf", "neg_inf", "inf",
+    "zeros", "nonfinite", "grad_total", "grad_zero", "grad_nonfinite", "weight_nonfinite", "zero",
+    "count", "state_nonfinite", "samples", "calls", "backwards", "rank", "world",
 }  # fmt: skip
 _WORDS = {
     ("RunSpec", "kind"): ("probe", "script", "watch", *MEASUREMENT_KINDS),

@@ -1,0 +1,50 @@
+"""An instrument that fails says so; the training that it looks at goes on.
+
+    failures = Failures()
+    with failures.contained("the weights' histograms"):
+        counts.add(...)                  # whatever this raises ends here
+    failures.note                        # "Not recorded in full: the weights' histograms (…)."
+
+The training's own errors must never pass through here: only what ampscope itself computes is run
+inside. A failure that is an answer to the user (:class:`AmpscopeError`, an interrupt) goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from ampscope.errors import AmpscopeError
+
+_LONGEST = 120  # characters of an error's own words
+
+
+class Failures:
+    """What could not be recorded: the first failure of each kind."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, str] = {}
+
+    def add(self, what: str, error: Exception) -> None:
+        """``what`` could not be recorded because of ``error``."""
+        if what not in self._first:
+            words = str(error).split("\n", 1)[0][:_LONGEST]
+            self._first[what] = f"{type(error).__name__}: {words}" if words else repr(error)
+
+    @contextlib.contextmanager
+    def contained(self, what: str) -> Iterator[None]:
+        """The body's failure is noted as that of ``what``."""
+        try:
+            yield
+        except AmpscopeError:
+            raise
+        except Exception as error:
+            self.add(what, error)
+
+    @property
+    def note(self) -> str:
+        """One sentence, or nothing."""
+        if not self._first:
+            return ""
+        listed = "; ".join(f"{what} ({why})" for what, why in self._first.items())
+        return f"Not recorded in full: {listed}. The training itself is not affected."
