@@ -32,6 +32,20 @@ def test_matrices_hold_each_record_in_its_place() -> None:
     assert series.total.tolist() == [[0, 100], [100, 100]]
 
 
+def test_lost_is_split_where_every_record_says_how() -> None:
+    records = [
+        ShadowRecord(0, 7, Role.GRAD_OUTPUT, 100, 9, 0, 0, None, None, None, below_range=4),
+        ShadowRecord(3, 7, Role.GRAD_OUTPUT, 100, 2, 0, 0, None, None, None, below_range=2),
+    ]
+    series = underflow_over_time(records)
+    assert series.is_split
+    assert (series.below_range.tolist(), series.cancelled.tolist()) == ([[4, 2]], [[5, 0]])
+    assert series.only(0).cancelled.tolist() == [[5, 0]]
+    old = underflow_over_time([*records, shadow(5, 7, 8, 0, 0)])
+    assert not old.is_split
+    assert old.cancelled.tolist() == [[0, 0, 0]]
+
+
 def test_a_share_without_a_shadow_is_nan_not_zero() -> None:
     share = underflow_over_time(RECORDS).share("lost")
     assert np.isnan(share[0, 0])

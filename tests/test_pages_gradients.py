@@ -171,6 +171,22 @@ def test_shadow_counts_are_three_numbers(store_path: Path, open_page: Open) -> N
     assert "fc: lost elements at 1 of 1 sampled step, at most 300 of 1,000, 30.0 %." in words
 
 
+def test_lost_values_are_split_into_underflow_and_rounding(
+    store_path: Path, open_page: Open
+) -> None:
+    shadows = [
+        ShadowRecord(0, 1, Role.GRAD_OUTPUT, 1000, 300, 20, 5, None, None, None, 90),
+        ShadowRecord(0, 0, Role.GRAD_OUTPUT, 1000, 0, 0, 0, None, None, None, 0),
+    ]
+    app = open_page("gradients", run=written(store_path, [(0, FRAME, 16.0)], shadows), module="fc")
+    words = texts(app)
+    assert not app.exception
+    assert "the shadow found 90 (4.5 %) below the format's range, 210 (10.5 %) cancelled" in words
+    assert "90 of 300, 30.0 % of these are below the format's range; the others cancelled" in words
+    assert "90 of 300, 30.0 % of all lost ones are below the format's range." in words
+    assert "Zero and subnormal over time" in [s.value for s in app.subheader]
+
+
 def test_without_a_shadow_the_answer_is_inconclusive(store_path: Path, open_page: Open) -> None:
     app = open_page("gradients", run=written(store_path, [(0, FRAME, 16.0)]), module="(model)")
     words = texts(app)

@@ -1,6 +1,6 @@
-"""Underflow of one module over time: three panels, one a count, on a shared axis of steps.
+"""Underflow of one module over time: a panel per count, on a shared axis of steps.
 
-Three panels and not three lines: the shares differ by orders of magnitude, and each has its own
+Panels and not lines in one: the shares differ by orders of magnitude, and each has its own
 meaning. A marker stands at each step with a shadow; nothing is drawn in between but a thin line.
 """
 
@@ -12,14 +12,15 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from app.palette import OUTLINE, ZONES
+from app.palette import LOST, MEASURE, OUTLINE, SUBNORMAL, ZERO
 
-PANELS = (
-    ("lost", "lost", "lost: zero in half, not in the shadow"),
-    ("subnormal", "subnormal", "subnormal: kept with fewer bits"),
-    ("zero_before", "zero", "was zero already, in both"),
-)
-HEIGHT_PX = 460
+BELOW = ("below_range", LOST, "lost, below the format's range: underflow")
+CANCELLED = ("cancelled", MEASURE, "lost, cancelled or flipped: rounding")
+SUBNORMALS = ("subnormal", SUBNORMAL, "subnormal: kept with fewer bits")
+ZEROS = ("zero_before", ZERO, "was zero already, in both")
+PANELS = (BELOW, CANCELLED, SUBNORMALS, ZEROS)
+UNSPLIT = (("lost", LOST, "lost: zero in half, not in the shadow"), SUBNORMALS, ZEROS)
+PANEL_PX = 150
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +33,16 @@ class Line:
 
 
 def underflow_lines(lines: dict[str, Line]) -> go.Figure:
-    """``lines`` by the names in PANELS; y is the share of the module's elements in percent."""
+    """``lines`` by the names in PANELS, or in UNSPLIT for a run of a version that counted the lost
+    ones together; y is the share of the module's elements in percent."""
+    panels = UNSPLIT if "lost" in lines else PANELS
     figure = make_subplots(
-        rows=len(PANELS),
+        rows=len(panels),
         shared_xaxes=True,
         vertical_spacing=0.09,
-        subplot_titles=[title for _, _, title in PANELS],
+        subplot_titles=[title for _, _, title in panels],
     )
-    for row, (name, zone, _) in enumerate(PANELS, start=1):
+    for row, (name, color, _) in enumerate(panels, start=1):
         line = lines[name]
         shares = [100 * n / t if t else None for n, t in zip(line.counts, line.totals, strict=True)]
         figure.add_trace(
@@ -47,8 +50,8 @@ def underflow_lines(lines: dict[str, Line]) -> go.Figure:
                 x=list(line.steps),
                 y=shares,
                 mode="lines+markers",
-                line={"color": ZONES[zone], "width": 2},
-                marker={"size": 9, "color": ZONES[zone], "line": {"color": OUTLINE, "width": 1}},
+                line={"color": color, "width": 2},
+                marker={"size": 9, "color": color, "line": {"color": OUTLINE, "width": 1}},
                 text=[f"{n:,} of {t:,}" for n, t in zip(line.counts, line.totals, strict=True)],
                 hovertemplate="step %{x}<br>%{text}, %{y:.3g} %<extra></extra>",
                 showlegend=False,
@@ -60,7 +63,7 @@ def underflow_lines(lines: dict[str, Line]) -> go.Figure:
         figure.update_yaxes(
             row=row, col=1, title="% of elements", range=[-0.06 * (top or 1), 1.15 * (top or 1)]
         )
-    figure.update_xaxes(title="step", row=len(PANELS), col=1)
-    figure.update_layout(height=HEIGHT_PX, margin={"t": 36, "b": 50, "l": 10, "r": 10})
+    figure.update_xaxes(title="step", row=len(panels), col=1)
+    figure.update_layout(height=PANEL_PX * len(panels), margin={"t": 36, "b": 50, "l": 10, "r": 10})
     figure.update_annotations(x=0, xanchor="left", font={"size": 13})
     return figure

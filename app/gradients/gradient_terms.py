@@ -15,10 +15,12 @@ ROLE_NAMES = {
     Role.UPDATE: "weight updates",
 }
 UNDERFLOW_NAMES = {
-    "lost": "lost",
+    "below_range": "below range",
+    "cancelled": "cancelled or flipped",
     "subnormal": "subnormal",
     "zero_before": "zero before",
 }
+UNSPLIT_NAMES = {"lost": "lost", "subnormal": "subnormal", "zero_before": "zero before"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,9 +78,15 @@ def map_seen(shown: int, hits: int, text: str, order: str, *, is_trouble: bool) 
 def underflow_seen(series: UnderflowOverTime, names: dict[int, str]) -> str:
     """What the shadows found, over all modules and sampled steps."""
     totals = int(series.total.sum())
+    lost = f"{_part(series.lost, totals)} lost"
+    if series.is_split:
+        lost = (
+            f"{_part(series.below_range, totals)} below the format's range, "
+            f"{_part(series.cancelled, totals)} cancelled or flipped"
+        )
     text = (
         f"At {plural(len(series.steps), 'sampled step')}, of {totals:,} elements the shadow found "
-        f"{_part(series.lost, totals)} lost, {_part(series.subnormal, totals)} subnormal and "
+        f"{lost}, {_part(series.subnormal, totals)} subnormal and "
         f"{_part(series.zero_before, totals)} zero before."
     )
     if not series.lost.any():
@@ -140,12 +146,18 @@ def _part(counts: Counts, whole: int) -> str:
     return f"{n:,} ({percent(n / whole)})" if whole else count(n)
 
 
-def lines_seen(name: str, lost: Sequence[int], totals: Sequence[int]) -> str:
-    """Above the three numbers of one module."""
+def lines_seen(
+    name: str, lost: Sequence[int], totals: Sequence[int], below: Sequence[int] | None = None
+) -> str:
+    """Above the counts of one module; of the ``lost`` ones, ``below`` are below the format's range
+    (None: not recorded)."""
     steps = plural(len(totals), "sampled step")
     hit = sum(n > 0 for n in lost)
     if not hit:
         return f"{cut(name)}: nothing lost at {steps}."
     worst = max(range(len(lost)), key=lambda i: lost[i] / max(totals[i], 1))
     most = share(lost[worst], totals[worst])
-    return f"{cut(name)}: lost elements at {hit} of {steps}, at most {most}."
+    text = f"{cut(name)}: lost elements at {hit} of {steps}, at most {most}."
+    if below is None:
+        return text
+    return f"{text} {share(sum(below), sum(lost))} of all lost ones are below the format's range."

@@ -107,7 +107,7 @@ def error_words(results: Sequence[Result]) -> str:
     return (
         f"Precision: bf16's gradients are {coarser} as far off as fp16's. Range: without a scaler "
         f"fp16 loses {percent(lost)} of them, bf16 {percent(reading(results, 'lost', 'bf16'))}. "
-        "Of few lost ones, most are a ReLU that switched otherwise."
+        "Where few are lost, they cancelled or a ReLU switched otherwise: rounding, no underflow."
     )
 
 

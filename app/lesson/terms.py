@@ -12,7 +12,7 @@ TERMS: Final[Mapping[str, str]] = {
     "subnormal": "A number below the smallest normal one: it has fewer digits the smaller it is.",
     "underflow": "A number is too small for the format, and becomes zero or subnormal.",
     "overflow": "A number is too large for the format, and becomes infinite.",
-    "lost": "Zero in half precision, and not zero in fp32.",
+    "lost": "Zero in half precision, and not zero in fp32: below the format's range, or cancelled.",
     "gradient": "How much the loss changes with a number; backward computes it for every weight.",
     "loss scale": "A factor on the loss: backward multiplies every gradient by it. The optimizer "
     "divides it out again.",

@@ -101,8 +101,14 @@ def _facts(run: RunInfo, changed: RunInfo) -> dict[str, str]:
 
 
 def _lost(run: RunInfo) -> str:
-    total = lost = 0
+    total = lost = below = 0
+    is_split = True
     for step in {s.step for s in store.steps(run)}:
         for record in store.shadows(run, Role.GRAD_OUTPUT, step):
             total, lost = total + record.total, lost + record.lost
-    return percent(lost / total) if total else "no shadow"
+            below += record.below_range or 0
+            is_split = is_split and record.below_range is not None
+    if not total:
+        return "no shadow"
+    split = f" ({percent(below / total)} below range)" if lost and is_split else ""
+    return percent(lost / total) + split

@@ -1,8 +1,11 @@
-"""Underflow as three numbers a module and step, from the fp32 shadow; what is known without one.
+"""Zeros and subnormals per module and step, from the fp32 shadow; what is known without one.
 
 Only a reference tells a value that became zero from one that was zero already:
 
-    lost         zero in half, not zero in the shadow
+    lost         zero in half, not zero in the shadow; of these
+      below_range  the fp32 value is below the format's smallest number: this alone is underflow
+      cancelled    the format holds such values: a sum that cancelled, a ReLU that switched
+                   otherwise, or values that were lost further up the pass
     subnormal    kept, with fewer mantissa bits
     zero_before  zero in both (ReLU, padding, unused rows)
 """
@@ -33,6 +36,19 @@ class UnderflowOverTime:
     lost: Counts
     subnormal: Counts
     zero_before: Counts
+    below_range: Counts
+    is_split: bool = True  # False: an older version recorded ``lost`` alone, below_range is 0
+
+    @property
+    def cancelled(self) -> Counts:
+        """Lost, and not below the format's range; 0 where that was not recorded."""
+        return self.lost - self.below_range if self.is_split else np.zeros_like(self.lost)
+
+    def only(self, row: int) -> UnderflowOverTime:
+        """The same of one module."""
+        counts = (self.total, self.lost, self.subnormal, self.zero_before, self.below_range)
+        parts = (count[[row]] for count in counts)
+        return UnderflowOverTime((self.modules[row],), self.steps, *parts, is_split=self.is_split)
 
     def share(self, name: str) -> NDArray[np.float64]:
         """``name`` as a share of all elements, NaN where no shadow was taken."""
@@ -56,12 +72,18 @@ class WithoutShadow:
 
 def underflow_over_time(records: Sequence[ShadowRecord]) -> UnderflowOverTime:
     """Records of one role as matrices; modules and steps ascending."""
-    rows = [(r.step, r.module, r.total, r.lost, r.subnormal, r.zero_before) for r in records]
-    return from_columns(np.array(rows, np.int64).reshape(len(rows), 6))
+    rows = [
+        (r.step, r.module, r.total, r.lost, r.subnormal, r.zero_before,
+         -1 if r.below_range is None else r.below_range)
+        for r in records
+    ]  # fmt: skip
+    return from_columns(np.array(rows, np.int64).reshape(len(rows), 7))
 
 
 def from_columns(columns: Counts) -> UnderflowOverTime:
-    """The same from an array [records, 6]: step, module, total, lost, subnormal, zero_before."""
+    """The same from an array [records, 7]: step, module, total, lost, subnormal, zero_before,
+    below_range (-1 where that was not recorded)."""
+    is_split = bool((columns[:, 6] >= 0).all())
     steps, column = np.unique(columns[:, 0], return_inverse=True)
     modules, row = np.unique(columns[:, 1], return_inverse=True)
 
@@ -77,6 +99,8 @@ def from_columns(columns: Counts) -> UnderflowOverTime:
         lost=matrix(3),
         subnormal=matrix(4),
         zero_before=matrix(5),
+        below_range=np.maximum(matrix(6), 0),
+        is_split=is_split,
     )
 
 

@@ -47,6 +47,9 @@ class RunJson(TypedDict):
     events: list[dict[str, object]]  # of a watched run: alarms, bad steps, capsules
 
 
+_COUNTS = ("total", "lost", "subnormal", "zero_before")
+
+
 def number(value: float | None) -> float | str | None:
     """JSON has no NaN and no infinity."""
     if value is None or math.isfinite(value):
@@ -91,16 +94,15 @@ def _event(event: Event) -> dict[str, object]:
 
 
 def underflow(reader: Reader, run_id: str) -> dict[str, dict[str, int]]:
-    """The three counts by role, over all shadow steps and modules."""
+    """The counts by role, over all shadow steps and modules. ``lost`` is ``below_range`` and
+    ``cancelled`` together; these two are missing in runs of versions that did not tell them."""
     sums: dict[str, dict[str, int]] = {}
     for record in reader.shadows(run_id):
-        part = sums.setdefault(
-            record.role, {"total": 0, "lost": 0, "subnormal": 0, "zero_before": 0}
-        )
-        part["total"] += record.total
-        part["lost"] += record.lost
-        part["subnormal"] += record.subnormal
-        part["zero_before"] += record.zero_before
+        part = sums.setdefault(record.role, {})
+        for name in (*_COUNTS, "below_range", "cancelled"):
+            count = getattr(record, name)
+            if count is not None:
+                part[name] = part.get(name, 0) + count
     return sums
 
 
@@ -109,23 +111,26 @@ def probe_table(reader: Reader, infos: list[RunInfo]) -> Table:
     table = plain_table(_where(infos))
     table.caption = (
         "The last three are shares of the gradients of module outputs, at the steps that have an "
-        "fp32 shadow. Lost: zero in half precision and not in fp32."
+        "fp32 shadow. The first is zero in half precision and not in fp32: above, too small for "
+        "the format (underflow); below, rounded away (a sum that cancelled, a ReLU that switched "
+        "otherwise)."
     )
     table.caption_justify = "left"
     table.add_column("run", no_wrap=True)
-    table.add_column("precision")
-    for name in ("loss", "scale", "skips", "lost", "sub-\nnormal", "zero\nbefore"):
-        table.add_column(name, justify="right", no_wrap=name != "loss")
+    table.add_column("precision", no_wrap=True)
+    for name in ("loss", "scale", "skips", "below/\ncancel.", "sub-\nnormal", "zero\nbefore"):
+        table.add_column(name, justify="right", no_wrap=True)
     for info in infos:
         steps = reader.steps(info.id)
         counts = underflow(reader, info.id).get(Role.GRAD_OUTPUT, {})
         table.add_row(
             info.id,
             _text(info.spec.mode.replace(",", " ")),
-            f"{_loss(steps[0].loss)} → {_loss(steps[-1].loss)}" if steps else MISSING,
+            f"{_loss(steps[0].loss)}\n→ {_loss(steps[-1].loss)}" if steps else MISSING,
             _scale(steps),
             str(sum(s.skipped for s in steps)) if steps else MISSING,
-            *(_share(counts, name) for name in ("lost", "subnormal", "zero_before")),
+            f"{_share(counts, 'below_range')}\n{_share(counts, 'cancelled')}",
+            *(_share(counts, name) for name in ("subnormal", "zero_before")),
         )
     return table
 

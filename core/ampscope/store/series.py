@@ -58,11 +58,12 @@ def last_shadow_step(reader: Reader, run_id: str) -> int | None:
 
 
 def shadow_columns(reader: Reader, run_id: str, role: Role) -> Raw:
-    """Shadow counts of a role as one array [records, 6]: step, module, total, lost, subnormal,
-    zero_before. A tenth of the time of building 50,000 records."""
+    """Shadow counts of a role as one array [records, 7]: step, module, total, lost, subnormal,
+    zero_before, below_range (-1 where an older version did not record it). A tenth of the time of
+    building 50,000 records."""
     sql = (
-        "SELECT step,module,total,lost,subnormal,zero_before FROM shadow WHERE run=? AND role=?"
-        " ORDER BY step,module"
+        "SELECT step,module,total,lost,subnormal,zero_before,ifnull(below_range,-1) FROM shadow"
+        " WHERE run=? AND role=? ORDER BY step,module"
     )
     rows = reader._all(sql, run_id, role)
-    return np.array(rows, np.int64).reshape(len(rows), 6)
+    return np.array(rows, np.int64).reshape(len(rows), 7)
