@@ -19,6 +19,20 @@ up to twice as fast as fp32 (matmuls up to K = 8192 gave the exact result rounde
 2^-126) for zero, which a Tensor Core does not, and a convolution's bias is added before the
 rounding; `native_bf16=False` emulates.
 
+Where many values are added into one place, the two devices differ as well, and not always in the
+same direction (aten/src/ATen/native/cuda of torch 2.x against the CPU's kernels):
+
+    op                                    CUDA                                  a CPU's own kernel
+    embedding and EmbeddingBag backward   fp32 partial sums, one rounding       half, value by value
+    index_put_ accumulate, at most 32     fp32, one rounding                    half
+      elements a row (a gather by tensor)
+    index_put_ accumulate, longer rows    half, value by value                  half
+    coalesce of a sparse gradient         fp32, one rounding                    half
+    index_add, scatter_add                half: atomicAdd                       fp32 in some forms
+
+Each runs here as CUDA has it. (An embedding's backward of at most 3,072 rows is summed in fp32 by
+32 rows on CUDA, and the sums are added in half: here it is fp32 throughout.)
+
 What stays different from a GPU: the order of summation; attention's probabilities, which a GPU
 rounds to half before it multiplies them with V; random numbers; and ops written with `out=` or in
 place (`addmm_`), which are left to the CPU's own kernels.
@@ -73,6 +87,59 @@ def _wide(arg: Any) -> Any:
     return arg
 
 
+def _put(func: Any, args: Arguments, kwargs: Keywords) -> Any:
+    """index_put with accumulation: a CUDA warp adds the values of a short row in fp32, and rounds
+    after each value of a longer one."""
+    names = [argument.name for argument in func._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    target, indices, values = given["self"], given["indices"], given["values"]
+    row = 1
+    for place, size in enumerate(target.shape):
+        if place >= len(indices) or indices[place] is None:
+            row *= size
+    if not given.get("accumulate") or row > _WARP:
+        return func(*args, **kwargs)
+    wide = target.float().index_put(indices, values.float(), accumulate=True)
+    return _into(func, target, wide)
+
+
+def _into(func: Any, target: Tensor, wide: Tensor) -> Tensor:
+    """The result in half: written to ``target`` by an op in place, else a tensor of its own."""
+    if func._schema.name.endswith("_"):
+        return target.copy_(wide)
+    return wide.to(target.dtype)
+
+
+def _atomic_index_add(func: Any, args: Arguments, kwargs: Keywords) -> Any:
+    """index_add by atomicAdd: rounded to half after each value."""
+    target, dim, index, source = args[:4]
+    alpha = kwargs.get("alpha", args[4] if len(args) > 4 else 1)
+    result = target if func._schema.name.endswith("_") else target.clone()
+    if target.dim() and alpha == 1:
+        # The CPU's index_put in half adds value by value.
+        result.movedim(dim, 0).index_put_((index,), source.movedim(dim, 0), accumulate=True)
+        return result
+    return func(*args, **kwargs)
+
+
+def _atomic_scatter_add(func: Any, args: Arguments, kwargs: Keywords) -> Any:
+    """scatter_add by atomicAdd: rounded to half after each value."""
+    target, dim, index, source = args[:4]
+    if not target.dim() or not index.numel():
+        return func(*args, **kwargs)
+    places = list(
+        torch.meshgrid(
+            *(torch.arange(n) for n in index.shape),
+            indexing="ij",
+        )
+    )
+    values = source[tuple(slice(n) for n in index.shape)]
+    places[dim] = index
+    result = target if func._schema.name.endswith("_") else target.clone()
+    return result.index_put_(tuple(places), values, accumulate=True)
+
+
+_WARP: Final = 32
 _HALF: Final = frozenset({torch.float16, torch.bfloat16})
 
 # Kernel by op, and how many leading arguments must share one half dtype (None: all of them).
@@ -92,6 +159,21 @@ _KERNELS: Final[dict[Any, tuple[Kernel, int | None]]] = {
     _aten.convolution_backward.default: (_rounded, None),
     _aten._scaled_dot_product_flash_attention_for_cpu.default: (_attention, 3),
     _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: (_rounded, 5),
+}
+
+# Sums into one place, as CUDA rounds them; for bf16 as well, whatever instructions the CPU has.
+_SUMS: Final[dict[Any, tuple[Kernel, int | None]]] = {
+    _aten.embedding_dense_backward.default: (_rounded, 1),
+    _aten._embedding_bag_backward.default: (_rounded, 1),
+    _aten._embedding_bag_dense_backward.default: (_rounded, 1),
+    _aten._coalesce.default: (_rounded, 1),
+    _aten.index_put.default: (_put, 1),
+    _aten.index_put_.default: (_put, 1),
+    _aten._index_put_impl_.default: (_put, 1),
+    _aten.index_add.default: (_atomic_index_add, 1),
+    _aten.index_add_.default: (_atomic_index_add, 1),
+    _aten.scatter_add.default: (_atomic_scatter_add, 1),
+    _aten.scatter_add_.default: (_atomic_scatter_add, 1),
 }
 
 # Ops with half kernels on CUDA and none on a CPU: those of torch's OpInfo database whose
@@ -127,8 +209,8 @@ class TensorCoreMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
     def __init__(self, native_bf16: bool | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # torch leaves it untyped
         self.native_bf16 = has_bf16_instructions() if native_bf16 is None else native_bf16
-        self._fp16 = _KERNELS | _NO_HALF_KERNEL
-        self._bf16 = _NO_HALF_KERNEL if self.native_bf16 else self._fp16
+        self._fp16 = _KERNELS | _NO_HALF_KERNEL | _SUMS
+        self._bf16 = _NO_HALF_KERNEL | _SUMS if self.native_bf16 else self._fp16
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[Any], args: Arguments = (), kwargs: Keywords | None = None

@@ -24,6 +24,7 @@ from ampscope.capture.script.source_lines import SourceLines
 from ampscope.capture.tensors import HALF, floating_tensors
 from ampscope.formats import dtype_name
 from ampscope.observations import Observation, Outcome
+from ampscope.policy import gaps
 from ampscope.records import Cadence
 from ampscope.run.device import peak_bytes
 from ampscope.run.half_requests import HalfRequests
@@ -189,6 +190,13 @@ class ScriptRecorder:
         self.watch.reads.stepped()
         self._on_attempt(count)
 
+    def _gaps(self, uses_half: bool) -> tuple[str, ...]:
+        """What the script ran that a CPU computes otherwise than CUDA (policy.gaps)."""
+        ops = set(self.watch.gap_ops)
+        if uses_half and any(_has_rnn(model) for model in self.paths.models()):
+            ops.add((gaps.RNN, "fp16"))
+        return tuple(gap.id for gap in gaps.met_by(ops))
+
     def outcome(self, ended: str, **facts: object) -> Outcome:
         """The outcome so far, with what the script was seen to use."""
         records = self.attempts.records
@@ -225,8 +233,13 @@ class ScriptRecorder:
             flop_counts=flop_counts,
             half_ops=self.precision.half_ops,
             peak_bytes=peak_bytes(_device()),
+            gaps=self._gaps(bool(autocast or half)),
             **errors,  # error_* and exit_code, checked by the dataclass
         )
+
+
+def _has_rnn(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.RNNBase) for module in model.modules())
 
 
 def _device() -> torch.device:

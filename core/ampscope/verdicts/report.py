@@ -12,6 +12,7 @@ from ampscope.analysis.run_view import RunView
 from ampscope.analysis.scale_facts import hand_scale_facts, static_scale
 from ampscope.analysis.symptoms import Symptom, symptoms
 from ampscope.diagnose import Diagnosis
+from ampscope.policy import gaps
 from ampscope.records import RunInfo, State
 from ampscope.run.script_ending import ending
 from ampscope.verdicts.trials import Trial
@@ -102,7 +103,7 @@ def report_of(
         trials=trials,
         elapsed_s=elapsed_s,
         could_not_run=unfinished,
-        notes=_notes(views),
+        notes=(*_notes(views), *_gaps(diagnosis, views)),
         output=output,
         judged_steps=(outcome := views["as_is"].outcome).attempts,
         cut_short=outcome.ended if outcome.ended in ("steps", "time") else "",
@@ -164,6 +165,12 @@ def _without_scaler(run: RunView) -> str:
         "The script trains in fp16 without a GradScaler: gradients below 6e-8 become zero. That is "
         "no fault by itself; a scaler keeps it from becoming one."
     )
+
+
+def _gaps(diagnosis: Diagnosis, views: Mapping[str, RunView]) -> list[str]:
+    """What CUDA computes otherwise than the CPU that the verdict comes from."""
+    op = diagnosis.findings[0].verdict.op if diagnosis.findings else None
+    return gaps.texts(views["as_is"].outcome.gaps, diagnosis.policy, op or "")
 
 
 def _notes(views: Mapping[str, RunView]) -> tuple[str, ...]:

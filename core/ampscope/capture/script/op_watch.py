@@ -31,7 +31,9 @@ from ampscope.capture.script.reads import ITEM, Reads
 from ampscope.capture.script.source_lines import SourceLines
 from ampscope.capture.script.write_lines import WriteLines
 from ampscope.capture.tensors import HALF
+from ampscope.formats import dtype_name
 from ampscope.observations import BadOp
+from ampscope.policy import gaps
 
 # Results that are log-probabilities of what may be impossible, for the backward pass alone: -inf
 # there is no failure.
@@ -57,6 +59,8 @@ class OpWatch:
         self.on_op: Callable[[Any, Any, Any, Any], None] | None = None  # (func, args, kwargs, out)
         self.autocast = ""  # dtype of the autocast region that is open, "" outside
         self.failures = Failures()
+        self.gap_ops: set[tuple[str, str]] = set()  # op, dtype: see policy.gaps
+        self._known_ops: set[tuple[int, torch.dtype]] = set()
         self.uses = Uses()
         self.taints = Taints()
         self._read: dict[str, int] = {}  # "nan", "inf", "-inf" that Python got -> bad op
@@ -127,6 +131,7 @@ class OpWatch:
     def after(self, call: OpCall, out: Any) -> None:
         """Look at one op that has just run."""
         self.seen_ops += 1
+        self._note_gap(call)
         maker = self._maker(call)
         if call.node is None and torch.is_grad_enabled():
             self._origins.remember()
@@ -170,6 +175,17 @@ class OpWatch:
             taint = self.taints.first(call.tensors)
             if taint is not None and taint >= 0:
                 self._read[str(value)] = taint
+
+    def _note_gap(self, call: OpCall) -> None:
+        """Keep an op that a CPU computes otherwise than CUDA."""
+        dtypes = {tensor.dtype for tensor in call.tensors if tensor.is_floating_point()}
+        for dtype in dtypes:
+            key = (id(call.func), dtype)
+            if key not in self._known_ops:
+                self._known_ops.add(key)
+                named = (f"aten.{call.name}", dtype_name(dtype))
+                if gaps.concerned(*named):
+                    self.gap_ops.add(named)
 
     def _maker(self, call: OpCall) -> Maker:
         parents = [m for t in call.tensors if (m := op_marks.maker_of(t)) is not None]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ampscope.records import Role, RunInfo, State
+from ampscope.policy import gaps
+from ampscope.records import OpRecord, Role, RunInfo, State
 from ampscope.report.document import Block, Paragraph, Table
 from ampscope.report.words.numbers import plural
 from ampscope.report.words.run import rules, why_no_histograms
@@ -13,6 +14,7 @@ from ampscope.store.reader import Reader
 from ampscope.store.series import last_shadow_step
 from ampscope.verdicts.report import Report
 
+FEW_STEPS = 20
 NOTHING = "Nothing that this kind of run records is missing."
 
 
@@ -65,6 +67,12 @@ def _of_controls(report: Report) -> Iterator[tuple[str, str]]:
         yield "A proof of the fix", why
 
 
+def _ops(reader: Reader, run: RunInfo) -> list[OpRecord]:
+    """Of the run's first traced steps; later ones repeat them."""
+    sets = {step.op_set for step in reader.steps(run.id)[:FEW_STEPS] if step.op_set is not None}
+    return [op for number in sets for op in reader.ops(run.id, number)]
+
+
 def _of_run(reader: Reader, run: RunInfo) -> Iterator[tuple[str, str]]:
     if run.state is not State.FINISHED:
         yield "The rest of the run", f"It is {run.state}. {run.message}".strip()
@@ -73,6 +81,10 @@ def _of_run(reader: Reader, run: RunInfo) -> Iterator[tuple[str, str]]:
     machine = run.machine
     if machine is not None and machine.policy != "cuda":
         yield "A GPU", f"It ran under {rules(machine)}; times say nothing about a GPU."
+    if machine is not None and run.spec.kind == "probe":
+        ran = ((op.op, dtype) for op in _ops(reader, run) for dtype in op.inputs.split(","))
+        for gap in gaps.met_by(ran, machine.policy):
+            yield "CUDA's own arithmetic", gap.text
     roles = [role for role in Role if reader.frame_spans(run.id, role)]
     if not roles:
         yield "Exponent histograms", why_no_histograms(run)
