@@ -22,7 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
+from torch.utils.flop_counter import (
+    conv_flop_count,
+    flop_registry,
+    sdpa_backward_flop,
+    sdpa_flop,
+)
 
 from ampscope.capture.failures import Failures
 from ampscope.capture.model_map import Numbers
@@ -32,9 +37,71 @@ from ampscope.records import OpRecord
 
 _aten = torch.ops.aten
 _CAST_OPS = {id(_aten._to_copy.default)}
-_CPU_ATTENTION: dict[Any, Callable[..., int]] = {  # absent from torch's registry
+
+
+def _of_convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *more: Any, **_: Any) -> int:
+    """The gradients of input and of weight take one multiplication each for every one of the
+    forward pass, in any number of groups. (torch's own formula is up to ``groups`` times that.)"""
+    transposed, mask = more[4], more[7]
+    forward = conv_flop_count(list(x.shape), list(weight.shape), list(grad.shape), transposed)
+    return int(forward * (bool(mask[0]) + bool(mask[1])))
+
+
+def _of_rnn(x: Tensor, weights: Iterable[Any]) -> int:
+    """Of all layers and directions: each matrix meets every element of every sequence once. Gates
+    and biases are no matmuls and do not count, as in torch's formulas."""
+    sizes = (w.numel() for w in weights if isinstance(w, Tensor) and w.dim() == 2)
+    return 2 * x.shape[:-1].numel() * sum(sizes)
+
+
+def _of_rnn_layer(x: Tensor, *args: Any, **_: Any) -> int:
+    return _of_rnn(x, args[:2])
+
+
+def _of_rnn_layer_backward(x: Tensor, *args: Any, **_: Any) -> int:
+    return 2 * _of_rnn(x, args[:2])
+
+
+def _of_cudnn_rnn(x: Tensor, weights: Sequence[Tensor], *_: Any, **__: Any) -> int:
+    return _of_rnn(x, weights)
+
+
+def _of_cudnn_rnn_backward(x: Tensor, weights: Sequence[Tensor], *args: Any, **_: Any) -> int:
+    """Data always; weights where the mask asks for them."""
+    return _of_rnn(x, weights) * (1 + bool(args[-1][3]))
+
+
+def _of_whole_rnn(x: Tensor, *args: Any, **_: Any) -> int:
+    """lstm.input(x, hx, params, …), lstm.data(x, batch_sizes, hx, params, …) and their kin."""
+    lists = [arg for arg in args if isinstance(arg, list | tuple)]
+    return _of_rnn(x, lists[-1] if lists else ())
+
+
+def _no_matmul(*_: Any, **__: Any) -> int:
+    """Gates of a recurrent cell whose matmuls are ops of their own."""
+    return 0
+
+
+_OWN_FORMULAS: dict[Any, Callable[..., int]] = {  # absent from torch's registry, or wrong there
+    _aten.convolution_backward: _of_convolution_backward,
     _aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
+    _aten.mkldnn_rnn_layer: _of_rnn_layer,
+    _aten.mkldnn_rnn_layer_backward: _of_rnn_layer_backward,
+    _aten._cudnn_rnn: _of_cudnn_rnn,
+    _aten._cudnn_rnn_backward: _of_cudnn_rnn_backward,
+    _aten.miopen_rnn: _of_cudnn_rnn,
+    _aten.miopen_rnn_backward: _of_cudnn_rnn_backward,
+    **dict.fromkeys((_aten.lstm, _aten.gru, _aten.rnn_tanh, _aten.rnn_relu), _of_whole_rnn),
+    **dict.fromkeys(
+        (
+            _aten._thnn_fused_lstm_cell,
+            _aten._thnn_fused_lstm_cell_backward_impl,
+            _aten._thnn_fused_gru_cell,
+            _aten._thnn_fused_gru_cell_backward,
+        ),
+        _no_matmul,
+    ),
 }
 _Dtypes = tuple[torch.dtype, ...]
 _Key = tuple[int, tuple[int, str], _Dtypes, _Dtypes, int]  # op, place, inputs, outputs, FLOPs
@@ -221,11 +288,11 @@ def _op_name(func: Any) -> str:
 
 def _formula(func: Any) -> Callable[..., int] | None:
     packet = getattr(func, "_overloadpacket", None)
-    formula: Callable[..., int] | None = flop_registry.get(packet) or _CPU_ATTENTION.get(packet)
+    formula: Callable[..., int] | None = _OWN_FORMULAS.get(packet) or flop_registry.get(packet)
     return formula
 
 
 def _shape(value: Any) -> object:
     if isinstance(value, Tensor):
         return value.shape
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(map(_shape, value)) if isinstance(value, list | tuple) else value
