@@ -3,13 +3,49 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
+import torch
 
 from ampscope.analysis.scale_window import ScaleWindow
-from ampscope.analysis.skip_causes import SkipCause, counted, skip_causes
-from ampscope.records import StepRecord
+from ampscope.analysis.skip_causes import SkipCause, SkipEvidence, counted, skip_causes
+from ampscope.records import Cadence, RunSpec, ScalerSpec, StepRecord
+from ampscope.run.probe import drive, prepare
 from ampscope.scalers.advice import advise, skipped_scales
+from ampscope.store.reader import Reader
+from ampscope.store.series import bad_gradients
+from ampscope.store.writer import RunWriter
+
+CPU = torch.device("cpu")
+SPIKY = """
+import torch
+from torch import nn
+
+from ampscope import Workload
+
+
+def build(seed):
+    torch.manual_seed(seed)
+
+    def batches():
+        generator = torch.Generator().manual_seed(0)
+        step = 0
+        while True:
+            step += 1
+            yield torch.rand(16, 4, generator=generator), 2000.0 if step % 8 == 0 else 1.0
+
+    def loss(model, batch):
+        x, factor = batch
+        return model(x).float().mean() * factor
+
+    return Workload(
+        model=nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1)),
+        batches=batches,
+        loss=loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.001),
+    )
+"""
 
 
 def steps(*pairs: tuple[float, bool, float]) -> list[StepRecord]:
@@ -31,11 +67,70 @@ def steps(*pairs: tuple[float, bool, float]) -> list[StepRecord]:
         ([(8.0, True, 1.0), (8.0, False, 1.0)], ["unclear"]),  # finite again at the same scale
         ([(8.0, False, 1.0), (8.0, True, 1.0), (4.0, False, 1.0)], ["unclear"]),  # and before
         ([(8.0, True, 1.0), (4.0, False, 1.0), (8.0, False, 1.0)], ["unclear"]),  # soon after
-        ([(4.0, False, 1.0), (8.0, True, 1.0), (4.0, False, 1.0)], ["calibration"]),  # it had grown
+        ([(4.0, False, 1.0), (8.0, True, 1.0), (4.0, False, 1.0)], ["growth probing"]),
+        (  # a scale that has grown is refused, and then the one that held before
+            [(4.0, False, 1.0), (8.0, True, 1.0), (4.0, True, 1.0), (2.0, False, 1.0)],
+            ["growth probing", "unclear"],
+        ),
     ],
 )
 def test_causes(made: list[tuple[float, bool, float]], expected: list[str]) -> None:
     assert list(skip_causes(steps(*made)).values()) == expected
+
+
+SPIKED = [(8.0, False, 1.0), (8.0, True, 2.5), (4.0, False, 1.5)]
+INF = SkipEvidence(first_inf=3, nan=9, inf=3)
+
+
+@pytest.mark.parametrize(
+    ("made", "known", "expected"),
+    [
+        (SPIKED, INF, "spike"),
+        (SPIKED, SkipEvidence(first_nan=1, first_inf=3, nan=9, inf=3), "unclear"),
+        (SPIKED, SkipEvidence(), "unclear"),
+        ([(8.0, False, 1.0), (8.0, True, 1.9), (4.0, False, 1.5)], INF, "unclear"),
+        ([(8.0, False, 1.0), (8.0, True, 2.5), (4.0, True, 1.5)], INF, "unclear"),
+        ([(8.0, False, 1.0), (8.0, True, 2.5), (8.0, False, 1.5)], INF, "unclear"),
+        # The shadow at the skip: fp32's gradients times the scale, against 65,504.
+        (SPIKED, SkipEvidence(1, 1, 1, 1, fp32_largest=8190.0), "spike"),
+        (SPIKED, SkipEvidence(1, 1, 1, 1, fp32_largest=8186.0), "unclear"),
+        (SPIKED, SkipEvidence(1, 1, 1, 1, fp32_largest=math.inf), "fault"),
+        (SPIKED, SkipEvidence(1, 1, 1, 1, fp32_largest=math.nan), "fault"),
+        # Only NaN: nothing overflowed on the way.
+        (SPIKED, SkipEvidence(first_nan=2, nan=7), "born as NaN"),
+        ([(2.0, False, 1.0), (1.0, True, 1.0), (0.5, False, 1.0)], SkipEvidence(2, 0, 7, 0),
+         "born as NaN"),
+        # Inf - Inf is NaN: while a smaller scale helps, the search for one explains it.
+        ([(8.0, True, 1.0), (4.0, False, 1.0)], SkipEvidence(2, 0, 7, 0), "calibration"),
+    ],
+)  # fmt: skip
+def test_what_the_gradients_tell(
+    made: list[tuple[float, bool, float]], known: SkipEvidence, expected: str
+) -> None:
+    found = skip_causes(steps(*made), evidence=dict.fromkeys(range(3), known))
+    assert next(iter(found.values())) == expected
+
+
+def test_a_probe_proves_a_spike_with_the_shadow_of_the_skipped_step(tmp_path: Path) -> None:
+    """Every eighth batch is 2,000 times as large; nothing else is wrong."""
+    (tmp_path / "spiky.py").write_text(SPIKY)
+    cadence = Cadence(histogram=1, trace=0, shadow=1000)
+    spec = RunSpec(f"{tmp_path / 'spiky.py'}:build", precision="fp16", steps=12, cadence=cadence,
+                   scaler=ScalerSpec(init_scale=1024.0))  # fmt: skip
+    plain = drive(spec, prepare(spec, CPU), "rehearsal", None).losses
+    writer = RunWriter.create(tmp_path / "s.db", spec)
+    loop = drive(spec, prepare(spec, CPU), "rehearsal", writer)
+    writer.close()
+    assert (loop.losses, loop.note) == (plain, "")  # dropout draws the same numbers
+    with Reader(tmp_path / "s.db") as reader:
+        made = reader.steps(writer.run_id)
+        known = bad_gradients(reader, writer.run_id)
+    evidence = {step: SkipEvidence(*counts) for step, counts in known.items()}
+    (number,) = [step.step for step in made if step.skipped]
+    assert number == 7
+    assert (evidence[number].fp32_largest or 0.0) * 1024 > 65504
+    assert skip_causes(made, None, evidence) == {7: SkipCause.SPIKE}
+    assert skip_causes(made) == {7: SkipCause.UNCLEAR}
 
 
 def test_a_nan_that_no_scale_mends_is_no_calibration() -> None:

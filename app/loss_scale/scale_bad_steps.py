@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ampscope.analysis.skip_causes import skip_causes
+from ampscope.analysis.skip_causes import SkipEvidence, skip_causes
 from ampscope.analysis.skips import BadStep, bad_steps
 from ampscope.analysis.training import is_bad
 from ampscope.observations import Attempt
 from ampscope.records import RunInfo
 from ampscope.store.reader import Reader
-from ampscope.store.series import first_nonfinite
+from ampscope.store.series import bad_gradients, first_nonfinite
 from app import store
 from app.loss_scale.scale_data import Trajectory
 
@@ -29,10 +29,11 @@ class BadSteps:
 def read(run: RunInfo, found: Trajectory) -> BadSteps:
     """In order of steps."""
     if found.totals.steps <= store.POINTS:
-        every = bad_steps(found.steps, _all_firsts(run), optimizers(run))
+        every = bad_steps(found.steps, _all_firsts(run), optimizers(run), _evidence(run, 0))
         return BadSteps(every, len(every))
     bad = [step for step in found.steps if is_bad(step)]
-    causes = skip_causes(found.steps, optimizers(run))
+    known = _evidence(run, bad[-MOST:][0].step if bad else 0)
+    causes = skip_causes(found.steps, optimizers(run), known)
     firsts = _firsts(run, tuple(step.step for step in bad[-MOST:]))
     rows = [
         BadStep(s.step, s.scale, s.skipped, *firsts.get(s.step, (0, "")), causes.get(s.step))
@@ -51,6 +52,12 @@ def optimizers(reader: Reader, run_id: str) -> dict[int, str]:
 @store.of_run
 def _all_firsts(reader: Reader, run_id: str) -> dict[int, tuple[int, str]]:
     return first_nonfinite(reader, run_id)
+
+
+@store.of_run
+def _evidence(reader: Reader, run_id: str, first_step: int) -> dict[int, SkipEvidence]:
+    found = bad_gradients(reader, run_id, first_step)
+    return {step: SkipEvidence(*counts) for step, counts in found.items()}
 
 
 @store.of_run

@@ -20,8 +20,10 @@ from app.text import plural, power_of_two, share
 TABLE_PX = 380
 WHY = (
     "calibration: the next step was taken at a smaller scale, and none near it at this one, which "
-    "is how GradScaler finds its scale. fault: the loss was not finite, or a scale of 1 did not "
-    "help. unclear: nothing was taken after it, or steps near it were taken at this scale too."
+    "is how GradScaler finds its scale. growth probing: the same, right after the scale had grown. "
+    "spike: steps near it were taken at this scale, and this step's gradients are too large for it "
+    "in fp32 too. born as NaN: no gradient holds Inf, so nothing overflowed. fault: the loss or "
+    "fp32's own gradients were not finite, or a scale of 1 did not help. unclear: none of these."
 )
 
 

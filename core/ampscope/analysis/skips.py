@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ampscope.analysis.skip_causes import SkipCause, skip_causes
+from ampscope.analysis.skip_causes import SkipCause, SkipEvidence, skip_causes
 from ampscope.records import StepRecord
 
 
@@ -28,11 +28,12 @@ def bad_steps(
     steps: Sequence[StepRecord],
     firsts: Mapping[int, tuple[int, str]],
     optimizers: Mapping[int, str] | None = None,
+    evidence: Mapping[int, SkipEvidence] | None = None,
 ) -> list[BadStep]:
     """Skipped steps and steps with non-finite gradients. ``firsts`` maps a step to the number of
     its non-finite parameters and the first of them in backward order; ``optimizers`` to whose step
-    it is."""
-    causes = skip_causes(steps, optimizers)
+    it is; ``evidence`` is what is known of the bad gradients."""
+    causes = skip_causes(steps, optimizers, evidence)
     return [
         BadStep(s.step, s.scale, s.skipped, *firsts.get(s.step, (0, "")), causes.get(s.step))
         for s in steps

@@ -64,6 +64,8 @@ class Instruments:
         self._shadow: Shadow | None = None
         self._asked = self._stepped = False
         self._step, self._scale = -1, 1.0
+        self._carried = 1.0  # what the gradients still carry when the optimizer steps
+        self._batch: Batch | None = None
         self._elapsed_s = 0.0
 
     @property
@@ -87,7 +89,8 @@ class Instruments:
 
     def start(self, step: int, batch: Batch, scale: float) -> None:
         """Before the step, which will use this loss scale."""
-        self._step, self._scale = step, scale
+        self._step, self._scale, self._batch = step, scale, batch
+        self._carried = scale
         self._asked = self._stepped = False
         self.grad_norm = self.moved_share = self.op_set = None
         with self._timed("the histograms of the weights"):
@@ -119,6 +122,12 @@ class Instruments:
         """After the step; what was seen goes to the writer."""
         with self._timed("the end of a step's histograms"):
             self._hooks.end_step()
+        if skipped and self._shadow is None:
+            with self._timed("the fp32 shadow of a skipped step"):
+                self._shadow = self._shadows.run_skipped(self._step, self._carried, self._batch)
+                if self._shadow is not None:
+                    self._shadow.compare_weights()
+        self._batch = None
         with self._timed("the histograms of the updates"):
             if skipped:
                 self.moved_share = 0.0
@@ -156,6 +165,7 @@ class Instruments:
         """The optimizer is about to step, or to be skipped."""
         was_asked, self._asked = self._asked, True
         norm = 0.0
+        self._carried = 1.0 if is_unscaled else self._scale
         with self._timed("the norm of the gradients"):
             with no_dispatch():
                 norm = gradient_norm(self._names)

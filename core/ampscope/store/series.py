@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,6 +50,37 @@ def first_nonfinite(reader: Reader, run_id: str) -> dict[int, tuple[int, str]]:
     # With a single min(), SQLite takes the bare column from the row that holds the minimum.
     sql = 'SELECT step, count(*), min("order"), parameter FROM nonfinite WHERE run=? GROUP BY step'
     return {step: (count, name) for step, count, _, name in reader._all(sql, run_id)}
+
+
+def bad_gradients(
+    reader: Reader, run_id: str, first_step: int = 0
+) -> dict[int, tuple[int, int, int, int, float | None]]:
+    """Step -> elements with NaN and with Inf in the first bad gradient in backward order and in all
+    of them; and the largest magnitude of the same gradients in fp32, where a shadow was taken."""
+    sql = (
+        "SELECT step, nan, pos_inf + neg_inf FROM nonfinite WHERE run=? AND step>=?"
+        ' ORDER BY step,"order"'
+    )
+    found: dict[int, list[int]] = {}
+    for step, nan, inf in reader._all(sql, run_id, first_step):
+        counts = found.setdefault(step, [nan, inf, 0, 0])
+        counts[2] += nan
+        counts[3] += inf
+    # Where the half gradient is not finite, its distance from fp32's is not finite either.
+    sql = (
+        "SELECT step, max_abs_fp32 FROM shadow WHERE run=? AND step>=? AND role='weight_grad'"
+        " AND relative_error IN ('nan', 9e999)"
+    )
+    largest: dict[int, float] = {}
+    for step, value in reader._all(sql, run_id, first_step):
+        number = db.from_sql(value)
+        if number is not None and not largest.get(step, 0.0) >= number:
+            largest[step] = number if not math.isnan(largest.get(step, 0.0)) else math.nan
+    return {step: (*_four(counts), largest.get(step)) for step, counts in found.items()}
+
+
+def _four(counts: list[int]) -> tuple[int, int, int, int]:
+    return counts[0], counts[1], counts[2], counts[3]
 
 
 def last_shadow_step(reader: Reader, run_id: str) -> int | None:
