@@ -85,6 +85,44 @@ def test_a_step_that_the_scaler_leaves_out_is_skipped_and_moves_nothing(fused: b
         assert after == (now / 2 if bad else now)
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_both_norms_of_a_script_that_clips(parts: int) -> None:
+    """Before its clip and after it; at steps at which the clip changed nothing, only one."""
+    model = small_net()
+    optimizer, grad_scaler = torch.optim.SGD(model.parameters(), 0.01), scaler()
+    norms: list[float] = []
+
+    def clip(step: int) -> None:
+        grad_scaler.unscale_(optimizer)
+        parameters = list(model.parameters())
+        squares = sum(float(p.grad.square().sum()) for p in parameters if p.grad is not None)
+        norms.append(math.sqrt(squares))
+        limit = 1e6 if step == 2 else 0.01
+        for part in range(parts):
+            nn.utils.clip_grad_norm_(parameters[part::parts], limit)
+
+    with watched() as seen:
+        train(model, optimizer, grad_scaler, clip, steps=3)
+    first, second, third = seen.attempts.records
+    for record, norm in ((first, norms[0]), (second, norms[1])):
+        assert record.unclipped_norm == pytest.approx(norm, rel=1e-5)
+        assert record.grad_norm == pytest.approx(0.01 * math.sqrt(parts), rel=1e-3)
+    assert (third.unclipped_norm, third.grad_norm) == (None, pytest.approx(norms[2], rel=1e-5))
+
+
+def test_a_clip_of_some_gradients_is_not_the_norm_of_all() -> None:
+    model = small_net()
+    optimizer, grad_scaler = torch.optim.SGD(model.parameters(), 0.01), scaler()
+
+    def clip(step: int) -> None:
+        grad_scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model[0].parameters(), 0.01)
+
+    with watched() as seen:
+        train(model, optimizer, grad_scaler, clip, steps=1)
+    assert seen.attempts.records[0].unclipped_norm is None
+
+
 def test_a_step_that_the_script_calls_itself_has_no_scaler() -> None:
     model = small_net()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)

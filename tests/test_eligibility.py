@@ -8,6 +8,7 @@ from ampscope.hardware.eligibility import Fit, misses, on_cpu, on_gpu, padded_si
 from ampscope.records import Dimension
 
 A100 = ("8.0", "NVIDIA A100-SXM4-40GB")
+H100 = ("9.0", "NVIDIA H100 80GB HBM3")
 V100 = ("7.0", "Tesla V100-SXM2-16GB")
 T4 = ("7.5", "Tesla T4")
 GTX_1660 = ("7.5", "NVIDIA GeForce GTX 1660 Ti")
@@ -44,6 +45,24 @@ def test_gpus(gpu: tuple[str, str], dtype: str, fit: Fit) -> None:
 def test_tf32_switched_off_is_named() -> None:
     assert "TF32 switched off" in on_gpu(*A100, "fp32", FITS).reason
     assert "TF32" not in on_gpu(*V100, "fp32", FITS).reason
+
+
+def test_fp8_takes_multiples_of_16_alone() -> None:
+    """torch._scaled_mm raises for others: that is no product at reduced efficiency."""
+    refused = on_gpu(*H100, "e4m3", (Dimension("m", 7), Dimension("n", 50257), Dimension("k", 768)))
+    assert refused.fit is Fit.NOT
+    assert "n = 50,257: fp8 matmuls take multiples of 16 alone" in refused.reason
+    rows = on_gpu(*H100, "e4m3", (Dimension("m", 7), Dimension("n", 64), Dimension("k", 768)))
+    assert rows.fit is Fit.REDUCED
+    assert on_gpu(*H100, "e4m3", FITS).fit is Fit.ELIGIBLE
+
+
+def test_narrow_loads_are_said_of_contiguous_dimensions_alone() -> None:
+    reason = on_gpu(
+        *A100, "bf16", (Dimension("m", 7), Dimension("n", 64), Dimension("k", 64))
+    ).reason
+    assert "Where such a dimension is contiguous in memory, loads are narrower" in reason
+    assert "any other leaves its last tile partly empty" in reason
 
 
 def test_a_dimension_that_misses_makes_it_slower_and_never_unfit() -> None:

@@ -186,3 +186,26 @@ def test_an_instrument_that_fails_never_ends_the_training(
     assert "RuntimeError" in loop.note
     with Reader(tmp_path / "s.db") as reader:
         assert [step.loss for step in reader.steps(writer.run_id)] == expected
+
+
+def test_the_norm_before_a_clip_of_the_workloads_own_step_is_kept_too(tmp_path: Path) -> None:
+    clips = CUSTOM_STEP.replace(
+        "    scaler.step(optimizer)",
+        "    scaler.unscale_(optimizer)\n"
+        "    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.001)\n"
+        "    scaler.step(optimizer)",
+    )
+    (tmp_path / "clips.py").write_text(clips)
+    spec = RunSpec(f"{tmp_path / 'clips.py'}:build", precision="fp16", steps=2)
+    writer = RunWriter.create(tmp_path / "s.db", spec)
+    drive(spec, prepare(spec, CPU), "rehearsal", writer)
+    writer.close()
+    other = RunSpec(custom(tmp_path), precision="fp16", steps=1)
+    plain = RunWriter.create(tmp_path / "s.db", other)
+    drive(other, prepare(other, CPU), "rehearsal", plain)
+    plain.close()
+    with Reader(tmp_path / "s.db") as reader:
+        (first, _), (unclipped,) = reader.steps(writer.run_id), reader.steps(plain.run_id)
+    assert first.grad_norm == pytest.approx(0.001, rel=1e-3)
+    assert first.unclipped_norm == pytest.approx(unclipped.grad_norm, rel=1e-3)
+    assert unclipped.unclipped_norm is None

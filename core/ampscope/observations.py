@@ -70,6 +70,7 @@ class Attempt:
     eps: float | None = None
     ended_at: float | None = None  # seconds since the epoch
     expected_change: float | None = None  # of the loss by this step: gradient times way, unscaled
+    unclipped_norm: float | None = None  # grad_norm before the script clipped it by its norm
 
 
 @dataclass(frozen=True, slots=True)

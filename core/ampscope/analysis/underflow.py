@@ -46,9 +46,16 @@ class UnderflowOverTime:
 
     def only(self, row: int) -> UnderflowOverTime:
         """The same of one module."""
-        counts = (self.total, self.lost, self.subnormal, self.zero_before, self.below_range)
-        parts = (count[[row]] for count in counts)
-        return UnderflowOverTime((self.modules[row],), self.steps, *parts, is_split=self.is_split)
+        return UnderflowOverTime(
+            modules=(self.modules[row],),
+            steps=self.steps,
+            total=self.total[[row]],
+            lost=self.lost[[row]],
+            subnormal=self.subnormal[[row]],
+            zero_before=self.zero_before[[row]],
+            below_range=self.below_range[[row]],
+            is_split=self.is_split,
+        )
 
     def share(self, name: str) -> NDArray[np.float64]:
         """``name`` as a share of all elements, NaN where no shadow was taken."""

@@ -32,7 +32,8 @@ def count_into(tensor: Tensor, row: Raw) -> None:
     there and waited for; a training step uses `DeviceCounter` instead.
 
     Raises:
-        TypeError: integers, booleans, quantised numbers; a tensor without memory.
+        TypeError: integers, booleans, quantised numbers, packed formats (float4_e2m1fn_x2); a
+            tensor without memory.
         ValueError: a row of another shape or dtype.
     """
     if row.dtype != np.int64 or row.shape != (RAW_LEN,) or not row.flags.c_contiguous:

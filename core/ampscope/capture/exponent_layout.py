@@ -74,7 +74,8 @@ def pieces(tensor: Tensor) -> Iterator[tuple[Tensor, int]]:
     repeated indices, a nested one as its values.
 
     Raises:
-        TypeError: integers, booleans, quantised numbers; a tensor without memory (meta, fake).
+        TypeError: integers, booleans, quantised numbers; formats that pack several numbers into a
+            byte (float4_e2m1fn_x2); a tensor without memory (meta, fake).
     """
     values = _strided(tensor)
     if values.numel() == 0:
@@ -97,6 +98,8 @@ def _strided(tensor: Tensor) -> Tensor:
         values = torch.view_as_real(values.resolve_conj())
     if not values.is_floating_point():
         raise TypeError(f"exponents are counted of floating-point tensors, not of {values.dtype}")
+    if values.dtype.itemsize == 1 and "x2" in str(values.dtype):
+        raise TypeError(f"{values.dtype} packs two numbers into a byte: they cannot be counted")
     if values.is_meta:
         raise TypeError("a meta tensor has a shape and no values: there is nothing to count")
     return values.resolve_neg() if values.is_neg() else values

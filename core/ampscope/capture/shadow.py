@@ -3,7 +3,10 @@
 At a sampled step a copy of the model in fp32 runs the same weights, batch and random state first.
 Then the real step runs, and each activation, grad_output and weight gradient is compared with the
 shadow's. The copy has its own buffers, its gradients never touch a ``.grad``, and the random states
-are put back: the real step is bit-identical with the shadow on or off.
+are put back: the real step is bit-identical with the shadow on or off. That holds for state
+inside the module and for torch's, NumPy's and Python's global generators. State elsewhere (a
+counter or a generator of the loss function's own, a cache, a file) is changed once more by the
+shadow's run.
 """
 
 from __future__ import annotations

@@ -71,6 +71,7 @@ def _step_scalars(record: StepRecord) -> dict[str, float]:
         "skipped": float(record.skipped),
         "learning_rate": record.lr,
         "grad_norm": record.grad_norm,
+        "unclipped_norm": record.unclipped_norm,
         "moved_share": record.moved_share,
         "time_s": record.step_time_s,
         "overhead_s": record.overhead_s,

@@ -4,7 +4,8 @@ NVIDIA, Matrix Multiplication Background User's Guide (DU-09799-001), "Tensor Co
 before cuBLAS 11.0 and cuDNN 7.6.3 dimensions had to be multiples of 16 bytes (8 elements of fp16,
 4 of TF32, 16 of int8); since then Tensor Cores can always be used, "but most efficient" with such
 multiples. Every torch that ampscope runs on has newer libraries, so a dimension that misses makes
-a product slower, and never unfit.
+a product slower, and never unfit. fp8 is the exception: cuBLASLt takes it in multiples of 16 bytes
+alone (cuBLAS documentation, "cublasLtMatmul", fp8 requirements), which torch checks for n and k.
 
 On a CPU the instructions for half products (AVX512-BF16, AMX) take Tensor Cores' place.
 """
@@ -31,6 +32,10 @@ MULTIPLES: Mapping[str, int] = {
 }
 LARGE_MULTIPLE = 64  # the guide: on A100 multiples of 128 bytes are best; 64 elements of half
 LARGE_FROM = 512  # a small dimension would be padded by too large a share
+
+
+FP8 = ("e4m3", "e5m2")
+FP8_DIMENSIONS = ("n", "k")  # what torch._scaled_mm checks; m may be anything
 
 
 class Fit(StrEnum):
@@ -95,11 +100,21 @@ def on_gpu(
         label = DTYPE_LABELS.get(dtype, dtype)
         return Eligibility(Fit.NOT, f"The Tensor Cores of capability {capability} take no {label}.")
     missed = misses(dtype, dimensions)
+    refused = [d for d in missed if dtype in FP8 and d.name in FP8_DIMENSIONS]
+    if refused:
+        listed = ", ".join(f"{d.name} = {d.size:,}" for d in refused)
+        return Eligibility(
+            Fit.NOT,
+            f"{listed}: fp8 matmuls take multiples of {MULTIPLES[dtype]} alone in n and k, and "
+            "torch._scaled_mm raises an error for others.",
+        )
     if missed:
         listed = ", ".join(f"{d.name} = {d.size:,}" for d in missed)
         of = f"no {'multiple' if len(missed) == 1 else 'multiples'} of {MULTIPLES[dtype]}"
         return Eligibility(
-            Fit.REDUCED, f"{listed}: {of}, so loads are narrower than 16 bytes and slower."
+            Fit.REDUCED,
+            f"{listed}: {of}. Where such a dimension is contiguous in memory, loads are narrower "
+            "than 16 bytes; any other leaves its last tile partly empty.",
         )
     return Eligibility(Fit.ELIGIBLE, layout_note(layout) or "Its dtype and every dimension fit.")
 

@@ -116,10 +116,10 @@ class Frame:
 class ShadowRecord:
     """Half against the fp32 shadow for one module and role at a sampled step.
 
-    Three counts, never one: ``lost`` zero in half and not in fp32, ``subnormal`` subnormal in half
-    and normal in fp32's value, ``zero_before`` zero in both. Of those lost, ``below_range`` are
-    smaller in fp32 than the format's smallest number above zero: they underflowed. The others are
-    rounding, not underflow.
+    Three counts, never one: ``lost`` zero in half and not in fp32; ``subnormal`` subnormal in half
+    and not zero (in bf16, whose range is fp32's, only where fp32's value is normal);
+    ``zero_before`` zero in both. Of those lost, ``below_range`` are smaller in fp32 than the
+    format's smallest number above zero: they underflowed. The others are rounding, not underflow.
     """
 
     step: int

@@ -33,6 +33,8 @@ from ampscope.run.training import Training
 from ampscope.store.writer import RunWriter
 from ampscope.workloads.protocol import Batch
 
+CLIPPED = 0.999  # of the norm: less than this is a clip, and not the rounding of unscale_
+
 
 class Instruments:
     """Everything that watches one training; what it saw goes to ``writer``.
@@ -50,7 +52,9 @@ class Instruments:
         self.training = training
         self.cadence = cadence
         self.writer = writer
-        self.grad_norm: float | None = None  # of this step, unscaled
+        self.grad_norm: float | None = None  # of this step as the optimizer got it, unscaled
+        self.unclipped_norm: float | None = None  # before the workload's own step clipped it
+        self._complete_norm: float | None = None  # as backward left it, unscaled
         self.moved_share: float | None = None
         self.op_set: int | None = None
         self._names = ModelMap(training.model)
@@ -93,6 +97,7 @@ class Instruments:
         self._carried = scale
         self._asked = self._stepped = False
         self.grad_norm = self.moved_share = self.op_set = None
+        self.unclipped_norm = self._complete_norm = None
         with self._timed("the histograms of the weights"):
             if self._is_due(self.cadence.histogram):
                 self._weights.count_weights()
@@ -154,6 +159,9 @@ class Instruments:
     def _on_gradients(self) -> None:
         """Gradients are complete and still scaled."""
         self._trace.place.outside = "step"
+        if self.training.workload.step is not None:  # the usual step clips nothing
+            with self._timed("the norm of the gradients"), no_dispatch():
+                self._complete_norm = gradient_norm(self._names) / self._scale
         if self._shadow is not None:
             with self._timed("the comparison of the weights' gradients with fp32"):
                 self._shadow.compare_weights()
@@ -170,6 +178,8 @@ class Instruments:
             with no_dispatch():
                 norm = gradient_norm(self._names)
             self.grad_norm = norm if is_unscaled else norm / self._scale
+            if _is_smaller(self.grad_norm, self._complete_norm):
+                self.unclipped_norm = self._complete_norm
         with self._timed("the weights before a step"):
             if self._is_due(self.cadence.histogram):
                 if not was_asked:  # a step of its own may call the optimizer several times
@@ -205,3 +215,8 @@ class Instruments:
                 yield
         finally:
             self._elapsed_s += time.perf_counter() - started
+
+
+def _is_smaller(norm: float, before: float | None) -> bool:
+    """Something has clipped the gradients: more than unscaling them rounds."""
+    return before is not None and norm < CLIPPED * before

@@ -11,7 +11,10 @@
         update   the scale halves after a skip, doubles after growth_interval good steps
                  ── compare the weights, write the step's records
 
-The loss is bit-identical with the instruments on or off: they read, and never write.
+The loss is bit-identical with the instruments on or off: they read, and never write. The shadow
+runs the loss function once more, so with it this holds for state inside the module and for the
+global random generators alone: a loss that counts its calls, or draws from a generator of its own,
+sees one call more at each sampled step and at each skip.
 """
 
 from __future__ import annotations
@@ -109,6 +112,7 @@ class ProbeLoop:
             moved_share=instruments.moved_share,
             op_set=instruments.op_set,
             ended_at=time.time(),
+            unclipped_norm=instruments.unclipped_norm,
         )
 
     def _flush(self) -> None:

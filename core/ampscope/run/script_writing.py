@@ -79,4 +79,5 @@ def _step(record: Attempt, op_set: int | None) -> StepRecord:
         moved_share=record.moved_share,
         op_set=op_set,
         ended_at=record.ended_at,
+        unclipped_norm=record.unclipped_norm,
     )

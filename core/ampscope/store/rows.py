@@ -112,9 +112,20 @@ def op(row: Row) -> OpRecord:
 def shadow(row: Row) -> ShadowRecord:
     """A row of :data:`SHADOW`."""
     number, index, role, total, lost, subnormal, zero_before = row[:7]
-    numbers = (db.from_sql(value) for value in row[7:10])
-    counts = (total, lost, subnormal, zero_before)
-    return ShadowRecord(number, index, Role(role), *counts, *numbers, below_range=row[10])
+    error, cosine, largest = (db.from_sql(value) for value in row[7:10])
+    return ShadowRecord(
+        step=number,
+        module=index,
+        role=Role(role),
+        total=total,
+        lost=lost,
+        subnormal=subnormal,
+        zero_before=zero_before,
+        relative_error=error,
+        cosine=cosine,
+        max_abs_fp32=largest,
+        below_range=row[10],
+    )
 
 
 def frame(role: Role, row: Row) -> Frame:

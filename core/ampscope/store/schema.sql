@@ -148,7 +148,7 @@ CREATE TABLE shadow (
     role           TEXT NOT NULL,
     total          INTEGER NOT NULL,
     lost           INTEGER NOT NULL,   -- zero in half, not zero in fp32
-    subnormal      INTEGER NOT NULL,   -- subnormal in half, normal magnitude for half in fp32
+    subnormal      INTEGER NOT NULL,   -- subnormal in half and not zero; of bf16 only where fp32's value is normal
     zero_before    INTEGER NOT NULL,   -- zero in both
     relative_error REAL,
     cosine         REAL,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ampscope.capture.script.gradient_facts import GradientFacts
@@ -40,8 +42,34 @@ class Ending:
     expected: float | None = None  # change of the loss
 
 
+class Clips:
+    """The norms that the script's clips found since the last attempt, before they clipped."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[set[int], float]] = []  # ids of parameters, their norm
+
+    def add(self, parameters: list[Tensor], norm: float, limit: float) -> None:
+        """A clip of unscaled gradients by their 2-norm; one that changed nothing is none."""
+        if not norm <= limit:
+            self._found.append(({id(p) for p in parameters}, norm))
+
+    def take(self, parameters: list[Tensor]) -> float | None:
+        """Of an optimizer's gradients all together; None where not all of them were clipped."""
+        found, self._found = self._found, []
+        clipped: set[int] = set().union(*(ids for ids, _ in found))
+        if not found or any(p.grad is not None and id(p) not in clipped for p in parameters):
+            return None
+        return math.sqrt(sum(norm**2 for _, norm in found))
+
+
 def attempt_record(
-    number: int, optimizer: Optimizer, name: str, loss: Loss, facts: GradientFacts, ending: Ending
+    number: int,
+    optimizer: Optimizer,
+    name: str,
+    loss: Loss,
+    facts: GradientFacts,
+    ending: Ending,
+    unclipped_norm: float | None = None,
 ) -> Attempt:
     """The record of attempt ``number``; ``name`` is the optimizer's."""
     parameters, state = parameters_of(optimizer), state_facts(optimizer)
@@ -72,4 +100,5 @@ def attempt_record(
         eps=optimizer.param_groups[0].get("eps"),
         ended_at=time.time(),
         expected_change=ending.expected,
+        unclipped_norm=unclipped_norm,
     )

@@ -22,7 +22,7 @@ from torch.optim.optimizer import (
 from torch.utils._mode_utils import no_dispatch
 from torch.utils.hooks import RemovableHandle
 
-from ampscope.capture.script.attempt_record import Ending, Loss, attempt_record
+from ampscope.capture.script.attempt_record import Clips, Ending, Loss, attempt_record
 from ampscope.capture.script.carried_scale import CarriedScale
 from ampscope.capture.script.gradient_changes import GradientChanges
 from ampscope.capture.script.gradient_facts import GradientFacts
@@ -60,6 +60,7 @@ class Attempts:
         self.optimizers: list[Optimizer] = self._numbers.known
         self.optimizer_name = self._numbers.name_of
         self.carried = CarriedScale()
+        self.clips = Clips()
         self.changes = GradientChanges(writes)
         self._reader = GradientReader(taint_of)
         self._motion = WeightMotion()
@@ -193,7 +194,10 @@ class Attempts:
         facts = self._facts or self._read(optimizer, 1.0)
         name = self.optimizer_name(optimizer)
         with no_dispatch():
-            record = attempt_record(self.count, optimizer, name, self._loss, facts, ending)
+            unclipped = self.clips.take(parameters_of(optimizer))
+            record = attempt_record(
+                self.count, optimizer, name, self._loss, facts, ending, unclipped
+            )
         self.records.append(record)
         self._facts = None
         self._loss = replace(self._loss, backwards=0)

@@ -127,6 +127,9 @@ class GradientCalls:
             limits = [*args, kwargs.get("max_norm"), kwargs.get("clip_value")]
             limit = next((x for x in limits if x is not None), 0.0)
             self._calls.add("clip", value=value, scaled=scaled, note=f"{float(limit):g}")
+            norm_type = kwargs.get("norm_type", args[1] if len(args) > 1 else 2.0)
+            if value is not None and not scaled and float(norm_type) == 2.0:
+                self._attempts.clips.add(tensors, value, float(limit))
             return norm
 
         return wrapper

@@ -91,6 +91,7 @@ def _curves(training: Training) -> tuple[Block, ...]:
     for title, values in (
         ("Loss", [s.loss for s in steps]),
         ("Gradient norm", [s.grad_norm for s in steps]),
+        ("Gradient norm before the clip", [s.unclipped_norm for s in steps]),
     ):
         parts = finite_parts([s.step for s in steps], values)
         if parts.steps or parts.nonfinite_count:
