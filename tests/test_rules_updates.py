@@ -61,6 +61,20 @@ def test_zeros_that_fp32_has_too_are_structural() -> None:
     assert status("gradient_underflow", zeros(500, 500)) is Status.PASSED
 
 
+def test_zeros_of_bf16_are_rounding_and_no_underflow() -> None:
+    made = steps(FLAT, grad_zero=610, **WITHOUT_SCALER)
+    fp32 = fp32_run(steps(FALLING, grad_zero=0))
+    for autocast, model, gaps, expected in (
+        ("fp16", "", (), Status.FOUND),
+        ("bf16", "", (), Status.NOT_APPLICABLE),
+        ("", "bf16", (), Status.NOT_APPLICABLE),
+        ("bf16", "fp16", (), Status.FOUND),
+        ("bf16", "", ("rnn",), Status.FOUND),  # torch's cuDNN wrapper casts to fp16
+    ):
+        view = run(made, uses_autocast=autocast, uses_half_model=model, gaps=gaps)
+        assert status("gradient_underflow", evidence(view, fp32)) is expected
+
+
 def test_lost_gradients_that_cost_nothing_are_no_fault() -> None:
     assert status("gradient_underflow", zeros(120, 0, FALLING)) is Status.PASSED
 

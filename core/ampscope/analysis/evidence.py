@@ -64,6 +64,14 @@ class Evidence:
         own, reference = self.as_is.first_bad_attempt, self.fp32.first_bad_attempt
         return reference is not None and (own is None or reference <= own)
 
+    @property
+    def has_the_range_of_fp32(self) -> bool:
+        """bf16 is the only half format that the script was seen to use, and nothing runs in fp16
+        unasked: cuDNN's recurrent layers do under bf16 autocast."""
+        outcome = self.as_is.outcome
+        formats = {*f"{outcome.uses_autocast}+{outcome.uses_half_model}".split("+")} - {""}
+        return formats == {"bf16"} and "rnn" not in outcome.gaps
+
     @cached_property
     def uses_half(self) -> bool:
         """The script computes in half precision at all."""

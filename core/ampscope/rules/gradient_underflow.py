@@ -9,7 +9,8 @@ Why it matters
 
 Blind spots
     Zeros of ReLU, padding and unused rows are in fp32 too and are subtracted; a difference in
-    which rows are used would be counted.
+    which rows are used would be counted. A run in bf16 alone is not judged: its range is fp32's,
+    and what it loses it loses to rounding.
 
 Remedy
     A GradScaler; a larger initial scale; bf16, which has the range of fp32.
@@ -43,6 +44,11 @@ def check(evidence: Evidence) -> Verdict:
     run, fp32 = evidence.as_is, evidence.fp32
     if not evidence.uses_half:
         return not_applicable("The script computes nothing in half precision.")
+    if evidence.has_the_range_of_fp32:
+        return not_applicable(
+            "bf16 has the range of fp32: zeros that fp32 has not are sums that cancelled or a ReLU "
+            "that switched otherwise, and no loss scale changes them."
+        )
     lost = evidence.lost_share
     if fp32 is None or lost is None:
         return inconclusive("Only the fp32 control tells a lost gradient from a structural zero.")
