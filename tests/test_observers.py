@@ -12,6 +12,7 @@ import torch
 from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from ampscope.capture.global_hooks import Dispatcher
 from ampscope.policy.modes import PRECISIONS
 from ampscope.records import Cadence, Role, RunSpec, State, StepRecord
 from ampscope.run.probe import drive, prepare
@@ -158,9 +159,18 @@ def hooks_on(model: torch.nn.Module) -> list[object]:
 
 
 def global_hooks() -> list[str]:
+    """Those that do anything: an empty dispatcher stays where another thread may run a module."""
     names = [name for name in vars(torch_module) if name.startswith("_global_")]
-    return [name for name in names if isinstance(getattr(torch_module, name), dict)
-            and getattr(torch_module, name)]  # fmt: skip
+    tables = {name: getattr(torch_module, name) for name in names}
+    return [
+        name
+        for name, hooks in tables.items()
+        if isinstance(hooks, dict) and any(map(_acts, hooks.values()))
+    ]
+
+
+def _acts(hook: object) -> bool:
+    return bool(hook.subscribers) if isinstance(hook, Dispatcher) else hook is not True
 
 
 @pytest.mark.parametrize("fails_at", [None, 0, 2], ids=["ends", "fails at once", "fails later"])

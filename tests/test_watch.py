@@ -6,7 +6,6 @@ import copy
 import io
 import math
 import pickle
-import sys
 import weakref
 from pathlib import Path
 
@@ -14,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.modules import module as module_hooks
 from torch.utils.checkpoint import checkpoint
+from trainers import assert_nothing_left
 from watched import recorded, small_net, train_bf16, train_fp16, watching
 
 import ampscope
@@ -23,8 +22,6 @@ from ampscope.errors import BadInput
 from ampscope.exponents import FIRST, LOWEST, POS_ZERO
 from ampscope.records import Role, State
 from ampscope.store.reader import Reader
-
-OPTIMIZER_MODULE = "torch.optim.optimizer"
 
 
 @pytest.fixture
@@ -225,8 +222,7 @@ def test_nothing_is_left_behind(store: Path) -> None:
     second.close()
     after = (vars(torch.amp.GradScaler).copy(), torch.autograd.backward, vars(nn.Sequential).copy())
     assert before == after
-    assert not module_hooks._global_forward_hooks
-    assert not sys.modules[OPTIMIZER_MODULE]._global_optimizer_pre_hooks
+    assert_nothing_left()
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
     assert all(len(recorded(store, run.id).steps) == 2 for run in (first, second))
 

@@ -5,20 +5,30 @@ from __future__ import annotations
 import gc
 import math
 import os
+import random
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules import module as module_hooks
 from watched import recorded, small_net, train_bf16, train_fp16, watching
 
 import ampscope
+from ampscope.capture.global_hooks import (
+    FORWARD,
+    FORWARD_ALWAYS,
+    FORWARD_PRE,
+    OPTIMIZER_POST,
+    OPTIMIZER_PRE,
+)
 from ampscope.errors import StoreError
 from ampscope.records import Role
 from ampscope.store.reader import Reader
@@ -240,3 +250,66 @@ def test_memory_stays_where_it_is(tmp_path: Path) -> None:
         tracemalloc.stop()
     assert min(readings[4:]) - min(readings[:4]) < 2000 * 8, "more than 8 bytes a step"
     assert os.path.getsize(run.store) > 0
+
+
+def _trained(seed: int, store: Path | None) -> list[torch.Tensor]:
+    """200 steps of a model of this thread's own; with a ``store`` watches come and go meanwhile."""
+    numbers, chance = torch.Generator().manual_seed(seed), random.Random(seed)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=numbers) * 0.3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    runs: list[ampscope.Watch] = []
+    losses = []
+    for step in range(200):
+        if store is not None and step % 40 == 5 * (seed % 8):
+            runs.append(ampscope.watch(model, optimizer, store=store, every=3, policy="ignore"))
+        if store is not None and runs and chance.random() < 0.02:
+            runs.pop(chance.randrange(len(runs))).close()
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 8, generator=numbers)).square().mean()
+        losses.append(float(loss.detach()))
+        loss.backward()
+        optimizer.step()
+    for run in runs:
+        run.close()
+        assert {s.loss for s in recorded(run.store, run.id).steps} <= set(losses), "its own losses"
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def test_threads_that_watch_do_not_meet(tmp_path: Path) -> None:
+    """Eight trainings; watches come and leave in any order, in the middle of the others' steps."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            bare = list(pool.map(_trained, range(8), [None] * 8))
+            stores = [tmp_path / f"{seed}.db" for seed in range(8)]
+            seen = list(pool.map(_trained, range(8), stores))
+    finally:
+        sys.setswitchinterval(interval)
+    for one, other in zip(bare, seen, strict=True):
+        assert all(map(torch.equal, one, other))
+    dispatchers = (FORWARD, FORWARD_PRE, FORWARD_ALWAYS, OPTIMIZER_PRE, OPTIMIZER_POST)
+    assert not any(dispatcher.subscribers for dispatcher in dispatchers)
+    with ampscope.watch(nn.Linear(2, 2), store=tmp_path / "last.db"):
+        assert module_hooks._global_forward_hooks
+    assert not module_hooks._global_forward_hooks, "later calls would take torch's slower path"
+
+
+def test_a_watch_that_is_closed_by_its_own_alarm_breaks_no_step(tmp_path: Path) -> None:
+    """From inside the optimizer's hooks, while torch walks them."""
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-30)
+    options = {"every": 1, "policy": "ignore"}
+    run = ampscope.watch(
+        model, optimizer, store=tmp_path / "a.db", on_alarm=lambda _: run.close(), **options
+    )
+    other = ampscope.watch(model, optimizer, store=tmp_path / "b.db", **options)
+    for _ in range(6):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    other.close()
+    assert len(recorded(run.store, run.id).steps) == 3
+    assert len(recorded(other.store, other.id).steps) == 6

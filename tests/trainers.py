@@ -41,13 +41,18 @@ def assert_same_bits(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> 
 
 
 def assert_nothing_left() -> None:
-    """torch's functions are its own again, and no global hook stays."""
-    from torch.nn.modules import module
+    """torch's functions are its own again, and no global hook does anything."""
+    from torch.nn.modules import module as modules
     from torch.optim import optimizer
+
+    from ampscope.capture.global_hooks import Dispatcher
 
     assert torch.autograd.backward is PLAIN_BACKWARD
     assert torch.amp.GradScaler.scale is PLAIN_SCALE
-    assert not optimizer._global_optimizer_pre_hooks
-    assert not optimizer._global_optimizer_post_hooks
-    assert not module._global_forward_hooks
-    assert not module._global_forward_pre_hooks
+    for module, names in (
+        (optimizer, ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")),
+        (modules, ("_global_forward_hooks", "_global_forward_pre_hooks")),
+    ):
+        for hook in (hook for name in names for hook in getattr(module, name).values()):
+            assert isinstance(hook, Dispatcher), "ours stay in torch's tables"
+            assert not hook.subscribers, "and do nothing"

@@ -13,13 +13,12 @@ import time
 from functools import partial
 from types import TracebackType
 
-import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.hooks import RemovableHandle
 
 from ampscope.capture.accumulator import Accumulator
 from ampscope.capture.failures import Failures
+from ampscope.capture.global_hooks import FORWARD, Subscription
 from ampscope.capture.model_map import Numbers
 from ampscope.capture.tensors import floating_tensors, in_backward, version
 from ampscope.records import Role
@@ -29,7 +28,7 @@ _INSTANCES = itertools.count()  # two that watch at once must not read each othe
 
 
 class HistogramHooks:
-    """Counts activations and grad_outputs while :attr:`active`; asleep it checks that alone."""
+    """Counts activations and grad_outputs while :attr:`active`; asleep it hears of no module."""
 
     def __init__(
         self, names: Numbers, counts: Accumulator, failures: Failures | None = None
@@ -37,15 +36,16 @@ class HistogramHooks:
         self.names = names
         self.counts = counts
         self.failures = failures or Failures()
-        self.active = False
+        self._active = False
         self.elapsed_s = 0.0  # time spent counting, since the loop last reset it
         self._seen = f"{_SEEN}_{next(_INSTANCES)}"
         self._step = -1
-        self._handle: RemovableHandle | None = None
+        self._handle: Subscription | None = None
         self._on_leaves: list[tuple[Tensor, RemovableHandle]] = []
 
     def __enter__(self) -> HistogramHooks:
-        self._handle = register_module_forward_hook(self._after_forward)
+        self._handle = FORWARD.subscribe(self._after_forward)
+        self._handle.wake(self._active)
         return self
 
     def __exit__(
@@ -57,6 +57,17 @@ class HistogramHooks:
         if self._handle is not None:
             self._handle.remove()
         self.end_step()
+
+    @property
+    def active(self) -> bool:
+        """Whether modules are counted now."""
+        return self._active
+
+    @active.setter
+    def active(self, active: bool) -> None:
+        self._active = active
+        if self._handle is not None:
+            self._handle.wake(active)
 
     def start_step(self, step: int, *, active: bool) -> None:
         """Count this step, or sleep through it."""
@@ -72,8 +83,7 @@ class HistogramHooks:
         self._on_leaves.clear()
 
     def _after_forward(self, module: nn.Module, inputs: object, output: object) -> None:
-        # First, so that torch.compile traces a hook that does nothing, and no graph is broken.
-        if torch.compiler.is_compiling() or not self.active:
+        if not self.active:
             return
         index = self.names.index(module)
         if index is None:

@@ -23,9 +23,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]  # bound in C++
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils.hooks import RemovableHandle
 
+from ampscope.capture.global_hooks import FORWARD_ALWAYS, FORWARD_PRE, Subscription
 from ampscope.capture.model_map import Numbers
 
 NO_BACKWARD = -1  # torch's id of the running backward pass when there is none
@@ -44,7 +43,7 @@ class OpPlace:
         self._forward = _Owners()
         self._repeated = _Owners()
         self._repeated_in = 2**63  # the backward pass that last ran a forward inside
-        self._handles: list[RemovableHandle] = []
+        self._handles: list[Subscription] = []
 
     def __enter__(self) -> OpPlace:
         self.outside = "forward"
@@ -52,8 +51,8 @@ class OpPlace:
         self._repeated_in = 2**63
         self._forward.begin(_ROOT)
         self._handles = [
-            register_module_forward_pre_hook(self._enter_module),
-            register_module_forward_hook(self._leave_module, always_call=True),
+            FORWARD_PRE.subscribe(self._enter_module),
+            FORWARD_ALWAYS.subscribe(self._leave_module),
         ]
         return self
 

@@ -20,11 +20,10 @@ from types import TracebackType
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._mode_utils import no_dispatch
-from torch.utils.hooks import RemovableHandle
 
 from ampscope.capture.failures import Failures
+from ampscope.capture.global_hooks import FORWARD, Subscription
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.random_state import random_state_kept
 from ampscope.capture.shadow_comparison import Comparisons
@@ -58,7 +57,7 @@ class Shadow:
         self._gradients: dict[_Key, Tensor] = {}
         self._weights: dict[str, Tensor] = {}
         self._calls: dict[tuple[int, bool], int] = {}
-        self._handle: RemovableHandle | None = None
+        self._handle: Subscription | None = None
 
     def run_twin(self, loss: Callable[[nn.Module], Tensor]) -> None:
         """Forward and backward of an fp32 copy; ``loss`` maps a model to a scalar tensor.
@@ -82,7 +81,7 @@ class Shadow:
         self._calls.clear()
 
     def __enter__(self) -> Shadow:
-        self._handle = register_module_forward_hook(self._compare_output)
+        self._handle = FORWARD.subscribe(self._compare_output)
         return self
 
     def __exit__(

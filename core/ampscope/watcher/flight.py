@@ -9,6 +9,7 @@ among them: whose gradient grew before the fall.
 from __future__ import annotations
 
 import functools
+import threading
 import time
 import warnings
 from collections import deque
@@ -41,7 +42,9 @@ class FlightRecorder:
     (a LightningModule) its direct children are.
     """
 
-    def __init__(self, models: WatchedModels) -> None:
+    def __init__(self, models: WatchedModels, threads: set[int]) -> None:
+        """Threads that call a watched model are added to ``threads``."""
+        self._threads = threads
         self.forwards: list[Forward] = []
         self.past: deque[Past] = deque(maxlen=RING)
         self.elapsed_s = 0.0
@@ -96,6 +99,7 @@ class FlightRecorder:
             # Checkpointing repeats a forward inside the backward pass.
             if place is None or not torch.is_grad_enabled() or in_backward():
                 return original(module, *args, **kwargs)
+            self._threads.add(threading.get_ident())
             forward = quietly(lambda: self._begun(place, args, kwargs), self._failed)
             self._is_inside = True
             try:

@@ -5,12 +5,14 @@
     optimizer.zero_grad()   gradients that were there are gone, and with them their losses
 
 What a loop does with a scaled loss before it calls backward (a sum, a division) changes nothing:
-the losses that were scaled since the last backward pass are what it is called on.
+the losses that were scaled since the last backward pass are what it is called on. Losses of threads
+that train something else are not looked at.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol
@@ -33,18 +35,20 @@ class LossListener(Protocol):
 
 
 class LossHooks:
-    """Tells a listener of the losses; ``follows`` says which scalers count."""
+    """Tells a listener of the losses of ``threads``; ``follows`` says which scalers count."""
 
     def __init__(
         self,
         listener: LossListener,
         is_ours: Callable[[Optimizer], bool],
         follows: Callable[[Any], bool],
+        threads: set[int],
         scalers: Sequence[Any] = (),
     ) -> None:
         self._listener = listener
         self._is_ours = is_ours
         self._follows = follows
+        self._threads = threads
         self._scalers = scalers
         self._patches = Patches()
         self._scaled: list[Tensor] = []  # losses whose backward has not begun
@@ -73,7 +77,7 @@ class LossHooks:
         @functools.wraps(original)
         def wrapper(scaler: Any, outputs: Any) -> Any:
             scaled = original(scaler, outputs)
-            if self._is_open and self._follows(scaler) and _is_loss(outputs):
+            if self._is_here() and self._follows(scaler) and _is_loss(outputs):
                 self._scaled.append(outputs.detach())
             return scaled
 
@@ -82,13 +86,17 @@ class LossHooks:
     def _backward(self, original: Any) -> Any:
         @functools.wraps(original)
         def wrapper(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._is_open and not in_backward():  # not inside another
+            if self._is_here() and not in_backward():  # not inside another
                 losses, self._scaled = self._scaled, []
                 for loss in losses or ([tensors.detach()] if _is_loss(tensors) else []):
                     self._listener.loss_seen(loss)
             return original(tensors, *args, **kwargs)
 
         return wrapper
+
+    def _is_here(self) -> bool:
+        """Whether this thread is one that trains what is watched."""
+        return self._is_open and threading.get_ident() in self._threads
 
     def _zero_grad(self, original: Any) -> Any:
         @functools.wraps(original)

@@ -11,9 +11,8 @@ from types import TracebackType
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
-from torch.utils.hooks import RemovableHandle
 
+from ampscope.capture.global_hooks import FORWARD, Subscription
 from ampscope.capture.tensors import floating_tensors
 from ampscope.watcher.models import WatchedModels
 
@@ -29,10 +28,10 @@ class Sentinel:
         self._is_armed = True  # for the first module of the next forward
         self._roots = {id(m) for root in models.roots for m in (root.called, root.plain)}
         self._sums: list[Tensor] = []
-        self._handle: RemovableHandle | None = None
+        self._handle: Subscription | None = None
 
     def __enter__(self) -> Sentinel:
-        self._handle = register_module_forward_hook(self._after_forward)
+        self._handle = FORWARD.subscribe(self._after_forward)
         return self
 
     def __exit__(
@@ -56,7 +55,7 @@ class Sentinel:
         self._is_armed = True
 
     def _after_forward(self, module: nn.Module, inputs: object, output: object) -> None:
-        if torch.compiler.is_compiling() or self.is_paused:
+        if self.is_paused:
             return
         if id(module) in self._roots:
             self._is_armed = True

@@ -12,6 +12,7 @@ On CUDA without a scaler nothing waits for the norms: a step is finished while t
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,8 @@ class Session:
         self.recorder = Recorder(path, spec, machine)
         self.telling = Telling(settings, lambda: self.recorder.is_cancelled)
         self._histograms = StepHistograms(models)
-        self._flight = FlightRecorder(models)
+        threads = {threading.get_ident()}  # that train these models
+        self._flight = FlightRecorder(models, threads)
         self.keeper = Keeper(models, self._flight.past, self.recorder.path, settings.limits)
         self.bad = BadSteps(
             models, self._histograms, self._flight, self.keeper, self.recorder, place,
@@ -68,8 +70,8 @@ class Session:
         )  # fmt: skip
         self._optimizers = OurOptimizers(models, optimizers)
         ours, follows = self._optimizers.has, Followed(scalers)
-        self._steps = StepHooks(self, ours, follows, scalers)
-        self._losses = LossHooks(self, ours, follows, scalers)
+        self._steps = StepHooks(self, ours, follows, threads, scalers)
+        self._losses = LossHooks(self, ours, follows, threads, scalers)
         self._finishing = Finishing(
             self.schedule, Alarms(settings.bounds), self.bad, self.recorder, self._flight.past,
             len(models.parameters),

@@ -12,17 +12,14 @@ is put back on exit.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
-from torch.optim.optimizer import (
-    Optimizer,
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
-from torch.utils.hooks import RemovableHandle
+from torch.optim.optimizer import Optimizer
 
+from ampscope.capture.global_hooks import OPTIMIZER_POST, OPTIMIZER_PRE, Subscription
 from ampscope.capture.script.optimizer_facts import has_closure
 from ampscope.capture.script.patches import Patches
 from ampscope.watcher.scaler_classes import scaler_classes
@@ -44,21 +41,24 @@ class StepListener(Protocol):
 
 class StepHooks:
     """Tells a listener of every attempted step of the optimizers for which ``is_ours`` holds;
-    ``follows`` says which scalers count."""
+    ``follows`` says which scalers count. A thread that steps one of them is added to ``threads``,
+    those that train the watched models; what other threads do is not looked at."""
 
     def __init__(
         self,
         listener: StepListener,
         is_ours: Callable[[Optimizer], bool],
         follows: Callable[[Any], bool],
+        threads: set[int],
         scalers: Sequence[Any] = (),
     ) -> None:
         self._listener = listener
         self._is_ours = is_ours
         self._follows = follows
+        self._threads = threads
         self._scalers = scalers
         self._patches = Patches()
-        self._handles: list[RemovableHandle] = []
+        self._handles: list[Subscription] = []
         self._stepping: Any = None  # the scaler whose step runs
         self._stepped = False
         self._told: dict[int, Optimizer] = {}  # whose gradients were complete in this attempt
@@ -67,8 +67,8 @@ class StepHooks:
     def __enter__(self) -> StepHooks:
         self._is_open = True
         self._handles = [
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
+            OPTIMIZER_PRE.subscribe(self._before_step),
+            OPTIMIZER_POST.subscribe(self._after_step),
         ]
         wrappers = {"unscale_": self._unscale, "step": self._step, "update": self._update}
         for kind in scaler_classes(self._scalers):
@@ -122,7 +122,8 @@ class StepHooks:
         @functools.wraps(original)
         def wrapper(scaler: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(scaler, *args, **kwargs)
-            if self._is_open and self._follows(scaler):
+            here = threading.get_ident() in self._threads  # another's scaler is none of ours
+            if here and self._is_open and self._follows(scaler):
                 told, self._told = self._told, {}
                 for optimizer in told.values():
                     self._listener.attempt_dropped(optimizer)
@@ -151,6 +152,7 @@ class StepHooks:
 
     def _complete(self, optimizer: Optimizer, scaler: Any) -> None:
         if id(optimizer) not in self._told:
+            self._threads.add(threading.get_ident())
             self._told[id(optimizer)] = optimizer
             self._listener.gradients_complete(optimizer, scaler)
 

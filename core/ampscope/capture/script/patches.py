@@ -1,12 +1,15 @@
 """Replace attributes of classes and modules, and put every one of them back.
 
-Several may replace the same attribute and leave in any order: the wrappers of an attribute are kept
-in one list, put around the original anew whenever one comes or goes, and the original is put back
-with the last.
+Several may replace the same attribute and leave in any order, from any thread: the wrappers of an
+attribute are kept in one list, put around the original anew whenever one comes or goes, and the
+original is put back with the last. Setting the attribute is one step, so a call in another thread
+gets either the old wrappers or the new ones; a wrapper that is left inside a running call passes
+it on.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +43,7 @@ class _Replaced:
 
 
 _REPLACED: dict[_Key, _Replaced] = {}
+_lock = threading.RLock()
 
 
 class Patches:
@@ -51,19 +55,21 @@ class Patches:
     def replace(self, owner: Any, name: str, make: _Make) -> None:
         """Set ``owner.name`` to ``make(original)``. ``make`` may be called again later."""
         key = (id(owner), name)
-        if key not in _REPLACED:
-            own = vars(owner).get(name, _MISSING)
-            _REPLACED[key] = _Replaced(owner, name, getattr(owner, name), own)
-        _REPLACED[key].makes.append(make)
-        _REPLACED[key].apply()
-        self._mine.append((key, make))
+        with _lock:
+            if key not in _REPLACED:
+                own = vars(owner).get(name, _MISSING)
+                _REPLACED[key] = _Replaced(owner, name, getattr(owner, name), own)
+            _REPLACED[key].makes.append(make)
+            _REPLACED[key].apply()
+            self._mine.append((key, make))
 
     def undo(self) -> None:
         """Take the wrappers off, the last one first."""
-        while self._mine:
-            key, make = self._mine.pop()
-            replaced = _REPLACED[key]
-            replaced.makes.remove(make)
-            replaced.apply()
-            if not replaced.makes:
-                del _REPLACED[key]
+        with _lock:
+            while self._mine:
+                key, make = self._mine.pop()
+                replaced = _REPLACED[key]
+                replaced.makes.remove(make)
+                replaced.apply()
+                if not replaced.makes:
+                    del _REPLACED[key]
