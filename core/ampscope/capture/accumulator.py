@@ -15,23 +15,24 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.exponent_count import DeviceCounter, count_into
 from ampscope.capture.failures import Failures
+from ampscope.capture.tensors import Unreadable, unreadable
 from ampscope.exponents import RAW_LEN, Raw
 from ampscope.formats import dtype_name
 from ampscope.records import Frame, Role
 
 _Key = tuple[Role, int, torch.dtype]
 _FIRST_ROWS = 256
-_PLAIN = (Tensor, nn.Parameter)  # subclasses may need their own dispatch to be read
 
 
 class Accumulator:
-    """Collects the histograms of a step; :meth:`take` returns them. A tensor that cannot be counted
-    is left out and noted in ``failures``; without these it raises."""
+    """Collects the histograms of a step; :meth:`take` returns them. A tensor that cannot be read is
+    left out; one on which counting fails is left out and noted in ``failures``, without which it
+    raises."""
 
     def __init__(self, failures: Failures | None = None) -> None:
         self._failures = failures
@@ -45,13 +46,12 @@ class Accumulator:
         """Count every element of ``tensor``. ``stable``: nobody writes to it before the next
         :meth:`flush` or :meth:`take`, so that on CUDA one launch may serve many tensors."""
         row = self._row((role, owner, tensor.dtype))
-        self._touched.add(row)
         try:
-            if type(tensor) in _PLAIN:
-                with no_dispatch():
-                    self._count(tensor, row, stable)
-            else:
+            with no_dispatch():
                 self._count(tensor, row, stable)
+            self._touched.add(row)
+        except Unreadable:
+            return  # it holds nothing that could be counted
         except Exception as error:
             if self._failures is None:
                 raise
@@ -94,6 +94,8 @@ class Accumulator:
         if tensor.device.type == "cpu":
             count_into(tensor, self._counts[row])
             return
+        if reason := unreadable(tensor):
+            raise Unreadable(reason)  # there may be no device to count on
         device = self._devices.get(tensor.device)
         if device is None:
             device = self._devices[tensor.device] = DeviceCounter(tensor.device)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ampscope.capture.tensors import stored
+from ampscope.capture.tensors import numbers
 from ampscope.exponents import FIRST, LOWEST
 from ampscope.formats import BF16, E4M3, E5M2, FP16, FP32, NumberFormat
 
@@ -74,10 +74,13 @@ def pieces(tensor: Tensor) -> Iterator[tuple[Tensor, int]]:
     repeated indices, a nested one as its values.
 
     Raises:
-        TypeError: integers, booleans, quantised numbers; formats that pack several numbers into a
-            byte (float4_e2m1fn_x2); a tensor without memory (meta, fake).
+        TypeError: integers and booleans; Unreadable, a TypeError, where `ampscope.capture.tensors`
+            finds no numbers (meta, fake, quantized, a wrapper of another kind).
     """
-    values = _strided(tensor)
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        raise TypeError(f"exponents are counted of floating-point tensors, not of {tensor.dtype}")
+    with torch.no_grad():
+        values = numbers(tensor).detach()
     if values.numel() == 0:
         return
     if values.is_contiguous():
@@ -89,20 +92,6 @@ def pieces(tensor: Tensor) -> Iterator[tuple[Tensor, int]]:
         return
     for copy in _copies(values):
         yield copy, multiplicity
-
-
-def _strided(tensor: Tensor) -> Tensor:
-    """The real, strided, detached tensor behind ``tensor``."""
-    values = stored(tensor)
-    if values.is_complex():
-        values = torch.view_as_real(values.resolve_conj())
-    if not values.is_floating_point():
-        raise TypeError(f"exponents are counted of floating-point tensors, not of {values.dtype}")
-    if values.dtype.itemsize == 1 and "x2" in str(values.dtype):
-        raise TypeError(f"{values.dtype} packs two numbers into a byte: they cannot be counted")
-    if values.is_meta:
-        raise TypeError("a meta tensor has a shape and no values: there is nothing to count")
-    return values.resolve_neg() if values.is_neg() else values
 
 
 def _without_expansion(tensor: Tensor) -> tuple[Tensor, int]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ampscope.capture.model_map import ModelMap
-from ampscope.capture.tensors import plain
+from ampscope.capture.tensors import floats
 
 
 def gradient_norm(names: ModelMap) -> float:
@@ -17,7 +17,8 @@ def gradient_norm(names: ModelMap) -> float:
     In fp32 whatever the gradients' dtype, because an fp16 norm overflows at 65504. Where fp32 is
     not finite the norm is taken again in fp64: squares of finite fp32 numbers overflow above 2^64.
     """
-    gradients = [plain(p.tensor.grad) for p in names.parameters if p.tensor.grad is not None]
+    held = (p.tensor.grad for p in names.parameters if p.tensor.grad is not None)
+    gradients = [values for gradient in held if (values := floats(gradient)) is not None]
     if not gradients:
         return 0.0
     norm = _norm(gradients, torch.float32)

@@ -111,8 +111,8 @@ class HistogramHooks:
                 if tensor.is_leaf:
                     self._on_leaves.append((tensor, handle))
 
-    def _count_gradient(self, index: int, gradient: Tensor) -> None:
-        if not self.active:
+    def _count_gradient(self, index: int, gradient: Tensor | None) -> None:
+        if gradient is None or not self.active:  # a Function may give no gradient
             return
         started = time.perf_counter()
         try:

@@ -27,7 +27,7 @@ from ampscope.capture.global_hooks import FORWARD, Subscription
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.random_state import random_state_kept
 from ampscope.capture.shadow_comparison import Comparisons
-from ampscope.capture.tensors import floating_tensors, in_backward, version
+from ampscope.capture.tensors import floating_tensors, in_backward, unreadable, version
 from ampscope.policy.precision import tf32_switches
 from ampscope.records import Role, ShadowRecord
 
@@ -132,8 +132,9 @@ class Shadow:
             if tensor.requires_grad:
                 tensor.register_hook(partial(self._keep_gradient, key))  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
-    def _keep_gradient(self, key: _Key, gradient: Tensor) -> None:
-        self._gradients[key] = gradient.detach().clone()
+    def _keep_gradient(self, key: _Key, gradient: Tensor | None) -> None:
+        if gradient is not None and not unreadable(gradient):
+            self._gradients[key] = gradient.detach().clone()
 
     def _compare_output(self, module: nn.Module, inputs: object, output: object) -> None:
         index = self._names.index(module)
@@ -150,9 +151,9 @@ class Shadow:
             if tensor.requires_grad and not tensor.is_leaf:
                 tensor.register_hook(partial(self._compare_gradient, key))  # type: ignore[no-untyped-call]  # as above
 
-    def _compare_gradient(self, key: _Key, gradient: Tensor) -> None:
+    def _compare_gradient(self, key: _Key, gradient: Tensor | None) -> None:
         reference = self._gradients.pop(key, None)
-        if reference is not None:
+        if reference is not None and gradient is not None:
             self._compare(key[0], Role.GRAD_OUTPUT, gradient, reference, self._scale)
 
     def _compare(
@@ -163,7 +164,8 @@ class Shadow:
         autocast_off = torch.autocast(half.device.type, enabled=False)
         try:
             with torch.no_grad(), autocast_off, no_dispatch():
-                self._comparisons.add(module, role, half.detach(), reference, scale)
+                if not unreadable(half) and not unreadable(reference):
+                    self._comparisons.add(module, role, half.detach(), reference, scale)
         except Exception as error:
             self.failures.add(f"the comparison of some tensors with fp32 ({role.value})", error)
         self.elapsed_s += time.perf_counter() - started

@@ -1,16 +1,43 @@
-"""The floating-point tensors in whatever a module returned: tensors, tuples, dicts, dataclasses."""
+"""Which tensors can be read, and how: the one door that every tensor passes before it is looked at.
+
+Training hands out more than plain memory: meta, fake and functional tensors, wrapper subclasses
+(DTensor, torchao's weights), sparse and nested layouts, quantized numbers, storages that FSDP has
+resized to nothing. Reading those through an address ends the process. So the door looks at what a
+tensor *is* before anything touches its memory::
+
+    opened(tensor)       the numbers as a plain strided tensor, or None
+    unreadable(tensor)   why there are none; "" when there are
+    numbers(tensor)      as opened; raises Unreadable, which says why
+    plain(tensor)        as numbers, 8-bit floats as fp32
+    floating_tensors(x)  those of a module's output (tensors, tuples, dicts, dataclasses)
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import Buffer, Parameter, UninitializedBuffer, UninitializedParameter
 
 HALF = (torch.float16, torch.bfloat16)
+_PLAIN = frozenset({Tensor, Parameter, Buffer})  # torch's own: the object is the memory
 _NO_DISPATCH = Tensor.__torch_dispatch__  # of torch's own tensors and parameters
-_LAYOUTS = (torch.strided, torch.sparse_coo)
+_SPARSE = frozenset(
+    {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
+)
+_MKLDNN = torch._mkldnn  # type: ignore[attr-defined]  # absent from torch's stubs
+_PACKED = frozenset({getattr(torch, "float4_e2m1fn_x2", None)})
+_is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
+_is_functional = torch._is_functional_tensor
+
+
+class Unreadable(TypeError):  # noqa: N818  # says what the tensor is
+    """A tensor whose numbers cannot be read; the message says why."""
+
+
 MAX_DEPTH = 4  # outputs of Transformers models nest two deep (past key values: three)
 
 
@@ -31,14 +58,40 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+def unreadable(tensor: Tensor) -> str:
+    """Why there are no numbers to read in ``tensor``; "" when there are. Takes no address."""
+    return _inside(tensor)[1]
+
+
 def holds_numbers(tensor: Tensor) -> bool:
-    """Whether there are values to look at, plainly or in a COO tensor. Not so on the meta device,
-    in nested and compressed layouts (:func:`stored` has theirs), in fake tensors and other
-    subclasses with a dispatch of their own; and the zeros without memory with which a forward-mode
-    derivative begins end the process in native code when they are read."""
-    if type(tensor).__torch_dispatch__ is not _NO_DISPATCH or tensor.layout not in _LAYOUTS:
-        return False
-    return not (tensor.is_meta or tensor.is_nested or tensor._is_zerotensor())
+    """Whether :func:`opened` gives the numbers."""
+    return not _inside(tensor)[1]
+
+
+def opened(tensor: Tensor) -> Tensor | None:
+    """The numbers of ``tensor`` as a plain strided tensor that torch's ops and the counters may
+    read; None when :func:`unreadable` has a reason.
+
+    Every tensor that an instrument reads passes here. A DTensor is opened as the part that this
+    process holds, another wrapper as the one tensor inside that has its shape and dtype, a sparse
+    or nested tensor as its values, complex numbers as pairs. The dtype stays, or is that of the
+    pairs. What it returns shares the memory of ``tensor`` where no conversion is needed, and
+    autograd may know it: read it under `torch.no_grad`.
+    """
+    inner, reason = _inside(tensor)
+    return None if reason else _strided(inner)
+
+
+def numbers(tensor: Tensor) -> Tensor:
+    """As :func:`opened`.
+
+    Raises:
+        Unreadable: with the reason.
+    """
+    inner, reason = _inside(tensor)
+    if reason:
+        raise Unreadable(f"A tensor cannot be read: {reason}.")
+    return _strided(inner)
 
 
 def stored(tensor: Tensor) -> Tensor:
@@ -55,23 +108,154 @@ def stored(tensor: Tensor) -> Tensor:
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """The same numbers where torch has ops for them: the values of a sparse tensor, complex numbers
-    as pairs, float8 as fp32."""
+    """As :func:`numbers`, with 8-bit floats as fp32, for which torch has few ops."""
+    values = numbers(tensor)
+    if values.itemsize == 1 and values.is_floating_point():
+        return values.detach().float()
+    return values
+
+
+def readable(tensor: Tensor) -> Tensor | None:
+    """As :func:`plain`, None where that raises; without autograd's knowledge."""
+    inner, reason = _inside(tensor)
+    if reason:
+        return None
+    values = _strided(inner).detach()
+    return values.float() if values.itemsize == 1 and values.is_floating_point() else values
+
+
+def floats(tensor: Tensor) -> Tensor | None:
+    """As :func:`readable`, and None for whole numbers."""
+    values = readable(tensor)
+    return values if values is not None and values.is_floating_point() else None
+
+
+def all_finite(tensor: Tensor) -> bool:
+    """Whether no NaN and no infinity can be read in ``tensor``."""
+    values = readable(tensor)
+    return values is None or bool(torch.isfinite(values).all())
+
+
+def has_own_memory(tensor: Tensor) -> bool:
+    """Whether a copy of ``tensor`` is all of it: no wrapper, and readable."""
+    is_wrapper = type(tensor).__torch_dispatch__ is not _NO_DISPATCH
+    return not is_wrapper and not tensor.is_nested and not _inside(tensor)[1]
+
+
+def _inside(tensor: Tensor, depth: int = 0) -> tuple[Tensor, str]:
+    """The tensor of torch's own that holds the numbers, or why there is none."""
+    kind = type(tensor)
+    if kind not in _PLAIN:
+        return _unwrapped(tensor, depth)
+    layout = tensor.layout
+    if tensor.is_meta:
+        return tensor, "a meta tensor has a shape and no numbers"
+    if _is_transformed(tensor):
+        return tensor, "it belongs to a transformation of torch.func"
+    if _is_functional(tensor):
+        return tensor, "it stands for a value that is not computed yet"
+    if layout is not torch.strided:
+        if layout in _SPARSE or layout is _MKLDNN:
+            return tensor, ""
+        return tensor, f"its layout is {layout}"
+    if tensor._is_zerotensor():
+        return tensor, "it stands for zeros that have no memory"
+    if tensor.is_nested:
+        if tensor.is_contiguous():
+            return tensor, ""
+        return tensor, "its nested parts have gaps between them"
+    if tensor.is_quantized:
+        return tensor, "it is quantized"
+    if tensor.dtype in _PACKED:
+        return tensor, "its numbers are packed several to a byte"
+    return tensor, "" if _has_memory(tensor) else "its memory was given back or never taken"
+
+
+def _unwrapped(tensor: Tensor, depth: int) -> tuple[Tensor, str]:
+    kind = type(tensor)
+    if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
+        return tensor, "it has no shape yet"
+    if kind.__torch_dispatch__ is _NO_DISPATCH:  # memory of its own; only its functions are other
+        with torch._C.DisableTorchFunctionSubclass():
+            return _inside(tensor.as_subclass(Tensor), depth)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    refused = tensor, f"it is a {name}, which has a memory of its own kind"
+    # AsyncCollectiveTensor: another process may still be writing to it.
+    has_protocol = hasattr(kind, "__tensor_flatten__") and not hasattr(kind, "trigger_wait")
+    if depth == MAX_DEPTH or not has_protocol:
+        return refused
+    try:
+        names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]  # was just looked for
+        parts = [getattr(tensor, name) for name in names]
+    except Exception:  # foreign code, in a state that it did not expect
+        return refused
+    if not is_dtensor(tensor):
+        if tensor.layout is torch.jagged:
+            parts = _jagged_values(tensor)
+        else:
+            whole = tensor.shape, tensor.dtype
+            parts = [p for p in parts if isinstance(p, Tensor) and (p.shape, p.dtype) == whole]
+    if len(parts) != 1 or not isinstance(parts[0], Tensor):
+        return refused
+    return _inside(parts[0], depth + 1)
+
+
+def _jagged_values(tensor: Any) -> list[Tensor]:
+    """With lengths there are gaps between the rows that belong to none."""
+    return [tensor._values] if getattr(tensor, "_lengths", None) is None else []
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    """Whether its storage reaches as far as its elements. FSDP resizes storages to nothing."""
+    if not (count := tensor.numel()):
+        return True
+    if not tensor.is_contiguous():
+        strides = zip(tensor.shape, tensor.stride(), strict=True)
+        count = 1 + sum((size - 1) * stride for size, stride in strides)
+    try:
+        storage = tensor.untyped_storage()
+        held = storage.nbytes()
+        if (tensor.storage_offset() + count) * tensor.itemsize > held:
+            return False
+        # A wrapper that was detached with dispatch off is of torch's own type, has a size and
+        # points nowhere.
+        return storage.data_ptr() != 0
+    except (RuntimeError, NotImplementedError):  # a device whose tensors have no storage
+        return False
+
+
+def _strided(tensor: Tensor) -> Tensor:
+    """A tensor of torch's own that holds numbers, as a strided one of real numbers."""
     if tensor.layout is not torch.strided or tensor.is_nested:
-        tensor = stored(tensor)
+        tensor = _strided(_stored_values(tensor.detach()))
     if tensor.is_complex():
-        return torch.view_as_real(tensor.detach().resolve_conj())
-    return tensor.float() if tensor.is_floating_point() and tensor.itemsize == 1 else tensor
+        tensor = torch.view_as_real(tensor.detach().resolve_conj())
+    return tensor.resolve_neg() if tensor.is_neg() else tensor
+
+
+def _stored_values(tensor: Tensor) -> Tensor:
+    if tensor.layout is torch.sparse_coo:
+        return tensor.coalesce().values()
+    if tensor.layout is _MKLDNN:
+        return tensor.to_dense()
+    return tensor.values()
+
+
+def is_dtensor(tensor: Tensor) -> bool:
+    """Whether ``tensor`` is a `torch.distributed.tensor.DTensor`, without importing that."""
+    return (
+        type(tensor) not in _PLAIN
+        and hasattr(tensor, "_local_tensor")
+        and hasattr(tensor, "placements")
+    )
 
 
 def _is_readable(tensor: Tensor) -> bool:
-    """Floating-point numbers in memory. Inside torch.func's vmap and grad a tensor has none, and
-    inside jit.trace a look at them would become part of the traced model."""
-    if not tensor.is_floating_point() or tensor.layout is not torch.strided:
+    """Floating-point numbers that may be read. A look inside jit.trace would become part of the
+    traced model. Sparse outputs are left alone: torch has no hooks on their gradients."""
+    if not tensor.is_floating_point() or tensor.layout is not torch.strided or tensor.is_nested:
         return False
-    if torch._C._get_tracing_state() is not None:
-        return False
-    return holds_numbers(tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return torch._C._get_tracing_state() is None and not _inside(tensor)[1]
 
 
 def _search(value: object, depth: int) -> Iterator[Tensor]:

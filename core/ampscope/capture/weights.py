@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from ampscope.capture import gradient_rows
 from ampscope.capture.accumulator import Accumulator
 from ampscope.capture.model_map import ModelMap
+from ampscope.capture.tensors import holds_numbers, numbers
 from ampscope.exponents import NEG_ZERO, POS_ZERO
 from ampscope.records import Frame, NonFiniteRecord, Role
 
@@ -27,7 +28,9 @@ class WeightObserver:
 
     def __init__(self, names: ModelMap, counts: Accumulator) -> None:
         self.counts = counts
-        self._parameters = tuple(p for p in names.parameters if p.tensor.is_floating_point())
+        self._parameters = tuple(
+            p for p in names.parameters if p.tensor.is_floating_point() and holds_numbers(p.tensor)
+        )
         self._tensors: list[Tensor] = [p.tensor for p in self._parameters]
         self._order: list[int] = []  # positions of parameters, as backward reached them
         self._before: list[Tensor] = []
@@ -73,9 +76,9 @@ class WeightObserver:
         try:
             with torch.no_grad(), no_dispatch():
                 if not self._before:
-                    self._before = [torch.empty_like(tensor) for tensor in self._tensors]
+                    self._before = [torch.empty_like(values) for values in self._values()]
                 if self._before:
-                    torch._foreach_copy_(self._before, self._tensors)
+                    torch._foreach_copy_(self._before, self._values())
         except BaseException:
             self._before = []  # half a copy would make updates that never were
             raise
@@ -86,10 +89,13 @@ class WeightObserver:
             with torch.no_grad(), no_dispatch():
                 # In the old weights' own memory, as -old + new: new - old, and +0 where they agree.
                 torch._foreach_neg_(self._before)
-                torch._foreach_add_(self._before, self._tensors)
+                torch._foreach_add_(self._before, self._values())
             for parameter, change in zip(self._parameters, self._before, strict=True):
                 self.counts.add(Role.UPDATE, parameter.owner, change, stable=True)
             self.counts.flush()
+
+    def _values(self) -> list[Tensor]:
+        return [numbers(tensor) for tensor in self._tensors]
 
     def moved_share(self, updates: Frame) -> float | None:
         """Share of the weights that moved at all. A difference of two numbers of one IEEE format is

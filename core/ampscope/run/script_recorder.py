@@ -21,7 +21,7 @@ from ampscope.capture.script.op_watch import OpWatch
 from ampscope.capture.script.patches import Patches
 from ampscope.capture.script.script_histograms import ScriptHistograms
 from ampscope.capture.script.source_lines import SourceLines
-from ampscope.capture.tensors import HALF, floating_tensors
+from ampscope.capture.tensors import HALF, all_finite, floating_tensors, plain
 from ampscope.formats import dtype_name
 from ampscope.observations import Observation, Outcome
 from ampscope.policy import gaps
@@ -168,11 +168,11 @@ class ScriptRecorder:
         if self.paths.stack or torch.is_grad_enabled() or not self.attempts.count:
             return
         for tensor in floating_tensors(output):
-            if not bool(torch.isfinite(tensor).all()):
+            if not all_finite(tensor):
                 self._evaluated_badly(module, tensor)
 
     def _evaluated_badly(self, module: nn.Module, tensor: torch.Tensor) -> None:
-        has_nan = bool(torch.isnan(tensor).any())
+        has_nan = bool(torch.isnan(plain(tensor)).any())
         is_first_nan = has_nan and not self.eval_nan
         self.eval_nan += has_nan
         self.eval_inf += not has_nan

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import weakref
 
-import torch
 from torch import Tensor, nn
 
 from ampscope.capture.script.attempts import Attempts
 from ampscope.capture.script.op_marks import MAKER
 from ampscope.capture.script.scans import scan, scan_model
-from ampscope.capture.tensors import floating_tensors, holds_numbers
+from ampscope.capture.tensors import (
+    all_finite,
+    floating_tensors,
+    holds_numbers,
+    plain,
+    readable,
+)
 from ampscope.formats import dtype_name
 from ampscope.observations import Call, Scan
 
@@ -42,7 +47,7 @@ class ScriptScans:
             if not tensor.numel():
                 continue
             leaf = tensor.grad_fn is None and not hasattr(tensor, MAKER)
-            if leaf or not bool(torch.isfinite(tensor).all()):
+            if leaf or not all_finite(tensor):
                 self._batches += 1
                 name = f"input {n} of {type(module).__name__}"
                 self._add("batch", "batch", name, tensor)
@@ -55,10 +60,11 @@ class ScriptScans:
             if model is None:
                 continue
             for name, parameter in model.named_parameters():
-                if not holds_numbers(parameter):
+                now = readable(parameter)
+                if now is None:
                     continue  # a packed one, or given away to free its memory
                 first = kept.get(name)
-                same = first is not None and first.shape == parameter.shape
+                same = first is not None and first.shape == now.shape
                 kind = "parameter" if id(parameter) in trained else "frozen"
                 self._add("end", kind, name, parameter, first if same else None)
             for name, buffer in model.named_buffers():
@@ -70,7 +76,8 @@ class ScriptScans:
             return  # where nothing is in memory there is nothing to see yet
         kept: dict[str, Tensor] = {}
         if sum(p.numel() for p in root.parameters()) <= MAX_FIRST_SIGHT_NUMEL:
-            kept = {n: p.detach().clone() for n, p in root.named_parameters() if holds_numbers(p)}
+            held = ((n, readable(p)) for n, p in root.named_parameters())
+            kept = {n: values.clone() for n, values in held if values is not None}
         self._first_sight[id(root)] = (weakref.ref(root), kept)
         self.records += scan_model("start", root, self._trained(), self._attempts.count)
         for name, parameter in root.named_parameters():
@@ -91,6 +98,6 @@ def inputs_call(seq: int, args: object, kwargs: object) -> Call:
     """A sum over what the first model is given first: the same sum in another run of the script
     tells that it repeats itself."""
     tensors = floating_tensors([args, kwargs])
-    total = sum(float(t.detach().double().sum()) for t in tensors)
+    total = sum(float(plain(t).detach().double().sum()) for t in tensors)
     dtypes = "+".join(sorted({dtype_name(t.dtype) for t in tensors}))
     return Call(seq, 0, "inputs", value=total, dtype=dtypes)

@@ -44,6 +44,9 @@ def notes(models: WatchedModels, place: Place) -> list[Event]:
             "Parameters are sharded: each rank counts its own part, and gradient norms are of "
             "that part."
         )
+    for reason, names in models.left_alone().items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        found.append(f"Parameter {names[0]}{more} cannot be read and is left alone: {reason}.")
     return [Event(0, "note", "cannot be seen", text) for text in found]
 
 

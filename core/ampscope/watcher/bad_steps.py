@@ -9,6 +9,7 @@ from types import TracebackType
 import torch
 
 from ampscope.analysis.ranks import SHARED
+from ampscope.capture.tensors import all_finite
 from ampscope.errors import BadInput
 from ampscope.records import Event
 from ampscope.watcher.capsule import About
@@ -151,7 +152,7 @@ class BadSteps:
         held = [gradient for f in forwards for gradient in f.gradients.values()]
         if bad_loss is not None:
             return "loss", f"The loss was {bad_loss}."
-        if any(not bool(torch.isfinite(gradient).all()) for gradient in held):
+        if not all(map(all_finite, held)):
             return "output gradient", "The gradient at the model's output was not finite."
         if self.sentinel is None or self.sentinel.is_bad:
             return "backward", "The loss was finite, and gradients were not."

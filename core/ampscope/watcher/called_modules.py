@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ampscope.capture.tensors import has_own_memory, plain
 from ampscope.watcher.models import Root
 
 
@@ -29,7 +30,7 @@ class CalledModule:
         return {
             name: buffer.detach().clone()
             for name, buffer in self._plain.named_buffers()
-            if self._changing is None or name in self._changing
+            if (self._changing is None or name in self._changing) and has_own_memory(buffer)
         }
 
     def learn(self, before: dict[str, Tensor]) -> None:
@@ -44,6 +45,7 @@ class CalledModule:
 
 def _same(first: Tensor, second: Tensor) -> bool:
     """Equal, NaN at the same places included."""
-    return first.shape == second.shape and bool(
-        ((first == second) | ((first != first) & (second != second))).all()
-    )
+    if first.shape != second.shape or not has_own_memory(second):
+        return False
+    one, other = plain(first), plain(second)
+    return bool(((one == other) | ((one != one) & (other != other))).all())

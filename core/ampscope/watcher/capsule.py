@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ampscope.capture.tensors import opened, plain
 from ampscope.watcher.forwards import Forward, Past
-from ampscope.watcher.numbers import stored
 from ampscope.watcher.trees import Tensors, packed, unpacked
 
 
@@ -100,14 +100,18 @@ def collected(
         room -= size
         left_out += [f"{what} of {forward.model}" for what in forward.missing]
         kept.append(_copy(forward))
-    weights = {} if without_weights else {n: stored(t) for n, t in parameters.items()}
+    weights: Tensors = {}
+    if not without_weights:
+        weights = {n: v for n, t in parameters.items() if (v := opened(t)) is not None}
+        if len(weights) < len(parameters):
+            weights, without_weights = {}, "some parameters cannot be read"
     has_weights = limits.weights and 0 < sum(map(_bytes, weights.values())) <= room
     if not has_weights:
         left_out.append(f"the weights ({without_weights or 'too large, or not wanted'})")
     return Capsule(
         dataclasses.replace(about, has_weights=has_weights, left_out=tuple(left_out)),
         tuple(reversed(kept)),
-        {n: t.cpu().clone() for n, t in weights.items()} if has_weights else {},
+        {n: t.detach().cpu().clone() for n, t in weights.items()} if has_weights else {},
         {name: check(tensor) for name, tensor in weights.items()},
         tuple(past),
         tuple(parameters),
@@ -116,7 +120,7 @@ def collected(
 
 def check(tensor: Tensor) -> float:
     """A sum that tells one set of weights from another."""
-    return float(stored(tensor).sum(dtype=torch.float64))
+    return float(plain(tensor).detach().sum(dtype=torch.float64))
 
 
 def _copy(forward: Forward) -> Forward:

@@ -158,8 +158,8 @@ class FlightRecorder:
                 tensor.register_hook(partial(self._hold, forward, number))  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.elapsed_s += time.perf_counter() - started
 
-    def _hold(self, forward: Forward, number: int, gradient: Tensor) -> None:
-        if self.is_paused:
+    def _hold(self, forward: Forward, number: int, gradient: Tensor | None) -> None:
+        if self.is_paused or gradient is None:  # a Function that gives none
             return
         size = gradient.numel() * gradient.element_size()
         if self._held + size > held_bytes(gradient.device):

@@ -25,10 +25,10 @@ from ampscope.capture.accumulator import Accumulator
 from ampscope.capture.failures import Failures
 from ampscope.capture.histograms import HistogramHooks
 from ampscope.capture.script.optimizer_facts import parameters_of
+from ampscope.capture.tensors import numbers, opened
 from ampscope.records import Frame, NonFiniteRecord, Role
 from ampscope.watcher.memory import free_bytes
 from ampscope.watcher.models import WatchedModels, WatchedParameter
-from ampscope.watcher.numbers import stored
 from ampscope.watcher.schedule import Detail
 
 
@@ -90,9 +90,9 @@ class StepHistograms:
         for position, parameter in self._parameters(optimizer):
             gradient = parameter.tensor.grad
             if gradient is not None:
-                counts.add(Role.WEIGHT_GRAD, position, stored(gradient), stable=True)
+                counts.add(Role.WEIGHT_GRAD, position, gradient, stable=True)
             if with_weights and parameter.is_counted:
-                counts.add(Role.WEIGHT, parameter.owner, stored(parameter.tensor), stable=True)
+                counts.add(Role.WEIGHT, parameter.owner, parameter.tensor, stable=True)
         counts.flush()
 
     def count_bad(self, optimizer: Optimizer) -> None:
@@ -114,7 +114,9 @@ class StepHistograms:
             start = self._next % len(own)
             for place in range(len(own)):
                 position, parameter = own[(start + place) % len(own)]
-                tensor = stored(parameter.tensor)
+                tensor = opened(parameter.tensor)
+                if tensor is None or tensor.itemsize == 1:  # no difference can be taken of these
+                    continue
                 free -= tensor.numel() * tensor.element_size()
                 if free < 0 and place:
                     self._next = start + place
@@ -131,7 +133,7 @@ class StepHistograms:
             changes = list(self._before.values())
             # In the old weights' own memory, as -old + new: new - old, and +0 where they agree.
             torch._foreach_neg_(changes)
-            torch._foreach_add_(changes, [stored(parameter.tensor) for parameter in parameters])
+            torch._foreach_add_(changes, [numbers(parameter.tensor) for parameter in parameters])
             for parameter, change in zip(parameters, changes, strict=True):
                 counts.add(Role.UPDATE, parameter.owner, change, stable=True)
             counts.flush()

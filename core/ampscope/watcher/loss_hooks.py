@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.script.patches import Patches
-from ampscope.capture.tensors import in_backward
+from ampscope.capture.tensors import in_backward, readable
 from ampscope.watcher.scaler_classes import scaler_classes
 
 
@@ -77,8 +77,8 @@ class LossHooks:
         @functools.wraps(original)
         def wrapper(scaler: Any, outputs: Any) -> Any:
             scaled = original(scaler, outputs)
-            if self._is_here() and self._follows(scaler) and _is_loss(outputs):
-                self._scaled.append(outputs.detach())
+            if self._is_here() and self._follows(scaler):
+                self._scaled += _losses(outputs)
             return scaled
 
         return wrapper
@@ -88,7 +88,7 @@ class LossHooks:
         def wrapper(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if self._is_here() and not in_backward():  # not inside another
                 losses, self._scaled = self._scaled, []
-                for loss in losses or ([tensors.detach()] if _is_loss(tensors) else []):
+                for loss in losses or _losses(tensors):
                     self._listener.loss_seen(loss)
             return original(tensors, *args, **kwargs)
 
@@ -108,5 +108,9 @@ class LossHooks:
         return wrapper
 
 
-def _is_loss(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.numel() == 1
+def _losses(value: Any) -> list[Tensor]:
+    """``value`` where it is one number that can be read."""
+    if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
+        return []
+    loss = readable(value)
+    return [] if loss is None else [loss]

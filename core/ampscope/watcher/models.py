@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ampscope.capture.model_map import ModelMap
+from ampscope.capture.tensors import is_dtensor, unreadable
 from ampscope.errors import BadInput
 from ampscope.records import ModuleRecord
 
@@ -87,6 +88,14 @@ class WatchedModels:
                 for p in self.parameters
             ]
 
+    def left_alone(self) -> dict[str, list[str]]:
+        """Names of the parameters that cannot be read, by reason."""
+        found: dict[str, list[str]] = {}
+        for parameter in self.parameters:
+            if reason := unreadable(parameter.tensor):
+                found.setdefault(reason, []).append(parameter.name)
+        return found
+
     @property
     def is_sharded(self) -> bool:
         """Some parameter is a DTensor, of which this rank holds a part."""
@@ -122,11 +131,6 @@ def plain_module(model: object) -> object:
             model = inner
         else:
             return model
-
-
-def is_dtensor(tensor: Tensor) -> bool:
-    """Whether ``tensor`` is a `torch.distributed.tensor.DTensor`, without importing that."""
-    return hasattr(tensor, "_local_tensor") and hasattr(tensor, "placements")
 
 
 def _root(name: str, model: nn.Module) -> Root:

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ampscope.watcher.models import is_dtensor
+from ampscope.capture.tensors import floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,13 @@ class Readout:
 
 
 def read_numbers(gradients: dict[int, Tensor], loss: Tensor | float | None) -> Readout:
-    """Start reading the norms of gradients, by position, and the loss."""
-    kept = {position: stored(gradient) for position, gradient in gradients.items()}
+    """Start reading the norms of gradients, by position, and the loss. A gradient that cannot be
+    read has no norm."""
+    kept = {
+        position: values
+        for position, gradient in gradients.items()
+        if (values := floats(gradient)) is not None
+    }
     by_kind: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for position, gradient in kept.items():
         by_kind.setdefault((gradient.device, gradient.dtype), []).append(position)
@@ -116,20 +121,10 @@ def checked(norms: Norms, gradients: dict[int, Tensor]) -> Norms:
     places = {position: place for place, position in enumerate(norms.positions)}
     for position in norms.suspects:
         gradient = gradients.get(position)
-        if gradient is None or not bool(torch.isfinite(stored(gradient)).all()):
+        held = None if gradient is None else floats(gradient)
+        if held is None or not bool(torch.isfinite(held).all()):
             suspects.append(position)
             continue
-        wide = torch.linalg.vector_norm(stored(gradient), dtype=torch.float64)
+        wide = torch.linalg.vector_norm(held, dtype=torch.float64)
         values[places[position]] = float(wide) if math.isfinite(float(wide)) else math.inf
     return Norms(norms.positions, values, tuple(suspects))
-
-
-def stored(gradient: Tensor) -> Tensor:
-    """The numbers that this process holds: a DTensor's part, a sparse gradient's values,
-    complex numbers as pairs."""
-    if is_dtensor(gradient):
-        gradient = gradient._local_tensor  # type: ignore[attr-defined]  # of a DTensor
-    gradient = gradient.detach()
-    if gradient.is_sparse:
-        gradient = gradient.coalesce().values()
-    return torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient

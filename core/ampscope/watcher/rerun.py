@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ampscope.capture.tensors import floating_tensors
+from ampscope.capture.tensors import all_finite, floating_tensors, is_dtensor
 from ampscope.errors import BadInput
 from ampscope.watcher.forwards import Forward, Randomness
-from ampscope.watcher.models import is_dtensor
 from ampscope.watcher.trees import first_not_kept
 
 
@@ -104,7 +103,7 @@ class Rerun:
             *((f"parameter {n!r}", p) for n, p in self.model.named_parameters()),
             *((f"buffer {n!r}", b) for n, b in buffers.items() if b.is_floating_point()),
         ]
-        bad = [name for name, tensor in tensors if not bool(torch.isfinite(tensor).all())]
+        bad = [name for name, tensor in tensors if not all_finite(tensor)]
         more = [f"{len(bad) - most} more"] if len(bad) > most else []
         return [*bad[:most], *more]
 

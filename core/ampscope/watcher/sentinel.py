@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ampscope.capture.global_hooks import FORWARD, Subscription
-from ampscope.capture.tensors import floating_tensors
+from ampscope.capture.tensors import floating_tensors, readable
 from ampscope.watcher.models import WatchedModels
 
 
@@ -67,6 +67,8 @@ class Sentinel:
                 tensor.register_hook(self._note)  # type: ignore[no-untyped-call]  # torch leaves it untyped
                 return
 
-    def _note(self, gradient: Tensor) -> None:
-        # In fp32: a sum of finite fp16 numbers may overflow in fp16.
-        self._sums.append(gradient.detach().sum(dtype=torch.float32))
+    def _note(self, gradient: Tensor | None) -> None:
+        values = None if gradient is None else readable(gradient)  # a Function may give none
+        if values is not None:
+            # In fp32: a sum of finite fp16 numbers may overflow in fp16.
+            self._sums.append(values.sum(dtype=torch.float32))

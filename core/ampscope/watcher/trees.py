@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ampscope.capture.tensors import has_own_memory
+
 Tensors = dict[str, Tensor]
 MAX_DEPTH = 16
 
@@ -32,7 +34,7 @@ class NotKept:
 def packed(value: object, name: str, tensors: Tensors, depth: int = 0) -> dict[str, Any]:
     """``value`` as JSON; its tensors are added to ``tensors`` under names that begin with
     ``name``."""
-    if isinstance(value, Tensor) and value.layout is torch.strided:
+    if isinstance(value, Tensor) and _can_be_kept(value):
         tensors[name] = value
         return {"tensor": name, "grad": value.requires_grad}
     if value is None or isinstance(value, bool | int | float | str):
@@ -57,6 +59,11 @@ def packed(value: object, name: str, tensors: Tensors, depth: int = 0) -> dict[s
                 ]
             }
     return {"not kept": type(value).__name__}
+
+
+def _can_be_kept(tensor: Tensor) -> bool:
+    """Plain memory: neither a wrapper nor another layout, of which the numbers alone say little."""
+    return tensor.layout is torch.strided and has_own_memory(tensor)
 
 
 def unpacked(tree: dict[str, Any], tensors: Mapping[str, Tensor]) -> Any:

@@ -18,6 +18,7 @@ from ampscope.capture.script.op_watch import OpWatch
 from ampscope.capture.script.patches import Patches
 from ampscope.capture.script.scaled_graph import scaled_by
 from ampscope.capture.script.scaler_calls import ScalerCalls
+from ampscope.capture.tensors import readable
 from ampscope.formats import dtype_name
 from ampscope.observations import MIN_HAND_SCALE
 
@@ -68,7 +69,10 @@ class GradientCalls:
         note = root_of_loss(root)
         scaler = scaled_by(root) or self._scalers.of_factor(_factor(note))
         with no_dispatch():
-            value = float(root.detach().float().sum()) if root.numel() else math.nan
+            numbers = readable(root)
+            value = math.nan
+            if numbers is not None and numbers.numel():
+                value = float(numbers.float().sum())
         value /= self._scalers.scale_named(scaler) or 1.0
         if not scaler:
             value /= self._hand_scale(root_of_loss(root))

@@ -18,6 +18,7 @@ from torch.utils._mode_utils import no_dispatch
 from ampscope.capture.script.change_kind import Pair, change_kind
 from ampscope.capture.script.optimizer_facts import parameters_of
 from ampscope.capture.script.write_lines import WriteLines
+from ampscope.capture.tensors import has_own_memory
 from ampscope.gradient_change import GradientChange
 
 MAX_CHANGES = 64  # enough to see a limit that stays while the norm moves
@@ -45,7 +46,7 @@ class GradientChanges:
             return
         with no_dispatch():
             for key, p in parameters.items():
-                if p.grad is not None and p.grad.layout is torch.strided:
+                if p.grad is not None and _is_comparable(p.grad):
                     self._copies[key] = p.grad.detach().clone()
         self._writes.start()
 
@@ -77,9 +78,13 @@ class GradientChanges:
         )
 
 
+def _is_comparable(gradient: Tensor) -> bool:
+    return gradient.layout is torch.strided and has_own_memory(gradient)
+
+
 def _differs(before: Tensor, after: Tensor) -> bool:
     """Changed, and not merely emptied for the next step."""
-    same_kind = after.layout is torch.strided and before.shape == after.shape
+    same_kind = _is_comparable(after) and before.shape == after.shape
     return same_kind and not torch.equal(before, after) and bool(after.any())
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ampscope.capture.tensors import plain
+from ampscope.capture.tensors import readable
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,9 @@ class GradientFacts:
 
 
 def gradient_facts(parameters: list[Tensor], factor: float) -> GradientFacts:
-    """Facts about ``parameter.grad / factor`` of those that have a gradient."""
-    parts = tuple((p, _part(p.grad, factor)) for p in parameters if p.grad is not None)
+    """Facts about ``parameter.grad / factor`` of those that have a gradient that can be read."""
+    held = ((p, readable(p.grad)) for p in parameters if p.grad is not None)
+    parts = tuple((p, _part(values, factor)) for p, values in held if values is not None)
     only = [part for _, part in parts]
     return GradientFacts(
         parts=parts,
@@ -48,10 +49,9 @@ def gradient_facts(parameters: list[Tensor], factor: float) -> GradientFacts:
     )
 
 
-def _part(gradient: Tensor, factor: float) -> Part:
-    values = plain(gradient)
+def _part(values: Tensor, factor: float) -> Part:
     finite = torch.isfinite(values)
-    kept = values.detach().float()[finite].abs()
+    kept = values.float()[finite].abs()
     scale = factor or 1.0
     return Part(
         total=values.numel(),

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ampscope.capture.tensors import holds_numbers
+from ampscope.capture.tensors import has_own_memory
 
 # Of these in-place ops nothing is left that the target held before.
 _OVERWRITING = frozenset({
@@ -63,7 +63,7 @@ class OpCall:
 def _tensors(args: Any, kwargs: Any) -> list[Tensor]:
     parts = [*args, *kwargs.values()]
     inside = [p for part in parts if isinstance(part, list | tuple) for p in part]
-    return [p for p in (*parts, *inside) if isinstance(p, Tensor) and holds_numbers(p)]
+    return [p for p in (*parts, *inside) if isinstance(p, Tensor) and has_own_memory(p)]
 
 
 def written(call: OpCall) -> list[Tensor]:
@@ -77,7 +77,7 @@ def targets(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
     for position, name in _written_arguments(func):
         value = args[position] if position < len(args) else kwargs.get(name)
         values = value if isinstance(value, list | tuple) else (value,)
-        found.extend(v for v in values if isinstance(v, Tensor) and holds_numbers(v))
+        found.extend(v for v in values if isinstance(v, Tensor) and has_own_memory(v))
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from ampscope.capture.tensors import HALF, holds_numbers, plain
+from ampscope.capture.tensors import HALF, has_own_memory, plain
 from ampscope.formats import dtype_name
 from ampscope.observations import STALLED_SHARE, Operand
 
@@ -44,7 +44,12 @@ def tensors(value: Any, more: Any) -> list[Tensor]:
             found.extend(p for p in part if isinstance(p, Tensor))
     if more:
         found.extend(p for p in more.values() if isinstance(p, Tensor))
-    return [tensor for tensor in found if holds_numbers(tensor)]
+    return [tensor for tensor in found if is_op_operand(tensor)]
+
+
+def is_op_operand(tensor: Tensor) -> bool:
+    """Plain memory, or a COO tensor: what ops below autograd see once wrappers are taken off."""
+    return has_own_memory(tensor) and tensor.layout in (torch.strided, torch.sparse_coo)
 
 
 def all_finite(tensor: Tensor) -> bool:
@@ -66,7 +71,7 @@ def scalars(args: Any, kwargs: Any) -> tuple[float, ...]:
 
 def _is_number(part: Any) -> bool:
     if isinstance(part, Tensor):
-        return part.dim() == 0 and part.is_floating_point() and holds_numbers(part)
+        return is_op_operand(part) and part.dim() == 0 and part.is_floating_point()
     return isinstance(part, int | float) and not isinstance(part, bool)
 
 

@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.script.running_sums import IN_PLACE
-from ampscope.capture.tensors import holds_numbers
+from ampscope.capture.tensors import has_own_memory
 
 MAKER = "_ampscope_maker"
 FOREIGN = -1  # the taint of what came with the data or a parameter
@@ -111,7 +111,7 @@ class Taints:
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
-    if not holds_numbers(tensor):
+    if not has_own_memory(tensor):
         return None
     try:
         if tensor.is_sparse:
@@ -179,7 +179,7 @@ def constant(args: Any) -> float | None:
         if isinstance(part, int | float) and not isinstance(part, bool):
             return float(part)
         if isinstance(part, Tensor) and part.dim() == 0 and not hasattr(part, MAKER):
-            return part.item() if part.is_floating_point() and holds_numbers(part) else None
+            return part.item() if part.is_floating_point() and has_own_memory(part) else None
     return None
 
 

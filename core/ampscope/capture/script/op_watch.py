@@ -138,7 +138,7 @@ class OpWatch:
         results = op_facts.tensors(out, None)
         for tensor in results:
             tensor.__dict__[MAKER] = maker
-        self.reads.compared(call.tensors, outputs)
+        self.reads.compared(call.tensors, results)
         if self.writes.active and call.node is None and not self.in_optimizer:
             self.writes.note(call, results)
         if call.name == "_local_scalar_dense":

@@ -49,9 +49,9 @@ def state_facts(optimizer: Optimizer) -> StateFacts:
         tensors += [v for v in state.values() if isinstance(v, Tensor) and _is_of_interest(v)]
         first, second = state.get("exp_avg"), state.get("exp_avg_sq", state.get("square_avg"))
         if all(isinstance(m, Tensor) and _is_of_interest(m) for m in (first, second)):
-            moving = first != 0
+            moving = plain(first) != 0
             alive += int(moving.sum())
-            dead += int((moving & (second == 0)).sum())
+            dead += int((moving & (plain(second) == 0)).sum())
     return StateFacts(
         dtypes=dtypes(tensors),
         nonfinite=nonfinite_count(tensors),

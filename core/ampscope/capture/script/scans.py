@@ -25,13 +25,13 @@ def scan(
 ) -> Scan:
     """Facts about one floating-point tensor; ``first`` is what it was at its first sight."""
     with no_dispatch():  # what ampscope computes is none of the script's ops
-        return _scan(moment, kind, name, tensor.detach(), attempt, first)
+        return _scan(moment, kind, name, tensor, attempt, first)
 
 
 def _scan(
     moment: str, kind: str, name: str, values: Tensor, attempt: int, first: Tensor | None
 ) -> Scan:
-    numbers = plain(values)
+    numbers = plain(values).detach()
     finite = torch.isfinite(numbers)
     nan, infinite = int(torch.isnan(numbers).sum()), int(torch.isinf(numbers).sum())
     kept = numbers[finite].float()
@@ -46,12 +46,12 @@ def _scan(
         inf=infinite,
         max_abs=float(kept.abs().max()) if kept.numel() else None,
         attempt=attempt,
-        change=None if first is None else relative_change(values, first),
-        distinct=int(torch.unique(values).numel()) if half_buffer else None,
+        change=None if first is None else relative_change(numbers, first),
+        distinct=int(torch.unique(numbers).numel()) if half_buffer else None,
         sample=_sample(values) if kind == "buffer" and moment == "start" else (),
         std=float(kept.std()) if kept.numel() > 1 else None,
-        index=first_bad_index(values) if nan or infinite else (),
-        displacement=() if first is None else _displacement(values, first),
+        index=first_bad_index(numbers) if nan or infinite else (),
+        displacement=() if first is None else _displacement(numbers, first),
     )
 
 
@@ -86,6 +86,6 @@ def _displacement(now: Tensor, first: Tensor) -> tuple[float, ...]:
 
 
 def _sample(values: Tensor) -> tuple[float, ...]:
-    flat = values.flatten().float()
+    flat = plain(values).detach().flatten().float()
     step = max(1, flat.numel() // SAMPLE)
     return tuple(flat[::step][:SAMPLE].tolist())

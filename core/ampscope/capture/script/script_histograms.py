@@ -27,6 +27,7 @@ from ampscope.capture.op_trace import OpTrace
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.optimizer_facts import parameters_of
 from ampscope.capture.script.script_models import ScriptModels
+from ampscope.capture.tensors import opened
 from ampscope.records import Cadence, Frame, ModuleRecord, NonFiniteRecord, OpRecord, Role
 
 
@@ -54,7 +55,7 @@ class ScriptHistograms:
         self._attempt = 0
         self._elapsed_s = 0.0
         self._counted: set[int] = set()  # ids of optimizers whose gradients were counted
-        self._before: dict[int, list[Tensor]] = {}
+        self._before: dict[int, list[Tensor | None]] = {}  # None: cannot be read
         self._frames: list[Frame] = []
         self._nonfinite: list[NonFiniteRecord] = []
         self._op_sets: dict[int, int] = {}
@@ -122,7 +123,8 @@ class ScriptHistograms:
         """The optimizer's own step is about to run."""
         if _is_due(self._attempt, self._cadence.histogram):
             with self._timed(), torch.no_grad(), no_dispatch():
-                self._before[id(optimizer)] = [p.clone() for p in parameters_of(optimizer)]
+                held = [opened(parameter) for parameter in parameters_of(optimizer)]
+                self._before[id(optimizer)] = [None if v is None else v.clone() for v in held]
 
     def after_step(self, optimizer: Optimizer) -> None:
         """It has run."""
@@ -130,8 +132,11 @@ class ScriptHistograms:
         with self._timed(), torch.no_grad(), no_dispatch():
             for parameter, old in zip(parameters_of(optimizer), before, strict=False):
                 owner = self.models.owner(parameter)
-                if owner is not None and parameter.is_floating_point():
-                    self._counts.add(Role.UPDATE, owner, parameter - old, stable=True)
+                now = opened(parameter)
+                if owner is None or now is None or old is None or now.shape != old.shape:
+                    continue
+                if now.is_floating_point() and now.itemsize > 1:  # of 8 bits torch subtracts none
+                    self._counts.add(Role.UPDATE, owner, now - old, stable=True)
             self._counts.flush()
 
     def attempt_ended(self, count: int, scale: float) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ampscope.capture.script.op_call import OpCall
 from ampscope.capture.script.source_lines import SourceLines, line_name
+from ampscope.capture.tensors import has_own_memory
 
 
 class WriteLines:
@@ -33,7 +34,7 @@ class WriteLines:
         in_place = call.name.endswith("_") and not outputs
         line = line_name(self._lines.where())
         for tensor in call.tensors if in_place else outputs:
-            if tensor.layout is torch.strided:
+            if tensor.layout is torch.strided and has_own_memory(tensor):
                 self._written[tensor.data_ptr()] = line
 
     def line_of(self, tensors: Iterable[Tensor]) -> str:
