@@ -14,7 +14,15 @@ from watched import recorded, small_net, train_fp16, watching
 import ampscope
 from ampscope.exponents import FIRST, LOWEST, RAW_LEN
 from ampscope.records import Event, Frame, Role, State, StepRecord
-from ampscope.watcher.alarms import Alarm, AlarmBounds, Alarms, AmpscopeWarning, lost_share
+from ampscope.watcher.alarms import (
+    Alarm,
+    AlarmBounds,
+    Alarms,
+    AmpscopeWarning,
+    Signs,
+    SpikeDetector,
+    lost_share,
+)
 from ampscope.watcher.schedule import LONGEST_WAIT, TIGHT_STEPS, Schedule
 
 
@@ -97,7 +105,7 @@ def test_a_healthy_calibration_rings_nothing(tmp_path: Path) -> None:
 
 def test_the_policy_warn_warns_and_the_callback_is_called(tmp_path: Path) -> None:
     heard: list[Event] = []
-    bounds = AlarmBounds(skips_in_a_row=3)
+    bounds = AlarmBounds(skips_in_a_row=3, nonfinite=False)
     watched, ids = watching(tmp_path / "runs.db", on_alarm=heard.append, alarms=bounds)
     with pytest.warns(AmpscopeWarning, match="3 steps in a row"):
         train_fp16(12, watched, bad_at=tuple(range(4, 9)))
@@ -106,7 +114,7 @@ def test_the_policy_warn_warns_and_the_callback_is_called(tmp_path: Path) -> Non
 
 
 def test_the_policy_raise_raises_after_the_step_is_recorded(tmp_path: Path) -> None:
-    bounds = AlarmBounds(skips_in_a_row=3)
+    bounds = AlarmBounds(skips_in_a_row=3, nonfinite=False)
     watched, ids = watching(tmp_path / "runs.db", policy="raise", alarms=bounds)
     with pytest.raises(Alarm, match="in a row"):
         train_fp16(12, watched, bad_at=tuple(range(4, 9)))
@@ -116,7 +124,7 @@ def test_the_policy_raise_raises_after_the_step_is_recorded(tmp_path: Path) -> N
 
 
 def test_the_policy_stop_leaves_the_block_quietly(tmp_path: Path) -> None:
-    bounds = AlarmBounds(skips_in_a_row=3)
+    bounds = AlarmBounds(skips_in_a_row=3, nonfinite=False)
     watched, ids = watching(tmp_path / "runs.db", policy="stop", alarms=bounds)
     with pytest.warns(AmpscopeWarning):
         train_fp16(12, watched, bad_at=tuple(range(4, 9)))
@@ -184,3 +192,157 @@ def test_of_a_long_bad_streak_ever_fewer_steps_have_histograms() -> None:
     assert recorded_at[64:] == [64, 128, 256, 512, 1024, 2048, 4096]
     schedule.saw(5000, bad=False)
     assert schedule.detail(5001, 5001).histograms
+
+
+def bf16_training(
+    store: Path, steps: int = 12, *, poison: str = "", at: int = 4, **options: object
+) -> ampscope.Watch:
+    """bf16 autocast without a scaler; ``poison`` spoils one thing at one step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with ampscope.watch(model, optimizer, store=store, **{"policy": "ignore", **options}) as run:
+        for step in range(steps):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(torch.randn(16, 8)).float().square().mean()
+            if step == at and poison == "loss":
+                loss = loss * float("nan")
+            loss.backward()
+            if step == at and poison == "gradient":
+                model[2].weight.grad[0, 3] = float("inf")
+            optimizer.step()
+            if step == at and poison == "weight":
+                with torch.no_grad():
+                    model[0].weight[0, 0] = float("nan")
+    return run
+
+
+@pytest.mark.parametrize(
+    ("poison", "expected"),
+    [
+        ("loss", [(4, "nonfinite_loss"), (4, "nonfinite_gradient"), (4, "nonfinite_weight")]),
+        ("gradient", [(4, "nonfinite_gradient"), (4, "nonfinite_weight"), (5, "nonfinite_loss")]),
+        ("weight", [(5, "nonfinite_loss"), (5, "nonfinite_gradient"), (5, "nonfinite_weight")]),
+    ],
+)
+def test_without_a_scaler_what_is_not_finite_rings_at_the_first_step(
+    tmp_path: Path, poison: str, expected: list[tuple[int, str]]
+) -> None:
+    run = bf16_training(tmp_path / "runs.db", poison=poison)
+    assert [(e.step, e.name) for e in run.alarms] == expected
+    (capsule,) = run.capsules[:1]
+    for alarm in run.alarms:
+        assert f"Rank 0, step {alarm.step}." in alarm.text
+        assert f"ampscope replay {capsule} --model" in alarm.text
+    first = run.alarms[0]
+    assert "module 2" in first.text if poison != "weight" else "module " in first.text
+
+
+def test_a_loss_that_is_nan_rings_with_a_scaler_too(tmp_path: Path) -> None:
+    heard: list[Event] = []
+    watched, _ = watching(tmp_path / "runs.db", on_alarm=heard.append, policy="ignore")
+    train_fp16(8, watched, bad_at=(4,))
+    assert [(e.step, e.name) for e in heard] == [(4, "nonfinite_loss")], "its step was left out"
+
+
+@pytest.mark.parametrize("policy", ["stop", {"nonfinite_loss": "stop", "default": "ignore"}])
+def test_the_policy_stop_ends_a_bf16_training_at_the_step(tmp_path: Path, policy: object) -> None:
+    with pytest.warns(AmpscopeWarning, match="Step 4: "):
+        run = bf16_training(tmp_path / "runs.db", poison="loss", policy=policy)
+    assert run.should_stop
+    assert len(recorded(run.store, run.id).steps) == 5
+
+
+def test_the_policy_may_differ_by_alarm(tmp_path: Path) -> None:
+    policy = {"nonfinite_gradient": "raise", "default": "ignore"}
+    with pytest.raises(Alarm, match=r"not finite: 2\.(weight|bias)"):
+        bf16_training(tmp_path / "runs.db", poison="loss", policy=policy)
+
+
+def test_a_warning_that_is_an_error_ends_no_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run = bf16_training(tmp_path / "runs.db", poison="loss", policy="warn")
+    assert len(recorded(run.store, run.id).steps) == 12
+    assert "ampscope: Step 4: The loss is nan" in capsys.readouterr().err
+
+
+def test_gradients_of_zero_ring_after_ten_steps_where_the_loss_is_not_zero() -> None:
+    def rung(**facts: object) -> list[tuple[int, str]]:
+        steps = [step(i, grad_norm=0.0, **facts) for i in range(30)]
+        return names(Alarms(AlarmBounds()), steps)
+
+    assert rung() == [(9, "zero_gradients")]
+    assert rung(loss=0.0) == [], "every sample is on the right side of its margin"
+    none = Alarms(AlarmBounds())
+    events = [
+        none.check(step(i, grad_norm=0.0), signs=Signs(has_gradients=False)) for i in range(30)
+    ]
+    assert not any(events), "an optimizer that got no gradient at all"
+
+
+@pytest.mark.parametrize("high", [1.1e6, 19.0, 50_000.0])
+def test_a_loss_that_jumps_and_stays_rings_at_its_second_step(high: float) -> None:
+    numbers = np.random.default_rng(0)
+    losses = [1.4 - 0.001 * i + 0.05 * numbers.standard_normal() for i in range(200)]
+    alarms = Alarms(AlarmBounds())
+    rung = names(alarms, [step(i, loss=x) for i, x in enumerate([*losses, *[high] * 30])])
+    assert rung == [(201, "loss_spike")]
+
+
+def test_one_outlier_is_no_spike() -> None:
+    losses = [1.0 + 0.01 * (i % 7) for i in range(300)]
+    losses[100] = losses[200] = 1e6
+    assert names(Alarms(AlarmBounds()), [step(i, loss=x) for i, x in enumerate(losses)]) == []
+
+
+def healthy_losses(kind: int, steps: int) -> np.ndarray:
+    """Curves of trainings that learn, with the noise of twenty kinds of batches."""
+    numbers, time = np.random.default_rng(kind), np.arange(steps)
+    trend = 0.05 + 8.0 * np.exp(-time / (steps / 6)) + 0.3 * np.exp(-time / 300)
+    noise = (
+        np.exp(0.1 * numbers.standard_normal(steps)),
+        np.exp(0.5 * numbers.standard_normal(steps)),
+        np.exp(1.0 * numbers.standard_normal(steps)),
+        np.abs(numbers.standard_t(3, steps)),
+        numbers.gamma(0.5, 1.0, steps),
+        numbers.poisson(0.3, steps) + 0.01,
+        numbers.lognormal(0.0, 1.5, steps),
+    )[kind % 7]
+    if kind % 5 == 0:  # phases: the learning rate falls, the data change
+        noise = noise * np.repeat(np.exp(numbers.uniform(-1, 1, 10)), steps // 10 + 1)[:steps]
+    if kind % 5 == 1:  # rewards that grow: a loss's value may
+        trend = trend + np.cumsum(np.abs(numbers.standard_normal(steps))) / 100
+    if kind % 5 == 2:  # a log-likelihood below zero
+        return trend * noise - 3.0
+    return trend * noise
+
+
+def test_a_million_healthy_losses_ring_at_most_once() -> None:
+    """Twenty kinds of trainings of 50,000 steps; benchmarks would run more of the same."""
+    rung = 0
+    for kind in range(20):
+        detector = SpikeDetector(AlarmBounds().spike)
+        rung += sum(map(detector.saw, healthy_losses(kind, 50_000).tolist()))
+    assert rung <= 1
+
+
+def test_weights_in_bf16_that_do_not_move_over_a_hundred_steps(tmp_path: Path) -> None:
+    def rung(lr: float, dtype: torch.dtype) -> set[str]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 1)).to(dtype)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
+        store = tmp_path / f"{lr}-{dtype}.db"
+        with ampscope.watch(model, optimizer, store=store, every=10, policy="ignore") as run:
+            for _ in range(320):
+                optimizer.zero_grad()
+                model(torch.randn(8, 16).to(dtype)).float().square().mean().backward()
+                optimizer.step()
+        return {alarm.name for alarm in run.alarms}
+
+    assert "stalled_weights" in rung(1e-6, torch.bfloat16)
+    assert "stalled_weights" not in rung(1e-3, torch.bfloat16)
+    assert rung(1e-6, torch.float32) == set()

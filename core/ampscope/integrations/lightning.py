@@ -6,7 +6,7 @@ trainer calls backward.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,7 @@ class AmpscopeCallback(Callback):
         store: str | Path | None = None,
         name: str | None = None,
         on_alarm: Callable[[Event], None] | None = None,
-        policy: str = "warn",
+        policy: str | Mapping[str, str] = "warn",
         **more: Any,
     ) -> None:
         super().__init__()

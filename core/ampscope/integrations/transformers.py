@@ -7,7 +7,7 @@ trainer calls backward: each step's own, where ``on_log`` has the mean since the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ class AmpscopeCallback(TrainerCallback):
         store: str | Path | None = None,
         name: str | None = None,
         on_alarm: Callable[[Event], None] | None = None,
-        policy: str = "warn",
+        policy: str | Mapping[str, str] = "warn",
         **more: Any,
     ) -> None:
         self._watch = TrainerWatch(

@@ -1,5 +1,11 @@
-"""What a person should hear of while a training runs: four alarms over the steps' numbers.
+"""What a person should hear of while a training runs: alarms over the steps' numbers.
 
+    nonfinite_loss      the loss is NaN or infinite
+    nonfinite_gradient  a gradient is, and the optimizer stepped with it
+    nonfinite_weight    a weight is
+    zero_gradients      every gradient is exactly zero, many steps in a row, and the loss is not
+    loss_spike          the loss jumped far above all that this run has seen, and stayed there
+    stalled_weights     half-precision weights that get gradients are where they were long ago
     scale_collapse      the loss scale fell below a bound: no scale makes the gradients finite
     skips_in_a_row      GradScaler left out many steps one after another
     lost_share          fp16 could not hold that share of the weight gradients at this loss scale
@@ -10,6 +16,8 @@ Each is told once when it begins, and again only after it had stopped.
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from dataclasses import dataclass
 
 from ampscope.errors import AmpscopeError
@@ -45,6 +53,64 @@ class AlarmBounds:
     lost_share: float = 0.2
     moved_below: float = 1e-3  # share of the weights that a step changes
     still_steps: int = 3  # measured steps in a row of which that holds
+    nonfinite: bool = True  # loss, gradients that are used, weights
+    zero_steps: int = 10  # in a row; a loss of zero may have gradients of zero
+    spike: float = 10.0  # times the largest loss of the run so far
+    stalled_share: float = 0.05  # of the half-precision weights that got gradients, moved since
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """What is known of a step besides its record."""
+
+    gradients: Frame | None = None  # of the weights, where they were counted
+    optimizer: int = 0  # which one stepped: two losses are not compared with each other
+    has_gradients: bool = True
+    bad_gradient: str = ""  # a parameter whose gradient is not finite
+    bad_weight: str = ""  # a parameter that is not finite after the step
+    stalled: float | None = None  # share of the weights that moved in the last long span
+
+
+class SpikeDetector:
+    """Says when a loss has left everything that its run has seen, from the losses alone.
+
+    A single outlier of a heavy-tailed loss comes back with the next batch: two losses in a row must
+    be ``times`` the largest magnitude so far, and above it by :data:`RANGES` times the range of the
+    last :data:`WINDOW` losses. A level that lasts for :data:`WINDOW` steps is the new normal.
+    """
+
+    WINDOW = 64
+    LEAST = 20  # losses before any judgement
+    RANGES = 20.0
+
+    def __init__(self, times: float) -> None:
+        self._times = times
+        self._recent: deque[float] = deque(maxlen=self.WINDOW)
+        self._largest = 0.0
+        self._high = 0  # losses in a row that are
+
+    @property
+    def largest(self) -> float:
+        """Of the losses so far that were no spike."""
+        return self._largest
+
+    def saw(self, loss: float) -> bool:
+        """The next finite loss; True from the second one on that is too high."""
+        if len(self._recent) >= self.LEAST and self._is_high(loss) and self._high < self.WINDOW:
+            self._high += 1
+            return self._high >= 2
+        if self._high >= self.WINDOW:
+            self._recent.clear()
+        self._high = 0
+        self._recent.append(loss)
+        self._largest = max(self._largest, abs(loss))
+        return False
+
+    def _is_high(self, loss: float) -> bool:
+        if loss <= self._times * self._largest:  # nearly always
+            return False
+        top, bottom = max(self._recent), min(self._recent)
+        return loss - top > self.RANGES * (top - bottom)
 
 
 class Alarms:
@@ -55,15 +121,79 @@ class Alarms:
         self._ringing: set[str] = set()
         self._skips = self._still = 0
         self._was_taken = False  # any step so far
+        self._zeros: dict[int, int] = {}  # steps in a row, by optimizer
+        self._spikes: dict[int, SpikeDetector] = {}
 
-    def check(self, step: StepRecord, gradients: Frame | None = None) -> list[Event]:
+    def rings(self, name: str) -> bool:
+        """Whether the alarm was told and has not stopped since."""
+        return name in self._ringing
+
+    def check(
+        self, step: StepRecord, gradients: Frame | None = None, signs: Signs = Signs()
+    ) -> list[Event]:  # frozen
         """``gradients`` are the step's weight gradients, where they were counted."""
         return [
+            *self._not_finite(step, signs),
+            *self._zero(step, signs),
+            *self._spike(step, signs),
+            *self._stalled(step, signs),
             *self._scale(step),
             *self._skipped(step),
             *self._lost(step, gradients),
             *self._not_moving(step),
         ]
+
+    def _not_finite(self, step: StepRecord, signs: Signs) -> list[Event]:
+        if not self.bounds.nonfinite:
+            return []
+        loss = step.loss
+        is_bad = loss is not None and not math.isfinite(loss)
+        text = f"The loss is {loss}."
+        found = self._ring("nonfinite_loss", is_bad, step, text)
+        # What GradScaler leaves out is its search for a scale, or skips_in_a_row.
+        used = bool(signs.bad_gradient) and not step.skipped
+        text = f"The optimizer stepped with a gradient that is not finite: {signs.bad_gradient}."
+        found += self._ring("nonfinite_gradient", used, step, text)
+        text = f"The weight {signs.bad_weight} is not finite: every later step is lost."
+        if signs.bad_weight:  # looked for at some steps only
+            found += self._ring("nonfinite_weight", True, step, text)
+        return found
+
+    def _zero(self, step: StepRecord, signs: Signs) -> list[Event]:
+        bound = self.bounds.zero_steps
+        if not bound or step.grad_norm is None or not signs.has_gradients or step.skipped:
+            return []
+        is_zero = step.grad_norm == 0.0 and step.loss != 0.0
+        count = self._zeros[signs.optimizer] = (
+            self._zeros.get(signs.optimizer, 0) + 1 if is_zero else 0
+        )
+        text = (
+            f"Every gradient was exactly zero in the last {count} steps, and the loss was not: "
+            "nothing is learned. In fp16 they underflow without a loss scale; otherwise the loss "
+            "does not depend on the parameters."
+        )
+        return self._ring("zero_gradients", count >= bound, step, text, float(count))
+
+    def _spike(self, step: StepRecord, signs: Signs) -> list[Event]:
+        if not self.bounds.spike or step.loss is None or not math.isfinite(step.loss):
+            return []
+        detector = self._spikes.get(signs.optimizer)
+        if detector is None:
+            detector = self._spikes[signs.optimizer] = SpikeDetector(self.bounds.spike)
+        usual = detector.largest
+        text = f"The loss jumped to {step.loss:.6g} and stays; the largest before was {usual:.6g}."
+        return self._ring("loss_spike", detector.saw(step.loss), step, text, step.loss)
+
+    def _stalled(self, step: StepRecord, signs: Signs) -> list[Event]:
+        if signs.stalled is None or not self.bounds.stalled_share:
+            return []
+        text = (
+            f"Of the half-precision weights that get gradients {signs.stalled:.1%} are elsewhere "
+            "than at the last look, many steps ago: updates are below half an ulp and are rounded "
+            "away. Keep the weights in fp32 (autocast casts them)."
+        )
+        stalled = signs.stalled < self.bounds.stalled_share
+        return self._ring("stalled_weights", stalled, step, text, signs.stalled)
 
     def _scale(self, step: StepRecord) -> list[Event]:
         bound = self.bounds.scale_below
@@ -115,7 +245,7 @@ class Alarms:
         return self._ring("weights_not_moving", ringing, step, text, step.moved_share)
 
     def _ring(
-        self, name: str, ringing: bool, step: StepRecord, text: str, value: float
+        self, name: str, ringing: bool, step: StepRecord, text: str, value: float | None = None
     ) -> list[Event]:
         if not ringing:
             self._ringing.discard(name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from types import TracebackType
 
@@ -24,8 +24,8 @@ from ampscope.capture import gradient_rows
 from ampscope.capture.accumulator import Accumulator
 from ampscope.capture.failures import Failures
 from ampscope.capture.histograms import HistogramHooks
-from ampscope.capture.script.optimizer_facts import parameters_of
-from ampscope.capture.tensors import numbers, opened
+from ampscope.capture.script.optimizer_facts import lr_of, parameters_of
+from ampscope.capture.tensors import HALF, numbers, opened
 from ampscope.records import Frame, NonFiniteRecord, Role
 from ampscope.watcher.memory import free_bytes
 from ampscope.watcher.models import WatchedModels, WatchedParameter
@@ -45,6 +45,8 @@ class StepHistograms:
         self._step = 0
         self._before: dict[int, Tensor] = {}  # position -> weight before the step
         self._next = 0  # place in an optimizer's parameters where the next copies begin
+        self.stalled_share: float | None = None  # of the present step, where it was compared
+        self._stalling = StalledWeights()
         self._arrivals: list[int] = []
         self._handles: list[RemovableHandle] = []
 
@@ -73,6 +75,7 @@ class StepHistograms:
     def start(self, step: int, detail: Detail) -> None:
         """A step begins."""
         self._step, self._detail = step, detail
+        self.stalled_share = None
         self._hooks.start_step(step, active=detail.histograms)
 
     def pause(self, *, on: bool) -> None:
@@ -106,6 +109,8 @@ class StepHistograms:
         if not self._detail.weights:
             return
         with self._timed(), torch.no_grad(), no_dispatch():
+            held = [p.tensor for _, p in self._parameters(optimizer)]
+            self.stalled_share = self._stalling.look(optimizer, held, self._step)
             own = [(i, p) for i, p in self._parameters(optimizer) if p.is_counted]
             if not own:
                 return
@@ -196,6 +201,52 @@ class StepHistograms:
             if i is not None
             and (parameter := self._models.parameters[i]).tensor.is_floating_point()
         ]
+
+
+class StalledWeights:
+    """Compares half-precision weights over a long span: which of those that get gradients moved.
+
+    One step tells nothing: stochastic rounding moves few weights in each, and all over many. Only
+    optimizers of torch itself are looked at, which round to the nearest and carry no error along;
+    what others do with it is not known here. One tensor of each optimizer is followed.
+    """
+
+    SPAN = 100  # steps at least
+    LEAST = 64  # weights
+    MOST = 1 << 22  # weights: 8 MiB
+    RISEN = 0.5  # of the largest learning rate so far: where it decays to nothing, weights may stop
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[int, int, Tensor, Tensor]] = {}  # step, id, weights, reached
+        self._rates: dict[int, float] = {}
+
+    def look(self, optimizer: Optimizer, tensors: Sequence[Tensor], step: int) -> float | None:
+        """The share that moved since the last look, which is at least :data:`SPAN` steps ago; None
+        where nothing can be said."""
+        key, rate = id(optimizer), lr_of(optimizer)
+        self._rates[key] = max(self._rates.get(key, 0.0), rate)
+        known = self._known.get(key)
+        if known is not None and step - known[0] < self.SPAN:
+            return None
+        fits = [t for t in tensors if t.dtype in HALF and self.LEAST <= t.numel() <= self.MOST]
+        if not type(optimizer).__module__.startswith("torch.optim.") or not fits:
+            return None
+        followed = next(
+            (t for t in fits if known and id(t) == known[1]), max(fits, key=Tensor.numel)
+        )
+        now, gradient = opened(followed), followed.grad
+        reached = None if gradient is None else opened(gradient)
+        if now is None or reached is None or now.shape != reached.shape:
+            return None
+        reached = (reached != 0) & torch.isfinite(reached)
+        self._known[key] = (step, id(followed), now.clone(), reached)
+        if known is None or known[1] != id(followed) or rate < self.RISEN * self._rates[key]:
+            return None
+        both = reached & known[3]
+        count = int(both.sum())
+        if count < self.LEAST:
+            return None
+        return int(((now != known[2]) & both).sum()) / count
 
 
 def _note(arrivals: list[int], position: int, parameter: Tensor) -> None:

@@ -13,14 +13,16 @@ are gone: a norm that overflowed fp32 then counts as not finite.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._mode_utils import no_dispatch
 
-from ampscope.capture.tensors import floats
+from ampscope.capture.tensors import all_finite, floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,3 +130,10 @@ def checked(norms: Norms, gradients: dict[int, Tensor]) -> Norms:
         wide = torch.linalg.vector_norm(held, dtype=torch.float64)
         values[places[position]] = float(wide) if math.isfinite(float(wide)) else math.inf
     return Norms(norms.positions, values, tuple(suspects))
+
+
+def first_nonfinite(tensors: Mapping[str, Tensor]) -> str:
+    """The name of the first of these that holds NaN or infinity; "" where none does. Waits for the
+    device."""
+    with torch.no_grad(), no_dispatch():
+        return next((name for name, tensor in tensors.items() if not all_finite(tensor)), "")

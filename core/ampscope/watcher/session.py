@@ -74,7 +74,7 @@ class Session:
         self._losses = LossHooks(self, ours, follows, threads, scalers)
         self._finishing = Finishing(
             self.schedule, Alarms(settings.bounds), self.bad, self.recorder, self._flight.past,
-            len(models.parameters),
+            models, place.rank, self.keeper,
         )  # fmt: skip
         self._stack = contextlib.ExitStack()
         self.is_off = False  # an error of ampscope's own has ended the watching
@@ -175,7 +175,8 @@ class Session:
         step_time_s = max(started - now.began - own_s, 0.0)
         ended = Ended(
             now.step, read, skipped, lr_of(optimizer), step_time_s, own_s,
-            peak_bytes(self._device), time.time(), frames, nonfinite,
+            peak_bytes(self._device), time.time(), frames, nonfinite, id(optimizer),
+            self._histograms.stalled_share,
         )  # fmt: skip
         forwards = list(self._flight.forwards)
         self._optimizers.stepped(optimizer)

@@ -119,6 +119,8 @@ class Ended:
     ended_at: float  # seconds since the epoch
     frames: dict[Role, Frame]
     nonfinite: list[NonFiniteRecord]
+    optimizer: int = 0  # its id
+    stalled: float | None = None  # share of half-precision weights that moved in a long span
 
     @property
     def is_bad(self) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ampscope.records import Event, State
@@ -19,12 +20,18 @@ class Settings:
     """What the caller asked for."""
 
     every: int
-    policy: str
+    policy: str | Mapping[str, str]  # of all alarms, or by name, "default" for the others
     name: str
     bounds: AlarmBounds
     limits: CapsuleLimits
     replay: bool
     on_alarm: Callable[[Event], None] | None
+
+    def policy_of(self, alarm: str) -> str:
+        """What is done with the alarm."""
+        if isinstance(self.policy, str):
+            return self.policy
+        return self.policy.get(alarm, self.policy.get("default", "warn"))
 
 
 class Telling:
@@ -44,16 +51,27 @@ class Telling:
         if self._settings.on_alarm is not None:
             for alarm in alarms:
                 self._settings.on_alarm(alarm)
+        raised = [a for a in alarms if self._settings.policy_of(a.name) == "raise"]
         for alarm in alarms:
-            if self._settings.policy == "raise":
-                raise Alarm(alarm.text)
-            if self._settings.policy != "ignore":
-                warnings.warn(f"Step {alarm.step}: {alarm.text}", AmpscopeWarning, stacklevel=2)
-            self.should_stop |= self._settings.policy == "stop"
+            policy = self._settings.policy_of(alarm.name)
+            if policy in ("warn", "stop"):
+                warn(f"Step {alarm.step}: {alarm.text}")
+            self.should_stop |= policy == "stop"
+        if raised:
+            raise Alarm(raised[0].text)
         if self.should_stop and self.in_block:
             if not alarms:
                 raise StopAsked("A person asked the run to stop.")
             raise TrainingStopped(alarms[0].text)
+
+
+def warn(text: str) -> None:
+    """A warning; where warnings are made errors, a line on stderr: only the policy ``raise`` ends a
+    training."""
+    try:
+        warnings.warn(text, AmpscopeWarning, stacklevel=2)
+    except AmpscopeWarning:
+        print(f"ampscope: {text}", file=sys.stderr)
 
 
 def ending_of(error: BaseException | None) -> tuple[State, str]:

@@ -13,7 +13,7 @@ makes its own. The training's numbers are bit-identical with and without.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -137,7 +137,7 @@ def watch(
     name: str | None = None,
     *,
     on_alarm: OnAlarm | None = None,
-    policy: str = "warn",
+    policy: str | Mapping[str, str] = "warn",
     alarms: AlarmBounds | None = None,
     capsules: CapsuleLimits | None = None,
     replay: bool = False,
@@ -153,7 +153,8 @@ def watch(
         store: the file to write, default as everywhere; a folder gets one file a rank.
         name: what the run is called.
         on_alarm: called with each alarm, in the thread that trains.
-        policy: what an alarm does besides: ``warn``, ``raise``, ``stop`` or ``ignore``.
+        policy: what an alarm does besides: ``warn``, ``raise``, ``stop`` or ``ignore``; or a dict
+            from alarms' names to these, with ``"default"`` for the others.
         alarms: when an alarm is raised.
         capsules: what is kept of failing steps.
         replay: run a kept step again at once and record the first bad op. Runs the model's forward
@@ -166,8 +167,9 @@ def watch(
     """
     if every < 0:
         raise BadInput("every is a number of steps, or 0 for bad steps only.")
-    if policy not in POLICIES:
-        raise BadInput(f"policy is one of {', '.join(POLICIES)}, not {policy!r}.")
+    for one in [policy] if isinstance(policy, str) else policy.values():
+        if one not in POLICIES:
+            raise BadInput(f"policy is one of {', '.join(POLICIES)}, not {one!r}.")
     place = place_now(group)
     models = WatchedModels(named(model), place.rank)
     if not models.parameters:

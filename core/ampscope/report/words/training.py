@@ -9,6 +9,12 @@ from ampscope.records import State
 from ampscope.report.words.numbers import number, plural
 
 ALARM_NAMES = {
+    "nonfinite_loss": "loss not finite",
+    "nonfinite_gradient": "gradient not finite",
+    "nonfinite_weight": "weight not finite",
+    "zero_gradients": "gradients all zero",
+    "loss_spike": "loss jumped",
+    "stalled_weights": "weights stalled",
     "scale_collapse": "loss scale collapsed",
     "skips_in_a_row": "skips in a row",
     "lost_share": "gradients lost",
