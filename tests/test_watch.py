@@ -315,10 +315,9 @@ def test_complex_parameters_are_measured(store: Path, every: int) -> None:
 
 
 def test_an_error_of_ours_ends_the_watching_and_not_the_training(
-    store: Path, monkeypatch: pytest.MonkeyPatch
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from ampscope.watcher import session
-    from ampscope.watcher.alarms import AmpscopeWarning
 
     model = small_net()
     run = ampscope.watch(model, store=store)
@@ -328,13 +327,14 @@ def test_an_error_of_ours_ends_the_watching_and_not_the_training(
         raise ValueError("on purpose")
 
     monkeypatch.setattr(session, "read_numbers", broken)
-    with pytest.warns(AmpscopeWarning, match="watches no more: ValueError: on purpose"):
-        losses = train_bf16(3, model)
+    losses = train_bf16(3, model)
     run.close()
     assert len(losses) == 3
+    said = capsys.readouterr().err
+    assert said == "ampscope stopped watching: ValueError: on purpose\n"
     found = recorded(store, run.id)
     assert len(found.steps) == 2
-    assert found.of("note")[0].name == "watches no more"
+    assert found.of("note")[0].name == "stopped watching"
 
 
 def test_parameters_that_came_later_are_said_to_be_unseen(store: Path) -> None:

@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,7 +20,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.modules import module as module_hooks
-from watched import recorded, small_net, train_bf16, train_fp16, watching
+from trainers import assert_nothing_left
+from watched import Seen, recorded, small_net, train_bf16, train_fp16, watching
 
 import ampscope
 from ampscope.capture.global_hooks import (
@@ -34,6 +36,7 @@ from ampscope.records import Role
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 from ampscope.watcher.alarms import AmpscopeWarning
+from ampscope.watcher.containment import Guard
 from ampscope.watcher.numbers import Readout, checked, read_numbers
 
 
@@ -313,3 +316,83 @@ def test_a_watch_that_is_closed_by_its_own_alarm_breaks_no_step(tmp_path: Path) 
     other.close()
     assert len(recorded(run.store, run.id).steps) == 3
     assert len(recorded(other.store, other.id).steps) == 6
+
+
+def _hooked(name: str, moment: str, store: Path, monkeypatch: pytest.MonkeyPatch) -> Seen:
+    """A training with skips, whose watch raises in the hook ``name`` the second time it runs."""
+    calls = []
+
+    def call(
+        self: Guard, function: Callable[..., object], *args: object, **facts: object
+    ) -> object:
+        inner = getattr(function, "func", function)
+        if inner.__qualname__ != name:
+            return plain_call(self, function, *args, **facts)
+
+        def failing() -> object:
+            calls.append(name)
+            if len(calls) == 2 and moment == "before":
+                raise ZeroDivisionError(name)
+            result = function(*args, **facts)
+            if len(calls) == 2:
+                raise ZeroDivisionError(name)
+            return result
+
+        return plain_call(self, failing)
+
+    plain_call = Guard.call
+    with monkeypatch.context() as patch:
+        patch.setattr(Guard, "call", call)
+        options: dict[str, object] = {"every": 1, "policy": "ignore"}
+        _, seen = train_fp16(10, watching(store, **options)[0], bad_at=(3, 7))
+    assert len(calls) >= 2, f"{name} runs in this training"
+    return seen
+
+
+def _hook_names(store: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    names: dict[str, int] = {}
+
+    def call(
+        self: Guard, function: Callable[..., object], *args: object, **facts: object
+    ) -> object:
+        name = getattr(function, "func", function).__qualname__
+        names[name] = names.get(name, 0) + 1
+        return plain_call(self, function, *args, **facts)
+
+    plain_call = Guard.call
+    with monkeypatch.context() as patch:
+        patch.setattr(Guard, "call", call)
+        train_fp16(10, watching(store, every=1, policy="ignore")[0], bad_at=(3, 7))
+    return [name for name, count in names.items() if count > 1]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_an_error_in_any_hook_ends_the_watch_and_not_the_training(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    moment: str,
+) -> None:
+    """One hook after the other raises, before its work and after: weights, losses and scales are
+    those of the training alone, and one line says what happened."""
+    _, bare = train_fp16(10, bad_at=(3, 7))
+    names = _hook_names(tmp_path / "names.db", monkeypatch)
+    assert len(names) >= 9, names
+    for number, name in enumerate(names):
+        capsys.readouterr()
+        seen = _hooked(name, moment, tmp_path / f"{number}.db", monkeypatch)
+        said = capsys.readouterr().err
+        assert said == f"ampscope stopped watching: ZeroDivisionError: {name}\n", name
+        assert all(map(torch.equal, bare.weights, seen.weights)), name
+        np.testing.assert_array_equal(bare.losses, seen.losses)
+        assert bare.scales == seen.scales, name
+        assert_nothing_left()
+
+
+def test_every_hook_of_a_watch_passes_the_guard() -> None:
+    """What torch is given is made by the guard: nothing else may raise into a training."""
+    folder = Path(ampscope.__file__).parent / "watcher"
+    for path in folder.glob("*.py"):
+        for line in path.read_text().splitlines():
+            if "register_hook(" in line or ".subscribe(" in line:
+                assert "guard.hook(" in line, f"{path.name}: {line.strip()}"

@@ -34,7 +34,6 @@ from torch.optim.optimizer import (
 from torch.utils.hooks import RemovableHandle
 
 Hear = Callable[..., None]
-Failed = Callable[[Exception], None]
 _CALL = nn.Module._call_impl.__code__  # where torch walks the modules' hooks
 
 _lock = threading.RLock()  # a subscriber may be removed by a finalizer, in the midst of a change
@@ -43,12 +42,11 @@ _lock = threading.RLock()  # a subscriber may be removed by a finalizer, in the 
 class Subscription:
     """One subscriber of a dispatcher."""
 
-    __slots__ = ("_dispatcher", "failed", "hear", "is_awake")
+    __slots__ = ("_dispatcher", "hear", "is_awake")
 
-    def __init__(self, dispatcher: Dispatcher, hear: Hear, failed: Failed | None) -> None:
+    def __init__(self, dispatcher: Dispatcher, hear: Hear) -> None:
         self._dispatcher = dispatcher
         self.hear = hear
-        self.failed = failed
         self.is_awake = True
 
     def wake(self, awake: bool) -> None:
@@ -72,10 +70,10 @@ class Dispatcher:
         self._stays = stays
         self._handle: RemovableHandle | None = None
 
-    def subscribe(self, hear: Hear, failed: Failed | None = None) -> Subscription:
-        """``hear`` is called with what torch passes to such a hook. ``failed`` gets the exception
-        that it raises and may raise itself; without it the exception goes to the training."""
-        one = Subscription(self, hear, failed)
+    def subscribe(self, hear: Hear) -> Subscription:
+        """``hear`` is called with what torch passes to such a hook. What it raises goes to the
+        training once all have heard."""
+        one = Subscription(self, hear)
         with _lock:
             if self._handle is None:
                 self._handle = self._register(self)
@@ -106,21 +104,10 @@ class Dispatcher:
         for one in self.subscribers:
             try:
                 one.hear(*facts)
-            except Exception as error:  # the others hear of the step as well
-                raised = _told(one, error) or raised
+            except Exception as error:  # an alarm that is meant: the others hear of the step too
+                raised = error
         if raised is not None:
             raise raised
-
-
-def _told(one: Subscription, error: Exception) -> Exception | None:
-    """What is to go on to the training of an ``error`` that a subscriber raised."""
-    if one.failed is None:
-        return error
-    try:
-        one.failed(error)
-    except Exception as meant:  # an alarm that is to end the training
-        return meant
-    return None
 
 
 def _a_module_runs() -> bool:

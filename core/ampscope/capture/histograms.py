@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from functools import partial
 from types import TracebackType
+from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -31,8 +33,14 @@ class HistogramHooks:
     """Counts activations and grad_outputs while :attr:`active`; asleep it hears of no module."""
 
     def __init__(
-        self, names: Numbers, counts: Accumulator, failures: Failures | None = None
+        self,
+        names: Numbers,
+        counts: Accumulator,
+        failures: Failures | None = None,
+        guarded: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda hook: hook,
     ) -> None:
+        """``guarded`` wraps each function that torch is given."""
+        self._guarded = guarded
         self.names = names
         self.counts = counts
         self.failures = failures or Failures()
@@ -44,7 +52,7 @@ class HistogramHooks:
         self._on_leaves: list[tuple[Tensor, RemovableHandle]] = []
 
     def __enter__(self) -> HistogramHooks:
-        self._handle = FORWARD.subscribe(self._after_forward)
+        self._handle = FORWARD.subscribe(self._guarded(self._after_forward))
         self._handle.wake(self._active)
         return self
 
@@ -107,7 +115,8 @@ class HistogramHooks:
             if not is_repeated:
                 self.counts.add(Role.ACTIVATION, index, tensor)
             if tensor.requires_grad:
-                handle = tensor.register_hook(partial(self._count_gradient, index))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                hook = self._guarded(partial(self._count_gradient, index))
+                handle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]  # torch leaves it untyped
                 if tensor.is_leaf:
                     self._on_leaves.append((tensor, handle))
 

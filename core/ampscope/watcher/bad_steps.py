@@ -13,6 +13,7 @@ from ampscope.capture.tensors import all_finite
 from ampscope.errors import BadInput
 from ampscope.records import Event
 from ampscope.watcher.capsule import About
+from ampscope.watcher.containment import Guard
 from ampscope.watcher.flight import FlightRecorder
 from ampscope.watcher.forwards import Forward
 from ampscope.watcher.histograms import StepHistograms
@@ -39,8 +40,9 @@ class BadSteps:
         place: Place,
         policy: str,
         settings: Settings,
+        guard: Guard,
     ) -> None:
-        self.sentinel = Sentinel(models) if place.world > 1 else None
+        self.sentinel = Sentinel(models, guard) if place.world > 1 else None
         self._replays_at_once = settings.replay
         self._models = models
         self._histograms = histograms

@@ -1,54 +1,55 @@
-"""What goes wrong inside ampscope is not the training's: it ends the watching, with a warning."""
+"""What goes wrong inside ampscope is not the training's: it ends the watching, with one line.
+
+Every function of a watch that torch or the training calls passes the watch's :class:`Guard`: hooks
+on modules, tensors, parameters and optimizers, and what wrappers do before and after the original.
+An exception takes everything off, says so once on stderr, and the training goes on as it would
+without a watch.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import warnings
+import sys
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from ampscope.errors import AmpscopeError
-from ampscope.watcher.alarms import AmpscopeWarning
+from ampscope.watcher.alarms import Alarm, StopAsked, TrainingStopped
 
 P = ParamSpec("P")
-T = TypeVar("T", bound="Contained")
+T = TypeVar("T")
+MEANT = (Alarm, StopAsked, TrainingStopped)  # that the caller's policy asks for
+MOST = 300  # characters of an error
 
 
-class Contained(Protocol):
-    """What has methods that are called from inside somebody's training."""
+class Guard:
+    """``gave_up`` takes everything off and gets the reason."""
 
-    is_off: bool  # nothing is watched any more
+    def __init__(self, gave_up: Callable[[str], None]) -> None:
+        self.is_off = False  # nothing is watched any more
+        self._gave_up = gave_up
 
-    def gave_up(self, reason: str) -> None: ...
-
-
-def contained(
-    method: Callable[Concatenate[T, P], None],
-) -> Callable[Concatenate[T, P], None]:
-    """Only alarms that are meant to be raised leave ``method``; any other exception ends the
-    watching, and the training goes on."""
-
-    @functools.wraps(method)
-    def wrapper(self: T, /, *args: P.args, **kwargs: P.kwargs) -> None:
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """``function``'s result; None when it raised, or when the watching has ended."""
         if self.is_off:
-            return
+            return None
         try:
-            method(self, *args, **kwargs)
-        except AmpscopeError:
+            return function(*args, **kwargs)
+        except MEANT:
             raise
-        except Exception as error:  # of any kind: it would end somebody's training
-            self.is_off = True
-            reason = f"ampscope watches no more: {type(error).__name__}: {error}"
-            self.gave_up(reason)
-            warnings.warn(reason, AmpscopeWarning, stacklevel=2)
+        except Exception as error:  # of any kind: it would end the training
+            self._failed(error)
+            return None
 
-    return wrapper
+    def hook(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function`` as torch may call it."""
+        return functools.partial(self.call, function)
 
-
-def quietly(function: Callable[..., Any], failed: Callable[[Exception], None]) -> Any:
-    """``function``'s result, or None when it raised, which ``failed`` is told."""
-    try:
-        return function()
-    except Exception as error:  # as above
-        failed(error)
-        return None
+    def _failed(self, error: Exception) -> None:
+        self.is_off = True
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:MOST]
+        reason = f"ampscope stopped watching: {reason}"
+        with contextlib.suppress(Exception):  # stderr may be closed
+            print(reason, file=sys.stderr, flush=True)
+        with contextlib.suppress(Exception):
+            self._gave_up(reason)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import threading
 import time
-import warnings
 from collections import deque
 from functools import partial
 from types import TracebackType
@@ -22,9 +21,8 @@ from torch import Tensor, nn
 
 from ampscope.capture.script.patches import Patches
 from ampscope.capture.tensors import floating_tensors, in_backward, version
-from ampscope.watcher.alarms import AmpscopeWarning
 from ampscope.watcher.called_modules import CalledModule
-from ampscope.watcher.containment import quietly
+from ampscope.watcher.containment import Guard
 from ampscope.watcher.forwards import Forward, Past, autocast_now, random_now
 from ampscope.watcher.memory import held_bytes, input_bytes
 from ampscope.watcher.models import WatchedModels
@@ -42,9 +40,10 @@ class FlightRecorder:
     (a LightningModule) its direct children are.
     """
 
-    def __init__(self, models: WatchedModels, threads: set[int]) -> None:
+    def __init__(self, models: WatchedModels, threads: set[int], guard: Guard) -> None:
         """Threads that call a watched model are added to ``threads``."""
         self._threads = threads
+        self._guard = guard
         self.forwards: list[Forward] = []
         self.past: deque[Past] = deque(maxlen=RING)
         self.elapsed_s = 0.0
@@ -99,21 +98,21 @@ class FlightRecorder:
             # Checkpointing repeats a forward inside the backward pass.
             if place is None or not torch.is_grad_enabled() or in_backward():
                 return original(module, *args, **kwargs)
-            self._threads.add(threading.get_ident())
-            forward = quietly(lambda: self._begun(place, args, kwargs), self._failed)
+            forward = self._guard.call(self._begun, place, args, kwargs)
             self._is_inside = True
             try:
                 output = original(module, *args, **kwargs)
             finally:
                 self._is_inside = False
             if forward is not None:
-                quietly(lambda: self._ended(place, forward, output), self._failed)
+                self._guard.call(self._ended, place, forward, output)
             return output
 
         return wrapper
 
     def _begun(self, place: CalledModule, args: Any, kwargs: Any) -> Forward:
         started = time.perf_counter()
+        self._threads.add(threading.get_ident())
         self._models.called(place.root)
         forward = Forward(
             place.root.name,
@@ -130,11 +129,6 @@ class FlightRecorder:
         self._let_go(place.device)
         self.elapsed_s += time.perf_counter() - started
         return forward
-
-    def _failed(self, error: Exception) -> None:
-        """No step is kept any more; the training goes on."""
-        self.is_paused = True
-        warnings.warn(f"ampscope keeps no step: {error}", AmpscopeWarning, stacklevel=2)
 
     def _let_go(self, device: torch.device) -> None:
         """Of the earliest calls, where there are many or where they hold much: the training itself
@@ -155,7 +149,7 @@ class FlightRecorder:
         forward.outputs = len(tensors)
         for number, tensor in enumerate(tensors):
             if tensor.requires_grad and not tensor.is_leaf:
-                tensor.register_hook(partial(self._hold, forward, number))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                tensor.register_hook(self._guard.hook(partial(self._hold, forward, number)))  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.elapsed_s += time.perf_counter() - started
 
     def _hold(self, forward: Forward, number: int, gradient: Tensor | None) -> None:

@@ -27,6 +27,7 @@ from ampscope.capture.histograms import HistogramHooks
 from ampscope.capture.script.optimizer_facts import lr_of, parameters_of
 from ampscope.capture.tensors import HALF, numbers, opened
 from ampscope.records import Frame, NonFiniteRecord, Role
+from ampscope.watcher.containment import Guard
 from ampscope.watcher.memory import free_bytes
 from ampscope.watcher.models import WatchedModels, WatchedParameter
 from ampscope.watcher.schedule import Detail
@@ -35,12 +36,13 @@ from ampscope.watcher.schedule import Detail
 class StepHistograms:
     """Counts while entered; the caller names the moments of a step."""
 
-    def __init__(self, models: WatchedModels) -> None:
+    def __init__(self, models: WatchedModels, guard: Guard) -> None:
+        self._guard = guard
         self.elapsed_s = 0.0  # since the caller last took it, without the hooks' own
         self._models = models
         self._outputs = Accumulator(Failures())
         self._counts: dict[int, Accumulator] = {}  # by optimizer: one may be unscaled before
-        self._hooks = HistogramHooks(models, self._outputs)
+        self._hooks = HistogramHooks(models, self._outputs, guard.hook)
         self._detail = Detail()
         self._step = 0
         self._before: dict[int, Tensor] = {}  # position -> weight before the step
@@ -56,7 +58,7 @@ class StepHistograms:
             self._hooks.__enter__()
         for position, parameter in enumerate(self._models.parameters):
             if parameter.tensor.requires_grad:
-                note = partial(_note, self._arrivals, position)
+                note = self._guard.hook(partial(_note, self._arrivals, position))
                 self._handles.append(parameter.tensor.register_post_accumulate_grad_hook(note))  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return self
 

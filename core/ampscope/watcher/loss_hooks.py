@@ -23,6 +23,7 @@ from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.script.patches import Patches
 from ampscope.capture.tensors import in_backward, readable
+from ampscope.watcher.containment import Guard
 from ampscope.watcher.scaler_classes import scaler_classes
 
 
@@ -43,12 +44,14 @@ class LossHooks:
         is_ours: Callable[[Optimizer], bool],
         follows: Callable[[Any], bool],
         threads: set[int],
+        guard: Guard,
         scalers: Sequence[Any] = (),
     ) -> None:
         self._listener = listener
         self._is_ours = is_ours
         self._follows = follows
         self._threads = threads
+        self._guard = guard
         self._scalers = scalers
         self._patches = Patches()
         self._scaled: list[Tensor] = []  # losses whose backward has not begun
@@ -77,8 +80,8 @@ class LossHooks:
         @functools.wraps(original)
         def wrapper(scaler: Any, outputs: Any) -> Any:
             scaled = original(scaler, outputs)
-            if self._is_here() and self._follows(scaler):
-                self._scaled += _losses(outputs)
+            if not torch.compiler.is_compiling():
+                self._guard.call(self._note_scaled, scaler, outputs)
             return scaled
 
         return wrapper
@@ -86,13 +89,25 @@ class LossHooks:
     def _backward(self, original: Any) -> Any:
         @functools.wraps(original)
         def wrapper(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._is_here() and not in_backward():  # not inside another
-                losses, self._scaled = self._scaled, []
-                for loss in losses or _losses(tensors):
-                    self._listener.loss_seen(loss)
+            if not torch.compiler.is_compiling():
+                self._guard.call(self._note_backward, tensors)
             return original(tensors, *args, **kwargs)
 
         return wrapper
+
+    def _note_scaled(self, scaler: Any, outputs: Any) -> None:
+        if self._is_here() and self._follows(scaler):
+            self._scaled += _losses(outputs)
+
+    def _note_backward(self, tensors: Any) -> None:
+        if self._is_here() and not in_backward():  # not inside another
+            losses, self._scaled = self._scaled, []
+            for loss in losses or _losses(tensors):
+                self._listener.loss_seen(loss)
+
+    def _note_zeroed(self, optimizer: Any) -> None:
+        if self._is_open and self._is_ours(optimizer):
+            self._listener.losses_dropped()
 
     def _is_here(self) -> bool:
         """Whether this thread is one that trains what is watched."""
@@ -101,8 +116,8 @@ class LossHooks:
     def _zero_grad(self, original: Any) -> Any:
         @functools.wraps(original)
         def wrapper(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._is_open and self._is_ours(optimizer):
-                self._listener.losses_dropped()
+            if not torch.compiler.is_compiling():
+                self._guard.call(self._note_zeroed, optimizer)
             return original(optimizer, *args, **kwargs)
 
         return wrapper

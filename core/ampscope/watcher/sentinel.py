@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ampscope.capture.global_hooks import FORWARD, Subscription
 from ampscope.capture.tensors import floating_tensors, readable
+from ampscope.watcher.containment import Guard
 from ampscope.watcher.models import WatchedModels
 
 
@@ -21,7 +22,8 @@ class Sentinel:
     """Watches while entered; :attr:`is_bad` says whether the step's own gradients were not
     finite."""
 
-    def __init__(self, models: WatchedModels) -> None:
+    def __init__(self, models: WatchedModels, guard: Guard) -> None:
+        self._guard = guard
         self._models = models
         self._leaves = {id(m) for m in models.modules if not any(True for _ in m.children())}
         self.is_paused = False
@@ -31,7 +33,7 @@ class Sentinel:
         self._handle: Subscription | None = None
 
     def __enter__(self) -> Sentinel:
-        self._handle = FORWARD.subscribe(self._after_forward)
+        self._handle = FORWARD.subscribe(self._guard.hook(self._after_forward))
         return self
 
     def __exit__(
@@ -64,7 +66,7 @@ class Sentinel:
         for tensor in floating_tensors(output):
             if tensor.requires_grad and not tensor.is_leaf:
                 self._is_armed = False
-                tensor.register_hook(self._note)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                tensor.register_hook(self._guard.hook(self._note))  # type: ignore[no-untyped-call]  # torch leaves it untyped
                 return
 
     def _note(self, gradient: Tensor | None) -> None:

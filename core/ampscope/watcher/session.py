@@ -28,7 +28,7 @@ from ampscope.run.readings import read_beside
 from ampscope.watcher import announcements
 from ampscope.watcher.alarms import Alarms
 from ampscope.watcher.bad_steps import BadSteps
-from ampscope.watcher.containment import contained
+from ampscope.watcher.containment import Guard
 from ampscope.watcher.finishing import Finishing
 from ampscope.watcher.flight import FlightRecorder
 from ampscope.watcher.histograms import StepHistograms
@@ -60,24 +60,24 @@ class Session:
         spec, machine = announcements.run_of(models, place, settings, self._device)
         self.recorder = Recorder(path, spec, machine)
         self.telling = Telling(settings, lambda: self.recorder.is_cancelled)
-        self._histograms = StepHistograms(models)
+        self.guard = guard = Guard(self._gave_up)
         threads = {threading.get_ident()}  # that train these models
-        self._flight = FlightRecorder(models, threads)
+        self._histograms = StepHistograms(models, guard)
+        self._flight = FlightRecorder(models, threads, guard)
         self.keeper = Keeper(models, self._flight.past, self.recorder.path, settings.limits)
         self.bad = BadSteps(
             models, self._histograms, self._flight, self.keeper, self.recorder, place,
-            machine.policy, settings,
+            machine.policy, settings, guard,
         )  # fmt: skip
         self._optimizers = OurOptimizers(models, optimizers)
         ours, follows = self._optimizers.has, Followed(scalers)
-        self._steps = StepHooks(self, ours, follows, threads, scalers)
-        self._losses = LossHooks(self, ours, follows, threads, scalers)
+        self._steps = StepHooks(self, ours, follows, threads, guard, scalers)
+        self._losses = LossHooks(self, ours, follows, threads, guard, scalers)
         self._finishing = Finishing(
             self.schedule, Alarms(settings.bounds), self.bad, self.recorder, self._flight.past,
             models, place.rank, self.keeper,
         )  # fmt: skip
         self._stack = contextlib.ExitStack()
-        self.is_off = False  # an error of ampscope's own has ended the watching
         self._readings: dict[int, Reading] = {}  # by optimizer, between complete and stepped
 
     def open(self) -> None:
@@ -104,26 +104,26 @@ class Session:
         """Everything off; again does nothing."""
         self.detach()
         try:
-            self._finishing.late(self.now.step)  # its alarms come too late to be told
+            # Its alarms come too late to be told.
+            self.guard.call(self._finishing.late, self.now.step)
         finally:
             self.recorder.close(state, message)
 
-    def gave_up(self, reason: str) -> None:
-        """An error of ampscope's own: the training goes on without it."""
-        self.bad.look_away(on=True)
-        self.recorder.event(Event(self.now.step, "note", "watches no more", reason))
+    def _gave_up(self, reason: str) -> None:
+        """An error of ampscope's own: everything off, and the training goes on without it."""
+        try:
+            self.recorder.event(Event(self.now.step, "note", "stopped watching", reason))
+        finally:
+            self.detach()
 
-    @contained
     def loss_seen(self, loss: Tensor) -> None:
         """By the hooks, before a backward."""
         self.now.see(loss)
 
-    @contained
     def losses_dropped(self) -> None:
         """By the hooks: gradients were set to zero."""
         self.now.drop_losses()
 
-    @contained
     def gradients_complete(self, optimizer: Optimizer, scaler: Any) -> None:
         """Backward is done; gradients are still scaled and the weights are as they were."""
         started, step = time.perf_counter(), self.now.step
@@ -148,24 +148,20 @@ class Session:
             read.run_again(self.bad.reference(held, read.scale), step)
         self.now.own_s += time.perf_counter() - started
 
-    @contained
     def before_step(self, optimizer: Optimizer) -> None:
         """The optimizer is about to step."""
         self._histograms.before_step(optimizer)
 
-    @contained
     def after_step(self, optimizer: Optimizer) -> None:
         """It has stepped."""
         self._histograms.after_step(optimizer)
 
-    @contained
     def attempt_dropped(self, optimizer: Optimizer) -> None:
         """Its gradients were unscaled, and it is not going to step."""
         self._readings.pop(id(optimizer), None)
         self._histograms.drop(optimizer)
         self._flight.drop(self._optimizers.models(optimizer))
 
-    @contained
     def attempt_ended(self, optimizer: Optimizer, *, skipped: bool) -> None:
         """The step is over, taken or skipped."""
         started, now = time.perf_counter(), self.now

@@ -17,11 +17,13 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
+import torch
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.global_hooks import OPTIMIZER_POST, OPTIMIZER_PRE, Subscription
 from ampscope.capture.script.optimizer_facts import has_closure
 from ampscope.capture.script.patches import Patches
+from ampscope.watcher.containment import Guard
 from ampscope.watcher.scaler_classes import scaler_classes
 
 
@@ -50,12 +52,14 @@ class StepHooks:
         is_ours: Callable[[Optimizer], bool],
         follows: Callable[[Any], bool],
         threads: set[int],
+        guard: Guard,
         scalers: Sequence[Any] = (),
     ) -> None:
         self._listener = listener
         self._is_ours = is_ours
         self._follows = follows
         self._threads = threads
+        self._guard = guard
         self._scalers = scalers
         self._patches = Patches()
         self._handles: list[Subscription] = []
@@ -67,8 +71,8 @@ class StepHooks:
     def __enter__(self) -> StepHooks:
         self._is_open = True
         self._handles = [
-            OPTIMIZER_PRE.subscribe(self._before_step),
-            OPTIMIZER_POST.subscribe(self._after_step),
+            OPTIMIZER_PRE.subscribe(self._guard.hook(self._before_step)),
+            OPTIMIZER_POST.subscribe(self._guard.hook(self._after_step)),
         ]
         wrappers = {"unscale_": self._unscale, "step": self._step, "update": self._update}
         for kind in scaler_classes(self._scalers):
@@ -92,9 +96,8 @@ class StepHooks:
     def _unscale(self, original: Any) -> Any:
         @functools.wraps(original)
         def wrapper(scaler: Any, optimizer: Any) -> Any:
-            inner = plain_optimizer(optimizer)
-            if self._is_open and self._follows(scaler) and self._is_ours(inner):
-                self._complete(inner, scaler)
+            if not torch.compiler.is_compiling():
+                self._guard.call(self._before_unscale, scaler, optimizer)
             return original(scaler, optimizer)
 
         return wrapper
@@ -102,18 +105,18 @@ class StepHooks:
     def _step(self, original: Any) -> Any:
         @functools.wraps(original)
         def wrapper(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            inner = plain_optimizer(optimizer)
-            is_nested = self._stepping is not None or not self._is_open
-            if is_nested or not self._follows(scaler) or not self._is_ours(inner):
+            if torch.compiler.is_compiling() or self._stepping is not None or not self._is_open:
                 return original(scaler, optimizer, *args, **kwargs)
-            self._complete(inner, scaler)
+            inner = self._guard.call(self._before_scaler, scaler, optimizer)
+            if inner is None:
+                return original(scaler, optimizer, *args, **kwargs)
             self._stepping, self._stepped = scaler, False
             try:
                 result = original(scaler, optimizer, *args, **kwargs)
             finally:
                 self._stepping = None
             if not self._stepped:
-                self._ended(inner, skipped=True)
+                self._guard.call(self._ended, inner, skipped=True)
             return result
 
         return wrapper
@@ -122,14 +125,31 @@ class StepHooks:
         @functools.wraps(original)
         def wrapper(scaler: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(scaler, *args, **kwargs)
-            here = threading.get_ident() in self._threads  # another's scaler is none of ours
-            if here and self._is_open and self._follows(scaler):
-                told, self._told = self._told, {}
-                for optimizer in told.values():
-                    self._listener.attempt_dropped(optimizer)
+            if not torch.compiler.is_compiling():
+                self._guard.call(self._after_update, scaler)
             return result
 
         return wrapper
+
+    def _before_unscale(self, scaler: Any, optimizer: Any) -> None:
+        inner = plain_optimizer(optimizer)
+        if self._is_open and self._follows(scaler) and self._is_ours(inner):
+            self._complete(inner, scaler)
+
+    def _before_scaler(self, scaler: Any, optimizer: Any) -> Optimizer | None:
+        """The optimizer whose attempt begins; None when it is none of ours."""
+        inner: Optimizer = plain_optimizer(optimizer)
+        if not self._follows(scaler) or not self._is_ours(inner):
+            return None
+        self._complete(inner, scaler)
+        return inner
+
+    def _after_update(self, scaler: Any) -> None:
+        here = threading.get_ident() in self._threads  # another's scaler is none of ours
+        if here and self._is_open and self._follows(scaler):
+            told, self._told = self._told, {}
+            for optimizer in told.values():
+                self._listener.attempt_dropped(optimizer)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self._is_ours(optimizer):
