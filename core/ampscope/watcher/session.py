@@ -43,7 +43,14 @@ from ampscope.watcher.scaler_classes import Followed
 from ampscope.watcher.schedule import Schedule
 from ampscope.watcher.step_end import Ended, Present, Reading
 from ampscope.watcher.step_hooks import StepHooks
-from ampscope.watcher.telling import Settings, Telling
+from ampscope.watcher.telling import Settings, Telling, warn
+
+UNSEEN = 4  # backward passes; the first has nothing before it
+UNSEEN_TEXT = (
+    "The weights change and no optimizer step is seen: the step is compiled (torch.compile of "
+    "optimizer.step, or of a whole training step) or done by hand. No step is recorded, and no "
+    "alarm can ring. Call optimizer.step() outside of what torch.compile compiles."
+)
 
 
 class Session:
@@ -78,6 +85,10 @@ class Session:
             models, place.rank, self.keeper,
         )  # fmt: skip
         self._stack = contextlib.ExitStack()
+        trained = (p.tensor for p in models.parameters if p.tensor.requires_grad)
+        self._followed = next((t for t in trained if not t.is_inference()), None)
+        self._version = -1  # of that parameter, when backward was last called
+        self._steps_seen = self._steps_before = self._unseen = 0
         self._readings: dict[int, Reading] = {}  # by optimizer, between complete and stepped
 
     def open(self) -> None:
@@ -119,6 +130,15 @@ class Session:
     def loss_seen(self, loss: Tensor) -> None:
         """By the hooks, before a backward."""
         self.now.see(loss)
+        # What torch.compile traces calls no hook: weights that change between two backward passes
+        # without a step are stepped where nothing is seen of it.
+        version = 0 if self._followed is None else self._followed._version
+        changed, self._version = version != self._version, version
+        self._unseen = self._unseen + 1 if changed and self._steps_seen == self._steps_before else 0
+        self._steps_before = self._steps_seen
+        if self._unseen == UNSEEN:
+            self.recorder.event(Event(self.now.step, "note", "cannot be seen", UNSEEN_TEXT))
+            warn(UNSEEN_TEXT)
 
     def losses_dropped(self) -> None:
         """By the hooks: gradients were set to zero."""
@@ -165,6 +185,7 @@ class Session:
     def attempt_ended(self, optimizer: Optimizer, *, skipped: bool) -> None:
         """The step is over, taken or skipped."""
         started, now = time.perf_counter(), self.now
+        self._steps_seen += 1
         read = self._readings.pop(id(optimizer))
         frames, nonfinite = self._histograms.take(optimizer, read.scale or 1.0)
         own_s = now.own_s + self._histograms.take_elapsed_s() + self._flight.take_elapsed_s()
