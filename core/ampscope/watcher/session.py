@@ -17,11 +17,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.script.optimizer_facts import lr_of
+from ampscope.capture.tensors import readable
 from ampscope.records import Event, State
 from ampscope.run.device import peak_bytes
 from ampscope.run.readings import read_beside
@@ -45,7 +47,7 @@ from ampscope.watcher.step_end import Ended, Present, Reading
 from ampscope.watcher.step_hooks import StepHooks
 from ampscope.watcher.telling import Settings, Telling, warn
 
-UNSEEN = 4  # backward passes; the first has nothing before it
+UNSEEN = 4  # backward passes: a first step by hand, before any training, is none
 UNSEEN_TEXT = (
     "The weights change and no optimizer step is seen: the step is compiled (torch.compile of "
     "optimizer.step, or of a whole training step) or done by hand. No step is recorded, and no "
@@ -85,10 +87,11 @@ class Session:
             models, place.rank, self.keeper,
         )  # fmt: skip
         self._stack = contextlib.ExitStack()
-        trained = (p.tensor for p in models.parameters if p.tensor.requires_grad)
-        self._followed = next((t for t in trained if not t.is_inference()), None)
-        self._version = -1  # of that parameter, when backward was last called
-        self._steps_seen = self._steps_before = self._unseen = 0
+        trained = [p.tensor for p in models.parameters if p.tensor.requires_grad]
+        self._smallest = min(trained, key=Tensor.numel, default=None)
+        self._first: Tensor | None = None  # a copy of it as it was at the first backward
+        self._backwards = 0  # so far, without a step
+        self._has_stepped = self._has_told = False
         self._readings: dict[int, Reading] = {}  # by optimizer, between complete and stepped
 
     def open(self) -> None:
@@ -130,15 +133,25 @@ class Session:
     def loss_seen(self, loss: Tensor) -> None:
         """By the hooks, before a backward."""
         self.now.see(loss)
-        # What torch.compile traces calls no hook: weights that change between two backward passes
-        # without a step are stepped where nothing is seen of it.
-        version = 0 if self._followed is None else self._followed._version
-        changed, self._version = version != self._version, version
-        self._unseen = self._unseen + 1 if changed and self._steps_seen == self._steps_before else 0
-        self._steps_before = self._steps_seen
-        if self._unseen == UNSEEN:
-            self.recorder.event(Event(self.now.step, "note", "cannot be seen", UNSEEN_TEXT))
-            warn(UNSEEN_TEXT)
+        if not self._has_stepped:
+            self._look_for_unseen_steps()
+
+    def _look_for_unseen_steps(self) -> None:
+        """What torch.compile traces calls no hook: weights that change while no step was ever seen
+        are stepped where nothing is seen of it. Looked at in ever longer intervals."""
+        count = self._backwards = self._backwards + 1
+        if self._smallest is None or count & (count - 1):  # the first, second, fourth, eighth …
+            return
+        with torch.no_grad(), no_dispatch():
+            now = readable(self._smallest)
+            if now is None:
+                return
+            if self._first is None:
+                self._first = now.clone()
+            elif count >= UNSEEN and not torch.equal(now, self._first) and not self._has_told:
+                self._has_told = True
+                self.recorder.event(Event(self.now.step, "note", "cannot be seen", UNSEEN_TEXT))
+                warn(UNSEEN_TEXT)
 
     def losses_dropped(self) -> None:
         """By the hooks: gradients were set to zero."""
@@ -185,7 +198,7 @@ class Session:
     def attempt_ended(self, optimizer: Optimizer, *, skipped: bool) -> None:
         """The step is over, taken or skipped."""
         started, now = time.perf_counter(), self.now
-        self._steps_seen += 1
+        self._has_stepped = True
         read = self._readings.pop(id(optimizer))
         frames, nonfinite = self._histograms.take(optimizer, read.scale or 1.0)
         own_s = now.own_s + self._histograms.take_elapsed_s() + self._flight.take_elapsed_s()
