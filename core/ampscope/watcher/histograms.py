@@ -33,6 +33,9 @@ from ampscope.watcher.models import WatchedModels, WatchedParameter
 from ampscope.watcher.schedule import Detail
 
 
+MOST_ARRIVALS = 100_000  # of one step
+
+
 class StepHistograms:
     """Counts while entered; the caller names the moments of a step."""
 
@@ -79,6 +82,11 @@ class StepHistograms:
         self._step, self._detail = step, detail
         self.stalled_share = None
         self._hooks.start_step(step, active=detail.histograms)
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether a gradient arrived since the last step that was seen."""
+        return bool(self._arrivals)
 
     def pause(self, *, on: bool) -> None:
         """Count nothing of what runs now; go on as the schedule says."""
@@ -252,4 +260,5 @@ class StalledWeights:
 
 
 def _note(arrivals: list[int], position: int, parameter: Tensor) -> None:
-    arrivals.append(position)
+    if len(arrivals) < MOST_ARRIVALS:  # steps that are not seen never empty it
+        arrivals.append(position)

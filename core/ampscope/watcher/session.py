@@ -102,6 +102,7 @@ class Session:
         if self._device.type == "cuda":  # on a CPU a second process would cost what it measures
             run = self.recorder.path, self.recorder.run_id
             self.recorder.readings = read_beside(*run, self._device, as_child=False)
+        self.guard.call(self._look_for_unseen_steps)  # keeps a copy of one small parameter
         self.attach(0)
 
     def attach(self, step: int) -> None:
@@ -117,6 +118,8 @@ class Session:
     def close(self, state: State, message: str) -> None:
         """Everything off; again does nothing."""
         self.detach()
+        if not self._has_stepped and self._histograms.has_gradients:
+            self.guard.call(self._look_for_unseen_steps, last=True)
         try:
             # Its alarms come too late to be told.
             self.guard.call(self._finishing.late, self.now.step)
@@ -136,19 +139,20 @@ class Session:
         if not self._has_stepped:
             self._look_for_unseen_steps()
 
-    def _look_for_unseen_steps(self) -> None:
+    def _look_for_unseen_steps(self, *, last: bool = False) -> None:
         """What torch.compile traces calls no hook: weights that change while no step was ever seen
         are stepped where nothing is seen of it. Looked at in ever longer intervals."""
         count = self._backwards = self._backwards + 1
-        if self._smallest is None or count & (count - 1):  # the first, second, fourth, eighth …
+        is_due = last or not count & (count - 1)  # the first, second, fourth, eighth …
+        if self._smallest is None or self._has_told or not is_due:
             return
         with torch.no_grad(), no_dispatch():
             now = readable(self._smallest)
             if now is None:
                 return
-            if self._first is None:
+            if self._first is None or (count == 2 and not last):  # after what was loaded meanwhile
                 self._first = now.clone()
-            elif count >= UNSEEN and not torch.equal(now, self._first) and not self._has_told:
+            elif (last or count >= UNSEEN) and not torch.equal(now, self._first):
                 self._has_told = True
                 self.recorder.event(Event(self.now.step, "note", "cannot be seen", UNSEEN_TEXT))
                 warn(UNSEEN_TEXT)
