@@ -32,7 +32,6 @@ from ampscope.watcher.memory import free_bytes
 from ampscope.watcher.models import WatchedModels, WatchedParameter
 from ampscope.watcher.schedule import Detail
 
-
 MOST_ARRIVALS = 100_000  # of one step
 
 
