@@ -39,11 +39,12 @@ class HistogramHooks:
         failures: Failures | None = None,
         guarded: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda hook: hook,
     ) -> None:
-        """``guarded`` wraps each function that torch is given."""
+        """``guarded`` wraps each function that torch is given. What fails while counting is noted in
+        ``failures``; without these it is raised, for ``guarded`` to deal with."""
         self._guarded = guarded
         self.names = names
         self.counts = counts
-        self.failures = failures or Failures()
+        self._failures = failures
         self._active = False
         self.elapsed_s = 0.0  # time spent counting, since the loop last reset it
         self._seen = f"{_SEEN}_{next(_INSTANCES)}"
@@ -100,7 +101,9 @@ class HistogramHooks:
         try:
             self._look(index, output)
         except Exception as error:  # no look at a tensor may end the step
-            self.failures.add("the outputs of some modules", error)
+            if self._failures is None:
+                raise
+            self._failures.add("the outputs of some modules", error)
         self.elapsed_s += time.perf_counter() - started
 
     def _look(self, index: int, output: object) -> None:
@@ -127,5 +130,7 @@ class HistogramHooks:
         try:
             self.counts.add(Role.GRAD_OUTPUT, index, gradient)
         except Exception as error:
-            self.failures.add("the gradients at some outputs", error)
+            if self._failures is None:
+                raise
+            self._failures.add("the gradients at some outputs", error)
         self.elapsed_s += time.perf_counter() - started

@@ -44,7 +44,7 @@ class StepHistograms:
         self._models = models
         self._outputs = Accumulator(Failures())
         self._counts: dict[int, Accumulator] = {}  # by optimizer: one may be unscaled before
-        self._hooks = HistogramHooks(models, self._outputs, guard.hook)
+        self._hooks = HistogramHooks(models, self._outputs, guarded=guard.hook)
         self._detail = Detail()
         self._step = 0
         self._before: dict[int, Tensor] = {}  # position -> weight before the step
