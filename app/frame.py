@@ -7,7 +7,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from ampscope.errors import AmpscopeError
+from ampscope.errors import AmpscopeError, StoreBusy
 from app import permissions, sign_in, states
 from app.permissions import Role
 from app.sitemap import CLASSROOM, ENTRIES, HOME, NEW_PROBE, Entry
@@ -42,6 +42,8 @@ def show() -> None:
     sign_in.offer_out()
     try:
         page.run()
+    except StoreBusy as error:
+        states.busy(str(error))
     except AmpscopeError as error:
         states.unreadable(str(error))
     except Exception:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
 from typing import Literal, NoReturn, TypeAlias
 
 import streamlit as st
 
+from ampscope.errors import AmpscopeError, StoreBusy
 from ampscope.records import RunInfo, State
 from ampscope.report.words.run import why_no_histograms
 from app import permissions, sitemap
@@ -21,6 +24,10 @@ BADGE_COLORS: Mapping[State, BadgeColor] = {
     State.CANCELLED: "gray",
     State.LOST: "orange",
 }
+TRY_AGAIN_S = 2.0
+TRACEBACK_PX = 400  # the rest is scrolled to
+_TRIED = "store-was-busy"
+logger = logging.getLogger("ampscope.dashboard")
 ENDED = {  # as in "This run was lost."
     State.FAILED: "failed",
     State.CANCELLED: "was cancelled",
@@ -52,6 +59,40 @@ def empty_store() -> None:
 def unreadable(sentence: str) -> None:
     """The store, an option or an address cannot be used; ``sentence`` says why and what to do."""
     st.error(escape(sentence))
+
+
+def busy(sentence: str) -> None:
+    """Another program holds the store. The page tries again by itself."""
+    unreadable(sentence)
+    st.caption(f"This page tries again every {TRY_AGAIN_S:g} s.")
+    _try_again()
+
+
+@st.fragment(run_every=TRY_AGAIN_S)
+def _try_again() -> None:
+    """The first time is the page itself; each later one draws it anew."""
+    if st.session_state.get(_TRIED) is True:
+        st.session_state[_TRIED] = False
+        st.rerun(scope="app")
+    st.session_state[_TRIED] = True
+
+
+@contextlib.contextmanager
+def part() -> Iterator[None]:
+    """A part of a page: what the store holds of it may be damaged, which one sentence says in its
+    place. The other parts are drawn."""
+    try:
+        yield
+    except StoreBusy:
+        raise  # of the store as a whole
+    except AmpscopeError as error:
+        unreadable(str(error))
+    except Exception:
+        logger.exception("A part of the page failed")
+        st.error(
+            "**This part of the page could not be drawn.** The terminal that runs the dashboard "
+            "shows the reason."
+        )
 
 
 def broken(page: str) -> None:
@@ -153,7 +194,7 @@ def _with_traceback(run: RunInfo, text: str) -> None:
     box(text)
     if run.traceback:
         with st.expander("The run's own traceback"):
-            st.code(run.traceback, language=None, wrap_lines=True)
+            st.code(run.traceback, language=None, wrap_lines=True, height=TRACEBACK_PX)
 
 
 def _kept(run: RunInfo) -> str:

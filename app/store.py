@@ -7,6 +7,7 @@ so the page sees one version throughout. Who may see what: app/permissions.py.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -14,6 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import plotly.graph_objects as go
 import streamlit as st
 
+from ampscope.errors import AmpscopeError, StoreError
 from ampscope.records import (
     Event,
     Frame,
@@ -33,6 +35,7 @@ from app import options, permissions, visible_rows
 
 P = ParamSpec("P")
 T = TypeVar("T")
+logger = logging.getLogger("ampscope.dashboard")
 MAX_ENTRIES = 96  # of about 1 MiB each for one frame of 500 modules
 MAX_FIGURES = 16
 # Steps of a chart that is about 1,000 px wide. Up to so many a run is shown as it was recorded.
@@ -119,7 +122,21 @@ def _read(
     _read: Callable[..., Any],  # the leading underscore keeps it out of the key; `name` is in
 ) -> Any:
     with Reader(Path(store)) as reader:
-        return _read(reader, run_id, *args, **dict(kwargs))
+        return read_or_damaged(run_id, lambda: _read(reader, run_id, *args, **dict(kwargs)))
+
+
+def read_or_damaged(run_id: str, read: Callable[[], T]) -> T:
+    """What ``read`` gives. Raises StoreError where it meets values that nothing of ampscope
+    writes."""
+    try:
+        return read()
+    except AmpscopeError:
+        raise
+    except Exception as error:
+        logger.exception("What the store holds of run %s could not be read", run_id)
+        raise StoreError(
+            f"What the store holds of this run is damaged ({type(error).__name__}: {error})."
+        ) from error
 
 
 @of_run

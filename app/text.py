@@ -27,6 +27,7 @@ from ampscope.report.words.numbers import (
 __all__ = [
     "NAME_LENGTH",
     "ago",
+    "bounded",
     "code",
     "count",
     "cut",
@@ -41,9 +42,18 @@ __all__ = [
     "size",
 ]
 
+LONGEST = 2_000  # characters of one text on a page; names of real runs have a few hundred
 _JOINER = "\u2060"  # word joiner: no width, no line break
 _PUNCTUATION = re.compile(r"([!-/:-@\[-`{-~])")
 _SYMBOLS = re.compile(r"([-<>=~:])(?=[-<>=~:])|(:)")
+
+
+def bounded(text: str) -> str:
+    """Its beginning, and how much of it is not shown: 100,000 characters would be a page of their
+    own, 300,000 px high."""
+    if len(text) <= LONGEST:
+        return text
+    return f"{text[:LONGEST]} … ({len(text) - LONGEST:,} characters more)"
 
 
 def escape(text: str) -> str:
@@ -52,14 +62,14 @@ def escape(text: str) -> str:
     CommonMark lets every ASCII punctuation mark be escaped. Streamlit replaces ``:name:`` and
     arrows such as ``->`` after that, in the parsed text, so an invisible joiner parts those.
     """
-    one_line = " ".join(text.split())
+    one_line = bounded(" ".join(text.split()))
     parted = _SYMBOLS.sub(lambda m: m.group(0) + _JOINER, one_line)
     return _PUNCTUATION.sub(r"\\\1", parted)
 
 
 def code(text: str) -> str:
     """``text`` as a Markdown code span; the fence is longer than any run of backticks in it."""
-    one_line = " ".join(text.split()) or " "
+    one_line = bounded(" ".join(text.split())) or " "
     longest = max((len(run) for run in re.findall(r"`+", one_line)), default=0)
     fence = "`" * (longest + 1)
     pad = " " if one_line.startswith("`") or one_line.endswith("`") else ""
@@ -68,4 +78,4 @@ def code(text: str) -> str:
 
 def for_plotly(text: str) -> str:
     """``text`` for Plotly's titles, ticks and hover boxes, which know tags and entities."""
-    return html.escape(text, quote=False)
+    return html.escape(bounded(text), quote=False)

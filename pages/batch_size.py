@@ -9,7 +9,8 @@ from app.runs import measurements
 st.title("Batch size", anchor=False)
 run = measurements.opened("batch")
 if run is not None:
-    batch_view.show(run)
+    with states.part():
+        batch_view.show(run)
 elif not measurements.of_kind("batch"):
     states.nothing_recorded(
         "No batch size has been searched on this machine yet.",

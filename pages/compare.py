@@ -9,7 +9,8 @@ from app.runs import measurements
 st.title("Compare", anchor=False)
 run = measurements.opened("compare")
 if run is not None:
-    compare_view.show(run)
+    with states.part():
+        compare_view.show(run)
 elif not measurements.of_kind("compare"):
     states.nothing_recorded(
         "Nothing has been compared on this machine yet.",

@@ -2,6 +2,7 @@
 
 import streamlit as st
 
+from app import states
 from app.diagnosis import (
     diagnosis_controls,
     diagnosis_data,
@@ -23,11 +24,18 @@ if not diagnosis_view.verdict(case, report, as_is):
     st.stop()
 found = next(iter(report.diagnosis.findings), None)
 if found is not None:
-    diagnosis_view.chain(report, as_is)
-    diagnosis_fix.show(case, report)
-diagnosis_controls.show(case, report)
+    with states.part():
+        diagnosis_view.chain(report, as_is)
+    with states.part():
+        diagnosis_fix.show(case, report)
+with states.part():
+    diagnosis_controls.show(case, report)
 if found is not None:
-    diagnosis_evidence.show(case, found)
-diagnosis_measurements.show(case, found.verdict.step if found is not None else None)
-diagnosis_view.others(report)
-diagnosis_rules.show(report)
+    with states.part():
+        diagnosis_evidence.show(case, found)
+with states.part():
+    diagnosis_measurements.show(case, found.verdict.step if found is not None else None)
+with states.part():
+    diagnosis_view.others(report)
+with states.part():
+    diagnosis_rules.show(report)

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import layout, machine
+from app import layout, machine, states
 from app.hardware import capability_table, hardware_bench, readings, telemetry_live
 from app.text import escape
 
@@ -10,7 +10,8 @@ st.title("Hardware", anchor=False)
 report = machine.report()
 answer = st.container()
 machine.verdict(report)
-hardware_bench.draw(report, answer)
+with states.part():
+    hardware_bench.draw(report, answer)
 
 st.subheader("Now", anchor=False)
 readings.draw()

@@ -22,9 +22,15 @@ if not layers.all_ops:
         "The ops of this run were not traced.",
         "Only stored dtypes are shown. Start the probe with --trace-every 1 to see its ops.",
     )
-layers_view.overview(run, layers)
-layers_view.flops(layers)
-layers_view.tree(layers)
-layers_view.one_module(run, layers)
-layers_view.in_fp32(run, layers)
-layers_view.casts(layers)
+with states.part():
+    layers_view.overview(run, layers)
+with states.part():
+    layers_view.flops(layers)
+with states.part():
+    layers_view.tree(layers)
+with states.part():
+    layers_view.one_module(run, layers)
+with states.part():
+    layers_view.in_fp32(run, layers)
+with states.part():
+    layers_view.casts(layers)

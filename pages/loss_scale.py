@@ -9,8 +9,13 @@ run = run_page.opened("Loss scale")
 found = scale_data.read(run)
 if not found.steps:
     states.no_step_of(run)
-scale_view.overview(found)
-scale_view.trajectory(found)
-scale_view.skips(run, found)
-scale_lab.draw(run, found)
-scale_windows_view.draw(run)
+with states.part():
+    scale_view.overview(found)
+with states.part():
+    scale_view.trajectory(found)
+with states.part():
+    scale_view.skips(run, found)
+with states.part():
+    scale_lab.draw(run, found)
+with states.part():
+    scale_windows_view.draw(run)

@@ -9,7 +9,8 @@ from app.runs import measurements
 st.title("Tensor Cores", anchor=False)
 run = measurements.opened("cores")
 if run is not None:
-    cores_view.show(run)
+    with states.part():
+        cores_view.show(run)
     with layout.details("Measure another step"):
         cores_form.draw()
 else:

@@ -97,7 +97,7 @@ def _report(head: RunInfo, runs: Sequence[RunInfo]) -> Report | None:
 def _recalled(path: str, run_id: str, version: str) -> Report:
     """``version`` is part of the key."""
     with Reader(Path(path)) as reader:
-        return recall(reader, run_id)
+        return store.read_or_damaged(run_id, lambda: recall(reader, run_id))
 
 
 def _version(runs: Sequence[RunInfo]) -> str:

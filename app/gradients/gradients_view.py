@@ -6,6 +6,7 @@ import streamlit as st
 
 from ampscope.formats import NumberFormat
 from ampscope.records import Role
+from app import states
 from app.gradients import gradient_controls, gradient_map, module_histograms, underflow_view
 from app.gradients.rank_frames import Ranks
 
@@ -18,14 +19,24 @@ def show(ranks: Ranks, role: Role, fmt: NumberFormat) -> None:
 
 def _show(ranks: Ranks, role: Role, fmt: NumberFormat) -> None:
     run = ranks[0]
-    look = gradient_map.choose(ranks, role, fmt)
-    gradient_map.overview(run, look)
-    gradient_map.heat_map(look)
-    gradient_map.zone_table(look)
+    look = None
+    with states.part():  # the sliders are drawn before what they choose is read
+        look = gradient_map.choose(ranks, role, fmt)
+    if look is None:
+        return
+    with states.part():
+        gradient_map.overview(run, look)
+    with states.part():
+        gradient_map.heat_map(look)
+    with states.part():
+        gradient_map.zone_table(look)
     st.subheader("One module", anchor=False)
     module = module_histograms.pick(look)
-    module_histograms.at_step(look, module)
-    module_histograms.over_time(ranks, look, module)
-    series = underflow_view.all_modules(run, look, module)
-    if series is not None:
-        underflow_view.one_module(series, look, module)
+    with states.part():
+        module_histograms.at_step(look, module)
+    with states.part():
+        module_histograms.over_time(ranks, look, module)
+    with states.part():
+        series = underflow_view.all_modules(run, look, module)
+        if series is not None:
+            underflow_view.one_module(series, look, module)

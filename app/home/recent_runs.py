@@ -7,7 +7,7 @@ import streamlit as st
 from ampscope.analysis.ranks import grouped, is_rank
 from ampscope.records import RunInfo, State
 from ampscope.report.words.run import rules
-from app import permissions, sitemap, store
+from app import permissions, sitemap, states, store
 from app.diagnosis import diagnosis_data
 from app.runs import probes, run_page, trainings
 from app.text import ago, cut, escape, plural
@@ -39,7 +39,8 @@ def _rows() -> None:
     shown = st.session_state.setdefault(_SHOWN, AT_FIRST)
     for ranks in entries[:shown]:
         run = ranks[0]
-        _row(ranks, sum(run.spec.group == other.spec.group for other in runs))
+        with states.part():  # one run never hides the others
+            _row(ranks, sum(run.spec.group == other.spec.group for other in runs))
     if len(entries) > shown and st.button(f"Show {min(AT_FIRST, len(entries) - shown)} older"):
         st.session_state[_SHOWN] = shown + AT_FIRST
         st.rerun()

@@ -9,7 +9,7 @@ from itertools import groupby
 from ampscope.analysis.dtypes import ModuleDtypes, dtypes_by_module
 from ampscope.policy.autocast_lists import CPU_LISTS, LISTED_OP_OF_KERNEL, list_of
 from ampscope.records import Frame, Machine, ModuleRecord, OpRecord, Role, RunInfo, StepRecord
-from app import store
+from app import states, store
 
 ALL_PHASES = "all"
 PHASES = (ALL_PHASES, "forward", "backward", "step")
@@ -56,7 +56,9 @@ def op_sets(steps: Sequence[StepRecord]) -> list[OpSet]:
 def read(run: RunInfo, chosen: OpSet | None, phase: str) -> Layers:
     """Everything the page shows, from the ops of ``chosen`` and the frames nearest to it."""
     modules = store.modules(run)
-    every = store.ops(run, chosen.id) if chosen else []
+    every: list[OpRecord] = []
+    with states.part():
+        every = store.ops(run, chosen.id) if chosen else []
     ops = [op for op in every if phase in (ALL_PHASES, op.phase)]
     step, frames = _frames(run, chosen.steps[-1] if chosen else None)
     rows = dtypes_by_module(modules, ops, frames)
@@ -72,13 +74,14 @@ def _frames(run: RunInfo, step: int | None) -> tuple[int | None, dict[Role, Fram
     """Frames of the roles that carry dtypes, at the last recorded step up to ``step``."""
     used, frames = None, {}
     for role in _DTYPE_ROLES:
-        recorded = store.frame_steps(run, role)
-        if not recorded:
-            continue
-        at = max((s for s in recorded if step is None or s <= step), default=recorded[0])
-        frame = store.frame(run, role, at)
-        if frame is not None:
-            used, frames[role] = at, frame
+        with states.part():
+            recorded = store.frame_steps(run, role)
+            if not recorded:
+                continue
+            at = max((s for s in recorded if step is None or s <= step), default=recorded[0])
+            frame = store.frame(run, role, at)
+            if frame is not None:
+                used, frames[role] = at, frame
     return used, frames
 
 

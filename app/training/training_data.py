@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ampscope.analysis.training import Training, training_of
-from ampscope.records import Role, RunInfo
-from app import store
+from ampscope.records import Event, Role, RunInfo, StepRecord, StepTotals
+from app import states, store
 
 MOST_POINTS, FEWEST_POINTS = 1000, 100  # of a run's curve; of each of very many ranks
 
@@ -12,8 +12,14 @@ MOST_POINTS, FEWEST_POINTS = 1000, 100  # of a run's curve; of each of very many
 def read(run: RunInfo, ranks: int = 1) -> Training:
     """In a time that does not depend on how long the run is."""
     points = max(FEWEST_POINTS, MOST_POINTS // ranks)
-    steps = store.steps(run, points=points)
-    return training_of(run, steps, store.totals(run), store.events(run))
+    steps, totals, events = list[StepRecord](), StepTotals(), list[Event]()
+    with states.part():  # each says for itself that it is damaged
+        steps = store.steps(run, points=points)
+    with states.part():
+        totals = store.totals(run)
+    with states.part():
+        events = store.events(run)
+    return training_of(run, steps, totals, events)
 
 
 def spans(run: RunInfo) -> list[tuple[int, int]]:

@@ -113,8 +113,16 @@ def _capsule(training: Training, event: Event, trainings: Sequence[Training]) ->
             if replayed.step == event.step:
                 st.markdown(f"**{escape('Run again:')}** {escape(replayed.text)}")
         st.code(training_words.replay_command(event), language="bash", wrap_lines=True)
-        if not Path(event.path).exists():
+        if not _is_here(event.path):
             st.caption(_MISSING)
+
+
+def _is_here(path: str) -> bool:
+    """A path from a run may be anything: too long for a file, or no name at all."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):
+        return False
 
 
 def _histograms(run: RunInfo, spans: Sequence[tuple[int, int]]) -> str:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import PurePath
 
 from ampscope.causes import CAUSES
+from ampscope.errors import AmpscopeError
 from ampscope.records import AS_IS, RunInfo
 from ampscope.report import fix_words
 from ampscope.report.words.verdict import could_not_run
@@ -104,7 +105,10 @@ class _Diagnoses:
         if head is None:
             return Result(script, _stage_without_run(script), problem=_problem(script))
         group: Sequence[RunInfo] = self.groups.get(head.spec.group, [])
-        return _result(script, diagnosis_data.opened(head, group))
+        try:
+            return _result(script, diagnosis_data.opened(head, group))
+        except AmpscopeError as error:  # one damaged diagnosis hides no other
+            return Result(script, Stage.COULD_NOT_RUN, head, problem=str(error))
 
 
 def _result(script: str, case: Case) -> Result:

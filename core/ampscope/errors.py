@@ -3,6 +3,7 @@
 AmpscopeError
 ├── BadInput        the user asked for something that cannot be done as asked
 ├── StoreError      the store cannot be read or written (path, disk, schema, not SQLite)
+│   └── StoreBusy   another program holds it; asking again later helps
 ├── ProbeFailed     a child run ended badly; the message is the run's own sentence
 └── Cancelled       a person stopped the run
 """
@@ -20,6 +21,10 @@ class BadInput(AmpscopeError):  # noqa: N818  # says what happened, as the other
 
 class StoreError(AmpscopeError):
     """The store cannot be opened, read or written."""
+
+
+class StoreBusy(StoreError):  # noqa: N818  # as above
+    """Another program holds the store: it is there, and can be read when that program is done."""
 
 
 class ProbeFailed(AmpscopeError):  # noqa: N818  # as above

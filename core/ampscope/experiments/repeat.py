@@ -42,9 +42,16 @@ def repeatable(info: RunInfo) -> RunSpec:
         raise BadInput("This run is a probe, not a script.")
     if spec.imported:  # its file and arguments are a stranger's words
         raise BadInput("This run was imported. Run its script yourself, with: ampscope diagnose")
-    if not is_module(spec) and not Path(spec.workload).is_file():
+    if not is_module(spec) and not _is_file(spec.workload):
         raise BadInput(f"There is no file {spec.workload} any more.")
     return spec
+
+
+def _is_file(path: str) -> bool:
+    try:
+        return Path(path).is_file()
+    except (OSError, ValueError):  # no name of a file
+        return False
 
 
 def is_module(spec: RunSpec) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from typing import Any, TypeVar
 
 from ampscope.errors import StoreError
 from ampscope.records import Cadence, Machine, RunSpec, ScalerSpec
+from ampscope.store import door
 
 T = TypeVar("T")
 _PLAIN: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
@@ -16,7 +18,7 @@ NESTED: dict[str, type] = {"ScalerSpec": ScalerSpec, "Cadence": Cadence}  # by d
 
 def to_json(record: RunSpec | Machine) -> str:
     """Compact JSON; keys in the order of the fields."""
-    return json.dumps(dataclasses.asdict(record), separators=(",", ":"))
+    return json.dumps(door.storable_parts(dataclasses.asdict(record)), separators=(",", ":"))
 
 
 def spec_from_json(text: str) -> RunSpec:
@@ -31,8 +33,8 @@ def machine_from_json(text: str | None) -> Machine | None:
 
 def _parsed(text: str) -> dict[str, Any]:
     try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
+        data = door.parsed(text)
+    except ValueError as error:
         raise _damaged(str(error)) from error
     if not isinstance(data, dict):
         raise _damaged("its spec is not an object")
@@ -46,9 +48,9 @@ def _build(kind: type[T], data: dict[str, Any]) -> T:
     for name, value in values.items():
         if declared[name] in NESTED and isinstance(value, dict):
             values[name] = _build(NESTED[declared[name]], value)
-    if isinstance(values.get("args"), list):
-        values["args"] = tuple(values["args"])
-    if isinstance(values.get("settings"), list):
+    if "args" in values:
+        values["args"] = _texts(values["args"])
+    if "settings" in values:
         values["settings"] = _pairs(values["settings"])
     try:
         record = kind(**values)
@@ -59,7 +61,15 @@ def _build(kind: type[T], data: dict[str, Any]) -> T:
     return record
 
 
-def _pairs(items: list[Any]) -> tuple[tuple[str, str], ...]:
+def _texts(items: Any) -> tuple[str, ...]:
+    if not isinstance(items, list) or not all(type(item) is str for item in items):
+        raise _damaged("args are not texts")
+    return tuple(items)
+
+
+def _pairs(items: Any) -> tuple[tuple[str, str], ...]:
+    if not isinstance(items, list):
+        raise _damaged("settings are not pairs of texts")
     for item in items:
         if not (isinstance(item, list) and len(item) == 2 and all(type(t) is str for t in item)):
             raise _damaged("settings are not pairs of texts")
@@ -72,7 +82,11 @@ def _check_type(field: dataclasses.Field[Any], value: object) -> None:
     wanted = (NESTED[declared],) if declared in NESTED else _PLAIN.get(declared)
     if wanted is not None and (not isinstance(value, wanted) or isinstance(value, bool)):
         raise _damaged(f"{field.name} is of type {type(value).__name__}")
+    if (isinstance(value, float) and not math.isfinite(value)) or (
+        isinstance(value, int) and not -door.MOST <= value <= door.MOST
+    ):
+        raise _damaged(f"{field.name} is out of bounds")
 
 
 def _damaged(how: str) -> StoreError:
-    return StoreError(f"The store holds a damaged run ({how}). Choose another file with --store.")
+    return StoreError(f"The store holds a damaged run ({how}); delete this run.")

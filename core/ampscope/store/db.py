@@ -7,32 +7,31 @@ in one StoreError sentence that names the file and says what to do.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import sqlite3
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ampscope.errors import StoreError
-from ampscope.store import creation, schema
+from ampscope.errors import StoreBusy, StoreError
+from ampscope.store import creation, door, schema
 from ampscope.store.schema import SCHEMA_VERSION, schema_text
 from ampscope.store.transactions import transaction
 
 __all__ = [
     "SCHEMA_VERSION",
     "default_path",
-    "from_sql",
     "open_for_reading",
     "open_for_writing",
     "schema_text",
-    "text_to_sql",
-    "to_sql",
     "transaction",
     "translated",
 ]
 
 BUSY_TIMEOUT_MS = 30_000  # a flush of a long run on a slow disk takes well under a second
+READING_TIMEOUT_MS = 3_000  # a person waits for what is read
+_MAGIC = b"SQLite format 3\x00"  # sqlite.org/fileformat.html
 
 
 def default_path() -> Path:
@@ -48,10 +47,12 @@ def open_for_writing(path: Path, journal: str = "WAL") -> sqlite3.Connection:
     that is there already keeps its ``journal``. WAL needs memory that all its processes share, so
     on a network file system a file has the journal DELETE (sqlite.org/wal.html)."""
     with translated(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        creation.make_folder(path.parent)
         if not path.exists():
             creation.create(path, journal)
+        _check_files(path)
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        connection.text_factory = door.decoded
         with _closed_on_error(connection):
             connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
             if schema.check(connection, path, may_be_empty=True) == 0:
@@ -62,6 +63,38 @@ def open_for_writing(path: Path, journal: str = "WAL") -> sqlite3.Connection:
             connection.execute("PRAGMA foreign_keys = ON")
             schema.prepare(connection)
     return connection
+
+
+def _check_files(path: Path) -> None:
+    """Raises StoreError for what SQLite would wait on for ever (a named pipe, a device), also where
+    it stands for a file beside the store, and for a file that is no database."""
+    for file in (path, *(Path(f"{path}{suffix}") for suffix in creation.BESIDE)):
+        try:
+            mode = file.stat().st_mode
+        except FileNotFoundError:
+            continue
+        if not stat.S_ISREG(mode) and not (file == path and stat.S_ISDIR(mode)):
+            raise StoreError(
+                f"{file} is {_kind(mode)}, not a file. Choose another file with --store."
+            )
+    if path.is_dir() or not path.exists() or not path.stat().st_size:
+        return  # each has a sentence of its own
+    with path.open("rb") as opened:
+        if opened.read(len(_MAGIC)) != _MAGIC:
+            raise StoreError(
+                f"{path} is not an ampscope store (not SQLite). Choose another file with --store."
+            )
+
+
+def _kind(mode: int) -> str:
+    kinds = {
+        stat.S_IFIFO: "a named pipe",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+        stat.S_IFDIR: "a folder",
+    }
+    return kinds.get(stat.S_IFMT(mode), "something else")
 
 
 def _set_journal(connection: sqlite3.Connection, journal: str) -> None:
@@ -82,8 +115,12 @@ def _set_journal(connection: sqlite3.Connection, journal: str) -> None:
 def open_for_reading(path: Path, *, may_convert: bool = True) -> sqlite3.Connection:
     """Read-only connection; a file of an older version is converted first, if that is possible and
     allowed. Raises StoreError when there is no store at ``path``."""
-    if not path.exists():
-        raise StoreError(f"There is no store at {path} yet. Run a probe first: ampscope probe gpt")
+    with translated(path):
+        if not path.exists():
+            raise StoreError(
+                f"There is no store at {path} yet. Run a probe first: ampscope probe gpt"
+            )
+        _check_files(path)
     _restore(path)
     connection, version = _reading(path)
     if version == SCHEMA_VERSION:
@@ -104,7 +141,7 @@ def _restore(path: Path) -> None:
     step). A journal that is in use by a living process is left to it."""
     if Path(f"{path}-journal").exists():
         with translated(path), contextlib.closing(sqlite3.connect(path)) as connection:
-            connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+            connection.execute(f"PRAGMA busy_timeout = {READING_TIMEOUT_MS}")
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
 
 
@@ -118,7 +155,8 @@ def _reading(path: Path) -> tuple[sqlite3.Connection, int]:
             check_same_thread=False,
         )
         with _closed_on_error(connection):
-            connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+            connection.text_factory = door.decoded
+            connection.execute(f"PRAGMA busy_timeout = {READING_TIMEOUT_MS}")
             version = schema.check(connection, path, may_be_empty=False)
     return connection, version
 
@@ -146,7 +184,8 @@ def translated(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.DatabaseError as error:
-        raise StoreError(_sentence(path, error)) from error
+        kind = StoreBusy if _is_locked(error) else StoreError
+        raise kind(_sentence(path, error)) from error
     except OSError as error:
         reason = error.strerror or str(error)
         raise StoreError(f"Cannot use {path}: {reason}. Choose another file with --store.") from (
@@ -154,19 +193,8 @@ def translated(path: Path) -> Iterator[None]:
         )
 
 
-def to_sql(value: float | None) -> float | str | None:
-    """SQLite stores a REAL NaN as NULL, so NaN goes in as text."""
-    return "nan" if value is not None and math.isnan(value) else value
-
-
-def text_to_sql(text: str) -> str:
-    """Half characters, which Python lets a name have and UTF-8 does not, are spelled."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
-
-
-def from_sql(value: float | str | None) -> float | None:
-    """Inverse of :func:`to_sql`."""
-    return None if value is None else float(value)
+def _is_locked(error: sqlite3.DatabaseError) -> bool:
+    return "locked" in str(error)
 
 
 def _sentence(path: Path, error: sqlite3.DatabaseError) -> str:
@@ -177,8 +205,6 @@ def _sentence(path: Path, error: sqlite3.DatabaseError) -> str:
             f"merge them first: ampscope runs merge {path} --into runs.db. Or choose a file with "
             "--store."
         )
-    if "Could not decode" in text:
-        return f"{path} is damaged (a text in it is unreadable). Choose another file with --store."
     if "not a database" in text:
         return f"{path} is not an ampscope store (not SQLite). Choose another file with --store."
     if "readonly" in text or "read-only" in text:
@@ -189,6 +215,9 @@ def _sentence(path: Path, error: sqlite3.DatabaseError) -> str:
         return f"Cannot open {path}: no permission. Choose another file with --store."
     if "malformed" in text:
         return f"{path} is damaged ({text}). Restore it, or choose another file with --store."
-    if "locked" in text:
-        return f"{path} is held by another program for longer than {BUSY_TIMEOUT_MS // 1000} s."
+    if _is_locked(error):
+        return (
+            f"{path} is held by another program. Wait until it is done, or end it (`fuser {path}` "
+            "names it)."
+        )
     return f"The store {path} failed: {text}. Choose another file with --store."

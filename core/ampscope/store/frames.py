@@ -26,6 +26,8 @@ DTYPE_CODES = (
     "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "complex32",
 )  # fmt: skip
 _CODES = {dtype: code for code, dtype in enumerate(DTYPE_CODES)}
+MAX_ROWS = 100_000  # of one frame: modules times dtypes; unpacked they take 227 MB
+MAX_BODY = 128 * 2**20  # bytes: each of these rows with 130 occupied bins
 ZLIB_LEVEL = 1  # level 6 saves 4 % of space for three times the time on recorded GPT frames
 
 
@@ -57,8 +59,7 @@ def pack(modules: tuple[int, ...], dtypes: tuple[str, ...], rows: Raw) -> bytes:
 def unpack(blob: bytes) -> tuple[tuple[int, ...], tuple[str, ...], Raw]:
     """Inverse of :func:`pack`. Raises StoreError for a blob that is not one."""
     try:
-        width, body = blob[0], zlib.decompress(blob[1:])
-        count = int(np.frombuffer(body, "<u4", 1)[0])
+        width, body, count = _opened(blob)
         modules = np.frombuffer(body, "<u4", count, 4)
         codes = np.frombuffer(body, np.uint8, count, 4 + 4 * count)
         occupied = np.frombuffer(body, "<u2", count, 4 + 5 * count).astype(np.int64)
@@ -74,7 +75,7 @@ def unpack(blob: bytes) -> tuple[tuple[int, ...], tuple[str, ...], Raw]:
         rows = np.zeros((count, RAW_LEN), np.int64)
         rows[which, running[1:] - base[which]] = values.view("<u8").ravel().astype(np.int64)
         dtypes = tuple(DTYPE_CODES[code] for code in codes.tolist())
-    except (IndexError, ValueError, zlib.error) as error:
+    except (IndexError, OverflowError, ValueError, zlib.error) as error:
         raise StoreError(f"A stored histogram is damaged ({error}); delete this run.") from error
     return tuple(modules.tolist()), dtypes, rows
 
@@ -83,8 +84,7 @@ def unpack_module(blob: bytes, module: int) -> Raw | None:
     """Sum of one module's rows, None when it has none: a quarter of the time of :func:`unpack`,
     for a series over many frames. Raises StoreError for a blob that is not one."""
     try:
-        width, body = blob[0], zlib.decompress(blob[1:])
-        count = int(np.frombuffer(body, "<u4", 1)[0])
+        width, body, count = _opened(blob)
         hits = np.flatnonzero(np.frombuffer(body, "<u4", count, 4) == module).tolist()
         ends = np.cumsum(np.frombuffer(body, "<u2", count, 4 + 5 * count), dtype=np.int64)
         cells, at = int(ends[-1]) if count else 0, 4 + 7 * count
@@ -98,9 +98,22 @@ def unpack_module(blob: bytes, module: int) -> Raw | None:
             gaps = planes[0].astype(np.int64) + (planes[1].astype(np.int64) << 8)
             values = sum(p.astype(np.int64) << (8 * i) for i, p in enumerate(planes[2:]))
             out[np.cumsum(gaps)] += values
-    except (IndexError, ValueError, zlib.error) as error:
+    except (IndexError, OverflowError, ValueError, zlib.error) as error:
         raise StoreError(f"A stored histogram is damaged ({error}); delete this run.") from error
     return out if hits else None
+
+
+def _opened(blob: bytes) -> tuple[int, bytes, int]:
+    """Width of the counts, the body and its number of rows. Raises ValueError for a small blob that
+    would be unpacked to much more than any frame of a model holds."""
+    inflating = zlib.decompressobj()
+    body = inflating.decompress(blob[1:], MAX_BODY)
+    if inflating.unconsumed_tail or not inflating.eof:
+        raise ValueError("it is cut off, or beyond bounds")
+    count = int(np.frombuffer(body, "<u4", 1)[0])
+    if count > MAX_ROWS or blob[0] not in (1, 2, 4, 8):
+        raise ValueError(f"{count:,} rows are beyond bounds")
+    return blob[0], body, count
 
 
 def _planes16(values: NDArray[np.int64]) -> bytes:

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 
-from ampscope.store import db
+from ampscope.store import door
 
 Insert = tuple[str, tuple[object, ...]]  # statement, values
 
@@ -29,13 +29,7 @@ def of_row(table: str, **columns: object) -> Insert:
 
 
 def _insert(table: str, columns: tuple[str, ...], values: tuple[object, ...]) -> Insert:
-    return _statement(table, columns), tuple(map(_to_sql, values))
-
-
-def _to_sql(value: object) -> object:
-    if isinstance(value, float):
-        return db.to_sql(value)
-    return db.text_to_sql(value) if isinstance(value, str) else value
+    return _statement(table, columns), tuple(map(door.to_column, columns, values))
 
 
 @cache

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 
 from ampscope.records import StepRecord, StepTotals
-from ampscope.store import db, rows
+from ampscope.store import door, rows
 from ampscope.store.pyramid import BAD, SIZES, TOP, Query, cover
 from ampscope.store.step_blocks import Block, combined
 
@@ -52,7 +52,7 @@ def totals(query: Query, run_id: str) -> StepTotals:
         last_step=block.last_step,
         first_bad=block.first_bad,
         last_bad=block.last_bad,
-        last_scale=db.from_sql(block.last_scale),
+        last_scale=door.real(block.last_scale),
     )
 
 

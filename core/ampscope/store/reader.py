@@ -105,7 +105,7 @@ class Reader:
             "SELECT step,coalesce(last_step,step) FROM frame INDEXED BY frame_span"
             " WHERE run=? AND role=? ORDER BY step"
         )
-        return [(first, last) for first, last in self._all(sql, run_id, role)]
+        return [rows.span(row) for row in self._all(sql, run_id, role)]
 
     def frame(self, run_id: str, role: Role, step: int) -> Frame | None:
         """Histograms of one role that cover a step, or None when none were taken. A frame whose
@@ -157,15 +157,16 @@ class Reader:
         """What devices read beside a run, in the order of time; with ``points`` about so many of
         each device, all extremes among them and none invented."""
         sql = f"SELECT {rows.SAMPLE} FROM telemetry WHERE run=? ORDER BY at,device"
-        return [Sample(*row) for row in sample_thinning.of_devices(self._all(sql, run_id), points)]
+        found = sample_thinning.of_devices(self._all(sql, run_id), points)
+        return [rows.sample(row) for row in found]
 
     def nonfinite(self, run_id: str, step: int | None = None) -> list[NonFiniteRecord]:
         """Parameters with NaN or Inf gradients, in backward order."""
         sql = (
-            'SELECT step,parameter,"order",total,nan,pos_inf,neg_inf FROM nonfinite'
+            f"SELECT {rows.NONFINITE} FROM nonfinite"
             ' WHERE run=? AND (?2 IS NULL OR step=?2) ORDER BY step,"order"'
         )
-        return [NonFiniteRecord(*row) for row in self._all(sql, run_id, step)]
+        return [rows.nonfinite(row) for row in self._all(sql, run_id, step)]
 
     def is_next(self, run_id: str) -> bool:
         """Whether no other run waits in front of this one for the same device. A run that has not

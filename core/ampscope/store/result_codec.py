@@ -14,23 +14,25 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from ampscope.errors import StoreError
 from ampscope.records import RESULT_KINDS, Result
+from ampscope.store import door
 
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in RESULT_KINDS}
 
 
 def encode(record: Result) -> tuple[str, str]:
     """(kind, JSON of the fields)."""
-    text = json.dumps(dataclasses.asdict(record), separators=(",", ":"))
+    parts = door.storable_parts(dataclasses.asdict(record))
+    text = json.dumps(parts, separators=(",", ":"))
     return type(record).__name__, text
 
 
 def decode(kind: str, text: str) -> Result:
     """Inverse of :func:`encode`. Raises StoreError for what is no such record."""
-    known = KINDS.get(kind)
+    known = KINDS.get(kind) if isinstance(kind, str) else None
     if known is None:
         raise StoreError(f"A stored result is of the unknown kind {kind!r}; delete this run.")
     try:
-        record: Result = _built(known, json.loads(text))
+        record: Result = _built(known, door.parsed(text))
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise StoreError(f"A stored result is damaged ({error}); delete this run.") from error
     return record

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from ampscope.records import Machine, RunSpec, State
-from ampscope.store import codec, db
+from ampscope.store import codec, db, door
 from ampscope.store.processes import process_start_time
 
 
@@ -68,7 +68,7 @@ class RunRow:
 
     def _update(self, **columns: object) -> None:
         names = ", ".join(f"{name} = ?" for name in columns)
-        values = (db.text_to_sql(v) if isinstance(v, str) else v for v in columns.values())
+        values = (door.to_column(name, value) for name, value in columns.items())
         with self._lock, db.translated(self.path), db.transaction(self._connection):
             self._connection.execute(f"UPDATE run SET {names} WHERE id = ?", (*values, self.run_id))
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ampscope.exponents import RAW_LEN, Raw
 from ampscope.records import Role
-from ampscope.store import db, frames
+from ampscope.store import door, frames
 from ampscope.store.reader import Reader
 
 
@@ -39,7 +39,7 @@ def module_series(reader: Reader, run_id: str, role: Role, module: int) -> Modul
         if row is not None:
             steps.append(step)
             last_steps.append(last_step)
-            scales.append(db.from_sql(scale) or 0.0)
+            scales.append(door.real(scale) or 0.0)
             rows.append(row)
     counts = np.array(rows, np.int64).reshape(len(rows), RAW_LEN)
     return ModuleSeries(tuple(steps), tuple(scales), counts, tuple(last_steps))
