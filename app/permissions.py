@@ -117,6 +117,11 @@ def _is_lessons(spec: RunSpec) -> bool:
     return not spec.imported and (spec.kind == "lesson" or is_script)
 
 
+def is_of_lesson(run: RunInfo) -> bool:
+    """Whether a run is a lesson's own, which everybody may see whole."""
+    return _is_lessons(run.spec)
+
+
 def comes_with_lesson(script: str) -> bool:
     """Whether a lesson brings this script along."""
     return Path(script).parent == _SCRIPTS

@@ -15,6 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import plotly.graph_objects as go
 import streamlit as st
 
+from ampscope import privacy
 from ampscope.errors import AmpscopeError, StoreError
 from ampscope.records import (
     Event,
@@ -34,6 +35,7 @@ from ampscope.store.reader import Reader
 from app import options, permissions, visible_rows
 
 P = ParamSpec("P")
+_WITHOUT_FOLDERS = (StepRecord, ShadowRecord, Sample, OpRecord, ModuleRecord, tuple, int)
 T = TypeVar("T")
 logger = logging.getLogger("ampscope.dashboard")
 MAX_ENTRIES = 96  # of about 1 MiB each for one frame of 500 modules
@@ -93,7 +95,7 @@ def of_run(
         name = f"{read.__module__}.{read.__qualname__}"
         named = tuple(sorted(kwargs.items()))
         result: T = _read(str(path()), info.id, version(info), name, args, named, read)
-        return result
+        return as_visible(result)
 
     return cached
 
@@ -123,6 +125,19 @@ def _read(
 ) -> Any:
     with Reader(Path(store)) as reader:
         return read_or_damaged(run_id, lambda: _read(reader, run_id, *args, **dict(kwargs)))
+
+
+def as_visible(result: T) -> T:
+    """Without folders of this machine, for who may not know them."""
+    if permissions.is_trusted() or not _may_name_folders(result):
+        return result
+    return privacy.for_others(result, folders=False)
+
+
+def _may_name_folders(result: object) -> bool:
+    if not isinstance(result, list):
+        return not isinstance(result, Frame | StepTotals)
+    return bool(result) and not isinstance(result[0], _WITHOUT_FOLDERS)
 
 
 def read_or_damaged(run_id: str, read: Callable[[], T]) -> T:

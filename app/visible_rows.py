@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path, PurePath
 
 from ampscope.errors import BadInput
+from ampscope.privacy import without_folders
 from ampscope.records import RunInfo
 from app import permissions, run_rows
 
@@ -16,7 +19,7 @@ def newest(path: Path, limit: int) -> tuple[RunInfo, ...]:
     """Newest first."""
     if permissions.is_trusted():
         return run_rows.newest(path, limit)
-    return permissions.visible(run_rows.newest(path, max(limit, FAR)))[:limit]
+    return _shown(permissions.visible(run_rows.newest(path, max(limit, FAR)))[:limit])
 
 
 def one(path: Path, run_id: str) -> RunInfo:
@@ -30,9 +33,24 @@ def one(path: Path, run_id: str) -> RunInfo:
             found = [r for r in permissions.visible([run_rows.one(path, run_id)]) if r.id == run_id]
     if len(found) != 1:
         raise BadInput(f"Run {run_id!r} is not here, or is not shown to the class.")
-    return found[0]
+    return _shown(found)[0]
 
 
 def group(path: Path, name: str) -> tuple[RunInfo, ...]:
     """Runs that were started together, oldest first."""
-    return permissions.visible(run_rows.group(path, name))
+    return _shown(permissions.visible(run_rows.group(path, name)))
+
+
+def _shown(runs: Sequence[RunInfo]) -> tuple[RunInfo, ...]:
+    """Students see neither a script's arguments nor folders of the machine that it ran on. The
+    scripts that come with a lesson lie where ampscope does; pages show their names alone."""
+    if permissions.is_trusted():
+        return tuple(runs)
+    return tuple(run if permissions.is_of_lesson(run) else _without_folders(run) for run in runs)
+
+
+def _without_folders(run: RunInfo) -> RunInfo:
+    name = PurePath(run.spec.workload).name
+    spec = replace(run.spec, workload=name, args=(), label=without_folders(run.spec.label))
+    message, traceback = without_folders(run.message), without_folders(run.traceback)
+    return replace(run, spec=spec, message=message, traceback=traceback)

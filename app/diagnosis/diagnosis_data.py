@@ -88,7 +88,7 @@ def observations(reader: Reader, run_id: str) -> list[Observation]:
 
 def _report(head: RunInfo, runs: Sequence[RunInfo]) -> Report | None:
     try:
-        return _recalled(str(store.path()), head.id, _version(runs))
+        return store.as_visible(_recalled(str(store.path()), head.id, _version(runs)))
     except BadInput:  # the script as it is still runs
         return None
 

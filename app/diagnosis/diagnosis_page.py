@@ -14,6 +14,7 @@ import streamlit as st
 from ampscope.errors import AmpscopeError, BadInput
 from ampscope.records import RunInfo
 from ampscope.report.words.controls import control
+from ampscope.report.words.run import file_name
 from app import links, permissions, sitemap, states, store
 from app.diagnosis import diagnosis_data, diagnosis_jobs
 from app.diagnosis.diagnosis_data import Case
@@ -44,9 +45,10 @@ def header(case: Case) -> None:
             report_buttons.draw(case.head)
     share_switch.offer(case.head)
     spec = case.head.spec
-    arguments = [f"arguments {shlex.join(spec.args)}"] if spec.args else []
+    is_shown = bool(spec.args) and permissions.is_trusted()
+    arguments = [f"arguments {shlex.join(spec.args)}"] if is_shown else []
     facts = [
-        cut(spec.workload, 80),
+        cut(spec.workload, 80) if permissions.is_trusted() else file_name(spec.workload),
         *arguments,
         run_page.policy_of(case.head.machine),
         plural(len(case.runs), "run"),

@@ -49,11 +49,11 @@ def _may_take(run: RunInfo) -> bool:
 
 
 def _html(reader: Reader, run_id: str) -> str:
-    return to_html(document(reader, [run_id]))
+    return to_html(document(reader, [run_id], folders=permissions.is_trusted()))
 
 
 def _markdown(reader: Reader, run_id: str) -> str:
-    return to_markdown(document(reader, [run_id]))
+    return to_markdown(document(reader, [run_id], folders=permissions.is_trusted()))
 
 
 def _notebook(reader: Reader, run_id: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from ampscope.cli.options import store_option
+from ampscope.cli.options import leave_out_option, store_option
 from ampscope.cli.script_checks import INTERVENTIONS, checked_fix, checked_limits, checked_script
 from ampscope.cli.verdict import CANCELLED, Output, could_not_run, reason_of, status_of
 from ampscope.errors import AmpscopeError, Cancelled
@@ -56,6 +56,7 @@ def script_options(command: Callable[..., None]) -> Callable[..., None]:
             help="What the script trains with; auto reads its imports.",
         ),
         click.option("--quiet", is_flag=True, help="Do not show the script's own output."),
+        leave_out_option,
         store_option,
     ):
         command = option(command)

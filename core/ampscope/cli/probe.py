@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from ampscope.cli.options import store_option
+from ampscope.cli.options import leave_out_option, store_option
 from ampscope.cli.progress import leave, start_together
 from ampscope.cli.tables import messages, probe_table, run_as_json
 from ampscope.cli.workloads import absolute
@@ -68,6 +68,7 @@ from ampscope.workloads.catalog import SIZES
 )
 @click.option("--label", default="", help="How the run is listed.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@leave_out_option
 @store_option
 def probe(
     workload: str,

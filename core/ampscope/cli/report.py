@@ -23,10 +23,11 @@ _OUT = click.Path(path_type=Path, allow_dash=True, dir_okay=False)
 @click.option("--html", type=_OUT, help="One file for a browser; it needs no network.")
 @click.option("--markdown", type=_OUT, help="For an issue tracker.")
 @click.option("--notebook", type=_OUT, help="A notebook (.ipynb) that loads the runs.")
+@click.option("--as-recorded", is_flag=True, help="Keep the home folder and the machine's name.")
 @store_option
 def report(
     run: tuple[str, ...], html: Path | None, markdown: Path | None, notebook: Path | None,
-    store: Path,
+    as_recorded: bool, store: Path,
 ) -> None:  # fmt: skip
     """Write a report of each RUN: verdict, evidence, charts, fix, machine, and what is missing.
 
@@ -41,7 +42,7 @@ def report(
     if len(set(paths)) < len(paths):
         raise BadInput("Each report needs a file of its own.")
     with Reader(store) as reader:
-        made = document(reader, run)
+        made = document(reader, run, as_recorded=as_recorded)
         infos = of_reports(reader, run)
     if html is not None:
         _write(html, to_html(made))

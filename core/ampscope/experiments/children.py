@@ -15,6 +15,7 @@ import tempfile
 import threading
 from pathlib import Path
 
+from ampscope import privacy
 from ampscope.errors import AmpscopeError
 from ampscope.experiments.script_deaths import last_words
 from ampscope.frameworks.names import TORCH
@@ -73,6 +74,7 @@ class Child:
         with self._words:
             status = self._process.wait()
             if self.run_id:
+                privacy.forget(self.run_id)
                 _say_how_it_died(self.store, self.run_id, status, self._said())
 
     def _said(self) -> str:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ampscope import privacy
 from ampscope.errors import AmpscopeError
 from ampscope.experiments.children import spawn
 from ampscope.experiments.validate import checked
@@ -24,6 +25,7 @@ def launch(spec: RunSpec, store: Path) -> str:
     spec = checked(spec)
     writer = RunWriter.create(store, spec)
     try:
+        privacy.leave(writer.run_id, spec)
         spawn(spec, store, writer.run_id)
     except OSError as error:
         writer.finish(State.FAILED, f"Could not start Python: {error.strerror}.")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 
+from ampscope import privacy
 from ampscope.errors import AmpscopeError, BadInput
 from ampscope.experiments.script_runs import ScriptRuns
 from ampscope.records import RunInfo, RunSpec
@@ -42,6 +43,11 @@ def repeatable(info: RunInfo) -> RunSpec:
         raise BadInput("This run is a probe, not a script.")
     if spec.imported:  # its file and arguments are a stranger's words
         raise BadInput("This run was imported. Run its script yourself, with: ampscope diagnose")
+    if privacy.is_masked(spec.args):
+        raise BadInput(
+            "Secrets among its arguments are not stored, so it cannot be run from here. Run it "
+            "yourself, with: ampscope diagnose"
+        )
     if not is_module(spec) and not _is_file(spec.workload):
         raise BadInput(f"There is no file {spec.workload} any more.")
     return spec

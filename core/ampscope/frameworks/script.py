@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 
+from ampscope import privacy
 from ampscope.capture.script.source_lines import SourceLines, line_name
 from ampscope.errors import AmpscopeError
 from ampscope.frameworks.adapters import Adapter, load
@@ -47,7 +48,7 @@ def main() -> None:
     """Run the script of a queued run and write what happened."""
     store, run_id = store_and_run()
     with Reader(store) as reader:
-        spec = reader.run(run_id).spec
+        spec = privacy.taken(run_id, reader.run(run_id).spec)
     files, folder = None, view_folder()
     if folder is not None:
         try:

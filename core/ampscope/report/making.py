@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from ampscope import __version__
+from ampscope import __version__, privacy
 from ampscope.records import RunInfo
 from ampscope.report.contents import diagnosis, measurement, training
 from ampscope.report.document import Document, Part
@@ -19,9 +19,15 @@ from ampscope.verdicts.recall import counting
 POINTS = 2000  # steps that a curve has at most, about two a pixel on paper
 
 
-def document(reader: Reader, names: Sequence[str]) -> Document:
+def document(
+    reader: Reader, names: Sequence[str], *, as_recorded: bool = False, folders: bool = True
+) -> Document:
     """One part a run, in the order asked for; runs of one diagnosis make one part together. Raises
-    BadInput for a name that is not in the store."""
+    BadInput for a name that is not in the store.
+
+    The home folder is written ~ and the machine's name is left out, unless ``as_recorded``; without
+    ``folders`` every path is its last part.
+    """
     runs = heads([reader.run(name) for name in names])
     points = max(100, POINTS // max(1, len(runs)))
     parts = tuple(_part(reader, run, points) for run in runs)
@@ -29,7 +35,11 @@ def document(reader: Reader, names: Sequence[str]) -> Document:
     made = (
         f"Made by ampscope {__version__} on {now} from what was recorded; nothing was run for it."
     )
-    return Document(parts, made)
+    whole = Document(parts, made)
+    if as_recorded:
+        return whole
+    hosts = {run.machine.host for run in runs if run.machine is not None}
+    return privacy.for_others(whole, hosts=hosts, folders=folders)
 
 
 def of_reports(reader: Reader, names: Sequence[str]) -> list[RunInfo]:

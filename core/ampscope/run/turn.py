@@ -9,27 +9,26 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from ampscope.privacy import private_folder
 
 POLL_S = 0.1
 
 
 def lock_path(device: str) -> Path:
     """Lock file of a device, shared by all of this user's stores."""
-    # The number, not the name: a container may run under a user that has none.
-    folder = Path(tempfile.gettempdir()) / f"ampscope-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder / f"{device.replace(':', '-')}.lock"
+    return private_folder() / f"{device.replace(':', '-')}.lock"
 
 
 @contextlib.contextmanager
 def device_turn(device: str, is_next: Callable[[], bool]) -> Iterator[None]:
     """Hold the device. Waits until ``is_next()`` is true and the lock is free; ``is_next`` may
     raise to leave the queue."""
-    handle = os.open(lock_path(device), os.O_RDWR | os.O_CREAT, 0o600)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    handle = os.open(lock_path(device), flags, 0o600)
     try:
         while not (is_next() and _try_lock(handle)):
             time.sleep(POLL_S)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from dataclasses import replace
 from typing import Any, TypeVar
 
+from ampscope import privacy
 from ampscope.errors import StoreError
 from ampscope.records import Cadence, Machine, RunSpec, ScalerSpec
 from ampscope.store import door
@@ -18,6 +20,8 @@ NESTED: dict[str, type] = {"ScalerSpec": ScalerSpec, "Cadence": Cadence}  # by d
 
 def to_json(record: RunSpec | Machine) -> str:
     """Compact JSON; keys in the order of the fields."""
+    if isinstance(record, RunSpec):
+        record = replace(record, args=privacy.masked(record.args))
     return json.dumps(door.storable_parts(dataclasses.asdict(record)), separators=(",", ":"))
 
 
@@ -64,7 +68,7 @@ def _build(kind: type[T], data: dict[str, Any]) -> T:
 def _texts(items: Any) -> tuple[str, ...]:
     if not isinstance(items, list) or not all(type(item) is str for item in items):
         raise _damaged("args are not texts")
-    return tuple(items)
+    return privacy.masked(items)  # older versions stored what they were given
 
 
 def _pairs(items: Any) -> tuple[tuple[str, str], ...]:

@@ -12,6 +12,7 @@ import types
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from ampscope import privacy
 from ampscope.errors import StoreError
 from ampscope.observations import BadOp, Observation, Operand
 from ampscope.store import door
@@ -22,6 +23,8 @@ KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Observat
 def encode(observation: Observation) -> tuple[str, str]:
     """(kind, JSON of the fields)."""
     parts = door.storable_parts(dataclasses.asdict(observation))
+    if "code" in parts and privacy.leaves_out("source"):
+        parts["code"] = ""
     text = json.dumps(parts, separators=(",", ":"))
     return type(observation).__name__, text
 

@@ -162,18 +162,24 @@ def step(row: Row) -> StepRecord:
 def module(row: Row) -> ModuleRecord:
     """A row of :data:`MODULE`."""
     index, path, kind, dtypes, parameters, is_leaf, shared_with = row
-    texts: list[Any] = [door.text(value) for value in (path, kind, dtypes)]
-    size = door.whole(parameters)
-    leaf = bool(door.whole(is_leaf))
-    return ModuleRecord(door.whole(index), *texts, size, leaf, door.text(shared_with))
+    return ModuleRecord(
+        door.whole(index),
+        door.text(path),
+        door.text(kind),
+        door.text(dtypes),
+        door.whole(parameters),
+        bool(door.whole(is_leaf)),
+        door.text(shared_with),
+    )
 
 
 @_row_of("op")
 def op(row: Row) -> OpRecord:
     """A row of :data:`OP`."""
-    texts: list[Any] = [door.text(value) for value in row[1:5]]
+    phase, name, inputs, outputs = map(door.text, row[1:5])
     count, flops, is_cast = map(door.whole, row[5:])
-    return OpRecord(door.whole(row[0]), *texts, count, flops, bool(is_cast))
+    index = door.whole(row[0])
+    return OpRecord(index, phase, name, inputs, outputs, count, flops, bool(is_cast))
 
 
 @_row_of("comparison with the fp32 shadow")
@@ -215,8 +221,8 @@ def span(row: Row) -> tuple[int, int]:
 @_row_of("report")
 def event(row: Row) -> Event:
     """A row of :data:`EVENT`."""
-    texts: list[Any] = [door.text(value) for value in row[1:5]]
-    return Event(door.whole(row[0], -1), *texts, door.real(row[5]))
+    kind, name, text, path = map(door.text, row[1:5])
+    return Event(door.whole(row[0], -1), kind, name, text, path, door.real(row[5]))
 
 
 @_row_of("gradient with NaN or Inf")
@@ -235,9 +241,8 @@ def sample(row: Row) -> Sample:
     numbers: list[Any] = [door.real(value) for value in row[2:13]]
     memory: list[Any] = [None if n is None else int(n) for n in numbers[2:4]]
     others = door.whole_or_none(row[14])
-    return Sample(
-        door.text(row[0]), at, *numbers[:2], *memory, *numbers[4:], door.text(row[13]), others
-    )
+    values = (door.text(row[0]), at, *numbers[:2], *memory, *numbers[4:], door.text(row[13]))
+    return Sample(*values, others)  # type: ignore[arg-type]  # in the order of its fields
 
 
 def _state(text: str) -> State:

@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+from ampscope import privacy
 from ampscope.records import Machine, RunSpec, State
 from ampscope.store import codec, db, door
 from ampscope.store.processes import process_start_time
@@ -32,7 +33,7 @@ class RunRow:
                 " VALUES (?,?,?,?,?,?,?)",
                 (
                     self.run_id,
-                    codec.to_json(spec),
+                    codec.to_json(privacy.recorded(spec)),
                     State.QUEUED,
                     time.time(),
                     time.time(),
@@ -48,13 +49,16 @@ class RunRow:
 
     def wait_for(self, machine: Machine) -> None:
         """Say where the run is going to take place, while it waits for its turn there."""
-        self._update(machine=codec.to_json(machine), heartbeat=time.time())
+        self._update(machine=_as_json(machine), heartbeat=time.time())
 
     def start(self, machine: Machine) -> None:
         """State running."""
         now = time.time()
         self._update(
-            state=State.RUNNING, started=now, heartbeat=now, machine=codec.to_json(machine)
+            state=State.RUNNING,
+            started=now,
+            heartbeat=now,
+            machine=_as_json(machine),
         )
 
     def beat(self) -> bool:
@@ -73,6 +77,10 @@ class RunRow:
             self._connection.execute(f"UPDATE run SET {names} WHERE id = ?", (*values, self.run_id))
 
 
+def _as_json(machine: Machine) -> str:
+    return codec.to_json(privacy.recorded_machine(machine))
+
+
 def new_run_id() -> str:
     """12 hexadecimal digits: the lowest 9 of the time in ms (they repeat after 2 years), then 3
     that tell runs of the same millisecond apart."""
@@ -81,5 +89,6 @@ def new_run_id() -> str:
 
 def rank_file(folder: Path, rank: int) -> Path:
     """This process's own file in a folder of stores: ``<host>-<pid>-rank<R>.db``."""
-    host = re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname()) or "host"
+    name = "host" if privacy.leaves_out("host") else socket.gethostname()
+    host = re.sub(r"[^A-Za-z0-9.-]", "_", name) or "host"
     return folder / f"{host}-{os.getpid()}-rank{rank}.db"

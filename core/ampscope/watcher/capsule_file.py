@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 
 from ampscope.errors import BadInput
 from ampscope.formats import dtype_name
+from ampscope.store.creation import make_folder
 from ampscope.watcher.capsule import About, Capsule
 from ampscope.watcher.forwards import Autocast, Forward, Past, Randomness
 from ampscope.watcher.trees import Tensors, packed, unpacked
@@ -39,11 +41,16 @@ def save(capsule: Capsule, path: Path) -> None:
         "past": [[p.step, p.loss, p.scale] for p in capsule.past],
         "parameters": capsule.parameters,
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     partial = path.with_suffix(".part")
+    # A capsule holds what the training saw: its owner alone may read it. The file is new each time,
+    # so nobody has it open under wider permissions.
+    partial.unlink(missing_ok=True)
+    os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     whole = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
     text["digest"] = digest(text, whole)
     save_file(whole, partial, _metadata(text))
+    partial.chmod(0o600)
     partial.replace(path)
 
 
