@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,6 +17,7 @@ from ampscope.report.document import Block, Fold, Lines, Paragraph, Series, Tabl
 from ampscope.report.words.numbers import number, plural
 
 MOST_HISTOGRAMS = 6
+MOST_POINTS = 2_000  # of a curve: about two a pixel on paper
 OPEN_ROWS = 12
 _DRAWN = (Curve, Histogram)  # every other type is a table
 _OVER = {  # what x counts, where that is not steps
@@ -87,4 +89,21 @@ def _curves(name: str, curves: Sequence[Curve]) -> list[Block]:
 
 
 def _pairs(curve: Curve) -> list[tuple[float, float]]:
-    return sorted(zip(curve.x, curve.y, strict=True), key=lambda pair: pair[0])
+    """In the order of x; of very many the lowest and the highest of each of equal parts."""
+    pairs = sorted(zip(curve.x, curve.y, strict=True), key=lambda pair: pair[0])
+    size = -(-len(pairs) // (MOST_POINTS // 2))
+    if len(pairs) <= MOST_POINTS:
+        return pairs
+    kept: list[tuple[float, float]] = []
+    for at in range(0, len(pairs), size):
+        part = range(at, min(at + size, len(pairs)))
+        finite = [n for n in part if math.isfinite(pairs[n][1])]
+        bad = next((n for n in part if not math.isfinite(pairs[n][1])), None)
+        shown = set() if bad is None else {bad}
+        if finite:
+            shown |= {
+                min(finite, key=lambda n: pairs[n][1]),
+                max(finite, key=lambda n: pairs[n][1]),
+            }
+        kept += [pairs[n] for n in sorted(shown)]
+    return kept

@@ -13,6 +13,8 @@ MOST_STEPS = 10**12  # a step a millisecond for 30 years
 MOST_MODULES = 10**6
 MOST_COUNT = 2**50  # elements of one bin: sums over thousands of rows stay within 64 bits
 LAST_TIME = 253_402_300_799.0  # the year 9999, where the calendar of Python ends
+MOST_POINTS = 20_000  # of one curve, which is drawn in about 1,000 pixels
+MOST_HISTOGRAMS = 20_000  # of one frame: modules times dtypes; unpacked they take 45 MB
 LONGEST, LONGEST_TRACEBACK = 100_000, 4_000_000  # characters
 
 

@@ -86,6 +86,9 @@ def _of_tuple(inner: tuple[Any, ...], kind: type[Any], name: str) -> Check:
 
     def check(value: object) -> tuple[Any, ...]:
         found = rows(value)
+        if len(found) > bounds.MOST_POINTS:
+            why = f"it has {len(found):,} values, and {bounds.MOST_POINTS:,} are read at most"
+            raise Refusal("size", why)
         if not endless and len(found) != len(parts):
             raise Refusal("type", f"{len(parts)} values were expected, not {len(found):,}")
         made = []

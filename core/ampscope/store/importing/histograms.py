@@ -9,6 +9,7 @@ import numpy as np
 from ampscope.exponents import RAW_LEN
 from ampscope.records import Frame
 from ampscope.store.frames import DTYPE_CODES
+from ampscope.store.importing import bounds
 from ampscope.store.importing.refusal import Refusal
 from ampscope.store.importing.tables import Counts, HistogramRow
 
@@ -20,6 +21,11 @@ def check(histograms: Histograms) -> None:
     different modules or dtypes."""
     for places in _together(histograms):
         first = histograms[places[0]][0]
+        if len(places) > bounds.MOST_HISTOGRAMS:
+            why = (
+                f"{len(places):,} are of one step and role, and {bounds.MOST_HISTOGRAMS:,} are read"
+            )
+            raise Refusal("size", f"{why} at most").inside("histogram")
         seen: dict[tuple[int, str], int] = {}
         for place in places:
             row = histograms[place][0]
@@ -42,7 +48,7 @@ def frames(histograms: Histograms) -> Iterator[Frame]:
         own = [histograms[place] for place in places]
         rows = np.zeros((len(own), RAW_LEN), np.int64)
         for number, (_, counts) in enumerate(own):
-            rows[number, list(counts)] = list(counts.values())
+            rows[number, counts[0]] = counts[1]
         first = own[0][0]
         yield Frame(
             first.step,

@@ -1,21 +1,26 @@
 """The bytes of a file as JSON values. Whatever JSON allows and an export never holds (a key twice,
 NaN, numbers beyond 64 bits) becomes :class:`Unreadable`, so that it is refused by its place.
 
-The limit on the size is one on memory: 64 MiB of an export take up to 0.8 GiB while they are
-checked, and the worst that 64 MiB of JSON can do is 2.0 GiB, which a laptop has
+What a file may hold is bounded before anything is made of it, by its size and by the number of
+its commas and brackets: whatever is let in takes less than 300 MB and 10 s
 (docs/decisions/0014-what-an-import-checks.md).
 """
 
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from ampscope.errors import BadInput
 from ampscope.store.importing.refusal import Refusal, quoted
 
-MAX_BYTES = 64 * 2**20
+MAX_BYTES = 16 * 2**20
+MAX_VALUES = 1_200_000  # by commas, those in texts too; an int in a dict takes about 100 bytes
+MAX_KEYS = 1_000  # of one object; a histogram has at most 284
+MAX_PARTS = 250_000  # lists and objects: a dict of its own takes 200 bytes and more
+_MERGE = "Runs as large as that are handed on as a store: ampscope runs merge"
 MAX_DIGITS = 19  # of a whole number: what 64 bits hold
 
 
@@ -36,8 +41,10 @@ def read(path: Path) -> object:
         size = path.stat().st_size
         if size > MAX_BYTES:
             raise Refusal("size", _too_large(size))
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
+        # What the system makes up (/proc/kmsg) has no size, and reading it may wait for ever.
+        opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(opened, "rb") as file:
+            content = file.read(min(size, MAX_BYTES) + 1) if size else b""
     except OSError as error:
         raise BadInput(f"Cannot read {path}: {error.strerror or error}.") from error
     if len(content) > MAX_BYTES:
@@ -47,6 +54,7 @@ def read(path: Path) -> object:
 
 def parsed(content: bytes) -> object:
     """The value of a file's content."""
+    _check_counts(content)
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -66,7 +74,21 @@ def parsed(content: bytes) -> object:
         raise Refusal("depth", "its lists and objects are nested too deep") from None
 
 
+def _check_counts(content: bytes) -> None:
+    values, parts = content.count(b","), content.count(b"{") + content.count(b"[")
+    for found, most, what in (
+        (values, MAX_VALUES, "values"),
+        (parts, MAX_PARTS, "lists and objects"),
+    ):
+        if found > most:
+            raise Refusal(
+                "size", f"it has {found:,} {what}, and {most:,} are read at most. {_MERGE}"
+            )
+
+
 def _object(pairs: list[tuple[str, object]]) -> object:
+    if len(pairs) > MAX_KEYS:
+        return Unreadable("size", f"{len(pairs):,} keys are more than any object of an export has")
     found = dict(pairs)
     if len(found) == len(pairs):
         return found
@@ -96,7 +118,4 @@ def _constant(name: str) -> Unreadable:
 
 
 def _too_large(size: int) -> str:
-    return (
-        f"it has {size / 2**20:,.1f} MiB, and {MAX_BYTES // 2**20} are read at most. Runs as large "
-        "as that are handed on as a store: ampscope runs merge"
-    )
+    return f"it has {size / 2**20:,.1f} MiB, and {MAX_BYTES // 2**20} are read at most. {_MERGE}"

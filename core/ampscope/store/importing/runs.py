@@ -93,8 +93,11 @@ def opened(source: Path | str) -> Reader:
 
 def _is_other_file(path: Path) -> bool:
     """Whether it can be read and is no store."""
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        return file.read(len(_SQLITE)) != _SQLITE
+    with contextlib.suppress(OSError):
+        if not path.is_file() or not path.stat().st_size:  # a pipe would wait, as would /proc/kmsg
+            return False
+        with path.open("rb") as file:
+            return file.read(len(_SQLITE)) != _SQLITE
     return False
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from ampscope.exponents import ABOVE, RAW_LEN
 from ampscope.observations import Observation
@@ -27,7 +28,7 @@ from ampscope.store.importing.refusal import Refusal
 from ampscope.store.importing.values import fields, rows, whole
 
 T = TypeVar("T")
-Counts = dict[int, int]  # by column of a raw row; whole rows would take ten times the memory
+Counts: TypeAlias = "tuple[array[int], array[int]]"  # columns of a raw row, and the count in each
 _BINS = {export_tables.bin_name(column): column for column in range(RAW_LEN)}
 _count = whole(1, bounds.MOST_COUNT)
 _op_set = whole(0, bounds.MOST)
@@ -100,9 +101,11 @@ def _info(value: object) -> RunInfo:
 def _table(found: dict[str, object], name: str, of_row: Callable[[object], T]) -> list[T]:
     made: list[T] = []
     try:
-        for place, row in enumerate(rows(found[name])):
+        given = rows(found[name])
+        for place, row in enumerate(given):
             try:
                 made.append(of_row(row))
+                given[place] = None  # a large file is not in memory twice
             except Refusal as refusal:
                 raise refusal.inside(place) from None
     except Refusal as refusal:
@@ -126,7 +129,7 @@ def _histogram(value: object) -> tuple[HistogramRow, Counts]:
 
 
 def _counts(value: object) -> Counts:
-    counts = {}
+    columns, counts = array("H"), array("q")
     for name, count in fields(value).items():
         column = _BINS.get(name)
         if column is None:
@@ -134,10 +137,11 @@ def _counts(value: object) -> Counts:
             why = f"it is no bin; those are {first} to {last} and the special ones"
             raise Refusal("key", why).inside(name)
         try:
-            counts[column] = _count(count)
+            counts.append(_count(count))
         except Refusal as refusal:
             raise refusal.inside(name) from None
-    return counts
+        columns.append(column)
+    return columns, counts
 
 
 def _named(value: object, kinds: dict[str, type[Any]]) -> Any:
