@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -349,6 +352,90 @@ def test_a_forged_text_is_refused_or_harmless(tmp_path: Path, key: str, value: o
     except BadInput:
         return
     assert isinstance(capsule.contents, str)
+
+
+def forged(source: Path, path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """The capsule ``source`` with another text, and the digest of that."""
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    with safe_open(source, framework="pt") as file:
+        text = json.loads(file.metadata()["ampscope"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+    change(text)
+    del text["digest"]
+    text["digest"] = capsule_file.digest(text, tensors)
+    save_file(tensors, path, {"ampscope": json.dumps(text)})
+    return path
+
+
+def replayed(capsule: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    model = folder / "mine.py"
+    model.write_text(
+        "import sys\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from test_watch_capsules import Overflowing\n\n\n"
+        "def build():\n    return Overflowing()\n"
+    )
+    command = [sys.executable, "-m", "ampscope.cli.main", "replay", str(capsule)]
+    command += ["--model", f"{model}:build"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_escapes_in_a_capsule_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    run, _, _ = overflow(tmp_path / "runs.db")
+    run.close()
+    evil = "\x1b]0;owned\x07\x1b[31m\r\u202e"
+
+    def change(text: dict[str, Any]) -> None:
+        text["about"].update(run=evil, reason=evil, left_out=[evil])
+        text["parameters"] = [evil for _ in text["parameters"]]
+
+    done = replayed(forged(run.capsules[0], tmp_path / "evil.safetensors", change), tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert not {"\x1b", "\x07", "\r", "\u202e"} & set(done.stdout + done.stderr)
+    assert "\\x1b" in done.stdout
+
+
+def test_a_forged_capsule_ends_with_one_sentence_and_status_2(tmp_path: Path) -> None:
+    run, _, _ = overflow(tmp_path / "runs.db")
+    run.close()
+
+    def change(text: dict[str, Any]) -> None:
+        text["forwards"][0]["args"] = {"tuple": [{"value": "\x1b[31mtext"}] * 3}
+
+    done = replayed(forged(run.capsules[0], tmp_path / "odd.safetensors", change), tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("ampscope: ")
+    assert len(done.stderr.splitlines()) == 1
+    assert "\x1b" not in done.stderr
+
+
+def test_a_capsule_is_bounded_by_its_header(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.safetensors"
+    for text in (b"[" * 7_000_000, b"{}," * 2_000_000, b"," * 7_000_000):
+        path.write_bytes(len(text).to_bytes(8, "little") + text)
+        with pytest.raises(BadInput, match="more than any capsule"):
+            capsule_file.load(path)
+    path.write_bytes((2**40).to_bytes(8, "little") + b"{}" * 99)
+    with pytest.raises(BadInput, match="beyond bounds"):
+        capsule_file.load(path)
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    with pytest.raises(BadInput, match="no ordinary file"):
+        capsule_file.load(tmp_path / "pipe.safetensors")
+
+
+def test_a_capsule_is_for_its_owner_alone(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        run, _, _ = overflow(tmp_path / "runs.db")
+        run.close()
+    finally:
+        os.umask(before)
+    (capsule,) = run.capsules
+    assert stat.S_IMODE(capsule.stat().st_mode) == 0o600
+    assert stat.S_IMODE(capsule.parent.stat().st_mode) == 0o700
 
 
 def test_a_calibration_is_no_failure(tmp_path: Path) -> None:

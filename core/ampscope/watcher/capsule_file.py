@@ -22,6 +22,10 @@ from ampscope.watcher.forwards import Autocast, Forward, Past, Randomness
 from ampscope.watcher.trees import Tensors, packed, unpacked
 
 FORMAT = 1
+MAX_FILE = 64 * 2**30  # bytes; `CapsuleLimits.mib` is 256 MiB unless a user asks for more
+MAX_HEADER = 8 * 2**20  # of a model with 20,000 parameters about 3 MiB
+MAX_PARTS, MAX_VALUES = 200_000, 600_000  # lists and objects, and commas, in the header
+_ABOUT = {"str": (str,), "int": (int,), "float": (float, int), "bool": (bool,)}
 _DTYPES = {dtype_name(d): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
 
 
@@ -59,6 +63,7 @@ def load(path: Path) -> Capsule:
     from safetensors import safe_open
 
     try:
+        _check_header(path)
         with safe_open(path, framework="pt") as file:
             text = json.loads((file.metadata() or {}).get("ampscope", "null"))
             if not isinstance(text, dict) or text.get("format") != FORMAT:
@@ -73,11 +78,29 @@ def load(path: Path) -> Capsule:
         raise
     except Exception as error:  # whatever a forged text leads to: it is no capsule
         reason = f"{type(error).__name__}: {error}"
-        raise BadInput(f"{path} is not a capsule, or damaged ({reason}).") from error
+        raise BadInput(f"{path} is not a capsule, or damaged ({reason[:300]}).") from error
+
+
+def _check_header(path: Path) -> None:
+    """Raises BadInput before anything is read that would take much more memory than the file has
+    bytes: the header is JSON, a length in 8 bytes in front of it
+    (huggingface.co/docs/safetensors, Format)."""
+    if path.exists() and not path.is_file():
+        raise BadInput(f"{path} is no ordinary file.")
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(MAX_HEADER, size - 8):
+            raise BadInput(f"{path} is not a capsule: its header is cut off, or beyond bounds.")
+        header = file.read(length)
+    parts = header.count(b"{") + header.count(b"[")
+    if size > MAX_FILE or parts > MAX_PARTS or header.count(b",") > MAX_VALUES:
+        raise BadInput(f"{path} is not read: it holds more than any capsule of ampscope's.")
 
 
 def digest(text: dict[str, Any], tensors: Tensors) -> str:
-    """Of the text, all names and all numbers: a flipped bit would change what a replay says."""
+    """Of the text, all names and all numbers: a flipped bit would change what a replay says. It
+    shows accidents; whoever changes a capsule on purpose can compute it anew."""
     state = hashlib.blake2b(json.dumps(text, sort_keys=True).encode(), digest_size=16)
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
@@ -88,7 +111,11 @@ def digest(text: dict[str, Any], tensors: Tensors) -> str:
 
 def _built(text: dict[str, Any], tensors: Tensors) -> Capsule:
     about = dict(text["about"])
-    about["left_out"] = tuple(about["left_out"])
+    about["left_out"] = tuple(str(what) for what in about["left_out"])
+    for field in dataclasses.fields(About):
+        wanted = _ABOUT.get(str(field.type))
+        if wanted and field.name in about and type(about[field.name]) not in wanted:
+            raise ValueError(f"{field.name} is of type {type(about[field.name]).__name__}")
     norms = tensors.get("past/norms", torch.empty(0, 0)).numpy()
     past = [Past(s, loss, scale, norms[i]) for i, (s, loss, scale) in enumerate(text["past"])]
     weights = {

@@ -19,11 +19,14 @@ import torch
 from torch import nn
 
 from ampscope.errors import AmpscopeError, BadInput
+from ampscope.report.plain import line, visible
 from ampscope.run.probe import arithmetic
 from ampscope.watcher.capsule import Capsule, check
 from ampscope.watcher.capsule_file import load
 from ampscope.watcher.replay import Replay, replay
 from ampscope.workloads.load import load_models
+
+MAX_SENTENCE = 2_000  # characters
 
 
 def main() -> int:
@@ -43,10 +46,20 @@ def main() -> int:
             result = replay(models, capsule.forwards, capsule.about.scale)
         result = result.explained(capsule.about.where)
     except AmpscopeError as error:
-        print(f"ampscope: {error}", file=sys.stderr)
-        return 2
+        return _refused(str(error))
+    except KeyboardInterrupt:
+        return _refused("The replay was stopped.")
+    except Exception as error:  # a forged capsule, or the user's own model
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        return _refused(f"The step could not be run again ({reason}).")
     print(_as_json(capsule, result, note) if given.json else _as_text(capsule, result, note))
     return 0 if result.where == "nowhere" else 1
+
+
+def _refused(sentence: str) -> int:
+    """Exit status 1 would mean that something was not finite."""
+    print(f"ampscope: {line(sentence, MAX_SENTENCE)}", file=sys.stderr)
+    return 2
 
 
 def prepare(capsule: Capsule, models: Mapping[str, nn.Module]) -> str:
@@ -99,13 +112,14 @@ def _parameters(models: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
 
 def _as_text(capsule: Capsule, result: Replay, note: str) -> str:
     about = capsule.about
+    # Every text here came out of a file.
     lines = [f"Step {about.step} of run {about.run}, rank {about.rank}: {about.reason}"]
     lines.append(f"Capsule: {capsule.contents}.")
     lines.append(f"First bad op: {result.text}" if result.first else result.text)
     if result.first and result.first.code:
         lines.append(f"  {result.first.code}")
     lines += [text for text in (note, *result.notes) if text]
-    return "\n".join(lines)
+    return "\n".join(visible(text, MAX_SENTENCE) for text in lines)
 
 
 def _as_json(capsule: Capsule, result: Replay, note: str) -> str:
