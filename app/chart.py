@@ -10,6 +10,7 @@ import streamlit as st
 
 from app import permissions
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _REMOVED = ["lasso2d", "select2d", "autoScale2d"]  # three ways to lose one's place
 
 
@@ -29,9 +30,29 @@ def download(table: Callable[[], pd.DataFrame], name: str, *, key: str) -> None:
     """A quiet button for the data behind a chart or a table."""
 
     def as_csv() -> bytes:
-        return table().to_csv(index=False).encode()
+        return as_csv_text(table()).encode()
 
     file("Data as CSV", as_csv, f"{name}.csv", "text/csv", key=f"{key}-csv")
+
+
+def as_csv_text(table: pd.DataFrame) -> str:
+    """A spreadsheet takes a cell that begins with one of these for a formula, whoever wrote it: an
+    apostrophe in front makes it a text (owasp.org/www-community/attacks/CSV_Injection)."""
+
+    def plain(cell: object) -> object:
+        if not isinstance(cell, str) or not cell.lstrip(" ").startswith(_FORMULA):
+            return cell
+        try:
+            float(cell)
+        except ValueError:
+            return f"'{cell}"
+        return cell  # "-4" is a number
+
+    safe = table.rename(columns=plain)
+    for column in safe.columns:
+        if not pd.api.types.is_numeric_dtype(safe[column]):
+            safe[column] = safe[column].map(plain)
+    return safe.to_csv(index=False)
 
 
 def file(label: str, content: Callable[[], bytes], name: str, mime: str, *, key: str) -> None:

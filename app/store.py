@@ -15,8 +15,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import plotly.graph_objects as go
 import streamlit as st
 
-from ampscope import privacy
 from ampscope.errors import AmpscopeError, StoreError
+from ampscope.privacy import for_others
 from ampscope.records import (
     Event,
     Frame,
@@ -131,7 +131,7 @@ def as_visible(result: T) -> T:
     """Without folders of this machine, for who may not know them."""
     if permissions.is_trusted() or not _may_name_folders(result):
         return result
-    return privacy.for_others(result, folders=False)
+    return for_others(result, folders=False)
 
 
 def _may_name_folders(result: object) -> bool:

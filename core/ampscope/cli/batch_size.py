@@ -19,6 +19,7 @@ from ampscope.errors import BadInput
 from ampscope.hardware.describe import describe_machine, uses_cuda
 from ampscope.policy.modes import PRECISIONS
 from ampscope.records import RunSpec
+from ampscope.whole_files import write_whole
 from ampscope.workloads.catalog import SIZES
 from ampscope.workloads.scripts import is_script
 
@@ -83,7 +84,7 @@ def batch_size(
     for search in searches:
         console.print(_table(search))
     if out is not None:
-        out.write_text(searches_json(info, searches, disturbed) + "\n", encoding="utf-8")
+        write_whole(out, searches_json(info, searches, disturbed) + "\n")
 
 
 def _table(search: BatchSearch) -> Table:

@@ -21,6 +21,7 @@ from ampscope.compare.views import BASES, Measured, base_of, by_precision
 from ampscope.errors import BadInput
 from ampscope.policy.modes import PRECISIONS
 from ampscope.records import AS_IS, Machine, RunSpec
+from ampscope.whole_files import write_whole
 from ampscope.workloads.catalog import SIZES
 from ampscope.workloads.scripts import is_script
 
@@ -93,7 +94,7 @@ def compare(
         if base is not None and other.precision not in BASES:
             console.print(_claims(base, other, info.machine))
     if out is not None:
-        out.write_text(comparison_json(info, results, disturbed) + "\n", encoding="utf-8")
+        write_whole(out, comparison_json(info, results, disturbed) + "\n")
 
 
 def _table(found: tuple[Measured, ...], price: float) -> Table:

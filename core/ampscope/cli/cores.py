@@ -24,6 +24,7 @@ from ampscope.errors import BadInput
 from ampscope.hardware.eligibility import Fit
 from ampscope.policy.modes import PRECISIONS
 from ampscope.records import AS_IS, RunSpec
+from ampscope.whole_files import write_whole
 from ampscope.workloads.catalog import SIZES
 from ampscope.workloads.scripts import is_script
 
@@ -93,7 +94,7 @@ def cores(
     if gains:
         console.print(_padding(gains))
     if out is not None:
-        out.write_text(cores_json(info, use) + "\n", encoding="utf-8")
+        write_whole(out, cores_json(info, use) + "\n")
 
 
 def _products(use: CoreUse, shown: int) -> Table:

@@ -7,21 +7,21 @@ from pathlib import Path
 
 import click
 
-from ampscope import privacy
+from ampscope.privacy import PARTS, VARIABLE
 from ampscope.store.db import default_path
 
 
 def _leave_out(context: click.Context, option: click.Parameter, parts: tuple[str, ...]) -> None:
     """Children inherit it with the environment."""
     if parts:
-        before = os.environ.get(privacy.VARIABLE, "")
-        os.environ[privacy.VARIABLE] = ",".join(filter(None, (before, *parts)))
+        before = os.environ.get(VARIABLE, "")
+        os.environ[VARIABLE] = ",".join(filter(None, (before, *parts)))
 
 
 leave_out_option = click.option(
     "--leave-out",
     multiple=True,
-    type=click.Choice(privacy.PARTS),
+    type=click.Choice(PARTS),
     callback=_leave_out,
     expose_value=False,
     help="Do not record the script's arguments, the machine's name, paths, lines of source.",

@@ -13,6 +13,7 @@ from ampscope.report.making import document, of_reports
 from ampscope.report.markdown import to_markdown
 from ampscope.report.notebook import to_notebook
 from ampscope.store.reader import Reader
+from ampscope.whole_files import write_whole
 
 STANDARD_OUTPUT = Path("-")
 _OUT = click.Path(path_type=Path, allow_dash=True, dir_okay=False)
@@ -57,7 +58,7 @@ def _write(path: Path, text: str) -> None:
         click.echo(text, nl=False)
         return
     try:
-        path.write_text(text, encoding="utf-8")
+        write_whole(path, text)
     except OSError as error:
         raise BadInput(f"Cannot write {path}: {error.strerror}.") from error
     click.echo(path)

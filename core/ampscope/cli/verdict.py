@@ -14,6 +14,7 @@ from ampscope.report.contract import to_json
 from ampscope.report.plain import visible
 from ampscope.report.terminal import print_report
 from ampscope.verdicts.report import Report
+from ampscope.whole_files import write_whole
 
 EXIT_NO_FAULT, EXIT_FAULT, EXIT_UNDECIDED = 0, 1, 2
 STANDARD_OUTPUT = Path("-")
@@ -44,7 +45,7 @@ class Output:
             click.echo(to_json(report))
             return
         try:
-            self._json_out.write_text(to_json(report) + "\n", encoding="utf-8")
+            write_whole(self._json_out, to_json(report) + "\n")
         except OSError as error:
             raise BadInput(f"Cannot write {self._json_out}: {error.strerror}.") from error
 

@@ -15,11 +15,11 @@ import tempfile
 import threading
 from pathlib import Path
 
-from ampscope import privacy
 from ampscope.errors import AmpscopeError
 from ampscope.experiments.script_deaths import last_words
 from ampscope.frameworks.names import TORCH
 from ampscope.frameworks.pythons import python_for, with_package
+from ampscope.privacy import forget
 from ampscope.records import RunSpec, State
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
@@ -74,7 +74,7 @@ class Child:
         with self._words:
             status = self._process.wait()
             if self.run_id:
-                privacy.forget(self.run_id)
+                forget(self.run_id)
                 _say_how_it_died(self.store, self.run_id, status, self._said())
 
     def _said(self) -> str:

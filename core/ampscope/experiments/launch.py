@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ampscope import privacy
 from ampscope.errors import AmpscopeError
 from ampscope.experiments.children import spawn
 from ampscope.experiments.validate import checked
+from ampscope.privacy import leave
 from ampscope.records import RunInfo, RunSpec, State
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
@@ -25,7 +25,7 @@ def launch(spec: RunSpec, store: Path) -> str:
     spec = checked(spec)
     writer = RunWriter.create(store, spec)
     try:
-        privacy.leave(writer.run_id, spec)
+        leave(writer.run_id, spec)
         spawn(spec, store, writer.run_id)
     except OSError as error:
         writer.finish(State.FAILED, f"Could not start Python: {error.strerror}.")

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import click
 
-from ampscope import privacy
 from ampscope.errors import AmpscopeError, BadInput
 from ampscope.experiments.script_runs import ScriptRuns
+from ampscope.privacy import is_masked
 from ampscope.records import RunInfo, RunSpec
 from ampscope.store.reader import Reader
 
@@ -43,7 +43,7 @@ def repeatable(info: RunInfo) -> RunSpec:
         raise BadInput("This run is a probe, not a script.")
     if spec.imported:  # its file and arguments are a stranger's words
         raise BadInput("This run was imported. Run its script yourself, with: ampscope diagnose")
-    if privacy.is_masked(spec.args):
+    if is_masked(spec.args):
         raise BadInput(
             "Secrets among its arguments are not stored, so it cannot be run from here. Run it "
             "yourself, with: ampscope diagnose"

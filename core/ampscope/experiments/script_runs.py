@@ -13,7 +13,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from ampscope import privacy
 from ampscope.errors import AmpscopeError, StoreError
 from ampscope.experiments.children import child_environment
 from ampscope.experiments.script_deaths import last_words
@@ -22,6 +21,7 @@ from ampscope.frameworks.names import TORCH
 from ampscope.frameworks.pythons import python_for
 from ampscope.frameworks.settings import can_apply
 from ampscope.observations import Observation
+from ampscope.privacy import forget, hide_secrets_of, leave
 from ampscope.records import Cadence, RunInfo, RunSpec, State
 from ampscope.run.private_files import LOCK, throw_away
 from ampscope.store.reader import Reader
@@ -50,7 +50,7 @@ class ScriptRuns:
         self.spec = spec
         self.private = private
         self.store = store
-        privacy.hide_secrets_of(spec.args)
+        hide_secrets_of(spec.args)
         self.folder = tempfile.TemporaryDirectory(prefix="ampscope-")
         self._process: subprocess.Popen[bytes] | None = None
         self._open: set[str] = set()  # started, and not waited for to the end
@@ -115,7 +115,7 @@ class ScriptRuns:
         writer = RunWriter.create(self.store, spec)
         writer.close()
         run_id = writer.run_id
-        privacy.leave(run_id, spec)
+        leave(run_id, spec)
         self._open.add(run_id)
         self._started.append(run_id)
         limit = self.spec.time_limit_s * HARD_FACTOR + HARD_GRACE_S
@@ -164,7 +164,7 @@ class ScriptRuns:
         self._close_if_open(run_id, State.FAILED, last_words(self._answer(run_id), last))
         self._open.discard(run_id)
         throw_away(self._file(run_id, "view"))
-        privacy.forget(run_id)
+        forget(run_id)
         with Reader(self.store) as reader:
             info = reader.run(run_id)
             observations = tuple(reader.observations(run_id))

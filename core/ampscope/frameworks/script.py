@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 
-from ampscope import privacy
 from ampscope.capture.script.source_lines import SourceLines, line_name
 from ampscope.errors import AmpscopeError
 from ampscope.frameworks.adapters import Adapter, load
@@ -22,6 +21,7 @@ from ampscope.frameworks.recorder import Recorder
 from ampscope.frameworks.settings import parse
 from ampscope.frameworks.writing import Writing
 from ampscope.observations import Outcome
+from ampscope.privacy import taken
 from ampscope.records import RunSpec, State
 from ampscope.run import script_errors
 from ampscope.run.private_files import NotPossible, PrivateFiles, wait_for_the_other
@@ -48,7 +48,7 @@ def main() -> None:
     """Run the script of a queued run and write what happened."""
     store, run_id = store_and_run()
     with Reader(store) as reader:
-        spec = privacy.taken(run_id, reader.run(run_id).spec)
+        spec = taken(run_id, reader.run(run_id).spec)
     files, folder = None, view_folder()
     if folder is not None:
         try:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from ampscope import __version__, privacy
+from ampscope import __version__
+from ampscope.privacy import for_others
 from ampscope.records import RunInfo
 from ampscope.report.contents import diagnosis, measurement, training
 from ampscope.report.document import Document, Part
@@ -39,7 +40,7 @@ def document(
     if as_recorded:
         return whole
     hosts = {run.machine.host for run in runs if run.machine is not None}
-    return privacy.for_others(whole, hosts=hosts, folders=folders)
+    return for_others(whole, hosts=hosts, folders=folders)
 
 
 def of_reports(reader: Reader, names: Sequence[str]) -> list[RunInfo]:

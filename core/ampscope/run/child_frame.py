@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
-from ampscope import privacy
 from ampscope.errors import AmpscopeError, Cancelled, StoreError
+from ampscope.privacy import taken
 from ampscope.records import Machine, RunSpec, State
 from ampscope.run.turn import device_turn
 from ampscope.run.watchdog import NOT_BEGUN, Watchdog
@@ -35,7 +35,7 @@ def run_queued(store: Path, run_id: str, work: Work, sentence: Sentence) -> int:
     signal.signal(signal.SIGTERM, _raise_cancelled)
     try:
         with Reader(store) as reader:
-            spec = privacy.taken(run_id, reader.run(run_id).spec)
+            spec = taken(run_id, reader.run(run_id).spec)
         writer = RunWriter(store, run_id)
         writer.adopt()
     except (AmpscopeError, Cancelled) as error:

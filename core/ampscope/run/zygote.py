@@ -42,15 +42,15 @@ def _fork(store: Path, run_id: str, out: Path, err: Path, view: str) -> int:
         return pid
     status = 1
     try:
-        from ampscope import privacy
         from ampscope.capture.exponent_count import adopt_fork
+        from ampscope.privacy import taken
         from ampscope.run.script_child import run_child, settle
         from ampscope.store.reader import Reader
 
         adopt_fork()
         settle(out, err)
         with Reader(store) as reader:
-            spec = privacy.taken(run_id, reader.run(run_id).spec)
+            spec = taken(run_id, reader.run(run_id).spec)
         status = run_child(store, run_id, spec, Path(view) if view else None)
         sys.stdout.flush()
         sys.stderr.flush()

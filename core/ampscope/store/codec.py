@@ -8,8 +8,8 @@ import math
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from ampscope import privacy
 from ampscope.errors import StoreError
+from ampscope.privacy import masked
 from ampscope.records import Cadence, Machine, RunSpec, ScalerSpec
 from ampscope.store import door
 
@@ -21,7 +21,7 @@ NESTED: dict[str, type] = {"ScalerSpec": ScalerSpec, "Cadence": Cadence}  # by d
 def to_json(record: RunSpec | Machine) -> str:
     """Compact JSON; keys in the order of the fields."""
     if isinstance(record, RunSpec):
-        record = replace(record, args=privacy.masked(record.args))
+        record = replace(record, args=masked(record.args))
     return json.dumps(door.storable_parts(dataclasses.asdict(record)), separators=(",", ":"))
 
 
@@ -68,7 +68,7 @@ def _build(kind: type[T], data: dict[str, Any]) -> T:
 def _texts(items: Any) -> tuple[str, ...]:
     if not isinstance(items, list) or not all(type(item) is str for item in items):
         raise _damaged("args are not texts")
-    return privacy.masked(items)  # older versions stored what they were given
+    return masked(items)  # older versions stored what they were given
 
 
 def _pairs(items: Any) -> tuple[tuple[str, str], ...]:

@@ -11,7 +11,7 @@ import json
 import math
 from typing import Any
 
-from ampscope import privacy
+from ampscope.privacy import recorded_text, recorded_traceback
 
 LONGEST = 10_000  # characters: the longest names and messages of real runs have a few hundred
 LONGEST_TRACEBACK = 100_000
@@ -31,7 +31,7 @@ def storable(text: str, longest: int = LONGEST) -> str:
 
     Half characters, which a name may have in Python and not in UTF-8, are spelled: ``\\udcff``.
     """
-    text = privacy.recorded_text(text)
+    text = recorded_text(text)
     if not text.isascii():
         text = text.encode("utf-8", "backslashreplace").decode()
     if len(text) <= longest:
@@ -75,7 +75,7 @@ def to_column(name: str, value: object) -> object:
     if not isinstance(value, str) or name in _JSON:
         return value
     if name == "traceback":
-        value = privacy.recorded_traceback(value)
+        value = recorded_traceback(value)
     return storable(value, _LONG.get(name, LONGEST))
 
 

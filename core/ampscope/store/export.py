@@ -24,13 +24,18 @@ from ampscope.finite_json import finite
 from ampscope.records import RunInfo
 from ampscope.store import export_tables
 from ampscope.store.reader import Reader
+from ampscope.whole_files import write_whole, written_aside
 
 SCHEMA = 2
 
 
 def to_json(reader: Reader, infos: Sequence[RunInfo], out: Path) -> list[Path]:
     """Write ``out``; returns it. Raises StoreError when it cannot be written."""
-    with _translated(out), out.open("w", encoding="utf-8") as file:
+    with (
+        _translated(out),
+        written_aside(out) as aside,
+        aside.open("w", encoding="utf-8") as file,
+    ):
         file.write(f'{{"schema":{SCHEMA},')
         if len(infos) == 1:
             _write_run(file, reader, infos[0])
@@ -59,11 +64,11 @@ def to_parquet(reader: Reader, info: RunInfo, out: Path) -> list[Path]:
     found["histogram"] = export_tables.bins(reader, info.id)
     with _translated(out):
         out.mkdir(parents=True, exist_ok=True)
-        written[0].write_text(_json(dataclasses.asdict(info)) + "\n", encoding="utf-8")
+        write_whole(written[0], _json(dataclasses.asdict(info)) + "\n")
         for name, (types, parts) in found.items():
             schema = pa.schema([(column, kinds[types[column]]) for column in types])
             path = out / f"{name}.parquet"
-            with ParquetWriter(path, schema) as writer:
+            with written_aside(path) as aside, ParquetWriter(aside, schema) as writer:
                 for part in parts:
                     writer.write_table(pa.table(dict(part), schema=schema))
             written.append(path)

@@ -12,9 +12,9 @@ import types
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from ampscope import privacy
 from ampscope.errors import StoreError
 from ampscope.observations import BadOp, Observation, Operand
+from ampscope.privacy import leaves_out
 from ampscope.store import door
 
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Observation)}
@@ -23,7 +23,7 @@ KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Observat
 def encode(observation: Observation) -> tuple[str, str]:
     """(kind, JSON of the fields)."""
     parts = door.storable_parts(dataclasses.asdict(observation))
-    if "code" in parts and privacy.leaves_out("source"):
+    if "code" in parts and leaves_out("source"):
         parts["code"] = ""
     text = json.dumps(parts, separators=(",", ":"))
     return type(observation).__name__, text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable
@@ -238,11 +239,16 @@ def sample(row: Row) -> Sample:
     at = door.moment(row[1])
     if at is None:
         raise door.Damaged("it has no time")
-    numbers: list[Any] = [door.real(value) for value in row[2:13]]
-    memory: list[Any] = [None if n is None else int(n) for n in numbers[2:4]]
-    others = door.whole_or_none(row[14])
-    values = (door.text(row[0]), at, *numbers[:2], *memory, *numbers[4:], door.text(row[13]))
-    return Sample(*values, others)  # type: ignore[arg-type]  # in the order of its fields
+    values: list[Any] = [door.real(value) for value in row[2:13]]
+    values[2:4] = [None if n is None else int(n) for n in values[2:4]]
+    names = (field.name for field in dataclasses.fields(Sample)[2:13])
+    return Sample(
+        device=door.text(row[0]),
+        at=at,
+        clock_reasons=door.text(row[13]),
+        other_processes=door.whole_or_none(row[14]),
+        **dict(zip(names, values, strict=True)),
+    )
 
 
 def _state(text: str) -> State:

@@ -10,7 +10,7 @@ import threading
 import time
 from pathlib import Path
 
-from ampscope import privacy
+from ampscope.privacy import leaves_out, recorded, recorded_machine
 from ampscope.records import Machine, RunSpec, State
 from ampscope.store import codec, db, door
 from ampscope.store.processes import process_start_time
@@ -33,7 +33,7 @@ class RunRow:
                 " VALUES (?,?,?,?,?,?,?)",
                 (
                     self.run_id,
-                    codec.to_json(privacy.recorded(spec)),
+                    codec.to_json(recorded(spec)),
                     State.QUEUED,
                     time.time(),
                     time.time(),
@@ -78,7 +78,7 @@ class RunRow:
 
 
 def _as_json(machine: Machine) -> str:
-    return codec.to_json(privacy.recorded_machine(machine))
+    return codec.to_json(recorded_machine(machine))
 
 
 def new_run_id() -> str:
@@ -89,6 +89,6 @@ def new_run_id() -> str:
 
 def rank_file(folder: Path, rank: int) -> Path:
     """This process's own file in a folder of stores: ``<host>-<pid>-rank<R>.db``."""
-    name = "host" if privacy.leaves_out("host") else socket.gethostname()
+    name = "host" if leaves_out("host") else socket.gethostname()
     host = re.sub(r"[^A-Za-z0-9.-]", "_", name) or "host"
     return folder / f"{host}-{os.getpid()}-rank{rank}.db"
