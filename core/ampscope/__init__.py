@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ampscope.store.importing import opened as open_store
-    from ampscope.watcher import AlarmBounds, CapsuleLimits, Watch, watch
+    from ampscope.watcher.alarms import AlarmBounds
+    from ampscope.watcher.capsule import CapsuleLimits
+    from ampscope.watcher.watch import Watch, watch
     from ampscope.workloads.protocol import Workload
 
 __all__ = [
