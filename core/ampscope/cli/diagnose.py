@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from ampscope.cli import stopping
 from ampscope.cli.options import leave_out_option, store_option
 from ampscope.cli.script_checks import INTERVENTIONS, checked_fix, checked_limits, checked_script
 from ampscope.cli.verdict import CANCELLED, Output, could_not_run, reason_of, status_of
@@ -94,8 +95,10 @@ def diagnose(
         )
     except (Exception, KeyboardInterrupt) as error:  # status 1 would be "fault found"
         reason = reason_of(error)
+        stopping.ignore()  # whatever comes now, this is how it ended
         output.write(could_not_run(script, policy, reason))
         raise AmpscopeError(reason) from error
+    stopping.ignore()  # the verdict is there
     output.write(report)
     output.show(report)
     sys.exit(status_of(report))

@@ -21,27 +21,33 @@ ampscope dashboard                           look at it in a browser
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
-import click
+from ampscope.cli import stopping
 
-from ampscope import __version__
-from ampscope.cli.batch_size import batch_size
-from ampscope.cli.compare import compare
-from ampscope.cli.cores import cores
-from ampscope.cli.dashboard import dashboard
-from ampscope.cli.diagnose import diagnose, run_script
-from ampscope.cli.export import export
-from ampscope.cli.frameworks import frameworks
-from ampscope.cli.hardware import hardware
-from ampscope.cli.importing import import_runs
-from ampscope.cli.metrics import metrics
-from ampscope.cli.probe import probe
-from ampscope.cli.replay import replay
-from ampscope.cli.report import report
-from ampscope.cli.runs import runs
-from ampscope.cli.zoo import zoo
-from ampscope.errors import AmpscopeError
-from ampscope.report.plain import visible
+if Path(sys.argv[0]).name in ("ampscope", "-m", "main.py"):  # not where a test imports this
+    stopping.install()  # before the imports below, which take half a second
+
+import click  # see above
+
+from ampscope import __version__  # see above
+from ampscope.cli.batch_size import batch_size  # see above
+from ampscope.cli.compare import compare  # see above
+from ampscope.cli.cores import cores  # see above
+from ampscope.cli.dashboard import dashboard  # see above
+from ampscope.cli.diagnose import diagnose, run_script  # see above
+from ampscope.cli.export import export  # see above
+from ampscope.cli.frameworks import frameworks  # see above
+from ampscope.cli.hardware import hardware  # see above
+from ampscope.cli.importing import import_runs  # see above
+from ampscope.cli.metrics import metrics  # see above
+from ampscope.cli.probe import probe  # see above
+from ampscope.cli.replay import replay  # see above
+from ampscope.cli.report import report  # see above
+from ampscope.cli.runs import runs  # see above
+from ampscope.cli.zoo import zoo  # see above
+from ampscope.errors import AmpscopeError  # see above
+from ampscope.report.plain import visible  # see above
 
 EXIT_BAD_INPUT = 2
 
@@ -50,11 +56,18 @@ class _Group(click.Group):
     """A group whose commands may raise AmpscopeError."""
 
     def invoke(self, ctx: click.Context) -> object:
-        try:
-            return super().invoke(ctx)
-        except AmpscopeError as error:
-            click.echo(f"ampscope: {visible(str(error))}", err=True)  # it may quote a run
-            sys.exit(EXIT_BAD_INPUT)
+        with stopping.command():
+            try:
+                result = super().invoke(ctx)
+            except AmpscopeError as error:
+                click.echo(f"ampscope: {visible(str(error))}", err=True)  # it may quote a run
+                stopping.ignore()
+                sys.exit(EXIT_BAD_INPUT)
+            except SystemExit:
+                stopping.ignore()
+                raise
+            stopping.ignore()
+            return result
 
 
 @click.group(cls=_Group)

@@ -21,6 +21,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from ampscope.cli import stopping
 from ampscope.experiments.launch import POLL_S, launch
 from ampscope.records import RunInfo, RunSpec, State
 from ampscope.report.plain import line
@@ -38,13 +39,14 @@ def start_together(specs: Sequence[RunSpec], store: Path) -> list[RunInfo]:
     ids: list[str] = []
     try:
         for spec in specs:
-            ids.append(launch(spec, store))  # noqa: PERF401  # ids must hold what has started
+            with stopping.deferred():  # ids must hold what has started
+                ids.append(launch(spec, store))
         return follow(store, ids, Console(stderr=True))
     except BaseException as error:
-        ask_to_stop(store, ids)
+        with contextlib.suppress(KeyboardInterrupt), stopping.deferred():
+            ask_to_stop(store, ids)
         if isinstance(error, KeyboardInterrupt):
-            print("Stopped.", file=sys.stderr)
-            sys.exit(EXIT_CANCELLED)
+            stopping.end()
         raise
 
 
@@ -80,8 +82,9 @@ def follow(store: Path, ids: Sequence[str], console: Console) -> list[RunInfo]:
                 if has_asked:
                     raise
                 has_asked = True
-                console.print("Stopping. What was recorded is kept.")
-                ask_to_stop(store, ids)
+                with stopping.deferred():
+                    console.print("Stopping. What was recorded is kept.")
+                    ask_to_stop(store, ids)
 
 
 @contextlib.contextmanager
@@ -89,6 +92,9 @@ def _terminated_like_interrupted() -> Iterator[None]:
     """SIGTERM stops the children too, as Ctrl-C does; they would go on without anybody."""
     if threading.current_thread() is not threading.main_thread():
         yield  # where signals cannot be handled
+        return
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:  # the command line's own handler
+        yield
         return
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

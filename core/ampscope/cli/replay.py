@@ -22,4 +22,6 @@ def replay(capsule: Path, model: str, as_json: bool) -> None:
     """
     command = [sys.executable, "-m", "ampscope.watcher.replay_child", str(capsule)]
     command += ["--model", model, *(["--json"] if as_json else [])]
-    sys.exit(subprocess.run(command, env=child_environment(), check=False).returncode)
+    # In a session of its own: a signal to this command ends it once, from here.
+    done = subprocess.run(command, env=child_environment(), check=False, start_new_session=True)
+    sys.exit(done.returncode)

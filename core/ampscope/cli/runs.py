@@ -69,6 +69,26 @@ def cancel(run: str, store: Path) -> None:
 
 
 @runs.command()
+@click.argument("run", nargs=-1)
+@click.option("--all", "every", is_flag=True, help="All that wait or work.")
+@store_option
+def stop(run: tuple[str, ...], every: bool, store: Path) -> None:
+    """Ask runs to stop, whoever started them: also those whose command line was killed."""
+    if bool(run) == every:
+        raise BadInput("Name runs to stop, or say --all.")
+    with Reader(store) as reader:
+        infos = [reader.run(name) for name in run] if run else reader.active()
+    for info in infos:
+        if info.state.is_active:
+            request_cancel(store, info.id)
+            click.echo(f"{info.id} ({line(info.title)}) was asked to stop.")
+        else:
+            click.echo(f"{info.id} is {info.state} already.")
+    if not infos:
+        click.echo("No run waits or works.")
+
+
+@runs.command()
 @click.argument("run", nargs=-1, required=True)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @store_option

@@ -86,15 +86,23 @@ class ScriptRuns:
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
+        try:
+            self._end()
+        except KeyboardInterrupt:  # a second signal: once more, now as quick as can be
+            self._end()
+            raise
+
+    def _end(self) -> None:
         process = self._process
         if process is not None:
             if process.stdin is not None:
-                with contextlib.suppress(BrokenPipeError):
+                with contextlib.suppress(OSError):
                     process.stdin.close()  # the zygote kills what still runs, and ends
             process.wait()
             if process.stdout is not None:
                 process.stdout.close()
         for run_id in self._open:
+            forget(run_id)
             with contextlib.suppress(StoreError):
                 self._close_if_open(run_id, State.CANCELLED, "Cancelled.")
         for run_id in self._started:

@@ -62,6 +62,11 @@ class Reader:
         info = self._with_places([rows.run_info(found[0])])[0]
         return dataclasses.replace(info, overhead_share=overview.overhead_share(self._all, info.id))
 
+    def active(self) -> list[RunInfo]:
+        """Runs that wait or work now, oldest first."""
+        sql = f"SELECT {rows.RUN} FROM run WHERE state IN ('queued', 'running') ORDER BY created"
+        return [run for run in map(rows.run_info, self._all(sql)) if run.state.is_active]
+
     def group(self, group: str) -> list[RunInfo]:
         """Runs that were started together, oldest first."""
         return [r for r in reversed(self.runs(10_000)) if group and r.spec.group == group]

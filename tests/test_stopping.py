@@ -1,0 +1,89 @@
+"""A signal at any moment ends the command line with one sentence, and no child is left."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import torch
+w = torch.nn.Linear(2, 1)
+o = torch.optim.SGD(w.parameters(), 0.1)
+for _ in range(30):
+    o.zero_grad(); w(torch.ones(4, 2)).mean().backward(); o.step()
+"""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LONGEST_S = {"diagnose": 14.0, "probe": 10.0}
+GONE_S = 20.0
+
+
+def command(what: str, folder: Path) -> list[str]:
+    (folder / "train.py").write_text(SCRIPT)
+    store = ["--store", str(folder / "runs.db")]
+    given = {
+        "diagnose": ["diagnose", "--quiet", *store, str(folder / "train.py")],
+        "probe": ["probe", "gpt", "--steps", "200", *store],
+    }[what]
+    return [sys.executable, "-m", "ampscope.cli.main", *given]
+
+
+def children_of(folder: Path) -> list[str]:
+    """Command lines of the processes that name the folder."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and int(process.name) != os.getpid():
+            try:
+                line = (process / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if os.fsencode(folder) in line:
+                found.append(line.replace(b"\0", b" ").decode(errors="replace"))
+    return found
+
+
+def stopped(what: str, number: signal.Signals, after_s: float, folder: Path) -> None:
+    process = subprocess.Popen(
+        command(what, folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    time.sleep(after_s)
+    process.send_signal(number)
+    out, said = process.communicate(timeout=60)
+    assert "Traceback" not in out + said, said
+    assert "Exception ignored" not in said, said
+    if process.returncode in (130, 2):
+        assert said.count("What was recorded is kept") == 1, said
+    else:  # before Python itself had begun to listen, or after the end
+        assert process.returncode in (0, 1, -number), (process.returncode, said)
+    deadline = time.monotonic() + GONE_S
+    while (left := children_of(folder)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left
+
+
+@pytest.mark.parametrize("what", LONGEST_S)
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_at_some_moment(what: str, number: signal.Signals, tmp_path: Path) -> None:
+    moment = random.Random(f"{what}{number}").uniform(0.2, LONGEST_S[what])
+    stopped(what, number, moment, tmp_path)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("what", LONGEST_S)
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_at_a_hundred_moments(what: str, number: signal.Signals, tmp_path: Path) -> None:
+    moments = random.Random(f"{what}{number} 100")
+    for trial in range(100):
+        folder = tmp_path / str(trial)
+        folder.mkdir()
+        stopped(what, number, moments.uniform(0.0, LONGEST_S[what]), folder)
