@@ -7,6 +7,7 @@ import streamlit as st
 from ampscope.analysis.ranks import grouped, is_rank
 from ampscope.records import RunInfo, State
 from ampscope.report.words.run import rules
+from ampscope.store.processes import whose
 from app import permissions, sitemap, states, store
 from app.diagnosis import diagnosis_data
 from app.runs import probes, run_page, trainings
@@ -62,10 +63,27 @@ def _row(ranks: tuple[RunInfo, ...], group_size: int) -> None:
             run_page.title_line(run)
             st.caption(escape(" · ".join(_facts(ranks, group_size))))
             _ended(ranks)
+            _going_on(run)
         with links.container(horizontal=True, horizontal_alignment="right"):
             name = "run" if run.spec.is_training else run.spec.kind
             for entry in _pages(run):
                 st.page_link(entry.file, label=entry.title, query_params={name: run.id})
+
+
+def _going_on(run: RunInfo) -> None:
+    """Whose process a run is that waits or works, with a button to stop it: its command line may
+    have been killed, and it goes on."""
+    if not run.state.is_active or run.spec.kind == "watch" or not permissions.is_trusted():
+        return
+    owner = whose(run.pid)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        if owner:
+            st.caption(escape(f"{owner[0].upper()}{owner[1:]}."))
+        if st.button("Stop", key=f"stop-{run.id}"):
+            for one in store.group(run.spec.group) or [run]:
+                if one.state.is_active:
+                    probes.cancel(one)
+            st.rerun()
 
 
 def _pages(run: RunInfo) -> tuple[sitemap.Entry, ...]:
