@@ -2,9 +2,9 @@
 
     streamlit run app/main.py -- --store runs.db --workloads ./mine
 
-or the environment variables AMPSCOPE_STORE and AMPSCOPE_WORKLOADS; the command line wins. A class
-(`ampscope dashboard --classroom`) is set up by the environment alone: a command line is seen by
-every user of the machine, and the teacher's token must not be.
+or the environment variables AMPSCOPE_STORE and AMPSCOPE_WORKLOADS; the command line wins. Tokens
+and a class (`ampscope dashboard --classroom`) are set up by the environment alone: a command line
+is seen by every user of the machine, and a token must not be.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from ampscope.errors import BadInput
 from ampscope.store.db import default_path
 
 TOKEN = "AMPSCOPE_CLASSROOM_TOKEN"  # the variable's name
+DASHBOARD_TOKEN = "AMPSCOPE_TOKEN"  # of a dashboard without a class
+PUBLIC_URL = "AMPSCOPE_PUBLIC_URL"  # the address at which browsers find the dashboard
 TEACHERS = "AMPSCOPE_CLASSROOM_TEACHERS"  # addresses, where the class signs in
 LINK = "AMPSCOPE_CLASSROOM_LINK"
 
@@ -91,6 +93,18 @@ def classroom(environment: Mapping[str, str]) -> Classroom | None:
     addresses = frozenset(a.strip().casefold() for a in teachers if a.strip())
     token = environment.get(TOKEN, "")
     return Classroom(token, addresses, environment.get(LINK, "")) if token or addresses else None
+
+
+def token(environment: Mapping[str, str]) -> str:
+    """What a browser must show to use the dashboard at all; empty where none is asked for, as in a
+    class, which students enter without one."""
+    return "" if classroom(environment) is not None else environment.get(DASHBOARD_TOKEN, "")
+
+
+def secret(environment: Mapping[str, str]) -> str:
+    """What the operator's or the teacher's browser shows; empty where there is no such thing."""
+    room = classroom(environment)
+    return room.token if room is not None else token(environment)
 
 
 def _path(text: str | None) -> Path | None:

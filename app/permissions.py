@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from enum import StrEnum
 from pathlib import Path
@@ -60,8 +60,7 @@ def role() -> Role:
         return _lent.get()  # a thread that serves nobody has the rights that it was lent
     if classroom.signs_in:
         return _signed_in(classroom)
-    shown = _cookies().get(cookie_name(classroom.token), "")
-    is_teacher = secrets.compare_digest(shown.encode(), cookie_value(classroom.token).encode())
+    is_teacher = is_proven(classroom.token, _cookies(), _proof())
     return Role.TEACHER if is_teacher else Role.STUDENT
 
 
@@ -143,18 +142,46 @@ def offers(what: str) -> bool:
     return False
 
 
-def cookie_name(token: str) -> str:
-    """One for each class: cookies do not tell the ports of a host apart."""
-    return f"ampscope-teacher-{hashlib.sha256(token.encode()).hexdigest()[:8]}"
+PROOF_HEADER = "X-Ampscope-Proof"  # to Streamlit from app/server.py, which sets it anew
+_ON_TLS = "__Host-"  # a browser takes a cookie of this name over TLS only, and for this host only
+
+
+def cookie_name(token: str, *, is_https: bool = False) -> str:
+    """One for each token: cookies do not tell the ports of a host apart."""
+    name = f"ampscope-{hashlib.sha256(token.encode()).hexdigest()[:8]}"
+    return _ON_TLS + name if is_https else name
 
 
 def cookie_value(token: str) -> str:
-    """What a teacher's browser shows; the token does not follow from it."""
-    return hmac.new(token.encode(), b"teacher", hashlib.sha256).hexdigest()
+    """What a browser shows that has opened the link; the token does not follow from it."""
+    return hmac.new(token.encode(), b"cookie", hashlib.sha256).hexdigest()
+
+
+def proof_value(token: str) -> str:
+    """What its page shows. The browser keeps it for one origin, port included, and sends it nowhere
+    by itself: a server on another port of this host gets the cookie, and cannot use it."""
+    return hmac.new(token.encode(), b"proof", hashlib.sha256).hexdigest()
+
+
+def has_cookie(token: str, cookies: Mapping[str, str]) -> bool:
+    """Whether the browser opened the link."""
+    names = (cookie_name(token), cookie_name(token, is_https=True))
+    value = cookie_value(token).encode()
+    return any(secrets.compare_digest(cookies.get(name, "").encode(), value) for name in names)
+
+
+def is_proven(token: str, cookies: Mapping[str, str], proof: str) -> bool:
+    """Whether the browser opened the link, and the page asking is of this origin."""
+    has_proof = secrets.compare_digest(proof.encode(), proof_value(token).encode())
+    return has_cookie(token, cookies) and has_proof
 
 
 def _cookies() -> dict[str, str]:
     return dict(st.context.cookies)
+
+
+def _proof() -> str:
+    return str(st.context.headers.get(PROOF_HEADER, ""))
 
 
 def _signed_in(classroom: Classroom) -> Role:

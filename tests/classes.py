@@ -24,12 +24,14 @@ class Class:
     def student(self) -> Class:
         """The browser has no cookie."""
         self._patch.setattr(permissions, "_cookies", dict)
+        self._patch.setattr(permissions, "_proof", str)
         return self
 
     def teacher(self) -> Class:
         """The browser has opened the teacher's link."""
         cookie = {permissions.cookie_name(TOKEN): permissions.cookie_value(TOKEN)}
         self._patch.setattr(permissions, "_cookies", lambda: cookie)
+        self._patch.setattr(permissions, "_proof", lambda: permissions.proof_value(TOKEN))
         return self
 
     def page(self, page: str, **query: object) -> AppTest:

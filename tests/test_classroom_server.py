@@ -25,10 +25,12 @@ from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 from websockets.asyncio.client import connect
 
 from ampscope.cli.main import main as command
+from app import permissions
 from tests import browser, stores
 
 ROOT = Path(__file__).resolve().parent.parent
 TOKEN = "a-token-that-no-student-knows"  # of the tests
+PROOF = permissions.proof_value(TOKEN)
 BASE = "amp/class"
 SECRET = "zebrafinch"
 T = TypeVar("T")
@@ -74,9 +76,13 @@ def get(port: int, path: str, **headers: str) -> http.client.HTTPResponse:
     return answer
 
 
-def texts(port: int, page: str = "", host: str = "", cookie: str = "", query: str = "") -> str:
+def texts(
+    port: int, page: str = "", host: str = "", cookie: str = "", query: str = "",
+    proof: str = PROOF,
+) -> str:  # fmt: skip
     """All that a browser receives on its websocket for a page, as text."""
-    return in_a_loop(_texts(port, page, host or f"127.0.0.1:{port}", cookie, query))
+    shown = proof if cookie else ""
+    return in_a_loop(_texts(port, page, host or f"127.0.0.1:{port}", cookie, query, shown))
 
 
 def in_a_loop(work: Coroutine[Any, Any, T]) -> T:
@@ -85,12 +91,13 @@ def in_a_loop(work: Coroutine[Any, Any, T]) -> T:
         return pool.submit(asyncio.run, work).result()
 
 
-async def _texts(port: int, page: str, host: str, cookie: str, query: str) -> str:
+async def _texts(port: int, page: str, host: str, cookie: str, query: str, proof: str) -> str:
     headers = {"Cookie": cookie} if cookie else {}
     received: list[str] = []
     async with connect(
         f"ws://{host}/{BASE}/_stcore/stream", host="127.0.0.1", port=port, max_size=None,
-        subprotocols=["streamlit"], origin=f"http://{host}", additional_headers=headers,
+        subprotocols=["streamlit", *([f"ampscope.{proof}"] if proof else [])],
+        origin=f"http://{host}", additional_headers=headers,
         proxy=None, open_timeout=60,
     ) as stream:  # type: ignore[call-arg]  # fmt: skip
         ask = BackMsg()
@@ -109,7 +116,8 @@ async def _texts(port: int, page: str, host: str, cookie: str, query: str) -> st
 def teacher(port: int) -> str:
     """The cookie of a browser that opened the teacher's link."""
     answer = get(port, f"/{BASE}/teacher/{TOKEN}")
-    assert (answer.status, answer.headers["Location"]) == (303, f"/{BASE}/")
+    assert (answer.status, answer.headers["Location"]) == (303, f"/{BASE}/#ampscope={PROOF}")
+    assert TOKEN not in answer.headers["Location"]
     assert answer.headers["Cache-Control"] == "no-store"
     cookie = answer.headers["Set-Cookie"]
     assert TOKEN not in cookie
@@ -138,6 +146,27 @@ def test_the_teachers_link_makes_the_teacher_and_no_other_does(room: Room) -> No
     real = teacher(room.port)
     forged = real[:-1] + ("1" if real.endswith("0") else "0")
     assert SECRET not in texts(room.port, cookie=forged)
+
+
+def test_a_cookie_that_another_port_of_the_host_was_sent_is_worth_nothing(room: Room) -> None:
+    """Browsers send a host's cookies to all its ports: the server there has the cookie."""
+    cookie = teacher(room.port)
+    for proof in ("", "0" * 64, cookie.partition("=")[2], TOKEN, PROOF[:-1], PROOF.upper()):
+        assert SECRET not in texts(room.port, cookie=cookie, proof=proof), proof
+    assert SECRET not in texts(room.port, cookie="x=y")  # the proof alone
+    headers = {"Cookie": cookie, permissions.PROOF_HEADER: PROOF}
+    assert SECRET not in texts(room.port, cookie=cookie, proof="")
+    assert get(room.port, f"/{BASE}/", **headers).status == 200
+
+
+def test_over_tls_the_cookie_is_for_this_host_alone(room: Room) -> None:
+    answer = get(room.port, f"/{BASE}/teacher/{TOKEN}", **{"X-Forwarded-Proto": "https"})
+    cookie = answer.headers["Set-Cookie"]
+    assert cookie.startswith("__Host-")
+    for wanted in ("HttpOnly", "SameSite=strict", "Path=/;", "Secure"):
+        assert wanted in cookie
+    assert "Domain" not in cookie
+    assert SECRET in texts(room.port, cookie=cookie.partition(";")[0])
 
 
 def test_another_sites_page_cannot_open_a_session(room: Room) -> None:

@@ -8,6 +8,7 @@ link after a restart.
 from __future__ import annotations
 
 import importlib.util
+import re
 import secrets
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -20,11 +21,14 @@ from ampscope.errors import BadInput
 TOKEN = "AMPSCOPE_CLASSROOM_TOKEN"  # the variable's name, as in app/options.py
 TEACHERS = "AMPSCOPE_CLASSROOM_TEACHERS"
 LINK = "AMPSCOPE_CLASSROOM_LINK"  # for students, as it was printed
+DASHBOARD_TOKEN = "AMPSCOPE_TOKEN"  # of a dashboard without a class
+PUBLIC_URL = "AMPSCOPE_PUBLIC_URL"  # the address at which browsers find the dashboard
 # After every run of a page Streamlit collects garbage of all generations, which takes 90 ms with
 # pandas and plotly loaded, six times what moving a lesson's slider takes otherwise. Python's own
 # collector does it when there is need (benchmarks/results/classroom_load.json has the memory).
 _STREAMLIT = ("--runner.postScriptGC", "false")
 _SECRETS = Path(".streamlit") / "secrets.toml"
+_TOKEN = re.compile(r"[A-Za-z0-9_-]+")  # stands in a link as it is
 MIN_TOKEN = 16  # characters of a token that an operator brings along; one made here has 43
 
 
@@ -38,10 +42,15 @@ def environment(
         )
     if sign_in:
         return {TEACHERS: ",".join(teachers), TOKEN: ""}
-    token = given.get(TOKEN) or secrets.token_urlsafe(32)
-    if len(token) < MIN_TOKEN or not token.replace("-", "").replace("_", "").isalnum():
-        raise BadInput(f"{TOKEN} must have at least {MIN_TOKEN} letters, digits, - or _.")
-    return {TOKEN: token, TEACHERS: ""}
+    return {TOKEN: token(given, TOKEN), TEACHERS: ""}
+
+
+def token(given: Mapping[str, str], name: str) -> str:
+    """The one that the operator set as ``name``, or a new one. Raises BadInput for a short one."""
+    found = given.get(name) or secrets.token_urlsafe(32)
+    if len(found) < MIN_TOKEN or not _TOKEN.fullmatch(found):
+        raise BadInput(f"{name} must have at least {MIN_TOKEN} letters, digits, - or _.")
+    return found
 
 
 def streamlit_options(folder: Path, *, sign_in: bool) -> list[str]:
@@ -69,7 +78,7 @@ def _has_auth(path: Path) -> bool:
 
 def clear(environment: dict[str, str]) -> None:
     """A dashboard without a class is none because of what was exported earlier."""
-    for name in (TOKEN, TEACHERS, LINK):
+    for name in (TOKEN, TEACHERS, LINK, DASHBOARD_TOKEN):
         environment.pop(name, None)
 
 
@@ -83,5 +92,5 @@ def announce(environment: Mapping[str, str]) -> None:
     click.echo(f"For you alone: {base}/teacher/{environment[TOKEN]}")
     click.echo("Open yours before you share a screen: it makes that browser the teacher's.")
     click.echo(
-        "If students cannot open theirs, name the machine as they do: --url http://NAME:PORT"
+        "If students cannot open theirs, name the machine as they do: --public-url http://NAME:PORT"
     )

@@ -2,17 +2,26 @@
 
 ampscope dashboard
 ampscope dashboard --classroom --host 0.0.0.0
-ampscope dashboard --classroom --base-path class --url https://amp.example.org/class
+ampscope dashboard --classroom --base-path class --public-url https://amp.example.org/class
+
+The pages can run code, so that a browser must open a link with a token first, as a notebook server
+asks for. The token goes to the server in its environment and to the browser in a file that only
+this user can read: command lines are seen by every user of a machine.
 """
 
 from __future__ import annotations
 
 import contextlib
+import html
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import time
+import webbrowser
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -23,6 +32,8 @@ import ampscope
 from ampscope.cli import classroom as classes
 from ampscope.cli.options import store_option
 from ampscope.errors import AmpscopeError, BadInput
+
+START_S = 60.0  # a loaded machine; an idle one takes 2 s
 
 
 @click.command()
@@ -40,7 +51,20 @@ from ampscope.errors import AmpscopeError, BadInput
     help="One teacher, many students: prints a link for each. Students run lessons and look.",
 )
 @click.option("--base-path", default="", help="Path below which a reverse proxy serves it.")
-@click.option("--url", default="", help="Address at which browsers find it, behind a proxy.")
+@click.option(
+    "--public-url",
+    "--url",
+    "url",
+    default="",
+    help="Address at which browsers find it, behind a proxy or under another name.",
+)
+@click.option(
+    "--token/--no-token",
+    "has_token",
+    default=True,
+    help="Ask a browser for the token in the printed link (default), or let every user of this "
+    "machine in. A class has links of its own.",
+)
 @click.option(
     "--sign-in",
     is_flag=True,
@@ -55,7 +79,7 @@ from ampscope.errors import AmpscopeError, BadInput
 @store_option
 def dashboard(
     port: int, host: str, workloads: Path | None, headless: bool, classroom: bool, base_path: str,
-    url: str, sign_in: bool, teachers: tuple[str, ...], store: Path,
+    url: str, has_token: bool, sign_in: bool, teachers: tuple[str, ...], store: Path,
 ) -> None:  # fmt: skip
     """Open the dashboard in a browser."""
     main = main_file()
@@ -64,33 +88,83 @@ def dashboard(
         environment["AMPSCOPE_WORKLOADS"] = str(workloads.resolve())
     path = base_path.strip("/")
     command = ["--server.port", str(port), "--server.address", host]
-    # Without the second, Streamlit's first start asks for an e-mail address and waits.
-    # A browser that opened by itself would show the students' side of a class.
-    quiet = str(headless or classroom).lower()
-    command += ["--server.headless", quiet, "--server.showEmailPrompt", "false"]
+    # The browser is opened here, with the token. Without the last option, Streamlit's first start
+    # asks for an e-mail address and waits.
+    command += ["--server.headless", "true", "--server.showEmailPrompt", "false"]
     command += ["--server.baseUrlPath", path] if path else []
     command += _public(url)
+    environment[classes.PUBLIC_URL] = url
+    link = (url or f"http://{_shown(host)}:{port}/{path}").rstrip("/")
     if classroom:
-        main = main.with_name("classroom.py")
         environment |= classes.environment(os.environ, sign_in=sign_in, teachers=teachers)
         command += classes.streamlit_options(Path.cwd(), sign_in=sign_in)
-        environment[classes.LINK] = url or f"http://{_shown(host)}:{port}/{path}"
+        environment[classes.LINK] = url or f"{link}/"
     elif sign_in or teachers:
         raise BadInput("--sign-in and --teacher belong to a class: add --classroom.")
     else:
         classes.clear(environment)
+        environment[classes.DASHBOARD_TOKEN] = (
+            classes.token(os.environ, classes.DASHBOARD_TOKEN) if has_token else ""
+        )
     _is_free(host, port)
     if classroom:
         classes.announce(environment)
+    else:
+        link = _announced(link, environment[classes.DASHBOARD_TOKEN])
+    command += ["--logger.hideWelcomeMessage", "true"]  # its link has no token
     run = [sys.executable, "-m", "streamlit", "run", str(main), *command]
-    server = subprocess.Popen(run, env=environment, cwd=main.parent.parent)
-    # Whoever ends this process means the server: a class must not stay open behind it.
-    signal.signal(signal.SIGTERM, lambda number, frame: server.terminate())
-    try:
-        sys.exit(server.wait())
-    except KeyboardInterrupt:
-        server.wait()
-        sys.exit(0)
+    with contextlib.ExitStack() as stack:
+        server = subprocess.Popen(run, env=environment, cwd=main.parent.parent)
+        # Whoever ends this process means the server: a class must not stay open behind it.
+        signal.signal(signal.SIGTERM, lambda number, frame: server.terminate())
+        # A browser that opened by itself would show the students' side of a class.
+        if not headless and not classroom and _answers(host, port, server):
+            stack.enter_context(_browser(link))
+        try:
+            status = server.wait()
+        except KeyboardInterrupt:
+            server.wait()
+            status = 0
+    sys.exit(status)
+
+
+def _announced(base: str, token: str) -> str:
+    """Print the dashboard's link; returns it."""
+    if not token:
+        click.echo(f"Dashboard: {base}/")
+        click.echo("Without a token every user of this machine can use it, and run code with it.")
+        return f"{base}/"
+    click.echo(f"Dashboard: {base}/open/{token}")
+    click.echo("The link holds for a browser until that is closed. Who has it can run code here.")
+    return f"{base}/open/{token}"
+
+
+def _answers(host: str, port: int, server: subprocess.Popen[bytes]) -> bool:
+    """Wait until the server accepts connections; False where it ended instead."""
+    to = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    deadline = time.monotonic() + START_S
+    while server.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection((to, port), timeout=1):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@contextlib.contextmanager
+def _browser(link: str) -> Iterator[None]:
+    """Open ``link`` by way of a file that this user alone can read, and that goes with the server:
+    a browser's command line is seen by every user of the machine."""
+    with tempfile.TemporaryDirectory(prefix="ampscope-open-") as folder:  # 0700
+        page = Path(folder) / "dashboard.html"
+        to = html.escape(link)
+        page.write_text(
+            '<!doctype html><meta charset="utf-8"><meta name="referrer" content="no-referrer">'
+            f'<meta http-equiv="refresh" content="0;url={to}"><title>ampscope</title>'
+            f'<a href="{to}">Open the dashboard</a>\n',
+            encoding="utf-8",
+        )
+        webbrowser.open(page.as_uri())
+        yield
 
 
 def main_file() -> Path:
@@ -109,7 +183,9 @@ def _public(url: str) -> list[str]:
         return []
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise BadInput(f"--url {url!r} is not an address such as https://amp.example.org/class.")
+        raise BadInput(
+            f"--public-url {url!r} is not an address such as https://amp.example.org/class."
+        )
     port = parts.port or (443 if parts.scheme == "https" else 80)
     return ["--browser.serverAddress", parts.hostname, "--browser.serverPort", str(port)]
 

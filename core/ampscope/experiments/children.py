@@ -26,7 +26,7 @@ from ampscope.store.writer import RunWriter
 
 MAX_WORDS = 4_000  # of the end of what a child said
 IDLE_S = 300.0  # a child that waits holds 300 MB
-_SECRETS = "AMPSCOPE_CLASSROOM_"
+_SECRETS = ("AMPSCOPE_CLASSROOM_", "AMPSCOPE_TOKEN")
 
 _lock = threading.Lock()
 _waiting: dict[Path, Child] = {}
@@ -110,7 +110,7 @@ def expect(store: Path, idle_s: float = IDLE_S) -> None:
 def child_environment() -> dict[str, str]:
     """The child's environment. libgomp's threads spin while they wait; on a machine that also does
     something else, that made a small GPT's step 20 times slower (measured, 2 cores), so they sleep
-    unless the user decided otherwise. A class's secrets stay with its server."""
+    unless the user decided otherwise. The secrets of a dashboard stay with its server."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(_SECRETS)}
     return {"OMP_WAIT_POLICY": "PASSIVE", **own, "PYTHONUNBUFFERED": "1"}
 
