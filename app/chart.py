@@ -9,8 +9,8 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from app import permissions
+from app.text import for_csv
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _REMOVED = ["lasso2d", "select2d", "autoScale2d"]  # three ways to lose one's place
 
 
@@ -36,22 +36,11 @@ def download(table: Callable[[], pd.DataFrame], name: str, *, key: str) -> None:
 
 
 def as_csv_text(table: pd.DataFrame) -> str:
-    """A spreadsheet takes a cell that begins with one of these for a formula, whoever wrote it: an
-    apostrophe in front makes it a text (owasp.org/www-community/attacks/CSV_Injection)."""
-
-    def plain(cell: object) -> object:
-        if not isinstance(cell, str) or not cell.lstrip(" ").startswith(_FORMULA):
-            return cell
-        try:
-            float(cell)
-        except ValueError:
-            return f"'{cell}"
-        return cell  # "-4" is a number
-
-    safe = table.rename(columns=plain)
+    """The table as CSV, without its index, in which no text is a formula of a spreadsheet."""
+    safe = table.rename(columns=for_csv)
     for column in safe.columns:
         if not pd.api.types.is_numeric_dtype(safe[column]):
-            safe[column] = safe[column].map(plain)
+            safe[column] = safe[column].map(for_csv)
     return safe.to_csv(index=False)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ from streamlit.delta_generator import DeltaGenerator
 from app.text import escape
 
 MAX_KEY_FIGURES = 4
+# Numbers and words that Markdown leaves as they are; a name from a run is escaped.
+_FIGURE = re.compile(r"(?!www\.|\d+[.)] )[A-Za-z0-9−≥≤∞](?:[A-Za-z0-9 ,.%×^/()+−∞µ·–]|-(?!-))*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,10 @@ def key_figures(figures: Sequence[KeyFigure]) -> None:
     with st.container(horizontal=True):  # wraps where four do not fit beside each other
         for figure in figures:
             st.metric(
-                escape(figure.label), figure.value, help=escape(figure.help) or None, border=True
+                escape(figure.label),
+                figure.value if _FIGURE.fullmatch(figure.value) else escape(figure.value),
+                help=escape(figure.help) or None,
+                border=True,
             )
 
 

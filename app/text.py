@@ -2,7 +2,8 @@
 
 A module's name, a label and a child's message come from code that ampscope did not write. They go
 to the screen through :func:`escape` or :func:`code` (Markdown), :func:`for_plotly` (Plotly, which
-reads a little HTML), or as the plain text of ``st.text``, ``st.code`` and ``st.dataframe``.
+reads a little HTML), :func:`for_csv` (files that a spreadsheet opens), or as the plain text of
+``st.text``, ``st.code`` and ``st.dataframe``.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ __all__ = [
     "cut",
     "duration",
     "escape",
+    "for_csv",
     "for_plotly",
     "number",
     "percent",
@@ -45,7 +47,11 @@ __all__ = [
 LONGEST = 2_000  # characters of one text on a page; names of real runs have a few hundred
 _JOINER = "\u2060"  # word joiner: no width, no line break
 _PUNCTUATION = re.compile(r"([!-/:-@\[-`{-~])")
-_SYMBOLS = re.compile(r"([-<>=~:])(?=[-<>=~:])|(:)")
+_SYMBOLS = re.compile(r"([-<>=~:])(?=[-<>=~:])|:|@|www(?=\.)", re.IGNORECASE)
+# Plotly's own: a name in a template (%{x}), and TeX between two dollar signs.
+_PLOTLY = re.compile(r"%(?=\{)|\$")
+# What a spreadsheet takes for a formula at the start of a cell.
+_FORMULA = re.compile(r"\s*[=+\-@\t\r]")
 
 
 def bounded(text: str) -> str:
@@ -60,7 +66,8 @@ def escape(text: str) -> str:
     """``text`` as Markdown that shows exactly it.
 
     CommonMark lets every ASCII punctuation mark be escaped. Streamlit replaces ``:name:`` and
-    arrows such as ``->`` after that, in the parsed text, so an invisible joiner parts those.
+    arrows such as ``->`` after that, and makes links of web and e-mail addresses, in the parsed
+    text, so an invisible joiner parts those.
     """
     one_line = bounded(" ".join(text.split()))
     parted = _SYMBOLS.sub(lambda m: m.group(0) + _JOINER, one_line)
@@ -77,5 +84,18 @@ def code(text: str) -> str:
 
 
 def for_plotly(text: str) -> str:
-    """``text`` for Plotly's titles, ticks and hover boxes, which know tags and entities."""
-    return html.escape(bounded(text), quote=False)
+    """``text`` for Plotly's names, titles, ticks and hover boxes, which know tags and entities."""
+    return html.escape(_PLOTLY.sub(lambda m: m[0] + _JOINER, bounded(text)), quote=False)
+
+
+def for_csv(value: object) -> object:
+    """A cell of a table as a file. A spreadsheet takes a text that begins with one of a few signs
+    for a formula, whatever its source: an apostrophe in front makes it a text
+    (owasp.org/www-community/attacks/CSV_Injection). A number stays one, also as text ("-4")."""
+    if not isinstance(value, str) or not _FORMULA.match(value):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value

@@ -225,6 +225,8 @@ def test_students_see_their_place_and_the_teacher_the_queue(
     queue = class_requests._queue(store_path)
     queue.ask(lesson_spec("scaler"), "somebody else")
     first = room.student().page("learn_03_underflow", guess3="a")
+    assert queue.place(lesson_spec("underflow")) == 0  # an address asks for nothing
+    first.button(key="lesson-start").click().run()
     assert not first.exception
     assert any("Place 2 in the queue" in box.value for box in first.info)
     page = room.teacher().page("classroom")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,14 @@ from streamlit.testing.v1 import AppTest
 
 from ampscope.experiments.diagnosis import run_diagnosis
 from ampscope.lessons.mistake_scripts import BY_ID, MISTAKES, STEPS, script_path
-from ampscope.records import RunSpec
+from ampscope.records import Machine, RunSpec, State
+from ampscope.store.writer import RunWriter
+from ampscope.zoo.answers import ANSWERS
+from ampscope.zoo.score import script_path as zoo_script
 from app.diagnosis import diagnosis_jobs
+from app.lesson import lesson_diagnosis
+from app.zoo import zoo_data
+from tests import stores
 
 FOUND = {  # written down by hand: what each script has
     "cast_by_hand": ["fp16_params_with_scaler"],
@@ -92,3 +99,41 @@ def test_the_page_shows_what_the_diagnosis_says(
     assert "As you predicted." in plain(app.success[0].value)
     assert "Root cause" in plain(app.success[0].value)
     assert app.get("plotly_chart")
+
+
+def test_a_diagnosis_that_a_file_brought_is_not_this_machines(
+    open_page: Callable[..., AppTest], store_path: Path
+) -> None:
+    """It may say anything, under any script's name, and its texts are markup if they are let be."""
+    evil = "](x) ![p](https://evil.example/x.png) www.evil.example a@evil.example"
+    spec = RunSpec(
+        workload=str(script_path("no_scaler")), kind="script", precision="as_is",
+        group="imported-1", imported="strange.json",
+    )  # fmt: skip
+    machine = Machine("cpu", evil, evil)
+    for control in ("as_is", "fp32"):
+        writer = RunWriter.create(store_path, replace(spec, control=control))
+        writer.start(machine)
+        writer.finish(State.FINISHED, evil)
+        writer.close()
+    query = {"mistake13": "no_scaler", "guess13no_scaler": "a"}
+    app = open_page("learn_13_mistakes", **query)
+    assert not app.exception
+    assert any(button.label == "Diagnose it" for button in app.button)
+    assert "evil" not in str([*app.markdown, *app.caption, *app.info, *app.warning, *app.success])
+    assert lesson_diagnosis.newest(BY_ID["no_scaler"]) is None
+    stages = {row.faulty.stage for row in zoo_data.rows()}
+    assert stages == {zoo_data.Stage.NOT_YET}
+
+
+def test_a_diagnosis_that_a_file_brought_of_a_zoo_script_is_not_this_machines(
+    store_path: Path,
+) -> None:
+    answer = ANSWERS[0]
+    spec = RunSpec(
+        workload=str(zoo_script(answer.script)), kind="script", precision="as_is",
+        control="as_is", group="imported-1", imported="strange.json",
+    )  # fmt: skip
+    stores.finished(store_path, spec)
+    row = next(row for row in zoo_data.rows() if row.answer is answer)
+    assert row.faulty.stage is zoo_data.Stage.NOT_YET

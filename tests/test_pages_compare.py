@@ -15,7 +15,8 @@ from ampscope.store.writer import RunWriter
 from app.figures.compare_bars import memory_bars, step_bars
 from app.figures.throughput import throughput
 from app.runs import measurements
-from tests.made_comparisons import compared, curves, diverged, searched, stored, times
+from app.text import for_plotly
+from tests.made_comparisons import compared, curves, diverged, memory, searched, stored, times
 
 Open = Callable[..., AppTest]
 
@@ -150,3 +151,14 @@ def test_throughput_marks_knee_and_limit() -> None:
     assert list(figure.data[0].y) == pytest.approx([64 / 0.05, 128 / 0.06])
     assert [shape.x0 for shape in figure.layout.shapes] == [136, 208]
     assert len(figure.layout.annotations) == 2
+
+
+@pytest.mark.parametrize("name", ['<a href="https://evil.example">fp16</a>', "<b>fp16</b>", "%{x}"])
+def test_a_precision_of_an_imported_run_is_text_in_the_chart(name: str) -> None:
+    measured = by_precision(
+        [times(name, 0.01), memory(name, 9), times("fp32", 5.0), memory("fp32", 9)]
+    )
+    for figure in (step_bars(measured), memory_bars(measured)):
+        shown = str(figure.to_plotly_json())
+        assert name not in shown
+        assert for_plotly(name) in figure.data[0].y

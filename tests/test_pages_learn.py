@@ -154,9 +154,41 @@ def test_a_prediction_starts_one_measurement(
         return keep(store, "underflow", (), State.RUNNING)
 
     monkeypatch.setattr(lesson_runs, "launch", launch)
-    app = open_page(PAGES["underflow"], guess3="b")
+    app = open_page(PAGES["underflow"])
+    app.radio(key="widget:guess3").set_value("b").run()
     app.run()
     assert not app.exception
+    assert started == [lesson_spec("underflow")]
+
+
+@pytest.mark.parametrize("lesson", MEASURED)
+@pytest.mark.parametrize("guess", ["a", "show"])
+def test_an_address_starts_nothing(
+    open_page: Open, store_path: Path, no_start: list[object], lesson: str, guess: str
+) -> None:
+    """A link on a foreign page opens a lesson with a prediction made; it takes a click here."""
+    number = LESSONS[lesson].number
+    app = open_page(PAGES[lesson], **{f"guess{number}": guess})
+    app.run()
+    assert not app.exception
+    assert not no_start
+    assert app.button(key="lesson-start").label == "Measure on this machine"
+
+
+def test_a_click_on_what_an_address_shows_starts_one_measurement(
+    open_page: Open, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[object] = []
+
+    def launch(spec: object, store: Path) -> str:
+        started.append(spec)
+        return keep(store, "underflow", (), State.RUNNING)
+
+    monkeypatch.setattr(lesson_runs, "launch", launch)
+    app = open_page(PAGES["underflow"], guess3="show")
+    assert not started
+    app.button(key="lesson-start").click().run()
+    app.run()
     assert started == [lesson_spec("underflow")]
 
 

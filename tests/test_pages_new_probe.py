@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -227,3 +228,33 @@ def test_a_finished_group_leads_to_its_pages(open_page: Open, store_path: Path) 
     run = stores.finished(store_path, RunSpec(workload="gpt", steps=5, group="g"))
     app = open_page("new_probe", group="g")
     assert app.page_link[0].proto.query_string == f"run={run}"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        RunSpec(workload="gpt", seed=2**63 - 1),
+        RunSpec(workload="gpt", seed=2**53),
+        RunSpec(workload="gpt", steps=2**62, memory_limit_mib=2**62),
+        RunSpec(workload="gpt", label="x" * 500, size="none", device="tpu:9", policy="?"),
+        RunSpec(workload="gpt", scaler=ScalerSpec(math.inf, math.nan, 0.5, 2**60)),
+    ],
+)
+def test_any_recorded_run_can_be_repeated(open_page: Open, store_path: Path, spec: RunSpec) -> None:
+    """What a browser's number cannot hold is not a failed page."""
+    app = open_page("new_probe", again=stores.finished(store_path, spec))
+    assert not app.exception
+    assert not any("could not be drawn" in box.value for box in app.error)
+
+
+def test_a_large_seed_is_repeated_exactly(
+    open_page: Open, store_path: Path, started: list[RunSpec]
+) -> None:
+    seed = 2**63 - 1
+    app = open_page("new_probe", again=stores.finished(store_path, RunSpec("gpt", seed=seed)))
+    start(app)
+    assert [spec.seed for spec in started] == [seed]
+    app.text_input(key="np-large-seed").set_value("9" * 19).run()
+    assert any("The seed must be" in box.value for box in app.error)
+    app.text_input(key="np-large-seed").set_value("x").run()
+    assert any("The seed must be" in box.value for box in app.error)

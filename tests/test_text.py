@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import math
+import re
 
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from markdown_it import MarkdownIt
 
 from app import text
 from tests import stores
+from tests.hostile_texts import HOSTILE
 
 PARSER = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
 JOINER = "\u2060"
@@ -51,6 +54,45 @@ def test_what_streamlit_replaces_in_parsed_text_is_parted(name: str) -> None:
     ((_, content),) = inline(text.escape(name))
     for replaced in (":red[", ":smile:", "->", "--", ">="):
         assert replaced not in content
+
+
+# As mdast-util-gfm-autolink-literal looks for them, in the text that a parser has made.
+WEB = re.compile(r"(https?://|www(?=\.))([-.\w]+)([^ \t\r\n]*)", re.IGNORECASE)
+MAIL = re.compile(r"[-.\w+]+@[-\w]+(?:\.[-\w]+)+")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*stores.HOSTILE, *HOSTILE, "www.evil.example", "WWW.evil.example/x", "a www.evil.example b",
+     "someone@evil.example", "mailto:a@b.co", "https://evil.example", "HTTP://evil.example",
+     "ftp://evil.example", "xmpp:a@b.co", "//evil.example", "a+b@sub.evil.example."],
+)  # fmt: skip
+def test_no_address_becomes_a_link(name: str) -> None:
+    ((kind, content),) = inline(text.escape(name) or "x")
+    assert kind == "text"
+    assert not WEB.search(content)
+    assert not MAIL.search(content)
+
+
+@pytest.mark.parametrize(
+    ("cell", "written"),
+    [
+        ("=1+1", "'=1+1"), ("+1", "'+1"), ("-cmd|' /C calc'!A0", "'-cmd|' /C calc'!A0"),
+        ("@SUM(A1)", "'@SUM(A1)"), ("\t=1", "'\t=1"), (" =1", "' =1"), ("layer.0", "layer.0"),
+        (-1.5, -1.5), (None, None), ("", ""),
+    ],
+)  # fmt: skip
+def test_a_cell_is_never_a_formula(cell: object, written: object) -> None:
+    assert text.for_csv(cell) == written
+
+
+@pytest.mark.parametrize("name", [*HOSTILE, "%{x}", "$\\alpha$", '<a href="x">y</a>'])
+def test_plotly_reads_a_name_as_text(name: str) -> None:
+    shown = text.for_plotly(name)
+    assert "<" not in shown
+    assert "%{" not in shown
+    assert not re.fullmatch(r"\$.*\$", shown)
+    assert html.unescape(shown).replace(JOINER, "") == name.replace(JOINER, "")
 
 
 def test_newlines_do_not_start_a_block() -> None:

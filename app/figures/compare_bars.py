@@ -45,7 +45,7 @@ def step_bars(measured: Sequence[Measured]) -> go.Figure:
     figure.add_trace(
         go.Scatter(
             x=medians,
-            y=[name for name, _ in shown],
+            y=[for_plotly(name) for name, _ in shown],
             mode="markers",
             marker={"symbol": "line-ns", "size": 14, "line": {"width": 2, "color": OUTLINE}},
             error_x={
@@ -82,7 +82,7 @@ def memory_bars(measured: Sequence[Measured]) -> go.Figure:
         figure.add_trace(
             go.Scatter(
                 x=[_mib(peak) for _, peak in peaks],
-                y=[name for name, _ in peaks],
+                y=[for_plotly(name) for name, _ in peaks],
                 mode="markers",
                 marker={"symbol": "diamond", "size": 10, "color": OUTLINE},
                 name="the allocator's peak",
@@ -100,7 +100,7 @@ def _shorten(figure: go.Figure, medians: Sequence[tuple[str, float]]) -> None:
     for name, median in medians:
         if median > FAR * fastest:
             figure.add_annotation(
-                x=1, xref="x domain", xanchor="right", y=name, showarrow=False,
+                x=1, xref="x domain", xanchor="right", y=for_plotly(name), showarrow=False,
                 text=f"{median:,.3g} s, beyond this axis →", bgcolor=OUTLINE,
                 font={"color": "#FFFFFF"},
             )  # fmt: skip
@@ -119,7 +119,7 @@ def _add(
     figure.add_trace(
         go.Bar(
             x=list(values),
-            y=list(precisions),
+            y=[for_plotly(p) for p in precisions],
             orientation="h",
             name=name,
             marker={

@@ -12,6 +12,7 @@ from ampscope.analysis.framework_differences import LOWEST, LayerSeen
 from ampscope.formats import NumberFormat
 from app.figures.exponent_axis import TOP_PX, exponent_axis
 from app.palette import DTYPES, MEASURE, OUTLINE
+from app.text import for_plotly
 
 # The second and third hue are those of dtypes that no run here has; dash and marker tell the lines
 # apart without colour.
@@ -51,12 +52,14 @@ def _line(name: str, layer: LayerSeen, exponents: np.ndarray) -> go.Scatter:
     color, dash, symbol = LOOKS.get(name, (OUTLINE, "solid", "x"))
     share = 100 * layer.counts[exponents - LOWEST] / max(layer.total, 1)
     return go.Scatter(
-        name=f"{name} ({layer.dtype})",
+        name=for_plotly(f"{name} ({layer.dtype})"),
         x=exponents + 0.5,
         y=share,
         mode="lines+markers",
         line={"color": color, "dash": dash, "width": 2, "shape": "hvh"},
         marker={"symbol": symbol, "size": 5},
-        hovertext=[f"{name}: 2^{e}, {s:.3g} %" for e, s in zip(exponents, share, strict=True)],
+        hovertext=[
+            f"{for_plotly(name)}: 2^{e}, {s:.3g} %" for e, s in zip(exponents, share, strict=True)
+        ],
         hovertemplate="%{hovertext}<extra></extra>",
     )

@@ -80,7 +80,7 @@ def roofline(dots: Sequence[Dot], ceilings: Sequence[Ceiling], bytes_s: float | 
 def _dots(dots: Sequence[Dot], dtype: str, verdict: str, scale: float) -> go.Scatter:
     color = dtype_color(dtype)
     return go.Scatter(
-        name=f"{dtype}, {verdict}",
+        name=for_plotly(f"{dtype}, {verdict}"),
         mode="markers",
         x=[d.intensity for d in dots],
         y=[d.flops_s / scale for d in dots],
@@ -124,7 +124,7 @@ def _add_line(
         )
     )
     figure.add_annotation(
-        text=f"{ceiling.dtype}, largest product: {height:.3g} {name}",
+        text=f"{for_plotly(ceiling.dtype)}, largest product: {height:.3g} {name}",
         x=math.log10(end),  # a log axis takes exponents here
         y=math.log10(height),
         xanchor="right",

@@ -136,7 +136,7 @@ def _draw_held(
             mode="lines+markers",
             line={"color": OVERFLOW, "width": 8},
             marker={"color": OVERFLOW, "size": 7, "symbol": "square", "line": {"color": OUTLINE}},
-            text=names,
+            text=[for_plotly(name) for name in names],
             connectgaps=False,
             hovertemplate="%{text}<extra></extra>",
         ),

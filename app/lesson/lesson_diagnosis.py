@@ -8,7 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from ampscope.lessons.mistake_scripts import STEPS, Mistake, script_path
-from ampscope.records import StepRecord
+from ampscope.records import RunInfo, StepRecord
 from ampscope.report.words import verdict as diagnosis_words
 from ampscope.report.words.controls import control
 from app import layout, permissions, sitemap, store
@@ -35,11 +35,17 @@ def section(mistake: Mistake) -> None:
 
 
 def newest(mistake: Mistake, *, mended: bool = False) -> Case | None:
-    """The newest diagnosis of its script in the store."""
+    """The newest diagnosis of its script that was made here."""
     path = str(script_path(mistake.id, mended=mended))
-    runs = diagnosis_data.runs()
+    runs = _own_runs()
     head = next((h for h in diagnosis_data.heads(runs) if h.spec.workload == path), None)
     return None if head is None else diagnosis_data.opened(head, runs)
+
+
+def _own_runs() -> list[RunInfo]:
+    """A lesson speaks of measurements of this machine: what a file brought may say anything, under
+    any script's name. Nor does one count that was run with other arguments."""
+    return [run for run in diagnosis_data.runs() if not run.spec.imported and not run.spec.args]
 
 
 def is_ready(mistake: Mistake, case: Case | None, *, mended: bool = False) -> bool:
@@ -86,7 +92,8 @@ def found(case: Case) -> None:
             query_params={"run": case.head.id},
         )  # fmt: skip
         took = duration(case.report.elapsed_s)
-        st.caption(f"{run_page.policy_of(case.head.machine)} · it took {took}", width="content")
+        how = run_page.policy_of(case.head.machine)
+        st.caption(escape(f"{how} · it took {took}"), width="content")
     _losses(case)
 
 
@@ -117,7 +124,7 @@ def _drawn(step: StepRecord) -> float:
 
 @st.fragment(run_every=run_page.FOLLOW_EVERY_S)
 def _following(path: str, version: str) -> None:
-    runs = diagnosis_data.runs()
+    runs = _own_runs()
     head = next((h for h in diagnosis_data.heads(runs) if h.spec.workload == path), None)
     case = None if head is None else diagnosis_data.opened(head, runs)
     is_moving = diagnosis_jobs.is_running(path) or (case is not None and case.is_moving)

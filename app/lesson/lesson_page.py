@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import streamlit as st
 
@@ -69,7 +70,12 @@ def show(lesson: Lesson) -> None:
     if guess is not None:
         verdict = st.container()  # right below the prediction: on a small screen it would be missed
         asked = _settings(lesson)
-        results = lesson_runs.results(lesson_spec(lesson.id, **asked))
+        number = lesson.info.number
+        results = lesson_runs.results(
+            lesson_spec(lesson.id, **asked),
+            is_asked=lesson_question.is_clicked(number),
+            ask=partial(lesson_question.click, number),
+        )
         if results is not None:
             with verdict:
                 lesson_question.judge(guess, lesson.choices, lesson.answer(results))

@@ -1,6 +1,7 @@
 """Predict first: a question with choices, and what the measurement says of the prediction.
 
-The choice lives in the URL (``?guess3=b``); ``?guess3=show`` shows the answer without one.
+The choice lives in the URL (``?guess3=b``); ``?guess3=show`` shows the answer without one. An
+address shows what is there; it is a click that starts a measurement (:func:`is_clicked`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from app.text import escape
 
 LETTERS = "abcdef"
 SHOW = "show"  # the answer without a prediction
+_CLICKED = "lesson-clicked:"  # session key
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +41,11 @@ def ask(number: int | str, question: str, choices: Sequence[str]) -> str | None:
         key=key,
         format_func=lambda letter: escape(choices[letters.index(letter)]),
         on_change=_remember,
-        args=(name, key),
+        args=(number, key),
     )
     if guess is None:
-        st.button("Show without a prediction", key=f"show{number}", on_click=links.keep,
-                  args=(name, SHOW))  # fmt: skip
+        st.button("Show without a prediction", key=f"show{number}", on_click=_show,
+                  args=(number,))  # fmt: skip
     else:
         st.button("Hide the answer", key=f"hide{number}", type="tertiary", on_click=links.keep,
                   args=(name, None))  # fmt: skip
@@ -63,6 +65,23 @@ def judge(guess: str, choices: Sequence[str], answer: Answer) -> None:
         st.warning(f"**You predicted:** {said}.  \n{measured}", icon=":material/straighten:")
 
 
-def _remember(name: str, key: str) -> None:
+def click(number: int | str) -> None:
+    """The reader asks for this lesson's measurement."""
+    st.session_state[_CLICKED + str(number)] = True
+
+
+def is_clicked(number: int | str) -> bool:
+    """Whether this reader predicted, or asked, with a click. An address can be another's: a link
+    on a foreign page must start nothing."""
+    return bool(st.session_state.get(_CLICKED + str(number)))
+
+
+def _show(number: int | str) -> None:
+    click(number)
+    links.keep(f"guess{number}", SHOW)
+
+
+def _remember(number: int | str, key: str) -> None:
     if st.session_state[key] is not None:
-        links.keep(name, st.session_state[key])
+        click(number)
+        links.keep(f"guess{number}", st.session_state[key])

@@ -7,7 +7,7 @@ that measured must be the torch that is installed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import streamlit as st
 
@@ -26,10 +26,17 @@ ASK_EVERY_S = 1.0  # of a class, in which sixty browsers may wait
 _starting = threading.Lock()  # of two browsers that ask at once one starts it
 
 
-def results(spec: RunSpec) -> list[Result] | None:
-    """What was measured; None while there is nothing yet, and then the page says why."""
+def results(spec: RunSpec, *, is_asked: bool, ask: Callable[[], None]) -> list[Result] | None:
+    """What was measured; None while there is nothing yet, and then the page says why.
+
+    Nothing is started before ``is_asked``; until then a button is drawn that calls ``ask``.
+    """
     permissions.require(permissions.may_run(spec), "this measurement")
     runs = equal(spec)
+    if not runs and not is_asked:
+        st.info("**Not measured here yet.** It takes a few seconds.")
+        st.button("Measure on this machine", key="lesson-start", type="primary", on_click=ask)
+        return None
     if class_requests.is_class() and (not runs or class_requests.queue().place(spec)):
         _waiting(spec)
     runs = runs or ([] if class_requests.is_class() else [_started(spec)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import streamlit as st
@@ -9,6 +10,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from ampscope.records import Cadence, RunSpec, ScalerSpec
 
+LARGEST_NUMBER = 2**53 - 1  # that a number in a browser holds exactly
 SCALE_HELP = "The loss is multiplied by this before backward. torch starts with 65536 (2^16)."
 FACTOR_HELP = (
     "Multiplies the loss and corrects the optimizer for it, so that in exact arithmetic nothing "
@@ -58,11 +60,17 @@ def _cadence(cadence: Cadence) -> Cadence:
 def _number(
     place: DeltaGenerator, label: str, value: float, key: str, help_: str | None = None
 ) -> float:
-    entered = place.number_input(label, value=float(value), format="%g", help=help_, key=key)
+    start = float(value) if math.isfinite(value) else 0.0  # 0 is refused with a sentence
+    entered = place.number_input(label, value=start, format="%g", help=help_, key=key)
     return float(entered)
 
 
 def _whole(
     place: DeltaGenerator, label: str, value: int, key: str, help_: str | None = None
 ) -> int:
-    return int(place.number_input(label, value=value, step=1, help=help_, key=key))
+    return int(place.number_input(label, value=bounded(value), step=1, help=help_, key=key))
+
+
+def bounded(value: int) -> int:
+    """What a widget can hold of a whole number that a run brings, which may be any."""
+    return max(-LARGEST_NUMBER, min(LARGEST_NUMBER, value))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from ampscope.errors import AmpscopeError, BadInput
 from ampscope.experiments.validate import checked
@@ -26,12 +27,13 @@ POLICY_HELP = (
     "lists decide which op runs in half, and products are summed in fp32 as Tensor Cores do. "
     "The CPU's own rules keep more ops in half (softmax, norms, sums) and fp16 is much slower."
 )
+LABEL_LENGTH = 120
 
 
 def filled() -> list[RunSpec]:
     """Draw the form; the specs as they stand, or none and one sentence on what is wrong."""
-    asked, choice, precisions = _widgets()
     try:
+        asked, choice, precisions = _widgets()
         return _specs(asked, choice, precisions)
     except BadInput as error:
         states.unreadable(str(error))
@@ -59,22 +61,36 @@ def _widgets() -> tuple[RunSpec, Choice, list[str]]:
         steps, seed = st.columns(2)
         label = st.text_input(
             "Label",
-            start.label,
-            max_chars=120,
+            start.label[:LABEL_LENGTH],
+            max_chars=LABEL_LENGTH,
             placeholder="optional, names the run",
             key="np-label",
         )
         asked = replace(
             start,
             label=label.strip(),
-            steps=int(steps.number_input("Steps", value=start.steps, step=10, key="np-steps")),
-            seed=int(seed.number_input("Seed", value=start.seed, step=1, key="np-seed")),
+            steps=int(
+                steps.number_input(
+                    "Steps", value=probe_details.bounded(start.steps), step=10, key="np-steps"
+                )
+            ),
+            seed=_seed(seed, start.seed),
         )
     with how:
         st.subheader("How it is computed", anchor=False)
         precisions = _precisions(start.precision)
         asked = _where(asked)
     return probe_details.draw(asked), choice, precisions
+
+
+def _seed(place: DeltaGenerator, value: int) -> int:
+    """A browser's numbers end at 2^53; a larger seed, of a run that is repeated, is text."""
+    if value == probe_details.bounded(value):
+        return int(place.number_input("Seed", value=value, step=1, key="np-seed"))
+    text = place.text_input("Seed", str(value), max_chars=19, key="np-large-seed").strip()
+    if not (text.isascii() and text.isdigit()):
+        raise BadInput(f"The seed must be a whole number, not {text!r}.")
+    return int(text)
 
 
 def _template() -> RunSpec:

@@ -91,7 +91,8 @@ class _Diagnoses:
     """One look at the store for all scripts."""
 
     def __init__(self) -> None:
-        self.runs = diagnosis_data.runs()
+        # What a file brought may say anything, under any script's name.
+        self.runs = [run for run in diagnosis_data.runs() if not run.spec.imported]
         self.groups: dict[str, list[RunInfo]] = {}
         for run in self.runs:
             self.groups.setdefault(run.spec.group, []).append(run)

@@ -117,7 +117,7 @@ def _button(result: Result) -> None:
         "Diagnose again" if again else "Diagnose",
         key=f"zoo-{result.script}",
         disabled=bool(busy) or result.stage is Stage.RUNNING,
-        help=f"{result.script}" + ("; one diagnosis at a time" if busy else ""),
+        help=escape(result.script) + ("; one diagnosis at a time" if busy else ""),
     )
     if clicked:
         try:

@@ -40,6 +40,8 @@ steps = {
 steps[infos[0].id].tail()
 """
 _PLOT = """\
+from html import escape  # plotly reads a little HTML in names
+
 import plotly.graph_objects as go
 
 figure = go.Figure()
@@ -47,7 +49,7 @@ for info in infos:
     table = steps[info.id]
     if len(table):
         name = info.spec.control or info.title
-        figure.add_trace(go.Scatter(x=table["step"], y=table["loss"], name=name[:60]))
+        figure.add_trace(go.Scatter(x=table["step"], y=table["loss"], name=escape(name[:60])))
 figure.update_layout(xaxis_title="optimizer step", yaxis_title="loss")
 figure
 """
