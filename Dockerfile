@@ -3,9 +3,12 @@
 #   docker build -t ampscope .
 #   docker run --rm --init -p 127.0.0.1:8501:8501 -v ampscope:/data ampscope
 #
-# then http://localhost:8501. Publish on 127.0.0.1 as above and nowhere else: the dashboard has no
-# log-in, and whoever reaches it can start probes. For NVIDIA GPUs build with the wheel index of a
-# CUDA version that the driver runs, and hand the GPUs over:
+# then http://localhost:8501. Publish on 127.0.0.1 as above: whoever reaches the dashboard can run code
+# in the container, and as started here it asks for no token. With `-e AMPSCOPE_TOKEN=…` (16 letters or
+# digits at least) a browser must open http://localhost:8501/open/TOKEN first; for a class, or behind a
+# proxy with TLS and a sign-in, see docs/classroom.md. It answers under loopback names and those in
+# AMPSCOPE_PUBLIC_URL. For NVIDIA GPUs build with the wheel index of a CUDA version that the driver
+# runs, and hand the GPUs over:
 #
 #   docker build -t ampscope --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 .
 #   docker run --rm --init --gpus all -p 127.0.0.1:8501:8501 -v ampscope:/data ampscope
@@ -14,8 +17,8 @@
 
 FROM python:3.11-slim-bookworm
 
-# Where torch comes from. The version is that of requirements.txt; the index adds "+cpu" or "+cu130"
-# to it, which pip ranks above the plain version.
+# Where torch comes from, and nothing else does: two indexes at once would let either of them serve
+# any package. The version is that of requirements.txt; the index adds "+cpu" or "+cu130" to it.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
@@ -24,12 +27,17 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
 
 WORKDIR /opt/ampscope
 
-# Dependencies in a layer of their own: it is rebuilt only when requirements.txt changes. The last
-# line there, "-e .", is the package itself.
-COPY requirements.txt ./
-RUN grep -v '^-e ' requirements.txt > /tmp/dependencies.txt \
-    && pip install --extra-index-url "${TORCH_INDEX}" -r /tmp/dependencies.txt \
-    && rm /tmp/dependencies.txt
+# Dependencies in a layer of their own: it is rebuilt only when they change. The lock has the hashes
+# of the wheels that were tested (for this image's Python, on x86-64); on another processor the
+# versions of requirements.txt are installed without hashes.
+COPY requirements.txt requirements.lock ./
+RUN pip install --index-url "${TORCH_INDEX}" "$(grep '^torch==' requirements.txt)" \
+    && if [ "$(uname -m)" = x86_64 ]; then \
+         pip install --require-hashes --no-deps -r requirements.lock; \
+       else \
+         grep -v -e '^-e ' -e '^torch==' requirements.txt > /tmp/others.txt \
+         && pip install -r /tmp/others.txt && rm /tmp/others.txt; \
+       fi
 
 COPY pyproject.toml README.md LICENSE ./
 COPY core core
@@ -44,6 +52,7 @@ USER 10001
 # The store. 0.0.0.0 is right inside a container alone: it is the container's own network, and only
 # what -p publishes is reachable.
 ENV AMPSCOPE_STORE=/data/runs.db \
+    AMPSCOPE_CONTAINER=1 \
     STREAMLIT_SERVER_ADDRESS=0.0.0.0 \
     STREAMLIT_SERVER_HEADLESS=true \
     STREAMLIT_SERVER_PORT=8501
