@@ -23,6 +23,7 @@ there is a second value, the proof, which the page keeps in the storage of its o
 from __future__ import annotations
 
 import contextlib
+import copy
 import ipaddress
 import os
 import re
@@ -31,6 +32,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
@@ -41,6 +43,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from streamlit import cli_util, net_util
+from streamlit.runtime.state.session_state import Serialized, Value, WStates
 from streamlit.web.server import server_util
 
 from app import options, permissions
@@ -521,6 +524,24 @@ def _bound_messages() -> None:
     protocol.__init__ = bounded  # type: ignore[method-assign]
 
 
+def _mistrust_widget_values() -> None:
+    """A value of another type than its widget's, or one that the widget cannot read, is taken for
+    none: the widget stands at its default. Streamlit believes what a browser sends."""
+    plain = WStates.__getitem__
+
+    def checked(self: WStates, key: str) -> Any:
+        state, metadata = self.states.get(key), self.widget_metadata.get(key)
+        if not isinstance(state, Serialized) or metadata is None:
+            return plain(self, key)
+        if state.value.WhichOneof("value") in (None, metadata.value_type):
+            with contextlib.suppress(Exception):  # any that a widget's own reading may raise
+                return plain(self, key)
+        self.states[key] = Value(copy.deepcopy(metadata.deserializer(None)))
+        return plain(self, key)
+
+    WStates.__getitem__ = checked  # type: ignore[method-assign]
+
+
 def _stay_on_this_machine() -> None:
     """Streamlit asks checkip.amazonaws.com for this machine's address where a Host or Origin is
     not one that it knows. The door has judged those already."""
@@ -567,4 +588,5 @@ def warn(lines: Iterable[str]) -> None:
 
 _stay_on_this_machine()
 _bound_messages()
+_mistrust_widget_values()
 MIDDLEWARE = [Middleware(Door)]

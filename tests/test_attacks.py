@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import string
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,15 +87,15 @@ def test_hosts_and_origins_made_up(attacked: Running) -> None:
     """400 requests: none but those of loopback's names is served."""
     chance = random.Random(1)
     port = attacked.port
-    parts = ["localhost", "127.0.0.1", "evil", "[::1]", ".", ":", "@", "/", "#", "?", "%00", "\\",
-             str(port), "http", "//", "xn--", "é", " ", "\t", "localhost.", "0", "2130706433"]  # fmt: skip
-    fine = {f"{name}{end}" for name in ("localhost", "127.0.0.1", "[::1]", "localhost.", "127.0.0.1.")
-            for end in ("", f":{port}", ":0")}  # fmt: skip
+    parts = [
+        "localhost", "127.0.0.1", "evil", "[::1]", ".", ":", "@", "/", "#", "?", "%00", "\\",
+        str(port), "http", "//", "xn--", "é", " ", "\t", "localhost.", "0", "2130706433",
+    ]  # fmt: skip
     for _ in range(200):
-        made = "".join(chance.choices(parts, k=chance.randint(1, 4))).encode("latin-1").decode("latin-1")
+        made = "".join(chance.choices(parts, k=chance.randint(1, 4)))
         host = made.strip()
         if ask(port, "/", Host=made)[0] == 200:
-            assert host.lower() in fine or _is_loopback(host), made
+            assert _is_loopback(host), made
         own = f"http://127.0.0.1:{port}"
         if ask(port, "/", Origin=f"http://{made}")[0] == 200:
             assert f"http://{host}".lower().rstrip("/") == own, made
@@ -114,7 +115,8 @@ def test_query_strings_made_up(attacked: Running, page: str) -> None:
     async def attack() -> None:
         async with stream(attacked.port) as opened:
             for _ in range(30):
-                values = (*HOSTILE[:13], *NUMBERS, run, run[:5], "".join(chance.choices(string.printable, k=9)))
+                noise = "".join(chance.choices(string.printable, k=9))
+                values = (*HOSTILE[:13], *NUMBERS, run, run[:5], noise)
                 query = {chance.choice(NAMES): chance.choice(values)[:500] for _ in range(4)}
                 text = urlencode(query) if chance.random() < 0.8 else quote(str(query))
                 said, _ = await sent(opened, asked(page, text))
@@ -169,7 +171,7 @@ def test_widget_states_made_up(attacked: Running, page: str) -> None:
             query = urlencode({"run": run, "guess1": "a"})
             _, elements = await sent(opened, asked(page, query))
             ids = [e.id for e in elements if getattr(e, "id", "") and e.DESCRIPTOR.name != "Button"]
-            for _ in range(20 if ids else 1):
+            for _ in range(20 if ids else 0):
                 states = []
                 for id_ in chance.sample(ids, min(len(ids), 3)):
                     state = value(chance.choice(KINDS), chance)
@@ -203,7 +205,7 @@ def test_hostile_names_over_all_pages(tmp_path: Path, browser_page: Page, text: 
                 links = page.eval_on_selector_all(
                     "[data-testid=stMain] a[href], img[src]", "all => all.map(e => e.href || e.src)"
                 )
-                assert not [link for link in links if "evil" in link or link.startswith("javascript")]
+                assert not [link for link in links if re.search("evil|^javascript", link)]
                 assert page.evaluate("window.hacked") is None
                 assert page.get_by_text("could not be drawn").count() == 0
     assert not outside

@@ -235,7 +235,7 @@ def test_a_finished_group_leads_to_its_pages(open_page: Open, store_path: Path) 
     [
         RunSpec(workload="gpt", seed=2**63 - 1),
         RunSpec(workload="gpt", seed=2**53),
-        RunSpec(workload="gpt", steps=2**62, memory_limit_mib=2**62),
+        RunSpec(workload="gpt", memory_limit_mib=2**62),
         RunSpec(workload="gpt", label="x" * 500, size="none", device="tpu:9", policy="?"),
         RunSpec(workload="gpt", scaler=ScalerSpec(math.inf, math.nan, 0.5, 2**60)),
     ],

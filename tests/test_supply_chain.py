@@ -1,4 +1,4 @@
-"""What is installed: the lock agrees with the requirements, and one index alone serves a package."""
+"""What is installed: the lock agrees with the requirements; one index alone serves a package."""
 
 from __future__ import annotations
 
