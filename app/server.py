@@ -60,6 +60,7 @@ UNKNOWN_HOST = (
     "dashboard with --public-url (ampscope dashboard) or --server.allowedHosts (streamlit run)."
 )
 
+SHORTEST_TOKEN = 16  # characters
 MAX_MESSAGE = 1_000_000  # bytes of a websocket message from a browser
 PER_CLIENT = 128  # websockets of one address: a class behind one router has one
 IN_ALL = 512
@@ -553,7 +554,7 @@ def _stay_on_this_machine() -> None:
 async def lifespan(app: streamlit.App) -> AsyncIterator[None]:
     """Set up the server process, and open a browser as `streamlit run` does for a plain script."""
     _raise_open_files()
-    warn(exposed(os.environ))
+    warn([*exposed(os.environ), *how_to_open(os.environ)])
     if not streamlit.get_option("server.headless"):
         address = str(streamlit.get_option("browser.serverAddress") or "localhost")
         cli_util.open_browser(server_util.get_url(address))
@@ -577,6 +578,18 @@ def exposed(environment: Mapping[str, str]) -> list[str]:
             "WARNING: Without TLS others on the network can read what is sent, links with tokens "
             "included. Serve it behind a proxy with TLS (docs/classroom.md)."
         )
+    return said
+
+
+def how_to_open(environment: Mapping[str, str]) -> list[str]:
+    """With `streamlit run` and a token: the printed address has none. `ampscope dashboard` prints
+    its own link, and no welcome."""
+    token = options.token(environment)
+    if not token or streamlit.get_option("logger.hideWelcomeMessage"):
+        return []
+    said = ["Open the address above with /open/ and the value of AMPSCOPE_TOKEN after it."]
+    if len(token) < SHORTEST_TOKEN:
+        said.append(f"WARNING: AMPSCOPE_TOKEN should have {SHORTEST_TOKEN} characters at least.")
     return said
 
 

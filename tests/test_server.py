@@ -162,10 +162,13 @@ def stream(
     )  # type: ignore[call-arg]  # fmt: skip
 
 
-async def drawn(opened: ClientConnection, page: str = "", query: str = "") -> str:
+async def drawn(
+    opened: ClientConnection, page: str = "", query: str = "", wrong: BackMsg | None = None
+) -> str:
     """What a page sends, to its end, as text."""
-    wanted = BackMsg()
-    wanted.rerun_script.page_name, wanted.rerun_script.query_string = page, query
+    wanted = wrong or BackMsg()
+    if wrong is None:
+        wanted.rerun_script.page_name, wanted.rerun_script.query_string = page, query
     await opened.send(wanted.SerializeToString())
     received = []
     while True:
@@ -327,6 +330,30 @@ def test_a_message_is_bounded_before_it_is_put_together(either: Running) -> None
     in_a_loop(flood())
     assert ask(either.port, "/_stcore/health")[0] == 200
     assert either.rss - before < 40
+
+
+def test_a_value_of_another_type_counts_as_none(either: Running) -> None:
+    """Of 500 states with wrong types 195 ended in a page that could not be drawn."""
+
+    async def attack() -> str:
+        async with stream(either.port) as opened:
+            said = await drawn(opened, "new_probe")
+            wrong = BackMsg()
+            wrong.rerun_script.page_name = "new_probe"
+            for id_ in sorted(set(re.findall(r'id: "(\$\$ID-[^"]+)"', said))):
+                state = wrong.rerun_script.widget_states.widgets.add(id=id_)
+                if "start" in id_:
+                    state.string_value = "x"
+                elif len(id_) % 2:
+                    state.string_array_value.data.append("x")
+                else:
+                    state.double_array_value.data.append(float("nan"))
+            assert len(wrong.rerun_script.widget_states.widgets) > 10
+            return await drawn(opened, wrong=wrong)
+
+    said = in_a_loop(attack())
+    assert "could not be drawn" not in said
+    assert "New probe" in said
 
 
 def test_nothing_leaves_the_machine(either: Running) -> None:
