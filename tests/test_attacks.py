@@ -102,8 +102,9 @@ def test_hosts_and_origins_made_up(attacked: Running) -> None:
 
 
 def _is_loopback(host: str) -> bool:
-    name, _, port = host.lower().rpartition(":") if not host.endswith("]") else (host, "", "")
-    return (name or port).rstrip(".") in ("localhost", "127.0.0.1", "[::1]")
+    """As a browser reads it: a name, and a port if any."""
+    found = re.fullmatch(r"(localhost|\[::1\]|127\.\d+\.\d+\.\d+)\.?(:\d{1,5})?", host.lower())
+    return found is not None
 
 
 @pytest.mark.parametrize("page", PAGES)
