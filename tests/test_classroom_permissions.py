@@ -338,15 +338,20 @@ def test_no_button_of_a_student_starts_or_ends_anything(
         assert [run.state.is_active for run in reversed(reader.runs())] == [True, False]
 
 
-def test_the_teacher_is_whoever_shows_the_cookie(
+def test_the_teacher_is_who_shows_cookie_and_proof(
     room: Class, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     roles: list[str] = []
     name, value = permissions.cookie_name(TOKEN), permissions.cookie_value(TOKEN)
-    for cookies in ({}, {name: ""}, {name: TOKEN}, {name: value[:-1]}, {name: "é"}, {name: value}):
+    proof = permissions.proof_value(TOKEN)
+    shown = [({}, proof), ({name: ""}, proof), ({name: TOKEN}, proof), ({name: value[:-1]}, proof),
+             ({name: "é"}, proof), ({name: value}, ""), ({name: value}, "é"), ({name: value}, value),
+             ({name: value}, proof), ({f"__Host-{name}": value}, proof)]  # fmt: skip
+    for cookies, said in shown:
         monkeypatch.setattr(permissions, "_cookies", lambda cookies=cookies: cookies)
+        monkeypatch.setattr(permissions, "_proof", lambda said=said: said)
         as_student(lambda: roles.append(permissions.role()))
-    assert roles == ["student"] * 5 + ["teacher"]
+    assert roles == ["student"] * 8 + ["teacher"] * 2
     assert TOKEN not in value
     assert permissions.role() == "guest"  # here no session is served
 
