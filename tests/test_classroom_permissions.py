@@ -344,9 +344,11 @@ def test_the_teacher_is_who_shows_cookie_and_proof(
     roles: list[str] = []
     name, value = permissions.cookie_name(TOKEN), permissions.cookie_value(TOKEN)
     proof = permissions.proof_value(TOKEN)
-    shown = [({}, proof), ({name: ""}, proof), ({name: TOKEN}, proof), ({name: value[:-1]}, proof),
-             ({name: "é"}, proof), ({name: value}, ""), ({name: value}, "é"), ({name: value}, value),
-             ({name: value}, proof), ({f"__Host-{name}": value}, proof)]  # fmt: skip
+    shown = [
+        ({}, proof), ({name: ""}, proof), ({name: TOKEN}, proof), ({name: value[:-1]}, proof),
+        ({name: "é"}, proof), ({name: value}, ""), ({name: value}, "é"), ({name: value}, value),
+        ({name: value}, proof), ({f"__Host-{name}": value}, proof),
+    ]  # fmt: skip
     for cookies, said in shown:
         monkeypatch.setattr(permissions, "_cookies", lambda cookies=cookies: cookies)
         monkeypatch.setattr(permissions, "_proof", lambda said=said: said)
