@@ -139,6 +139,7 @@ def test_a_lesson_is_measured_when_it_is_first_asked(page: Page, url: str) -> No
     page.goto(f"{url}/learn_03_underflow?model3=lenet&loss3=usual&guess3=a")
     browser.settle(page)
     main = page.get_by_test_id("stMain")
+    main.get_by_role("button", name="Measure on this machine").click()  # an address starts nothing
     expect(main.get_by_text("As you predicted.")).to_be_visible()
     expect(main.locator(".js-plotly-plot").first).to_be_visible()
 
