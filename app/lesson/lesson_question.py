@@ -82,6 +82,6 @@ def _show(number: int | str) -> None:
 
 
 def _remember(number: int | str, key: str) -> None:
-    if st.session_state[key] is not None:
+    if st.session_state[key] in tuple(LETTERS):
         click(number)
         links.keep(f"guess{number}", st.session_state[key])
