@@ -39,8 +39,8 @@ class HistogramHooks:
         failures: Failures | None = None,
         guarded: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda hook: hook,
     ) -> None:
-        """``guarded`` wraps each function that torch is given. What fails while counting is noted in
-        ``failures``; without these it is raised, for ``guarded`` to deal with."""
+        """``guarded`` wraps each function that torch is given. What fails while counting is noted
+        in ``failures``; without these it is raised, for ``guarded`` to deal with."""
         self._guarded = guarded
         self.names = names
         self.counts = counts

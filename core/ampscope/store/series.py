@@ -73,7 +73,7 @@ def bad_gradients(
     )
     largest: dict[int, float] = {}
     for step, value in reader._all(sql, run_id, first_step):
-        number = db.from_sql(value)
+        number = door.real(value)
         if number is not None and not largest.get(step, 0.0) >= number:
             largest[step] = number if not math.isnan(largest.get(step, 0.0)) else math.nan
     return {step: (*_four(counts), largest.get(step)) for step, counts in found.items()}

@@ -70,7 +70,7 @@ class OpWatch:
         paths.on_change = self._origins.module_changes
         self._bad = BadOps(self._origins)
         self._coarse = CoarseOps(self._bad, lines)
-        self.reads = Reads(self._bad, lines)
+        self.reads = Reads(self._bad, lines, self.taint_of)
         self._mode: _Mode | None = None
 
     def __enter__(self) -> OpWatch:
@@ -141,8 +141,6 @@ class OpWatch:
         self.reads.compared(call.tensors, results)
         if self.writes.active and call.node is None and not self.in_optimizer:
             self.writes.note(call, results)
-        if call.name == "_local_scalar_dense":
-            self._note_read(call, out)
         if call.name in op_marks.PASSES_ON:
             return
         for part, outputs in call.parts(results):
@@ -169,10 +167,10 @@ class OpWatch:
                 found[id(tensor)] = self._foreign(tensor) if taint is None else taint
         return found
 
-    def _note_read(self, call: OpCall, value: Any) -> None:
+    def note_read(self, tensor: Tensor, value: Any) -> None:
         """A number leaves for Python: ``scale = amax.item()``."""
         if isinstance(value, float) and not math.isfinite(value):
-            taint = self.taints.first(call.tensors)
+            taint = self.taints.of(tensor)
             if taint is not None and taint >= 0:
                 self._read[str(value)] = taint
 
@@ -308,7 +306,9 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_s
             return func(*args, **kwargs)
         if func is ITEM:  # also when the budget is used up: a script may read its loss at any step
             value = func(*args, **kwargs)
-            watch.reads.read(args[0], value)
+            with watch.failures.contained("some ops"):
+                watch.reads.read(args[0], value)
+                watch.note_read(args[0], value)
             if watch.on_op is not None and watch.seen_ops < watch.budget:
                 watch.on_op(func, args, kwargs, value)
             return value

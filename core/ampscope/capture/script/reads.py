@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from ampscope.capture.script.bad_ops import BadOps
-from ampscope.capture.script.op_marks import FOREIGN, TAINT
+from ampscope.capture.script.op_marks import FOREIGN
 from ampscope.capture.script.patches import Patches
 from ampscope.capture.script.source_lines import SourceLines, line_name
 from ampscope.formats import dtype_name
@@ -64,10 +64,14 @@ class _Pending:
 class Reads:
     """Follows non-finite values to where the script reads them. Results: :meth:`calls`."""
 
-    def __init__(self, bad: BadOps, lines: SourceLines) -> None:
+    def __init__(
+        self, bad: BadOps, lines: SourceLines, taint_of: Callable[[Tensor], int | None]
+    ) -> None:
+        """``taint_of``: the id of the bad op that a non-finite tensor descends from."""
         self.forwards = 0  # training batches: calls of an outermost module with gradients on
         self._bad = bad
         self._lines = lines
+        self._taint_of = taint_of
         self._backwards = 0
         self._forwards_at_backward = -1  # how many forwards there had been at the last backward
         self._backwards_at_step = 0
@@ -170,7 +174,7 @@ class Reads:
     def _mark(self, tensor: Tensor, *, is_bad: bool = False) -> _Mark | None:
         """What ``tensor`` would be as something read; None for what is finite, came with the data,
         or was made without gradients, such as an evaluation's loss."""
-        taint = tensor.__dict__.get(TAINT)
+        taint = self._taint_of(tensor)
         if taint is None and not is_bad:
             return None
         dtype = dtype_name(tensor.dtype)
