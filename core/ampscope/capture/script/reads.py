@@ -59,6 +59,7 @@ class _Pending:
     attempt: int
     line: str
     value: float | None
+    forwards: int  # training batches so far
 
 
 class Reads:
@@ -117,13 +118,17 @@ class Reads:
             return  # ampscope's own look
         line = line_name(self._lines.where())
         for kind in (False, True):
-            passed_by = self._pending.pop((line, kind), None)
-            if passed_by is not None:  # the loop comes round, and the last value was left behind
-                self._drop(passed_by)
+            passed_by = self._pending.get((line, kind))
+            if passed_by is None or 0 < passed_by.forwards == self.forwards:
+                continue  # a line may read the values of one batch more than once
+            self._drop(passed_by)  # the loop comes round, and the last value was left behind
+            del self._pending[line, kind]
         if known is None or not self._matters(known):
             return
         number = value if is_bad else None
-        self._pending[line, known.is_gradient] = _Pending(known, self._bad.attempt, line, number)
+        key = line, known.is_gradient
+        if key not in self._pending:
+            self._pending[key] = _Pending(known, self._bad.attempt, line, number, self.forwards)
 
     def forward(self) -> None:
         """A training batch goes into an outermost module."""
