@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,25 @@ def test_a_read_only_store_can_be_read_and_not_written(tmp_path: Path) -> None:
     assert_one_sentence(
         read_only(path.parent, command_line("probe", "gpt", "--store", path)), str(path)
     )
+
+
+def test_a_reader_in_the_writers_process_leaves_the_writers_locks_alone(tmp_path: Path) -> None:
+    """Whoever opens and closes the store's file by itself drops all of this process's locks on it.
+    Another process then deletes the log of the writer at work, and flushed steps with it."""
+    store = tmp_path / "runs.db"
+    writer = RunWriter.create(store, GPT)
+    writer.add_step(StepRecord(0))
+    writer.flush()
+    with Reader(store) as reader:
+        assert len(reader.steps(writer.run_id)) == 1
+    other = (
+        "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); "
+        "c.execute('SELECT count(*) FROM run').fetchone(); c.close()"
+    )
+    subprocess.run([sys.executable, "-c", other, str(store)], check=True)
+    assert Path(f"{store}-wal").exists()  # the last connection that closes deletes it
+    writer.add_step(StepRecord(1))
+    writer.flush()
+    with Reader(store) as reader:
+        assert len(reader.steps(writer.run_id)) == 2
+    writer.close()

@@ -31,7 +31,6 @@ __all__ = [
 
 BUSY_TIMEOUT_MS = 30_000  # a flush of a long run on a slow disk takes well under a second
 READING_TIMEOUT_MS = 3_000  # a person waits for what is read
-_MAGIC = b"SQLite format 3\x00"  # sqlite.org/fileformat.html
 
 
 def default_path() -> Path:
@@ -67,7 +66,12 @@ def open_for_writing(path: Path, journal: str = "WAL") -> sqlite3.Connection:
 
 def _check_files(path: Path) -> None:
     """Raises StoreError for what SQLite would wait on for ever (a named pipe, a device), also where
-    it stands for a file beside the store, and for a file that is no database."""
+    it stands for a file beside the store.
+
+    The store is not opened to look into it: when a process closes any descriptor of a file, all its
+    locks on that file are gone (sqlite.org/howtocorrupt.html, 2.2). Another process would then take
+    the log of a writer that is at work for one left behind, and delete flushed steps with it.
+    """
     for file in (path, *(Path(f"{path}{suffix}") for suffix in creation.BESIDE)):
         try:
             mode = file.stat().st_mode
@@ -76,13 +80,6 @@ def _check_files(path: Path) -> None:
         if not stat.S_ISREG(mode) and not (file == path and stat.S_ISDIR(mode)):
             raise StoreError(
                 f"{file} is {_kind(mode)}, not a file. Choose another file with --store."
-            )
-    if path.is_dir() or not path.exists() or not path.stat().st_size:
-        return  # each has a sentence of its own
-    with path.open("rb") as opened:
-        if opened.read(len(_MAGIC)) != _MAGIC:
-            raise StoreError(
-                f"{path} is not an ampscope store (not SQLite). Choose another file with --store."
             )
 
 
