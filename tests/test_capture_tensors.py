@@ -18,6 +18,7 @@ from wrapper_tensors import Float8Weight, Int8Weight, Opaque, Tagged, Twins
 
 import ampscope
 from ampscope.capture.accumulator import Accumulator
+from ampscope.capture.failures import Failures
 from ampscope.capture.gradient_norm import gradient_norm
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.script import op_facts
@@ -206,7 +207,7 @@ def test_no_address_is_taken_of_what_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Tensor, "data_ptr", address)
     for tensor in tensors:
         assert unreadable(tensor)
-        counts = Accumulator(is_careful=True)
+        counts = Accumulator(Failures())
         counts.add(Role.ACTIVATION, 0, tensor)
         assert counts.take(0, 1.0) == {}
 
@@ -293,7 +294,7 @@ def instruments(tensor: Tensor, folder: Path) -> Iterator[Callable[[], object]]:
         def __init__(self, grad: Tensor) -> None:
             self.grad = grad
 
-    counts, comparisons, motion = Accumulator(is_careful=True), Comparisons(0), WeightMotion()
+    counts, comparisons, motion = Accumulator(Failures()), Comparisons(0), WeightMotion()
     for role in (Role.ACTIVATION, Role.WEIGHT, Role.WEIGHT_GRAD):
         yield lambda role=role: counts.add(role, 0, tensor, stable=True)
     yield counts.flush

@@ -103,7 +103,7 @@ def test_integers_are_refused(tensor: Tensor) -> None:
 
 def test_a_tensor_without_memory_is_refused() -> None:
     packed = torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
-    with pytest.raises(TypeError, match="packs two numbers into a byte"):
+    with pytest.raises(TypeError, match="packed several to a byte"):
         count(packed)
     with pytest.raises(TypeError, match="meta tensor"):
         count(torch.empty(3, device="meta"))

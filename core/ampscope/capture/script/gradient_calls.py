@@ -74,8 +74,8 @@ class GradientCalls:
             if numbers is not None and numbers.numel():
                 value = float(numbers.float().sum())
         value /= self._scalers.scale_named(scaler) or 1.0
-        if not scaler:
-            value /= self._hand_scale(root_of_loss(root))
+        if not self._scalers.any_enabled:
+            value /= self._hand_scale(note)
         self._calls.add(
             "backward",
             subject=scaler,

@@ -48,6 +48,11 @@ class ScalerCalls:
         scaler = self._numbers.named(name)
         return 1.0 if scaler is None else self.scale_of(scaler)
 
+    @property
+    def any_enabled(self) -> bool:
+        """Whether the script scales losses by a scaler at all."""
+        return any(scaler.is_enabled() for scaler in self.scalers)
+
     def of_factor(self, factor: float) -> str:
         """Name of an enabled scaler whose scale is ``factor``, as in
         ``(loss * scaler.get_scale()).backward()``; "" when none is, or the scale is 1."""
