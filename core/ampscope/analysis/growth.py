@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from itertools import pairwise
 
 from ampscope.analysis.run_view import RunView
 
@@ -48,14 +49,15 @@ def growth(run: RunView, until: int | None = None) -> float:
 
 ROSE = 3.0  # the last losses over the first; a loss that starts below 1 is held against 1
 TOO_LONG = 1.0  # a step that goes for more than the whole loss has left what its gradient tells
+JUMP = 2.0  # the loss after such a step over the one before; a task that grows does so by the batch
 
 
 def rise_of_its_steps(run: RunView) -> float | None:
     """How far the loss ended above its start, where too long steps raised it; None of any other.
 
-    Gradient norm times length is what a step expects to take off the loss. A loss that rises after
-    steps that go for more than the whole of it rises for the steps; where they go for a small part
-    of it, as a critic's whose returns grow, it rises for the task.
+    Gradient norm times length is what a step expects to take off the loss. A loss that jumps after
+    a step that goes for more than the whole of it rises for the steps; where they go for a small
+    part of it, or it grows bit by bit, as a critic's whose returns grow, it rises for the task.
     """
     head = next((x for x in run.losses if math.isfinite(x)), None)  # the second may be a blow-up
     tail = run.tail_loss
@@ -67,9 +69,10 @@ def rise_of_its_steps(run: RunView) -> float | None:
     if tail <= ROSE * start:
         return None
     until = next((n for n, a in enumerate(run.attempts) if (a.loss or 0.0) > ROSE * start), 0)
-    lengths = [
-        a.grad_norm * a.update_norm / max(abs(a.loss), 1.0)
-        for a in run.attempts[: max(until, 1)]
-        if a.grad_norm and a.update_norm and a.loss is not None and math.isfinite(a.loss)
-    ]
-    return tail / start if lengths and max(lengths) > TOO_LONG else None
+    for step, after in pairwise(run.attempts[: until + 1]):
+        if not step.grad_norm or not step.update_norm or step.loss is None or after.loss is None:
+            continue
+        length = step.grad_norm * step.update_norm / max(abs(step.loss), 1.0)
+        if length > TOO_LONG and after.loss > JUMP * max(abs(step.loss), start):
+            return tail / start
+    return None
