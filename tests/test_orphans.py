@@ -67,6 +67,6 @@ def test_a_run_goes_on_after_its_command_line_and_is_stopped(tmp_path: Path) -> 
         assert info.state is State.RUNNING
         assert "has ended" in whose(info.pid) or "started by" in whose(info.pid)
         assert run_command("runs", "stop", "--all", "--store", store).returncode == 0
-        wait_until(store, run_id, lambda info: not info.state.is_active)
-    with Reader(store) as reader:
-        assert not reader.run(run_id).state.is_active
+        info = wait_until(store, run_id)
+    assert info.state is State.CANCELLED
+    assert info.message.startswith("Cancelled ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import sqlite3
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ from ampscope.records import (
     StepRecord,
 )
 from ampscope.store import codec, db
+from ampscope.store.importing.runs import import_file, opened
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter, delete_run, new_run_id, request_cancel
 
@@ -240,6 +243,33 @@ def test_cancel_and_delete(tmp_path: Path) -> None:
         reader.run(writer.run_id)
     left = sqlite3.connect(path).execute("SELECT count(*) FROM step").fetchone()[0]
     assert left == 0
+
+
+OPENS: dict[str, Callable[[Path], object]] = {
+    "a reader": lambda path: Reader(path).close(),
+    "a writer": lambda path: RunWriter(path, "0" * 12).close(),
+    "a file to read": lambda path: opened(path).close(),
+    "an import of it": lambda path: pytest.raises(BadInput, import_file, path, path),
+    "a request": lambda path: request_cancel(path, "0" * 12),
+}
+
+
+@pytest.mark.parametrize("what", OPENS)
+def test_nothing_is_lost_when_the_store_is_opened_beside(tmp_path: Path, what: str) -> None:
+    """What opens and closes the file in the writer's process must leave the writer its locks: else
+    another process that closes the store takes itself for the last and deletes the log."""
+    path = tmp_path / "runs.db"
+    writer = RunWriter.create(path, RunSpec("gpt"))
+    OPENS[what](path)
+    other = (
+        "import sys; from pathlib import Path; from ampscope.store.writer import request_cancel;"
+        "request_cancel(Path(sys.argv[1]), sys.argv[2])"
+    )
+    subprocess.run([sys.executable, "-c", other, str(path), writer.run_id], check=True, timeout=60)
+    assert writer.beat()
+    writer.finish(State.CANCELLED, "Cancelled.")
+    with contextlib.closing(writer), Reader(path) as reader:
+        assert reader.run(writer.run_id).message == "Cancelled."
 
 
 def test_ids_are_twelve_hexadecimal_digits_in_the_order_of_time() -> None:

@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 BUSY_TIMEOUT_MS = 30_000  # a flush of a long run on a slow disk takes well under a second
+_HEADER_BYTES = 100  # sqlite.org/fileformat.html
 READING_TIMEOUT_MS = 3_000  # a person waits for what is read
 
 
@@ -68,9 +69,10 @@ def _check_files(path: Path) -> None:
     """Raises StoreError for what SQLite would wait on for ever (a named pipe, a device), also where
     it stands for a file beside the store.
 
-    The store is not opened to look into it: when a process closes any descriptor of a file, all its
-    locks on that file are gone (sqlite.org/howtocorrupt.html, 2.2). Another process would then take
-    the log of a writer that is at work for one left behind, and delete flushed steps with it.
+    Nothing here may open the files: closing one drops the locks of every connection that this
+    process has to it (sqlite.org/howtocorrupt.html, POSIX advisory locks). Another process that
+    closes the store then takes itself for the last, deletes the log, and what this one writes from
+    there on is in a file without a name.
     """
     for file in (path, *(Path(f"{path}{suffix}") for suffix in creation.BESIDE)):
         try:
@@ -81,6 +83,20 @@ def _check_files(path: Path) -> None:
             raise StoreError(
                 f"{file} is {_kind(mode)}, not a file. Choose another file with --store."
             )
+
+
+def is_database(path: Path) -> bool:
+    """Whether a file is SQLite's. It is asked for its first page without being opened beside it:
+    see :func:`_check_files`."""
+    if path.stat().st_size < _HEADER_BYTES:
+        return False
+    where = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+    try:
+        with contextlib.closing(sqlite3.connect(where, uri=True)) as connection:
+            connection.execute("PRAGMA schema_version").fetchone()
+    except sqlite3.DatabaseError as error:
+        return error.sqlite_errorcode != sqlite3.SQLITE_NOTADB
+    return True
 
 
 def _kind(mode: int) -> str:

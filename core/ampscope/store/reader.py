@@ -59,7 +59,10 @@ class Reader:
         if len(found) != 1 or not run_id:
             what = "matches several runs" if found and run_id else "is not in this store"
             raise BadInput(f"Run {run_id!r} {what}. List them with: ampscope runs list")
-        info = self._with_places([rows.run_info(found[0])])[0]
+        info = rows.run_info(found[0])
+        if info.state is State.LOST:  # its process may have written its end since, and gone
+            info = rows.run_info((self._all(sql, len(run_id), run_id) or found)[0])
+        info = self._with_places([info])[0]
         return dataclasses.replace(info, overhead_share=overview.overhead_share(self._all, info.id))
 
     def active(self) -> list[RunInfo]:

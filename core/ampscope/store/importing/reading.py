@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ampscope.errors import BadInput
+from ampscope.store import db
 from ampscope.store.importing.refusal import Refusal, quoted
 
 MAX_BYTES = 16 * 2**20
@@ -41,6 +42,8 @@ def read(path: Path) -> object:
         size = path.stat().st_size
         if size > MAX_BYTES:
             raise Refusal("size", _too_large(size))
+        if size and db.is_database(path):  # it may be in use here, and is not opened beside that
+            raise Refusal("encoding", "it is a database, not JSON")
         # What the system makes up (/proc/kmsg) has no size, and reading it may wait for ever.
         opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(opened, "rb") as file:

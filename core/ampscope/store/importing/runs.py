@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ampscope.errors import BadInput
+from ampscope.store import db
 from ampscope.store.export import SCHEMA
 from ampscope.store.importing import histograms, references, tables, writing
 from ampscope.store.importing.reading import Unreadable, read
@@ -21,8 +22,6 @@ from ampscope.store.importing.refusal import Refusal, quoted
 from ampscope.store.importing.tables import Contents
 from ampscope.store.importing.values import fields, rows
 from ampscope.store.reader import Reader
-
-_SQLITE = b"SQLite format 3\x00"  # sqlite.org/fileformat.html
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +95,7 @@ def _is_other_file(path: Path) -> bool:
     with contextlib.suppress(OSError):
         if not path.is_file() or not path.stat().st_size:  # a pipe would wait, as would /proc/kmsg
             return False
-        with path.open("rb") as file:
-            return file.read(len(_SQLITE)) != _SQLITE
+        return not db.is_database(path)
     return False
 
 
