@@ -245,11 +245,16 @@ def test_cancel_and_delete(tmp_path: Path) -> None:
     assert left == 0
 
 
+def refused(path: Path) -> None:
+    with pytest.raises(BadInput):
+        import_file(path, path)
+
+
 OPENS: dict[str, Callable[[Path], object]] = {
     "a reader": lambda path: Reader(path).close(),
     "a writer": lambda path: RunWriter(path, "0" * 12).close(),
     "a file to read": lambda path: opened(path).close(),
-    "an import of it": lambda path: pytest.raises(BadInput, import_file, path, path),
+    "an import of it": refused,
     "a request": lambda path: request_cancel(path, "0" * 12),
 }
 

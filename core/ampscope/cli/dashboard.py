@@ -18,7 +18,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import webbrowser
 from collections.abc import Iterator
@@ -32,6 +31,7 @@ import ampscope
 from ampscope.cli import classroom as classes
 from ampscope.cli.options import store_option
 from ampscope.errors import AmpscopeError, BadInput
+from ampscope.temporary import TemporaryFolder
 
 START_S = 60.0  # a loaded machine; an idle one takes 2 s
 
@@ -154,7 +154,7 @@ def _answers(host: str, port: int, server: subprocess.Popen[bytes]) -> bool:
 def _browser(link: str) -> Iterator[None]:
     """Open ``link`` by way of a file that this user alone can read, and that goes with the server:
     a browser's command line is seen by every user of the machine."""
-    with tempfile.TemporaryDirectory(prefix="ampscope-open-") as folder:  # 0700
+    with TemporaryFolder() as folder:  # 0700
         page = Path(folder) / "dashboard.html"
         to = html.escape(link)
         page.write_text(

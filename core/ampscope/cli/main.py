@@ -48,6 +48,7 @@ from ampscope.cli.runs import runs  # see above
 from ampscope.cli.zoo import zoo  # see above
 from ampscope.errors import AmpscopeError  # see above
 from ampscope.report.plain import visible  # see above
+from ampscope.temporary import remove_leftovers  # see above
 
 EXIT_BAD_INPUT = 2
 
@@ -57,6 +58,7 @@ class _Group(click.Group):
 
     def invoke(self, ctx: click.Context) -> object:
         with stopping.command():
+            remove_leftovers()
             try:
                 result = super().invoke(ctx)
             except AmpscopeError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,9 +22,10 @@ from ampscope.frameworks.settings import can_apply
 from ampscope.observations import Observation
 from ampscope.privacy import forget, hide_secrets_of, leave
 from ampscope.records import Cadence, RunInfo, RunSpec, State
-from ampscope.run.private_files import LOCK, throw_away
+from ampscope.run.private_files import LOCK
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
+from ampscope.temporary import TemporaryFolder, throw_away
 
 MAX_OUTPUT = 20_000
 NOTHING = Cadence(histogram=0, trace=0, shadow=0)
@@ -51,7 +51,7 @@ class ScriptRuns:
         self.private = private
         self.store = store
         hide_secrets_of(spec.args)
-        self.folder = tempfile.TemporaryDirectory(prefix="ampscope-")
+        self.folder = TemporaryFolder()
         self._process: subprocess.Popen[bytes] | None = None
         self._open: set[str] = set()  # started, and not waited for to the end
         self._started: list[str] = []

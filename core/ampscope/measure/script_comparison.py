@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from ampscope.measure.beside_steps import Limit
 from ampscope.measure.timing import summary
 from ampscope.records import LossCurve, ProcessPeak, RunSpec, StepTimes
 from ampscope.store.writer import RunWriter
+from ampscope.temporary import TemporaryFolder
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 WARM_UP = 2
@@ -88,7 +88,7 @@ def _run(
     spec: RunSpec, precision: str, seed: int, share_s: float, is_cuda: bool
 ) -> dict[str, Any] | None:
     """What one run of the script wrote; None when it wrote nothing."""
-    with tempfile.TemporaryDirectory(prefix="ampscope-") as folder:
+    with TemporaryFolder() as folder:
         out = Path(folder) / "steps.json"
         command = [sys.executable, "-m", "ampscope.measure.script_clock", "--out", str(out)]
         command += ["--precision", precision, "--steps", str(spec.steps), "--seed", str(seed)]

@@ -40,6 +40,7 @@ from ampscope.errors import AmpscopeError
 from ampscope.records import RunSpec, State
 from ampscope.run.script_text import also_at
 from ampscope.store.writer import RunWriter
+from ampscope.temporary import TemporaryFolder
 
 OVERLAY, MIRROR = "overlay", "mirror"
 FORCED = "AMPSCOPE_PRIVATE_FILES"  # overlay or mirror: one of the two only, for tests
@@ -129,7 +130,7 @@ def mirror_notes(view: View) -> list[str]:
 
 def can_overlay() -> str:
     """ "" where this machine allows overlays; else why not. Tried in a process of its own."""
-    with tempfile.TemporaryDirectory(prefix="ampscope-") as made:
+    with TemporaryFolder() as made:
         root = Path(made) / "root"
         root.mkdir()
         reading, writing = os.pipe()
@@ -146,23 +147,7 @@ def can_overlay() -> str:
         with os.fdopen(reading) as answer:
             said = answer.read()
         os.waitpid(pid, 0)
-        make_deletable(Path(made))
     return said
-
-
-def throw_away(folder: Path) -> None:
-    """Delete what a run has written in its view."""
-    if folder.exists():
-        make_deletable(folder)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def make_deletable(folder: Path) -> None:
-    """An overlay leaves folders without any permission behind."""
-    for path, folders, _ in os.walk(folder):
-        for name in folders:
-            with contextlib.suppress(OSError):
-                os.chmod(os.path.join(path, name), 0o700, follow_symlinks=True)
 
 
 # ---- which folders ---------------------------------------------------------------------------

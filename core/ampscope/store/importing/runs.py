@@ -8,7 +8,6 @@ with opened(Path("run.json")) as reader:  # the same reader as for a store
 from __future__ import annotations
 
 import contextlib
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from ampscope.store.importing.refusal import Refusal, quoted
 from ampscope.store.importing.tables import Contents
 from ampscope.store.importing.values import fields, rows
 from ampscope.store.reader import Reader
+from ampscope.temporary import TemporaryFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def checked(value: object) -> list[Contents]:
 class _FileReader(Reader):
     """Reads a store that goes away with it."""
 
-    def __init__(self, store: Path, folder: tempfile.TemporaryDirectory[str]) -> None:
+    def __init__(self, store: Path, folder: TemporaryFolder) -> None:
         super().__init__(store)
         self._folder = folder
 
@@ -102,7 +102,7 @@ def _is_other_file(path: Path) -> bool:
 def _imported_apart(path: Path) -> Reader:
     """The file in a store of its own, which goes away with the reader. Raises BadInput."""
     try:
-        folder = tempfile.TemporaryDirectory()
+        folder = TemporaryFolder()
     except OSError as error:
         raise BadInput(f"No folder can be made to read {_plain(path)} in: {error}.") from error
     try:
