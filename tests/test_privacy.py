@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import stat
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -215,3 +216,20 @@ def test_a_temporary_folder_of_another_user_is_refused(
     folder.rename(tmp_path / f"ampscope-{real + 1}")
     with pytest.raises(BadInput, match="not a folder of yours"):
         lock_path("cpu")
+
+
+@pytest.mark.parametrize(
+    "part", ["n", "A", "a ", "a=", "a://", "token=", "/a", "bearer ", "-", "."]
+)
+def test_long_texts_are_masked_in_a_moment(part: str) -> None:
+    started = time.process_time()
+    privacy.masked_text(part * 300_000)
+    assert time.process_time() - started < 5.0
+
+
+def test_a_secret_is_found_behind_any_name() -> None:
+    assert privacy.masked_text("2nd_token=abcd --1-hf-token=abcd x.token: abcd") == (
+        "2nd_token=*** --1-hf-token=*** x.token: ***"
+    )
+    assert privacy.masked_text("a 9p+x://me:pw@host/x") == "a 9p+x://***@host/x"
+    assert privacy.masked_text("https://host/x?token=abcd&k=1") == "https://host/x?token=***&k=1"

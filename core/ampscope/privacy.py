@@ -49,10 +49,11 @@ _HARMLESS = {
 }  # fmt: skip
 _NAME = re.compile(r"-{0,2}[A-Za-z_][\w.-]*")
 _PARTS_OF_NAME = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
-_USERINFO = re.compile(r"([A-Za-z][\w+.-]*://)[^/\s@]+@")
+# Names are looked for where words begin: a text's time is in line with its length.
+_USERINFO = re.compile(r"(?<![\w+.-])([\w+.-]+://)[^/\s@]+@")
 _BEARER = re.compile(r"(?i)\b(bearer|basic)(\s+)[^\s\"',;]+")
 _PAIR = re.compile(
-    r"""(?P<name>[A-Za-z_][\w.-]*)(?P<mark>["']?\s*[:=]\s*)"""
+    r"""(?<![\w.-])(?P<name>[\w.-]+)(?P<mark>["']?\s*[:=]\s*(?!//))"""
     r"""(?P<value>"[^"]*"|'[^']*'|[^\s,;&"'}]+)"""
 )
 _FOLDERS = re.compile(r"(?<![\w.:/~-])(?:~|/)(?:[^/\s:\"'<>|]+/)+|(?<![\w.:/~-])/(?=[\w.])")
@@ -92,7 +93,7 @@ def masked_text(text: str) -> str:
     text = _BEARER.sub(rf"\1\2{MASK}", text)
 
     def pair(found: re.Match[str]) -> str:
-        if found["value"].startswith("//") or not is_secret(found["name"]):
+        if not is_secret(found["name"]):
             return found[0]
         value = found["value"]
         quote = value[0] if value[0] in "\"'" else ""
