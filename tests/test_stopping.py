@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from tests import browser
 
 SCRIPT = """
 import torch
@@ -20,6 +24,7 @@ for _ in range(30):
     o.zero_grad(); w(torch.ones(4, 2)).mean().backward(); o.step()
 """
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+START_S = 60.0
 LONGEST_S = {"diagnose": 14.0, "probe": 10.0}
 GONE_S = 20.0
 
@@ -76,6 +81,37 @@ def stopped(what: str, number: signal.Signals, after_s: float, folder: Path) -> 
 def test_a_signal_at_some_moment(what: str, number: signal.Signals, tmp_path: Path) -> None:
     moment = random.Random(f"{what}{number}").uniform(0.2, LONGEST_S[what])
     stopped(what, number, moment, tmp_path)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_ends_the_dashboard_and_its_server(number: signal.Signals, tmp_path: Path) -> None:
+    """To the command alone, as `kill` sends it: nothing else tells the server to end."""
+    port = browser._free_port()
+    command = [sys.executable, "-m", "ampscope.cli.main", "dashboard", "--headless"]
+    command += ["--port", str(port), "--store", str(tmp_path / "runs.db")]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    ) as process:
+        deadline = time.monotonic() + START_S
+        while not answers(port) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    assert "Traceback" not in said
+    assert not answers(port)
+    assert not list(tmp_path.glob("ampscope-*-*-*"))
+
+
+def answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
 
 
 @pytest.mark.thorough

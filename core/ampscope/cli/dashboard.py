@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import html
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -29,10 +28,12 @@ import click
 
 import ampscope
 from ampscope.cli import classroom as classes
+from ampscope.cli import stopping
 from ampscope.cli.options import store_option
 from ampscope.errors import AmpscopeError, BadInput
 from ampscope.temporary import TemporaryFolder
 
+END_S = 10.0  # a page that is being drawn ends first
 START_S = 60.0  # a loaded machine; an idle one takes 2 s
 
 
@@ -113,19 +114,34 @@ def dashboard(
         link = _announced(link, environment[classes.DASHBOARD_TOKEN])
     command += ["--logger.hideWelcomeMessage", "true"]  # its link has no token
     run = [sys.executable, "-m", "streamlit", "run", str(main), *command]
-    with contextlib.ExitStack() as stack:
-        server = subprocess.Popen(run, env=environment, cwd=main.parent.parent)
-        # Whoever ends this process means the server: a class must not stay open behind it.
-        signal.signal(signal.SIGTERM, lambda number, frame: server.terminate())
-        # A browser that opened by itself would show the students' side of a class.
-        if not headless and not classroom and _answers(host, port, server):
-            stack.enter_context(_browser(link))
-        try:
+    server: subprocess.Popen[bytes] | None = None
+    try:
+        with stopping.deferred():  # a server that was started is known
+            server = subprocess.Popen(run, env=environment, cwd=main.parent.parent)
+        with contextlib.ExitStack() as stack:
+            # A browser that opened by itself would show the students' side of a class.
+            if not headless and not classroom and _answers(host, port, server):
+                stack.enter_context(_browser(link))
             status = server.wait()
-        except KeyboardInterrupt:
-            server.wait()
-            status = 0
+    except KeyboardInterrupt:
+        status = 0
+    finally:  # whoever ends this process means the server: a class must not stay open behind it
+        if server is not None:
+            with stopping.deferred(again=False):
+                _end(server)
     sys.exit(status)
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    """Tell the server to end, and wait for it. Ctrl-C in a terminal has told it already; a signal
+    to this process alone has not."""
+    if server.poll() is None:
+        server.terminate()
+        try:
+            server.wait(END_S)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
 
 
 def _announced(base: str, token: str) -> str:

@@ -74,8 +74,9 @@ def ignore() -> None:
 
 
 @contextlib.contextmanager
-def deferred() -> Iterator[None]:
-    """A signal within raises when the block has ended."""
+def deferred(*, again: bool = True) -> Iterator[None]:
+    """A signal within raises when the block has ended; without ``again`` it is dropped, for the
+    last block of a command that ends anyway."""
     _state.depth += 1
     try:
         yield
@@ -83,7 +84,8 @@ def deferred() -> Iterator[None]:
         _state.depth -= 1
         if _state.waiting and not _state.depth:
             _state.waiting = 0
-            raise Stopped
+            if again:
+                raise Stopped
 
 
 def _stopped(number: int, frame: FrameType | None) -> None:
