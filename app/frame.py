@@ -15,7 +15,11 @@ from app.sitemap import CLASSROOM, ENTRIES, HOME, NEW_PROBE, Entry
 LOGO = Path(__file__).with_name("logo.svg")
 # Streamlit writes what is chosen in the theme's primary colour, which carries white text elsewhere
 # and so is too dark to be read as text on a dark page. Border and line show the choice as well.
-CHOSEN = """<style>
+# A table's own button for CSV is not drawn: the browser writes that file, with the cells as they
+# are, and a spreadsheet would take a text of a run that begins with "=" for a formula. What is
+# downloaded elsewhere is escaped (app.text.for_csv).
+STYLE = """<style>
+button[aria-label^="Download as CSV"] { display: none; }
 [data-testid="stButtonGroup"] [data-selected="true"],
 [role="tab"][aria-selected="true"] { color: inherit !important; }
 </style>"""
@@ -26,7 +30,7 @@ def show() -> None:
     """Draw the page that the address names."""
     st.set_page_config(page_title="ampscope", page_icon=str(LOGO), layout="wide")
     st.logo(str(LOGO), size="large")
-    st.html(CHOSEN)
+    st.html(STYLE)
     try:
         who = permissions.role()
     except AmpscopeError as error:  # the operator's options

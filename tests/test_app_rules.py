@@ -13,7 +13,7 @@ from app.lesson import large_type
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "pages").glob("*.py"))
 # The root's font size, and the text of what is chosen.
-STYLES = {("large_type.py", "STYLE"): large_type.STYLE, ("frame.py", "CHOSEN"): frame.CHOSEN}
+STYLES = {("large_type.py", "STYLE"): large_type.STYLE, ("frame.py", "STYLE"): frame.STYLE}
 APP = sorted((ROOT / "app").rglob("*.py"))
 MAX_PAGE_LINES = 60
 

@@ -134,3 +134,17 @@ def test_skips_and_their_parameters(tmp_path: Path, dashboard: Start, browser_pa
     page.get_by_role("link", name="Step 4 on the Gradients page").click()
     page.locator("h3", has_text="Step 4, weight gradients").wait_for()
     expect(figure(page, "Not finite")).not_to_have_text("0")
+
+
+def test_a_table_offers_no_csv_of_its_own(
+    tmp_path: Path, dashboard: Start, browser_page: Any
+) -> None:
+    """The browser would write its cells as they are, a spreadsheet's formulas too."""
+    store = tmp_path / "runs.db"
+    run = stores.finished(store)
+    page = browser_page
+    opened(page, f"{dashboard(store)}/gradients?run={run}&step=2")
+    page.locator("[data-testid=stDataFrame]").first.hover()
+    page.get_by_role("button", name="Search").first.wait_for(state="visible")
+    assert page.locator("button[aria-label^='Download as CSV']").count()
+    assert not page.locator("button[aria-label^='Download as CSV']:visible").count()

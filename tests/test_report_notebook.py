@@ -15,6 +15,7 @@ from ampscope.report.making import document, of_reports
 from ampscope.report.notebook import to_notebook
 from ampscope.store import export
 from ampscope.store.reader import Reader
+from tests.child_runs import run_command
 from tests import made_comparisons, script_stores, stores
 from tests.hostile_texts import HOSTILE
 
@@ -98,3 +99,23 @@ def test_histograms_are_held_against_the_format_of_the_report(
     said = [x for x in capsys.readouterr().out.splitlines() if "would be lost" in x]
     assert said
     assert all(x.endswith(f"in {fmt}") for x in said)
+
+
+@pytest.mark.parametrize("as_recorded", [False, True])
+def test_the_stores_folder_is_not_handed_on(tmp_path: Path, as_recorded: bool) -> None:
+    store, out = tmp_path / "runs.db", tmp_path / "out.ipynb"
+    run = stores.finished(store)
+    options = ["--as-recorded"] if as_recorded else []
+    done = run_command("report", run, "--notebook", out, "--store", store, *options)
+    assert done.returncode == 0, done.stderr
+    assert (str(tmp_path) in out.read_text()) is as_recorded
+
+
+def test_a_notebook_away_from_its_store_opens_the_default_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "runs.db"
+    made = notebook_of(store, stores.finished(store), Path("runs.db"))
+    monkeypatch.chdir("/")
+    monkeypatch.setenv("AMPSCOPE_STORE", str(store))
+    assert len(executed(made)["infos"]) == 1

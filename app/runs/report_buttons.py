@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import streamlit as st
 
@@ -58,4 +59,4 @@ def _markdown(reader: Reader, run_id: str) -> str:
 
 def _notebook(reader: Reader, run_id: str) -> str:
     made = document(reader, [run_id])
-    return to_notebook(made, of_reports(reader, [run_id]), store.path().absolute())
+    return to_notebook(made, of_reports(reader, [run_id]), Path(store.path().name))

@@ -18,9 +18,12 @@ _OPEN = """\
 from pathlib import Path
 
 import ampscope
+from ampscope.store.db import default_path
 
 # The store that was read. A file of `ampscope runs export` can stand here just as well.
 SOURCE = Path({source})
+if not SOURCE.exists():  # not beside this notebook: where commands without --store keep runs
+    SOURCE = default_path()
 RUNS = {runs}
 
 reader = ampscope.open_store(SOURCE)
@@ -87,7 +90,8 @@ _CLOSE = "reader.close()\n"
 
 
 def to_notebook(document: Document, infos: Sequence[RunInfo], source: Path) -> str:
-    """The .ipynb file. ``infos`` are the runs that it opens, ``source`` the store they are in."""
+    """The .ipynb file. ``infos`` are the runs that it opens, ``source`` the store they are in: its name
+    alone, where the notebook is handed on."""
     is_script = all(info.spec.kind == "script" for info in infos)
     is_training = all(info.spec.is_training for info in infos)
     opening = _OPEN.format(source=ascii(str(source)), runs=ascii([info.id for info in infos]))

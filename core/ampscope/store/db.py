@@ -199,6 +199,11 @@ def translated(path: Path) -> Iterator[None]:
     except sqlite3.DatabaseError as error:
         kind = StoreBusy if _is_locked(error) else StoreError
         raise kind(_sentence(path, error)) from error
+    except UnicodeDecodeError as error:  # SQLite quotes the file's bytes in its message
+        raise StoreError(
+            f"{path} is damaged (its texts are not UTF-8). Restore it, or choose another file with "
+            "--store."
+        ) from error
     except OSError as error:
         reason = error.strerror or str(error)
         raise StoreError(f"Cannot use {path}: {reason}. Choose another file with --store.") from (
@@ -211,7 +216,7 @@ def _is_locked(error: sqlite3.DatabaseError) -> bool:
 
 
 def _sentence(path: Path, error: sqlite3.DatabaseError) -> str:
-    text = str(error)
+    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(error))
     if path.is_dir():
         return (
             f"{path} is a folder, not a store. If it holds the files of a training's ranks, "
