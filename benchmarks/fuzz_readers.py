@@ -4,7 +4,8 @@
 
 Readers: exports (changed as in import_mutations.py), stores and capsules (bytes changed, cut,
 repeated and exchanged; in a capsule also values of its text, under a digest made anew). Query
-addresses and widget states are attacked through the server: tests/test_attacks.py. Each input ends in one of four ways:
+addresses and widget states are attacked through the server: tests/test_attacks.py.
+Each input ends in one of four ways:
 - let in: everything that pages and reports read of it was read
 - refused: an error of ampscope's own, in one sentence
 - crashed: any other exception; the first of each place is kept

@@ -141,9 +141,10 @@ def test_a_table_offers_no_csv_of_its_own(
 ) -> None:
     """The browser would write its cells as they are, a spreadsheet's formulas too."""
     store = tmp_path / "runs.db"
-    run = stores.finished(store)
+    stores.finished(store)
     page = browser_page
-    opened(page, f"{dashboard(store)}/gradients?run={run}&step=2")
+    page.goto(f"{dashboard(store)}/op_lists")
+    browser.settle(page)
     page.locator("[data-testid=stDataFrame]").first.hover()
     page.get_by_role("button", name="Search").first.wait_for(state="visible")
     assert page.locator("button[aria-label^='Download as CSV']").count()

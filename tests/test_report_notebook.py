@@ -15,8 +15,8 @@ from ampscope.report.making import document, of_reports
 from ampscope.report.notebook import to_notebook
 from ampscope.store import export
 from ampscope.store.reader import Reader
-from tests.child_runs import run_command
 from tests import made_comparisons, script_stores, stores
+from tests.child_runs import run_command
 from tests.hostile_texts import HOSTILE
 
 MAKERS: dict[str, tuple[Callable[[Path], str], int]] = {

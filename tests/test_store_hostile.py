@@ -364,3 +364,15 @@ def test_a_folder_that_is_there_keeps_its_permissions(tmp_path: Path) -> None:
     stores.finished(folder / "runs.db")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o755
     assert stat.S_IMODE((folder / "runs.db").stat().st_mode) == 0o600
+
+
+def test_bytes_in_the_schema_are_one_sentence(tmp_path: Path) -> None:
+    """SQLite quotes them in its message, be they UTF-8 or not, escapes of a terminal or not."""
+    store = tmp_path / "runs.db"
+    stores.finished(store)
+    good = store.read_bytes()
+    for byte in (b"\xfd", b"\x1b", b"\x03", b"\n"):
+        store.write_bytes(good.replace(b"CREATE TABLE event (", b"CREATE TABLE event " + byte))
+        said = refused(lambda: Reader(store).close())
+        assert "is damaged" in said
+        assert said.isprintable()

@@ -22,6 +22,10 @@ class BadInput(AmpscopeError):  # noqa: N818  # says what happened, as the other
 class StoreError(AmpscopeError):
     """The store cannot be opened, read or written."""
 
+    def __init__(self, sentence: str) -> None:
+        # It may quote the store's bytes: none of them acts on a terminal or makes a second line.
+        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in sentence))
+
 
 class StoreBusy(StoreError):  # noqa: N818  # as above
     """Another program holds the store: it is there, and can be read when that program is done."""

@@ -24,7 +24,11 @@ _OUT = click.Path(path_type=Path, allow_dash=True, dir_okay=False)
 @click.option("--html", type=_OUT, help="One file for a browser; it needs no network.")
 @click.option("--markdown", type=_OUT, help="For an issue tracker.")
 @click.option("--notebook", type=_OUT, help="A notebook (.ipynb) that loads the runs.")
-@click.option("--as-recorded", is_flag=True, help="Keep the home folder, the machine's name, the store's folder.")
+@click.option(
+    "--as-recorded",
+    is_flag=True,
+    help="Keep the home folder, the machine's name, the store's folder.",
+)
 @store_option
 def report(
     run: tuple[str, ...], html: Path | None, markdown: Path | None, notebook: Path | None,
@@ -50,7 +54,10 @@ def report(
     if markdown is not None:
         _write(markdown, to_markdown(made))
     if notebook is not None:
-        _write(notebook, to_notebook(made, infos, store.absolute() if as_recorded else Path(store.name)))
+        _write(
+            notebook,
+            to_notebook(made, infos, store.absolute() if as_recorded else Path(store.name)),
+        )
 
 
 def _write(path: Path, text: str) -> None:

@@ -90,8 +90,8 @@ _CLOSE = "reader.close()\n"
 
 
 def to_notebook(document: Document, infos: Sequence[RunInfo], source: Path) -> str:
-    """The .ipynb file. ``infos`` are the runs that it opens, ``source`` the store they are in: its name
-    alone, where the notebook is handed on."""
+    """The .ipynb file. ``infos`` are the runs that it opens, ``source`` the store they are
+    in: its name alone, where the notebook is handed on."""
     is_script = all(info.spec.kind == "script" for info in infos)
     is_training = all(info.spec.is_training for info in infos)
     opening = _OPEN.format(source=ascii(str(source)), runs=ascii([info.id for info in infos]))

@@ -216,7 +216,7 @@ def _is_locked(error: sqlite3.DatabaseError) -> bool:
 
 
 def _sentence(path: Path, error: sqlite3.DatabaseError) -> str:
-    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(error))
+    text = str(error)
     if path.is_dir():
         return (
             f"{path} is a folder, not a store. If it holds the files of a training's ranks, "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 
+from ampscope.errors import StoreError
 from ampscope.records import StepRecord, StepTotals
 from ampscope.store import door, rows
 from ampscope.store.pyramid import BAD, SIZES, TOP, Query, cover
@@ -83,6 +84,10 @@ def _span(query: Query, run_id: str, first: int | None, last: int | None) -> Ran
     ]
     if ends[0] is None:
         return None
+    if any(type(end) is not int for end in ends):  # an index that is not that of its table
+        raise StoreError(
+            f"What is stored of run {run_id} is damaged (its steps are not whole numbers)."
+        )
     low = ends[0] if first is None else max(first, ends[0])
     high = ends[1] if last is None else min(last, ends[1])
     return (low, high) if low <= high else None
