@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,7 @@ from ampscope.store.reader import Reader
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=("ddp", "ddp-inside", "fsdp", "alone"))
+    parser.add_argument("kind", choices=("ddp", "ddp-inside", "ddp-unused", "fsdp", "alone"))
     parser.add_argument("store")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--nan-at", type=int, default=-1)
@@ -29,11 +30,14 @@ def main() -> None:
     parser.add_argument("--kill-rank", type=int, default=0)
     parser.add_argument("--watch", default="yes")
     parser.add_argument("--count", action="store_true")
+    parser.add_argument("--weights", default="", help="where rank 0 writes its weights at the end")
     given = parser.parse_args()
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 1))
+    if given.kind == "ddp-unused":
+        net = HalfUnused(net)
     model = wrapped(net, given.kind)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     given_model = net if given.kind == "ddp-inside" else model
@@ -62,7 +66,39 @@ def main() -> None:
             output.float().square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
+    if given.weights and rank == 0:
+        torch.save(net.state_dict(), given.weights)
     dist.destroy_process_group()
+
+
+class NoneBack(torch.autograd.Function):
+    """Gives its second input no gradient, and takes None for zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        return first.clone(), second.clone()
+
+    @staticmethod
+    def backward(ctx: Any, first: Any, second: Any) -> tuple[Any, Any]:
+        return first, second
+
+
+class HalfUnused(nn.Module):
+    """Runs one branch at even steps and the other at odd ones; a third has an output that no loss
+    depends on."""
+
+    def __init__(self, net: nn.Sequential) -> None:
+        super().__init__()
+        self.net = net
+        self.branches = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)])
+        self.aside = nn.Linear(8, 1)
+        self.calls = 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        kept, _ = NoneBack.apply(self.net(inputs), self.aside(inputs))
+        return self.branches[self.calls % 2](kept)
 
 
 def others_have_made(store: str, steps: int) -> None:
@@ -76,9 +112,9 @@ def others_have_made(store: str, steps: int) -> None:
         time.sleep(0.1)
 
 
-def wrapped(net: nn.Sequential, kind: str) -> nn.Module:
+def wrapped(net: nn.Module, kind: str) -> nn.Module:
     if kind.startswith("ddp"):
-        return DistributedDataParallel(net)
+        return DistributedDataParallel(net, find_unused_parameters=kind == "ddp-unused")
     if kind == "alone":
         return net
     from torch.distributed.device_mesh import init_device_mesh

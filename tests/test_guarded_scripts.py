@@ -249,3 +249,53 @@ def test_an_early_end_without_a_seen_reason_is_said(tmp_path: Path) -> None:
     report = diagnosed(path, tmp_path / "runs.db")
     assert report.diagnosis.verdict == "inconclusive"
     assert any("exit status 4 after 5 optimizer steps" in note for note in report.notes)
+
+
+NONE_GRADIENTS = """\
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+
+
+class Two(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.set_materialize_grads(False)
+        return a.clone(), b.clone()
+
+    @staticmethod
+    def backward(ctx, a, b):
+        assert b is None
+        return a, b
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.aside, self.last = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 1)
+
+    def forward(self, x):
+        a, _ = Two.apply(self.first(x), self.aside(x))
+        return self.last(torch.tanh(a))
+
+
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+x = torch.randn(256, 8)
+for step in range(40):
+    with torch.autocast("cpu", torch.bfloat16):
+        out = model(x)
+    loss = (out.float() - x[:, :1] * 0.5).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_function_that_is_given_none_for_zeros_is_judged(tmp_path: Path) -> None:
+    """Hooks are called with None there, and the Function still gets it."""
+    path = tmp_path / "none.py"
+    path.write_text(NONE_GRADIENTS)
+    report = diagnosed(path, tmp_path / "runs.db")
+    assert (report.diagnosis.verdict, report.undecided) == ("no_fault", "")

@@ -87,6 +87,23 @@ def test_nothing_more_is_sent_between_ranks(tmp_path: Path) -> None:
     assert counts[0] == counts[1]
 
 
+def test_unused_parameters_under_ddp_change_nothing(tmp_path: Path) -> None:
+    """Each step leaves a branch without a gradient, and a Function hands None to a hook."""
+    weights = {}
+    for watch in ("yes", "no"):
+        store, file = tmp_path / f"{watch}.db", tmp_path / f"{watch}.pt"
+        done = torchrun(2, "ddp-unused", store, "--watch", watch, "--weights", file)
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert "stopped watching" not in done.stderr
+        weights[watch] = torch.load(file, weights_only=True)
+    assert weights["yes"].keys() == weights["no"].keys()
+    assert all(torch.equal(weights["yes"][n], weights["no"][n]) for n in weights["no"])
+    for id_ in ids_by_rank(tmp_path / "yes.db").values():
+        run = recorded(tmp_path / "yes.db", id_)
+        assert (run.info.state, len(run.steps)) == (State.FINISHED, 12)
+        assert all(step.grad_norm for step in run.steps)
+
+
 def test_a_rank_that_dies_takes_nothing_of_the_others_with_it(tmp_path: Path) -> None:
     store = tmp_path / "runs.db"
     done = torchrun(2, "alone", store, "--kill-rank", 1, "--kill-at", 5)
