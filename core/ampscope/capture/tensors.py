@@ -186,7 +186,8 @@ def _unwrapped(tensor: Tensor, depth: int) -> tuple[Tensor, str]:
         return refused
     try:
         names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]  # was just looked for
-        parts = [getattr(tensor, name) for name in names]
+        # Newer torch names a DTensor's mesh among the parts.
+        parts = [p for name in names if isinstance(p := getattr(tensor, name), Tensor)]
     except Exception:  # foreign code, in a state that it did not expect
         return refused
     if not is_dtensor(tensor):
@@ -194,8 +195,8 @@ def _unwrapped(tensor: Tensor, depth: int) -> tuple[Tensor, str]:
             parts = _jagged_values(tensor)
         else:
             whole = tensor.shape, tensor.dtype
-            parts = [p for p in parts if isinstance(p, Tensor) and (p.shape, p.dtype) == whole]
-    if len(parts) != 1 or not isinstance(parts[0], Tensor):
+            parts = [p for p in parts if (p.shape, p.dtype) == whole]
+    if len(parts) != 1:
         return refused
     return _inside(parts[0], depth + 1)
 
