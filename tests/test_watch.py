@@ -22,6 +22,7 @@ from ampscope.errors import BadInput
 from ampscope.exponents import FIRST, LOWEST, POS_ZERO
 from ampscope.records import Role, State
 from ampscope.store.reader import Reader
+from ampscope.watcher.alarms import AmpscopeWarning
 
 
 @pytest.fixture
@@ -499,3 +500,138 @@ def test_an_exception_of_the_training_is_how_the_run_failed(store: Path) -> None
     assert info.state is State.FAILED
     assert "ZeroDivisionError: on purpose" in info.message
     assert info.steps_done == 2
+
+
+def per_parameter(model: nn.Module, scaler: torch.amp.GradScaler | None = None) -> None:
+    """An optimizer for each parameter, stepped as soon as its gradient is there."""
+    optimizers = {p: torch.optim.SGD([p], lr=0.05) for p in model.parameters()}
+
+    def step_now(parameter: torch.Tensor) -> None:
+        if scaler is None:
+            optimizers[parameter].step()
+        else:
+            scaler.step(optimizers[parameter])
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step_now)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_optimizers_that_step_inside_backward_make_one_step(store: Path, scaled: bool) -> None:
+    """Numbers are those of all parameters, and a bad iteration is one bad step."""
+    weights, norms = [], []
+    for is_watched in (True, False):
+        torch.manual_seed(0)
+        model = small_net()
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0) if scaled else None
+        per_parameter(model, scaler)
+        if is_watched:
+            run = ampscope.watch(model, store=store, every=2, policy="ignore")
+        for step in range(10):
+            loss = model(torch.randn(4, 8)).square().mean()
+            if step == 6 and scaled:
+                loss = loss * float("inf")
+            before = [p.detach().clone() for p in model.parameters()]
+            (loss if scaler is None else scaler.scale(loss)).backward()
+            if scaler is not None:
+                scaler.update()
+            moved = [(a - b).detach() for a, b in zip(before, model.parameters(), strict=True)]
+            norms.append(math.sqrt(sum(float((m / 0.05).double().square().sum()) for m in moved)))
+        weights.append([p.detach().clone() for p in model.parameters()])
+        if is_watched:
+            run.close()
+    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+    found = recorded(store, run.id)
+    assert [s.step for s in found.steps] == list(range(10))
+    assert [s.step for s in found.steps if s.skipped] == ([6] if scaled else [])
+    taken = [(s.grad_norm, n) for s, n in zip(found.steps, norms, strict=False) if not s.skipped]
+    np.testing.assert_allclose(*zip(*taken, strict=True), rtol=1e-3)
+    assert all(s.loss is not None for s in found.steps)
+    assert [f.step for f in found.frames[Role.WEIGHT_GRAD]][:3] == [0, 2, 4]
+    first = found.frames[Role.WEIGHT_GRAD][0]
+    assert int(first.rows.sum()) == sum(p.numel() for p in model.parameters())
+    assert len(found.of("capsule")) == int(scaled)
+
+
+def test_a_nan_of_optimizers_that_step_inside_backward_rings_once(store: Path) -> None:
+    model = small_net()
+    per_parameter(model)
+    with ampscope.watch(model, store=store, policy="ignore") as run:
+        for step in range(8):
+            loss = model(torch.randn(4, 8)).square().mean()
+            (loss * float("nan") if step == 3 else loss).backward()
+    assert [(a.step, a.name) for a in run.alarms] == [
+        (3, "nonfinite_loss"), (3, "nonfinite_gradient"), (3, "nonfinite_weight"),
+    ]  # fmt: skip
+    assert len(run.capsules) == 1
+
+
+def test_a_stop_inside_backward_leaves_the_block_after_it(store: Path) -> None:
+    model = small_net()
+    per_parameter(model)
+    with (
+        pytest.warns(AmpscopeWarning),
+        ampscope.watch(model, store=store, policy={"nonfinite_loss": "stop"}) as run,
+    ):
+        for step in range(8):
+            loss = model(torch.randn(4, 8)).square().mean()
+            (loss * float("nan") if step == 3 else loss).backward()
+    assert len(recorded(store, run.id).steps) == 4
+
+
+def test_an_optimizer_that_takes_the_place_of_a_given_one_is_recorded(store: Path) -> None:
+    model = small_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    other = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    with ampscope.watch(model, optimizer, store=store) as run:
+        for step in range(6):
+            if step == 3:
+                optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+            model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+            other.step()
+            optimizer.zero_grad()
+    found = recorded(store, run.id)
+    assert [s.lr for s in found.steps] == [0.1] * 3 + [0.01] * 3
+    (note,) = [e for e in found.of("note") if "optimizer" in e.text]
+    assert (note.step, "steps parameters of one that watch() was given" in note.text) == (3, True)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_model_whose_parameters_are_made_anew_is_said_to_be_lost(
+    store: Path, given: bool
+) -> None:
+    """As `to_empty`, `reset` or a reload with ``assign=True`` do."""
+    model = small_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        pytest.warns(AmpscopeWarning, match="parameters that the watched models did not have"),
+        ampscope.watch(model, optimizer if given else None, store=store) as run,
+    ):
+        for step in range(6):
+            if step == 3:
+                model.load_state_dict(small_net().state_dict(), assign=True)
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    notes = [e for e in recorded(store, run.id).of("note") if "did not have" in e.text]
+    assert [(e.step, e.name) for e in notes] == [(3, "cannot be seen")]
+
+
+def test_a_scaler_that_takes_the_place_of_a_given_one_is_followed(store: Path) -> None:
+    torch.manual_seed(0)
+    model = small_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    with ampscope.watch(model, optimizer, scaler, store=store) as run:
+        for step in range(6):
+            if step == 3:
+                scaler = torch.amp.GradScaler("cpu", init_scale=32.0)
+            scaler.scale(model(torch.randn(4, 8)).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    found = recorded(store, run.id)
+    assert [s.scale for s in found.steps] == [8.0] * 3 + [32.0] * 3

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.utils._mode_utils import no_dispatch
 from torch.utils.hooks import RemovableHandle
 
+from ampscope.analysis.ranks import merged
 from ampscope.capture import gradient_rows
 from ampscope.capture.accumulator import Accumulator
 from ampscope.capture.failures import Failures
@@ -160,14 +161,17 @@ class StepHistograms:
         self._before.clear()
 
     def take(
-        self, optimizer: Optimizer, scale: float
+        self, optimizers: Sequence[Optimizer], scale: float
     ) -> tuple[dict[Role, Frame], list[NonFiniteRecord]]:
         """The step's frames and the parameters whose gradients held NaN or Inf, and ends it."""
         self._hooks.end_step()
         self._before.clear()
         frames = self._outputs.take(self._step, scale)
-        counts = self._counts.get(id(optimizer))
-        frames |= counts.take(self._step, scale) if counts is not None else {}
+        known = [self._counts[id(one)] for one in optimizers if id(one) in self._counts]
+        counted = [counts.take(self._step, scale) for counts in known]
+        for role in Role:
+            if found := [frames_of[role] for frames_of in counted if role in frames_of]:
+                frames[role] = found[0] if len(found) == 1 else merged(found)
         gradients = frames.pop(Role.WEIGHT_GRAD, None)
         reached = list(dict.fromkeys(self._arrivals))
         self._arrivals.clear()

@@ -34,6 +34,8 @@ class LossListener(Protocol):
 
     def losses_dropped(self) -> None: ...
 
+    def backward_ended(self) -> None: ...
+
 
 class LossHooks:
     """Tells a listener of the losses of ``threads``; ``follows`` says which scalers count."""
@@ -91,9 +93,16 @@ class LossHooks:
         def wrapper(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if not torch.compiler.is_compiling():
                 self._guard.call(self._note_backward, tensors)
-            return original(tensors, *args, **kwargs)
+            result = original(tensors, *args, **kwargs)
+            if not torch.compiler.is_compiling():
+                self._guard.call(self._note_backward_end)
+            return result
 
         return wrapper
+
+    def _note_backward_end(self) -> None:
+        if self._is_open and not in_backward():
+            self._listener.backward_ended()
 
     def _note_scaled(self, scaler: Any, outputs: Any) -> None:
         if self._is_here() and self._follows(scaler):

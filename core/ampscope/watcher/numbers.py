@@ -13,7 +13,7 @@ are gone: a norm that overflowed fp32 then counts as not finite.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,6 +92,36 @@ class Readout:
             if self._copies:
                 self._values[self._order] = torch.cat([c.double() for c in self._copies]).numpy()
         return self._values
+
+
+class JoinedReadout:
+    """Readouts of optimizers that stepped within one backward pass, as one."""
+
+    def __init__(self, parts: Sequence[Readout]) -> None:
+        self._parts = parts
+
+    @property
+    def is_immediate(self) -> bool:
+        """Whether the numbers are here already."""
+        return all(part.is_immediate for part in self._parts)
+
+    @property
+    def loss(self) -> float | None:
+        """All have the loss of the one backward pass."""
+        return self._parts[0].loss
+
+    def norms(self) -> Norms:
+        """Of all gradients. Waits for the device where it has to."""
+        return joined([part.norms() for part in self._parts])
+
+
+def joined(parts: Sequence[Norms]) -> Norms:
+    """Norms of different parameters as one."""
+    return Norms(
+        tuple(position for part in parts for position in part.positions),
+        np.concatenate([part.values for part in parts]),
+        tuple(position for part in parts for position in part.suspects),
+    )
 
 
 def read_numbers(gradients: dict[int, Tensor], loss: Tensor | float | None) -> Readout:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -10,51 +11,94 @@ from torch.optim import Optimizer
 from ampscope.capture.script.optimizer_facts import parameters_of
 from ampscope.watcher.models import WatchedModels
 
+SUCCESSOR = (
+    "An optimizer that watch() was not given steps parameters of one that watch() was given: it is "
+    "taken for the successor, and its steps are recorded."
+)
+UNSEEN = (
+    "An optimizer steps {} parameters that the watched models did not have when watch() was "
+    "called: they are not seen, and gradient norms are without them. Call watch() again where the "
+    "model's parameters were made anew."
+)
+
 
 class OurOptimizers:
-    """Those that were ``given``; with none given, all that hold a watched parameter."""
+    """Those that were ``given``; with none given, all that hold a watched parameter.
 
-    def __init__(self, models: WatchedModels, given: list[Optimizer]) -> None:
+    An optimizer that steps parameters of a given one takes its place (a training that begins a new
+    phase, or that loads a checkpoint, makes a new one), and is theirs too. ``say`` gets a sentence
+    for what changed, and whether steps or numbers are lost by it.
+    """
+
+    def __init__(
+        self,
+        models: WatchedModels,
+        given: Sequence[Optimizer],
+        say: Callable[[str, bool], None],
+    ) -> None:
         self._models = models
-        self._only_given = bool(given)
-        self._known = weakref.WeakKeyDictionary(dict.fromkeys(given, True))
-        self._noted: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._say = say
+        self._given = {id(p) for optimizer in given for p in parameters_of(optimizer)}
+        # Whether it is one, and its parameter groups when that was found out.
+        self._known: weakref.WeakKeyDictionary[Optimizer, tuple[bool, int]]
+        self._known = weakref.WeakKeyDictionary({o: (True, len(o.param_groups)) for o in given})
+        self._unseen: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._together: set[tuple[str, ...]] = set()  # models whose optimizers step in backward
         self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
     def has(self, optimizer: Optimizer) -> bool:
         """Whether its steps are steps of this run."""
-        known = self._known.get(optimizer)
-        if known is None:
-            known = self._known[optimizer] = not self._only_given and bool(self.models(optimizer))
-        return known
+        is_ours, groups = self._known.get(optimizer, (False, -1))
+        if is_ours or groups == len(optimizer.param_groups):
+            return is_ours
+        own = parameters_of(optimizer)
+        if self._given:
+            is_ours = any(id(p) in self._given for p in own)
+        else:
+            is_ours = any(self._models.position(p) is not None for p in own)
+        self._known[optimizer] = is_ours, len(optimizer.param_groups)
+        if is_ours and self._given:
+            self._say(SUCCESSOR, False)
+        elif not is_ours and (count := self._anew(own)):
+            self._known[optimizer] = True, len(optimizer.param_groups)  # its steps are counted
+            self._unseen[optimizer] = count
+            self._say(UNSEEN.format(count), True)
+            return True
+        return is_ours
+
+    def _anew(self, parameters: Sequence[Tensor]) -> int:
+        """How many of these the watched models hold now, and did not when they were given."""
+        roots = self._models.roots
+        now = {id(p) for root in roots for p in root.plain.parameters()}
+        return sum(id(p) in now and self._models.position(p) is None for p in parameters)
 
     def gradients(self, optimizer: Optimizer) -> dict[int, Tensor]:
         """Position of a parameter -> its gradient, where it has one."""
-        found = ((self._models.position(p), p.grad) for p in parameters_of(optimizer))
-        return {position: g for position, g in found if position is not None and g is not None}
-
-    def note(self, optimizer: Optimizer) -> str:
-        """One sentence, once, when it steps parameters that no watched model had."""
-        if optimizer in self._noted:
-            return ""
-        self._noted.add(optimizer)
-        unknown = sum(self._models.position(p) is None for p in parameters_of(optimizer))
-        if not unknown:
-            return ""
-        return (
-            f"An optimizer steps {unknown} parameters that the watched models did not have when "
-            "watch() was called: they are not seen, and gradient norms are without them."
-        )
+        found, unknown = {}, 0
+        for parameter in parameters_of(optimizer):
+            position = self._models.position(parameter)
+            unknown += position is None
+            if position is not None and parameter.grad is not None:
+                found[position] = parameter.grad
+        if unknown > self._unseen.get(optimizer, 0):  # once for each that came
+            self._unseen[optimizer] = unknown
+            self._say(UNSEEN.format(unknown), False)
+        return found
 
     def models(self, optimizer: Optimizer) -> set[str]:
         """The models whose parameters it steps."""
         places = (self._models.position(p) for p in parameters_of(optimizer))
         return {self._models.parameters[i].root for i in places if i is not None}
 
-    def stepped(self, optimizer: Optimizer) -> None:
-        """It has made an attempt."""
-        self._stepped.add(optimizer)
+    def stepped(self, optimizers: Sequence[Optimizer]) -> int:
+        """They have made a step together, nearly always one alone. A number for who steps."""
+        if len(optimizers) == 1:
+            self._stepped.add(optimizers[0])
+            return id(optimizers[0])
+        key = tuple(sorted(set().union(*map(self.models, optimizers))))
+        self._together.add(key)
+        return hash(key)
 
     def round_of(self, step: int) -> int:
         """A round is a step of each optimizer."""
-        return step // max(1, len(self._stepped))
+        return step // max(1, len(self._stepped) + len(self._together))

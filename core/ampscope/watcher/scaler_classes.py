@@ -29,4 +29,17 @@ class Followed:
         self._ids = {id(scaler) for scaler in scalers}
 
     def __call__(self, scaler: Any) -> bool:
-        return (not self._ids or id(scaler) in self._ids) and bool(scaler.is_enabled())
+        return (not self._ids or id(scaler) in self._ids) and self.is_enabled(scaler)
+
+    @staticmethod
+    def is_enabled(scaler: Any) -> bool:
+        """Whether it scales at all. A loss is seen through every such scaler: which optimizer it
+        will step is not known yet."""
+        return bool(scaler.is_enabled())
+
+    def steps_ours(self, scaler: Any) -> bool:
+        """As a call, for a scaler that steps a watched optimizer: one that was not given has taken
+        the place of one that was."""
+        if self.is_enabled(scaler) and self._ids:
+            self._ids.add(id(scaler))
+        return self(scaler)

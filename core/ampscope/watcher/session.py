@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.script.optimizer_facts import lr_of
-from ampscope.capture.tensors import readable
+from ampscope.capture.tensors import in_backward, readable
 from ampscope.records import Event, State
 from ampscope.run.device import peak_bytes
 from ampscope.run.readings import read_beside
@@ -43,11 +43,14 @@ from ampscope.watcher.ranks import Place
 from ampscope.watcher.recorder import Recorder
 from ampscope.watcher.scaler_classes import Followed
 from ampscope.watcher.schedule import Schedule
-from ampscope.watcher.step_end import Ended, Present, Reading
+from ampscope.watcher.step_end import Ended, Part, Present, Reading, as_one
 from ampscope.watcher.step_hooks import StepHooks
 from ampscope.watcher.telling import Settings, Telling, warn
 
 UNSEEN = 4  # backward passes: a first step by hand, before any training, is none
+INSIDE_TEXT = (
+    "The optimizer steps inside backward: the step cannot be run again before it is taken."
+)
 UNSEEN_TEXT = (
     "The weights change and no optimizer step is seen: the step is compiled (torch.compile of "
     "optimizer.step, or of a whole training step) or done by hand. No step is recorded, and no "
@@ -62,6 +65,7 @@ class Session:
         self, models: WatchedModels, optimizers: list[Optimizer], scalers: list[Any],
         path: Path, place: Place, settings: Settings,
     ) -> None:  # fmt: skip
+        self.now = Present(0)
         self.referenced: set[int] = set()  # steps to run again beside fp32
         self.schedule = Schedule(settings.every)
         self._models, self.place = models, place
@@ -78,10 +82,10 @@ class Session:
             models, self._histograms, self._flight, self.keeper, self.recorder, place,
             machine.policy, settings, guard,
         )  # fmt: skip
-        self._optimizers = OurOptimizers(models, optimizers)
+        self._optimizers = OurOptimizers(models, optimizers, self._optimizers_changed)
         ours, follows = self._optimizers.has, Followed(scalers)
         self._steps = StepHooks(self, ours, follows, threads, guard, scalers)
-        self._losses = LossHooks(self, ours, follows, threads, guard, scalers)
+        self._losses = LossHooks(self, ours, follows.is_enabled, threads, guard, scalers)
         self._finishing = Finishing(
             self.schedule, Alarms(settings.bounds), self.bad, self.recorder, self._flight.past,
             models, place.rank, self.keeper,
@@ -92,6 +96,8 @@ class Session:
         self._first: Tensor | None = None  # a copy of it as it was at the first backward
         self._backwards = 0  # so far, without a step
         self._has_stepped = self._has_told = False
+        self._inside: list[Part] = []  # that stepped in the backward that runs
+        self._backward = -1  # torch's number of it
         self._readings: dict[int, Reading] = {}  # by optimizer, between complete and stepped
 
     def open(self) -> None:
@@ -117,6 +123,7 @@ class Session:
 
     def close(self, state: State, message: str) -> None:
         """Everything off; again does nothing."""
+        self.guard.call(self.backward_ended)  # of a backward that raised
         self.detach()
         if not self._has_stepped and self._histograms.has_gradients:
             self.guard.call(self._look_for_unseen_steps, last=True)
@@ -161,12 +168,16 @@ class Session:
         """By the hooks: gradients were set to zero."""
         self.now.drop_losses()
 
+    def _optimizers_changed(self, text: str, is_lost: bool) -> None:
+        name = "cannot be seen" if is_lost or "not seen" in text else "optimizer"
+        self.recorder.event(Event(self.now.step, "note", name, text))
+        if is_lost:
+            warn(text)
+
     def gradients_complete(self, optimizer: Optimizer, scaler: Any) -> None:
         """Backward is done; gradients are still scaled and the weights are as they were."""
         started, step = time.perf_counter(), self.now.step
         gradients = self._optimizers.gradients(optimizer)
-        if note := self._optimizers.note(optimizer):
-            self.recorder.event(Event(step, "note", "cannot be seen", note))
         with no_dispatch():
             read = Reading(read_numbers(gradients, self.now.take_loss()))
         self._readings[id(optimizer)] = read
@@ -179,8 +190,12 @@ class Session:
             if read.is_bad:
                 if self.schedule.is_news:
                     self._histograms.count_bad(optimizer)
-                read.events += self.bad.examine(step, read, held, is_late=False)
-        if step in self.referenced:
+                if not in_backward():  # otherwise once the last parameter has been reached
+                    read.events += self.bad.examine(step, read, held, is_late=False)
+        if step in self.referenced and in_backward():
+            self.referenced.discard(step)
+            read.run_again(INSIDE_TEXT, step)
+        elif step in self.referenced:
             self.referenced.discard(step)
             read.run_again(self.bad.reference(held, read.scale), step)
         self.now.own_s += time.perf_counter() - started
@@ -200,21 +215,44 @@ class Session:
         self._flight.drop(self._optimizers.models(optimizer))
 
     def attempt_ended(self, optimizer: Optimizer, *, skipped: bool) -> None:
-        """The step is over, taken or skipped."""
-        started, now = time.perf_counter(), self.now
+        """The step is over, taken or skipped. Optimizers that step while backward runs, each as
+        soon as its parameter is reached, make one step together."""
         self._has_stepped = True
-        read = self._readings.pop(id(optimizer))
-        frames, nonfinite = self._histograms.take(optimizer, read.scale or 1.0)
+        read, stalled = self._readings.pop(id(optimizer)), self._histograms.stalled_share
+        part = Part(optimizer, read, skipped, stalled)
+        if not in_backward():
+            self._step_ended([part], inside=False)
+            return
+        backward = torch._C._current_graph_task_id()
+        if backward != self._backward:
+            self.backward_ended()  # of one whose end was not seen
+        self._backward = backward
+        self._inside.append(part)
+
+    def backward_ended(self) -> None:
+        """By the hooks, after a backward: the step of the optimizers that stepped inside is over."""
+        parts, self._inside = self._inside, []
+        if parts:
+            self._step_ended(parts, inside=True)
+
+    def _step_ended(self, parts: list[Part], *, inside: bool) -> None:
+        started, now = time.perf_counter(), self.now
+        optimizers = [part.optimizer for part in parts]
+        models = set().union(*map(self._optimizers.models, optimizers))
+        read, skipped = as_one(parts), any(part.skipped for part in parts)
+        if inside and read.norms is not None and read.is_bad:
+            read.events += self.bad.examine(now.step, read, self._flight.forwards, is_late=True)
+        frames, nonfinite = self._histograms.take(optimizers, read.scale or 1.0)
         own_s = now.own_s + self._histograms.take_elapsed_s() + self._flight.take_elapsed_s()
         step_time_s = max(started - now.began - own_s, 0.0)
         ended = Ended(
-            now.step, read, skipped, lr_of(optimizer), step_time_s, own_s,
-            peak_bytes(self._device), time.time(), frames, nonfinite, id(optimizer),
-            self._histograms.stalled_share,
+            now.step, read, skipped, lr_of(optimizers[0]), step_time_s, own_s,
+            peak_bytes(self._device), time.time(), frames, nonfinite,
+            self._optimizers.stepped(optimizers),
+            min((part.stalled for part in parts if part.stalled is not None), default=None),
         )  # fmt: skip
         forwards = list(self._flight.forwards)
-        self._optimizers.stepped(optimizer)
-        self._flight.drop(self._optimizers.models(optimizer))
+        self._flight.drop(models)
         self.bad.end_step()
         alarms = self._finishing.late(now.step)
         if read.norms is None:

@@ -6,11 +6,13 @@ import contextlib
 import dataclasses
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from torch import Tensor
+from torch.optim import Optimizer
 
 from ampscope.exponents import NEG_ZERO, POS_ZERO
 from ampscope.records import (
@@ -23,7 +25,7 @@ from ampscope.records import (
     StepRecord,
 )
 from ampscope.watcher.forwards import Past
-from ampscope.watcher.numbers import Norms, Readout
+from ampscope.watcher.numbers import JoinedReadout, Norms, Readout, joined
 from ampscope.watcher.replay import Replay
 
 
@@ -77,7 +79,7 @@ class Reading:
     """What was read of one optimizer's gradients when they were complete. ``norms`` is None while
     the numbers are on their way from the device."""
 
-    readout: Readout
+    readout: Readout | JoinedReadout
     norms: Norms | None = None
     scale: float | None = None  # the loss scale of this step; None without a scaler
     growth: GrowthCounter | None = None
@@ -103,6 +105,33 @@ class Reading:
         suspects = self.norms is not None and bool(self.norms.suspects)
         loss = self.readout.loss
         return suspects or (loss is not None and not math.isfinite(loss))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one optimizer did in a step; most steps have one."""
+
+    optimizer: Optimizer
+    reading: Reading
+    skipped: bool
+    stalled: float | None = None
+
+
+def as_one(parts: Sequence[Part]) -> Reading:
+    """The readings of all parts: a model may have an optimizer per parameter, and each of them
+    steps as soon as backward has reached its parameter."""
+    readings = [part.reading for part in parts]
+    if len(readings) == 1:
+        return readings[0]
+    norms = [read.norms for read in readings if read.norms is not None]
+    plain = [read.readout for read in readings if isinstance(read.readout, Readout)]
+    return Reading(
+        JoinedReadout(plain),
+        joined(norms) if len(norms) == len(readings) else None,
+        readings[0].scale,
+        readings[0].growth,
+        [event for read in readings for event in read.events],
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from ampscope.capture.global_hooks import OPTIMIZER_POST, OPTIMIZER_PRE, Subscri
 from ampscope.capture.script.optimizer_facts import has_closure
 from ampscope.capture.script.patches import Patches
 from ampscope.watcher.containment import Guard
-from ampscope.watcher.scaler_classes import scaler_classes
+from ampscope.watcher.scaler_classes import Followed, scaler_classes
 
 
 class StepListener(Protocol):
@@ -50,7 +50,7 @@ class StepHooks:
         self,
         listener: StepListener,
         is_ours: Callable[[Optimizer], bool],
-        follows: Callable[[Any], bool],
+        follows: Followed,
         threads: set[int],
         guard: Guard,
         scalers: Sequence[Any] = (),
@@ -133,13 +133,13 @@ class StepHooks:
 
     def _before_unscale(self, scaler: Any, optimizer: Any) -> None:
         inner = plain_optimizer(optimizer)
-        if self._is_open and self._follows(scaler) and self._is_ours(inner):
+        if self._is_open and self._is_ours(inner) and self._follows.steps_ours(scaler):
             self._complete(inner, scaler)
 
     def _before_scaler(self, scaler: Any, optimizer: Any) -> Optimizer | None:
         """The optimizer whose attempt begins; None when it is none of ours."""
         inner: Optimizer = plain_optimizer(optimizer)
-        if not self._follows(scaler) or not self._is_ours(inner):
+        if not self._is_ours(inner) or not self._follows.steps_ours(scaler):
             return None
         self._complete(inner, scaler)
         return inner
