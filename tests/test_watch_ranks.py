@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,37 @@ def test_nothing_more_is_sent_between_ranks(tmp_path: Path) -> None:
     ]
     assert any(line.startswith("collectives") for line in counts[0])
     assert counts[0] == counts[1]
+
+
+def test_a_sharded_capsule_is_not_run_with_other_weights(tmp_path: Path) -> None:
+    """Fresh weights were taken for those of the step, and a finite result for a verdict."""
+    store = tmp_path / "runs.db"
+    done = torchrun(2, "fsdp", store, "--steps", 6, "--nan-at", 3, "--nan-rank", 0)
+    assert done.returncode == 0, done.stderr[-2000:]
+    run = recorded(store, ids_by_rank(store)[0])
+    capsule = run.of("capsule")[0]
+    assert not any("ampscope replay" in alarm.text for alarm in run.of("alarm"))
+    build = tmp_path / "net.py"
+    build.write_text(
+        "from torch import nn\n\n\ndef build():\n    return nn.Sequential(nn.Linear(8, 16), "
+        "nn.GELU(), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 1))\n"
+    )
+    again = ampscope("replay", capsule.path, "--model", f"{build}:build")
+    assert again.returncode == 2
+    assert "The capsule is of a sharded training (FSDP)" in again.stderr
+
+
+def test_diagnose_on_each_rank_is_refused_at_once(tmp_path: Path) -> None:
+    """`torchrun --no-python ampscope diagnose` waited for ranks that never came."""
+    store, started = tmp_path / "runs.db", time.monotonic()
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
+    command += ["--nproc-per-node", "2", sys.executable, "-m", "ampscope.cli.main", "diagnose"]
+    command += ["--store", str(store), str(SCRIPT), "ddp", "x"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode != 0
+    assert f"-m torch.distributed.run --nproc-per-node 2 {SCRIPT} ddp x" in done.stderr
+    assert time.monotonic() - started < 60
+    assert not store.exists()
 
 
 def test_unused_parameters_under_ddp_change_nothing(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +16,7 @@ from ampscope.cli import stopping
 from ampscope.cli.options import leave_out_option, store_option
 from ampscope.cli.script_checks import INTERVENTIONS, checked_fix, checked_limits, checked_script
 from ampscope.cli.verdict import CANCELLED, Output, could_not_run, reason_of, status_of
-from ampscope.errors import AmpscopeError, Cancelled
+from ampscope.errors import AmpscopeError, BadInput, Cancelled
 from ampscope.experiments.diagnosis import run_diagnosis
 from ampscope.experiments.script_runs import ScriptRuns
 from ampscope.experiments.validate import check_memory_limit
@@ -140,6 +142,22 @@ def run_script(
     sys.exit(outcome.exit_code)
 
 
+def _check_launcher(script: str, args: tuple[str, ...], module: bool) -> None:
+    """Raises BadInput where a launcher has started this command once on each rank: each would
+    start the script alone, with the others' environment, and wait for ranks that never come."""
+    ranks = os.environ.get("WORLD_SIZE", "1")
+    if "TORCHELASTIC_RUN_ID" not in os.environ and ("RANK" not in os.environ or ranks == "1"):
+        return
+    what = shlex.join([*(["-m"] if module else []), script, *args])
+    command = click.get_current_context().info_name
+    here = os.environ.get("LOCAL_WORLD_SIZE", ranks)
+    raise BadInput(
+        f"A launcher started `ampscope {command}` on each rank. Start ampscope once, and let it "
+        f"start the launcher: ampscope {command} -m torch.distributed.run --nproc-per-node {here} "
+        f"{what}"
+    )
+
+
 def _say_whose(args: tuple[str, ...]) -> None:
     """Options behind SCRIPT are the script's, also those that ampscope has too."""
     known = {name for one in click.get_current_context().command.params for name in one.opts}
@@ -161,6 +179,7 @@ def _spec(
     memory_limit: int, policy: str, framework: str,
 ) -> RunSpec:  # fmt: skip
     """The spec of a script's run. Raises BadInput for what is no Python script."""
+    _check_launcher(script, args, module)
     checked_limits(STEPS if steps is None else steps, time_limit, memory_limit)
     _say_whose(args)
     workload = f"-m {script}" if module else checked_script(script)

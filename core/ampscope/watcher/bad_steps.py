@@ -12,6 +12,7 @@ from ampscope.analysis.ranks import SHARED
 from ampscope.capture.tensors import all_finite
 from ampscope.errors import BadInput
 from ampscope.records import Event
+from ampscope.watcher import capsule
 from ampscope.watcher.capsule import About
 from ampscope.watcher.containment import Guard
 from ampscope.watcher.flight import FlightRecorder
@@ -106,7 +107,7 @@ class BadSteps:
             policy=self._policy,
             torch=torch.__version__,
         )
-        why = "sharded" if self._models.is_sharded else "the step was over" if is_late else ""
+        why = capsule.SHARDED if self._models.is_sharded else "the step was over" if is_late else ""
         recorder = self._recorder
         try:
             events.append(

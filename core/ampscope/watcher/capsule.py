@@ -22,6 +22,8 @@ from ampscope.capture.tensors import opened, plain
 from ampscope.watcher.forwards import Forward, Past
 from ampscope.watcher.trees import Tensors, packed, unpacked
 
+SHARDED = "sharded"  # why a capsule has no weights
+
 
 @dataclass(frozen=True, slots=True)
 class CapsuleLimits:
@@ -58,6 +60,11 @@ class Capsule:
     checks: Mapping[str, float]  # a sum over each parameter: tells other weights apart
     past: tuple[Past, ...]
     parameters: tuple[str, ...]  # the names of the norms in `past`
+
+    @property
+    def is_of_a_part(self) -> bool:
+        """Each rank held a part of the weights: nothing in it tells them from others."""
+        return f"the weights ({SHARDED})" in self.about.left_out
 
     @property
     def contents(self) -> str:

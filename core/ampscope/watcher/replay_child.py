@@ -65,6 +65,12 @@ def _refused(sentence: str) -> int:
 def prepare(capsule: Capsule, models: Mapping[str, nn.Module]) -> str:
     """Give the models the capsule's weights, on CUDA where there is one. A sentence when the
     weights are not those of the failing step."""
+    if capsule.is_of_a_part:
+        raise BadInput(
+            "The capsule is of a sharded training (FSDP): it holds no weights, and weights of "
+            "another origin would give another result. Its inputs, norms and reason can be read; "
+            "the step can only be run again by all ranks, from a checkpoint."
+        )
     if torch.cuda.is_available():
         for model in models.values():
             model.cuda()

@@ -30,8 +30,8 @@ class Rerun:
     def __init__(self, model: nn.Module, forward: Forward, scale: float) -> None:
         if any(is_dtensor(parameter) for parameter in model.parameters()):
             raise BadInput(
-                "The model is sharded: its forward needs every rank. Replay the capsule in a "
-                "process of its own with `ampscope replay`."
+                "The model is sharded: its forward needs every rank, and one rank's capsule cannot "
+                "be run again."
             )
         if missing := first_not_kept((forward.args, forward.kwargs)):
             raise BadInput(f"The model takes a {missing}, which a capsule cannot hold.")
