@@ -20,7 +20,9 @@ from ampscope.integrations.accelerate import watch  # noqa: E402  # after the sk
 STEPS = 8
 
 
-def train(precision: str, store: Path | None, overflow_at: int = -1) -> tuple[Any, list[Any]]:
+def train(
+    precision: str, store: Path | None, overflow_at: int = -1, alarms: list[Any] | None = None
+) -> tuple[Any, list[Any]]:
     """Returns the weights, and loss and lr of every step. For fp16 the accelerator is given the
     scaler that it makes by itself on GPUs only."""
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
@@ -35,7 +37,8 @@ def train(precision: str, store: Path | None, overflow_at: int = -1) -> tuple[An
     data = TensorDataset(torch.randn(STEPS * 4, 8), torch.randint(0, 4, (STEPS * 4,)))
     loader = DataLoader(data, batch_size=4)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
-    run = watch(accelerator, model, optimizer, every=4, store=store) if store else None
+    more = {} if alarms is None else {"policy": "ignore", "on_alarm": alarms.append}
+    run = watch(accelerator, model, optimizer, every=4, store=store, **more) if store else None
     seen = []
     for number, (inputs, labels) in enumerate(loader):
         loss = nn.functional.cross_entropy(model(inputs), labels)
@@ -76,3 +79,12 @@ def test_a_skipped_step_is_seen_through_the_wrapper(tmp_path: Path) -> None:
     _, steps = recorded(store)
     assert [step.step for step in steps if step.skipped] == [3]
     assert [step.scale for step in steps] == [65536.0] * 4 + [32768.0] * 4
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_planted_infinity_rings_at_its_step(tmp_path: Path, precision: str) -> None:
+    alarms: list[Any] = []
+    train(precision, tmp_path / "runs.db", overflow_at=3, alarms=alarms)
+    found = [(alarm.step, alarm.name) for alarm in alarms]
+    assert found[0] == (3, "nonfinite_loss")
+    assert ((3, "nonfinite_weight") in found) is (precision == "bf16")

@@ -164,3 +164,22 @@ def test_under_its_older_name(tmp_path: Path) -> None:
     data = TensorDataset(torch.randn(8, 8), torch.randint(0, 4, (8,)))
     trainer.fit(model, DataLoader(data, batch_size=4))
     assert [step.step for step in recorded(tmp_path / "runs.db")[1]] == [0, 1]
+
+
+class Planted(Classifier):
+    """Its loss alone is NaN at one batch."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss * float("nan") if batch_idx == 5 else loss
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
+def test_a_planted_nan_rings_at_its_step(tmp_path: Path, precision: str) -> None:
+    callback = AmpscopeCallback(store=tmp_path / "runs.db", policy="ignore")
+    fit(tmp_path, precision, callback, Planted())
+    alarms = [(alarm.step, alarm.name) for alarm in callback.run.alarms]
+    first = [name for step, name in alarms if step == 5]
+    unscaled = ["nonfinite_loss", "nonfinite_gradient", "nonfinite_weight"]
+    assert first == (["nonfinite_loss"] if precision == "16-mixed" else unscaled)
+    assert min(step for step, _ in alarms) == 5

@@ -105,3 +105,23 @@ def test_policy_stop_ends_the_training(tmp_path: Path) -> None:
     assert trainer.state.global_step == 1
     assert [alarm.name for alarm in callback.run.alarms] == ["scale_collapse"]
     assert recorded(tmp_path / "runs.db")[0].state is State.FINISHED
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_planted_nan_rings_at_its_step(
+    tmp_path: Path, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer's own log filters such a loss out."""
+    original, seen = transformers.Trainer.compute_loss, []
+
+    def compute_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
+        loss = original(self, *args, **kwargs)
+        seen.append(loss)
+        return loss * float("nan") if len(seen) == 4 else loss
+
+    monkeypatch.setattr(transformers.Trainer, "compute_loss", compute_loss)
+    callback = AmpscopeCallback(store=tmp_path / "runs.db", policy="ignore")
+    train(tmp_path, precision, callback)
+    alarms = [(alarm.step, alarm.name) for alarm in callback.run.alarms]
+    assert alarms[0] == (3, "nonfinite_loss")
+    assert ((3, "nonfinite_weight") in alarms) is (precision == "bf16")

@@ -570,7 +570,7 @@ def test_a_nan_of_optimizers_that_step_inside_backward_rings_once(store: Path) -
 def test_a_stop_inside_backward_leaves_the_block_after_it(store: Path) -> None:
     model = small_net()
     per_parameter(model)
-    with (
+    with (  # noqa: PT031  # the warning comes at a step in the midst
         pytest.warns(AmpscopeWarning),
         ampscope.watch(model, store=store, policy={"nonfinite_loss": "stop"}) as run,
     ):
@@ -605,7 +605,7 @@ def test_a_model_whose_parameters_are_made_anew_is_said_to_be_lost(
     """As `to_empty`, `reset` or a reload with ``assign=True`` do."""
     model = small_net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with (
+    with (  # noqa: PT031  # the warning comes at a step in the midst
         pytest.warns(AmpscopeWarning, match="parameters that the watched models did not have"),
         ampscope.watch(model, optimizer if given else None, store=store) as run,
     ):

@@ -346,3 +346,45 @@ def test_weights_in_bf16_that_do_not_move_over_a_hundred_steps(tmp_path: Path) -
     assert "stalled_weights" in rung(1e-6, torch.bfloat16)
     assert "stalled_weights" not in rung(1e-3, torch.bfloat16)
     assert rung(1e-6, torch.float32) == set()
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_weight_that_goes_bad_alone_rings(tmp_path: Path, scaled: bool) -> None:
+    """A row of a table that no batch asks for: no loss and no gradient says so. Every weight is
+    looked at within four steps."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", enabled=scaled)
+    with ampscope.watch(model, store=tmp_path / "runs.db", policy="ignore") as run:
+        for step in range(40):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.randint(0, 40, (16,))).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            if step == 20:
+                with torch.no_grad():
+                    model[0].weight[45, 0] = float("nan")
+    (alarm,) = run.alarms
+    assert alarm.name == "nonfinite_weight"
+    assert 21 <= alarm.step <= 24
+    assert "0.weight" in alarm.text
+
+
+def test_a_bad_weight_under_a_scaler_rings_at_the_next_step(tmp_path: Path) -> None:
+    """GradScaler leaves out every step from there on."""
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu")
+    with ampscope.watch(model, store=tmp_path / "runs.db", policy="ignore") as run:
+        for step in range(8):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.randn(4, 8)).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            if step == 3:
+                with torch.no_grad():
+                    model.weight[0, 0] = float("nan")
+    assert {(a.step, a.name) for a in run.alarms} == {
+        (4, "nonfinite_loss"), (4, "nonfinite_weight"),
+    }  # fmt: skip

@@ -80,12 +80,14 @@ class Finishing:
         )
 
     def _bad_weight(self, ended: Ended) -> str:
-        """A weight that is not finite now. Weights are read at a step that went bad and was taken,
-        until one was told of; and where the step's histograms say so."""
+        """A weight that is not finite now. Weights are read at a step that went bad, until one was
+        told of (a bad weight makes GradScaler leave out every step); where the step's histograms
+        say so; and where the look at some of them did."""
         counted = ended.frames.get(Role.WEIGHT)
         seen = counted is not None and bool(counted.rows[:, [NAN, POS_INF, NEG_INF]].any())
-        is_bad = ended.reading.is_bad and not ended.skipped
-        if not (seen or is_bad) or self._alarms.rings("nonfinite_weight"):
+        if not (seen or ended.reading.is_bad or ended.has_bad_weight) or self._alarms.rings(
+            "nonfinite_weight"
+        ):
             return ""
         return first_nonfinite({p.name: p.tensor for p in self._models.parameters})
 
@@ -99,10 +101,11 @@ class Finishing:
             kept = [e.path for e in ended.reading.events if e.kind == "capsule"]
             kept += [str(path) for path in self._keeper.paths[-1:]]
             if kept:
-                parts.append(
-                    f"Capsule: {kept[0]}. Run: ampscope replay {shlex.quote(kept[0])} "
-                    "--model YOUR_FILE.py:BUILD"
-                )
+                parts.append(f"Capsule: {kept[0]}.")
+                if not self._models.is_sharded:  # one rank alone cannot run it again
+                    parts.append(
+                        f"Run: ampscope replay {shlex.quote(kept[0])} --model YOUR_FILE.py:BUILD"
+                    )
         return dataclasses.replace(alarm, text=" ".join([alarm.text, *parts]))
 
     def _bad_gradient(self, ended: Ended) -> str:

@@ -46,12 +46,18 @@ class Readout:
     """Small tensors on their way to the host: numbers now on a CPU, later on CUDA."""
 
     def __init__(
-        self, positions: tuple[int, ...], norms: list[Tensor], loss: Tensor | float | None
+        self,
+        positions: tuple[int, ...],
+        norms: list[Tensor],
+        loss: Tensor | float | None,
+        weights: Sequence[Tensor] = (),
     ) -> None:
         self._positions = positions
         self._plain_loss = None if isinstance(loss, Tensor) else loss
         self._has_loss = isinstance(loss, Tensor)
-        parts = [*norms, loss.detach().reshape(())] if isinstance(loss, Tensor) else norms
+        parts = [*norms, *weights]
+        parts += [loss.detach().reshape(())] if isinstance(loss, Tensor) else []
+        self._weights = len(norms), len(norms) + len(weights)
         self._copies: list[Tensor] = []
         self._order: list[int] = []
         self._events: list[torch.cuda.Event] = []
@@ -77,6 +83,12 @@ class Readout:
     def loss(self) -> float | None:
         """None where there was none. Waits for the device where it has to."""
         return float(self._read()[-1]) if self._has_loss else self._plain_loss
+
+    @property
+    def weights(self) -> list[float]:
+        """Norms of the weights that were looked at. Waits for the device where it has to."""
+        first, end = self._weights
+        return self._read()[first:end].tolist() if end > first else []
 
     def norms(self) -> Norms:
         """The norms. Waits for the device where it has to."""
@@ -106,6 +118,11 @@ class JoinedReadout:
         return all(part.is_immediate for part in self._parts)
 
     @property
+    def weights(self) -> list[float]:
+        """Norms of some weights."""
+        return [norm for part in self._parts for norm in part.weights]
+
+    @property
     def loss(self) -> float | None:
         """All have the loss of the one backward pass."""
         return self._parts[0].loss
@@ -124,9 +141,11 @@ def joined(parts: Sequence[Norms]) -> Norms:
     )
 
 
-def read_numbers(gradients: dict[int, Tensor], loss: Tensor | float | None) -> Readout:
-    """Start reading the norms of gradients, by position, and the loss. A gradient that cannot be
-    read has no norm."""
+def read_numbers(
+    gradients: dict[int, Tensor], loss: Tensor | float | None, weights: Sequence[Tensor] = ()
+) -> Readout:
+    """Start reading the norms of gradients, by position, of some weights, and the loss. A gradient
+    that cannot be read has no norm."""
     kept = {
         position: values
         for position, gradient in gradients.items()
@@ -141,7 +160,30 @@ def read_numbers(gradients: dict[int, Tensor], loss: Tensor | float | None) -> R
             wide = torch.float64 if dtype is torch.float64 else torch.float32
             some = torch._foreach_norm([kept[i] for i in positions], 2, wide)
             norms |= dict(zip(positions, some, strict=True))
-    return Readout(tuple(kept), [norms[position] for position in kept], loss)
+        looked: dict[torch.device, list[Tensor]] = {}
+        for weight in weights:
+            if (values := floats(weight)) is not None:
+                looked.setdefault(values.device, []).append(values)
+        of_weights = [
+            torch.stack([norm.double() for norm in torch._foreach_norm(some, 2, torch.float32)])
+            for some in (
+                [v for v in all_ if v.dtype is not torch.float64] for all_ in looked.values()
+            )
+            if some
+        ]
+        whole = [norms_.sum() for norms_ in of_weights]
+    return Readout(tuple(kept), [norms[position] for position in kept], loss, whole)
+
+
+def in_parts(tensors: Sequence[Tensor], count: int) -> list[list[Tensor]]:
+    """``count`` groups of about as many elements each."""
+    parts: list[list[Tensor]] = [[] for _ in range(count)]
+    sizes = [0] * count
+    for tensor in sorted(tensors, key=Tensor.numel, reverse=True):
+        place = sizes.index(min(sizes))
+        parts[place].append(tensor)
+        sizes[place] += tensor.numel()
+    return parts
 
 
 def checked(norms: Norms, gradients: dict[int, Tensor]) -> Norms:

@@ -37,7 +37,7 @@ from ampscope.watcher.histograms import StepHistograms
 from ampscope.watcher.keeper import Keeper
 from ampscope.watcher.loss_hooks import LossHooks
 from ampscope.watcher.models import WatchedModels
-from ampscope.watcher.numbers import checked, read_numbers
+from ampscope.watcher.numbers import checked, in_parts, read_numbers
 from ampscope.watcher.our_optimizers import OurOptimizers
 from ampscope.watcher.ranks import Place
 from ampscope.watcher.recorder import Recorder
@@ -48,6 +48,7 @@ from ampscope.watcher.step_hooks import StepHooks
 from ampscope.watcher.telling import Settings, Telling, warn
 
 UNSEEN = 4  # backward passes: a first step by hand, before any training, is none
+WEIGHT_TURNS = 4  # steps in which every weight is looked at once
 INSIDE_TEXT = (
     "The optimizer steps inside backward: the step cannot be run again before it is taken."
 )
@@ -98,6 +99,8 @@ class Session:
         self._has_stepped = self._has_told = False
         self._inside: list[Part] = []  # that stepped in the backward that runs
         self._backward = -1  # torch's number of it
+        self._looked = -1  # the last step that looked at weights
+        self._parts_of_weights = in_parts([p.tensor for p in models.parameters], WEIGHT_TURNS)
         self._readings: dict[int, Reading] = {}  # by optimizer, between complete and stepped
 
     def open(self) -> None:
@@ -179,7 +182,7 @@ class Session:
         started, step = time.perf_counter(), self.now.step
         gradients = self._optimizers.gradients(optimizer)
         with no_dispatch():
-            read = Reading(read_numbers(gradients, self.now.take_loss()))
+            read = Reading(read_numbers(gradients, self.now.take_loss(), self._some_weights(step)))
         self._readings[id(optimizer)] = read
         self._histograms.gradients_complete(optimizer)
         read.read_scaler(scaler)
@@ -199,6 +202,13 @@ class Session:
             self.referenced.discard(step)
             read.run_again(self.bad.reference(held, read.scale), step)
         self.now.own_s += time.perf_counter() - started
+
+    def _some_weights(self, step: int) -> list[Tensor]:
+        """A part of all weights, every part in turn: a weight may go bad alone."""
+        if self._looked == step:  # two optimizers, or one per parameter, in one step
+            return []
+        self._looked = step
+        return self._parts_of_weights[step % WEIGHT_TURNS]
 
     def before_step(self, optimizer: Optimizer) -> None:
         """The optimizer is about to step."""
@@ -230,7 +240,7 @@ class Session:
         self._inside.append(part)
 
     def backward_ended(self) -> None:
-        """By the hooks, after a backward: the step of the optimizers that stepped inside is over."""
+        """By the hooks, after a backward: the optimizers inside have made their step."""
         parts, self._inside = self._inside, []
         if parts:
             self._step_ended(parts, inside=True)

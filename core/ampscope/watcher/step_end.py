@@ -100,6 +100,11 @@ class Reading:
             self.again = result
 
     @property
+    def has_bad_weight(self) -> bool:
+        """One of those that were looked at was not finite. Waits for the device."""
+        return any(not bool(np.isfinite(v)) for v in self.readout.weights)
+
+    @property
     def is_bad(self) -> bool:
         """The loss or a gradient is not finite. Waits for the device where it has to."""
         suspects = self.norms is not None and bool(self.norms.suspects)
@@ -150,6 +155,11 @@ class Ended:
     nonfinite: list[NonFiniteRecord]
     optimizer: int = 0  # its id
     stalled: float | None = None  # share of half-precision weights that moved in a long span
+
+    @property
+    def has_bad_weight(self) -> bool:
+        """One of the weights that were looked at at this step was not finite before it."""
+        return self.reading.has_bad_weight
 
     @property
     def is_bad(self) -> bool:
