@@ -4,12 +4,17 @@
 themselves off with a warning: the script is an fp32 run, and what AMP does to it stays unseen.
 Under the policy ``rehearsal`` they are redirected to the CPU, with CUDA's default dtype; under any
 other the request is only noted, so that the run can say what it was.
+
+A script that takes the device that is there, ``torch.autocast(device.type)``, names the CPU here
+and CUDA on a GPU. Without a dtype the CPU's autocast is bf16 and CUDA's fp16, so a rehearsal gives
+it CUDA's. Where the script names the CPU itself, bf16 stays, and a note says so.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +22,7 @@ import torch
 
 from ampscope.capture.script.patches import Patches
 from ampscope.capture.script.source_lines import SourceLines, line_name
+from ampscope.run.device_choice import DeviceChoice, device_argument
 from ampscope.run.half_requests import HalfRequests
 
 Wrap = Callable[[Any], Any]
@@ -30,6 +36,11 @@ class CudaRequests:
         self._requests = requests
         self._lines = lines
         self._asked: dict[str, str] = {}  # "autocast" -> "train.py:12"
+        self._choice = DeviceChoice()
+        self._scaled = False  # an enabled scaler was made
+        self._default = torch.float16  # CUDA's; what the script set instead
+        self._chosen = ""  # the first region on a device that was chosen by what is there
+        self._kept: dict[str, str] = {}  # regions that stay in bf16: line -> why
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -41,10 +52,12 @@ class CudaRequests:
         patches.replace(torch.amp.autocast_mode.autocast, "__init__", self._autocast)
         patches.replace(torch.amp.GradScaler, "__init__", self._scaler)
         if self.redirect:
-            for name in ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled",
-                         "set_autocast_dtype"):  # fmt: skip
+            for name in ("is_autocast_enabled", "set_autocast_enabled"):
                 patches.replace(torch, name, _on_cpu(name))
-            patches.replace(torch, "get_autocast_gpu_dtype", _cpu_dtype)
+            patches.replace(torch, "get_autocast_dtype", self._get_dtype)
+            patches.replace(torch, "set_autocast_dtype", self._set_dtype)
+            patches.replace(torch, "get_autocast_gpu_dtype", _cuda_dtype)
+            patches.replace(torch, "set_autocast_gpu_dtype", _set_cuda_dtype)
             for owner in (torch.amp, torch.amp.autocast_mode):
                 for name in ("custom_fwd", "custom_bwd"):
                     patches.replace(owner, name, _device_type_cpu)
@@ -56,6 +69,10 @@ class CudaRequests:
     def note(self, *, ran_half: bool) -> str:
         """One sentence; "" when nothing was asked of CUDA. ``ran_half``: something else of the
         script computed in half precision."""
+        told = (self._note_on_cuda(ran_half=ran_half), *self._notes_on_choice())
+        return " ".join(filter(None, told))
+
+    def _note_on_cuda(self, *, ran_half: bool) -> str:
         if not self._asked:
             return ""
         what = " and ".join(sorted(self._asked))
@@ -76,6 +93,44 @@ class CudaRequests:
             "--policy cuda rehearses it on the CPU."
         )
 
+    def _notes_on_choice(self) -> list[str]:
+        """Of the regions that name the CPU here: which of them were rehearsed, which were not."""
+        notes = []
+        if self._chosen:
+            notes.append(
+                f"The device of autocast (first at {self._chosen}) was chosen by what is available"
+                " and no dtype was given, so it was rehearsed in CUDA's default, "
+                f"{str(self._default).removeprefix('torch.')}."
+            )
+        for line, why in self._kept.items():
+            notes.append(
+                f"autocast at {line} stayed in bfloat16, the CPU's default: {why}. "
+                "CUDA's default is float16."
+            )
+        return notes
+
+    def _follows(self, what: str) -> bool:
+        """Whether the user's call that is under way names a device that was chosen by what is
+        available, so that CUDA's default dtype is meant; False is noted where it is a region's."""
+        frame = self._lines.frame()
+        if frame is None:
+            return False
+        for file in self._requests.files_that_asked:
+            self._choice.look_into(file)
+        call = self._choice.call_at(frame)
+        line = line_name((frame.f_code.co_filename, frame.f_lineno))
+        why = ""
+        if call is None or not self._choice.chooses(device_argument(call)):
+            why = "its device was not seen to follow from what is available"
+        elif self._choice.scales and not self._scaled:
+            why = "no GradScaler is enabled on this machine, though the script has one"
+        if what == "autocast":
+            if not why:
+                self._chosen = self._chosen or line
+            else:
+                self._kept.setdefault(line, why)
+        return not why
+
     def _ask(self, what: str) -> None:
         line = line_name(self._lines.where())
         self._asked.setdefault(what, line)
@@ -85,12 +140,17 @@ class CudaRequests:
     def _autocast(self, original: Any) -> Any:
         @functools.wraps(original)
         def wrapper(region: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+            enabled = args[1] if len(args) > 1 else kwargs.get("enabled", True)
             if device_type == "cuda":
-                if args[1] if len(args) > 1 else kwargs.get("enabled", True):
+                if enabled:
                     self._ask("autocast")
                 if self.redirect:
                     device_type = "cpu"
-                    args, kwargs = _with_cuda_dtype(args, kwargs)
+                    args, kwargs = self._with_cuda_dtype(args, kwargs)
+            elif device_type == "cpu" and self.redirect and enabled:
+                dtype = args[0] if args else kwargs.get("dtype")
+                if dtype is None and self._follows("autocast"):
+                    args, kwargs = self._with_cuda_dtype(args, kwargs)
             original(region, device_type, *args, **kwargs)
 
         return wrapper
@@ -98,22 +158,54 @@ class CudaRequests:
     def _scaler(self, original: Any) -> Any:
         @functools.wraps(original)
         def wrapper(scaler: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
-            if str(device).partition(":")[0] == "cuda":
-                if args[4] if len(args) > 4 else kwargs.get("enabled", True):
+            enabled = args[4] if len(args) > 4 else kwargs.get("enabled", True)
+            on_cuda = str(device).partition(":")[0] == "cuda"
+            self._scaled |= bool(enabled) and (self.redirect or not on_cuda)
+            if on_cuda:
+                if enabled:
                     self._ask("GradScaler")
                 device = "cpu" if self.redirect else device
             original(scaler, device, *args, **kwargs)
 
         return wrapper
 
+    def _with_cuda_dtype(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Without a dtype, autocast takes the device's own: fp16 on CUDA, bf16 on a CPU."""
+        if args:
+            return (self._dtype() if args[0] is None else args[0], *args[1:]), kwargs
+        return args, {**kwargs, "dtype": kwargs.get("dtype") or self._dtype()}
 
-def _with_cuda_dtype(
-    args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Without a dtype, autocast takes the device's own: fp16 on CUDA, bf16 on a CPU."""
-    if args:
-        return (torch.float16 if args[0] is None else args[0], *args[1:]), kwargs
-    return args, {**kwargs, "dtype": kwargs.get("dtype") or torch.float16}
+    def _dtype(self) -> torch.dtype:
+        """What a region on CUDA without a dtype takes: the region's around it, or the default."""
+        is_inside = torch.is_autocast_enabled("cpu")
+        return torch.get_autocast_dtype("cpu") if is_inside else self._default
+
+    def _get_dtype(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(device_type: str) -> Any:
+            own = self._lines.is_user(sys._getframe(1).f_code)
+            on_cuda = device_type == "cuda"
+            if not on_cuda and device_type == "cpu" and own:
+                on_cuda = self._follows("get_autocast_dtype")
+            if on_cuda:
+                is_inside = torch.is_autocast_enabled("cpu")
+                return original("cpu") if is_inside else self._default
+            return original(device_type)
+
+        return wrapper
+
+    def _set_dtype(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(device_type: str, dtype: torch.dtype) -> None:
+            own = device_type == "cpu" and self._lines.is_user(sys._getframe(1).f_code)
+            on_cuda = device_type == "cuda" and not torch.is_autocast_enabled("cpu")
+            if on_cuda or (own and self._follows("set_autocast_dtype")):
+                self._default = dtype
+            original("cpu" if device_type == "cuda" else device_type, dtype)
+
+        return wrapper
 
 
 def _on_cpu(name: str) -> Wrap:
@@ -135,8 +227,12 @@ def _on_cpu(name: str) -> Wrap:
     return make
 
 
-def _cpu_dtype(original: Any) -> Any:
-    return lambda: torch.get_autocast_dtype("cpu")
+def _cuda_dtype(original: Any) -> Any:
+    return lambda: torch.get_autocast_dtype("cuda")
+
+
+def _set_cuda_dtype(original: Any) -> Any:
+    return lambda dtype: torch.set_autocast_dtype("cuda", dtype)
 
 
 def _device_type_cpu(original: Any) -> Any:
