@@ -54,6 +54,30 @@ for it in range(30):
         for p in net.parameters(): p.grad.div_(K)
     opt.step()
 """
+FACTOR = """
+import sys, torch
+torch.manual_seed(0)
+K, lr, mode = float(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
+net = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.SiLU(), torch.nn.Linear(32, 16))
+kind = torch.optim.Adam if mode == "adam" else torch.optim.SGD
+opt = kind(net.parameters(), lr=lr, **({"momentum": 0.9} if mode == "momentum" else {}))
+w = torch.randn(16, 16) / 4
+if mode == "hook":
+    for p in net.parameters(): p.register_hook(lambda g: g / K)
+if mode == "late hook":
+    def divide(p): p.grad.div_(K)
+    for p in net.parameters(): p.register_post_accumulate_grad_hook(divide)
+for it in range(30):
+    opt.zero_grad()
+    x = torch.randn(64, 16)
+    with torch.autocast("cpu", torch.float16): y = net(x)
+    loss = (y.float() - x @ w).square().mean()
+    (loss * K).backward()
+    if mode == "div":
+        for p in net.parameters(): p.grad /= K
+    if mode == "clip": torch.nn.utils.clip_grad_norm_(net.parameters(), 1000.0)
+    opt.step()
+"""
 Found = dict[str, tuple[Diagnosis, RunView]]
 CASES = {
     "dynamic": (DYNAMIC, ("16", "0.001")),
@@ -61,6 +85,15 @@ CASES = {
     "too fast": (DYNAMIC, ("16", "1")),
     "divided": (STATIC, ("1024", "div")),
     "in the rate": (STATIC, ("1024", "lr")),
+    "undivided": (FACTOR, ("1024", "0.05", "none")),
+    "undivided momentum": (FACTOR, ("1024", "0.05", "momentum")),
+    "undivided adam": (FACTOR, ("1024", "0.01", "adam")),
+    "mild": (FACTOR, ("1024", "0.0005", "none")),
+    "wild divided": (FACTOR, ("1024", "50", "div")),
+    "wild hook": (FACTOR, ("1024", "50", "hook")),
+    "wild late hook": (FACTOR, ("1024", "50", "late hook")),
+    "wild adam": (FACTOR, ("1024", "1e8", "adam")),
+    "wild weight": (FACTOR, ("100", "5", "none")),
 }
 
 
@@ -80,7 +113,7 @@ def found(
         yield made
 
 
-@pytest.mark.parametrize("name", ["dynamic", "divided", "in the rate"])
+@pytest.mark.parametrize("name", ["dynamic", "divided", "in the rate", "undivided adam", "mild"])
 def test_right_handling_is_healthy(name: str, found: Found) -> None:
     diagnosis, run = found[name]
     assert diagnosis.verdict == "no_fault", [f.verdict.reason for f in diagnosis.findings]
@@ -96,3 +129,25 @@ def test_steps_that_are_lost_to_the_factor_are_named(name: str, words: str, foun
     diagnosis, _ = found[name]
     assert [f.cause for f in diagnosis.findings] == ["loss_scale_too_high"]
     assert words in diagnosis.findings[0].verdict.reason
+
+
+@pytest.mark.parametrize("name", ["undivided", "undivided momentum"])
+def test_a_factor_that_is_never_divided_out_is_said(name: str, found: Found) -> None:
+    """The fp32 control carries the factor too, so that it diverges as well."""
+    finding = found[name][0].findings[0]
+    assert finding.cause == "not_amp_divergence"
+    assert "multiplies the loss by 1,024 before backward and does not divide" in (
+        finding.verdict.reason
+    )
+    assert finding.verdict.fix.text.startswith("Divide the gradients by 1,024 before the step")
+    assert finding.verdict.fix.controls[0] == "lr:0.000976562"
+    assert "div_(1024)" in finding.verdict.fix.patch
+
+
+@pytest.mark.parametrize(
+    "name", ["wild divided", "wild hook", "wild late hook", "wild adam", "wild weight"]
+)
+def test_no_missing_division_is_said_where_there_may_be_one(name: str, found: Found) -> None:
+    for finding in found[name][0].findings:
+        assert "does not divide" not in finding.verdict.reason
+        assert "Divide the gradients" not in finding.verdict.fix.text

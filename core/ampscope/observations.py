@@ -71,6 +71,7 @@ class Attempt:
     ended_at: float | None = None  # seconds since the epoch
     expected_change: float | None = None  # of the loss by this step: gradient times way, unscaled
     unclipped_norm: float | None = None  # grad_norm before the script clipped it by its norm
+    backward_norm: float | None = None  # at the end of a backward of a loss scaled by hand
 
 
 @dataclass(frozen=True, slots=True)

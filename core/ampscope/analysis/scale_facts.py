@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -131,6 +132,37 @@ def static_scale(run: RunView) -> float | None:
             if factor >= MIN_HAND_SCALE:
                 return factor
     return None
+
+
+UNCHANGED = 1e-3  # relative: the norm of gradients at the step is that at the end of backward
+IS_RATE = 0.05  # relative: a step's length is its gradient times the learning rate
+
+
+def undivided_by_hand(run: RunView) -> float | None:
+    """A constant by which the script multiplies its loss and never divides the gradients, so that
+    its steps are longer by it. None where a division is possible: where the gradients at the step
+    differ from those that backward left, where hooks change them, or where the steps do not grow
+    with the gradients, as Adam's."""
+    factor = static_scale(run)
+    if factor is None or run.has_scaler:
+        return None
+    finite = [a for a in run.attempts if a.grad_norm and not a.grad_nonfinite]
+    seen = [a for a in finite if a.backward_norm and math.isfinite(a.backward_norm)]
+    if not seen or len(seen) < len(finite) - 1:  # an optimizer is met first at its first call
+        return None
+    if not all(_is_near(a.grad_norm, a.backward_norm, UNCHANGED) for a in seen):
+        return None
+    first = seen[0]
+    is_rate = first.lr > 0 and _is_near(
+        first.update_norm, first.lr * (first.grad_norm or 0.0), IS_RATE
+    )
+    return factor if is_rate else None
+
+
+def _is_near(value: float | None, expected: float | None, tolerance: float) -> bool:
+    if value is None or expected is None or not math.isfinite(value + expected):
+        return False
+    return abs(value - expected) <= tolerance * abs(expected)
 
 
 def scaled_by_hand(evidence: Evidence) -> float | None:

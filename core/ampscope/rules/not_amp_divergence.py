@@ -23,6 +23,7 @@ from __future__ import annotations
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.growth import EARLY, growth, rise_of_its_steps
 from ampscope.analysis.root_op import Arrives, RootOp
+from ampscope.analysis.scale_facts import undivided_by_hand
 from ampscope.analysis.shared_singularity import shared_singularity
 from ampscope.analysis.symptoms import Symptom
 from ampscope.observations import BadOp
@@ -55,12 +56,14 @@ def check(evidence: Evidence) -> Verdict:
     if own is not None and bad not in EARLY and growth(fp32, own) < GROWTH:
         return passed(f"Half precision breaks at step {own}, before fp32 has grown.")
     lr = fp32.attempts[0].lr if fp32.attempts else 0.0
+    factor = undivided_by_hand(evidence.as_is)
     return Verdict(
         Status.FOUND,
         "AMP is innocent: the fp32 control diverges too"
         + (f", at step {bad}" if bad is not None else "")
         + f". Its loss or gradients grew by a factor of {grown:.3g}; the learning rate is {lr:g}."
-        + ("" if rise is None else f" The loss ends at {rise:.3g} times its start."),
+        + ("" if rise is None else f" The loss ends at {rise:.3g} times its start.")
+        + ("" if factor is None else _undivided(factor)),
         step=bad if bad is not None else fp32.attempts[-1].attempt if fp32.attempts else None,
         evidence=(
             Measurement("growth of loss or gradient norm in fp32", grown, GROWTH, "fp32", bad),
@@ -68,10 +71,26 @@ def check(evidence: Evidence) -> Verdict:
         ),
         fix=Fix(
             "lower_lr",
-            "Lower the learning rate, or warm it up; clip the gradients.",
-            PATCH,
-            ("lr:0.1", "lr:0.01", "lr:0.001"),
-        ),
+            "Lower the learning rate, or warm it up; clip the gradients."
+            if factor is None
+            else f"Divide the gradients by {factor:,.6g} before the step; or lower the learning "
+            "rate by as much.",
+            PATCH if factor is None else DIVISION_PATCH.format(factor=f"{factor:.12g}"),
+            (
+                *(() if factor is None else (f"lr:{1 / factor:.6g}",)),
+                "lr:0.1",
+                "lr:0.01",
+                "lr:0.001",
+            ),
+        ),  # fmt: skip
+    )
+
+
+def _undivided(factor: float) -> str:
+    return (
+        f" The script multiplies the loss by {factor:,.6g} before backward and does not divide the "
+        f"gradients before the step, so each step is {factor:,.6g} times as long as the loss and "
+        "the learning rate say."
     )
 
 
@@ -88,6 +107,10 @@ def _formula(op: BadOp) -> Verdict:
 
 
 FORMULA_PATCH = "safe = denominator.clamp(min=1e-6)  # or: skip the update where it is zero\n"
+DIVISION_PATCH = """for parameter in model.parameters():  # after backward, before optimizer.step()
+    if parameter.grad is not None:
+        parameter.grad.div_({factor})
+"""
 PATCH = 'for group in optimizer.param_groups:\n    group["lr"] /= 10\n'
 
 

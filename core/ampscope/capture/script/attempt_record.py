@@ -70,6 +70,7 @@ def attempt_record(
     facts: GradientFacts,
     ending: Ending,
     unclipped_norm: float | None = None,
+    backward_norm: float | None = None,
 ) -> Attempt:
     """The record of attempt ``number``; ``name`` is the optimizer's."""
     parameters, state = parameters_of(optimizer), state_facts(optimizer)
@@ -101,4 +102,5 @@ def attempt_record(
         ended_at=time.time(),
         expected_change=ending.expected,
         unclipped_norm=unclipped_norm,
+        backward_norm=backward_norm,
     )

@@ -25,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 from ampscope.capture.script.attempt_record import Clips, Ending, Loss, attempt_record
 from ampscope.capture.script.carried_scale import CarriedScale
 from ampscope.capture.script.gradient_changes import GradientChanges
-from ampscope.capture.script.gradient_facts import GradientFacts
+from ampscope.capture.script.gradient_facts import GradientFacts, gradient_facts
 from ampscope.capture.script.gradient_reader import GradientReader
 from ampscope.capture.script.numbering import Numbering
 from ampscope.capture.script.optimizer_facts import has_closure, lr_of, parameters_of
@@ -67,6 +67,8 @@ class Attempts:
         self._scaler: tuple[Any, str] | None = None
         self._stepped = False
         self._loss = Loss()
+        self._by_hand = False
+        self._hand_norms: dict[str, float | None] = {}  # by optimizer, at the end of backward
         self._facts: GradientFacts | None = None
         self._handles: list[RemovableHandle] = []
 
@@ -101,9 +103,14 @@ class Attempts:
         """Id of a parameter -> dotted name, filled in by the owner."""
         return self._reader.names
 
-    def before_backward(self, loss: float, dtype: str, taint: int | None, *, scaled: bool) -> None:
-        """The script is about to call backward on this loss."""
+    def before_backward(
+        self, loss: float, dtype: str, taint: int | None, *, scaled: bool, by_hand: bool = False
+    ) -> None:
+        """The script is about to call backward on this loss; ``by_hand``: it multiplied the loss
+        by a scale of its own."""
         self.carried.pending = scaled
+        self._by_hand = by_hand
+        self._hand_norms.clear()
         self.changes.before_backward()
         self._loss = Loss(loss, dtype, self._loss.backwards + 1)
         if taint is not None and taint >= 0:
@@ -113,6 +120,13 @@ class Attempts:
         """The backward that was announced last has ended."""
         if self.carried.pending:
             self.changes.after_backward(self.optimizers)
+        if self._by_hand:
+            with no_dispatch():
+                for optimizer in self.optimizers:
+                    parameters = parameters_of(optimizer)
+                    if not any(map(_has_hooks, parameters)):
+                        norm = gradient_facts(parameters, 1.0).norm
+                        self._hand_norms[self.optimizer_name(optimizer)] = norm
 
     def before_unscale(self, optimizer: Optimizer, scaler: Any, *, by_user: bool) -> None:
         """``scaler.unscale_(optimizer)`` is about to run."""
@@ -196,10 +210,19 @@ class Attempts:
         with no_dispatch():
             unclipped = self.clips.take(parameters_of(optimizer))
             record = attempt_record(
-                self.count, optimizer, name, self._loss, facts, ending, unclipped
-            )
+                self.count, optimizer, name, self._loss, facts, ending, unclipped,
+                self._hand_norms.get(name),
+            )  # fmt: skip
         self.records.append(record)
         self._facts = None
         self._loss = replace(self._loss, backwards=0)
         self.count += 1
         self.on_attempt_end(self.count)
+
+
+def _has_hooks(parameter: Tensor) -> bool:
+    """Hooks of the script may change this parameter's gradient within backward."""
+    kinds = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    hooks = [h for kind in kinds for h in (getattr(parameter, kind, None) or {}).values()]
+    functions = [getattr(hook, "func", hook) for hook in hooks]  # of a partial
+    return any(not str(getattr(f, "__module__", "")).startswith("ampscope.") for f in functions)

@@ -74,8 +74,8 @@ class GradientCalls:
             if numbers is not None and numbers.numel():
                 value = float(numbers.float().sum())
         value /= self._scalers.scale_named(scaler) or 1.0
-        if not self._scalers.any_enabled:
-            value /= self._hand_scale(note)
+        factor = 1.0 if self._scalers.any_enabled else self._hand_scale(note)
+        value /= factor
         self._calls.add(
             "backward",
             subject=scaler,
@@ -87,7 +87,9 @@ class GradientCalls:
         )
         self._watch.reads.backward()
         taint = self._watch.taint_of(root)
-        self._attempts.before_backward(value, dtype_name(root.dtype), taint, scaled=bool(scaler))
+        self._attempts.before_backward(
+            value, dtype_name(root.dtype), taint, scaled=bool(scaler), by_hand=factor != 1.0
+        )
 
     def _hand_scale(self, note: str) -> float:
         """The factor of a loss that is scaled by hand, such as ``loss * 2 ** lg_loss_scale``; 1 of
