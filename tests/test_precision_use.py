@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import io
 import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from ampscope.analysis.precision_use import PrecisionUse, precision_use
 from ampscope.analysis.run_view import RunView
 from ampscope.experiments.script_runs import ScriptRuns
+from ampscope.observations import OpUse
 from ampscope.report.contract import to_json
 from ampscope.report.making import document
 from ampscope.report.markdown import to_markdown
 from ampscope.report.notebook import to_notebook
+from ampscope.report.terminal import print_report
 from ampscope.report.words.precision import headline, no_fault
+from ampscope.report.words.verdict import verdict
 from ampscope.store.reader import Reader
 from ampscope.verdicts.recall import recall
 from tests import script_stores
@@ -197,3 +203,66 @@ def test_every_surface_says_it(tmp_path: Path) -> None:
     assert made_document.parts[0].title.startswith(said)
     assert said in to_markdown(made_document)
     assert said in "".join(json.loads(notebook)["cells"][0]["source"])
+
+
+FP8 = OpUse("fixed_precision", "_scaled_mm", "", "train.py:12", 0)
+HALF: dict[str, object] = {
+    "flop_dtypes": ("fp16",), "flop_counts": (640,), "traced_ops": 99, "uses_autocast": "fp16",
+}  # fmt: skip
+SAME_FP8 = (
+    "trains as its fp32 control does, apart from the ops that the control computes in the same "
+    "fp8, int8 or tensor type (_scaled_mm at train.py:12): not judged."
+)
+
+
+def _shown(path: Path, *others: OpUse, **facts: object) -> tuple[str, str, str, dict[str, Any]]:
+    """Page, terminal, report and JSON of a script without a fault."""
+    made = [script_stores.attempt(i, x) for i, x in enumerate(script_stores.FALLING)]
+    seen = script_stores.seen(made, *others, **(HALF | facts))
+    head = script_stores.run(path, "as_is", seen)
+    script_stores.healthy_run(path, "fp32")
+    console = Console(record=True, width=600, file=io.StringIO())
+    with Reader(path) as reader:
+        report = recall(reader, head)
+        page = verdict(report, RunView("as_is", head, reader.observations(head)))
+        written = to_markdown(document(reader, [head])).replace("\\", "")
+    print_report(report, console)
+    return page, console.export_text(), written, json.loads(to_json(report))
+
+
+@pytest.mark.parametrize("ended", ["returned", "steps"])
+def test_ops_that_the_control_cannot_change_are_no_part_of_a_clean_bill(
+    ended: str, tmp_path: Path
+) -> None:
+    page, terminal, written, told = _shown(tmp_path / "runs.db", FP8, FP8, ended=ended)
+    assert SAME_FP8 in page
+    assert SAME_FP8 in terminal
+    assert SAME_FP8 in written
+    assert told["precision"]["not_judged"] == ["_scaled_mm at train.py:12"]
+    assert (SAME_FP8 in told["scope"]["sentence"]) == (ended == "steps")
+
+
+def test_many_such_ops_are_counted() -> None:
+    ops = [OpUse("fixed_precision", "_int_mm", "", f"train.py:{n}", 0) for n in range(5)]
+    use = precision_use(run(steps(), *ops, **HALF), fp32_run())
+    assert "train.py:2 and 2 more): not judged." in no_fault(use)
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"flop_dtypes": ("fp32",), "uses_autocast": ""}, "what AMP does to this training was not"),
+        ({}, "there it trains as its fp32 control does"),
+    ],
+)
+def test_what_was_stopped_is_told_alike_everywhere(
+    facts: dict[str, object], words: str, tmp_path: Path
+) -> None:
+    page, terminal, written, told = _shown(tmp_path / "runs.db", **(facts | {"ended": "steps"}))
+    sentence = told["scope"]["sentence"]
+    assert sentence.startswith("No fault in the first 12 of the script's steps")
+    assert words in sentence
+    assert "--steps 48" in sentence
+    assert sentence in page
+    assert sentence in terminal
+    assert sentence in written

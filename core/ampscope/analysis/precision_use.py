@@ -13,6 +13,8 @@ from ampscope.analysis.run_view import RunView
 
 MIN_COMPARED = 5  # steps; in fewer, a training that stands still looks like one that learns
 
+_FIXED = "fixed_precision"  # of an op that no control can run in another precision
+_MOST_NAMED = 3
 _REQUESTS = ("cuda_missing", "trainer_fp16", "cuda_asked", "nullcontext")
 
 
@@ -37,6 +39,7 @@ class PrecisionUse:
     compared: int  # of these, the ones that the fp32 control made as well
     is_recorded: bool  # False of other frameworks, and of runs of older versions
     reasons: tuple[Reason, ...] = ()
+    not_judged: tuple[str, ...] = ()  # ops that the control computes in the same fp8 or int8
 
     @property
     def total(self) -> int:
@@ -53,6 +56,19 @@ class PrecisionUse:
     def no_half(self) -> bool:
         """Nothing computed in half precision; False where that is not known."""
         return self.is_recorded and not self.half_ops and not self.half_share
+
+    @property
+    def apart(self) -> str:
+        """What a comparison with the control leaves out, as the end of its sentence; "" where it
+        leaves out nothing."""
+        if not self.not_judged:
+            return ""
+        named = ", ".join(self.not_judged[:_MOST_NAMED])
+        more = f" and {rest} more" if (rest := len(self.not_judged) - _MOST_NAMED) > 0 else ""
+        return (
+            ", apart from the ops that the control computes in the same fp8, int8 or tensor type "
+            f"({named}{more}): not judged"
+        )
 
     @property
     def too_few(self) -> bool:
@@ -74,6 +90,13 @@ def precision_use(as_is: RunView, fp32: RunView | None) -> PrecisionUse:
         compared=0 if fp32 is None else min(steps, len(fp32.attempts)),
         is_recorded=is_recorded,
         reasons=tuple(_reasons(as_is)),
+        not_judged=tuple(
+            dict.fromkeys(
+                f"{use.op} at {use.line}" if use.line else use.op
+                for use in as_is.uses
+                if use.name == _FIXED
+            )
+        ),
     )
 
 

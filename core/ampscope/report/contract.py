@@ -115,6 +115,7 @@ def _precision(report: Report) -> dict[str, Any] | None:
         "why_no_half": precision.why_none(use) if use.no_half else "",
         "judged_steps": use.steps,
         "compared_steps": use.compared,
+        "not_judged": list(use.not_judged),  # ops that the control computes in the same fp8, int8
     }
 
 

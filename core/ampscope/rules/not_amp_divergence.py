@@ -82,7 +82,7 @@ def check(evidence: Evidence) -> Verdict:
                 "lr:0.01",
                 "lr:0.001",
             ),
-        ),  # fmt: skip
+        ),
     )
 
 

@@ -52,9 +52,15 @@ class Report:
             return ""
         steps = f"{self.judged_steps:,} of the script's steps"
         use = self.precision
-        compared = use is None or not (use.no_half or use.too_few)
-        there = ": there it trains as its fp32 control does" if compared else ""
-        return f"No fault in the first {steps}{there}. {self.stopped_early}"
+        head = f"No fault in the first {steps}"
+        if use is not None and use.no_half:
+            head += ", in fp32; what AMP does to this training was not judged"
+        elif use is not None and use.too_few:
+            head += ", which are too few to compare the training with its fp32 control"
+        else:
+            apart = "" if use is None else use.apart
+            head += f": there it trains as its fp32 control does{apart}"
+        return f"{head}. {self.stopped_early}"
 
     @property
     def stopped_early(self) -> str:

@@ -30,7 +30,7 @@ def no_fault(use: PrecisionUse) -> str:
             f"No fault found in {plural(use.steps, 'optimizer step')}. That is too few to "
             "compare the training with its fp32 control."
         )
-    return "No fault found: the script trains as its fp32 control does."
+    return f"No fault found: the script trains as its fp32 control does{use.apart}."
 
 
 def why_none(use: PrecisionUse) -> str:

@@ -48,8 +48,6 @@ def verdict(report: Report, as_is: RunView) -> str:
 def no_fault(report: Report) -> str:
     """The verdict where no fault was found: of which precision and of how many steps it is."""
     use = report.precision
-    if use is not None and (use.no_half or use.too_few):
-        return f"{precision.no_fault(use)} {report.stopped_early}".strip()
     if report.scope:
         return report.scope
     return "No fault found." if use is None else precision.no_fault(use)
@@ -112,6 +110,8 @@ def next_step(report: Report, as_is: RunView) -> str:
             return "Nothing so far. To see whether it stays so, diagnose it over more steps:"
         if use is not None and use.too_few:
             return "Diagnose it again over more steps, so that the evidence grows:"
+        if use is not None and use.not_judged:
+            return "Nothing, as far as it was judged: mixed precision needs no change there."
         return "Nothing: mixed precision needs no change here."
     cured = fix_words.best(report)
     advice = fix_words.sentence(diagnosis.findings[0], cured)
