@@ -438,7 +438,8 @@ def test_when_no_fix_worked_the_page_says_so(store_path: Path, open_page: Open) 
     head = script_stores.overflow(store_path, fixed=False)
     broken = script_stores.seen([script_stores.broken(i) for i in range(4)])
     script_stores.run(store_path, f"fp32_modules:{script_stores.MODULE}", broken)
+    script_stores.run(store_path, "bf16", broken)  # which is tried last
     app = open_page("diagnosis", run=head)
     assert "No run with a fix was seen to work." in texts(app)
-    assert "No fix was seen to work. Tried: with encoder.2.wo in fp32." in texts(app)
+    assert "No fix was seen to work. Tried: with encoder.2.wo in fp32; in bf16." in texts(app)
     assert {m.label: m.value for m in app.metric}["Fix"] == "none worked"

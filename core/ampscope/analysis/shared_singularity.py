@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.overflow_class import ForwardClass, forward_class
-from ampscope.analysis.root_op import DIVISIONS, LOGARITHMS
+from ampscope.analysis.root_op import DIVISIONS, LOGARITHMS, Arrives
 from ampscope.observations import BadOp
 
 _IMPOSSIBLE = ("_ctc_loss", "_cudnn_ctc_loss")  # no alignment of the target has a probability
@@ -20,6 +20,8 @@ def shared_singularity(evidence: Evidence) -> BadOp | None:
     if evidence.fp32 is None or evidence.root is None:
         return None
     op = evidence.root.op
+    if evidence.root.arrives is Arrives.GRADIENT and "where" in op.consumers:
+        return None  # its value is discarded, and its gradient is not: masked_branch_gradient
     if op.phase == "backward" or forward_class(op) in _OWN_RULES or not is_singular(op):
         return None
     wanted = (op.line, op.phase, op.op.rstrip("_"), op.attempt)

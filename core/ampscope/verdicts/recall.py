@@ -46,7 +46,8 @@ def recall(reader: Reader, run_id: str) -> Report:
                 fix = finding.verdict.fix
                 trials.append(trial_of(name, fix, view, views["as_is"], cured=cured))
         bf16 = views.get("bf16")
-        if bf16 is not None and finding.cause in SEARCHED:
+        under_way = any(r.state.is_active for r in infos.values())
+        if bf16 is not None and finding.cause in SEARCHED and not under_way:
             # As the live diagnosis does: where nothing else cures but fp32 throughout.
             others = [t for t in trials if not is_everything(t.control, views["as_is"])]
             if not any(t.cured for t in others):
