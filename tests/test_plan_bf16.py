@@ -39,6 +39,9 @@ class Runs:
     def can_apply(self, control: str) -> bool:
         return True
 
+    def first_to_share(self) -> str:
+        return ""  # every run has a copy of all that it writes
+
     def start(self, control: str, parent: str = "") -> str:
         return control
 
