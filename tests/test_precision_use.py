@@ -165,7 +165,7 @@ def test_fp16_of_a_trainer_on_a_cpu() -> None:
 
 def test_too_few_steps_are_no_comparison() -> None:
     made = steps()[:4]
-    facts = {"flop_dtypes": ("fp16",), "flop_counts": (1000,), "traced_ops": 9}
+    facts: dict[str, Any] = {"flop_dtypes": ("fp16",), "flop_counts": (1000,), "traced_ops": 9}
     few = precision_use(run(made, **facts), fp32_run(made))
     assert "trains as its fp32 control does" not in no_fault(few)
     assert no_fault(few).startswith("No fault found in 4 optimizer steps. That is too few")
@@ -206,7 +206,7 @@ def test_every_surface_says_it(tmp_path: Path) -> None:
 
 
 FP8 = OpUse("fixed_precision", "_scaled_mm", "", "train.py:12", 0)
-HALF: dict[str, object] = {
+HALF: dict[str, Any] = {
     "flop_dtypes": ("fp16",), "flop_counts": (640,), "traced_ops": 99, "uses_autocast": "fp16",
 }  # fmt: skip
 SAME_FP8 = (
