@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ampscope.capture.accumulator import Accumulator
 from ampscope.capture.histograms import HistogramHooks
-from ampscope.capture.op_trace import OpTrace
+from ampscope.capture.op_trace import Flops, OpTrace
 from ampscope.capture.shadow import Shadow
 from ampscope.capture.shadow_comparison import Comparisons
 from ampscope.capture.weights import WeightObserver
@@ -157,7 +157,7 @@ BROKEN = {
     "copies": (WeightObserver, "remember"),
     "tensors": (Accumulator, "_count"),
     "outputs": (HistogramHooks, "_look"),
-    "ops": (OpTrace, "_flops_of"),
+    "ops": (Flops, "_applied"),
     "op sets": (OpTrace, "take"),
     "comparisons": (Comparisons, "add"),
     "outputs beside fp32": (Shadow, "_unseen"),

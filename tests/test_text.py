@@ -77,7 +77,8 @@ def test_no_address_becomes_a_link(name: str) -> None:
 @pytest.mark.parametrize(
     ("cell", "written"),
     [
-        ("=1+1", "'=1+1"), ("+1", "'+1"), ("-cmd|' /C calc'!A0", "'-cmd|' /C calc'!A0"),
+        ("=1+1", "'=1+1"), ("+1", "+1"), ("+A1", "'+A1"),
+        ("-cmd|' /C calc'!A0", "'-cmd|' /C calc'!A0"),
         ("@SUM(A1)", "'@SUM(A1)"), ("\t=1", "'\t=1"), (" =1", "' =1"), ("layer.0", "layer.0"),
         (-1.5, -1.5), (None, None), ("", ""),
     ],
@@ -92,7 +93,7 @@ def test_plotly_reads_a_name_as_text(name: str) -> None:
     assert "<" not in shown
     assert "%{" not in shown
     assert not re.fullmatch(r"\$.*\$", shown)
-    assert html.unescape(shown).replace(JOINER, "") == name.replace(JOINER, "")
+    assert html.unescape(shown).replace(JOINER, "") == text.bounded(name).replace(JOINER, "")
 
 
 def test_newlines_do_not_start_a_block() -> None:

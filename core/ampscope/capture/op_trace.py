@@ -218,12 +218,16 @@ class Flops:
         flops = self._known.get(key)
         if flops is None:
             try:
-                flops = int(formula(*args, **(kwargs or {}), out_val=out))
+                flops = self._applied(formula, args, kwargs, out)
             except Exception as error:  # a form of the op that the formula does not know
                 self.failures.add("the FLOPs of some ops", error)
                 flops = 0
             self._known[key] = flops
         return flops
+
+    @staticmethod
+    def _applied(formula: Callable[..., int], args: Sequence[Any], kwargs: Any, out: Any) -> int:
+        return int(formula(*args, **(kwargs or {}), out_val=out))
 
 
 class _Intercept(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own hook is untyped
