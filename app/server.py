@@ -74,6 +74,7 @@ OWN_NAMES_S = 10.0  # for how long what was read of this machine's addresses is 
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?", re.IGNORECASE)
 _CORE = ("health", "host-config", "stream")  # of Streamlit's routes under _stcore/
 _CLOSED = ("component", "app")  # Streamlit's routes for custom components and static files
+_NUMBERS = {"int_value", "double_value"}  # of Streamlit's WidgetState
 _PROTOCOL = "ampscope."  # before the proof among a websocket's subprotocols
 _PROOF = permissions.PROOF_HEADER.lower().encode()
 
@@ -534,7 +535,9 @@ def _mistrust_widget_values() -> None:
         state, metadata = self.states.get(key), self.widget_metadata.get(key)
         if not isinstance(state, Serialized) or metadata is None:
             return plain(self, key)
-        if state.value.WhichOneof("value") in (None, metadata.value_type):
+        sent, wanted = state.value.WhichOneof("value"), metadata.value_type
+        # A browser sends a number input's whole numbers as such, whatever the widget declares.
+        if sent in (None, wanted) or {sent, wanted} == _NUMBERS:
             with contextlib.suppress(Exception):  # any that a widget's own reading may raise
                 return plain(self, key)
         self.states[key] = Value(copy.deepcopy(metadata.deserializer(None)))
