@@ -252,7 +252,7 @@ def test_a_folder_that_an_argument_names_is_private_too(
     )
     report = diagnosed(path, tmp_path / "runs.db", args=(f"--out={out}/one/two",))
     assert report.diagnosis.verdict == "no_fault", report.undecided
-    assert not report.notes
+    assert all(note.startswith("On CUDA") for note in report.notes)
     assert list(out.iterdir()) == []
 
 
@@ -292,5 +292,6 @@ def test_nothing_of_a_view_is_left_behind(tmp_path: Path, monkeypatch: pytest.Mo
     path.write_text(HEALTHY + "import os; os.makedirs('a/b'); open('a/b/c', 'w')\nsteps()\n")
     assert diagnosed(path, tmp_path / "runs.db").diagnosis.verdict == "no_fault"
     left = [p.name for p in made.iterdir() if not p.name.startswith("torchinductor")]
-    assert left == []
+    kept = f"ampscope-{os.getuid()}"  # locks and arguments that are handed over; stays
+    assert [name for name in left if name != kept] == []
     assert sys.platform != "linux" or str(made) not in Path("/proc/self/mountinfo").read_text()
