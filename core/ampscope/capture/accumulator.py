@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
 
-from ampscope.capture.exponent_count import DeviceCounter, count_into
+from ampscope.capture.exponent_count import DeviceCounter, count_into, count_small_into
 from ampscope.capture.failures import Failures
 from ampscope.capture.tensors import Unreadable, unreadable
 from ampscope.exponents import RAW_LEN, Raw
@@ -27,6 +27,7 @@ from ampscope.records import Frame, Role
 
 _Key = tuple[Role, int, torch.dtype]
 _FIRST_ROWS = 256
+_ROW_BYTES = 8 * RAW_LEN
 
 
 class Accumulator:
@@ -40,6 +41,7 @@ class Accumulator:
         self._keys: list[_Key] = []
         self._touched: set[int] = set()
         self._counts: Raw = np.zeros((_FIRST_ROWS, RAW_LEN), np.int64)
+        self._memory = self._counts, self._counts.ctypes.data
         self._devices: dict[torch.device, DeviceCounter] = {}
 
     def add(self, role: Role, owner: int, tensor: Tensor, *, stable: bool = False) -> None:
@@ -47,8 +49,10 @@ class Accumulator:
         :meth:`flush` or :meth:`take`, so that on CUDA one launch may serve many tensors."""
         row = self._row((role, owner, tensor.dtype))
         try:
-            with no_dispatch():
-                self._count(tensor, row, stable)
+            _held, address = self._memory  # another thread may make the table larger meanwhile
+            if not count_small_into(tensor, address + row * _ROW_BYTES):
+                with no_dispatch():
+                    self._count(tensor, row, stable)
             self._touched.add(row)
         except Unreadable:
             return  # it holds nothing that could be counted
@@ -88,6 +92,7 @@ class Accumulator:
             self._keys.append(key)
             if row == len(self._counts):
                 self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)))
+                self._memory = self._counts, self._counts.ctypes.data
         return row
 
     def _count(self, tensor: Tensor, row: int, stable: bool) -> None:

@@ -20,9 +20,10 @@ from torch import Tensor
 from ampscope.capture import exponent_torch
 from ampscope.capture.exponent_device import DeviceCounter
 from ampscope.capture.exponent_layout import pieces
+from ampscope.capture.tensors import is_dense
 from ampscope.exponents import RAW_LEN, Raw
 
-__all__ = ["DeviceCounter", "count_into"]
+__all__ = ["DeviceCounter", "count_into", "count_small_into"]
 
 
 def count_into(tensor: Tensor, row: Raw) -> None:
@@ -46,6 +47,20 @@ def count_into(tensor: Tensor, row: Raw) -> None:
             compiled.count_flat(flat, multiplicity, row)
         else:
             row += exponent_torch.count_flat(flat).cpu().numpy() * multiplicity
+
+
+def count_small_into(tensor: Tensor, row: int) -> bool:
+    """As :func:`count_into` with the address of the row, for what nearly always comes: a dense,
+    contiguous CPU tensor that one thread counts. False, and nothing counted, for any other. Takes
+    a third of the time, and no dispatch mode hears of it."""
+    if not is_dense(tensor) or not tensor.is_cpu or not tensor.is_contiguous():
+        return False
+    compiled = _compiled()
+    if compiled is None or tensor.dtype not in compiled.DTYPES or tensor.numel() >= compiled.SPLIT:
+        return False
+    if tensor.numel():
+        compiled.count_small(tensor, row)
+    return True
 
 
 def adopt_fork() -> None:

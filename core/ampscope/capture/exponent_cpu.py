@@ -31,6 +31,7 @@ from ampscope.exponents import RAW_LEN, Raw
 SPLIT = 1 << 17  # elements: with 2^16 a team of 2 takes as long as one thread, with 2^17 0.6 times
 _team_of = os.getpid()  # OpenMP's threads do not live on in a fork; waiting for them would hang
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_FACTS = {d: (LAYOUTS[d].width // 8, LAYOUTS[d].mantissa, LAYOUTS[d].rank_offset) for d in DTYPES}
 
 
 class Job(ctypes.Structure):
@@ -50,19 +51,30 @@ class _Machine:
 
 def count_flat(flat: Tensor, multiplicity: int, row: Raw) -> None:
     """Add the counts of a flat, contiguous CPU tensor of one of the ``DTYPES`` to ``row``."""
-    layout, size = LAYOUTS[flat.dtype], flat.numel()
-    machine, threads = _machine(), torch.get_num_threads() if size >= SPLIT else 1
-    job = Job(0, 0, flat.data_ptr(), size, layout.width // 8, layout.mantissa, layout.rank_offset,
-              multiplicity, row.ctypes.data, 1)  # fmt: skip
-    if threads == 1 or machine.together is None or os.getpid() != _team_of:
-        machine.alone(ctypes.byref(job))
+    machine, threads = _machine(), torch.get_num_threads()
+    if flat.numel() < SPLIT or threads == 1 or machine.together is None or os.getpid() != _team_of:
+        count_small(flat, row.ctypes.data, multiplicity)
         return
+    job = _job(flat, multiplicity, 0)
     rows = np.zeros((threads, RAW_LEN), np.int64)
     job.rows, job.threads = rows.ctypes.data, threads
     # 0 threads: as many as torch takes. With another number the runtime would end some and start
     # them again at torch's next operation.
     machine.together(machine.kernel.address, ctypes.byref(job), 0, 0)
     row += rows.sum(axis=0)
+
+
+def count_small(dense: Tensor, row: int, multiplicity: int = 1) -> None:
+    """Add the counts of a contiguous CPU tensor of one of the ``DTYPES`` to the row at the address
+    ``row``, in this thread alone."""
+    _machine().alone(ctypes.byref(_job(dense, multiplicity, row)))
+
+
+def _job(dense: Tensor, multiplicity: int, row: int) -> Job:
+    itemsize, mantissa, rank_offset = _FACTS[dense.dtype]
+    return Job(
+        0, 0, dense.data_ptr(), dense.numel(), itemsize, mantissa, rank_offset, multiplicity, row, 1
+    )
 
 
 def adopt_fork() -> None:

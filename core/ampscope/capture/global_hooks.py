@@ -9,9 +9,9 @@ and go in the dispatcher's tuple, which is replaced and never changed::
     heard.remove()                                   # again does nothing
 
 The optimizer dispatchers stay in torch's table for good; with no subscriber one costs 0.2 us a
-step. Module dispatchers would cost every later call of every module torch's slower path (1.4 us),
-so the last subscriber takes them out, unless a thread is inside a module's call at that moment:
-then they stay, do nothing, and leave with the last subscriber of a later time.
+step. A module dispatcher costs every call of every module torch's slower path (1.4 us), so it is in
+the table only while a subscriber is awake. Where a thread is inside a module's call at the moment
+at which the last one falls asleep, it stays, does nothing, and leaves at a later such moment.
 
 Code that torch.compile traces never reaches a subscriber: :meth:`Dispatcher.__call__` asks first.
 """
@@ -44,10 +44,10 @@ class Subscription:
 
     __slots__ = ("_dispatcher", "hear", "is_awake")
 
-    def __init__(self, dispatcher: Dispatcher, hear: Hear) -> None:
+    def __init__(self, dispatcher: Dispatcher, hear: Hear, is_awake: bool) -> None:
         self._dispatcher = dispatcher
         self.hear = hear
-        self.is_awake = True
+        self.is_awake = is_awake
 
     def wake(self, awake: bool) -> None:
         """Whether it hears; one that sleeps costs a call nothing and keeps its place."""
@@ -70,31 +70,31 @@ class Dispatcher:
         self._stays = stays
         self._handle: RemovableHandle | None = None
 
-    def subscribe(self, hear: Hear) -> Subscription:
+    def subscribe(self, hear: Hear, *, awake: bool = True) -> Subscription:
         """``hear`` is called with what torch passes to such a hook. What it raises goes to the
         training once all have heard."""
-        one = Subscription(self, hear)
+        one = Subscription(self, hear, awake)
         with _lock:
-            if self._handle is None:
-                self._handle = self._register(self)
             self._all = (*self._all, one)
             self.renew()
         return one
 
     def renew(self) -> None:
-        """One fell asleep or woke."""
+        """One came, left, fell asleep or woke."""
         with _lock:
             self.subscribers = tuple(one for one in self._all if one.is_awake)
+            if self.subscribers:
+                if self._handle is None:
+                    self._handle = self._register(self)
+            elif self._handle is not None and not self._stays and not _a_module_runs():
+                handle, self._handle = self._handle, None
+                handle.remove()
 
     def drop(self, one: Subscription) -> None:
         """Without ``one`` from the next call on."""
         with _lock:
             self._all = tuple(kept for kept in self._all if kept is not one)
             self.renew()
-            if self._all or self._stays or self._handle is None or _a_module_runs():
-                return
-            handle, self._handle = self._handle, None
-            handle.remove()
 
     def __call__(self, *facts: Any) -> None:
         # First, so that torch.compile traces a hook that does nothing, and no graph is broken.

@@ -53,8 +53,8 @@ class HistogramHooks:
         self._on_leaves: list[tuple[Tensor, RemovableHandle]] = []
 
     def __enter__(self) -> HistogramHooks:
-        self._handle = FORWARD.subscribe(self._guarded(self._after_forward))
-        self._handle.wake(self._active)
+        hear = self._guarded(self._after_forward)
+        self._handle = FORWARD.subscribe(hear, awake=self._active)
         return self
 
     def __exit__(

@@ -5,6 +5,7 @@ Training hands out more than plain memory: meta, fake and functional tensors, wr
 resized to nothing. Reading those through an address ends the process. So the door looks at what a
 tensor *is* before anything touches its memory::
 
+    is_dense(tensor)     whether the tensor itself is that already, as nearly always
     opened(tensor)       the numbers as a plain strided tensor, or None
     unreadable(tensor)   why there are none; "" when there are
     numbers(tensor)      as opened; raises Unreadable, which says why
@@ -32,6 +33,11 @@ _MKLDNN = torch._mkldnn  # type: ignore[attr-defined]  # absent from torch's stu
 _PACKED = frozenset({getattr(torch, "float4_e2m1fn_x2", None)})
 _is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
 _is_functional = torch._is_functional_tensor
+_WIDE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+# torch's dispatch keys say all that the door asks of torch's own tensors, but for memory and dtype:
+# meta, functorch, functional, zero, nested, sparse, quantized, conjugate and negative have keys.
+_keys = torch._C._dispatch_keys
+_dense_keys: set[int] = set()  # of tensors that passed the door as they are
 
 
 class Unreadable(TypeError):  # noqa: N818  # says what the tensor is
@@ -116,18 +122,38 @@ def plain(tensor: Tensor) -> Tensor:
 
 
 def readable(tensor: Tensor) -> Tensor | None:
-    """As :func:`plain`, None where that raises; without autograd's knowledge."""
+    """As :func:`plain`, None where that raises; without autograd's knowledge. It may be ``tensor``
+    itself."""
     inner, reason = _inside(tensor)
     if reason:
         return None
-    values = _strided(inner).detach()
+    values = _strided(inner)
+    if values.requires_grad:
+        values = values.detach()
     return values.float() if values.itemsize == 1 and values.is_floating_point() else values
 
 
 def floats(tensor: Tensor) -> Tensor | None:
     """As :func:`readable`, and None for whole numbers."""
+    if is_dense(tensor):
+        return tensor.detach() if tensor.requires_grad else tensor
     values = readable(tensor)
     return values if values is not None and values.is_floating_point() else None
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether ``tensor`` is its own numbers: torch's own class, strided, 16 bits or more, with
+    memory. The short way through the door, at half the price, for what comes at every step."""
+    if type(tensor) not in _PLAIN or tensor.dtype not in _WIDE:
+        return False
+    keys = _keys(tensor).raw_repr()
+    if keys in _dense_keys:
+        return _has_memory(tensor)
+    inner, reason = _inside(tensor)
+    if reason or tensor.layout is not torch.strided or _strided(inner) is not tensor:
+        return False
+    _dense_keys.add(keys)
+    return True
 
 
 def all_finite(tensor: Tensor) -> bool:
@@ -256,7 +282,9 @@ def _is_readable(tensor: Tensor) -> bool:
     traced model. Sparse outputs are left alone: torch has no hooks on their gradients."""
     if not tensor.is_floating_point() or tensor.layout is not torch.strided or tensor.is_nested:
         return False
-    return torch._C._get_tracing_state() is None and not _inside(tensor)[1]
+    if torch._C._get_tracing_state() is not None:
+        return False
+    return is_dense(tensor) or not _inside(tensor)[1]
 
 
 def _search(value: object, depth: int) -> Iterator[Tensor]:

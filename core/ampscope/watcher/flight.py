@@ -57,6 +57,7 @@ class FlightRecorder:
             children = [] if root.is_compiled else list(root.plain.named_children())
             for path, module in [("", root.called), *children]:
                 self._places.setdefault(id(module), CalledModule(root, path, module))
+        self._by_path = {(p.root.name, p.path): p for p in self._places.values()}
 
     def __enter__(self) -> FlightRecorder:
         self.is_paused = False
@@ -75,13 +76,17 @@ class FlightRecorder:
         self.forwards.clear()
         self.past.clear()
 
-    def drop(self, models: set[str]) -> None:
-        """The step of these models' parameters is over. What others did may still be needed."""
-        self.forwards = [
-            f for f in self.forwards if f.model not in models and f.steps_seen < MOST_STEPS
-        ]
+    def drop(self, models: set[str], *, unread: bool = False) -> None:
+        """The step of these models' parameters is over. What others did may still be needed.
+        ``unread``: the forwards that go were handed to no one."""
+        kept: list[Forward] = []
         for forward in self.forwards:
-            forward.steps_seen += 1
+            if forward.model not in models and forward.steps_seen < MOST_STEPS:
+                kept.append(forward)
+                forward.steps_seen += 1
+            elif unread and forward.buffers:
+                self._by_path[forward.model, forward.module].reuse(forward.buffers)
+        self.forwards = kept
         self._held = sum(f.held_bytes for f in self.forwards)
 
     def take_elapsed_s(self) -> float:
@@ -114,25 +119,28 @@ class FlightRecorder:
         started = time.perf_counter()
         self._threads.add(threading.get_ident())
         self._models.called(place.root)
+        device = place.device
         forward = Forward(
             place.root.name,
             place.path,
             args,
             kwargs,
             [version(tensor) for tensor in floating_tensors((args, kwargs))],
-            autocast_now(place.device.type),
-            random_now(place.device),
+            autocast_now(device.type),
+            random_now(device),
             place.module.training,
             place.copies(),
         )
         self.forwards.append(forward)
-        self._let_go(place.device)
+        self._let_go(device)
         self.elapsed_s += time.perf_counter() - started
         return forward
 
     def _let_go(self, device: torch.device) -> None:
         """Of the earliest calls, where there are many or where they hold much: the training itself
         keeps one batch, and may have freed the others."""
+        if len(self.forwards) == 1:  # the last is always kept
+            return
         room = input_bytes(device)
         for place in range(len(self.forwards) - 1, -1, -1):
             forward = self.forwards[place]

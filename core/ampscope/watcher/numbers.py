@@ -1,8 +1,8 @@
 """Instrument: one 2-norm per parameter at every step, which also says who holds NaN or Inf.
 
-A norm reads each gradient once; on a CPU that is 0.6 % of a step of a small GPT. Norms are taken
-in fp32. One that is not finite is looked at again: squares of finite fp32 numbers overflow above
-2^64, and that is no Inf in a gradient.
+A norm reads each gradient once. Norms of small fp32 tensors on a CPU are taken by a kernel in fp64,
+others by torch in fp32. One that is not finite is looked at again: squares of finite fp32 numbers
+overflow above 2^64 in fp32, and that is no Inf in a gradient.
 
 On CUDA a value that leaves the device makes the host wait. GradScaler waits at every step as it
 is (unless its optimizer is fused), so with a scaler the numbers are read then. Without one they
@@ -15,6 +15,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -22,7 +24,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
 
-from ampscope.capture.tensors import all_finite, floats
+from ampscope.capture.tensors import all_finite, floats, is_dense
+
+LARGE = 1 << 17  # elements: from here on torch's own threads are faster
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +47,31 @@ class Norms:
 
 
 class Readout:
-    """Small tensors on their way to the host: numbers now on a CPU, later on CUDA."""
+    """Numbers of one step: those of small CPU tensors are here, the others are on their way to the
+    host, as small tensors: here now from a CPU, later from CUDA."""
 
     def __init__(
         self,
         positions: tuple[int, ...],
-        norms: list[Tensor],
+        known: NDArray[np.float64],
+        coming: Mapping[int, Tensor],
         loss: Tensor | float | None,
+        known_weights: Sequence[float] = (),
         weights: Sequence[Tensor] = (),
     ) -> None:
+        """``known`` has a norm for each of ``positions``; ``coming`` those that are not known, by
+        their place among these."""
         self._positions = positions
+        self._known = known
+        if isinstance(loss, Tensor) and loss.is_cpu:
+            loss = float(loss.detach())
         self._plain_loss = None if isinstance(loss, Tensor) else loss
         self._has_loss = isinstance(loss, Tensor)
-        parts = [*norms, *weights]
+        parts = [*coming.values(), *weights]
         parts += [loss.detach().reshape(())] if isinstance(loss, Tensor) else []
-        self._weights = len(norms), len(norms) + len(weights)
+        self._missing = list(coming)
+        self._known_weights = list(known_weights)
+        self._weights = len(coming), len(coming) + len(weights)
         self._copies: list[Tensor] = []
         self._order: list[int] = []
         self._events: list[torch.cuda.Event] = []
@@ -88,11 +102,13 @@ class Readout:
     def weights(self) -> list[float]:
         """Norms of the weights that were looked at. Waits for the device where it has to."""
         first, end = self._weights
-        return self._read()[first:end].tolist() if end > first else []
+        return self._known_weights + (self._read()[first:end].tolist() if end > first else [])
 
     def norms(self) -> Norms:
         """The norms. Waits for the device where it has to."""
-        values = self._read()[: len(self._positions)].copy()
+        values = self._known
+        if self._missing:
+            values[self._missing] = self._read()[: len(self._missing)]
         bad = np.flatnonzero(~np.isfinite(values))
         return Norms(self._positions, values, tuple(self._positions[i] for i in bad))
 
@@ -146,33 +162,85 @@ def read_numbers(
 ) -> Readout:
     """Start reading the norms of gradients, by position, of some weights, and the loss. A gradient
     that cannot be read has no norm."""
-    kept = {
-        position: values
-        for position, gradient in gradients.items()
-        if (values := floats(gradient)) is not None
-    }
-    by_kind: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for position, gradient in kept.items():
-        by_kind.setdefault((gradient.device, gradient.dtype), []).append(position)
-    norms: dict[int, Tensor] = {}
+    positions: list[int] = []
+    own, others = _Small(), _Others()
+    for position, gradient in gradients.items():
+        if own.add(len(positions), gradient) or others.add(len(positions), gradient):
+            positions.append(position)
+    weighed, large = _Small(), _Others()
+    for place, weight in enumerate(weights):
+        weighed.add(place, weight) or large.add(place, weight)
+    known = np.empty(len(positions))
+    known[own.places] = own.norms()
     with torch.no_grad():
-        for (_, dtype), positions in by_kind.items():
-            wide = torch.float64 if dtype is torch.float64 else torch.float32
-            some = torch._foreach_norm([kept[i] for i in positions], 2, wide)
-            norms |= dict(zip(positions, some, strict=True))
-        looked: dict[torch.device, list[Tensor]] = {}
-        for weight in weights:
-            if (values := floats(weight)) is not None:
-                looked.setdefault(values.device, []).append(values)
-        of_weights = [
-            torch.stack([norm.double() for norm in torch._foreach_norm(some, 2, torch.float32)])
-            for some in (
-                [v for v in all_ if v.dtype is not torch.float64] for all_ in looked.values()
-            )
-            if some
+        coming = others.norms()
+        sums = [torch.stack(one).sum(dtype=torch.float64) for one in large.groups()]
+    return Readout(tuple(positions), known, coming, loss, weighed.norms().tolist(), sums)
+
+
+class _Small:
+    """Dense fp32 tensors on a CPU whose norms one call of the kernel takes."""
+
+    def __init__(self) -> None:
+        self.places: list[int] = []
+        self._memory: list[tuple[int, int]] = []
+
+    def add(self, place: int, tensor: Tensor) -> bool:
+        """Whether ``tensor`` is one."""
+        if tensor.dtype is not torch.float32 or not tensor.is_cpu or _kernel() is None:
+            return False
+        if not is_dense(tensor) or not tensor.is_contiguous() or tensor.numel() > LARGE:
+            return False
+        self.places.append(place)
+        self._memory.append((tensor.data_ptr(), tensor.numel()))
+        return True
+
+    def norms(self) -> NDArray[np.float64]:
+        """In the order of :attr:`places`."""
+        kernel = _kernel()
+        return np.empty(0) if kernel is None or not self.places else kernel.norms_at(self._memory)
+
+
+class _Others:
+    """Tensors whose norms torch takes, all of one device and dtype together."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[torch.device, torch.dtype], dict[int, Tensor]] = {}
+
+    def add(self, place: int, tensor: Tensor) -> bool:
+        """Whether ``tensor`` can be read."""
+        values = floats(tensor)
+        if values is None:
+            return False
+        self._kinds.setdefault((values.device, values.dtype), {})[place] = values
+        return True
+
+    def groups(self) -> list[tuple[Tensor, ...]]:
+        """Norms, by device and dtype: of fp64 in fp64, else in fp32."""
+        return [
+            torch._foreach_norm(list(some.values()), 2, _wide(dtype))
+            for (_, dtype), some in self._kinds.items()
         ]
-        whole = [norms_.sum() for norms_ in of_weights]
-    return Readout(tuple(kept), [norms[position] for position in kept], loss, whole)
+
+    def norms(self) -> dict[int, Tensor]:
+        """By place."""
+        places = (place for some in self._kinds.values() for place in some)
+        norms = (norm for group in self.groups() for norm in group)
+        return dict(zip(places, norms, strict=True))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+@cache
+def _kernel() -> ModuleType | None:
+    """None where numba is missing or does not fit the installed NumPy."""
+    try:
+        from ampscope.capture import norm_kernel
+    except ImportError:
+        return None
+    return norm_kernel
 
 
 def in_parts(tensors: Sequence[Tensor], count: int) -> list[list[Tensor]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -20,6 +21,15 @@ UNSEEN = (
     "called: they are not seen, and gradient norms are without them. Call watch() again where the "
     "model's parameters were made anew."
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What an optimizer steps, as of its last step."""
+
+    ids: list[int]  # of all its parameters
+    ours: list[tuple[int, Tensor]]  # those of watched models, each with its position
+    models: set[str]
 
 
 class OurOptimizers:
@@ -43,6 +53,7 @@ class OurOptimizers:
         self._known: weakref.WeakKeyDictionary[Optimizer, tuple[bool, int]]
         self._known = weakref.WeakKeyDictionary({o: (True, len(o.param_groups)) for o in given})
         self._unseen: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._held: weakref.WeakKeyDictionary[Optimizer, _Held] = weakref.WeakKeyDictionary()
         self._together: set[tuple[str, ...]] = set()  # models whose optimizers step in backward
         self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
@@ -74,21 +85,27 @@ class OurOptimizers:
 
     def gradients(self, optimizer: Optimizer) -> dict[int, Tensor]:
         """Position of a parameter -> its gradient, where it has one."""
-        found, unknown = {}, 0
-        for parameter in parameters_of(optimizer):
-            position = self._models.position(parameter)
-            unknown += position is None
-            if position is not None and parameter.grad is not None:
-                found[position] = parameter.grad
+        parameters = parameters_of(optimizer)
+        ids = list(map(id, parameters))
+        held = self._held.get(optimizer)
+        if held is None or held.ids != ids:
+            held = self._held[optimizer] = self._found(parameters, ids)
+        unknown = len(ids) - len(held.ours)
+        found = {i: gradient for i, p in held.ours if (gradient := p.grad) is not None}
         if unknown > self._unseen.get(optimizer, 0):  # once for each that came
             self._unseen[optimizer] = unknown
             self._say(UNSEEN.format(unknown), False)
         return found
 
     def models(self, optimizer: Optimizer) -> set[str]:
-        """The models whose parameters it steps."""
-        places = (self._models.position(p) for p in parameters_of(optimizer))
-        return {self._models.parameters[i].root for i in places if i is not None}
+        """The models whose parameters it steps, as of its last :meth:`gradients`."""
+        held = self._held.get(optimizer)
+        return set() if held is None else held.models
+
+    def _found(self, parameters: Sequence[Tensor], ids: list[int]) -> _Held:
+        places = ((self._models.position(p), p) for p in parameters)
+        ours = [(i, p) for i, p in places if i is not None]
+        return _Held(ids, ours, {self._models.parameters[i].root for i, _ in ours})
 
     def stepped(self, optimizers: Sequence[Optimizer]) -> int:
         """They have made a step together, nearly always one alone. A number for who steps."""

@@ -262,7 +262,8 @@ class Session:
             min((part.stalled for part in parts if part.stalled is not None), default=None),
         )  # fmt: skip
         forwards = list(self._flight.forwards)
-        self._flight.drop(models)
+        unread = read.norms is not None and not read.is_bad and read.again is None
+        self._flight.drop(models, unread=unread)
         self.bad.end_step()
         alarms = self._finishing.late(now.step)
         if read.norms is None:
