@@ -129,7 +129,9 @@ def probing(store: Path) -> Iterator[str]:
     try:
         yield _first_step(store)
     finally:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(
+            signal.SIGTERM
+        )  # SIGINT is ignored where a shell runs this in the background
         process.wait(60)
 
 

@@ -14,6 +14,8 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from ampscope.capture.script import weight_motion
+from ampscope.capture.script.optimizer_facts import lr_of
+from ampscope.store.observation_codec import decode, encode
 from tests.script_watching import batch, scaler, small_net, train, watched
 
 
@@ -209,3 +211,17 @@ def test_a_clone_of_the_training_sees_the_same_attempts() -> None:
             train(own, torch.optim.Adam(own.parameters(), 0.01), scaler(), steps=3)
         seen_twice.append([replace(r, ended_at=None) for r in seen.attempts.records])
     assert seen_twice[0] == seen_twice[1]
+
+
+def test_options_that_are_no_single_number_are_not_recorded() -> None:
+    """Adafactor has two eps; that of Transformers has no learning rate where it chooses its own."""
+    model = small_net()
+    optimizer = torch.optim.SGD(model.parameters(), torch.tensor(0.01))
+    optimizer.param_groups[0]["eps"] = (None, 1e-3)
+    with watched() as seen:
+        train(model, optimizer, scaler(), steps=1)
+    (attempt,) = seen.attempts.records
+    assert decode(*encode(attempt)) == attempt
+    assert (attempt.lr, attempt.eps) == (pytest.approx(0.01), None)
+    optimizer.param_groups[0]["lr"] = None
+    assert math.isnan(lr_of(optimizer))

@@ -14,6 +14,7 @@ from ampscope.capture.script.optimizer_facts import (
     dtypes,
     lr_of,
     nonfinite_count,
+    option_of,
     parameters_of,
     state_facts,
 )
@@ -98,7 +99,7 @@ def attempt_record(
         state_dtypes=state.dtypes,
         state_nonfinite=state.nonfinite,
         state_zero_share=state.zero_share,
-        eps=optimizer.param_groups[0].get("eps"),
+        eps=option_of(optimizer, "eps"),
         ended_at=time.time(),
         expected_change=ending.expected,
         unclipped_norm=unclipped_norm,

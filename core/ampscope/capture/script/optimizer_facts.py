@@ -29,8 +29,17 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
 
 
 def lr_of(optimizer: Optimizer) -> float:
-    """Learning rate of its first group; NaN when it has none."""
-    return float(optimizer.param_groups[0].get("lr", math.nan))
+    """Learning rate of its first group; NaN when it has none (None in Transformers' Adafactor)."""
+    rate = option_of(optimizer, "lr")
+    return math.nan if rate is None else rate
+
+
+def option_of(optimizer: Optimizer, name: str) -> float | None:
+    """An option of its first group as a number; None where it has none, or several (the two
+    ``eps`` of Adafactor)."""
+    value = optimizer.param_groups[0].get(name) if optimizer.param_groups else None
+    is_one = isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
+    return float(value) if is_one else None
 
 
 def has_closure(args: Any, kwargs: Any) -> bool:

@@ -66,7 +66,8 @@ def scaled_lr(factor: float) -> Iterator[None]:
         restore(optimizer, args, kwargs)  # the last step raised before its end
         kept[id(optimizer)] = [group["lr"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
-            group["lr"] = group["lr"] * factor
+            if group["lr"] is not None:  # an Adafactor that chooses its own
+                group["lr"] = group["lr"] * factor
 
     with _around_steps(before, restore):
         yield
