@@ -194,6 +194,27 @@ def test_of_a_long_bad_streak_ever_fewer_steps_have_histograms() -> None:
     assert schedule.detail(5001, 5001).histograms
 
 
+@pytest.mark.parametrize("price_s", [0.001, 0.02, 0.5])
+def test_without_an_interval_histograms_take_a_bounded_share_of_the_time(price_s: float) -> None:
+    step_s, steps = 0.02, 50_000
+    schedule, recorded_at, with_weights = Schedule(every=None), [], []
+    for number in range(steps):
+        detail = schedule.detail(number, number)
+        if detail.histograms:
+            recorded_at.append(number)
+        if detail.weights:
+            with_weights.append(number)
+        spent_s = price_s if detail.histograms else 0.0
+        schedule.took(spent_s, step_s + spent_s)
+    spent_s = price_s * len(recorded_at)
+    assert spent_s <= 2.0 + 0.01 * (steps * step_s + spent_s) + price_s
+    free = min(int(2.0 / price_s), steps // 10)  # until then every tenth step
+    assert recorded_at[:free] == list(range(0, 10 * free, 10))
+    assert with_weights == recorded_at[::10]
+    if price_s == 0.001:  # cheap ones are never left out
+        assert len(recorded_at) == steps // 10
+
+
 def bf16_training(
     store: Path, steps: int = 12, *, poison: str = "", at: int = 4, **options: object
 ) -> ampscope.Watch:

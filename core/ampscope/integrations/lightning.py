@@ -36,7 +36,7 @@ class AmpscopeCallback(Callback):
 
     def __init__(
         self,
-        every: int = 10,
+        every: int | None = None,
         store: str | Path | None = None,
         name: str | None = None,
         on_alarm: Callable[[Event], None] | None = None,

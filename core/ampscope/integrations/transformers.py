@@ -30,7 +30,7 @@ class AmpscopeCallback(TrainerCallback):
 
     def __init__(
         self,
-        every: int = 10,
+        every: int | None = None,
         store: str | Path | None = None,
         name: str | None = None,
         on_alarm: Callable[[Event], None] | None = None,

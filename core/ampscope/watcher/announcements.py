@@ -12,7 +12,7 @@ from ampscope.records import Event, Machine, RunSpec, watched
 from ampscope.run.device import describe
 from ampscope.watcher.models import WatchedModels
 from ampscope.watcher.ranks import Place
-from ampscope.watcher.schedule import TIGHT_STEPS
+from ampscope.watcher.schedule import EVERY, TIGHT_STEPS
 
 if TYPE_CHECKING:
     from ampscope.watcher.telling import Settings
@@ -22,7 +22,8 @@ def run_of(
     models: WatchedModels, place: Place, settings: Settings, device: torch.device
 ) -> tuple[RunSpec, Machine]:
     """The run as the store lists it, and where it takes place."""
-    spec = watched(sys.argv[0], settings.every, settings.name)
+    every = EVERY if settings.every is None else settings.every
+    spec = watched(sys.argv[0], every, settings.name)
     spec = replace(spec, group=place.group, rank=place.rank, world=place.world)
     return spec, describe(spec, device)
 

@@ -7,6 +7,10 @@ recorded at every step for days: each tightening doubles the wait before the nex
 :data:`LONGEST_WAIT`; a calm that lasts ten times as long makes the wait short again. Of a streak
 of bad steps the first :data:`STREAK` are recorded as scheduled, then those whose number in the
 streak is a power of two: a run that stays NaN overnight has nothing new to say at each step.
+
+Histograms of a small model may take as long as its step. Where the caller named no interval, they
+may take :data:`FREE_S` seconds in all, and from then on :data:`SHARE` of the training's time: the
+next due round at which they have taken less is recorded. A short run gets every one of them.
 """
 
 from __future__ import annotations
@@ -19,6 +23,9 @@ LONGEST_WAIT = 100_000
 CALM = 10  # waits
 STREAK = 64  # bad steps in a row; twice what a scale needs to fall from 2^32 to 1
 WEIGHTS_EVERY = 10  # of the recorded rounds; weights change slowly, and there are many
+EVERY = 10  # rounds, where the caller named none
+FREE_S = 2.0
+SHARE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +39,12 @@ class Detail:
 class Schedule:
     """Decides the detail of each step; the caller says which steps were bad."""
 
-    def __init__(self, every: int) -> None:
-        self.every = every  # rounds; 0 takes none unless a step goes bad
+    def __init__(self, every: int | None) -> None:
+        self.every = EVERY if every is None else every  # rounds; 0: none unless a step goes bad
+        self._is_bounded = every is None
+        self._spent_s = self._trained_s = 0.0
+        self._round = -1  # the last that was recorded because it was due
+        self._recorded = 0  # rounds, for the same reason
         self._tight_until = -1
         self._next_tightening = 0
         self._wait = FIRST_WAIT
@@ -43,9 +54,18 @@ class Schedule:
         """What to record of ``step``, which belongs to round ``round_``."""
         tight = step <= self._tight_until
         due = self.every > 0 and round_ % self.every == 0 and self.is_news
+        if due and round_ != self._round:
+            due = not self._is_bounded or self._spent_s <= FREE_S + SHARE * self._trained_s
+            self._recorded += due
+            self._round = round_ if due else self._round
         # Who asks for every step asks for everything.
-        weights = due and (self.every == 1 or (round_ // self.every) % WEIGHTS_EVERY == 0)
+        weights = due and (self.every == 1 or self._recorded % WEIGHTS_EVERY == 1)
         return Detail(histograms=due or tight, weights=weights)
+
+    def took(self, histograms_s: float, step_s: float) -> None:
+        """A step that took ``step_s`` seconds is over; of these its histograms took so many."""
+        self._spent_s += histograms_s
+        self._trained_s += step_s
 
     @property
     def is_news(self) -> bool:

@@ -253,7 +253,9 @@ class Session:
         if inside and read.norms is not None and read.is_bad:
             read.events += self.bad.examine(now.step, read, self._flight.forwards, is_late=True)
         frames, nonfinite = self._histograms.take(optimizers, read.scale or 1.0)
-        own_s = now.own_s + self._histograms.take_elapsed_s() + self._flight.take_elapsed_s()
+        counting_s = self._histograms.take_elapsed_s()
+        self.schedule.took(counting_s, started - now.began)
+        own_s = now.own_s + counting_s + self._flight.take_elapsed_s()
         step_time_s = max(started - now.began - own_s, 0.0)
         ended = Ended(
             now.step, read, skipped, lr_of(optimizers[0]), step_time_s, own_s,

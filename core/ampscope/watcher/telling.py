@@ -19,7 +19,7 @@ POLICIES = ("warn", "raise", "stop", "ignore")
 class Settings:
     """What the caller asked for."""
 
-    every: int
+    every: int | None  # None: the default schedule, which bounds its price
     policy: str | Mapping[str, str]  # of all alarms, or by name, "default" for the others
     name: str
     bounds: AlarmBounds

@@ -38,8 +38,9 @@ def option_of(optimizer: Optimizer, name: str) -> float | None:
     """An option of its first group as a number; None where it has none, or several (the two
     ``eps`` of Adafactor)."""
     value = optimizer.param_groups[0].get(name) if optimizer.param_groups else None
-    is_one = isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
-    return float(value) if is_one else None
+    if isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1):
+        return float(value)
+    return None
 
 
 def has_closure(args: Any, kwargs: Any) -> bool:
