@@ -156,6 +156,24 @@ def is_dense(tensor: Tensor) -> bool:
     return True
 
 
+def small_memory(tensor: Tensor) -> tuple[int, int] | None:
+    """The address and the number of elements of a dense, contiguous fp32 tensor of this machine's
+    memory; None for any other. Asked of every gradient of every step: as few calls as can be."""
+    if (
+        type(tensor) not in _PLAIN
+        or tensor.dtype is not torch.float32
+        or not tensor.is_cpu
+        or _keys(tensor).raw_repr() not in _dense_keys
+        or not tensor.is_contiguous()
+    ):
+        known = tensor.is_cpu and tensor.dtype is torch.float32 and is_dense(tensor)
+        return small_memory(tensor) if known and tensor.is_contiguous() else None
+    address, count, storage = tensor.data_ptr(), tensor.numel(), tensor.untyped_storage()
+    start = storage.data_ptr()
+    is_inside = start and address + 4 * count <= start + storage.nbytes()
+    return (address, count) if is_inside or not count else None
+
+
 def all_finite(tensor: Tensor) -> bool:
     """Whether no NaN and no infinity can be read in ``tensor``."""
     values = readable(tensor)

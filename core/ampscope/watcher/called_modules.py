@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import Tensor, nn
 
@@ -70,30 +72,29 @@ class Changing:
         """``held``: those of ``names`` that can be copied, as they are now."""
         self.names = names
         self._children = [part._modules for part in module.modules()]
-        self._structure = self._now()
         self._names = sorted(
             (n for n in held if held[n].numel()),
             key=lambda n: (str(held[n].device), str(held[n].dtype)),
         )
         self._held = [held[name] for name in self._names]
         self._places = []
-        for name, buffer in zip(self._names, self._held, strict=True):
+        for name in self._names:
             path, _, own = name.rpartition(".")
-            place = module.get_submodule(path)._buffers, own
-            self._places.append((place, buffer, buffer.shape))
+            self._places.append((module.get_submodule(path)._buffers, own))
+        self._known = self._facts()
         kinds = [(buffer.device, buffer.dtype) for buffer in self._held]
         edges = [i for i in range(1, len(kinds)) if kinds[i] != kinds[i - 1]]
         self._groups = list(zip([0, *edges], [*edges, len(kinds)], strict=True))
 
-    def _now(self) -> list[int]:
-        return [id(child) for children in self._children for child in children.values()]
-
     def is_current(self) -> bool:
         """Whether the modules and the buffers are still the same, and the buffers in memory."""
-        return self._now() == self._structure and all(
-            places.get(own) is buffer and buffer.data_ptr() and buffer.shape == shape
-            for (places, own), buffer, shape in self._places
-        )
+        now = [buffers.get(own) for buffers, own in self._places]
+        return all(map(operator.is_, now, self._held)) and self._facts() == self._known
+
+    def _facts(self) -> list[object]:
+        """What would change with the buffers' memory or with the modules."""
+        children = [id(child) for children in self._children for child in children.values()]
+        return [children, [(buffer.data_ptr(), buffer.shape) for buffer in self._held]]
 
     def empty(self) -> dict[str, Tensor]:
         """Room for a copy of each."""

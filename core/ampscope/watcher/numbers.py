@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
 
-from ampscope.capture.tensors import all_finite, floats, is_dense
+from ampscope.capture.tensors import all_finite, floats, small_memory
 
 LARGE = 1 << 17  # elements: from here on torch's own threads are faster
 
@@ -187,12 +187,11 @@ class _Small:
 
     def add(self, place: int, tensor: Tensor) -> bool:
         """Whether ``tensor`` is one."""
-        if tensor.dtype is not torch.float32 or not tensor.is_cpu or _kernel() is None:
-            return False
-        if not is_dense(tensor) or not tensor.is_contiguous() or tensor.numel() > LARGE:
+        memory = small_memory(tensor)
+        if memory is None or memory[1] > LARGE or _kernel() is None:
             return False
         self.places.append(place)
-        self._memory.append((tensor.data_ptr(), tensor.numel()))
+        self._memory.append(memory)
         return True
 
     def norms(self) -> NDArray[np.float64]:
