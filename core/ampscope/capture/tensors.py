@@ -168,9 +168,12 @@ def small_memory(tensor: Tensor) -> tuple[int, int] | None:
     ):
         known = tensor.is_cpu and tensor.dtype is torch.float32 and is_dense(tensor)
         return small_memory(tensor) if known and tensor.is_contiguous() else None
-    address, count, storage = tensor.data_ptr(), tensor.numel(), tensor.untyped_storage()
-    start = storage.data_ptr()
-    is_inside = start and address + 4 * count <= start + storage.nbytes()
+    try:
+        address, count, storage = tensor.data_ptr(), tensor.numel(), tensor.untyped_storage()
+        start = storage.data_ptr()
+        is_inside = start and address + 4 * count <= start + storage.nbytes()
+    except RuntimeError:  # a size, and memory nowhere
+        return None
     return (address, count) if is_inside or not count else None
 
 
