@@ -17,6 +17,7 @@ from ampscope.records import StepRecord
 from app.figures.exponent_bars import exponent_bars
 from app.figures.exponent_map import MapRows, exponent_map
 from app.figures.scale_trajectory import scale_trajectory
+from app.figures.training_curves import training_curves
 from app.figures.underflow_map import underflow_map
 from app.palette import NONFINITE, ZONES
 
@@ -147,3 +148,20 @@ def test_panels_without_content_are_left_out() -> None:
     assert titles == ["loss", "gradient norm (unscaled)"]
     assert len(figure_of(STEPS).layout.annotations) == 4
     assert figure_of([]).data is not None
+
+
+def test_a_training_that_clips_has_both_norms_in_one_panel() -> None:
+    steps = [
+        StepRecord(step=i, loss=1.0, grad_norm=min(n, 1.0), unclipped_norm=n if n > 1.0 else None)
+        for i, n in enumerate([0.5, 8.0, math.inf, 4.0])
+    ]
+    numbers = [s.step for s in steps]
+    loss = finite_parts(numbers, [s.loss for s in steps])
+    norm = finite_parts(numbers, [s.grad_norm for s in steps])
+    figure = training_curves(steps, loss, norm, [])
+    drawn = {trace.name: trace for trace in figure.data}
+    before = drawn["gradient norm before the clip"]
+    assert dict(zip(before.x, before.y, strict=True)) == {1: 8.0, 2: None, 3: 4.0}
+    assert before.yaxis == drawn["gradient norm"].yaxis
+    assert before.line.dash != "solid"
+    assert list(drawn["+Inf"].x) == [2], "what cannot be drawn stands in the band"

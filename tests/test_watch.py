@@ -143,6 +143,45 @@ def test_two_optimizers_of_a_gan_are_both_recorded(store: Path) -> None:
     assert {frozenset(names) for names in owners.values()} == {frozenset("G"), frozenset("D")}
 
 
+@pytest.mark.parametrize("with_scaler", [False, True])
+def test_both_norms_of_a_training_that_clips(store: Path, with_scaler: bool) -> None:
+    """Without a scaler the gradients are read after the clip, with one before it."""
+    model = small_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=with_scaler)
+    before, after, limits = [], [], [1e-3, 1e9, 1e-2]
+    with ampscope.watch(model, optimizer, scaler if with_scaler else None, store=store) as run:
+        for limit in limits:
+            optimizer.zero_grad()
+            scaler.scale(model(torch.randn(8, 8)).square().sum()).backward()
+            scaler.unscale_(optimizer)
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            before.append(math.sqrt(sum(float(g.double().square().sum()) for g in gradients)))
+            torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
+            after.append(math.sqrt(sum(float(g.double().square().sum()) for g in gradients)))
+            scaler.step(optimizer)
+            scaler.update()
+    steps = recorded(store, run.id).steps
+    assert [s.grad_norm for s in steps] == pytest.approx(after, rel=1e-4)
+    expected = [before[0], None, before[2]]
+    assert [s.unclipped_norm is None for s in steps] == [e is None for e in expected]
+    assert [s.unclipped_norm for s in steps if s.unclipped_norm] == pytest.approx(
+        [e for e in expected if e], rel=1e-4
+    )
+
+
+def test_a_clip_of_some_parameters_or_by_another_norm_is_no_second_norm(store: Path) -> None:
+    model = small_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with ampscope.watch(model, optimizer, store=store) as run:
+        for parameters, norm_type in ((list(model.parameters())[:1], 2.0), (model.parameters(), 1)):
+            optimizer.zero_grad()
+            model(torch.randn(8, 8)).square().sum().backward()
+            torch.nn.utils.clip_grad_norm_(parameters, 1e-3, norm_type)
+            optimizer.step()
+    assert [s.unclipped_norm for s in recorded(store, run.id).steps] == [None, None]
+
+
 class Tied(nn.Module):
     """Shared and frozen parameters, a module that runs twice, activation checkpointing."""
 

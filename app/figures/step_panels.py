@@ -110,8 +110,11 @@ def _scale_text(step: StepRecord) -> str:
     return "<br>".join([*parts, "<b>skipped</b>"] if step.skipped else parts)
 
 
-def add_series(figure: go.Figure, series: FiniteParts, row: int, name: str) -> None:
-    """Gaps where values are missing or not finite: the line must not bridge them."""
+def add_series(
+    figure: go.Figure, series: FiniteParts, row: int, name: str, *, dash: str = "solid"
+) -> None:
+    """Gaps where values are missing or not finite: the line must not bridge them. A line that is
+    not solid stands in the legend."""
     values = dict(zip(series.steps, series.values, strict=True))
     lost = {*series.nan_steps, *series.pos_inf_steps, *series.neg_inf_steps}
     steps = sorted({*values, *lost})
@@ -120,12 +123,12 @@ def add_series(figure: go.Figure, series: FiniteParts, row: int, name: str) -> N
             x=np.asarray(steps, np.int64),  # Plotly looks at every element of a list
             y=[values.get(step) for step in steps],
             mode="lines+markers" if len(steps) <= MOST_MARKS else "lines",
-            line={"color": MEASURE, "width": 2},
-            marker={"size": 5},
+            line={"color": MEASURE, "width": 2 if dash == "solid" else 1, "dash": dash},
+            marker={"size": 5 if dash == "solid" else 3},
             connectgaps=False,
             hovertemplate=f"step %{{x}}<br>{name} %{{y:.5g}}<extra></extra>",
             name=name,
-            showlegend=False,
+            showlegend=dash != "solid",
         ),
         row=row,
         col=1,

@@ -5,6 +5,7 @@ were taken. What was not recorded has no panel.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import plotly.graph_objects as go
@@ -21,6 +22,7 @@ from app.figures.step_panels import (
 )
 from app.palette import MEASURE
 
+BEFORE_CLIP = "gradient norm before the clip"
 Spans = Sequence[tuple[int, int]]
 
 
@@ -32,7 +34,12 @@ def training_curves(
     timed = [s for s in steps if s.step_time_s is not None]
     shown = ["loss"] + ["scale"] * bool(scaled) + ["norm"] * bool(norm.steps or norm.nan_steps)
     shown += ["time"] * bool(timed) + ["taken"] * bool(taken)
-    shown += ["band"] * bool(loss.nonfinite_count + norm.nonfinite_count)
+    named = {"loss": loss, "gradient norm": norm}
+    clipped = [s for s in steps if s.unclipped_norm is not None]
+    if clipped:
+        before = finite_parts([s.step for s in clipped], [s.unclipped_norm for s in clipped])
+        named[BEFORE_CLIP] = before
+    shown += ["band"] * any(parts.nonfinite_count for parts in named.values())
     row = {name: i for i, name in enumerate(shown, start=1)}
     figure = panels(shown)
     add_series(figure, loss, row["loss"], "loss")
@@ -41,13 +48,16 @@ def training_curves(
         add_scale(figure, scaled, row["scale"])
     if "norm" in row:
         add_series(figure, norm, row["norm"], "gradient norm")
+        if BEFORE_CLIP in named:
+            add_series(figure, before, row["norm"], BEFORE_CLIP, dash="dot")
+            norm = replace(norm, values=(*norm.values, *before.values))
         add_norm_axis(figure, norm, row["norm"])
     if "time" in row:
         _add_times(figure, timed, row["time"])
     if "taken" in row:
         _add_taken(figure, taken, row["taken"])
     if "band" in row:
-        add_band(figure, {"loss": loss, "gradient norm": norm}, row["band"])
+        add_band(figure, named, row["band"])
     frame_axis(figure, steps, len(shown))
     figure.update_layout(uirevision="training")  # a new step must not undo a person's zoom
     return figure

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.tensors import all_finite, floats, small_memory
+from ampscope.watcher.clips import Clip
 
 LARGE = 1 << 17  # elements: from here on torch's own threads are faster
 
@@ -58,6 +59,7 @@ class Readout:
         loss: Tensor | float | None,
         known_weights: Sequence[float] = (),
         weights: Sequence[Tensor] = (),
+        clip: Clip | None = None,
     ) -> None:
         """``known`` has a norm for each of ``positions``; ``coming`` those that are not known, by
         their place among these."""
@@ -68,7 +70,9 @@ class Readout:
         self._plain_loss = None if isinstance(loss, Tensor) else loss
         self._has_loss = isinstance(loss, Tensor)
         parts = [*coming.values(), *weights]
+        parts += [] if clip is None else [clip.norm.reshape(())]
         parts += [loss.detach().reshape(())] if isinstance(loss, Tensor) else []
+        self._clip = clip
         self._missing = list(coming)
         self._known_weights = list(known_weights)
         self._weights = len(coming), len(coming) + len(weights)
@@ -103,6 +107,15 @@ class Readout:
         """Norms of the weights that were looked at. Waits for the device where it has to."""
         first, end = self._weights
         return self._known_weights + (self._read()[first:end].tolist() if end > first else [])
+
+    @property
+    def unclipped(self) -> float | None:
+        """The norm before the training's own clip; None where that changed nothing. Waits for the
+        device where it has to."""
+        if self._clip is None:
+            return None
+        norm = float(self._read()[self._weights[1]])
+        return None if norm <= self._clip.limit else norm
 
     def norms(self) -> Norms:
         """The norms. Waits for the device where it has to."""
@@ -139,6 +152,11 @@ class JoinedReadout:
         return [norm for part in self._parts for norm in part.weights]
 
     @property
+    def unclipped(self) -> None:
+        """None: each of them saw a part of the gradients."""
+        return None
+
+    @property
     def loss(self) -> float | None:
         """All have the loss of the one backward pass."""
         return self._parts[0].loss
@@ -158,10 +176,13 @@ def joined(parts: Sequence[Norms]) -> Norms:
 
 
 def read_numbers(
-    gradients: dict[int, Tensor], loss: Tensor | float | None, weights: Sequence[Tensor] = ()
+    gradients: dict[int, Tensor],
+    loss: Tensor | float | None,
+    weights: Sequence[Tensor] = (),
+    clip: Clip | None = None,
 ) -> Readout:
-    """Start reading the norms of gradients, by position, of some weights, and the loss. A gradient
-    that cannot be read has no norm."""
+    """Start reading the norms of gradients, by position, of some weights, the loss, and what a
+    ``clip`` of these gradients found. A gradient that cannot be read has no norm."""
     positions: list[int] = []
     own, others = _Small(), _Others()
     for position, gradient in gradients.items():
@@ -175,7 +196,7 @@ def read_numbers(
     with torch.no_grad():
         coming = others.norms()
         sums = [torch.stack(one).sum(dtype=torch.float64) for one in large.groups()]
-    return Readout(tuple(positions), known, coming, loss, weighed.norms().tolist(), sums)
+    return Readout(tuple(positions), known, coming, loss, weighed.norms().tolist(), sums, clip)
 
 
 class _Small:

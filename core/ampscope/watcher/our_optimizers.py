@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -96,6 +96,11 @@ class OurOptimizers:
             self._unseen[optimizer] = unknown
             self._say(UNSEEN.format(unknown), False)
         return found
+
+    def with_gradients(self, optimizer: Optimizer) -> Iterator[Tensor]:
+        """The watched parameters that it steps and that have a gradient now."""
+        held = self._held.get(optimizer)
+        return (p for _, p in ([] if held is None else held.ours) if p.grad is not None)
 
     def models(self, optimizer: Optimizer) -> set[str]:
         """The models whose parameters it steps, as of its last :meth:`gradients`."""

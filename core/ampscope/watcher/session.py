@@ -30,6 +30,7 @@ from ampscope.run.readings import read_beside
 from ampscope.watcher import announcements
 from ampscope.watcher.alarms import Alarms
 from ampscope.watcher.bad_steps import BadSteps
+from ampscope.watcher.clips import Clips
 from ampscope.watcher.containment import Guard
 from ampscope.watcher.finishing import Finishing
 from ampscope.watcher.flight import FlightRecorder
@@ -86,6 +87,7 @@ class Session:
         self._optimizers = OurOptimizers(models, optimizers, self._optimizers_changed)
         ours, follows = self._optimizers.has, Followed(scalers)
         self._steps = StepHooks(self, ours, follows, threads, guard, scalers)
+        self._clips = Clips(threads, guard)
         self._losses = LossHooks(self, ours, follows.is_enabled, threads, guard, scalers)
         self._finishing = Finishing(
             self.schedule, Alarms(settings.bounds), self.bad, self.recorder, self._flight.past,
@@ -116,7 +118,9 @@ class Session:
 
     def attach(self, step: int) -> None:
         """All instruments on; the next step is number ``step``."""
-        for instrument in (self._histograms, self._flight, self.bad, self._steps, self._losses):
+        for instrument in (
+            self._histograms, self._flight, self.bad, self._steps, self._losses, self._clips
+        ):  # fmt: skip
             self._stack.enter_context(instrument)
         self._begin(step)
 
@@ -182,7 +186,9 @@ class Session:
         started, step = time.perf_counter(), self.now.step
         gradients = self._optimizers.gradients(optimizer)
         with no_dispatch():
-            read = Reading(read_numbers(gradients, self.now.take_loss(), self._some_weights(step)))
+            loss, weights = self.now.take_loss(), self._some_weights(step)
+            clip = self._clips.take(self._optimizers.with_gradients(optimizer))
+            read = Reading(read_numbers(gradients, loss, weights, clip))
         self._readings[id(optimizer)] = read
         self._histograms.gradients_complete(optimizer)
         read.read_scaler(scaler)
@@ -229,6 +235,8 @@ class Session:
         soon as its parameter is reached, make one step together."""
         self._has_stepped = True
         read, stalled = self._readings.pop(id(optimizer)), self._histograms.stalled_share
+        if not skipped and (clip := self._clips.take(self._optimizers.with_gradients(optimizer))):
+            read.clipped_to = clip.limit  # after the gradients were read
         part = Part(optimizer, read, skipped, stalled)
         if not in_backward():
             self._step_ended([part], inside=False)

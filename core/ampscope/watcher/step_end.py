@@ -85,6 +85,7 @@ class Reading:
     growth: GrowthCounter | None = None
     events: list[Event] = field(default_factory=list)
     again: Replay | None = None  # the step run again beside fp32, where that was asked for
+    clipped_to: float | None = None  # the script's clip since then, by the 2-norm
 
     def read_scaler(self, scaler: Any) -> None:
         """Before the optimizer steps, when GradScaler waits for the device as it is: a value read
@@ -170,6 +171,11 @@ class Ended:
         """For the store."""
         read = self.reading
         norm = None if read.norms is None else read.norms.total / (read.scale or 1.0)
+        unclipped = read.readout.unclipped
+        if unclipped is not None:
+            unclipped /= read.scale or 1.0  # of gradients that were clipped while scaled
+        if norm is not None and read.clipped_to is not None and norm > read.clipped_to:
+            norm, unclipped = read.clipped_to, norm
         return StepRecord(
             step=self.step,
             loss=read.readout.loss,
@@ -184,6 +190,7 @@ class Ended:
             moved_share=moved_share(self.frames.get(Role.UPDATE)),
             op_set=None if read.again is None else read.again.ops[0],
             ended_at=self.ended_at,
+            unclipped_norm=unclipped,
         )
 
     def shadows(self) -> list[ShadowRecord]:
