@@ -86,16 +86,18 @@ def quartiles(values: list[float], unit: float = 1.0) -> list[float]:
     return [round(float(q) * unit, 4) for q in np.percentile(values, (25, 50, 75))]
 
 
-def measure(model: str, device: str, policy: str, rounds: int, what: str) -> Line:
-    print(f"{model} on {device}, {policy}", flush=True)
+def measure(
+    model: str, device: str, policy: str, rounds: int, what: str, precision: str, alone: bool
+) -> Line:
+    print(f"{model} on {device}, {policy}, {precision}", flush=True)
     workload, _, size = model.partition(":")
     with ExitStack() as stack:
         if policy == "rehearsal":
             stack.enter_context(cuda_autocast_lists())
-        session = Session(workload, size, torch.device(device), policy)
+        session = Session(workload, size, torch.device(device), policy, precision)
         own = ampscope_contestants(session) if what == "probe" else watch_contestants(session)
         goals = PROBE_GOALS if what == "probe" else WATCH_GOALS[device]
-        others, absent = peers(session)
+        others, absent = ({}, ["all: --alone"]) if alone else peers(session)
         lines = ratios(session, own | others, rounds)
     verdicts = {name: verdict(lines[name], goal) for name, goal in goals.items()}
     return {
@@ -122,6 +124,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--policy", default="native", choices=("rehearsal", "native"))
     parser.add_argument("--peers", type=Path, nargs="*", default=[], help="folders with peers")
+    parser.add_argument(
+        "--precision",
+        default="bf16",
+        choices=("bf16", "fp32"),
+        help="fp32 where the CPU has no bf16 arithmetic and emulates it 20 times slower",
+    )
+    parser.add_argument("--alone", action="store_true", help="without other tools")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     sys.path += map(str, asked.peers)
@@ -129,13 +138,13 @@ def main() -> None:
     random.seed(0)
     started = time.monotonic()
     measured = [
-        measure(model, asked.device, policy, asked.rounds, asked.what)
+        measure(model, asked.device, policy, asked.rounds, asked.what, asked.precision, asked.alone)
         for model in asked.models.split(",")
     ]
     document: Line = {
         "setting": setting(),
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", "not set"),
-        "training": "bf16 autocast, the workload's own optimizer",
+        "training": f"{asked.precision}, the workload's own optimizer",
         "rounds": asked.rounds,
         "models": measured,
         "load_average_after": round(os.getloadavg()[0], 2),

@@ -36,10 +36,12 @@ class Contestant:
 
 
 class Session:
-    """One built-in workload in bf16 autocast, under one policy."""
+    """One built-in workload in one precision, bf16 autocast as a rule, under one policy."""
 
-    def __init__(self, workload: str, size: str, device: torch.device, policy: str) -> None:
-        self.spec = RunSpec(workload, size=size, precision="bf16")
+    def __init__(
+        self, workload: str, size: str, device: torch.device, policy: str, precision: str = "bf16"
+    ) -> None:
+        self.spec = RunSpec(workload, size=size, precision=precision)
         self.device = device
         self.training = prepare(self.spec, device)
         self.model: nn.Module = self.training.model

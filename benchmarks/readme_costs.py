@@ -16,6 +16,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- costs -->", "<!-- /costs -->"
 WATCH = {
     "watch, default schedule": "`ampscope.watch`, default schedule",
+    "watch, histograms at every tenth step": "`ampscope.watch(every=10)`, histograms at every "
+    "tenth step",
     "watch, everything at every step": "`ampscope.watch(every=1)`, everything at every step",
     "watch, schedule asleep": "`ampscope.watch(every=0)`, hooks present, schedule asleep",
 }
@@ -45,8 +47,8 @@ def section() -> str:
     watched = kept("overhead_cpu")
     return "\n".join(
         [
-            "Time of a training step over the bare step of the same process, turn and turn about,",
-            f"in bf16 autocast on {machine(watched)};",
+            "Time of a training step divided by that of the bare step of the same process, interleaved,",
+            f"in {watched['training'].partition(',')[0]} on {machine(watched)};",
             f"medians of {watched['rounds']} turns, quartiles in",
             "[overhead_cpu.json](benchmarks/results/overhead_cpu.json):",
             "",
