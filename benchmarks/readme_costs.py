@@ -47,8 +47,8 @@ def section() -> str:
     watched = kept("overhead_cpu")
     return "\n".join(
         [
-            "Time of a training step divided by that of the bare step of the same process, interleaved,",
-            f"in {watched['training'].partition(',')[0]} on {machine(watched)};",
+            "Time of a training step divided by that of the bare step of the same process,",
+            f"interleaved, in {watched['training'].partition(',')[0]} on {machine(watched)};",
             f"medians of {watched['rounds']} turns, quartiles in",
             "[overhead_cpu.json](benchmarks/results/overhead_cpu.json):",
             "",

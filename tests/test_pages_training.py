@@ -17,6 +17,7 @@ from test_pages_layers import metrics, texts
 
 from ampscope.records import Event, Role, State, StepRecord
 from ampscope.store.writer import RunWriter
+from app.training.training_words import histograms_seen
 
 Open = Callable[..., Any]
 CAPSULE = Event(
@@ -336,3 +337,9 @@ def test_a_training_that_recovered_is_not_called_healthy(store_path: Path, open_
     words = texts(open_page("training", run=run))
     assert "Went bad 2 times, the last one at step 12 and recovered: step 19" in words
     assert "Healthy" not in words
+
+
+def test_histograms_that_became_rarer_are_said_to_be() -> None:
+    often = [(step, step) for step in range(0, 100, 10)]
+    assert "every 10 steps and right after bad steps" in histograms_seen(often, 10)
+    assert "lately after 240 steps" in histograms_seen([*often, (330, 330)], 10)

@@ -111,24 +111,25 @@ def _scale_text(step: StepRecord) -> str:
 
 
 def add_series(
-    figure: go.Figure, series: FiniteParts, row: int, name: str, *, dash: str = "solid"
+    figure: go.Figure, series: FiniteParts, row: int, name: str, *, points_only: bool = False
 ) -> None:
-    """Gaps where values are missing or not finite: the line must not bridge them. A line that is
-    not solid stands in the legend."""
+    """Gaps where values are missing or not finite: the line must not bridge them. Of a series that
+    only some steps have, ``points_only`` draws rings, named in the legend."""
     values = dict(zip(series.steps, series.values, strict=True))
     lost = {*series.nan_steps, *series.pos_inf_steps, *series.neg_inf_steps}
     steps = sorted({*values, *lost})
+    line = "lines+markers" if len(steps) <= MOST_MARKS else "lines"
     figure.add_trace(
         go.Scatter(
             x=np.asarray(steps, np.int64),  # Plotly looks at every element of a list
             y=[values.get(step) for step in steps],
-            mode="lines+markers" if len(steps) <= MOST_MARKS else "lines",
-            line={"color": MEASURE, "width": 2 if dash == "solid" else 1, "dash": dash},
-            marker={"size": 5 if dash == "solid" else 3},
+            mode="markers" if points_only else line,
+            line={"color": MEASURE, "width": 2},
+            marker={"size": 5, "color": MEASURE, "symbol": "circle-open" if points_only else None},
             connectgaps=False,
             hovertemplate=f"step %{{x}}<br>{name} %{{y:.5g}}<extra></extra>",
             name=name,
-            showlegend=dash != "solid",
+            showlegend=points_only,
         ),
         row=row,
         col=1,

@@ -49,7 +49,7 @@ def training_curves(
     if "norm" in row:
         add_series(figure, norm, row["norm"], "gradient norm")
         if BEFORE_CLIP in named:
-            add_series(figure, before, row["norm"], BEFORE_CLIP, dash="dot")
+            add_series(figure, before, row["norm"], BEFORE_CLIP, points_only=True)
             norm = replace(norm, values=(*norm.values, *before.values))
         add_norm_axis(figure, norm, row["norm"])
     if "time" in row:

@@ -82,6 +82,12 @@ def histograms_seen(spans: Sequence[tuple[int, int]], every: int) -> str:
         return "No histogram was taken: watch(every=10) takes them at every tenth step."
     summed = sum(first != last for first, last in spans)
     cadence = f"every {f'{every:,} steps' if every > 1 else 'step'} and " if every > 0 else ""
+    single = [first for first, last in spans if first == last]
+    if every > 0 and len(single) > 1 and (gap := single[-1] - single[-2]) > every:
+        cadence = (
+            f"every {every:,} steps at first, lately after {gap:,} steps, so that they take about "
+            "1 % of the time, and "
+        )
     older = f" {plural(summed, 'older one')} add up several steps each." if summed else ""
     return (
         f"Histograms were taken {cadence}right after bad steps; the newest is of step "
