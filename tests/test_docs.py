@@ -44,19 +44,12 @@ def test_readme_names_the_two_commands() -> None:
     assert "pip install -r requirements-dev.txt && pytest" in text
 
 
-@pytest.mark.parametrize("name", ["readme_zoo", "readme_costs"])
-def test_readme_prints_the_kept_figures(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["accuracy", "cost", "hardware"])
+def test_pages_print_the_kept_figures(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    text = (ROOT / "README.md").read_text()
-    replaced = importlib.import_module(name).replaced(text)
-    assert replaced == text, f"python benchmarks/{name}.py --write"
-
-
-def test_hardware_page_prints_the_kept_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    text = (ROOT / "docs" / "hardware.md").read_text()
-    replaced = importlib.import_module("readme_machine").replaced(text)
-    assert replaced == text, "python benchmarks/readme_machine.py --write"
+    printer = importlib.import_module(f"print_{name}")
+    text = (ROOT / "docs" / f"{name}.md").read_text()
+    assert printer.replaced(text) == text, f"python benchmarks/print_{name}.py --write"
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "pages").glob("*.py")), ids=lambda p: p.name)

@@ -1,7 +1,7 @@
 """The figures in docs/hardware.md, printed from the kept measurements.
 
-python benchmarks/readme_machine.py            # prints them
-python benchmarks/readme_machine.py --write    # puts them into docs/hardware.md, between two marks
+python benchmarks/print_hardware.py            # prints them
+python benchmarks/print_hardware.py --write    # puts them into docs/hardware.md, between two marks
 
 The measurements are the commands' own output:
 

@@ -1,7 +1,7 @@
-"""The README's section on the zoo, printed from the kept scores.
+"""The section of docs/accuracy.md on the zoo, printed from the kept scores.
 
-python benchmarks/readme_zoo.py            # prints it
-python benchmarks/readme_zoo.py --write    # puts it into README.md, between its two marks
+python benchmarks/print_accuracy.py            # prints it
+python benchmarks/print_accuracy.py --write    # puts it into docs/accuracy.md, between its two marks
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "accuracy.md"
 BEGIN, END = "<!-- zoo -->", "<!-- /zoo -->"
 TOOLS = {
     "detect_anomaly": "torch's detect_anomaly",
@@ -34,7 +35,7 @@ def section() -> str:
         *(f"- {line}" for line in zoo["summary"]),
         "",
         "What other tools say of the same scripts",
-        "([zoo_peers.json](benchmarks/results/zoo_peers.json)). Each names a place where NaN or",
+        "([zoo_peers.json](../benchmarks/results/zoo_peers.json)). Each names a place where NaN or",
         "Inf appeared, and no cause:",
         "",
         *(_peer(name, found) for name, found in peers["summary"].items()),
@@ -51,7 +52,7 @@ def section() -> str:
 
 
 def replaced(text: str) -> str:
-    """The README with the section as it is now."""
+    """The page with the section as it is now."""
     before, _, rest = text.partition(BEGIN)
     return f"{before}{BEGIN}\n{section()}\n{END}{rest.partition(END)[2]}"
 
@@ -92,7 +93,6 @@ def _peer(name: str, found: dict[str, int]) -> str:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--write"]:
-        readme = ROOT / "README.md"
-        readme.write_text(replaced(readme.read_text()))
+        PAGE.write_text(replaced(PAGE.read_text()))
     else:
         print(section())

@@ -1,7 +1,7 @@
-"""The README's section on costs, printed from the kept measurements.
+"""The section of docs/cost.md on costs, printed from the kept measurements.
 
-python benchmarks/readme_costs.py            # prints it
-python benchmarks/readme_costs.py --write    # puts it into README.md, between its two marks
+python benchmarks/print_cost.py            # prints it
+python benchmarks/print_cost.py --write    # puts it into docs/cost.md, between its two marks
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "cost.md"
 BEGIN, END = "<!-- costs -->", "<!-- /costs -->"
 WATCH = {
     "watch, default schedule": "`ampscope.watch`, default schedule",
@@ -50,14 +51,14 @@ def section() -> str:
             "Time of a training step divided by that of the bare step of the same process,",
             f"interleaved, in {watched['training'].partition(',')[0]} on {machine(watched)};",
             f"medians of {watched['rounds']} turns, quartiles in",
-            "[overhead_cpu.json](benchmarks/results/overhead_cpu.json):",
+            "[overhead_cpu.json](../benchmarks/results/overhead_cpu.json):",
             "",
             *table(watched["models"], {**WATCH, **PEERS}),
             "",
             *(f"- {line}" for line in missed(watched["models"])),
             "",
             "What a probe's instruments cost apart, on GPT small",
-            "([overhead_probe_cpu.json](benchmarks/results/overhead_probe_cpu.json)):",
+            "([overhead_probe_cpu.json](../benchmarks/results/overhead_probe_cpu.json)):",
             "",
             *table(kept("overhead_probe_cpu")["models"], PROBE),
             "",
@@ -122,7 +123,7 @@ def facts() -> list[str]:
 
 
 def link(name: str) -> str:
-    return f"[{name}.json](benchmarks/results/{name}.json)"
+    return f"[{name}.json](../benchmarks/results/{name}.json)"
 
 
 def machine(result: dict[str, Any]) -> str:
@@ -135,14 +136,13 @@ def bare_ms(model: dict[str, Any]) -> str:
 
 
 def replaced(text: str) -> str:
-    """The README with the section as it is now."""
+    """The page with the section as it is now."""
     before, _, rest = text.partition(BEGIN)
     return f"{before}{BEGIN}\n{section()}\n{END}{rest.partition(END)[2]}"
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--write"]:
-        readme = ROOT / "README.md"
-        readme.write_text(replaced(readme.read_text()))
+        PAGE.write_text(replaced(PAGE.read_text()))
     else:
         print(section())
