@@ -1,8 +1,8 @@
-"""Diagnose the scripts of an exam and compare with its key, as JSON.
+"""Diagnose the scripts of an unseen test set and compare with its key, as JSON.
 
     OMP_WAIT_POLICY=PASSIVE python benchmarks/unseen.py second --out second.json
 
-An exam is a folder under ``unseen``: training scripts that were written by somebody who did not
+A test set is a folder under ``unseen``: training scripts whose author did not
 know the rules, and ``key.json`` with the cause, further causes that a fair examiner accepts, and
 the module to blame. The kept results (results/unseen_*.json) are those of the first run, before any
 rule had seen a script; a run today says how the rules have moved since.
@@ -27,11 +27,11 @@ FOLDER = Path(__file__).parent / "unseen"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("exam", choices=sorted(p.name for p in FOLDER.iterdir()))
+    parser.add_argument("test_set", choices=sorted(p.name for p in FOLDER.iterdir()))
     parser.add_argument("scripts", nargs="*", help="some of them; all when none is named")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    folder = FOLDER / asked.exam
+    folder = FOLDER / asked.test_set
     key = _key(folder)
     wanted = [entry for entry in key if not asked.scripts or entry["script"] in asked.scripts]
     with tempfile.TemporaryDirectory() as place:
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _key(folder: Path) -> list[dict[str, Any]]:
-    """One of the exams has its key by script, and calls a healthy one so."""
+    """One of the sets has its key by script, and calls a healthy one so."""
     key = json.loads((folder / "key.json").read_text())
     if isinstance(key, list):
         return key

@@ -1,4 +1,4 @@
-"""What a third exam of unseen scripts taught: each fact that told a cause from its neighbour."""
+"""Facts that tell a cause from its neighbour, found with the third set of unseen scripts."""
 
 from __future__ import annotations
 
