@@ -78,6 +78,21 @@ for it in range(30):
     if mode == "clip": torch.nn.utils.clip_grad_norm_(net.parameters(), 1000.0)
     opt.step()
 """
+WEIGHTED = """
+import torch
+torch.manual_seed(0)
+net = torch.nn.Linear(16, 4)
+opt = torch.optim.SGD(net.parameters(), lr=1e-9)
+scaler = torch.amp.GradScaler("cpu")
+x, y = torch.randn(64, 16), torch.randn(64, 4)
+for it in range(6):
+    opt.zero_grad()
+    with torch.autocast("cpu", torch.float16):
+        loss = (3e4 if it == 4 else 1.0) * (net(x) - y).float().square().mean()
+    scaler.scale(loss).backward()
+    scaler.step(opt)
+    scaler.update()
+"""
 Found = dict[str, tuple[Diagnosis, RunView]]
 CASES = {
     "dynamic": (DYNAMIC, ("16", "0.001")),
@@ -151,3 +166,15 @@ def test_no_missing_division_is_said_where_there_may_be_one(name: str, found: Fo
     for finding in found[name][0].findings:
         assert "does not divide" not in finding.verdict.reason
         assert "Divide the gradients" not in finding.verdict.fix.text
+
+
+def test_a_weight_of_the_loss_is_no_loss_scale_in_the_controls_either(tmp_path: Path) -> None:
+    """The controls switch the scaler off; the loss that they record is weighted all the same."""
+    script = write_script(tmp_path, "weighted.py", WEIGHTED)
+    with ScriptRuns(spec(), tmp_path / "runs.db") as runs:
+        runner = Runner(runs)
+        ids = [runner.start(script, (), control) for control in ("as_is", "fp32", "bf16")]
+        views = [RunView("", i, runner.fetch(i).run.observations) for i in ids]
+    for view in views:
+        losses = [a.loss or 0.0 for a in view.attempts]
+        assert losses[4] == pytest.approx(3e4 * losses[3], rel=0.05)

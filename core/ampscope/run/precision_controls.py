@@ -17,6 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ampscope.capture.script.patches import Patches
+from ampscope.capture.script.scaler_calls import held_off
 from ampscope.capture.tensors import HALF
 from ampscope.policy.precision import tf32_switches
 
@@ -154,6 +155,8 @@ def scalers_off() -> Iterator[None]:
         @functools.wraps(original)
         def wrapper(scaler: Any, *args: Any, **kwargs: Any) -> None:
             original(scaler, *args, **kwargs)
+            if scaler._enabled:
+                held_off.add(scaler)
             scaler._enabled = False
 
         return wrapper

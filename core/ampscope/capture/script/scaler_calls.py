@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -15,6 +16,10 @@ from ampscope.capture.script.calls import Calls
 from ampscope.capture.script.numbering import Numbering
 from ampscope.capture.script.patches import Patches
 from ampscope.capture.script.scaled_graph import mark_scaled
+
+# Scalers that the script enabled and a control disabled. A constant by which such a script
+# multiplies its loss is a weight, as it is in the run with the scaler, and no loss scale.
+held_off: WeakSet[Any] = WeakSet()
 
 
 class ScalerCalls:
@@ -50,8 +55,8 @@ class ScalerCalls:
 
     @property
     def any_enabled(self) -> bool:
-        """Whether the script scales losses by a scaler at all."""
-        return any(scaler.is_enabled() for scaler in self.scalers)
+        """Whether the script scales losses by a scaler at all, or would without the control."""
+        return any(scaler.is_enabled() or scaler in held_off for scaler in self.scalers)
 
     def of_factor(self, factor: float) -> str:
         """Name of an enabled scaler whose scale is ``factor``, as in
