@@ -116,6 +116,45 @@ def test_a_loss_may_grow_where_its_steps_do_not_overshoot(share: float, is_one: 
     assert Symptom.DIVERGED in symptoms(run(made), fp32_run(steps([1.0] * 60)))
 
 
+def weighted(losses: list[float], places: tuple[int, ...], weight: float = 3e4) -> list[float]:
+    """The same losses, some multiplied by the weight of their batch."""
+    return [weight * x if n in places else x for n, x in enumerate(losses)]
+
+
+@pytest.mark.parametrize("places", [(15, 55), (53, 55, 57), (59,), (0,), (1, 58, 59)])
+def test_batches_of_a_large_weight_are_no_divergence_and_no_slower_learning(
+    places: tuple[int, ...],
+) -> None:
+    learned = [1.5 * 0.96**n for n in range(60)]
+    half = but(steps(weighted([1.02 * x for x in learned], places)), places, **OVERFLOWED)
+    control = fp32_run(steps(weighted(learned, places)))
+    found = symptoms(run(half), control)
+    assert not found & {Symptom.DIVERGED, Symptom.BEHIND}
+    assert Symptom.DIVERGED not in symptoms(control, None)
+
+
+def test_slower_learning_is_seen_between_batches_of_a_large_weight() -> None:
+    places = (15, 35, 55)
+    learned = [1.5 * 0.96**n for n in range(60)]
+    control = fp32_run(steps(weighted(learned, places)))
+    stuck = run(steps(weighted([1.5] * 60, places)))
+    assert Symptom.BEHIND in symptoms(stuck, control)
+
+
+def test_a_divergence_of_the_last_steps_is_seen_against_the_control() -> None:
+    learned = [1.5 * 0.96**n for n in range(60)]
+    late = [*learned[:55], 20.0, 400.0, 2e4, 1e6, 1e8]
+    assert Symptom.DIVERGED in symptoms(run(steps(late)), fp32_run(steps(learned)))
+
+
+def test_a_loss_that_rises_for_its_steps_counts_though_fp32_rises_as_well() -> None:
+    # Between the jump and the end a batch of large weight hides neither.
+    losses = weighted([1.4, 1.3, 1.3, 30.0, 19.0, *(19.0,) * 25], (1, 28), 1e3)
+    made = steps(losses, grad_norm=1.0, update_norm=15.0)
+    assert Symptom.DIVERGED in symptoms(run(made), fp32_run(made))
+    assert Symptom.DIVERGED in symptoms(fp32_run(made), None)
+
+
 @pytest.mark.parametrize(("kept", "is_one"), [(0.02, True), (0.9, False)])
 def test_weights_that_come_as_far_over_many_steps_do_not_stand_still(
     kept: float, is_one: bool

@@ -4,33 +4,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from itertools import pairwise
+from collections.abc import Sequence
 
-from ampscope.analysis.run_view import RunView
+from ampscope.analysis.repeatability import difference
+from ampscope.analysis.run_view import TAIL_SHARE, RunView
+from ampscope.observations import Attempt
 
 EARLY = (0, 1)  # attempts at which only a growth within the step, over time-steps, can break fp32
 BEYOND = 1e30  # a product of this size within one forward pass, near fp32's end of 3.4e38
 WITHIN_A_STEP = 1e6  # the growth that is put down for it
-
-
-TAIL = 0.2  # the last fifth of a run
-# On a quadratic loss with its minimum at 0 gradient descent diverges where a step expects to take
-# off more than four times the loss: lr * |g|^2 > 4 L is lr * curvature > 2.
-OVERSHOOT = 4.0
-
-
-def overshoots(run: RunView) -> bool:
-    """Whether the last steps are too long for their gradients, by the loss's own scale: gradient
-    times way is what a step expects to take off the loss. Where that is several times the loss,
-    the loss grows for the steps; where it is less, the loss grows for the task. True where
-    it is not known."""
-    last = run.attempts[-max(1, int(len(run.attempts) * TAIL)) :]
-    known = [
-        abs(a.expected_change / a.loss)
-        for a in last
-        if a.expected_change is not None and a.loss and math.isfinite(a.loss) and not a.skipped
-    ]
-    return not known or statistics.median(known) > OVERSHOOT
 
 
 def growth(run: RunView, until: int | None = None) -> float:
@@ -48,31 +30,97 @@ def growth(run: RunView, until: int | None = None) -> float:
 
 
 ROSE = 3.0  # the last losses over the first; a loss that starts below 1 is held against 1
+FAR = 100.0  # a rise, or a distance from the control, that needs less evidence
+LASTING = 3  # steps; a rise that is gone after fewer was a batch's
 TOO_LONG = 1.0  # a step that goes for more than the whole loss has left what its gradient tells
 JUMP = 2.0  # the loss after such a step over the one before; a task that grows does so by the batch
+MOSTLY = 0.5  # of the rise, in powers
+# On a quadratic loss with its minimum at 0 gradient descent diverges where a step expects to take
+# off more than four times the loss: lr * |g|^2 > 4 L is lr * curvature > 2.
+OVERSHOOT = 4.0
 
 
-def rise_of_its_steps(run: RunView) -> float | None:
-    """How far the loss ended above its start, where too long steps raised it; None of any other.
+def divergence(run: RunView, control: RunView | None) -> float | None:
+    """How far the loss ended above its start because its steps raised it, as a factor; None of a
+    loss that did not rise, or that rose for another reason.
 
-    Gradient norm times length is what a step expects to take off the loss. A loss that jumps after
-    a step that goes for more than the whole of it rises for the steps; where they go for a small
-    part of it, or it grows bit by bit, as a critic's whose returns grow, it rises for the task.
+    A loss may grow: returns of a better policy are larger, a curriculum becomes harder, one batch
+    weighs more than others. The loss of a single batch is no evidence; medians are. A rise counts
+    where the control, at the same steps, is far below; where the steps are too long for their
+    gradients (:func:`_steps_raised_it`); or where it is large and no step lengths are known.
     """
-    head = next((x for x in run.losses if math.isfinite(x)), None)  # the second may be a blow-up
-    tail = run.tail_loss
-    if head is None or tail is None or not math.isfinite(tail):
+    losses = run.losses
+    first = next((x for x in losses if math.isfinite(x)), None)  # the second may be a blow-up
+    if first is None or not all(map(math.isfinite, _last(losses))):
         return None
-    if len({a.optimizer for a in run.attempts}) != 1:
+    start = max(abs(first), 1.0)  # below 1 a loss may well start near zero and grow
+    rise = _settled(losses) / start
+    if rise <= ROSE:
+        return None
+    if rise > FAR and control is not None and _far_above(run, control):
+        return rise
+    if len({a.optimizer for a in run.attempts}) != 1 and rise <= FAR:
         return None  # the losses of several optimizers play against each other
-    start = max(abs(head), 1.0)
-    if tail <= ROSE * start:
+    return rise if _steps_raised_it(run, start, rise) else None
+
+
+def _last(losses: Sequence[float]) -> Sequence[float]:
+    """The last fifth."""
+    return losses[-max(1, int(len(losses) * TAIL_SHARE)) :]
+
+
+def _settled(losses: Sequence[float]) -> float:
+    """Where the losses ended: the median of the last fifth, or the least of the last few."""
+    return max(statistics.median(_last(losses)), min(losses[-LASTING:]))
+
+
+def _far_above(run: RunView, control: RunView) -> bool:
+    """Whether the last losses are a hundred times the control's: batch by batch where both runs
+    drew the same batches."""
+    count = min(len(run.losses), len(control.losses))
+    own, other = _last(run.losses[:count]), _last(control.losses[:count])
+    if not own or not all(map(math.isfinite, (*own, *other))):
+        return False
+    if difference(run, control):
+        return _settled(own) > FAR * max(abs(_settled(other)), 1.0)
+    return _settled([a / max(abs(b), 1.0) for a, b in zip(own, other, strict=True)]) > FAR
+
+
+def _steps_raised_it(run: RunView, start: float, rise: float) -> bool:
+    """Whether the steps are longer than their gradients tell: gradient times way is what a step
+    expects to take off the loss.
+
+    It shows in jumps to a height that the loss had not had and does not leave, after steps that go
+    for more than the whole loss, where they make up most of the rise; and at the end, where in the
+    median each step goes for several times the loss. Steps that go for a small part of it leave
+    the rise to the task. Where no length is known, a large rise counts.
+    """
+    made = [a for a in run.attempts if a.loss is not None and math.isfinite(a.loss)]
+    losses = [abs(a.loss or 0.0) for a in made]
+    height, raised = start, 0.0
+    for n, step in enumerate(made[:-1]):
+        height = max(height, _lasting(losses, n))
+        jump = _lasting(losses, n + 1) / height
+        if jump > JUMP and (_share(step) or 0.0) > TOO_LONG:
+            raised += math.log(jump)
+    if raised > MOSTLY * math.log(rise):
+        return True
+    ends = made[-max(1, int(len(made) * TAIL_SHARE)) :]
+    shares = [s for a in ends if not a.skipped and (s := _share(a))]
+    return statistics.median(shares) > OVERSHOOT if shares else rise > FAR
+
+
+def _lasting(losses: Sequence[float], place: int) -> float:
+    """The loss there, as far as the next ones keep it."""
+    return min(losses[place], statistics.median(losses[place : place + LASTING]))
+
+
+def _share(step: Attempt) -> float | None:
+    """What the step goes for, as a share of the loss; None where it is not known. The product of
+    the two norms is an upper bound of what gradient times way is."""
+    expected = step.expected_change
+    if expected is None and step.grad_norm and step.update_norm:
+        expected = step.grad_norm * step.update_norm
+    if not expected or step.loss is None:
         return None
-    until = next((n for n, a in enumerate(run.attempts) if (a.loss or 0.0) > ROSE * start), 0)
-    for step, after in pairwise(run.attempts[: until + 1]):
-        if not step.grad_norm or not step.update_norm or step.loss is None or after.loss is None:
-            continue
-        length = step.grad_norm * step.update_norm / max(abs(step.loss), 1.0)
-        if length > TOO_LONG and after.loss > JUMP * max(abs(step.loss), start):
-            return tail / start
-    return None
+    return abs(expected) / max(abs(step.loss), 1.0)

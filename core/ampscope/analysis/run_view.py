@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -150,14 +149,6 @@ class RunView:
             return None
         tail = losses[-max(1, int(len(losses) * TAIL_SHARE)) :]
         return sum(tail) / len(tail)
-
-    @cached_property
-    def tail_scatter(self) -> float:
-        """Standard deviation of the last fifth of the losses; 0 when it cannot be had."""
-        tail = self.losses[-max(1, int(len(self.losses) * TAIL_SHARE)) :]
-        if len(tail) < 2 or not all(map(math.isfinite, tail)):
-            return 0.0
-        return statistics.stdev(tail)
 
     @cached_property
     def ended_itself(self) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from enum import StrEnum
 
-from ampscope.analysis.growth import overshoots, rise_of_its_steps
+from ampscope.analysis.growth import divergence
 from ampscope.analysis.half_weights import KEPT, kept_motion
 from ampscope.analysis.repeatability import difference
-from ampscope.analysis.run_view import RunView
+from ampscope.analysis.run_view import TAIL_SHARE, RunView
 
 # A dynamic scale that starts at 2^16 needs at most 16 skips to reach 1; a start at 2^24 needs 24.
 MAX_SEARCH_SKIPS = 20
@@ -18,13 +19,13 @@ LATE_SKIP_SHARE = 0.1  # torch's growth interval of 2000 gives one skip in 2000 
 LEARNS_SHARE = 0.03  # fp32 must have lowered its loss by this share for a comparison to mean much
 BEHIND_SHARE = 0.5  # less than half of fp32's progress is worse learning
 BEHIND_APART = 0.1  # the same for two runs that do not begin alike: nearly no progress
-DIVERGED_FACTOR = 100.0
 ENDED_SHARE = 0.5  # of fp32's steps and time; a script that stops early may do so a little earlier
 DROPPED_SHARE, MIN_DROPPED = 0.1, 3  # a rounding may decide about single batches
 NEAR = 3  # taken steps before and after a skip that say how large its gradients were
 AS_BORNE = 2.0  # a scale halves
 MORE_INF = 2.0  # outputs with infinities, against fp32; which ones those are may vary
 TAIL_SCATTER = 2.0  # standard deviations
+HEAVY = 10.0  # times the median of the losses around it
 
 
 class Symptom(StrEnum):
@@ -62,7 +63,7 @@ def symptoms(run: RunView, fp32: RunView | None) -> frozenset[Symptom]:
         found.add(Symptom.EVALUATION)
     if run.broken_buffers:
         found.add(Symptom.BUFFERS)
-    if diverged(run, fp32) or rise_of_its_steps(run) is not None:
+    if divergence(run, fp32) is not None:
         found.add(Symptom.DIVERGED)
     if fp32 is not None:
         often = run.outcome.errors_caught and run.outcome.error_text
@@ -235,24 +236,37 @@ def progress(run: RunView, count: int | None = None) -> float | None:
 def is_behind(run: RunView, fp32: RunView) -> bool:
     """fp32 learned clearly and this run learned less than half as much, in as many steps.
 
-    One of the two may have met its time limit earlier, so only what both did is compared.
+    One of the two may have met its time limit earlier, so only what both did is compared. Batches
+    whose loss is many times as large in fp32 too, because the script weights them, do not count.
     """
     count = min(len(run.losses), len(fp32.losses))
-    reference, own = progress(fp32, count), progress(run, count)
-    if reference is None or fp32.head_loss is None:
+    if not count or fp32.head_loss is None:
         return False
-    if own is not None and run.head_loss is not None:
-        # What a first step threw up and later ones brought down again is no progress.
-        own -= max(run.head_loss - fp32.head_loss, 0.0)
+    kept = _ordinary(fp32.losses[:count], fp32.head_loss)
+    full, half = [fp32.losses[n] for n in kept], [run.losses[n] for n in kept]
+    if not all(map(math.isfinite, full)):
+        return False
+    reference = fp32.head_loss - statistics.fmean(full)
     if reference <= LEARNS_SHARE * abs(fp32.head_loss):
         return False
     if len({a.optimizer for a in fp32.attempts}) != 1:
         return False  # the losses of several optimizers play against each other
-    if own is None:
+    if run.head_loss is None or not all(map(math.isfinite, half)):
         return True
+    own = run.head_loss - statistics.fmean(half)
+    # What a first step threw up and later ones brought down again is no progress.
+    own -= max(run.head_loss - fp32.head_loss, 0.0)
     share = BEHIND_APART if difference(run, fp32) else BEHIND_SHARE
     # Mini-batch losses scatter: what is within the scatter of fp32's own tail is no difference.
-    return own < share * reference and reference - own > TAIL_SCATTER * fp32.tail_scatter
+    scatter = statistics.stdev(full) if len(full) > 1 else 0.0
+    return own < share * reference and reference - own > TAIL_SCATTER * scatter
+
+
+def _ordinary(losses: Sequence[float], head: float) -> list[int]:
+    """Places in the last fifth whose loss is neither many times the others' nor above ``head``."""
+    places = range(len(losses) - max(1, int(len(losses) * TAIL_SHARE)), len(losses))
+    usual = statistics.median([abs(losses[n]) for n in places])
+    return [n for n in places if not abs(losses[n]) > max(HEAVY * usual, abs(head))]
 
 
 def is_frozen(run: RunView, fp32: RunView) -> bool:
@@ -263,21 +277,3 @@ def is_frozen(run: RunView, fp32: RunView) -> bool:
         return False
     kept = kept_motion(run, fp32)
     return kept is None or kept < KEPT
-
-
-def diverged(run: RunView, fp32: RunView | None) -> bool:
-    """The last losses are a hundred times the first, or worse, and as much above those of fp32;
-    or the steps are to blame.
-
-    A loss may grow: returns of a better policy are larger, a curriculum becomes harder, one sample
-    weighs more than others.
-    """
-    head, tail = run.head_loss, run.tail_loss
-    if head is None or tail is None or not math.isfinite(tail):
-        return False
-    # Below 1 a loss may well start near zero and grow, as a critic's does.
-    if tail <= DIVERGED_FACTOR * max(abs(head), 1.0):
-        return False
-    reference = None if fp32 is None else fp32.tail_loss
-    apart = reference is not None and tail > DIVERGED_FACTOR * max(abs(reference), 1.0)
-    return apart or overshoots(run)

@@ -21,7 +21,7 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.growth import EARLY, growth, rise_of_its_steps
+from ampscope.analysis.growth import EARLY, divergence, growth
 from ampscope.analysis.root_op import Arrives, RootOp
 from ampscope.analysis.scale_facts import undivided_by_hand
 from ampscope.analysis.shared_singularity import shared_singularity
@@ -48,7 +48,7 @@ def check(evidence: Evidence) -> Verdict:
     op = shared_singularity(evidence)
     if op is not None and op.tracked and op.attempt == fp32.first_bad_attempt:
         return _formula(op)
-    grown, rise = growth(fp32), rise_of_its_steps(fp32)
+    grown, rise = growth(fp32), divergence(fp32, None)
     if grown < GROWTH and rise is None:
         return inconclusive("fp32 fails, but not by growing; look at the other findings.")
     bad = fp32.first_bad_attempt
