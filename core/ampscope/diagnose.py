@@ -32,6 +32,8 @@ class Diagnosis:
     answers: tuple[tuple[Rule, Verdict], ...]
     symptoms: tuple[str, ...]
     policy: str
+    notes: tuple[str, ...] = ()  # of what the verdict leaves out, in whole sentences
+    undecided: str = ""  # why nothing is decided, where a finding was set aside for it
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:

@@ -12,6 +12,11 @@ READ_LOSS, READ_GRADIENT = "loss", "gradient"  # what a Call named "read" looked
 # Texts of torch 2.11 to 2.13: c10/core/impl/alloc_cpu.cpp and CUDACachingAllocator.cpp.
 _MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "Cannot allocate memory")
 MIN_HAND_SCALE = 128  # a smaller factor is mostly the weight of one of several losses
+COMPILED_FRAMES = "compiled_frames"  # the OpUse that counts what torch.compile compiled
+COMPILED_NOTE = (
+    "torch.compile was switched off: compiled code was judged as the eager code that it was made "
+    "from, whose rounding may differ from the compiled one's."
+)
 STALLED_SHARE = 0.9  # of the elements that an addition should have moved
 
 

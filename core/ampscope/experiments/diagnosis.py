@@ -1,6 +1,7 @@
 """Plan the runs of a diagnosis, and stop when the evidence suffices.
 
-as_is and fp32 together  ->  rules  ->  bf16, a frozen scale where they ask for one
+as_is and fp32 together  ->  rules  ->  compiled, where the script compiles and is accused
+                         ->  bf16, a frozen scale where they ask for one
                          ->  the finding's fixes, best first, until one cures
                          ->  the smallest set of modules in fp32, where one module is not enough
 """
@@ -11,10 +12,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from ampscope.diagnose import Diagnosis, diagnose
+from ampscope.diagnose import Diagnosis
 from ampscope.experiments.plan import Plan, Say
 from ampscope.experiments.script_runs import ScriptRuns
 from ampscope.records import RunSpec
+from ampscope.verdicts.compiled import COMPILED, judged, wants_compiled
 from ampscope.verdicts.report import Report, report_of
 
 
@@ -27,15 +29,18 @@ def run_diagnosis(
     with ScriptRuns(replace(spec, control="as_is"), store, private=True) as runs:
         plan = Plan(runs, say)
         plan.first_two(show)
-        diagnosis = diagnose(plan.evidence)
+        diagnosis = judged(plan.evidence)
         if plan.problem() and not diagnosis.findings:
             return _report(plan, diagnosis, started)
         if plan.wants_frozen_scale():
             plan.control("scale:1")
-            diagnosis = diagnose(plan.evidence)
+            diagnosis = judged(plan.evidence)
+        if wants_compiled(diagnosis, plan.evidence):
+            plan.control(COMPILED)
+            diagnosis = judged(plan.evidence)
         if diagnosis.findings or diagnosis.symptoms:
             plan.control("bf16")
-            diagnosis = diagnose(plan.evidence)
+            diagnosis = judged(plan.evidence)
         if verify and diagnosis.findings:
             plan.try_fixes(diagnosis.findings[0])
         return _report(plan, diagnosis, started)

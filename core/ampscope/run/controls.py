@@ -2,10 +2,11 @@
 
 A control is a word, so that it can be stored with the run and repeated:
 
-    as_is  fp32  bf16  scale:1024 (frozen)  init_scale:1024  growth_interval:2000  add_scaler
-    unscale_first  lr:0.1  eps:1e-4  fp32_params  fp32_state  separate_scalers
+    as_is  compiled  fp32  bf16  scale:1024 (frozen)  init_scale:1024  growth_interval:2000
+    add_scaler  unscale_first  lr:0.1  eps:1e-4  fp32_params  fp32_state  separate_scalers
     fp32_modules:encoder.0,head  fp32_lines:train.py:41  op_lists:softmax=half
 
+``compiled`` is the script as it is with torch.compile left on, watched from outside compiled code.
 They work through torch functions and public methods only, and are undone on exit. Several are
 joined with ``;``.
 """
@@ -27,6 +28,8 @@ from ampscope.run.interventions.loss_scale import frozen_scale, growth_interval,
 from ampscope.run.interventions.optimizer_steps import fp32_state, scaled_lr
 from ampscope.run.interventions.separate_scalers import separate_scalers
 from ampscope.run.interventions.unscaled_clips import unscale_first
+
+COMPILED = "compiled"
 
 
 @contextlib.contextmanager
@@ -70,7 +73,7 @@ def applied(control: str, own_folder: str = "") -> Iterator[list[set[str]]]:
     with contextlib.ExitStack() as stack:
         for word in filter(None, control.split(";")):
             name, _, value = word.partition(":")
-            if name == "as_is":
+            if name in ("as_is", COMPILED):
                 continue
             if name in _PLAIN:
                 stack.enter_context(_PLAIN[name]())

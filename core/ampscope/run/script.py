@@ -18,10 +18,11 @@ from typing import Any
 from ampscope.capture.script.op_uses import fixed_sentence
 from ampscope.capture.script.script_histograms import Measured
 from ampscope.capture.script.source_lines import line_name, name_files_from
-from ampscope.observations import Observation, Outcome
+from ampscope.observations import COMPILED_NOTE, Observation, Outcome
 from ampscope.records import RunSpec
 from ampscope.run import script_errors
-from ampscope.run.controls import applied
+from ampscope.run.compiled_recorder import CompiledRecorder
+from ampscope.run.controls import COMPILED, applied
 from ampscope.run.probe import arithmetic
 from ampscope.run.python_end import end_python
 from ampscope.run.script_cuda import CudaRequests
@@ -32,10 +33,6 @@ from ampscope.run.script_recorder import ScriptRecorder
 from ampscope.run.script_text import execute, folder_of
 
 MAX_ERROR_TEXT = 2_000
-COMPILED = (
-    "torch.compile was switched off: compiled code was judged as the eager code that it was made "
-    "from, whose rounding may differ from the compiled one's."
-)
 
 
 class _Enough(SystemExit):
@@ -96,7 +93,9 @@ class _Run:
         self.following = following
         self.folder = folder_of(spec.workload)
         name_files_from(self.folder)
-        self.recorder = ScriptRecorder(self.folder, spec.cadence, self._attempt)
+        self.compiles = spec.control == COMPILED
+        recorder = CompiledRecorder if self.compiles else ScriptRecorder
+        self.recorder = recorder(self.folder, spec.cadence, self._attempt)
         self.processes = Processes(self.recorder.switch_off)
         self.cuda = CudaRequests(self.recorder.lines, policy == "rehearsal", self.recorder.requests)
         started = time.monotonic()
@@ -142,8 +141,9 @@ class _Run:
         """The script's surroundings and all instruments; all taken back on exit."""
         with contextlib.ExitStack() as stack:
             if staged:
-                self.stage = stack.enter_context(stage(self.spec.workload, self.spec.args))
-            else:
+                workload, args = self.spec.workload, self.spec.args
+                self.stage = stack.enter_context(stage(workload, args, compiles=self.compiles))
+            elif not self.compiles:
                 self.stage = stack.enter_context(without_compiling())
             stack.enter_context(self._watched_exit())
             stack.enter_context(self.processes.watching())
@@ -151,7 +151,8 @@ class _Run:
                 stack.enter_context(self.ranks.watching())
             stack.enter_context(self.cuda.watching())
             self.missing = stack.enter_context(applied(self.spec.control, self.folder))
-            stack.enter_context(arithmetic(self.policy))
+            # torch.compile compiles nothing below a mode that stands in for CUDA's arithmetic.
+            stack.enter_context(arithmetic("native" if self.compiles else self.policy))
             stack.enter_context(self.recorder.watching())
             yield
 
@@ -213,7 +214,7 @@ class _Run:
 
     def _result(self, ended: str, text: str = "", **facts: Any) -> ScriptResult:
         self.recorder.switch_off()
-        compiled = COMPILED if self.stage.compiles else ""
+        compiled = COMPILED_NOTE if self.stage.compiles and not self.compiles else ""
         never = ", ".join(sorted(set().union(*self.missing)))
         unmet = f"Nothing ran at {never}: what was asked for there was not done." if never else ""
         fixed = fixed_sentence(self.recorder.watch.uses.records())

@@ -8,6 +8,7 @@ import inspect
 import random
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,15 +34,33 @@ def arguments(workload: str, args: Sequence[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def stage(workload: str, args: tuple[str, ...]) -> Iterator[Stage]:
+def stage(workload: str, args: tuple[str, ...], *, compiles: bool = False) -> Iterator[Stage]:
     """What a script finds at its start: arguments, import path, seeds; all put back on exit.
 
     The seeds of torch, NumPy and ``random`` are set so that a script without seeds repeats itself
-    from run to run. What the script compiles runs as the eager function, because a compiled graph
-    hides its ops.
+    from run to run. Unless the run ``compiles``, what the script compiles runs as the eager
+    function, because a compiled graph hides its ops.
     """
     found = Stage()
     before = sys.argv, sys.path[:], sys.modules["__main__"]
+    eager: AbstractContextManager[None] = contextlib.nullcontext() if compiles else _eager(found)
+    random.seed(SEED)
+    torch.manual_seed(SEED)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(SEED)
+    sys.argv = arguments(workload, args)
+    if not sys.flags.safe_path:
+        sys.path[0] = folder_of(workload)  # in place of what this process was started with
+    try:
+        with eager:
+            yield found
+    finally:
+        sys.argv, sys.path[:], sys.modules["__main__"] = before
+
+
+@contextlib.contextmanager
+def _eager(found: Stage) -> Iterator[None]:
+    """What is compiled runs as the function that it was made from, and ``found`` hears of it."""
     patches = Patches()
     eager = torch.compiler.set_stance("force_eager")
     eager.__enter__()
@@ -51,19 +70,11 @@ def stage(workload: str, args: tuple[str, ...]) -> Iterator[Stage]:
     patches.replace(dynamo.decorators, "_set_stance", _kept_stance)
     for owner, name in ((dynamo, "export"), (torch.export, "export")):
         patches.replace(owner, name, _really_traced)
-    random.seed(SEED)
-    torch.manual_seed(SEED)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(SEED)
-    sys.argv = arguments(workload, args)
-    if not sys.flags.safe_path:
-        sys.path[0] = folder_of(workload)  # in place of what this process was started with
     try:
-        yield found
+        yield
     finally:
         patches.undo()
         eager.__exit__(None, None, None)
-        sys.argv, sys.path[:], sys.modules["__main__"] = before
 
 
 @contextlib.contextmanager

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
-from ampscope.diagnose import diagnose
 from ampscope.errors import BadInput
 from ampscope.records import RunInfo, State
 from ampscope.store.reader import Reader
+from ampscope.verdicts.compiled import judged
 from ampscope.verdicts.cure import is_cured
 from ampscope.verdicts.report import Report, report_of
 from ampscope.verdicts.trials import SEARCHED, USE_BF16, is_everything, trial_of
@@ -36,7 +36,7 @@ def recall(reader: Reader, run_id: str) -> Report:
     views.setdefault("as_is", _view(reader, first))
     policy = first.machine.policy if first.machine else "native"
     evidence = Evidence(views, policy)
-    diagnosis = diagnose(evidence)
+    diagnosis = judged(evidence)
     trials = []
     if diagnosis.findings:
         finding = diagnosis.findings[0]

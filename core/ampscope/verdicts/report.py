@@ -75,6 +75,8 @@ class Report:
         """Why there is neither a fault nor a clean bill; "" when there is one of them."""
         if self.could_not_run or self.diagnosis.verdict != "inconclusive":
             return self.could_not_run
+        if self.diagnosis.undecided:
+            return self.diagnosis.undecided
         seen = "; ".join(self.diagnosis.symptoms)
         text = f"Undetermined: {seen}, and no rule has enough evidence to name the cause."
         return f"{text} {clue(self.lead)}"
@@ -109,7 +111,7 @@ def report_of(
         trials=trials,
         elapsed_s=elapsed_s,
         could_not_run=unfinished,
-        notes=(*_notes(views), *_gaps(diagnosis, views)),
+        notes=(*diagnosis.notes, *_notes(views), *_gaps(diagnosis, views)),
         output=output,
         judged_steps=(outcome := views["as_is"].outcome).attempts,
         cut_short=outcome.ended if outcome.ended in ("steps", "time") else "",

@@ -1,0 +1,207 @@
+"""Records a script whose compiled code really runs compiled: losses, steps, skips, and its end.
+
+A diagnosis runs what a script compiles as the eager code that it was made from, because a compiled
+graph hides its ops. Compiled code may compute otherwise: a fused chain of pointwise ops keeps its
+intermediate results in fp32. So before such a script is accused it runs once as it is, and nothing
+here looks inside a graph: no op, no module, no tensor between them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+from torch.optim.optimizer import Optimizer
+
+from ampscope.capture.script.optimizer_facts import lr_of
+from ampscope.capture.script.patches import Patches
+from ampscope.capture.tensors import all_finite, floating_tensors, readable
+from ampscope.formats import dtype_name
+from ampscope.observations import COMPILED_FRAMES, Attempt, Call, Observation, OpUse, Outcome
+from ampscope.run.script_recorder import ScriptRecorder
+from ampscope.watcher.containment import Guard
+from ampscope.watcher.loss_hooks import LossHooks
+from ampscope.watcher.scaler_classes import Followed
+from ampscope.watcher.step_hooks import StepHooks
+
+
+class CompiledRecorder(ScriptRecorder):
+    """As a ScriptRecorder, of what can be seen outside compiled code.
+
+    One optimizer step is one attempt. A call of a compiled function that moves weights and shows
+    no step, because it holds the step itself, is one too; its loss is the number that it returns.
+    """
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """All hooks on; all off on exit."""
+        self._loss: tuple[float | None, str] = None, ""
+        self._backwards = 0
+        self._scale: tuple[str, float] = "", 1.0
+        self._bad_gradients = 0
+        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._inside = False  # a call of compiled code runs
+        self._stepping = False  # a step has begun of which the end will be told
+        patches, guard, follows = Patches(), Guard(lambda line: None), Followed(())
+        patches.replace(Optimizer, "__init__", self._new_optimizer)
+        patches.replace(torch, "compile", self._compile)
+        threads = _AnyThread()
+        with contextlib.ExitStack() as stack:
+            stack.callback(patches.undo)
+            hooks = LossHooks(self, lambda optimizer: True, follows, threads, guard)
+            stack.enter_context(hooks)
+            steps = StepHooks(self, lambda optimizer: True, follows, threads, guard)
+            stack.enter_context(steps)
+            yield
+
+    def loss_seen(self, loss: Tensor) -> None:
+        """A backward pass of this loss begins."""
+        self._backwards += 1
+        self._note_loss(loss)
+
+    def losses_dropped(self) -> None:
+        """Gradients were zeroed; the loss of the next backward pass counts."""
+
+    def backward_ended(self) -> None:
+        """Gradients are there, and nothing is looked at before the step."""
+
+    def gradients_complete(self, optimizer: Optimizer, scaler: Any) -> None:
+        """A step of ``optimizer`` begins, through ``scaler`` or, where it is None, directly."""
+        self._stepping = True
+        self._scale = ("", 1.0) if scaler is None else ("scaler0", float(scaler.get_scale()))
+        gradients = [p.grad for p in _parameters(optimizer) if p.grad is not None]
+        self._bad_gradients = sum(not all_finite(g) for g in gradients)
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """The optimizer's own step begins."""
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """The optimizer's own step has ended; :meth:`attempt_ended` follows."""
+
+    def attempt_dropped(self, optimizer: Optimizer) -> None:
+        """The script left this step out by itself."""
+        self.attempt_ended(optimizer, skipped=True)
+
+    def attempt_ended(self, optimizer: Optimizer, *, skipped: bool) -> None:
+        """A step was taken or skipped. Behind a scaler a compiled step looks like none at all; but
+        finite gradients are never skipped."""
+        self._stepping = False
+        self._optimizers.add(optimizer)
+        self._add(optimizer, skipped=skipped and self._bad_gradients > 0)
+
+    def _note_loss(self, loss: Tensor) -> None:
+        numbers = readable(loss.detach())
+        if numbers is None or not numbers.numel():
+            return
+        value, dtype = float(numbers.float().sum()), dtype_name(loss.dtype)
+        self._loss = value, dtype
+        calls = self.log.calls
+        calls.append(Call(len(calls), self.attempts.count, "backward", value=value, dtype=dtype))
+
+    def _add(self, optimizer: Optimizer | None, *, skipped: bool) -> None:
+        owners = list(self._optimizers) if optimizer is None else [optimizer]
+        bad = sum(not all_finite(p.detach()) for o in owners for p in _parameters(o))
+        (loss, dtype), (scaler, scale) = self._loss, self._scale
+        self.attempts.records.append(
+            Attempt(
+                attempt=self.attempts.count,
+                optimizer=self.attempts.optimizer_name(optimizer) if optimizer else "optimizer0",
+                scaler=scaler,
+                loss=loss,
+                loss_dtype=dtype,
+                scale=scale,
+                skipped=skipped,
+                unscaled_before=False,
+                backwards=self._backwards,
+                grad_total=0,
+                grad_zero=0,
+                grad_nonfinite=self._bad_gradients,
+                grad_max=None,
+                grad_norm=None,
+                lr=lr_of(owners[0]) if owners else 0.0,
+                moved_share=None,
+                update_norm=None,
+                weight_nonfinite=bad,
+                grad_dtypes="",
+                weight_dtypes="",
+                state_dtypes="",
+            )
+        )
+        self._backwards = 0
+        self.attempts.count += 1
+        self._on_attempt(self.attempts.count)
+
+    def _new_optimizer(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            original(optimizer, *args, **kwargs)
+            self._optimizers.add(optimizer)
+
+        return wrapper
+
+    def _compile(self, original: Any) -> Any:
+        """``torch.compile``: what it gives for a function is looked at from outside. A compiled
+        module is no whole step, and stays as it is."""
+
+        def compile_one(model: Any = None, **options: Any) -> Any:
+            if model is None:  # torch.compile(fullgraph=True), as a decorator
+                return lambda function: compile_one(function, **options)
+            made = original(model, **options)
+            is_function = not isinstance(model, (torch.nn.Module, type))
+            return self._called(made) if is_function else made
+
+        return compile_one
+
+    def _called(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._inside or torch.compiler.is_compiling():
+                return function(*args, **kwargs)
+            before, count = self._weights(), self.attempts.count
+            self._inside = True
+            try:
+                result = function(*args, **kwargs)
+            finally:
+                self._inside = False
+            seen = self.attempts.count != count or self._stepping
+            if before and not seen and self._weights() != before:
+                numbers = [t for t in floating_tensors(result) if t.numel() == 1]
+                if numbers and not self._backwards:
+                    self._note_loss(numbers[0])
+                self._bad_gradients = 0
+                self._add(None, skipped=False)
+            return result
+
+        return call
+
+    def _weights(self) -> list[str]:
+        """What tells weights before a step from those after it; as text NaN equals itself."""
+        with torch.no_grad():
+            return [
+                str(float(numbers.double().sum()))
+                for optimizer in self._optimizers
+                for p in _parameters(optimizer)
+                if (numbers := readable(p.detach())) is not None
+            ]
+
+    def _closed(self, outcome: Outcome) -> list[Observation]:
+        compiled = int(counters["frames"]["ok"])
+        use = OpUse(COMPILED_FRAMES, "", "", "", 0, count=compiled)
+        return [use, *super()._closed(outcome)]
+
+
+class _AnyThread(set[int]):
+    """Every thread counts."""
+
+    def __contains__(self, thread: object) -> bool:
+        return True
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
