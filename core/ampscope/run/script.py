@@ -151,7 +151,7 @@ class _Run:
                 stack.enter_context(self.ranks.watching())
             stack.enter_context(self.cuda.watching())
             self.missing = stack.enter_context(applied(self.spec.control, self.folder))
-            # torch.compile compiles nothing below a mode that stands in for CUDA's arithmetic.
+            # Nothing is compiled below a mode that stands in for CUDA's arithmetic.
             stack.enter_context(arithmetic("native" if self.compiles else self.policy))
             stack.enter_context(self.recorder.watching())
             yield

@@ -12,6 +12,7 @@ from ampscope.analysis.run_view import RunView
 from ampscope.analysis.scale_facts import hand_scale_facts, static_scale
 from ampscope.analysis.symptoms import Symptom, symptoms
 from ampscope.diagnose import Diagnosis
+from ampscope.observations import COMPILED_NOTE
 from ampscope.policy import gaps
 from ampscope.records import RunInfo, State
 from ampscope.run.script_ending import ending
@@ -111,7 +112,7 @@ def report_of(
         trials=trials,
         elapsed_s=elapsed_s,
         could_not_run=unfinished,
-        notes=(*diagnosis.notes, *_notes(views), *_gaps(diagnosis, views)),
+        notes=(*_notes(diagnosis, views), *_gaps(diagnosis, views)),
         output=output,
         judged_steps=(outcome := views["as_is"].outcome).attempts,
         cut_short=outcome.ended if outcome.ended in ("steps", "time") else "",
@@ -181,10 +182,13 @@ def _gaps(diagnosis: Diagnosis, views: Mapping[str, RunView]) -> list[str]:
     return gaps.texts(views["as_is"].outcome.gaps, diagnosis.policy, op or "")
 
 
-def _notes(views: Mapping[str, RunView]) -> tuple[str, ...]:
+def _notes(diagnosis: Diagnosis, views: Mapping[str, RunView]) -> tuple[str, ...]:
     """What a person must know beside the verdict: how the runs were made."""
     outcome = views["as_is"].outcome
-    notes = list(outcome.notes)
+    was_compiled = "compiled" in views and bool(diagnosis.notes or diagnosis.undecided)
+    notes = [*diagnosis.notes, *outcome.notes]
+    if was_compiled:  # what the verdict says of compiled code takes the place of the warning
+        notes.remove(COMPILED_NOTE)
     if note := _without_scaler(views["as_is"]):
         notes.append(note)
     if outcome.ended == "steps":

@@ -12,6 +12,7 @@ from ampscope.report.words.numbers import number, power_of_two
 
 _CONTROLS: dict[str, str] = {
     "as_is": "as it is",
+    "compiled": "with torch.compile on",
     "fp32": "in fp32",
     "bf16": "in bf16",
     "add_scaler": "with a GradScaler added",
