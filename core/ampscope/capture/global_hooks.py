@@ -14,12 +14,18 @@ the table only while a subscriber is awake. Where a thread is inside a module's 
 at which the last one falls asleep, it stays, does nothing, and leaves at a later such moment.
 
 Code that torch.compile traces never reaches a subscriber: :meth:`Dispatcher.__call__` asks first.
+But that code is guarded by what is in torch's table, and is compiled again for every other state of
+it. In a process that uses torch.compile a module dispatcher is therefore in the table from the
+first subscription to the last, asleep or not. While it is there, torch's warning of a compiled
+module beside a global hook is left out: where warnings are errors, it would end a training.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -35,6 +41,14 @@ from torch.utils.hooks import RemovableHandle
 
 Hear = Callable[..., None]
 _CALL = nn.Module._call_impl.__code__  # where torch walks the modules' hooks
+
+_HOOK_WARNING: Any = (
+    "ignore",
+    re.compile(r"Using `torch\.compile\(module\)` when there are global hooks"),
+    UserWarning,
+    None,
+    0,
+)
 
 _lock = threading.RLock()  # a subscriber may be removed by a finalizer, in the midst of a change
 
@@ -70,6 +84,11 @@ class Dispatcher:
         self._stays = stays
         self._handle: RemovableHandle | None = None
 
+    @property
+    def is_in_table(self) -> bool:
+        """Whether torch calls it."""
+        return self._handle is not None
+
     def subscribe(self, hear: Hear, *, awake: bool = True) -> Subscription:
         """``hear`` is called with what torch passes to such a hook. What it raises goes to the
         training once all have heard."""
@@ -83,12 +102,16 @@ class Dispatcher:
         """One came, left, fell asleep or woke."""
         with _lock:
             self.subscribers = tuple(one for one in self._all if one.is_awake)
-            if self.subscribers:
+            if self.subscribers or (self._all and _compiles()):
                 if self._handle is None:
                     self._handle = self._register(self)
+                    if not self._stays:
+                        _expect_no_warning()
             elif self._handle is not None and not self._stays and not _a_module_runs():
                 handle, self._handle = self._handle, None
                 handle.remove()
+                if not any(other.is_in_table for other in (FORWARD_PRE, FORWARD, FORWARD_ALWAYS)):
+                    _expect_warnings()
 
     def drop(self, one: Subscription) -> None:
         """Without ``one`` from the next call on."""
@@ -119,6 +142,28 @@ def _a_module_runs() -> bool:
                 return True
             frame = frame.f_back
     return False
+
+
+def _compiles() -> bool:
+    """Whether anything in this process was given to torch.compile so far."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    if frames is None:
+        return False
+    backends = getattr(frames, "cached_backends", None)  # None for what compilation leaves out
+    return backends is None or any(one is not None for one in list(backends.values()))
+
+
+def _expect_no_warning() -> None:
+    # Not by warnings.filterwarnings, which makes Python forget what it has warned of once.
+    filters: Any = warnings.filters
+    if _HOOK_WARNING not in filters:
+        filters.insert(0, _HOOK_WARNING)
+
+
+def _expect_warnings() -> None:
+    filters: Any = warnings.filters
+    if _HOOK_WARNING in filters:
+        filters.remove(_HOOK_WARNING)
 
 
 def _leaving(hook: Hear) -> RemovableHandle:
