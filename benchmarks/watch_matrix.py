@@ -1,6 +1,6 @@
 """Does a watch leave trainings alone, and does it ring? Trainers, ranks, torch.compile, precisions.
 
-    python benchmarks/watch_matrix.py [CELL …] [--backend aot_eager] [--out FILE]
+    python benchmarks/watch_matrix.py [CELL …] [--backend aot_eager] [--out FILE] [--resume]
 
 A cell is TRAINER/RANKS/CODE/PRECISION: ``lightning/ddp/compiled/bf16``; a part may be ``*``.
 Each cell runs in processes of its own, one per rank, and trains three times there:
@@ -35,6 +35,7 @@ import tempfile
 import time
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -603,7 +604,7 @@ def cells(patterns: list[str]) -> Iterator[Cell]:
 
 def summary(results: dict[str, Any], backend: str, seconds: float) -> dict[str, Any]:
     """What is kept."""
-    verdicts = [one["verdict"] for one in results.values()]
+    verdicts = Counter(one["verdict"] for one in results.values())
     installed = {}
     for name in ("accelerate", "lightning", "transformers", "trl"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -614,7 +615,7 @@ def summary(results: dict[str, Any], backend: str, seconds: float) -> dict[str, 
         "backend": backend,
         "steps": STEPS,
         "seconds": round(seconds, 1),
-        "summary": {kind: verdicts.count(kind) for kind in sorted(set(verdicts))},
+        "summary": dict(verdicts),
         "cells": results,
     }
 
@@ -627,16 +628,23 @@ def main() -> int:
     parser.add_argument("cells", nargs="*", metavar="CELL")
     parser.add_argument("--backend", default="aot_eager", help="of torch.compile")
     parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--resume", action="store_true", help="keep what passed in --out")
     given = parser.parse_args()
     os.environ |= {
         "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false",
-        "AMPSCOPE_TELEMETRY": "0", "TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "AMPSCOPE_TELEMETRY": "0", "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     }  # fmt: skip
     context = multiprocessing.get_context("forkserver")  # libraries are imported once
     context.set_forkserver_preload(list(PRELOADED))
-    began, results = time.perf_counter(), {}
+    began, results, spent = time.perf_counter(), {}, 0.0
+    if given.resume and given.out.exists():
+        kept = json.loads(given.out.read_text())
+        results, spent = kept["cells"], kept["seconds"]
     for cell in cells(given.cells):
+        if results.get(cell.name, {}).get("verdict") in ("passed", "refused"):
+            continue
         one = results[cell.name] = run_cell(cell, given.backend, context)
         rang = ", ".join(f"{name} at {step}" for step, name in one.get("rang", ()))
         seconds = one.get("seconds", 0.0)
@@ -644,10 +652,11 @@ def main() -> int:
             f"{cell.name:34} {one['verdict']:13} {seconds:6.1f} s  {rang}  {one['message']}",
             flush=True,
         )
-        kept = summary(results, given.backend, time.perf_counter() - began)
+        kept = summary(results, given.backend, spent + time.perf_counter() - began)
         given.out.write_text(json.dumps(kept, indent=1) + "\n")  # also of a run that is broken off
-    print(kept["summary"], f"{kept['seconds']} s")
-    return int("failed" in kept["summary"])
+    verdicts = Counter(one["verdict"] for one in results.values())
+    print(dict(verdicts), f"{spent + time.perf_counter() - began:.0f} s")
+    return int(verdicts["failed"] > 0)
 
 
 if __name__ == "__main__":

@@ -93,14 +93,15 @@ def train_in_part(
     torch.manual_seed(0)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    model = WithCompiledPart() if kind == "part" else nn.Sequential(nn.Linear(8, 16), nn.Tanh())
+    plain = WithCompiledPart() if kind == "part" else nn.Sequential(nn.Linear(8, 16), nn.Tanh())
+    model = torch.compile(plain, backend="aot_eager") if kind == "model" else plain
 
     def loss_of(inputs: Tensor) -> Tensor:
         return model(inputs).square().mean()
 
     if kind == "loss function":  # as Lightning compiles training_step; the model tells nothing
         loss_of = torch.compile(loss_of, backend="aot_eager")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.01)
     run = None
     for step in range(10):
         if store is not None and step == watch_from:
@@ -113,7 +114,16 @@ def train_in_part(
         optimizer.zero_grad()
     if run is not None:
         run.close()
-    return torch._dynamo.utils.counters["stats"]["unique_graphs"], list(model.parameters())
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"], list(plain.parameters())
+
+
+def equal(one: list[Tensor], other: list[Tensor]) -> bool:
+    """Bit for bit, NaN at the same places included."""
+    pairs = zip(one, other, strict=True)
+    return all(
+        torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
+        for a, b in pairs
+    )
 
 
 @pytest.mark.parametrize("kind", ["part", "loss function"])
@@ -123,9 +133,14 @@ def test_a_watch_compiles_nothing_again(kind: str, every: int, nan_at: int, tmp_
     code: each state of torch's table has a graph of its own, compiled in the midst of training."""
     graphs, bare = train_in_part(kind, None, every, nan_at)
     more, watched = train_in_part(kind, tmp_path / "runs.db", every, nan_at)
-    assert all(
-        torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(bare, watched, strict=True)
-    )
+    assert equal(bare, watched)
+    assert more == graphs
+
+
+def test_a_compiled_model_may_be_watched_from_any_step(tmp_path: Path) -> None:
+    graphs, bare = train_in_part("model", None, 2)
+    more, watched = train_in_part("model", tmp_path / "runs.db", 2, watch_from=3)
+    assert equal(bare, watched)
     assert more == graphs
 
 
