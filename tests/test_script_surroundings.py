@@ -148,3 +148,32 @@ def test_a_module_is_run_as_python_runs_it(folder: Path, ended: dict[str, Ran]) 
     )  # fmt: skip
     assert ended["-m"].out == plain.stdout
     assert len(ended["-m"].attempts) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("probe", "mlp", "--steps", "2"),
+        ("run", "SCRIPT"),
+        ("diagnose", "--no-verify", "SCRIPT"),
+        ("compare", "SCRIPT", "--precision", "fp32,bf16", "--time-limit", "30"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_nothing_is_imported_from_where_the_user_stands(
+    folder: Path, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    """A folder of downloads may hold a random.py; ``python elsewhere/script.py`` does not see it."""
+    trap = f"open({str(tmp_path / 'ran')!r}, 'a').write(__name__ + ' ')\nraise SystemExit(9)\n"
+    here = tmp_path / "downloads"
+    here.mkdir()
+    for name in ("ampscope", "torch", "numpy", "random", "json", "base"):
+        (here / f"{name}.py").write_text(trap)
+    script = folder / "several.py"
+    script.write_text("from base import step\nfor _ in range(12):\n    step()\n")
+    given = [str(script) if one == "SCRIPT" else one for one in arguments]
+    command = [sys.executable, "-P", "-m", "ampscope.cli.main", *given]
+    command[5:5] = ["--store", str(tmp_path / "runs.db")]
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
+    assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ampscope.experiments.children import child_environment
+from ampscope.experiments.children import child_environment, started
 
 
 @click.command()
@@ -20,7 +20,7 @@ def replay(capsule: Path, model: str, as_json: bool) -> None:
 
     Exit status 1 when something was not finite, 0 when all was finite, 2 when it could not be run.
     """
-    command = [sys.executable, "-m", "ampscope.watcher.replay_child", str(capsule)]
+    command = [*started("ampscope.watcher.replay_child"), str(capsule)]
     command += ["--model", model, *(["--json"] if as_json else [])]
     # In a session of its own: a signal to this command ends it once, from here.
     done = subprocess.run(command, env=child_environment(), check=False, start_new_session=True)

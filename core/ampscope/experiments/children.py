@@ -41,7 +41,7 @@ class Child:
         self.store, self.run_id = store, run_id
         self._words = tempfile.TemporaryFile()  # noqa: SIM115  # the thread that waits closes it
         self._process = subprocess.Popen(
-            [python, "-m", module, "--store", str(store.absolute()), *_of_run(run_id)],
+            [*started(module, python), "--store", str(store.absolute()), *_of_run(run_id)],
             stdin=subprocess.DEVNULL if run_id else subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self._words,
@@ -105,6 +105,15 @@ def expect(store: Path, idle_s: float = IDLE_S) -> None:
     timer = threading.Timer(idle_s, _let_go, [store, child])
     timer.daemon = True
     timer.start()
+
+
+def started(module: str, python: str = sys.executable) -> list[str]:
+    """The command that runs a module of this package, wherever the user stands.
+
+    Plain ``-m`` puts the current folder first on the import path: a random.py among somebody's
+    downloads would be run in place of Python's own. Another Python may be too old to know ``-P``.
+    """
+    return [python, *(["-P"] if python == sys.executable else []), "-m", module]
 
 
 def child_environment() -> dict[str, str]:

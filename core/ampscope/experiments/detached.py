@@ -13,14 +13,13 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ampscope.errors import AmpscopeError
-from ampscope.experiments.children import child_environment
+from ampscope.experiments.children import child_environment, started
 from ampscope.experiments.repeat import is_module, repeatable
 from ampscope.records import RunSpec
 from ampscope.store.reader import Reader
@@ -98,7 +97,7 @@ def _start(arguments: Sequence[str], folder: Path) -> Job:
     with tempfile.TemporaryFile() as words:
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", *arguments],
+                [*started(arguments[0]), *arguments[1:]],
                 stdin=subprocess.DEVNULL,
                 stdout=words,
                 stderr=words,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from types import TracebackType
 from typing import BinaryIO
 
 from ampscope.errors import AmpscopeError, StoreError
-from ampscope.experiments.children import child_environment
+from ampscope.experiments.children import child_environment, started
 from ampscope.experiments.script_deaths import last_words
 from ampscope.experiments.script_output import Followed, as_text, tail
 from ampscope.frameworks.names import TORCH
@@ -217,6 +216,6 @@ class ScriptRuns:
 def _server(spec: RunSpec) -> list[str]:
     """The command of the process that starts the runs. Raises BadInput without the framework."""
     if spec.framework == TORCH:
-        return [sys.executable, "-m", "ampscope.run.zygote", "--script", spec.workload]
+        return [*started("ampscope.run.zygote"), "--script", spec.workload]
     python = python_for(spec.framework)
-    return [sys.executable, "-m", "ampscope.frameworks.server", "--python", python]
+    return [*started("ampscope.frameworks.server"), "--python", python]

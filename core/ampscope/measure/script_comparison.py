@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ampscope.errors import BadInput, Cancelled
+from ampscope.experiments.children import started
 from ampscope.measure.beside_steps import Limit
 from ampscope.measure.timing import summary
 from ampscope.records import LossCurve, ProcessPeak, RunSpec, StepTimes
@@ -90,7 +90,7 @@ def _run(
     """What one run of the script wrote; None when it wrote nothing."""
     with TemporaryFolder() as folder:
         out = Path(folder) / "steps.json"
-        command = [sys.executable, "-m", "ampscope.measure.script_clock", "--out", str(out)]
+        command = [*started("ampscope.measure.script_clock"), "--out", str(out)]
         command += ["--precision", precision, "--steps", str(spec.steps), "--seed", str(seed)]
         command += ["--seconds", f"{max(share_s - IMPORT_S, 1.0):.1f}"]
         command += ["--cuda" if is_cuda else "--cpu", spec.workload]

@@ -18,7 +18,7 @@ import torch.export
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampscope.capture.script.patches import Patches
-from ampscope.run.script_text import SEED, folder_of, module_of
+from ampscope.run.script_text import SEED, module_of, put_folder_first
 
 
 @dataclass(slots=True)
@@ -49,8 +49,7 @@ def stage(workload: str, args: tuple[str, ...], *, compiles: bool = False) -> It
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(SEED)
     sys.argv = arguments(workload, args)
-    if not sys.flags.safe_path:
-        sys.path[0] = folder_of(workload)  # in place of what this process was started with
+    put_folder_first(workload)
     try:
         with eager:
             yield found

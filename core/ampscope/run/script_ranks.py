@@ -259,7 +259,7 @@ def follow(ticket: Ticket, action: Callable[[], Any]) -> Any:
 def main() -> None:
     """Run a script that a launcher starts."""
     from ampscope.run.script_main import arguments
-    from ampscope.run.script_text import execute, folder_of
+    from ampscope.run.script_text import execute, put_folder_first
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--store", required=True)
@@ -273,7 +273,7 @@ def main() -> None:
     else:
         workload, args = os.path.abspath(rest[0]), rest[1:]
     sys.argv = arguments(workload, args)
-    sys.path[0] = folder_of(workload)
+    put_folder_first(workload)
     ticket = Ticket(found.store, found.run, found.policy, workload, found.index, 1)
     follow(ticket, lambda: execute(workload))
 

@@ -11,6 +11,7 @@ import builtins
 import contextlib
 import importlib.util
 import linecache
+import os
 import runpy
 import sys
 from importlib.machinery import SourceFileLoader
@@ -41,6 +42,18 @@ def module_of(workload: str) -> str:
 def folder_of(workload: str) -> str:
     """What Python puts first on the import path: the script's folder, or the current one."""
     return str(Path.cwd() if module_of(workload) else Path(workload).resolve().parent)
+
+
+def put_folder_first(workload: str) -> None:
+    """Give ``sys.path`` the entry that Python gives it for this script, if the user lets it.
+
+    It replaces the entry that this process was started with. With ``-P`` there is none; only
+    PYTHONSAFEPATH is the user's own wish that the script have none either.
+    """
+    if not sys.flags.safe_path:
+        sys.path[0] = folder_of(workload)
+    elif not os.environ.get("PYTHONSAFEPATH"):
+        sys.path.insert(0, folder_of(workload))
 
 
 def execute(workload: str) -> None:
