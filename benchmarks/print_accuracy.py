@@ -1,7 +1,7 @@
 """The section of docs/accuracy.md on the zoo, printed from the kept scores.
 
-python benchmarks/print_accuracy.py            # prints it
-python benchmarks/print_accuracy.py --write    # puts it into docs/accuracy.md, between its two marks
+python benchmarks/print_accuracy.py
+python benchmarks/print_accuracy.py --write  # puts it into docs/accuracy.md
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The section of docs/cost.md on costs, printed from the kept measurements.
 
-python benchmarks/print_cost.py            # prints it
-python benchmarks/print_cost.py --write    # puts it into docs/cost.md, between its two marks
+python benchmarks/print_cost.py
+python benchmarks/print_cost.py --write  # puts it into docs/cost.md
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ def test_a_module_is_run_as_python_runs_it(folder: Path, ended: dict[str, Ran]) 
 def test_nothing_is_imported_from_where_the_user_stands(
     folder: Path, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
-    """A folder of downloads may hold a random.py; ``python elsewhere/script.py`` does not see it."""
+    """A folder of downloads may hold a random.py; ``python there/script.py`` does not see it."""
     trap = f"open({str(tmp_path / 'ran')!r}, 'a').write(__name__ + ' ')\nraise SystemExit(9)\n"
     here = tmp_path / "downloads"
     here.mkdir()
