@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -189,6 +190,28 @@ def test_large_data_is_not_copied_and_stays_as_it_is(
     assert report.diagnosis.verdict == "no_fault", report.undecided
     assert tree_of_sizes(tmp_path) == before
     assert report.elapsed_s < 60
+
+
+@pytest.mark.parametrize("kind", [OVERLAY, MIRROR, ""])
+def test_the_working_folder_may_hold_the_store_and_the_temporary_folder(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a user stands in /tmp, and the script is a project's elsewhere."""
+    if kind == OVERLAY and WHY_NOT:
+        pytest.skip(f"overlay: {WHY_NOT}")
+    here, project = tmp_path / "here", tmp_path / "project"
+    (here / "temporary").mkdir(parents=True)
+    project.mkdir()
+    (project / "pyproject.toml").touch()
+    path = project / "train.py"
+    path.write_text(HEALTHY + "open('made', 'w').write('x')\nsteps()\n")
+    monkeypatch.setenv(FORCED, kind)
+    monkeypatch.setenv("TMPDIR", str(here / "temporary"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.chdir(here)
+    report = diagnosed(path, here / "runs.db")
+    assert report.diagnosis.verdict == "no_fault", report.undecided
+    assert not (here / "made").exists()
 
 
 def tree_of_sizes(folder: Path) -> list[tuple[str, int, int]]:

@@ -186,17 +186,26 @@ def _overlaid(roots: list[str], workload: str, store: Path, folder: Path) -> Vie
     lower = {root: _folder_descriptor(root) for root in _with_mounts(roots)}
     kept = _folder_descriptor(str(store.absolute().parent))
     shared = {c: _folder_descriptor(c) for c in _caches() if _below(c, roots) and os.path.isdir(c)}
+    covered: list[str] = []
+    upper = folder if not _below(str(folder.resolve()), roots) else None
+    places = _Places(folder, upper)
     try:
-        upper = folder if not _below(str(folder.resolve()), roots) else None
-        places = _Places(folder, upper)
         for root, descriptor in lower.items():
             _cover(root, descriptor, places, in_user_namespace)
+            covered.append(root)
         for cache, descriptor in shared.items():
             _mount(f"/proc/self/fd/{descriptor}", cache, "", _BIND | _REC)
         bound = folder / "store"
         bound.mkdir(parents=True)
         _mount(f"/proc/self/fd/{kept}", str(bound), "", _BIND)
+    except BaseException:
+        # Half a view is worse than none: the store itself may lie below a root that is covered.
+        for root in reversed(covered):
+            _unmount(root)
+        os.chdir(cwd)
+        raise
     finally:
+        places.close()
         for descriptor in (*lower.values(), *shared.values(), kept):
             os.close(descriptor)
     os.chdir(cwd)  # by its path: the old one lies below the overlay
@@ -212,27 +221,35 @@ class _Places:
     (a container's root is an overlay itself; a folder below a root would hold itself)."""
 
     def __init__(self, folder: Path, disk: Path | None) -> None:
-        self._disk = disk
-        self._memory = folder / "memory"
-        self._is_mounted = False
+        # Held open: once a root above it is covered, its path leads into the overlay.
+        self._disk = None if disk is None else _folder_descriptor(str(disk))
+        self._memory: int | None = None
+        self._mount_point = folder / "memory"
+        self._mount_point.mkdir()
         self._count = 0
 
     def next(self, *, in_memory: bool) -> tuple[int, int] | None:
         """File descriptors of an upper and a work folder, both empty."""
-        if not in_memory and self._disk is None:
+        base = self._disk
+        if in_memory:
+            if self._memory is None:
+                _mount("tmpfs", str(self._mount_point), "tmpfs", 0, "mode=700")
+                self._memory = _folder_descriptor(str(self._mount_point))
+            base = self._memory
+        if base is None:
             return None
-        if in_memory and not self._is_mounted:
-            self._memory.mkdir()
-            _mount("tmpfs", str(self._memory), "tmpfs", 0, "mode=700")
-            self._is_mounted = True
-        base = self._memory if in_memory or self._disk is None else self._disk
         made = []
         for name in ("upper", "work"):
-            path = base / f"{name}{self._count}"
-            path.mkdir()
-            made.append(_folder_descriptor(str(path)))
+            os.mkdir(f"{name}{self._count}", dir_fd=base)
+            made.append(os.open(f"{name}{self._count}", os.O_RDONLY | os.O_DIRECTORY, dir_fd=base))
         self._count += 1
         return made[0], made[1]
+
+    def close(self) -> None:
+        """The mounts keep what they need."""
+        for descriptor in (self._disk, self._memory):
+            if descriptor is not None:
+                os.close(descriptor)
 
 
 def _cover(root: str, lower: int, places: _Places, in_user_namespace: bool) -> None:
@@ -301,6 +318,11 @@ def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -
     if done:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), target)
+
+
+def _unmount(target: str) -> None:
+    detach = 2  # MNT_DETACH of linux/fs.h: also while a file of it is open
+    ctypes.CDLL(None, use_errno=True).umount2(os.fsencode(target), detach)
 
 
 # ---- mirror ----------------------------------------------------------------------------------
