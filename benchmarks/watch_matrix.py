@@ -57,12 +57,14 @@ PRECISIONS = ("fp16", "bf16")
 RUNS = ("bare", "watched", "planted")
 NONFINITE = {"nonfinite_loss", "nonfinite_gradient", "nonfinite_weight"}
 STEPS, PLANTED, BATCH = 8, 4, 4
-TIMEOUT_S = 240.0
-PRELOADED = (
-    "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "accelerate",
-    "transformers.trainer", "transformers.models.gpt2.modeling_gpt2", "trl.trainer.sft_trainer",
-    "lightning.pytorch", "ampscope.watcher", "numpy",
-)  # fmt: skip
+TIMEOUT_S = 400.0
+PRELOADED = {
+    "plain": ("torch._dynamo", "torch.distributed.fsdp", "ampscope.watcher"),
+    "accelerate": ("accelerate",),
+    "lightning": ("lightning.pytorch",),
+    "transformers": ("transformers.trainer", "transformers.models.gpt2.modeling_gpt2"),
+    "trl": ("trl.trainer.sft_trainer", "transformers.models.gpt2.modeling_gpt2"),
+}  # what a trainer's processes find imported
 
 
 @dataclass(frozen=True, slots=True)
@@ -637,7 +639,8 @@ def main() -> int:
         "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     }  # fmt: skip
     context = multiprocessing.get_context("forkserver")  # libraries are imported once
-    context.set_forkserver_preload(list(PRELOADED))
+    wanted = {"plain", *(cell.trainer for cell in cells(given.cells))}
+    context.set_forkserver_preload([name for one in sorted(wanted) for name in PRELOADED[one]])
     began, results, spent = time.perf_counter(), {}, 0.0
     if given.resume and given.out.exists():
         kept = json.loads(given.out.read_text())
