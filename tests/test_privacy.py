@@ -43,6 +43,15 @@ MASKED = {
     (f'{{"token": "{SECRET}"}}',): ('{"token": "***"}',),
     ("--credentials", SECRET, "--lr", "1"): ("--credentials", "***", "--lr", "1"),
     ("--auth", "--lr", "1"): ("--auth", "--lr", "1"),
+    (f"--config=logger.api_key={SECRET}",): ("--config=logger.api_key=***",),
+    (f"--set=a=1,b.token='{SECRET}',c=2",): ("--set=a=1,b.token='***',c=2",),
+    (f'{{"hub": {{"token": "{SECRET}"}}, "lr": 1}}',): ('{"hub": {"token": "***"}, "lr": 1}',),
+    ("push", f"hf_{SECRET[3:]}{'x' * 20}"): ("push", "***"),
+    (f"ghp_{'S3cr3tValue' * 3}",): ("***",),
+}
+SEVERAL = {
+    f"--opts=token={SECRET},secret=other,lr=1": "--opts=token=***,secret=***,lr=1",
+    f"Authorization: Bearer {SECRET}": "Authorization: *** ***",
 }
 KEPT = (
     ("--lr", "3e-4", "--epochs=5"),
@@ -59,6 +68,16 @@ def test_values_after_names_of_secrets_are_masked(args: tuple[str, ...]) -> None
     assert SECRET not in " ".join(found)
     if "Bearer" not in args[-1]:
         assert found == MASKED[args]
+
+
+@pytest.mark.parametrize("arg", SEVERAL)
+def test_an_error_that_quotes_one_of_several_secrets_is_stored_without_it(
+    arg: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(privacy, "_hidden", [])
+    assert privacy.masked((arg,)) == (SEVERAL[arg],)
+    privacy.hide_secrets_of((arg, "--lr"))
+    assert privacy.without_secrets(f"refused: {SECRET} is old") == "refused: *** is old"
 
 
 @pytest.mark.parametrize("args", KEPT)

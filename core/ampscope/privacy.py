@@ -39,7 +39,7 @@ SHORTEST_SECRET = 4  # characters: a shorter one would be found in half of all w
 
 _WORDS = {
     "token", "key", "secret", "secrets", "password", "passwd", "passphrase", "pwd",
-    "credential", "credentials", "auth", "authorization", "bearer", "apikey",
+    "credential", "credentials", "auth", "authorization", "bearer", "apikey", "pw", "cookie",
 }  # fmt: skip
 _ENDS = ("token", "secret", "password", "passwd", "apikey", "passphrase", "credential")
 # The last word of names such as --key-dim, --token-file, --auth-type: what it says is no secret.
@@ -52,9 +52,13 @@ _PARTS_OF_NAME = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
 # Names are looked for where words begin: a text's time is in line with its length.
 _USERINFO = re.compile(r"(?<![\w+.-])([\w+.-]+://)[^/\s@]+@")
 _BEARER = re.compile(r"(?i)\b(bearer|basic)(\s+)[^\s\"',;]+")
-_PAIR = re.compile(
-    r"""(?<![\w.-])(?P<name>[\w.-]+)(?P<mark>["']?\s*[:=]\s*(?!//))"""
-    r"""(?P<value>"[^"]*"|'[^']*'|[^\s,;&"'}]+)"""
+_PAIR = re.compile(r"""(?<![\w.-])(?P<name>[\w.-]+)["']?\s*[:=]\s*(?!//)""")
+_VALUE = re.compile(r""""[^"]*"|'[^']*'|[^\s,;&"'}]+""")
+# Keys that say by their form what they are: of Hugging Face, GitHub, OpenAI and others, AWS, Slack;
+# JSON web tokens.
+_KEYS = re.compile(
+    r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{20,}|gh[oprsu]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
+    r"|sk-[\w-]{20,}|AKIA[A-Z0-9]{16}|xox[abeoprs]-[\w-]{10,}|eyJ[\w-]{10,}\.eyJ[\w-]+\.[\w-]+)"
 )
 _FOLDERS = re.compile(r"(?<![\w.:/~-])(?:~|/)(?:[^/\s:\"'<>|]+/)+|(?<![\w.:/~-])/(?=[\w.])")
 _SOURCE_LINE = re.compile(r"(?m)^( *)File (\".*\", line \d+.*)\n(?:\1  .*\n?)+")
@@ -88,18 +92,22 @@ def masked(args: Sequence[str]) -> tuple[str, ...]:
 
 
 def masked_text(text: str) -> str:
-    """One text: ``NAME=value`` and ``"name": "value"`` pairs, credentials in addresses, Bearer."""
+    """One text: ``NAME=value`` and ``"name": "value"`` pairs, also in the value of another name;
+    credentials in addresses, Bearer, keys that are known by their form."""
     text = _USERINFO.sub(rf"\1{MASK}@", text)
     text = _BEARER.sub(rf"\1\2{MASK}", text)
-
-    def pair(found: re.Match[str]) -> str:
-        if not is_secret(found["name"]):
-            return found[0]
-        value = found["value"]
-        quote = value[0] if value[0] in "\"'" else ""
-        return f"{found['name']}{found['mark']}{quote}{MASK}{quote}"
-
-    return _PAIR.sub(pair, text)
+    text = _KEYS.sub(MASK, text)
+    parts: list[str] = []
+    at = 0  # what stands before it is in `parts`
+    look = 0
+    while (found := _PAIR.search(text, look)) is not None:
+        look = found.end()
+        value = _VALUE.match(text, look) if is_secret(found["name"]) else None
+        if value is not None:
+            quote = value[0][0] if value[0][0] in "\"'" else ""
+            parts += [text[at:look], quote, MASK, quote]
+            at = look = value.end()
+    return "".join([*parts, text[at:]])
 
 
 def is_masked(args: Sequence[str]) -> bool:
@@ -111,10 +119,12 @@ def hide_secrets_of(args: Sequence[str]) -> None:
     """From now on this process's texts are stored without the secrets in ``args``: an error may
     quote them."""
     for arg, kept in zip(args, masked(args), strict=True):
-        if arg != kept:
-            before, _, after = kept.partition(MASK)
-            secret = arg[len(before) : len(arg) - len(after)] if MASK in kept else arg
-            if len(secret) >= SHORTEST_SECRET and secret not in _hidden:
+        # As many groups as there are masks; one that was matched by the rest stays in it.
+        around = [re.escape(part) for part in kept[:LONGEST_STORED].split(MASK)]
+        found = re.match("(.+?)".join(around) + ("" if around[-1] else "$"), arg, re.DOTALL)
+        for secret in found.groups() if found is not None and arg != kept else ():
+            is_word = secret.lower() in ("bearer", "basic")
+            if len(secret) >= SHORTEST_SECRET and not is_word and secret not in _hidden:
                 _hidden.append(secret)
     _hidden.sort(key=len, reverse=True)
 
