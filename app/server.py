@@ -43,6 +43,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from streamlit import cli_util, net_util
+from streamlit.runtime.state.common import user_key_from_element_id
 from streamlit.runtime.state.session_state import Serialized, Value, WStates
 from streamlit.web.server import server_util
 
@@ -544,6 +545,15 @@ def _mistrust_widget_values() -> None:
         return plain(self, key)
 
     WStates.__getitem__ = checked  # type: ignore[method-assign]
+    told = WStates.call_callback
+
+    def called(self: WStates, widget_id: str) -> None:
+        """Nothing is done for a widget that this page no longer has: its value is gone."""
+        key = user_key_from_element_id(widget_id)
+        if key is None or key in streamlit.session_state:
+            told(self, widget_id)
+
+    WStates.call_callback = called  # type: ignore[method-assign]
 
 
 def _stay_on_this_machine() -> None:

@@ -356,6 +356,30 @@ def test_a_value_of_another_type_counts_as_none(either: Running) -> None:
     assert "New probe" in said
 
 
+def test_a_widget_of_another_page_is_no_widget_here(either: Running) -> None:
+    """A forged click on the switch of the lesson before ended in an error of the page."""
+
+    async def attack() -> str:
+        async with stream(either.port) as opened:
+            found = []
+            for page in ("learn_01_numbers", "learn_02_gradients"):
+                said = await drawn(opened, page)
+                found += re.findall(r'id: "(\$\$ID-[^"]+-widget:type)"', said)
+            answers = []
+            for id_ in dict.fromkeys(found):
+                forged = BackMsg()
+                forged.rerun_script.page_name = "learn_02_gradients"
+                forged.rerun_script.widget_states.widgets.add(id=id_, bool_value=True)
+                answers.append(await drawn(opened, wrong=forged))
+            assert len(answers) == 2
+            return "\n".join(answers)
+
+    before = either.log.read_text().count("KeyError")
+    said = in_a_loop(attack())
+    assert "exception {" not in said
+    assert either.log.read_text().count("KeyError") == before
+
+
 def test_nothing_leaves_the_machine(either: Running) -> None:
     """Start, pages, refused and accepted websockets, and a quarter of all paths that asked."""
     for page in ("", "learn", "hardware", "new_probe", "diagnosis"):
