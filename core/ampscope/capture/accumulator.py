@@ -49,10 +49,7 @@ class Accumulator:
         :meth:`flush` or :meth:`take`, so that on CUDA one launch may serve many tensors."""
         row = self._row((role, owner, tensor.dtype))
         try:
-            _held, address = self._memory  # another thread may make the table larger meanwhile
-            if not count_small_into(tensor, address + row * _ROW_BYTES):
-                with no_dispatch():
-                    self._count(tensor, row, stable)
+            self._count(tensor, row, stable)
             self._touched.add(row)
         except Unreadable:
             return  # it holds nothing that could be counted
@@ -96,15 +93,19 @@ class Accumulator:
         return row
 
     def _count(self, tensor: Tensor, row: int, stable: bool) -> None:
-        if tensor.device.type == "cpu":
-            count_into(tensor, self._counts[row])
+        _held, address = self._memory  # another thread may make the table larger meanwhile
+        if count_small_into(tensor, address + row * _ROW_BYTES):
             return
-        if reason := unreadable(tensor):
-            raise Unreadable(reason)  # there may be no device to count on
-        device = self._devices.get(tensor.device)
-        if device is None:
-            device = self._devices[tensor.device] = DeviceCounter(tensor.device)
-        device.add(tensor, row, stable=stable)
+        with no_dispatch():
+            if tensor.device.type == "cpu":
+                count_into(tensor, self._counts[row])
+                return
+            if reason := unreadable(tensor):
+                raise Unreadable(reason)  # there may be no device to count on
+            device = self._devices.get(tensor.device)
+            if device is None:
+                device = self._devices[tensor.device] = DeviceCounter(tensor.device)
+            device.add(tensor, row, stable=stable)
 
     def _collect(self) -> None:
         for device in self._devices.values():
