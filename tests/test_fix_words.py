@@ -88,5 +88,5 @@ def test_what_is_said_fits_the_patch() -> None:
     finding = Finding("small_update_lost", Verdict(Status.FOUND, fix=fix))
     cured = Trial("fp32_state", "fp32_optimizer_state", True, 1.0)
     said = fix_words.sentence(finding, cured)
-    assert said == "Keep the weights in fp32. It was seen to work with fp32 master weights."
+    assert said == "Keep the weights in fp32. It was run with fp32 master weights."
     assert fix_words.patch(finding, cured) == fix.patch

@@ -58,7 +58,7 @@ def sentence(finding: Finding, cured: Trial | None) -> str:
     fix = finding.verdict.fix
     word, _, names = cured.control.partition(":") if cured is not None else ("", "", "")
     if word == "fp32_lines" and fix.kind == "rewrite_op" and fix.text:
-        return f"{fix.text} It was seen to work with {names.replace(',', ', ')} in fp32."
+        return f"{fix.text} It was run with {names.replace(',', ', ')} in fp32."
     if word == "fp32_lines":
         return f"Compute {names.replace(',', ', ')} in fp32."
     if word == "fp32_modules" and names != finding.verdict.module:
@@ -67,7 +67,7 @@ def sentence(finding: Finding, cured: Trial | None) -> str:
         return fix.text or FIX_KINDS[fix.kind]
     if word == "fp32_state" and fix.kind == "fp32_params":
         # The patch is the rule's own; what was run keeps fp32 copies beside the half weights.
-        return f"{fix.text} It was seen to work with fp32 master weights."
+        return f"{fix.text} It was run with fp32 master weights."
     if word == "fp32_modules":
         return f"Keep {names} in fp32."
     return FIX_KINDS[cured.kind]
