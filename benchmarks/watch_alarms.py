@@ -80,16 +80,14 @@ def train_long(task: str, precision: str, steps: int) -> dict[str, Any]:
         nn.Linear(8, width), nn.LayerNorm(width), nn.GELU(), nn.Linear(width, outputs)
     )
     rounds = precision.startswith("bf16 weights")
-    kept = [p.detach().clone() for p in model.parameters()]
     model = model.bfloat16() if rounds else model
-    optimizer = torch.optim.AdamW(kept if rounds else model.parameters(), lr=3e-3)
-    stepping = torch.optim.SGD(model.parameters(), lr=1.0) if rounds else optimizer
+    optimizer = (RoundedAdamW if rounds else torch.optim.AdamW)(model.parameters(), lr=3e-3)
     scaler = torch.amp.GradScaler("cpu", enabled=precision.startswith("fp16"), growth_interval=500)
     restarts = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 2_000)
     half = {"fp16 with a scaler": torch.float16, "bf16 autocast": torch.bfloat16}.get(precision)
     teacher = torch.randn(8, outputs)
     store = Path(tempfile.mkdtemp(prefix="ampscope-benchmark-")) / "runs.db"
-    with ampscope.watch(model, stepping, scaler, store=store, policy="ignore") as run:
+    with ampscope.watch(model, optimizer, scaler, store=store, policy="ignore") as run:
         for step in range(steps):
             x = torch.randn(
                 1 if task == "sequence" else 16, 8, dtype=torch.bfloat16 if rounds else None
@@ -108,11 +106,8 @@ def train_long(task: str, precision: str, steps: int) -> dict[str, Any]:
                 loss = nn.functional.smooth_l1_loss(out.float(), rare * aim)
             model.zero_grad()
             scaler.scale(loss).backward()
-            if rounds:
-                step_in_fp32(model, kept, optimizer, stepping)
-            else:
-                scaler.step(optimizer)
-                scaler.update()
+            scaler.step(optimizer)
+            scaler.update()
             restarts.step()
     alarms = [[alarm.step, alarm.name] for alarm in run.alarms]
     with Reader(run.store) as reader:
@@ -121,20 +116,21 @@ def train_long(task: str, precision: str, steps: int) -> dict[str, Any]:
     return found | ({"error": stopped[0]} if stopped else {})
 
 
-@torch.no_grad()
-def step_in_fp32(
-    model: nn.Module, kept: list[torch.Tensor], optimizer: Optimizer, stepping: Optimizer
-) -> None:
-    """An update of the bf16 weights that rounds up or down by chance, as the mean of many steps."""
-    for weight, wide in zip(model.parameters(), kept, strict=True):
-        wide.copy_(weight)
-        wide.grad = None if weight.grad is None else weight.grad.float()
-    optimizer.step()
-    for weight, wide in zip(model.parameters(), kept, strict=True):
-        noise = torch.randint(0, 1 << 16, wide.shape, dtype=torch.int32)
-        rounded = ((wide.view(torch.int32) + noise) & -(1 << 16)).view(torch.float32)
-        weight.grad = weight - rounded.bfloat16()
-    stepping.step()
+class RoundedAdamW(torch.optim.AdamW):
+    """AdamW in fp32 over bf16 weights, rounded up or down by chance: the mean stays."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no closure is used
+        weights = [weight for group in self.param_groups for weight in group["params"]]
+        halves = [(weight.data, weight.grad) for weight in weights]
+        for weight, (half, gradient) in zip(weights, halves, strict=True):
+            weight.data = half.float()
+            weight.grad = None if gradient is None else gradient.float()
+        super().step(closure)
+        for weight, (half, gradient) in zip(weights, halves, strict=True):
+            noise = torch.randint(0, 1 << 16, half.shape, dtype=torch.int32)
+            half.copy_(((weight.data.view(torch.int32) + noise) & -(1 << 16)).view(torch.float32))
+            weight.data, weight.grad = half, gradient
 
 
 def sent(end: Any, name: str, work: Any, *given: Any) -> None:
