@@ -1,7 +1,8 @@
-"""The dashboard. Its pages lie in ../pages; each draws what its room here gives it.
+"""The dashboard. Its pages lie in ../pages; each draws what its module here gives it.
 
-Nothing here imports torch or writes SQL. `main` starts, `frame` lays out, `store` reads, and what
-every page may use stands beside them; `figures` builds charts. `runs` is what pages about runs
-share. Every other room belongs to one page, or to two that show one kind of measurement, and knows
-no other page's room but where pyproject.toml says so.
+Nothing here imports torch or writes SQL. `main` starts, `server` checks every request, `states`
+draws the frame and the designed states, `store` reads behind `permissions`, and what every page may
+use stands beside them; `figures` builds charts, `learn` holds the lessons, `runs` what pages about
+runs share. Every other module belongs to one page, or to two that show one kind of measurement, and
+knows no other page's module but where pyproject.toml says so.
 """

@@ -16,9 +16,9 @@ if str(_HERE.parent) not in sys.path:
     sys.path[:] = [str(_HERE.parent), *(p for p in sys.path if p != str(_HERE))]
 
 if __name__ == "__main__":
-    from app import frame
+    from app import states
 
-    frame.show()
+    states.show()
 else:
     from app import server
 

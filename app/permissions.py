@@ -24,10 +24,11 @@ import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from ampscope.errors import AmpscopeError
-from ampscope.lessons.mistake_scripts import MISTAKES, script_path
+from ampscope.lessons.catalog import MISTAKES, script_path
 from ampscope.records import RunInfo, RunSpec
 from app import options, run_rows
 from app.options import Classroom
+from app.text import escape
 
 
 class Role(StrEnum):
@@ -193,3 +194,23 @@ def _signed_in(classroom: Classroom) -> Role:
     is_teacher = address in classroom.teachers and user.get("email_verified") is True
     is_teacher |= f"sub:{user.get('sub')}".casefold() in classroom.teachers
     return Role.TEACHER if is_teacher else Role.STUDENT
+
+
+# Sign in and out, where the class does (OIDC through Streamlit, docs/classroom.md).
+
+
+def show() -> None:
+    """All that somebody sees who has not signed in."""
+    st.title("Sign in", anchor=False)
+    st.markdown("This class is open to those who have an account with the teacher's institution.")
+    st.button("Sign in", type="primary", on_click=st.login)
+
+
+def offer_out() -> None:
+    """Who is signed in, and the way out."""
+    classroom = options.current().classroom
+    if classroom is None or not classroom.signs_in or role() is Role.GUEST:
+        return
+    with st.sidebar.container(horizontal=True, vertical_alignment="center"):
+        st.caption(escape(str(st.user.get("email") or "signed in")), width="content")
+        st.button("Sign out", type="tertiary", on_click=st.logout)

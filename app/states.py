@@ -1,18 +1,23 @@
-"""The states of a store and of a run, each designed: one sentence, and what to do next."""
+"""The states of a store and of a run, each designed: one sentence, and what to do next. Also the
+frame round every page: title, navigation, and a last net for errors.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Literal, NoReturn, TypeAlias
 
 import streamlit as st
 
 from ampscope.errors import AmpscopeError, StoreBusy
 from ampscope.records import RunInfo, State
-from ampscope.report.words.run import why_no_histograms
-from app import permissions, sitemap
+from ampscope.report.numbers import why_no_histograms
+from app import links, permissions
+from app.links import CLASSROOM, ENTRIES, HOME, NEW_PROBE, Entry
+from app.permissions import Role
 from app.text import escape, plural
 
 BadgeColor: TypeAlias = Literal["gray", "blue", "green", "red", "orange"]
@@ -52,8 +57,8 @@ def empty_store() -> None:
         return
     st.info("**No run has been recorded yet.** Start the demo on Home, or a probe of your own.")
     with st.container(horizontal=True):
-        st.page_link(sitemap.HOME.file, label="Home")
-        st.page_link(sitemap.NEW_PROBE.file, label="New probe")
+        st.page_link(links.HOME.file, label="Home")
+        st.page_link(links.NEW_PROBE.file, label="New probe")
 
 
 def unreadable(sentence: str) -> None:
@@ -142,7 +147,7 @@ def not_of_a_control(run: RunInfo) -> bool:
         "This run is a control: its losses and failing ops were watched, nothing more.",
         "Histograms and ops are kept of the script as it is.",
     )
-    st.page_link(sitemap.DIAGNOSIS.file, label="Diagnosis", query_params={"run": run.id})
+    st.page_link(links.DIAGNOSIS.file, label="Diagnosis", query_params={"run": run.id})
     return True
 
 
@@ -182,7 +187,7 @@ def _ended_early(run: RunInfo) -> None:
     _with_traceback(run, f"{ended}  \n{_kept(run)} {next_step}")
     if run.spec.kind == "probe" and permissions.is_trusted():
         again = {"again": run.id}
-        st.page_link(sitemap.NEW_PROBE.file, label="Start it again", query_params=again)
+        st.page_link(links.NEW_PROBE.file, label="Start it again", query_params=again)
 
 
 def _reason(run: RunInfo) -> str:
@@ -204,3 +209,67 @@ def _kept(run: RunInfo) -> str:
         return "No step was recorded."
     are_kept = "is kept" if run.steps_done == 1 else "are kept"
     return f"{plural(run.steps_done, 'step')} {are_kept}."
+
+
+# The frame round every page: title of the window, navigation, and a last net for errors.
+
+
+LOGO = Path(__file__).with_name("logo.svg")
+# Streamlit writes what is chosen in the theme's primary colour, which carries white text elsewhere
+# and so is too dark to be read as text on a dark page. Border and line show the choice as well.
+# A table's own button for CSV is not drawn: the browser writes that file, with the cells as they
+# are, and a spreadsheet would take a text of a run that begins with "=" for a formula. What is
+# downloaded elsewhere is escaped (app.text.for_csv).
+STYLE = """<style>
+button[aria-label^="Download as CSV"] { display: none; }
+[data-testid="stButtonGroup"] [data-selected="true"],
+[role="tab"][aria-selected="true"] { color: inherit !important; }
+</style>"""
+
+
+def show() -> None:
+    """Draw the page that the address names."""
+    st.set_page_config(page_title="ampscope", page_icon=str(LOGO), layout="wide")
+    st.logo(str(LOGO), size="large")
+    st.html(STYLE)
+    try:
+        who = permissions.role()
+    except AmpscopeError as error:  # the operator's options
+        unreadable(str(error))
+        return
+    sections: dict[str, list[st.Page]] = {}
+    for entry in ENTRIES:
+        sections.setdefault(entry.section, []).append(_page(entry, who))
+    page = st.navigation(sections, expanded=True)
+    if who is Role.GUEST:  # its address is known to the browser, its content is not drawn
+        permissions.show()
+        return
+    permissions.offer_out()
+    try:
+        page.run()
+    except StoreBusy as error:
+        busy(str(error))
+    except AmpscopeError as error:
+        unreadable(str(error))
+    except Exception:
+        logger.exception("The page %s failed", page.title)
+        broken(page.title)
+
+
+def _is_hidden(entry: Entry, who: Role) -> bool:
+    """What is of no use to this person is not in the navigation; its address still answers."""
+    if who is Role.GUEST:
+        return True
+    if entry is CLASSROOM:
+        return who is not Role.TEACHER
+    return entry is NEW_PROBE and who not in permissions.TRUSTED
+
+
+def _page(entry: Entry, who: Role) -> st.Page:
+    return st.Page(
+        entry.file,
+        title=entry.title,
+        icon=entry.icon,
+        default=entry is HOME,
+        visibility="hidden" if _is_hidden(entry, who) else "visible",
+    )

@@ -3,20 +3,24 @@
 What a run recorded is kept under (store, run, version): a finished run is read once, one that is
 still written again whenever its version moves. Every function takes the RunInfo that a page holds,
 so the page sees one version throughout. Who may see what: app/permissions.py.
+
+The rows of the runs that whoever looks may see are read here as well.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import replace
+from pathlib import Path, PurePath
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import plotly.graph_objects as go
 import streamlit as st
 
-from ampscope.errors import AmpscopeError, StoreError
-from ampscope.privacy import for_others
+from ampscope.errors import AmpscopeError, BadInput, StoreError
+from ampscope.privacy import for_others, without_folders
 from ampscope.records import (
     Event,
     Frame,
@@ -32,7 +36,7 @@ from ampscope.records import (
     StepTotals,
 )
 from ampscope.store.reader import Reader
-from app import options, permissions, visible_rows
+from app import options, permissions, run_rows
 
 P = ParamSpec("P")
 _WITHOUT_FOLDERS = (StepRecord, ShadowRecord, Sample, OpRecord, ModuleRecord, tuple, int)
@@ -53,7 +57,7 @@ def runs(limit: int = 200) -> list[RunInfo]:
     """Newest first; empty when there is no store yet. Raises StoreError when it cannot be read."""
     if not path().exists():
         return []
-    return list(visible_rows.newest(path(), limit))
+    return list(visible_newest(path(), limit))
 
 
 def trainings(limit: int = 200) -> list[RunInfo]:
@@ -63,12 +67,12 @@ def trainings(limit: int = 200) -> list[RunInfo]:
 
 def run(run_id: str) -> RunInfo:
     """As it is now. Raises BadInput when there is no such run."""
-    return visible_rows.one(path(), run_id)
+    return visible_one(path(), run_id)
 
 
 def group(name: str) -> list[RunInfo]:
     """Runs that were started together, oldest first."""
-    return list(visible_rows.group(path(), name))
+    return list(visible_group(path(), name))
 
 
 def version(info: RunInfo) -> str:
@@ -230,3 +234,50 @@ def results(reader: Reader, run_id: str) -> list[Result]:
 def samples(reader: Reader, run_id: str, points: int = 0) -> list[Sample]:
     """What devices read beside the run, in the order of time."""
     return reader.samples(run_id, points)
+
+
+# The rows of the runs that whoever looks may see: :mod:`app.run_rows` behind the permissions.
+
+
+FAR = 4_000  # how far back a student's list looks for shared runs among the teacher's own
+
+
+def visible_newest(path: Path, limit: int) -> tuple[RunInfo, ...]:
+    """Newest first."""
+    if permissions.is_trusted():
+        return run_rows.newest(path, limit)
+    return _shown(permissions.visible(run_rows.newest(path, max(limit, FAR)))[:limit])
+
+
+def visible_one(path: Path, run_id: str) -> RunInfo:
+    """Raises BadInput when there is no such run, and likewise when it may not be seen: also by the
+    beginning of an id nobody learns that it is there."""
+    if permissions.is_trusted():
+        return run_rows.one(path, run_id)
+    found = [run for run in visible_newest(path, FAR) if run_id and run.id.startswith(run_id)]
+    if len(found) != 1:
+        with contextlib.suppress(BadInput):  # an older one, by its whole id
+            found = [r for r in permissions.visible([run_rows.one(path, run_id)]) if r.id == run_id]
+    if len(found) != 1:
+        raise BadInput(f"Run {run_id!r} is not here, or is not shown to the class.")
+    return _shown(found)[0]
+
+
+def visible_group(path: Path, name: str) -> tuple[RunInfo, ...]:
+    """Runs that were started together, oldest first."""
+    return _shown(permissions.visible(run_rows.group(path, name)))
+
+
+def _shown(runs: Sequence[RunInfo]) -> tuple[RunInfo, ...]:
+    """Students see neither a script's arguments nor folders of the machine that it ran on. The
+    scripts that come with a lesson lie where ampscope does; pages show their names alone."""
+    if permissions.is_trusted():
+        return tuple(runs)
+    return tuple(run if permissions.is_of_lesson(run) else _without_folders(run) for run in runs)
+
+
+def _without_folders(run: RunInfo) -> RunInfo:
+    name = PurePath(run.spec.workload).name
+    spec = replace(run.spec, workload=name, args=(), label=without_folders(run.spec.label))
+    message, traceback = without_folders(run.message), without_folders(run.traceback)
+    return replace(run, spec=spec, message=message, traceback=traceback)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import html
 import re
 
-from ampscope.report.words.numbers import (
+from ampscope.report.numbers import (
     NAME_LENGTH,
     ago,
     count,

@@ -26,9 +26,9 @@ import torch
 from contest import interleaved, quartiles_ns, setting
 from torch import Tensor
 
-from ampscope.capture import exponent_torch
+from ampscope.capture import exponent_layout
 from ampscope.capture.exponent_count import DeviceCounter, count_into
-from ampscope.exponents import RAW_LEN
+from ampscope.numerics.histogram import RAW_LEN
 
 RESULTS = Path(__file__).parent / "results"
 MANTISSA = {torch.float16: 10, torch.bfloat16: 7, torch.float32: 23}
@@ -80,7 +80,7 @@ def cpu_contestants(tensor: Tensor) -> dict[str, Callable[[], object]]:
     return {
         "ampscope": lambda: count_into(tensor, row),
         "ampscope, cold": lambda: count_into(tensor, row),
-        "ampscope, plain torch": lambda: exponent_torch.count_flat(tensor),
+        "ampscope, plain torch": lambda: exponent_layout.count_flat(tensor),
         "torch.bincount": lambda: torch.bincount((tensor.view(view) & mask) >> shift),
         "np.bincount": lambda: np.bincount((array & mask) >> shift),
         "torch.histc": lambda: torch.histc(tensor.float(), bins=64, min=-8, max=8),
@@ -114,7 +114,7 @@ def measure_cuda(rounds: int) -> list[Line]:
             "copy": partial(torch.empty_like(source).copy_, source),
             "launch a tensor": partial(count_all, counter, tensors, stable=False),
             "launch for many": partial(count_all, counter, tensors, stable=True),
-            "plain torch": partial(for_each, exponent_torch.count_flat, tensors),
+            "plain torch": partial(for_each, exponent_layout.count_flat, tensors),
             "torch.histc": partial(for_each, linear_histogram, tensors),
         }
         times = interleaved(contestants, rounds, partial(gpu_seconds, cache))

@@ -208,7 +208,7 @@ def capsules(folder: Path) -> Trial:
     from safetensors import safe_open
     from safetensors.torch import save_file
 
-    from ampscope.watcher import capsule_file
+    from ampscope.watcher import capsule as capsule_file
 
     run, _, _ = made.overflow(folder / "runs.db")
     run.close()

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import mutations
 
-from ampscope.exponents import RAW_LEN
+from ampscope.numerics.histogram import RAW_LEN
 from ampscope.records import (
     MEASUREMENT_KINDS,
     Call,
@@ -37,13 +37,12 @@ from ampscope.records import (
     Role,
     Tally,
 )
-from ampscope.report.html.page import to_html
-from ampscope.report.making import document, of_reports
-from ampscope.report.markdown import to_markdown
-from ampscope.report.notebook import to_notebook
-from ampscope.store import export, latest, series
+from ampscope.report.build import document, of_reports
+from ampscope.report.html import to_html
+from ampscope.report.markdown import to_markdown, to_notebook
+from ampscope.store import export, series
 from ampscope.store.importing import import_file
-from ampscope.store.importing.refusal import Refusal
+from ampscope.store.importing.values import Refusal
 from ampscope.store.reader import Reader
 from ampscope.store.writer import delete_run
 
@@ -154,8 +153,8 @@ def _read_run(reader: Reader, run_id: str) -> None:
         for module in modules[:3]:
             series.module_series(reader, run_id, role, module.index)
     series.first_nonfinite(reader, run_id)
-    latest.last_step(reader, run_id)
-    latest.current_runs(reader, 60.0)
+    series.last_step(reader, run_id)
+    series.current_runs(reader, 60.0)
     for read in (reader.events, reader.shadows, reader.observations, reader.results):
         read(run_id)
     reader.samples(run_id)

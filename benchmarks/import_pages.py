@@ -31,7 +31,7 @@ from streamlit.testing.v1 import AppTest
 from ampscope.experiments import children
 from ampscope.records import RunInfo
 from ampscope.store.importing import import_file
-from ampscope.store.importing.refusal import Refusal
+from ampscope.store.importing.values import Refusal
 from ampscope.store.reader import Reader
 from ampscope.store.writer import delete_run
 from app import states

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ampscope.exponents import POS_ZERO, RAW_LEN
+from ampscope.numerics.histogram import POS_ZERO, RAW_LEN
 from ampscope.records import (
     Frame,
     Machine,

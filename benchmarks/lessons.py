@@ -28,10 +28,9 @@ from typing import Any
 from contest import setting
 
 from ampscope.experiments.children import expect
-from ampscope.experiments.diagnosis import run_diagnosis
 from ampscope.experiments.launch import follow, launch
-from ampscope.lessons.catalog import LESSONS, LessonInfo, lesson_spec
-from ampscope.lessons.mistake_scripts import MISTAKES, STEPS, script_path
+from ampscope.experiments.plan import run_diagnosis
+from ampscope.lessons.catalog import LESSONS, MISTAKES, STEPS, LessonInfo, lesson_spec, script_path
 from ampscope.records import RunSpec
 
 RESULTS = Path(__file__).resolve().parent / "results" / "lessons.json"

@@ -29,14 +29,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ampscope.frameworks.adapters import Settings
 from ampscope.frameworks.keras import Watch
-from ampscope.frameworks.keras.models import build
-from ampscope.frameworks.keras.versions import machine, versions
-from ampscope.frameworks.keras.watching import watching
+from ampscope.frameworks.keras.adapter import build
+from ampscope.frameworks.keras.watch import machine, versions, watching
 from ampscope.frameworks.networks import network
-from ampscope.frameworks.recorder import Recorder
-from ampscope.frameworks.settings import Settings
-from ampscope.frameworks.writing import Writing
+from ampscope.frameworks.recorder import Recorder, Writing
 from ampscope.records import Cadence, RunSpec
 from ampscope.store.writer import RunWriter
 

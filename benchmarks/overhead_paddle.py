@@ -28,12 +28,11 @@ from typing import Any
 import numpy as np
 import paddle
 
+from ampscope.frameworks.adapters import Settings
 from ampscope.frameworks.paddle import Watch
-from ampscope.frameworks.paddle.emulation import Emulation
-from ampscope.frameworks.paddle.probe import Training
-from ampscope.frameworks.paddle.regions import OpenRegion
-from ampscope.frameworks.paddle.scalers import Scalers
-from ampscope.frameworks.settings import Settings
+from ampscope.frameworks.paddle.adapter import Training
+from ampscope.frameworks.paddle.emulation import Emulation, OpenRegion
+from ampscope.frameworks.paddle.steps import Scalers
 from ampscope.records import RunSpec
 
 GOALS = {"everything": 1.30, "scale and skips": 1.05}

@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 
 from ampscope.records import RunInfo
-from ampscope.report.html.page import MAX_BYTES, to_html
-from ampscope.report.making import document, heads
+from ampscope.report.build import document, heads
+from ampscope.report.html import MAX_BYTES, to_html
 from ampscope.report.markdown import to_markdown
 from ampscope.store.reader import Reader
 from ampscope.verdicts.recall import recall

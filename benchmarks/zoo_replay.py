@@ -15,10 +15,10 @@ from pathlib import Path
 
 import click
 
-from ampscope.formats import FP16
+from ampscope.numerics.formats import FP16
 from ampscope.observations import Call
 from ampscope.records import AS_IS, Frame, Role, RunInfo
-from ampscope.scalers.recorded import first_difference, own_policy, own_settings, recorded_run
+from ampscope.scalers.replay import first_difference, own_policy, own_settings, recorded_run
 from ampscope.store.reader import Reader
 
 ROLES = (Role.GRAD_OUTPUT, Role.WEIGHT_GRAD)

@@ -2,15 +2,14 @@
 
 import streamlit as st
 
-from app import states
-from app.compare import batch_view, compare_form
+from app import compare, states
 from app.runs import measurements
 
 st.title("Batch size", anchor=False)
 run = measurements.opened("batch")
 if run is not None:
     with states.part():
-        batch_view.show(run)
+        compare.show_batches(run)
 elif not measurements.of_kind("batch"):
     states.nothing_recorded(
         "No batch size has been searched on this machine yet.",
@@ -18,4 +17,4 @@ elif not measurements.of_kind("batch"):
     )
 
 with st.expander("New search", expanded=run is None):
-    compare_form.batch_search()
+    compare.batch_search()

@@ -1,5 +1,5 @@
 """Class: what is being measured, who waits for what, and the lessons made ready before a class."""
 
-from app.classes import class_page
+from app import classes
 
-class_page.show()
+classes.show()

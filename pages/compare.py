@@ -2,15 +2,14 @@
 
 import streamlit as st
 
-from app import states
-from app.compare import compare_form, compare_view
+from app import compare, states
 from app.runs import measurements
 
 st.title("Compare", anchor=False)
 run = measurements.opened("compare")
 if run is not None:
     with states.part():
-        compare_view.show(run)
+        compare.show(run)
 elif not measurements.of_kind("compare"):
     states.nothing_recorded(
         "Nothing has been compared on this machine yet.",
@@ -18,4 +17,4 @@ elif not measurements.of_kind("compare"):
     )
 
 with st.expander("New comparison", expanded=run is None):
-    compare_form.comparison()
+    compare.comparison()

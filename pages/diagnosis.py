@@ -2,40 +2,30 @@
 
 import streamlit as st
 
-from app import states
-from app.diagnosis import (
-    diagnosis_controls,
-    diagnosis_data,
-    diagnosis_evidence,
-    diagnosis_fix,
-    diagnosis_measurements,
-    diagnosis_page,
-    diagnosis_rules,
-    diagnosis_view,
-)
+from app import diagnosis, states
 
-case = diagnosis_page.opened()
+case = diagnosis.opened()
 report = case.report
 if report is None:
     st.stop()
-as_is = diagnosis_data.view(case.run_of("as_is") or case.head)
-if not diagnosis_view.verdict(case, report, as_is):
-    diagnosis_measurements.show(case, None)
+as_is = diagnosis.view(case.run_of("as_is") or case.head)
+if not diagnosis.verdict(case, report, as_is):
+    diagnosis.show_measurements(case, None)
     st.stop()
 found = next(iter(report.diagnosis.findings), None)
 if found is not None:
     with states.part():
-        diagnosis_view.chain(report, as_is)
+        diagnosis.chain(report, as_is)
     with states.part():
-        diagnosis_fix.show(case, report)
+        diagnosis.show(case, report)
 with states.part():
-    diagnosis_controls.show(case, report)
+    diagnosis.show_controls(case, report)
 if found is not None:
     with states.part():
-        diagnosis_evidence.show(case, found)
+        diagnosis.show_evidence(case, found)
 with states.part():
-    diagnosis_measurements.show(case, found.verdict.step if found is not None else None)
+    diagnosis.show_measurements(case, found.verdict.step if found is not None else None)
 with states.part():
-    diagnosis_view.others(report)
+    diagnosis.others(report)
 with states.part():
-    diagnosis_rules.show(report)
+    diagnosis.show_rules(report)

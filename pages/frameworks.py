@@ -2,25 +2,24 @@
 
 import streamlit as st
 
-from app import layout, links
-from app.frameworks import frameworks_form, frameworks_view
-from app.runs import live, probes
+from app import chart, frameworks, links
+from app.runs import live
 
 st.title("Frameworks", anchor=False)
 
-group = frameworks_view.pick()
-runs = probes.of_group(group) if group else []
+group = frameworks.pick()
+runs = live.of_group(group) if group else []
 if any(run.state.is_active for run in runs):
     live.panel(group, key="fw")
 elif runs:
-    frameworks_view.show(runs)
-    with layout.details("Their losses, and how each run ended"):
+    frameworks.show(runs)
+    with chart.details("Their losses, and how each run ended"):
         live.panel(group, key="fw")
 else:
-    frameworks_view.empty()
+    frameworks.empty()
 
 with st.expander("Train one", expanded=not runs):
-    started = frameworks_form.show()
+    started = frameworks.show_form()
 if started:
     links.keep("frameworks", started)
     st.rerun()

@@ -2,8 +2,7 @@
 
 import streamlit as st
 
-from app import layout, machine, states
-from app.hardware import capability_table, hardware_bench, readings, telemetry_live
+from app import chart, hardware, machine, states
 from app.text import escape
 
 st.title("Hardware", anchor=False)
@@ -11,18 +10,18 @@ report = machine.report()
 answer = st.container()
 machine.verdict(report)
 with states.part():
-    hardware_bench.draw(report, answer)
+    hardware.draw_bench(report, answer)
 
 st.subheader("Now", anchor=False)
-readings.draw()
-telemetry_live.draw()
+hardware.draw_readings()
+hardware.draw_telemetry()
 
 st.subheader("Software", anchor=False)
-st.table(readings.software(report), border="horizontal")
+st.table(hardware.software(report), border="horizontal")
 
 st.subheader("Tensor Cores by compute capability", anchor=False)
-st.markdown(escape(capability_table.sentence(report)))
-capability_table.draw(report)
+st.markdown(escape(hardware.sentence(report)))
+hardware.draw_capability(report)
 
-with layout.details("The whole report as JSON"):
+with chart.details("The whole report as JSON"):
     st.code(machine.as_json(report), language="json")

@@ -2,20 +2,19 @@
 
 import streamlit as st
 
-from app import machine, sitemap
-from app.home import demo, recent_runs
+from app import home, links, machine
 
 st.title("Home", anchor=False)
 machine.line()
 st.page_link(
-    sitemap.LEARN.file,
+    links.LEARN.file,
     label="New to mixed precision? Lessons that measure",
-    icon=sitemap.LEARN.icon,
+    icon=links.LEARN.icon,
 )
 
-if not demo.follow():
-    runs = recent_runs.listed()
+if not home.follow():
+    runs = home.listed()
     if runs:
-        recent_runs.show(runs)
+        home.show(runs)
     else:
-        demo.invite()
+        home.invite()

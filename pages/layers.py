@@ -2,35 +2,34 @@
 
 import streamlit as st
 
-from app import states
-from app.layers import layers_view
+from app import layers, states
 from app.runs import run_page
 
 run = run_page.opened("Layers")
-layers = layers_view.choose(run)
-if not layers.modules:
+shown = layers.choose(run)
+if not shown.modules:
     if not states.not_of_a_control(run):
         states.nothing_recorded(
             "This run holds no module.", "A run that failed while its model was built has none."
         )
     st.stop()
-if run.spec.kind == "watch" or (run.spec.framework != "torch" and not layers.all_ops):
-    layers_view.stored(run, layers)
+if run.spec.kind == "watch" or (run.spec.framework != "torch" and not shown.all_ops):
+    layers.stored(run, shown)
     st.stop()
-if not layers.all_ops:
+if not shown.all_ops:
     states.nothing_recorded(
         "The ops of this run were not traced.",
         "Only stored dtypes are shown. Start the probe with --trace-every 1 to see its ops.",
     )
 with states.part():
-    layers_view.overview(run, layers)
+    layers.overview(run, shown)
 with states.part():
-    layers_view.flops(layers)
+    layers.flops(shown)
 with states.part():
-    layers_view.tree(layers)
+    layers.tree(shown)
 with states.part():
-    layers_view.one_module(run, layers)
+    layers.one_module(run, shown)
 with states.part():
-    layers_view.in_fp32(run, layers)
+    layers.in_fp32(run, shown)
 with states.part():
-    layers_view.casts(layers)
+    layers.casts(shown)

@@ -1,5 +1,5 @@
 """Learn: the lessons with one line each, and a way through them for a newcomer."""
 
-from app.lesson import learn_overview
+from app.learn import lesson_page
 
-learn_overview.show()
+lesson_page.show_overview()

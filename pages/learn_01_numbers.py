@@ -1,6 +1,5 @@
 """Lesson 1: the number formats, bit by bit."""
 
-from app.learn import numbers
-from app.lesson import lesson_page
+from app.learn import lesson_page, numbers
 
 lesson_page.show(numbers.LESSON)

@@ -1,6 +1,5 @@
 """Lesson 4: how a dynamic loss scaler finds its scale."""
 
-from app.learn import scaler
-from app.lesson import lesson_page
+from app.learn import lesson_page, scaler
 
 lesson_page.show(scaler.LESSON)

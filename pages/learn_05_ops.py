@@ -1,6 +1,5 @@
 """Lesson 5: autocast's choice of precision, op by op."""
 
-from app.learn import ops
-from app.lesson import lesson_page
+from app.learn import lesson_page, ops
 
 lesson_page.show(ops.LESSON)

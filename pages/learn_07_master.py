@@ -1,6 +1,5 @@
 """Lesson 7: steps that are rounded away, and the weights that keep them."""
 
-from app.learn import master
-from app.lesson import lesson_page
+from app.learn import lesson_page, master
 
 lesson_page.show(master.LESSON)

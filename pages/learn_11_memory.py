@@ -1,6 +1,5 @@
 """Lesson 11: what a training step holds in memory."""
 
-from app.learn import memory
-from app.lesson import lesson_page
+from app.learn import lesson_page, memory
 
 lesson_page.show(memory.LESSON)

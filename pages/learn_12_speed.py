@@ -1,6 +1,5 @@
 """Lesson 12: what half precision gains on this machine."""
 
-from app.learn import speed
-from app.lesson import lesson_page
+from app.learn import lesson_page, speed
 
 lesson_page.show(speed.LESSON)

@@ -1,6 +1,5 @@
 """Lesson 14: energy and money of a whole training."""
 
-from app.learn import cost
-from app.lesson import lesson_page
+from app.learn import cost, lesson_page
 
 lesson_page.show(cost.LESSON)

@@ -1,21 +1,20 @@
 """Loss scale: what the scaler did, step by step, and who held the NaN or Inf at every skip."""
 
-from app import states
-from app.loss_scale import scale_data, scale_lab, scale_view, scale_windows_view
-from app.runs import run_page, trainings
+from app import loss_scale, states
+from app.runs import run_page
 
 run = run_page.opened("Loss scale")
-(run,) = trainings.pick(run, may_merge=False)
-found = scale_data.read(run)
+(run,) = run_page.pick(run, may_merge=False)
+found = loss_scale.read(run)
 if not found.steps:
     states.no_step_of(run)
 with states.part():
-    scale_view.overview(found)
+    loss_scale.overview(found)
 with states.part():
-    scale_view.trajectory(found)
+    loss_scale.trajectory(found)
 with states.part():
-    scale_view.skips(run, found)
+    loss_scale.skips(run, found)
 with states.part():
-    scale_lab.draw(run, found)
+    loss_scale.draw_lab(run, found)
 with states.part():
-    scale_windows_view.draw(run)
+    loss_scale.draw_windows(run)

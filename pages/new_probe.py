@@ -2,9 +2,8 @@
 
 import streamlit as st
 
-from app import links, permissions
-from app.new_probe import probe_form
-from app.runs import live, probes
+from app import links, new_probe, permissions
+from app.runs import live
 
 st.title("New probe", anchor=False)
 permissions.require(permissions.is_trusted(), "starting probes")
@@ -16,8 +15,8 @@ if group and live.panel(group, key="new"):
         st.rerun()
     st.stop()
 
-specs = probe_form.filled()
+specs = new_probe.filled()
 label = f"Start {len(specs)} probes" if len(specs) > 1 else "Start the probe"
 if st.button(label, type="primary", disabled=not specs, key="np-start"):
-    links.keep("group", probes.start(specs))
+    links.keep("group", live.start(specs))
     st.rerun()

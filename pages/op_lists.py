@@ -2,8 +2,8 @@
 
 import streamlit as st
 
-from app.op_lists import op_lists_view, op_lists_whatif
+from app import op_lists
 
 st.title("Op lists", anchor=False)
-op_lists_view.show()
-op_lists_whatif.show()
+op_lists.show()
+op_lists.show_whatif()

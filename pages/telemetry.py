@@ -1,10 +1,9 @@
 """Telemetry: what the machine did while a run took place, and what disturbed it."""
 
-from app import states
-from app.runs import run_page, trainings
-from app.telemetry import telemetry_view
+from app import states, telemetry
+from app.runs import run_page
 
 run = run_page.opened("Telemetry")
-(run,) = trainings.pick(run, may_merge=False)
+(run,) = run_page.pick(run, may_merge=False)
 with states.part():
-    telemetry_view.show(run)
+    telemetry.show(run)

@@ -2,13 +2,13 @@
 
 import streamlit as st
 
-from app.zoo import zoo_data, zoo_view
+from app import zoo
 
 st.title("Zoo", anchor=False)
 with st.spinner("Reading the diagnoses in the store."):
-    rows = zoo_data.rows()
-    healthy = zoo_data.healthy()
-zoo_view.overview(rows, healthy)
-zoo_view.follow(rows, healthy)
-zoo_view.cases(rows)
-zoo_view.healthy(healthy)
+    rows = zoo.rows()
+    healthy = zoo.healthy_scripts()
+zoo.overview(rows, healthy)
+zoo.follow(rows, healthy)
+zoo.cases(rows)
+zoo.healthy(healthy)

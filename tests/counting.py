@@ -7,12 +7,9 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
-from ampscope.capture.accumulator import Accumulator
-from ampscope.capture.histograms import HistogramHooks
+from ampscope.capture.histograms import Accumulator, HistogramHooks
 from ampscope.capture.model_map import ModelMap
-from ampscope.exponents import (
-    Raw,
-)
+from ampscope.numerics.histogram import Raw
 from ampscope.records import Frame, Role
 from tests.exponent_oracle import row_of
 

@@ -12,7 +12,16 @@ from pathlib import Path
 
 import numpy as np
 
-from ampscope.exponents import FIRST, LOWEST, NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO, RAW_LEN
+from ampscope.numerics.histogram import (
+    FIRST,
+    LOWEST,
+    NAN,
+    NEG_INF,
+    NEG_ZERO,
+    POS_INF,
+    POS_ZERO,
+    RAW_LEN,
+)
 from ampscope.records import (
     Frame,
     ModuleRecord,

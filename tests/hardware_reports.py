@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ampscope.hardware.accelerators import Accelerator
 from ampscope.hardware.cpu import CpuReading
-from ampscope.hardware.describe import HardwareReport, describe_machine
-from ampscope.hardware.software import Software
+from ampscope.hardware.describe import HardwareReport, Software, describe_machine
+from ampscope.hardware.gpu import Accelerator
 from tests.nvml_replay import H100, LIBRARY_NOT_FOUND, Refusal, ReplayedNvml
 
 CUDA_TORCH = Software("3.12.1", "2.13.0+cu130", "13.0", None, None, "9.15.1.9", None)

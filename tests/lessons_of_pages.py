@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 
-from app.lesson.lesson_page import Lesson
-from app.sitemap import LESSON_ENTRIES
+from app.learn.lesson_page import Lesson
+from app.links import LESSON_ENTRIES
 
 
 def all_lessons() -> list[Lesson]:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from ampscope.capture.script.attempts import Attempts
 from ampscope.capture.script.call_log import CallLog
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.op_watch import OpWatch
-from ampscope.capture.script.source_lines import SourceLines
+from ampscope.capture.script.optimizer_steps import Attempts
+from ampscope.source_lines import SourceLines
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,16 @@ import math
 
 import numpy as np
 
-from ampscope.exponents import ABOVE, EXPONENTS, FIRST, LOWEST, POS_INF, POS_ZERO, RAW_LEN, Raw
+from ampscope.numerics.histogram import (
+    ABOVE,
+    EXPONENTS,
+    FIRST,
+    LOWEST,
+    POS_INF,
+    POS_ZERO,
+    RAW_LEN,
+    Raw,
+)
 from ampscope.records import (
     Frame,
     ModuleRecord,

@@ -19,7 +19,8 @@ from ampscope.analysis.distribution import (
     trouble,
     zone_counts,
 )
-from ampscope.exponents import (
+from ampscope.numerics.formats import FORMATS
+from ampscope.numerics.histogram import (
     ABOVE,
     BELOW,
     EXPONENTS,
@@ -33,7 +34,6 @@ from ampscope.exponents import (
     RAW_LEN,
     Raw,
 )
-from ampscope.formats import FORMATS
 from ampscope.records import Frame, Role
 
 CASTS = {"fp16": torch.float16, "bf16": torch.bfloat16, "e5m2": torch.float8_e5m2}

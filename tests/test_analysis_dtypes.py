@@ -5,18 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ampscope.analysis.casts import CastSite, cast_kinds, cast_sites
-from ampscope.analysis.dtypes import (
+from ampscope.analysis.precision_use import (
+    CastSite,
+    cast_kinds,
+    cast_sites,
     compute_dtype,
     dtypes_by_module,
+    flop_share,
+    flops_by_module,
     fold,
+    fp32_ops,
     is_half,
+    modules_by_precision,
     parameters_by_dtype,
     split,
 )
-from ampscope.analysis.flops import flop_share, flops_by_module
-from ampscope.analysis.fp32_ops import fp32_ops, modules_by_precision
-from ampscope.exponents import RAW_LEN
+from ampscope.numerics.histogram import RAW_LEN
 from ampscope.policy.autocast_lists import list_of
 from ampscope.records import Frame, ModuleRecord, OpRecord, Role
 

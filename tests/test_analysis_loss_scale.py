@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from ampscope.analysis.loss_scale import Pattern, finite_parts, growth_steps, summarize
 from ampscope.analysis.skips import bad_steps
+from ampscope.analysis.training import Pattern, finite_parts, growth_steps, summarize
 from ampscope.records import StepRecord
 
 

@@ -10,7 +10,7 @@ from ampscope.analysis.underflow import (
     without_shadow,
     worst_modules,
 )
-from ampscope.exponents import FIRST, LOWEST, NEG_ZERO, POS_ZERO, RAW_LEN
+from ampscope.numerics.histogram import FIRST, LOWEST, NEG_ZERO, POS_ZERO, RAW_LEN
 from ampscope.records import Role, ShadowRecord
 
 

@@ -14,7 +14,7 @@ SCRIPT = """
 import sys
 sys.path.insert(0, {root!r})
 from streamlit.testing.v1 import AppTest
-from app.sitemap import ENTRIES, HOME
+from app.links import ENTRIES, HOME
 
 for entry in ENTRIES:
     page = AppTest.from_file({main!r}, default_timeout=60)

@@ -23,7 +23,7 @@ from streamlit.proto.WidgetStates_pb2 import WidgetState
 from websockets.asyncio.client import ClientConnection
 
 from ampscope.store.reader import Reader
-from app.sitemap import ENTRIES
+from app.links import ENTRIES
 from tests import browser, stores
 from tests.hostile_texts import HOSTILE
 from tests.test_report_hostile import hostile_diagnosis, hostile_training

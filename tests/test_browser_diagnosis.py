@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from ampscope.experiments import detached
+from ampscope.experiments import script_runs
 from ampscope.records import State
 from ampscope.store.reader import Reader
-from ampscope.zoo.answers import ANSWERS
+from ampscope.zoo.score import ANSWERS
 from tests import script_stores, stores
 from tests.browser import settle
 
@@ -84,7 +84,7 @@ def test_a_diagnosis_is_stopped(browser_page: Page, dashboard: Dashboard, tmp_pa
     script = tmp_path / "slow.py"
     script.write_text(SLOW)
     url = dashboard(store)
-    job = detached.start_diagnosis(script, store)
+    job = script_runs.start_diagnosis(script, store)
     try:
         page.goto(f"{url}/diagnosis")
         settle(page)
@@ -97,7 +97,7 @@ def test_a_diagnosis_is_stopped(browser_page: Page, dashboard: Dashboard, tmp_pa
         expect(page.get_by_text("Under way:")).to_be_hidden(timeout=RUN_MS)
         expect(page.get_by_text("Nothing is known yet.")).to_be_visible()
     finally:
-        detached.stop(job)
+        script_runs.stop(job)
     with Reader(store) as reader:
         assert {run.state for run in reader.runs()} == {State.CANCELLED}
 

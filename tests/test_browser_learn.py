@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from ampscope.lessons.catalog import LESSONS
-from app.sitemap import LESSON_ENTRIES
+from app.links import LESSON_ENTRIES
 from tests import browser
 from tests.lesson_runs import stored
 from tests.wcag import TEXT, contrast, over

@@ -11,11 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampscope.capture.accumulator import Accumulator
-from ampscope.exponents import (
-    FIRST,
-    LOWEST,
-)
+from ampscope.capture.histograms import Accumulator
+from ampscope.numerics.histogram import FIRST, LOWEST
 from ampscope.records import Role
 from tests.counting import by_hand, counted, hooked
 

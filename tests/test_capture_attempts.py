@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from ampscope.capture.script import weight_motion
+from ampscope.capture.script import optimizer_steps
 from ampscope.capture.script.optimizer_facts import lr_of
-from ampscope.store.observation_codec import decode, encode
+from ampscope.store.codec import decode_observation, encode_observation
 from tests.script_watching import batch, scaler, small_net, train, watched
 
 
@@ -194,7 +194,7 @@ def test_half_state_and_its_dead_second_moments() -> None:
 
 
 def test_too_many_weights_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_motion, "MAX_NUMEL", 10)
+    monkeypatch.setattr(optimizer_steps, "MAX_NUMEL", 10)
     model = small_net()
     with watched() as seen:
         train(model, torch.optim.SGD(model.parameters(), 0.1), scaler(), steps=1)
@@ -221,7 +221,7 @@ def test_options_that_are_no_single_number_are_not_recorded() -> None:
     with watched() as seen:
         train(model, optimizer, scaler(), steps=1)
     (attempt,) = seen.attempts.records
-    assert decode(*encode(attempt)) == attempt
+    assert decode_observation(*encode_observation(attempt)) == attempt
     assert (attempt.lr, attempt.eps) == (pytest.approx(0.01), None)
     optimizer.param_groups[0]["lr"] = None
     assert math.isnan(lr_of(optimizer))

@@ -9,15 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ampscope.exponents import (
-    NAN,
-    NEG_INF,
-    NEG_ZERO,
-    POS_INF,
-    POS_ZERO,
-    zones,
-)
-from ampscope.formats import FP16
+from ampscope.numerics.formats import FP16
+from ampscope.numerics.histogram import NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO, zones
 from ampscope.records import Role
 from tests.counting import by_hand, counted, hooked
 

@@ -11,11 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ampscope.capture import shadow_comparison
+from ampscope.capture import shadow as shadow_comparison
 from ampscope.capture.model_map import ModelMap
-from ampscope.capture.random_state import random_state_kept
-from ampscope.capture.shadow import Shadow
-from ampscope.capture.shadow_comparison import PIECE, Comparisons, pieces
+from ampscope.capture.shadow import PIECE, Comparisons, Shadow, pieces, random_state_kept
 from ampscope.policy.tensor_core import TensorCoreMode
 from ampscope.records import Role, ShadowRecord
 

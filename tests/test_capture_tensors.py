@@ -17,16 +17,13 @@ from watched import recorded
 from wrapper_tensors import Float8Weight, Int8Weight, Opaque, Tagged, Twins
 
 import ampscope
-from ampscope.capture.accumulator import Accumulator
 from ampscope.capture.failures import Failures
-from ampscope.capture.gradient_norm import gradient_norm
+from ampscope.capture.histograms import Accumulator
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.script import op_facts
-from ampscope.capture.script.gradient_facts import gradient_facts
-from ampscope.capture.script.optimizer_facts import nonfinite_count
-from ampscope.capture.script.scans import scan
-from ampscope.capture.script.weight_motion import WeightMotion
-from ampscope.capture.shadow_comparison import Comparisons
+from ampscope.capture.script.optimizer_facts import nonfinite_count, scan
+from ampscope.capture.script.optimizer_steps import WeightMotion, gradient_facts
+from ampscope.capture.shadow import Comparisons
 from ampscope.capture.tensors import (
     Unreadable,
     all_finite,
@@ -39,10 +36,10 @@ from ampscope.capture.tensors import (
     readable,
     unreadable,
 )
+from ampscope.capture.weights import gradient_norm
 from ampscope.records import Role
-from ampscope.watcher.capsule import CapsuleLimits, collected
+from ampscope.watcher.capsule import CapsuleLimits, collected, packed
 from ampscope.watcher.numbers import checked, read_numbers
-from ampscope.watcher.trees import packed
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*(prototype|beta|experimental|deprecat|Sparse).*"),

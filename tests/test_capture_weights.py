@@ -7,12 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampscope.capture.accumulator import Accumulator
-from ampscope.capture.gradient_norm import gradient_norm
+from ampscope.capture.histograms import Accumulator
 from ampscope.capture.model_map import ModelMap
-from ampscope.capture.script.scans import scan
-from ampscope.capture.weights import WeightObserver
-from ampscope.exponents import NEG_ZERO, POS_ZERO
+from ampscope.capture.script.optimizer_facts import scan
+from ampscope.capture.weights import WeightObserver, gradient_norm
+from ampscope.numerics.histogram import NEG_ZERO, POS_ZERO
 from ampscope.records import NonFiniteRecord, Role
 from tests.counting import by_hand
 

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from ampscope.hardware import alignment_costs
-from ampscope.hardware.bench_view import bench_view, bytes_words, rate_words
+from ampscope.analysis import bench
+from ampscope.analysis.bench import bench_view, bytes_words, rate_words
+from ampscope.analysis.ceilings import (
+    Ceiling,
+    Chip,
+    ceilings,
+    copy_rate,
+    held_down,
+    low_everywhere,
+    shared,
+    vendor_figures,
+)
 from ampscope.hardware.capability import tensor_cores
-from ampscope.hardware.ceilings import Ceiling, Chip, ceilings, copy_rate, low_everywhere
-from ampscope.hardware.disturbances import held_down, shared
-from ampscope.hardware.vendor_figures import vendor_figures
 from ampscope.records import Machine, Rate, RunInfo, RunSpec, Sample, State
 from tests.hardware_reports import report
 from tests.made_rates import aligned, ceilings_of, made
@@ -189,22 +196,22 @@ def test_copies_count_by_their_largest_block() -> None:
 
 def test_a_crooked_size_that_costs() -> None:
     times = {4088: 1.0, 4089: 2.2, 4096: 1.0, 4097: 2.3, 4104: 1.0, 4105: 2.4, 4100: 1.05}
-    found = alignment_costs.costs(aligned("align_k", times))
-    said = alignment_costs.sentence(found)
+    found = bench.costs_of(aligned("align_k", times))
+    said = bench.sentence(found)
     assert said.startswith("K = 4097 costs 2.3 times the time that K = 4096 costs")
     assert "fp16; 2.20 to 2.40" in said
 
 
 def test_a_crooked_size_under_ten_percent_is_noise() -> None:
-    found = alignment_costs.costs(aligned("align_n", {4096: 1.0, 4097: 1.09}))
-    assert alignment_costs.worst(found) is None
-    assert alignment_costs.sentence(found).startswith("No crooked size costs ten percent")
+    found = bench.costs_of(aligned("align_n", {4096: 1.0, 4097: 1.09}))
+    assert bench.worst(found) is None
+    assert bench.sentence(found).startswith("No crooked size costs ten percent")
 
 
 def test_a_crooked_size_whose_quartiles_overlap_is_noise() -> None:
-    found = alignment_costs.costs(aligned("align_m", {4096: 1.0, 4097: 1.3}, spread=0.5))
+    found = bench.costs_of(aligned("align_m", {4096: 1.0, 4097: 1.3}, spread=0.5))
     assert found[0].ratio == pytest.approx(1.3)
-    assert alignment_costs.worst(found) is None
+    assert bench.worst(found) is None
 
 
 def test_more_channels_may_take_more_time() -> None:
@@ -213,21 +220,21 @@ def test_more_channels_may_take_more_time() -> None:
     assert rates[1].timing is not None
     assert rates[0].timing is not None
     assert rates[1].timing.median_s > rates[0].timing.median_s
-    assert alignment_costs.costs(rates)[0].ratio == pytest.approx(1.0)
+    assert bench.costs_of(rates)[0].ratio == pytest.approx(1.0)
 
 
 def test_the_halves_come_before_fp32() -> None:
     """fp32 is there for contrast; its cost is said where the halves have none."""
     dear = aligned("align_k", {512: 1.0, 513: 1.9}, dtype="fp32")
     half = aligned("align_channels", {64: 1.0, 65: 1.2}, dtype="bf16", layout="NCHW")
-    both = alignment_costs.sentence(alignment_costs.costs([*dear, *half]))
+    both = bench.sentence(bench.costs_of([*dear, *half]))
     assert both.startswith("A convolution of 65 channels costs 1.2 times the time that a convol")
     assert "(bf16, NCHW; " in both
-    assert alignment_costs.sentence(alignment_costs.costs(dear)).startswith("K = 513 costs 1.9")
+    assert bench.sentence(bench.costs_of(dear)).startswith("K = 513 costs 1.9")
 
 
 def test_without_crooked_sizes_nothing_is_said() -> None:
-    assert alignment_costs.sentence(alignment_costs.costs(ceilings_of(GOOD))) == ""
+    assert bench.sentence(bench.costs_of(ceilings_of(GOOD))) == ""
 
 
 def run_on(device: str, name: str, capability: str = "", torch: str = "2.13.0") -> RunInfo:

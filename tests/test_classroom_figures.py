@@ -13,9 +13,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from ampscope.lessons.catalog import LESSONS
-from app.figures.kept import MAX_FIGURES, kept
-from app.figures.lesson_lines import Line, lines
-from app.sitemap import LESSON_ENTRIES
+from app.figures.lessons import MAX_FIGURES, Line, kept, lines
+from app.links import LESSON_ENTRIES
 from tests.lesson_runs import stored
 
 Open = Callable[..., AppTest]

@@ -17,8 +17,8 @@ from ampscope.store import sharing
 from ampscope.store.reader import Reader
 from ampscope.zoo.score import script_path as zoo_script
 from app import options, permissions, store
-from app.runs import measurements, probes, report_buttons
-from app.sitemap import ENTRIES, HOME
+from app.links import ENTRIES, HOME
+from app.runs import live, measurements, run_page
 from tests import stores
 from tests.classes import TOKEN, Class
 
@@ -43,11 +43,11 @@ def no_start(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         started.append(what)
         return "0" * 12
 
-    starters = ("runs.probes", "runs.measurements", "lesson.lesson_runs", "classes.class_requests")
+    starters = ("runs.live", "runs.measurements", "learn.lesson_runs", "classes")
     for module in starters:
         monkeypatch.setattr(f"app.{module}.launch", note)
     for name in ("start_diagnosis", "start_controls"):
-        monkeypatch.setattr(f"app.diagnosis.diagnosis_jobs.detached.{name}", note)
+        monkeypatch.setattr(f"app.diagnosis.script_runs.{name}", note)
     return started
 
 
@@ -208,10 +208,10 @@ def test_the_beginning_of_an_id_tells_nothing_of_private_runs(
 def test_the_zoo_tells_nothing_of_the_teachers_diagnoses(
     room: Class, store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.diagnosis.diagnosis_jobs.detached.is_running", lambda job: False)
-    monkeypatch.setattr("app.diagnosis.diagnosis_jobs.detached.last_words", lambda job: SECRET)
+    monkeypatch.setattr("app.diagnosis.script_runs.is_running", lambda job: False)
+    monkeypatch.setattr("app.diagnosis.script_runs.detached_words", lambda job: SECRET)
     script = zoo_script("c42_binary_detector.py")
-    monkeypatch.setattr("app.diagnosis.diagnosis_jobs._jobs", {str(script): object()})
+    monkeypatch.setattr("app.diagnosis._jobs", {str(script): object()})
     assert SECRET in said(room.teacher().page("zoo", case="c42"))
     assert SECRET not in said(room.student().page("zoo", case="c42"))
 
@@ -247,7 +247,7 @@ def test_a_report_is_not_made_of_a_run_that_was_kept_back_meanwhile(
         files.append(data)
 
     monkeypatch.setattr("streamlit.download_button", kept)
-    assert not as_student(lambda: report_buttons.draw(info)).exception
+    assert not as_student(lambda: run_page.draw(info)).exception
     assert b"<html" in files[0]()
     sharing.share(store_path, [run_id], wanted=False)
     with pytest.raises(permissions.Forbidden):
@@ -255,14 +255,14 @@ def test_a_report_is_not_made_of_a_run_that_was_kept_back_meanwhile(
 
 
 FORBIDDEN: dict[str, Callable[[object], object]] = {
-    "a probe": lambda run: probes.start([RunSpec("gpt")]),
-    "user code": lambda run: probes.start([RunSpec("/etc/x.py:build")]),
-    "a lesson with a probe": lambda run: probes.start([lesson_spec("numbers"), RunSpec("gpt")]),
+    "a probe": lambda run: live.start([RunSpec("gpt")]),
+    "user code": lambda run: live.start([RunSpec("/etc/x.py:build")]),
+    "a lesson with a probe": lambda run: live.start([lesson_spec("numbers"), RunSpec("gpt")]),
     "a benchmark": lambda run: measurements.start(RunSpec("", kind="bench")),
     "a comparison": lambda run: measurements.start(RunSpec("gpt", kind="compare")),
-    "a cancel": lambda run: probes.cancel(run),  # type: ignore[arg-type]
-    "a deletion": lambda run: probes.delete([run.id]),  # type: ignore[attr-defined]
-    "sharing": lambda run: probes.share(run, wanted=True),  # type: ignore[arg-type]
+    "a cancel": lambda run: live.cancel_run(run),  # type: ignore[arg-type]
+    "a deletion": lambda run: live.delete([run.id]),  # type: ignore[attr-defined]
+    "sharing": lambda run: live.share(run, wanted=True),  # type: ignore[arg-type]
     "a diagnosis": lambda run: _jobs().start_diagnosis(Path("x.py"), "native", 5),
     "a script again": lambda run: _jobs().start_controls(run, ["fp32"]),
     "the end of a diagnosis": lambda run: _jobs().stop("x.py", [run]),
@@ -276,25 +276,25 @@ FORBIDDEN: dict[str, Callable[[object], object]] = {
 
 
 def _jobs():  # type: ignore[no-untyped-def]
-    from app.diagnosis import diagnosis_jobs
+    from app import diagnosis
 
-    return diagnosis_jobs
+    return diagnosis
 
 
 def _files():  # type: ignore[no-untyped-def]
-    from app.runs import workload_files
+    from app.runs import workload_choice
 
-    return workload_files
+    return workload_choice
 
 
 def _requests():  # type: ignore[no-untyped-def]
-    from app.classes import class_requests
+    from app import classes
 
-    return class_requests
+    return classes
 
 
 def _results(spec: RunSpec) -> object:
-    from app.lesson import lesson_runs
+    from app.learn import lesson_runs
 
     return lesson_runs.results(spec, is_asked=True, ask=lambda: None)
 

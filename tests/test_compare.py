@@ -7,13 +7,25 @@ import math
 
 import pytest
 
-from ampscope.compare.batches import by_precision as searches_of
-from ampscope.compare.batches import sentence
-from ampscope.compare.claims import batch_at_the_same_memory, claims, launch_bound, no_fast_path
-from ampscope.compare.export import comparison_json
-from ampscope.compare.losses import LossChange, loss_difference
-from ampscope.compare.verdict import Pays, verdict
-from ampscope.compare.views import by_precision, cost_per_million, memory_ratio, speedup
+from ampscope.compare.comparison import (
+    LossChange,
+    by_precision,
+    cost_per_million,
+    loss_difference,
+    memory_ratio,
+    sentence,
+    speedup,
+)
+from ampscope.compare.comparison import batches_by_precision as searches_of
+from ampscope.compare.verdict import (
+    Pays,
+    batch_at_the_same_memory,
+    claims,
+    comparison_json,
+    launch_bound,
+    no_fast_path,
+    verdict,
+)
 from ampscope.records import LargestBatch, LossCurve, Machine, RunInfo, RunSpec, State
 from tests.made_comparisons import (
     CPU,

@@ -12,11 +12,11 @@ import pytest
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
-from ampscope.experiments.diagnosis import run_diagnosis
+from ampscope.experiments.plan import run_diagnosis
 from ampscope.observations import COMPILED_FRAMES, COMPILED_NOTE, OpUse
 from ampscope.records import RunSpec
 from ampscope.store.reader import Reader
-from ampscope.verdicts.compiled import judged, wants_compiled
+from ampscope.verdicts.cure import judged, wants_compiled
 from ampscope.verdicts.recall import recall
 from ampscope.verdicts.report import Report
 from tests.evidence_making import (

@@ -7,14 +7,21 @@ import json
 
 import pytest
 
-from ampscope.analysis.core_export import cores_json
-from ampscope.analysis.core_use import CoreUse, core_use
-from ampscope.analysis.core_verdict import Ceilings, Verdict, rate_sign, verdict
-from ampscope.analysis.core_words import answer
-from ampscope.analysis.padding_gains import best_gain, padding_gains
-from ampscope.analysis.product_layout import layout, shapes
-from ampscope.hardware.eligibility import Fit
-from ampscope.hardware.kernel_signs import Sign
+from ampscope.analysis.tensor_core_use import (
+    Ceilings,
+    CoreUse,
+    Verdict,
+    answer,
+    best_gain,
+    core_use,
+    cores_json,
+    layout,
+    padding_gains,
+    rate_sign,
+    shapes,
+    verdict,
+)
+from ampscope.hardware.capability import Fit, Sign
 from ampscope.records import Operand, Padded, Place, Product, RunInfo, State
 from tests import core_results
 from tests.core_results import CPU, H100, ceiling, copy, linear, step, timing

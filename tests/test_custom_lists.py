@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from ampscope.errors import BadInput
-from ampscope.policy.custom_lists import custom_lists
-from ampscope.policy.list_changes import changes_of, control, parse
+from ampscope.policy.op_lists import changes_of, control, parse
+from ampscope.policy.precision import custom_lists
 from ampscope.policy.rehearsal import cuda_autocast_lists
 
 FP16, FP32 = torch.float16, torch.float32

@@ -7,11 +7,11 @@ import tomllib
 from itertools import pairwise
 from pathlib import Path
 
-from ampscope.analysis.loss_scale import finite_parts
-from ampscope.report.words.chain import Link
-from app.figures import cause_chain as chain_module
-from app.figures.cause_chain import cause_chain
-from app.figures.control_losses import Curve, control_losses
+from ampscope.analysis.training import finite_parts
+from ampscope.report.verdict_words import Link
+from app.figures import modules as chain_module
+from app.figures.modules import cause_chain
+from app.figures.training import Curve, control_losses
 from app.palette import NONFINITE
 
 CONFIG = Path(__file__).resolve().parent.parent / "app" / ".streamlit" / "config.toml"

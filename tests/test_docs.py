@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from ampscope.causes import CAUSES
-from ampscope.report.rule_docs import render, sections
-from ampscope.rules.catalog import NAMES, all_rules
+from ampscope.rules.catalog import NAMES, all_rules, render, sections
 from ampscope.store.db import schema_text
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ampscope.hardware.eligibility import Fit, misses, on_cpu, on_gpu, padded_sizes
+from ampscope.hardware.capability import Fit, misses, on_cpu, on_gpu, padded_sizes
 from ampscope.records import Dimension
 
 A100 = ("8.0", "NVIDIA A100-SXM4-40GB")

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ampscope.capture import exponent_device
+from ampscope.capture import exponent_count
 from ampscope.capture.exponent_count import DeviceCounter, count_into
 from tests import exponent_oracle as oracle
 
@@ -41,11 +41,11 @@ def counter(
 ) -> Iterator[DeviceCounter]:
     if request.param == "triton":
         monkeypatch.setenv("TRITON_INTERPRET", "1")
-    exponent_device._triton_works.cache_clear()
+    exponent_count._triton_works.cache_clear()
     made = DeviceCounter(torch.device("cuda" if request.param == "cuda" else "cpu"))
     assert made._triton == (request.param != "torch")
     yield made
-    exponent_device._triton_works.cache_clear()
+    exponent_count._triton_works.cache_clear()
 
 
 def on_cpu(*tensors: Tensor) -> NDArray[np.int64]:
@@ -172,7 +172,7 @@ def test_one_launch_serves_many_tensors(
         counter.add(tensor.to(counter.device), row, stable=True)
     np.testing.assert_array_equal(counter.collect(), on_cpu(*made))
     assert launches == [12]
-    monkeypatch.setattr(exponent_device, "PENDING_BYTES", 8_000)
+    monkeypatch.setattr(exponent_count, "PENDING_BYTES", 8_000)
     for _ in range(6):  # 6,000 bytes each: the second and the fourth fill the bound
         counter.add(torch.ones(1500, device=counter.device), 0, stable=True)
     assert launches == [12, 2, 2, 2]
@@ -181,9 +181,9 @@ def test_one_launch_serves_many_tensors(
 def test_without_triton_plain_torch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    exponent_device._triton_works.cache_clear()
-    assert not exponent_device._triton_works(torch.device("cpu"))
-    exponent_device._triton_works.cache_clear()
+    exponent_count._triton_works.cache_clear()
+    assert not exponent_count._triton_works(torch.device("cpu"))
+    exponent_count._triton_works.cache_clear()
 
 
 @pytest.mark.gpu

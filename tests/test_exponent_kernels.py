@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ampscope.capture import exponent_count, exponent_torch
+from ampscope.capture import exponent_count, exponent_layout
 from ampscope.capture.exponent_count import count_into
 from ampscope.capture.exponent_layout import COPY_ELEMENTS, pieces
 from tests import exponent_oracle as oracle
@@ -28,7 +28,7 @@ def by_entry(tensor: Tensor) -> Row:
 
 
 def by_torch(tensor: Tensor) -> Row:
-    row: Row = exponent_torch.count_flat(tensor.reshape(-1)).numpy()
+    row: Row = exponent_layout.count_flat(tensor.reshape(-1)).numpy()
     return row
 
 

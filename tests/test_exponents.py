@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampscope.exponents import (
+from ampscope.numerics.formats import BF16, E4M3, E5M2, FP16, NumberFormat
+from ampscope.numerics.histogram import (
     ABOVE,
     BELOW,
     EXPONENTS,
@@ -31,7 +32,6 @@ from ampscope.exponents import (
     zone_matrix,
     zones,
 )
-from ampscope.formats import BF16, E4M3, E5M2, FP16, NumberFormat
 from tests.exponent_oracle import row_of
 
 DTYPES = {FP16: torch.float16, BF16: torch.bfloat16, E5M2: torch.float8_e5m2}

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from ampscope.errors import StoreError
-from ampscope.exponents import NAN, NEG_INF, NEG_ZERO, RAW_LEN
+from ampscope.numerics.histogram import NAN, NEG_INF, NEG_ZERO, RAW_LEN
 from ampscope.records import (
     Event,
     Frame,

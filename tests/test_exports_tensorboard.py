@@ -105,7 +105,7 @@ def test_a_missing_package_is_one_sentence(
     store: Path, tmp_path: Path, program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_id = write_run(store)
-    monkeypatch.setattr("ampscope.exports.packages.find_spec", lambda name: None)
+    monkeypatch.setattr("ampscope.exports.steps.find_spec", lambda name: None)
     arguments = ["export", run_id, "--to", program, "--out", str(tmp_path), "--store", str(store)]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2

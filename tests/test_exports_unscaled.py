@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampscope.exponents import (
+from ampscope.exports.steps import unscaled
+from ampscope.numerics.histogram import (
     ABOVE,
     BELOW,
     FIRST,
@@ -22,7 +23,6 @@ from ampscope.exponents import (
     POS_ZERO,
     RAW_LEN,
 )
-from ampscope.exports.unscaled import unscaled
 
 
 def row(**counts: int) -> np.ndarray:

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from ampscope.diagnose import Finding
 from ampscope.report import fix_words
-from ampscope.rules.verdict import Fix, Status, Verdict
-from ampscope.rules.wording import island, island_patch
-from ampscope.verdicts.trials import Trial
+from ampscope.rules.verdict import Fix, Status, Verdict, island, island_patch
+from ampscope.verdicts.report import Trial
 from tests.evidence_making import bad_op
 
 

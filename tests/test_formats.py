@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampscope.formats import BF16, E4M3, E5M2, FORMATS, FP16, FP32, FP64, TF32, dtype_name
-from ampscope.formats import NumberFormat as Format
+from ampscope.numerics.formats import BF16, E4M3, E5M2, FORMATS, FP16, FP32, FP64, TF32, dtype_name
+from ampscope.numerics.formats import NumberFormat as Format
 
 TORCH = {
     FP64: torch.float64,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampscope.errors import StoreError
-from ampscope.exponents import RAW_LEN, Raw
+from ampscope.numerics.histogram import RAW_LEN, Raw
 from ampscope.store import frames
 
 NAMES = frames.DTYPE_CODES[1:]

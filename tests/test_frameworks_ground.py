@@ -22,22 +22,18 @@ from ampscope.cli import frameworks as cli_frameworks
 from ampscope.cli.main import main
 from ampscope.diagnose import diagnose
 from ampscope.errors import BadInput
-from ampscope.experiments.launch import launch
-from ampscope.experiments.validate import checked
-from ampscope.exponents import NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO, RAW_LEN
-from ampscope.frameworks import environments, pythons, tensors
-from ampscope.frameworks import writing as writing_room
-from ampscope.frameworks.array_sums import square_sum
-from ampscope.frameworks.names import FRAMEWORKS, KERAS, PADDLE, framework
+from ampscope.experiments.launch import checked, launch
+from ampscope.frameworks import pythons, tensors
+from ampscope.frameworks import recorder as writing_room
+from ampscope.frameworks.adapters import can_apply, parse
 from ampscope.frameworks.networks import NAMES, network
-from ampscope.frameworks.recognise import framework_of
-from ampscope.frameworks.recorder import Recorder
-from ampscope.frameworks.settings import can_apply, parse
-from ampscope.frameworks.steps import LayerCall, StepFacts
+from ampscope.frameworks.pythons import FRAMEWORKS, KERAS, PADDLE, framework, framework_of
+from ampscope.frameworks.recorder import LayerCall, Recorder, StepFacts, square_sum
 from ampscope.frameworks.tensors import Values, count_into
+from ampscope.numerics.histogram import NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO, RAW_LEN
 from ampscope.observations import Outcome
 from ampscope.records import Cadence, Role, RunSpec, ScalerSpec, State
-from ampscope.rules import framework_fixes
+from ampscope.rules import catalog
 from ampscope.rules.verdict import Fix, Status
 from ampscope.run.script_ending import ending
 from tests.child_runs import wait_until
@@ -309,7 +305,7 @@ def test_a_healthy_run_of_keras_has_no_finding() -> None:
 @pytest.mark.parametrize("name", FRAMEWORKS)
 @pytest.mark.parametrize("kind", sorted(FIX_KINDS))
 def test_no_fix_speaks_of_torch(name: str, kind: str) -> None:
-    patch = framework_fixes.patch(Fix(kind, "", framework=name, controls=("init_scale:1024",)))
+    patch = catalog.patch(Fix(kind, "", framework=name, controls=("init_scale:1024",)))
     assert "torch" not in patch
     if kind == "change_scale":
         assert "1024" in patch
@@ -351,7 +347,7 @@ def fake_python(folder: Path, body: str) -> str:
 )
 def test_check_says_in_one_sentence_what_is_wrong(monkeypatch, tmp_path, body, words) -> None:
     monkeypatch.setenv(PADDLE.variable, fake_python(tmp_path, body))
-    result = environments.check("paddle")
+    result = pythons.check("paddle")
     assert not result.works
     assert words in result.sentence
     assert "\n" not in result.sentence
@@ -361,7 +357,7 @@ def test_a_framework_that_is_missing_says_what_to_run(monkeypatch, tmp_path) -> 
     monkeypatch.delenv(KERAS.variable, raising=False)
     monkeypatch.setenv("AMPSCOPE_FRAMEWORKS", str(tmp_path))
     monkeypatch.setattr(pythons.importlib.util, "find_spec", lambda name: None)
-    assert "ampscope frameworks install keras" in environments.check("keras").sentence
+    assert "ampscope frameworks install keras" in pythons.check("keras").sentence
     with pytest.raises(BadInput, match="frameworks install keras"):
         pythons.python_for("keras")
     monkeypatch.setenv(KERAS.variable, str(tmp_path / "nowhere"))
@@ -381,7 +377,7 @@ def test_a_python_may_be_named_as_in_a_shell(monkeypatch, tmp_path: Path) -> Non
     for named in ("paddle-python", "~/bin/paddle-python"):
         monkeypatch.setenv(PADDLE.variable, named)
         assert pythons.python_for("paddle") == str(linked)
-        assert environments.check("paddle").works
+        assert pythons.check("paddle").works
 
 
 def test_what_is_missing_is_left_out_of_a_comparison(monkeypatch, tmp_path: Path) -> None:

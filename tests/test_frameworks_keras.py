@@ -14,10 +14,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ampscope.exponents import ABOVE, FIRST, LOWEST, NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO
 from ampscope.frameworks.pythons import with_package
+from ampscope.numerics.histogram import (
+    ABOVE,
+    FIRST,
+    LOWEST,
+    NAN,
+    NEG_INF,
+    NEG_ZERO,
+    POS_INF,
+    POS_ZERO,
+)
 from ampscope.records import Cadence, Role, RunSpec, ScalerSpec, State
-from ampscope.scalers.policies import POLICIES, Settings
+from ampscope.scalers.replay import POLICIES, Settings
 from ampscope.store.reader import Reader
 from tests import keras_children
 from tests.keras_children import PYTHON, VARIABLE

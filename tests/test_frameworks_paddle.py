@@ -17,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 
 from ampscope.experiments.launch import launch
-from ampscope.exponents import NAN, NEG_INF, POS_INF
 from ampscope.frameworks.networks import network
+from ampscope.numerics.histogram import NAN, NEG_INF, POS_INF
 from ampscope.records import Cadence, Role, RunSpec, ScalerSpec, State
-from ampscope.scalers.policies import POLICIES, Settings
+from ampscope.scalers.replay import POLICIES, Settings
 from ampscope.store.reader import Reader
 from ampscope.store.writer import request_cancel
 from tests.child_runs import wait_until

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.formats import FP16
+from ampscope.numerics.formats import FP16
 from ampscope.observations import Call
-from ampscope.scalers.recorded import first_difference, own_policy, recorded_run
+from ampscope.scalers.replay import first_difference, own_policy, recorded_run
 from ampscope.store.reader import Reader
 from tests import keras_children, paddle_python
 

@@ -7,13 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from ampscope.analysis.overflow_class import ForwardClass, forward_class
-from ampscope.analysis.root_op import silent_suspects
+from ampscope.analysis.root_op import ForwardClass, forward_class, silent_suspects
 from ampscope.analysis.run_view import RunView
-from ampscope.frameworks.recorder import Recorder
-from ampscope.frameworks.steps import LayerCall, StepFacts
+from ampscope.frameworks.recorder import LayerCall, Recorder, StepFacts, is_there, is_vanished
 from ampscope.frameworks.tensors import Values
-from ampscope.frameworks.vanished import is_there, is_vanished
 from ampscope.records import Cadence
 
 STEPS = 6

@@ -14,11 +14,9 @@ import pytest
 
 from ampscope.errors import BadInput, StoreError
 from ampscope.frameworks import watch_run
-from ampscope.frameworks.fit_ends import on_leaving
-from ampscope.frameworks.recorder import Recorder
-from ampscope.frameworks.steps import StepFacts
+from ampscope.frameworks.recorder import Recorder, StepFacts
 from ampscope.frameworks.tensors import Values
-from ampscope.frameworks.watch_run import WatchOptions, WatchRun
+from ampscope.frameworks.watch_run import WatchOptions, WatchRun, on_leaving
 from ampscope.records import Cadence, Machine, RunInfo, RunSpec, State
 from ampscope.store.reader import Reader
 

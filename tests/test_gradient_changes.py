@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.hand_clip import hand_clips
 from ampscope.analysis.run_view import RunView
-from ampscope.gradient_change import GradientChange
+from ampscope.analysis.scaled_gradients import hand_clips
+from ampscope.observations import GradientChange
 from ampscope.rules.clip_before_unscale import check
 from ampscope.rules.verdict import Status
 from tests import gradient_edits

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.experiments.diagnosis import run_diagnosis
+from ampscope.experiments.plan import run_diagnosis
 from ampscope.records import RunSpec
 from ampscope.report.contract import document
 from ampscope.store.reader import Reader

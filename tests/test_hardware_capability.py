@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from ampscope.formats import FORMATS
 from ampscope.hardware.capability import (
     CAPABILITIES,
     DTYPE_LABELS,
@@ -12,6 +11,7 @@ from ampscope.hardware.capability import (
     parse_capability,
     tensor_cores,
 )
+from ampscope.numerics.formats import FORMATS
 
 # CUDA Programming Guide 13, section 5.1, the table of Tensor Core input data types, row by row.
 # The guide says FP8, FP6, FP4 without the encodings; those are in the PTX ISA (mma: .e4m3, .e5m2,

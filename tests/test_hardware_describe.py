@@ -9,7 +9,6 @@ from collections.abc import Mapping
 
 import pytest
 
-from ampscope.hardware.accelerators import Accelerator
 from ampscope.hardware.describe import (
     describe_machine,
     one_line,
@@ -17,6 +16,7 @@ from ampscope.hardware.describe import (
     sentence,
     uses_cuda,
 )
+from ampscope.hardware.gpu import Accelerator
 from tests.hardware_reports import CPU_TORCH, named, report
 from tests.nvml_replay import A100_MIG, GTX_1660_TI, H100
 

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from ampscope.hardware import gpu as room
-from ampscope.hardware import nvml as talk
+from ampscope.hardware import gpu as talk
 from ampscope.hardware.gpu import read_gpus
 from tests.nvml_replay import (
     A100_MIG,

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ampscope.hardware.describe import obstacles, one_line, sentence, uses_cuda
-from ampscope.hardware.software import Software
+from ampscope.hardware.describe import Software, obstacles, one_line, sentence, uses_cuda
 from tests.hardware_reports import CPU_TORCH, CUDA_TORCH, named, report
 from tests.nvml_replay import H100, NO_PERMISSION, SYSTEM, Refusal
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.hardware.accelerators import Accelerator, find_accelerators, gfx_name
-from ampscope.hardware.software import parse_version_file, read_software
+from ampscope.hardware.describe import parse_version_file, read_software
+from ampscope.hardware.gpu import Accelerator, find_accelerators, gfx_name
 
 # The form that torch 2.13's wheels have.
 CUDA_BUILD = """\
@@ -50,7 +50,7 @@ def _environment(folder: Path, files: dict[str, str]) -> dict[str, str | None]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     code = (
-        "import dataclasses, json, sys; from ampscope.hardware.software import read_software; "
+        "import dataclasses, json, sys; from ampscope.hardware.describe import read_software; "
         "print(json.dumps(dataclasses.asdict(read_software()))); assert 'torch' not in sys.modules"
     )
     environment = {**os.environ, "PYTHONPATH": str(folder), "CUDA_VISIBLE_DEVICES": "0,1"}

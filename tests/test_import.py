@@ -17,11 +17,11 @@ from click.testing import CliRunner
 import ampscope
 from ampscope.cli.main import main
 from ampscope.errors import BadInput, StoreError
-from ampscope.experiments.repeat import repeatable
+from ampscope.experiments.script_runs import repeatable
 from ampscope.records import Curve, Event, Histogram, RunSpec, State
 from ampscope.store import export
-from ampscope.store.importing import import_file, reading, runs
-from ampscope.store.importing.refusal import Refusal
+from ampscope.store.importing import import_file, runs, values
+from ampscope.store.importing.values import Refusal
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 from ampscope.verdicts.recall import recall
@@ -280,7 +280,7 @@ def test_what_is_no_file_or_too_large(tmp_path: Path, monkeypatch: pytest.Monkey
         import_file(tmp_path, tmp_path / "b.db")
     with pytest.raises(BadInput, match="does not exist"):
         import_file(tmp_path / "none.json", tmp_path / "b.db")
-    monkeypatch.setattr(reading, "MAX_BYTES", 2**20)
+    monkeypatch.setattr(values, "MAX_BYTES", 2**20)
     (tmp_path / "in.json").write_bytes(b" " * (2**20 + 1))
     with pytest.raises(BadInput, match=r"has 1\.0 MiB, and 1 are read at most"):
         import_file(tmp_path / "in.json", tmp_path / "b.db")

@@ -14,7 +14,7 @@ import pytest
 
 from ampscope.errors import BadInput
 from ampscope.records import Curve
-from ampscope.report.contents import lesson
+from ampscope.report.contents import measurement
 from ampscope.store.export import to_json
 from ampscope.store.importing import import_file, opened
 from ampscope.store.reader import Reader
@@ -104,9 +104,9 @@ def test_a_file_takes_a_bounded_time_and_memory(
 def test_a_frame_of_too_many_histograms_is_refused_by_its_place(
     exported: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ampscope.store.importing import bounds
+    from ampscope.store.importing import values
 
-    monkeypatch.setattr(bounds, "MOST_HISTOGRAMS", 1)
+    monkeypatch.setattr(values, "MOST_HISTOGRAMS", 1)
     exported["histogram"].append({**exported["histogram"][0], "module": 0})
     file = tmp_path / "run.json"
     file.write_text(json.dumps(exported))
@@ -117,8 +117,8 @@ def test_a_frame_of_too_many_histograms_is_refused_by_its_place(
 def test_a_long_curve_is_thinned_in_a_report() -> None:
     y = [0.0] * 20_000
     y[12_345], y[777] = 9.0, float("nan")
-    pairs = lesson._pairs(Curve("c", "s", tuple(map(float, range(20_000))), tuple(y)))
-    assert len(pairs) <= 3 * lesson.MOST_POINTS
+    pairs = measurement._pairs(Curve("c", "s", tuple(map(float, range(20_000))), tuple(y)))
+    assert len(pairs) <= 3 * measurement.MOST_POINTS
     assert (12_345.0, 9.0) in pairs
     assert any(value != value for _, value in pairs)
 

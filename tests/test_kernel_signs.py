@@ -7,12 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from ampscope.hardware.kernel_signs import (
-    Sign,
-    implementation_sign,
-    kernel_sign,
-    sign_of_names,
-)
+from ampscope.hardware.capability import Sign, implementation_sign, kernel_sign, sign_of_names
 
 TORCH = "https://github.com/pytorch/pytorch/issues/"
 # (name, where it is from)

@@ -23,7 +23,7 @@ FIFTY = """
 import os, random, select, signal, sys, time
 from pathlib import Path
 import numpy as np
-from ampscope.exponents import RAW_LEN
+from ampscope.numerics.histogram import RAW_LEN
 from ampscope.records import Frame, Role, RunSpec, State, StepRecord
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter

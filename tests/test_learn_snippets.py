@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.lessons.mistake_scripts import MISTAKES
+from ampscope.lessons.catalog import MISTAKES
 from app import learn
-from app.learn import mistakes_code
+from app.learn import mistakes
 
 RUNNER = Path(__file__).parent / "frameworks" / "run_snippets.py"
 PYTHONS = {
@@ -31,7 +31,7 @@ def snippets(framework: str) -> dict[str, str]:
         lesson = getattr(importlib.import_module(f"app.learn.{module.name}"), "LESSON", None)
         if lesson is not None and lesson.id != "mistakes":
             found[lesson.id] = lesson.code[framework]
-    return found | {one.id: mistakes_code.of(one.id)[framework] for one in MISTAKES}
+    return found | {one.id: mistakes.of(one.id)[framework] for one in MISTAKES}
 
 
 def answered(framework: str, asked: dict[str, str]) -> dict[str, str]:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from ampscope.exponents import Raw
 from ampscope.lessons.underflow import _fates
+from ampscope.numerics.histogram import Raw
 from ampscope.records import Curve, Fates, Histogram
 from tests.lesson_runs import curve, measured, reading
 

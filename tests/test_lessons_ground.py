@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 
 from ampscope.errors import BadInput, StoreError
-from ampscope.experiments.launch import follow, launch
-from ampscope.experiments.validate import checked
+from ampscope.experiments.launch import checked, follow, launch
 from ampscope.lessons.catalog import LESSONS, lesson_spec
 from ampscope.records import RunSpec, State
-from ampscope.store.codec import spec_from_json, to_json
+from ampscope.store.codec import decode_result, encode_result, spec_from_json, to_json
 from ampscope.store.reader import Reader
-from ampscope.store.result_codec import decode, encode
 from tests.lesson_runs import measured
 
 MEASURED = [info.id for info in LESSONS.values() if info.is_measured]
@@ -51,7 +49,7 @@ def test_a_spec_that_no_page_makes_is_refused(spec: RunSpec) -> None:
 
 
 def test_settings_have_words_on_the_page() -> None:
-    from app.lesson.lesson_page import Lesson
+    from app.learn.lesson_page import Lesson
     from tests.lessons_of_pages import all_lessons
 
     for lesson in all_lessons():
@@ -73,8 +71,8 @@ def test_code_of_every_framework_is_python() -> None:
 
 def test_results_of_a_lesson_survive_the_store() -> None:
     for result in measured("numbers") + measured("underflow"):
-        kind, text = encode(result)
-        assert decode(kind, text) == result
+        kind, text = encode_result(result)
+        assert decode_result(kind, text) == result
 
 
 def test_a_child_measures_a_lesson(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from ampscope.exponents import EXPONENTS, total
+from ampscope.numerics.histogram import EXPONENTS, total
 from ampscope.records import Histogram, Tally
 from tests.lesson_runs import curve, measured, reading
 
@@ -116,7 +116,7 @@ def test_bf16_is_coarser_and_fp16_is_shorter() -> None:
 
 
 def test_gradients_quantiles_are_numpys() -> None:
-    from ampscope.exponents import EXPONENTS, quantile_exponent
+    from ampscope.numerics.histogram import EXPONENTS, quantile_exponent
 
     rows = {r.name: np.array(r.row) for r in measured("gradients", model="gpt")
             if isinstance(r, Histogram)}  # fmt: skip

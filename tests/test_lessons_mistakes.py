@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from ampscope.experiments.diagnosis import run_diagnosis
-from ampscope.lessons.mistake_scripts import BY_ID, MISTAKES, STEPS, script_path
+from ampscope.experiments.plan import run_diagnosis
+from ampscope.lessons.catalog import BY_ID, MISTAKES, STEPS, script_path
 from ampscope.records import Machine, RunSpec, State
 from ampscope.store.writer import RunWriter
-from ampscope.zoo.answers import ANSWERS
+from ampscope.zoo.score import ANSWERS
 from ampscope.zoo.score import script_path as zoo_script
-from app.diagnosis import diagnosis_jobs
-from app.lesson import lesson_diagnosis
-from app.zoo import zoo_data
+from app import diagnosis, zoo
+from app.learn import lesson_diagnosis
 from tests import stores
 
 FOUND = {  # written down by hand: what each script has
@@ -55,13 +54,13 @@ def test_a_mended_script_has_none(tmp_path: Path, mistake: str) -> None:
 
 
 def test_every_mistake_has_its_two_scripts_and_its_code() -> None:
-    from app.learn import mistakes_code
+    from app.learn import mistakes
     from app.learn.mistakes import changes
 
     assert len(MISTAKES) == 8
     for mistake in MISTAKES:
         assert changes(mistake).count("\n") > 2
-        assert set(mistakes_code.of(mistake.id)) == {"PyTorch", "Paddle", "Keras"}
+        assert set(mistakes.of(mistake.id)) == {"PyTorch", "Paddle", "Keras"}
 
 
 def plain(text: str) -> str:
@@ -72,7 +71,7 @@ def test_the_page_offers_a_diagnosis_after_a_prediction(
     open_page: Callable[..., AppTest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[tuple[Path, str, int]] = []
-    monkeypatch.setattr(diagnosis_jobs, "start_diagnosis", lambda *a: started.append(a))
+    monkeypatch.setattr(diagnosis, "start_diagnosis", lambda *a: started.append(a))
     app = open_page("learn_13_mistakes", mistake13="bce_loss")
     assert not app.exception
     assert not any(b.key == "dx-bce_loss" for b in app.button)
@@ -122,8 +121,8 @@ def test_a_diagnosis_that_a_file_brought_is_not_this_machines(
     assert any(button.label == "Diagnose it" for button in app.button)
     assert "evil" not in str([*app.markdown, *app.caption, *app.info, *app.warning, *app.success])
     assert lesson_diagnosis.newest(BY_ID["no_scaler"]) is None
-    stages = {row.faulty.stage for row in zoo_data.rows()}
-    assert stages == {zoo_data.Stage.NOT_YET}
+    stages = {row.faulty.stage for row in zoo.rows()}
+    assert stages == {zoo.Stage.NOT_YET}
 
 
 def test_a_diagnosis_that_a_file_brought_of_a_zoo_script_is_not_this_machines(
@@ -135,5 +134,5 @@ def test_a_diagnosis_that_a_file_brought_of_a_zoo_script_is_not_this_machines(
         control="as_is", group="imported-1", imported="strange.json",
     )  # fmt: skip
     stores.finished(store_path, spec)
-    row = next(row for row in zoo_data.rows() if row.answer is answer)
-    assert row.faulty.stage is zoo_data.Stage.NOT_YET
+    row = next(row for row in zoo.rows() if row.answer is answer)
+    assert row.faulty.stage is zoo.Stage.NOT_YET

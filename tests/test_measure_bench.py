@@ -10,10 +10,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from ampscope.errors import Cancelled
-from ampscope.measure import alignment, bench, square_products
-from ampscope.measure.copies import SIZES, copies
-from ampscope.measure.interleaving import LEAST, first_time, interleaved
-from ampscope.measure.products import OPERANDS, flops, moved_bytes, product, random_tensor, refusal
+from ampscope.measure import rates as alignment
+from ampscope.measure import rates as bench
+from ampscope.measure import rates as square_products
+from ampscope.measure.matmuls import OPERANDS, flops, moved_bytes, product, random_tensor, refusal
+from ampscope.measure.rates import LEAST, SIZES, copies, first_time, interleaved
 from ampscope.records import Rate, RunSpec, Timing
 from ampscope.run.device import describe
 from ampscope.store.reader import Reader

@@ -15,12 +15,11 @@ import torch
 from click.testing import CliRunner
 
 from ampscope.cli.main import main
-from ampscope.compare.views import by_precision
+from ampscope.compare.comparison import by_precision
 from ampscope.errors import BadInput
 from ampscope.experiments.launch import launch
-from ampscope.measure.batch_search import Grid
-from ampscope.measure.energy import energy_counter
-from ampscope.measure.tries import Tries
+from ampscope.measure.batch_size import Grid, Tries
+from ampscope.measure.comparison import energy_counter
 from ampscope.records import BatchTry, LargestBatch, LossCurve, RunSpec, State, StepTimes
 from ampscope.store.reader import Reader
 from tests.child_runs import wait_until
@@ -346,7 +345,7 @@ def script(folder: Path, setup: str = "", step: str = PLAIN, steps: int = 50) ->
 
 
 def clocked(file: Path, precision: str, *args: str, steps: int = 8) -> dict[str, object]:
-    from ampscope.measure.script_clock import main as clock
+    from ampscope.measure.script_timing import main as clock
 
     out = file.parent / f"{precision}.json"
     command = [sys.executable, "-m", clock.callback.__module__, "--precision", precision]  # type: ignore[union-attr]  # it has one

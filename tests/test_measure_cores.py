@@ -13,15 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampscope.analysis.core_use import core_use
-from ampscope.analysis.core_verdict import Verdict
+from ampscope.analysis.tensor_core_use import Verdict, core_use
 from ampscope.capture.model_map import ModelMap
 from ampscope.errors import BadInput, Cancelled
-from ampscope.measure.kernel_names import kernels_by_product
-from ampscope.measure.onednn_log import OneDnnLog, implementations
-from ampscope.measure.product_calls import ProductCall, TensorArgument
-from ampscope.measure.product_timing import ceiling, copy_ceiling, measured
-from ampscope.measure.step_products import Found, StepTrace
+from ampscope.measure.kernel_log import OneDnnLog, implementations, kernels_by_product
+from ampscope.measure.matmuls import ProductCall, TensorArgument
+from ampscope.measure.tensor_cores import Found, StepTrace, ceiling, copy_ceiling, measured
 from ampscope.records import Machine, Product, Result, StepProducts
 from ampscope.run.device import choose_device
 
@@ -281,7 +278,7 @@ class Results:
 
 
 def measure_in(spec_fields: dict[str, object], cancels_after: int = 10**9) -> list[Result]:
-    from ampscope.measure.cores import measure
+    from ampscope.measure.tensor_cores import measure
     from ampscope.records import RunSpec
 
     results = Results()
@@ -297,10 +294,10 @@ def measure_in(spec_fields: dict[str, object], cancels_after: int = 10**9) -> li
 @pytest.fixture
 def few_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Timings that are short and of no use."""
-    monkeypatch.setattr("ampscope.measure.product_timing.BUDGET_S", 0.0)
-    monkeypatch.setattr("ampscope.measure.product_timing.LEAST_CALLS", 1)
-    monkeypatch.setattr("ampscope.measure.product_timing.CEILING_SIZES", (64,))
-    monkeypatch.setattr("ampscope.measure.product_timing.COPY_ELEMENTS", {"cpu": 1024})
+    monkeypatch.setattr("ampscope.measure.tensor_cores.BUDGET_S", 0.0)
+    monkeypatch.setattr("ampscope.measure.tensor_cores.LEAST_CALLS", 1)
+    monkeypatch.setattr("ampscope.measure.tensor_cores.CEILING_SIZES", (64,))
+    monkeypatch.setattr("ampscope.measure.tensor_cores.COPY_ELEMENTS", {"cpu": 1024})
     return
 
 
@@ -355,7 +352,7 @@ def test_a_step_without_products_is_refused(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_large_half_product_uses_tensor_cores_and_fp32_does_not() -> None:
-    from ampscope.measure.kernel_names import KernelProfile
+    from ampscope.measure.kernel_log import KernelProfile
     from ampscope.policy.precision import tf32_switches
 
     device = torch.device("cuda:0")

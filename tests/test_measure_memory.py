@@ -14,11 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from ampscope.errors import BadInput
-from ampscope.measure.beside_steps import memory_split
+from ampscope.measure.comparison import batch_size, memory_split, resized
 from ampscope.measure.live_bytes import LiveBytes
-from ampscope.measure.rebatch import batch_size, resized
-from ampscope.run.scaler import ObservedScaler
-from ampscope.run.training import Training
+from ampscope.run.training import ObservedScaler, Training
 from ampscope.workloads.protocol import Workload
 
 WIDTH, ROWS = 64, 32

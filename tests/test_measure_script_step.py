@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ampscope.cli.cores import is_script
+from ampscope.cli.hardware import is_script
 from ampscope.errors import BadInput
-from ampscope.measure.script_step import script_step
+from ampscope.measure.tensor_cores import script_step
 from ampscope.records import RunSpec
 
 CPU = torch.device("cpu")

@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 
 from ampscope.cli.main import main
-from ampscope.exponents import FIRST, LOWEST, RAW_LEN
+from ampscope.numerics.histogram import FIRST, LOWEST, RAW_LEN
 from ampscope.records import Frame, NonFiniteRecord, Role, ShadowRecord, State, StepRecord
 from ampscope.store import db
 from ampscope.store.writer import RunWriter

@@ -13,7 +13,7 @@ from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ampscope.capture.global_hooks import Dispatcher
-from ampscope.policy.modes import PRECISIONS
+from ampscope.policy.autocast_lists import PRECISIONS
 from ampscope.records import Cadence, Role, RunSpec, State, StepRecord
 from ampscope.run.probe import drive, prepare
 from ampscope.run.training import Training

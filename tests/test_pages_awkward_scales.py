@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from ampscope.report.html.page import to_html
-from ampscope.report.making import document
+from ampscope.report.build import document
+from ampscope.report.html import to_html
 from ampscope.store.reader import Reader
 from tests import stores
 

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from ampscope.compare.batches import by_precision as searches_of
-from ampscope.compare.views import by_precision
+from ampscope.compare.comparison import batches_by_precision as searches_of
+from ampscope.compare.comparison import by_precision
 from ampscope.records import RunSpec, Sample, State
 from ampscope.store.writer import RunWriter
-from app.figures.compare_bars import memory_bars, step_bars
-from app.figures.throughput import throughput
+from app.figures.comparison import memory_bars, step_bars, throughput
 from app.runs import measurements
 from app.text import for_plotly
 from tests.made_comparisons import compared, curves, diverged, memory, searched, stored, times

@@ -10,8 +10,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from ampscope.records import Padded, Place, Product, RunSpec, State
-from app.cores import cores_table
-from app.figures.roofline import Ceiling, Dot, roofline
+from app import cores
+from app.figures.hardware import Ceiling, Dot, roofline
 from app.runs import measurements
 from tests.core_results import CPU, linear, stored, timing
 from tests.stores import HOSTILE
@@ -170,6 +170,6 @@ def test_a_product_without_a_time_has_a_line_and_no_rate() -> None:
     )
     from tests.test_core_verdict import used
 
-    (row,) = cores_table.frame(used(untimed).layers()).to_dict("records")
+    (row,) = cores.frame(used(untimed).layers()).to_dict("records")
     assert row["GFLOP/s"] is None
     assert row["Signs"] == "It could not be run alone."

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from ampscope.errors import BadInput
-from ampscope.experiments import detached
-from ampscope.experiments.detached import Job
+from ampscope.experiments import script_runs
+from ampscope.experiments.script_runs import Job
 from ampscope.records import RunInfo, State
-from ampscope.report.words import controls
+from ampscope.report import fix_words
 from ampscope.rules.catalog import NAMES, all_rules
 from ampscope.store.reader import Reader
-from app.diagnosis import diagnosis_data, diagnosis_jobs
-from app.diagnosis.diagnosis_rules import sections
+from app import diagnosis
+from app.diagnosis import sections
 from tests import script_stores, stores
 
 Open = Callable[..., Any]
@@ -29,8 +29,8 @@ Open = Callable[..., Any]
 @pytest.fixture(autouse=True)
 def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A group whose last run ended a moment ago counts as moving; these ended long ago."""
-    monkeypatch.setattr(diagnosis_data, "BETWEEN_RUNS_S", -1.0)
-    monkeypatch.setattr(diagnosis_jobs, "_jobs", {})
+    monkeypatch.setattr(diagnosis, "BETWEEN_RUNS_S", -1.0)
+    monkeypatch.setattr(diagnosis, "_jobs", {})
 
 
 def texts(app: Any) -> str:
@@ -266,10 +266,10 @@ def test_a_fix_that_is_run_again_counts_once_it_has_finished(store_path: Path) -
     script_stores.run(store_path, word, None, state=State.FAILED, message="no disk")
     script_stores.run(store_path, word, None, state=None)
     runs = runs_of(store_path)
-    kept = [r.spec.control for r in diagnosis_data.counting(runs)]
+    kept = [r.spec.control for r in diagnosis.counting(runs)]
     assert kept == ["as_is", "fp32", "bf16", word]
     newest = script_stores.healthy_run(store_path, word)
-    assert diagnosis_data.counting(runs_of(store_path))[-1].id == newest
+    assert diagnosis.counting(runs_of(store_path))[-1].id == newest
 
 
 def test_the_button_runs_the_fix(
@@ -281,7 +281,7 @@ def test_the_button_runs_the_fix(
         asked.append((store, run_id, list(controls)))
         return Job(-1, "")
 
-    monkeypatch.setattr(detached, "start_controls", start)
+    monkeypatch.setattr(script_runs, "start_controls", start)
     head = script_stores.overflow(store_path)
     app = open_page("diagnosis", run=head)
     assert app.button(key="dx-run-fix").label == "Run the fix again"
@@ -295,7 +295,7 @@ def test_a_lower_learning_rate_runs_in_fp32_too(
 ) -> None:
     asked: list[list[str]] = []
     monkeypatch.setattr(
-        detached, "start_controls", lambda store, run, words: asked.append(words) or Job(-1, "")
+        script_runs, "start_controls", lambda store, run, words: asked.append(words) or Job(-1, "")
     )
     app = open_page("diagnosis", run=script_stores.innocent(store_path))
     app.button(key="dx-run-fix").click().run()
@@ -380,20 +380,20 @@ def test_names_from_a_script_are_text(store_path: Path, open_page: Open) -> None
     ],
 )
 def test_controls_in_words(word: str, said: str) -> None:
-    assert controls.control(word) == said
+    assert fix_words.control(word) == said
 
 
 def test_values_keep_what_is_not_finite() -> None:
-    assert controls.value(math.nan) == "NaN"
-    assert controls.value(-math.inf) == "-Inf"
-    assert controls.value(65504.0) == "65,504"
-    assert controls.value("not returned") == "not returned"
+    assert fix_words.value(math.nan) == "NaN"
+    assert fix_words.value(-math.inf) == "-Inf"
+    assert fix_words.value(65504.0) == "65,504"
+    assert fix_words.value("not returned") == "not returned"
 
 
 def test_only_scripts_can_be_run_again(store_path: Path) -> None:
     probe = stores.finished(store_path)
     with pytest.raises(BadInput, match="probe"):
-        detached.start_controls(store_path, probe, ["fp32"])
+        script_runs.start_controls(store_path, probe, ["fp32"])
 
 
 def dtypes_under_autocast(patch: str) -> dict[str, str]:

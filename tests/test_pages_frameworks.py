@@ -12,7 +12,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from ampscope.analysis.framework_differences import differences, layers
-from ampscope.exponents import EXPONENTS, POS_INF, POS_ZERO, RAW_LEN, Raw
+from ampscope.numerics.histogram import EXPONENTS, POS_INF, POS_ZERO, RAW_LEN, Raw
 from ampscope.records import Frame, Machine, ModuleRecord, Role, RunSpec, State, StepRecord
 from ampscope.store.writer import RunWriter
 from tests import stores
@@ -75,10 +75,10 @@ def test_empty_says_what_to_do(open_page: Open) -> None:
 
 
 def test_the_form_leaves_out_what_is_missing(open_page: Open, monkeypatch, tmp_path: Path) -> None:
-    from app.runs import probes
+    from app.runs import live
 
     started: list[RunSpec] = []
-    monkeypatch.setattr(probes, "launch", lambda spec, path: started.append(spec))
+    monkeypatch.setattr(live, "launch", lambda spec, path: started.append(spec))
     monkeypatch.setenv("AMPSCOPE_KERAS_PYTHON", str(tmp_path / "nowhere"))
     monkeypatch.setenv("AMPSCOPE_PADDLE_PYTHON", sys.executable)
     app = open_page("frameworks")
@@ -188,10 +188,10 @@ def test_what_if_compares_both_runs(open_page: Open, store_path: Path) -> None:
 
 
 def test_what_if_starts_both_and_refuses_nonsense(open_page: Open, monkeypatch) -> None:
-    from app.runs import probes
+    from app.runs import live
 
     started = []
-    monkeypatch.setattr(probes, "launch", lambda spec, path: started.append(spec))
+    monkeypatch.setattr(live, "launch", lambda spec, path: started.append(spec))
     app = open_page("op_lists")
     app.button(key="wi-start").click().run()
     assert not app.exception

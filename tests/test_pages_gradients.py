@@ -12,8 +12,8 @@ import pytest
 import stores
 from test_pages_layers import asked, metrics, texts
 
-from ampscope.exponents import NAN, POS_ZERO, RAW_LEN, zones
-from ampscope.formats import FORMATS
+from ampscope.numerics.formats import FORMATS
+from ampscope.numerics.histogram import NAN, POS_ZERO, RAW_LEN, zones
 from ampscope.records import Frame, ModuleRecord, Role, ShadowRecord, State, StepRecord
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
@@ -236,7 +236,7 @@ def test_play_moves_on_and_stops_at_the_end(
 ) -> None:
     run = written(store_path, [(step, FRAME, 16.0) for step in (0, 5, 9)])
     app = open_page("gradients", run=run)
-    monkeypatch.setattr("app.gradients.gradient_controls.PLAY_EVERY_S", 0.0)
+    monkeypatch.setattr("app.gradients.PLAY_EVERY_S", 0.0)
     next(b for b in app.button if b.label == "Play").click().run()
     seen = [app.select_slider(key="widget:step").value]
     for _ in range(4):

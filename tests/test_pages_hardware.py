@@ -8,15 +8,13 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from ampscope.hardware.accelerators import Accelerator
 from ampscope.hardware.describe import HardwareReport, sentence
+from ampscope.hardware.gpu import Accelerator
 from ampscope.records import Machine, Rate, RunSpec, Sample, State
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
-from app import machine
-from app.figures.alignment import alignment_figure
-from app.figures.rates import rates_figure
-from app.hardware import capability_table
+from app import hardware, machine
+from app.figures.hardware import alignment_figure, rates_figure
 from app.runs import measurements
 from tests import hardware_reports, stores
 from tests.hardware_reports import H100, named, report
@@ -61,17 +59,17 @@ def test_reads_every_gpu_and_the_cpu(shown: tuple[HardwareReport, AppTest]) -> N
 
 
 def test_the_table_names_the_gpus_that_are_here() -> None:
-    table = capability_table.frame(report(H100, named("Tesla T4", (7, 5))))
+    table = hardware.frame(report(H100, named("Tesla T4", (7, 5))))
     here = dict(zip(table["capability"], table["here"], strict=True))
     assert here["7.5"] == "Tesla T4"
     assert here["9.0"] == H100["nvmlDeviceGetName"]
     assert here["8.0"] == ""
-    assert "here" not in capability_table.frame(report())
+    assert "here" not in hardware.frame(report())
 
 
 def test_the_table_has_the_dtypes_of_well_known_gpus() -> None:
     """NVIDIA's whitepapers: V100 fp16 only; A100 adds bf16, tf32, fp64; H100 adds fp8."""
-    table = capability_table.frame(report()).set_index("capability")
+    table = hardware.frame(report()).set_index("capability")
     assert table.loc["7.0", "fp16"] == "yes"
     assert table.loc["7.0", "bf16"] == ""
     assert [table.loc["8.0", d] for d in ("bf16", "tf32", "fp64")] == ["yes"] * 3
@@ -230,7 +228,7 @@ def test_a_device_that_is_not_measured_is_named(
 
 
 def test_the_chart_has_quartiles_and_the_vendors_peaks(store_path: Path) -> None:
-    from ampscope.hardware.vendor_figures import vendor_figures
+    from ampscope.analysis.ceilings import vendor_figures
 
     rates = [made("bf16", 250e12, spread=0.1), made("fp16", 240e12), made("fp32", 17e12)]
     figure = rates_figure(rates, vendor_figures("NVIDIA A100-SXM4-40GB"))

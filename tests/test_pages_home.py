@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 
 from ampscope.records import RunSpec
 from ampscope.store.reader import Reader
-from app.runs import probes
+from app.runs import live
 from tests import stores
 
 Open = Callable[..., AppTest]
@@ -37,7 +37,7 @@ def test_the_demo_is_three_runs_of_one_model_with_a_small_loss(
     open_page: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[RunSpec] = []
-    monkeypatch.setattr(probes, "launch", lambda spec, store: started.append(spec) or "id")
+    monkeypatch.setattr(live, "launch", lambda spec, store: started.append(spec) or "id")
     app = open_page("home").button(key="run-demo").click().run()
     assert [spec.precision for spec in started] == ["fp16-noscaler", "fp16", "fp32"]
     assert {(s.workload, s.size, s.steps, s.seed) for s in started} == {("gpt", "tiny", 20, 0)}

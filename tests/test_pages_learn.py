@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from ampscope.lessons.catalog import LESSONS, lesson_spec
-from ampscope.lessons.mistake_scripts import MISTAKES
+from ampscope.lessons.catalog import LESSONS, MISTAKES, lesson_spec
 from ampscope.records import State
-from app.lesson import lesson_runs
-from app.sitemap import LESSON_ENTRIES
+from app.learn import lesson_runs
+from app.links import LESSON_ENTRIES
 from tests.lesson_runs import keep, stored
 
 Open = Callable[..., AppTest]

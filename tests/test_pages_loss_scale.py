@@ -14,7 +14,7 @@ import stores
 from test_pages_layers import asked, metrics, texts
 
 from ampscope.experiments.launch import launch
-from ampscope.exponents import FIRST, RAW_LEN
+from ampscope.numerics.histogram import FIRST, RAW_LEN
 from ampscope.records import Frame, NonFiniteRecord, Role, RunSpec, ScalerSpec, State, StepRecord
 from ampscope.scalers.replay import Replay, replay
 from ampscope.store.reader import Reader
@@ -243,7 +243,7 @@ def test_the_lab_offers_settings_that_only_this_run_has(
 ) -> None:
     """A first scale that is no power of two, and an interval and factors that nobody else takes:
     the replay gives the scales that follow from them, 1,000 and three times that every 4 steps."""
-    from app.loss_scale import scale_lab
+    from app import loss_scale
 
     own = ScalerSpec(1000.0, growth_factor=3.0, backoff_factor=0.3, growth_interval=4)
     scales = [1000.0] * 4 + [3000.0] * 4 + [9000.0] * 2
@@ -258,7 +258,9 @@ def test_the_lab_offers_settings_that_only_this_run_has(
     writer.finish(State.FINISHED)
     writer.close()
     made: list[Replay] = []
-    monkeypatch.setattr(scale_lab, "replay", lambda *given: made.append(replay(*given)) or made[-1])
+    monkeypatch.setattr(
+        loss_scale, "replay", lambda *given: made.append(replay(*given)) or made[-1]
+    )
     address = {"first_scale": math.log2(1000), "interval": 4, "growth": 3.0, "backoff": 0.3}
     app = open_page("loss_scale", run=writer.run_id, **address)
     assert not app.exception

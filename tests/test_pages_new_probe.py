@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from ampscope.policy.modes import PRECISIONS
+from ampscope.policy.autocast_lists import PRECISIONS
 from ampscope.records import Cadence, RunSpec, ScalerSpec
 from ampscope.workloads.catalog import BUILTIN
 from app import machine
-from app.runs import probes
+from app.runs import live
 from tests import hardware_reports, stores
 
 Open = Callable[..., AppTest]
@@ -23,7 +23,7 @@ Open = Callable[..., AppTest]
 def started(monkeypatch: pytest.MonkeyPatch) -> list[RunSpec]:
     """What would have been launched; the engine has its own tests."""
     specs: list[RunSpec] = []
-    monkeypatch.setattr(probes, "launch", lambda spec, store: specs.append(spec) or "id")
+    monkeypatch.setattr(live, "launch", lambda spec, store: specs.append(spec) or "id")
     return specs
 
 

@@ -16,10 +16,8 @@ from ampscope.records import Sample, State, StepRecord
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 from ampscope.telemetry.values import DeviceLost, Values
-from app import store
+from app import hardware, store, telemetry
 from app.figures.telemetry import telemetry_figure
-from app.hardware import telemetry_live
-from app.telemetry import telemetry_data
 from tests.telemetry_samples import BEGIN, cpu, gpu, throttled
 
 Open = Callable[..., Any]
@@ -148,9 +146,9 @@ def test_the_data_is_all_of_it_with_its_steps(store_path: Path, monkeypatch: Any
     monkeypatch.setattr(store, "path", lambda: store_path)
     with Reader(store_path) as reader:
         info = reader.run(run_id)
-    found = telemetry_data.read(info, "cpu")
+    found = telemetry.read(info, "cpu")
     assert len(found.samples) <= 50
-    table = telemetry_data.table(found)
+    table = telemetry.table(found)
     assert len(table) == 81
     assert list(table["seconds"][:3]) == [0.0, 0.125, 0.25]
     assert list(table["step"][[0, 1, 4, 5, 80]]) == [0, 0, 0, 1, 19]
@@ -158,9 +156,9 @@ def test_the_data_is_all_of_it_with_its_steps(store_path: Path, monkeypatch: Any
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
-    telemetry_live.recent.clear()
+    hardware.recent.clear()
     yield
-    telemetry_live.recent.clear()
+    hardware.recent.clear()
 
 
 def test_the_live_curves_begin_with_a_look(open_page: Open, fresh: None) -> None:
@@ -168,13 +166,13 @@ def test_the_live_curves_begin_with_a_look(open_page: Open, fresh: None) -> None
     assert not app.exception
     assert "The curves of the last two minutes begin with this look." in texts(app)
     now = time.time()
-    kept = telemetry_live.recent(())
+    kept = hardware.recent(())
     kept.samples.extend(cpu(3, begin=now - 4))
     kept.samples.appendleft(replace(cpu(0)[0], at=now - 500))
     app = app.run()
     assert not app.exception
     assert "CPU, the last" in texts(app)
-    assert min(s.at for s in kept.samples) > now - telemetry_live.KEPT_S - 1
+    assert min(s.at for s in kept.samples) > now - hardware.KEPT_S - 1
 
 
 class Counting:
@@ -199,9 +197,9 @@ def test_it_is_read_once_for_all_browsers_and_only_while_somebody_looks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = [1000.0]
-    monkeypatch.setattr(telemetry_live.time, "time", lambda: clock[0])
+    monkeypatch.setattr(hardware.time, "time", lambda: clock[0])
     device = Counting()
-    kept = telemetry_live.Recent([device], [])
+    kept = hardware.Recent([device], [])
     assert kept.update() == []  # what it says is of the time before somebody looked
     assert (kept.update(), device.asked) == ([], 1)  # another browser, at the same moment
     clock[0] += 2

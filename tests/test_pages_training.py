@@ -17,7 +17,7 @@ from test_pages_layers import metrics, texts
 
 from ampscope.records import Event, Role, State, StepRecord
 from ampscope.store.writer import RunWriter
-from app.training.training_words import histograms_seen
+from app.training import histograms_seen
 
 Open = Callable[..., Any]
 CAPSULE = Event(

@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 
-from ampscope.experiments import detached
-from ampscope.experiments.detached import Job
-from ampscope.zoo.answers import ANSWERS, HEALTHY
-from ampscope.zoo.score import script_path
-from app.diagnosis import diagnosis_data, diagnosis_jobs
-from app.zoo import zoo_data
+from ampscope.experiments import script_runs
+from ampscope.experiments.script_runs import Job
+from ampscope.zoo.score import ANSWERS, HEALTHY, script_path
+from app import diagnosis, zoo
 from tests import script_stores
 from tests.test_pages_diagnosis import links, texts
 
@@ -26,8 +24,8 @@ ENDS_WITHIN_S = 60.0  # Python starts and reads a file
 
 @pytest.fixture(autouse=True)
 def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnosis_data, "BETWEEN_RUNS_S", -1.0)
-    monkeypatch.setattr(diagnosis_jobs, "_jobs", {})
+    monkeypatch.setattr(diagnosis, "BETWEEN_RUNS_S", -1.0)
+    monkeypatch.setattr(diagnosis, "_jobs", {})
 
 
 def spec_of(script: str, group: str) -> Any:
@@ -117,19 +115,19 @@ def test_the_button_starts_a_diagnosis(
         asked.append((script, store, policy))
         return Job(-1, "")
 
-    monkeypatch.setattr(detached, "start_diagnosis", start)
+    monkeypatch.setattr(script_runs, "start_diagnosis", start)
     app = open_page("zoo", case=CASE.id)
     app.button(key=f"zoo-{CASE.script}").click().run()
     assert not app.exception
-    assert asked == [(script_path(CASE.script), store_path, zoo_data.policy_of(CASE.script))]
+    assert asked == [(script_path(CASE.script), store_path, zoo.policy_of(CASE.script))]
     assert asked[0][0].is_file()
 
 
 def test_while_one_runs_no_other_is_started(
     store_path: Path, open_page: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(diagnosis_jobs, "_jobs", {str(script_path(CASE.script)): Job(-1, "")})
-    monkeypatch.setattr(detached, "is_running", lambda job: True)
+    monkeypatch.setattr(diagnosis, "_jobs", {str(script_path(CASE.script)): Job(-1, "")})
+    monkeypatch.setattr(script_runs, "is_running", lambda job: True)
     app = open_page("zoo", case=CASE.id)
     assert not app.exception
     assert "Being diagnosed." in texts(app)
@@ -139,29 +137,29 @@ def test_while_one_runs_no_other_is_started(
 def test_cases_that_need_cuda_s_rules_get_them() -> None:
     for answer in ANSWERS:
         expected = "cuda" if answer.policy == "cuda" else "native"
-        assert zoo_data.policy_of(answer.script) == expected
-        assert answer.twin is None or zoo_data.policy_of(answer.twin) == expected
+        assert zoo.policy_of(answer.script) == expected
+        assert answer.twin is None or zoo.policy_of(answer.twin) == expected
 
 
 def test_a_process_that_cannot_do_its_work_says_why(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("def broken(:\n")
-    job = detached.start_diagnosis(script, tmp_path / "runs.db")
+    job = script_runs.start_diagnosis(script, tmp_path / "runs.db")
     _wait(job)
-    assert detached.last_words(job) == f"{script} is not Python: invalid syntax at line 1."
+    assert script_runs.detached_words(job) == f"{script} is not Python: invalid syntax at line 1."
 
 
 def test_a_process_is_stopped(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import time\ntime.sleep(600)\n")
-    job = detached.start_diagnosis(script, tmp_path / "runs.db")
-    assert detached.is_running(job)
-    detached.stop(job)
+    job = script_runs.start_diagnosis(script, tmp_path / "runs.db")
+    assert script_runs.is_running(job)
+    script_runs.stop(job)
     _wait(job)
 
 
 def _wait(job: Job) -> None:
     deadline = time.monotonic() + ENDS_WITHIN_S
-    while detached.is_running(job):
+    while script_runs.is_running(job):
         assert time.monotonic() < deadline, "it did not end"
         time.sleep(0.05)

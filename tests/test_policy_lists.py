@@ -172,7 +172,7 @@ def test_trace_shows_the_kernel_of_a_listed_op(kernel, call, shape):
     assert kernel in trace.seen
 
 
-@pytest.mark.parametrize("module", ["autocast_lists", "modes", "remake_lists"])
+@pytest.mark.parametrize("module", ["autocast_lists", "op_lists", "remake_lists"])
 def test_data_is_read_without_torch(module):
     check = f"import ampscope.policy.{module}, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

@@ -12,11 +12,10 @@ from torch import nn
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.shadow import Shadow
 from ampscope.errors import BadInput
-from ampscope.measure.phases import timed_step
-from ampscope.measure.script_precision import in_precision
-from ampscope.measure.step_clock import Clock
+from ampscope.measure.comparison import timed_step
+from ampscope.measure.script_timing import Clock, in_precision
 from ampscope.policy import precision as precision_room
-from ampscope.policy.modes import PRECISIONS, resolve
+from ampscope.policy.autocast_lists import PRECISIONS, resolve
 from ampscope.policy.precision import (
     convert_model,
     precision_context,
@@ -25,8 +24,7 @@ from ampscope.policy.precision import (
 )
 from ampscope.records import Cadence, RunSpec
 from ampscope.run.controls import applied
-from ampscope.run.loop import ProbeLoop
-from ampscope.run.probe import prepare
+from ampscope.run.probe import ProbeLoop, prepare
 from ampscope.workloads.protocol import iterate
 
 HALF = {"fp16": torch.float16, "fp16-noscaler": torch.float16, "bf16": torch.bfloat16}

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ampscope.policy import gaps
+from ampscope.policy import op_lists
 from ampscope.policy.tensor_core import TensorCoreMode
-from ampscope.zoo.answers import ANSWERS
+from ampscope.zoo.score import ANSWERS
 from tests.child_runs import run_command
 
 HITS = 5000
@@ -100,19 +100,21 @@ def test_sums_without_repetition_are_what_the_cpu_computes(dtype: torch.dtype) -
 
 def test_gaps_are_chosen_by_what_ran_and_by_what_the_finding_rests_on() -> None:
     ran = {("aten.mm", "fp16"), ("aten.convolution", "fp32"), ("aten.relu", "fp16")}
-    ids = [gap.id for gap in gaps.met_by(ran)]
+    ids = [gap.id for gap in op_lists.met_by(ran)]
     assert ids == ["split_k", "tf32_convolution"]
-    assert len(gaps.texts(ids, "rehearsal")) == 2
-    (matmul,) = gaps.texts(ids, "rehearsal", "aten.mm")
+    assert len(op_lists.texts(ids, "rehearsal")) == 2
+    (matmul,) = op_lists.texts(ids, "rehearsal", "aten.mm")
     assert "allow_fp16_reduced_precision_reduction" in matmul
-    assert gaps.texts(ids, "rehearsal", "aten.exp") == []
-    assert gaps.texts(ids, "cuda") == []  # CUDA itself
-    assert gaps.met_by({("aten.mm", "fp32")}) == ()
-    embedding = [gap.id for gap in gaps.met_by({("aten.embedding_dense_backward", "fp16")})]
-    (said,) = gaps.texts(embedding, "native", "aten.embedding_dense_backward")
+    assert op_lists.texts(ids, "rehearsal", "aten.exp") == []
+    assert op_lists.texts(ids, "cuda") == []  # CUDA itself
+    assert op_lists.met_by({("aten.mm", "fp32")}) == ()
+    embedding = [gap.id for gap in op_lists.met_by({("aten.embedding_dense_backward", "fp16")})]
+    (said,) = op_lists.texts(embedding, "native", "aten.embedding_dense_backward")
     assert "fault of CPU arithmetic" in said
-    assert gaps.texts(embedding, "rehearsal", "aten.embedding_dense_backward") == []
-    (rnn,) = gaps.texts([gap.id for gap in gaps.met_by({(gaps.RNN, "fp16")})], "rehearsal")
+    assert op_lists.texts(embedding, "rehearsal", "aten.embedding_dense_backward") == []
+    (rnn,) = op_lists.texts(
+        [gap.id for gap in op_lists.met_by({(op_lists.RNN, "fp16")})], "rehearsal"
+    )
     assert "cuDNN" in rnn
 
 

@@ -17,13 +17,11 @@ from ampscope.analysis.precision_use import PrecisionUse, precision_use
 from ampscope.analysis.run_view import RunView
 from ampscope.experiments.script_runs import ScriptRuns
 from ampscope.observations import OpUse
+from ampscope.report.build import document
 from ampscope.report.contract import to_json
-from ampscope.report.making import document
-from ampscope.report.markdown import to_markdown
-from ampscope.report.notebook import to_notebook
+from ampscope.report.markdown import to_markdown, to_notebook
 from ampscope.report.terminal import print_report
-from ampscope.report.words.precision import headline, no_fault
-from ampscope.report.words.verdict import verdict
+from ampscope.report.verdict_words import precision_headline, precision_no_fault, verdict
 from ampscope.store.reader import Reader
 from ampscope.verdicts.recall import recall
 from tests import script_stores
@@ -105,7 +103,7 @@ def test_flops_are_counted_by_dtype_forward_and_backward(uses: dict[str, Precisi
     # 8 x 4 by 4 x 2: the product, and of its backward the weight's gradient alone (x needs none).
     assert use.flops == (("bf16", 6 * 2 * (2 * 8 * 4 * 2)),)
     assert (use.half_share, use.steps, use.compared, use.no_half) == (1.0, 6, 6, False)
-    assert headline(use) == (
+    assert precision_headline(use) == (
         "All FLOPs (matmuls and convolutions, forward and backward) ran in bf16; "
         "6 optimizer steps were judged."
     )
@@ -126,18 +124,18 @@ def test_flops_are_counted_by_dtype_forward_and_backward(uses: dict[str, Precisi
 def test_a_run_without_half_says_so_first_and_why(
     name: str, why: str, uses: dict[str, PrecisionUse]
 ) -> None:
-    said = headline(uses[name])
+    said = precision_headline(uses[name])
     assert said.startswith("This run used no half precision: ")
     assert why in said
     assert "6 optimizer steps were judged, in fp32." in said
-    assert "trains as its fp32 control" not in no_fault(uses[name])
+    assert "trains as its fp32 control" not in precision_no_fault(uses[name])
 
 
 @no_cuda
 def test_amp_was_not_switched_off_where_something_ran_in_bf16(
     uses: dict[str, PrecisionUse],
 ) -> None:
-    assert headline(uses["both"]).startswith("All FLOPs")
+    assert precision_headline(uses["both"]).startswith("All FLOPs")
     assert "autocast on CUDA" in notes["both"]
     assert "fp32 run" not in notes["both"]
     assert "switched AMP off and this was an fp32 run" in notes["missing"]
@@ -146,7 +144,7 @@ def test_amp_was_not_switched_off_where_something_ran_in_bf16(
 def test_ops_without_flops_count_too(uses: dict[str, PrecisionUse]) -> None:
     use = uses["average"]
     assert not use.no_half
-    assert "ran in fp32; 6 other ops computed in half precision" in headline(use)
+    assert "ran in fp32; 6 other ops computed in half precision" in precision_headline(use)
 
 
 @no_cuda
@@ -159,7 +157,7 @@ def test_fp16_of_a_trainer_on_a_cpu() -> None:
             ran = Runner(runs)(script)
         assert ran.outcome.attempts == 6, ran.err.decode()
         view = RunView("as_is", ran.run.info.id, ran.run.observations)
-    said = headline(precision_use(view, None))
+    said = precision_headline(precision_use(view, None))
     assert "no half precision: the trainer was asked for fp16, which Accelerate leaves out" in said
 
 
@@ -167,18 +165,22 @@ def test_too_few_steps_are_no_comparison() -> None:
     made = steps()[:4]
     facts: dict[str, Any] = {"flop_dtypes": ("fp16",), "flop_counts": (1000,), "traced_ops": 9}
     few = precision_use(run(made, **facts), fp32_run(made))
-    assert "trains as its fp32 control does" not in no_fault(few)
-    assert no_fault(few).startswith("No fault found in 4 optimizer steps. That is too few")
+    assert "trains as its fp32 control does" not in precision_no_fault(few)
+    assert precision_no_fault(few).startswith(
+        "No fault found in 4 optimizer steps. That is too few"
+    )
     # The control alone may be short as well.
     assert precision_use(run(steps(), **facts), fp32_run(made)).too_few
     enough = precision_use(run(steps(), **facts), fp32_run())
-    assert no_fault(enough) == "No fault found: the script trains as its fp32 control does."
+    assert (
+        precision_no_fault(enough) == "No fault found: the script trains as its fp32 control does."
+    )
 
 
 def test_a_run_that_recorded_nothing_of_it_is_not_called_fp32() -> None:
     old = precision_use(run(steps(), traced_ops=5000), fp32_run())
     assert not old.no_half
-    assert headline(old) == (
+    assert precision_headline(old) == (
         "30 optimizer steps were judged; in which precision each op ran was not recorded."
     )
     assert not precision_use(run(steps(), framework="keras", uses_autocast=""), None).no_half
@@ -245,7 +247,7 @@ def test_ops_that_the_control_cannot_change_are_no_part_of_a_clean_bill(
 def test_many_such_ops_are_counted() -> None:
     ops = [OpUse("fixed_precision", "_int_mm", "", f"train.py:{n}", 0) for n in range(5)]
     use = precision_use(run(steps(), *ops, **HALF), fp32_run())
-    assert "train.py:2 and 2 more): not judged." in no_fault(use)
+    assert "train.py:2 and 2 more): not judged." in precision_no_fault(use)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampscope.analysis.ranks import first_nonfinite, merged
-from ampscope.exponents import RAW_LEN
+from ampscope.numerics.histogram import RAW_LEN
 from ampscope.records import Event, Frame, Role
 
 KEY = st.tuples(st.integers(0, 4), st.sampled_from(["fp16", "fp32"]))

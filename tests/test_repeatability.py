@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.analysis.repeatability import difference
+from ampscope.analysis.control_losses import difference
 from ampscope.analysis.run_view import RunView
 from ampscope.experiments.script_runs import ScriptRuns
 from tests.script_runner import Runner, spec, write_script

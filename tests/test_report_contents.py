@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from ampscope.records import Machine, Rate, Reading, Result, ShadowRecord, State
-from ampscope.report.contents import histograms
-from ampscope.report.contents.looks import base
+from ampscope.report.build import document
+from ampscope.report.contents import shared
+from ampscope.report.contents.shared import base
 from ampscope.report.document import Part, Table
-from ampscope.report.making import document
-from ampscope.report.words.run import file_name, rules, rules_in_full, why_no_histograms
+from ampscope.report.numbers import file_name, rules, rules_in_full, why_no_histograms
 from ampscope.store.reader import Reader
 from ampscope.store.series import last_shadow_step
 from tests import core_results, lesson_runs, made_comparisons, made_rates, stores
@@ -90,15 +90,15 @@ def test_nothing_is_loaded_of_shadows_but_the_last_step(
 def test_modules_are_ranked_once_a_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = stores.finished(tmp_path / "a.db")
     calls: list[int] = []
-    original = histograms.trouble
+    original = shared.trouble
 
     def trouble(counts: np.ndarray) -> np.ndarray:
         calls.append(len(counts))
         return original(counts)
 
-    monkeypatch.setattr(histograms, "trouble", trouble)
+    monkeypatch.setattr(shared, "trouble", trouble)
     part_of(tmp_path / "a.db", run)
-    assert len(calls) == len(histograms.ROLES)
+    assert len(calls) == len(shared.ROLES)
     assert all(count > 1 for count in calls)
 
 

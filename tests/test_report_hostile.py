@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ampscope.records import Event, Machine, Role, State
-from ampscope.report.html.page import MAX_BYTES, to_html
-from ampscope.report.making import document
-from ampscope.report.plain import line, visible
+from ampscope.report.build import document
+from ampscope.report.document import line, visible
+from ampscope.report.html import MAX_BYTES, to_html
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 from tests import offline_page, script_stores, synthetic_run, watched_stores

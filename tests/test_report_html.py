@@ -11,17 +11,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ampscope.analysis.loss_scale import FiniteParts
+from ampscope.analysis.training import FiniteParts
 from ampscope.cli.main import main
 from ampscope.errors import BadInput
-from ampscope.exponents import RAW_LEN
+from ampscope.numerics.histogram import RAW_LEN
 from ampscope.records import Curve, Event, Histogram, Reading, Result, Role
-from ampscope.report import colours
+from ampscope.report import document as documents
+from ampscope.report.build import document
 from ampscope.report.document import Lines, Series
-from ampscope.report.html.curves import curves
-from ampscope.report.html.element import element
-from ampscope.report.html.page import MAX_BYTES, to_html
-from ampscope.report.making import document
+from ampscope.report.html import MAX_BYTES, curves, element, to_html
 from ampscope.store.reader import Reader
 from app import palette
 from tests import made_comparisons, made_rates, offline_page, script_stores, stores, watched_stores
@@ -68,10 +66,10 @@ def test_the_policy_names_the_hashes_of_what_is_in_the_file(store: Path) -> None
 
 
 def test_colours_are_those_of_the_dashboard() -> None:
-    assert colours.ZONES == palette.ZONES
-    assert colours.DTYPES == palette.DTYPES
+    assert documents.ZONES == palette.ZONES
+    assert documents.DTYPES == palette.DTYPES
     for name in ("OUTLINE", "NONFINITE", "ZERO", "MEASURE", "OTHER_DTYPE"):
-        assert getattr(colours, name) == getattr(palette, name)
+        assert getattr(document, name) == getattr(palette, name)
 
 
 def test_text_is_never_markup() -> None:
@@ -195,7 +193,7 @@ def test_of_several_runs_each_once(store: Path) -> None:
 def test_a_report_that_would_be_too_large_is_refused(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ampscope.report.html.page.MAX_BYTES", 1000)
+    monkeypatch.setattr("ampscope.report.html.MAX_BYTES", 1000)
     with pytest.raises(BadInput, match=r"more than 5\. Name fewer runs"):
         html_of(store, script_stores.no_fault(store))
 

@@ -21,10 +21,10 @@ from ampscope.records import (
     StepTimes,
     Tally,
 )
-from ampscope.report.colours import DTYPES, MEASURE
-from ampscope.report.contents.looks import looks
-from ampscope.report.html.page import to_html
-from ampscope.report.making import document
+from ampscope.report.build import document
+from ampscope.report.contents.shared import looks
+from ampscope.report.document import DTYPES, MEASURE
+from ampscope.report.html import to_html
 from ampscope.report.markdown import JOINER, to_markdown
 from ampscope.store.reader import Reader
 from tests import made_comparisons

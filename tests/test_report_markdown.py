@@ -12,9 +12,9 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from ampscope.records import State
-from ampscope.report.making import document
+from ampscope.report.build import document
+from ampscope.report.document import line
 from ampscope.report.markdown import JOINER, escaped, fenced, to_markdown
-from ampscope.report.plain import line
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 from tests import script_stores, stores

@@ -11,8 +11,8 @@ from typing import Any
 import nbformat
 import pytest
 
-from ampscope.report.making import document, of_reports
-from ampscope.report.notebook import to_notebook
+from ampscope.report.build import document, of_reports
+from ampscope.report.markdown import to_notebook
 from ampscope.store import export
 from ampscope.store.reader import Reader
 from tests import made_comparisons, script_stores, stores

@@ -12,8 +12,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampscope.formats import BF16, E4M3, E5M2, FORMATS, FP16, FP32, TF32
-from ampscope.rounding import decode, encode, nearest, toward_zero, width
+from ampscope.numerics.formats import (
+    BF16,
+    E4M3,
+    E5M2,
+    FORMATS,
+    FP16,
+    FP32,
+    TF32,
+    decode,
+    encode,
+    nearest,
+    toward_zero,
+    width,
+)
 
 
 def same(left: float, right: float) -> bool:

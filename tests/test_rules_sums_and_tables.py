@@ -9,7 +9,7 @@ import pytest
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.diagnose import diagnose
-from ampscope.formats import BF16
+from ampscope.numerics.formats import BF16
 from ampscope.observations import OpUse, Scan
 from ampscope.rules.verdict import Status
 from tests.evidence_making import (

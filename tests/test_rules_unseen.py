@@ -6,12 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from ampscope.analysis.overflow_class import ForwardClass, forward_class
-from ampscope.analysis.root_op import Arrives, root_op
+from ampscope.analysis.root_op import Arrives, ForwardClass, forward_class, root_op
 from ampscope.analysis.symptoms import Symptom, symptoms
 from ampscope.diagnose import diagnose
-from ampscope.gradient_change import GradientChange
-from ampscope.observations import BadOp, ParameterGradient
+from ampscope.observations import BadOp, GradientChange, ParameterGradient
 from ampscope.rules.verdict import Status
 from tests.evidence_making import (
     FALLING,

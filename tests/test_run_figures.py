@@ -9,16 +9,22 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from ampscope.analysis.exponent_zones import exponent_range, zone_spans
-from ampscope.analysis.loss_scale import finite_parts
-from ampscope.exponents import NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO, RAW_LEN
-from ampscope.formats import FORMATS
+from ampscope.analysis.training import finite_parts
+from ampscope.numerics.formats import FORMATS
+from ampscope.numerics.histogram import (
+    NAN,
+    NEG_INF,
+    NEG_ZERO,
+    POS_INF,
+    POS_ZERO,
+    RAW_LEN,
+    exponent_range,
+    zone_spans,
+)
 from ampscope.records import StepRecord
-from app.figures.exponent_bars import exponent_bars
-from app.figures.exponent_map import MapRows, exponent_map
-from app.figures.scale_trajectory import scale_trajectory
-from app.figures.training_curves import training_curves
-from app.figures.underflow_map import underflow_map
+from app.figures.exponents import MapRows, exponent_bars, exponent_map
+from app.figures.training import scale_trajectory, training_curves
+from app.figures.underflow import underflow_map
 from app.palette import NONFINITE, ZONES
 
 RNG = np.random.default_rng(3)

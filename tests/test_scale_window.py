@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ampscope.analysis.scale_window import ScaleWindow, common_window, module_windows
-from ampscope.formats import FORMATS
+from ampscope.analysis.underflow import ScaleWindow, common_window, module_windows
+from ampscope.numerics.formats import FORMATS
 from ampscope.records import Frame, Role
-from app.runs.scale_window import sentence
+from app.runs.run_page import sentence
 from tests import exponent_oracle as oracle
 
 FP16 = FORMATS["fp16"]

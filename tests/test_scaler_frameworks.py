@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.scalers.policies import POLICIES, Settings, allowed
+from ampscope.scalers.replay import POLICIES, Settings, allowed
 from tests.test_scaler_policies import SEQUENCES
 
 STEPS = 10_000

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from ampscope.scalers.policies import POLICIES, Settings
+from ampscope.scalers.replay import POLICIES, Settings
 
 STEPS = 10_000
 Sequence = Callable[[random.Random], Iterator[bool]]

@@ -15,15 +15,25 @@ from click.testing import CliRunner
 
 from ampscope.cli.main import main as ampscope
 from ampscope.experiments.launch import launch
-from ampscope.exponents import FIRST, LOWEST, RAW_LEN
-from ampscope.formats import FP16
+from ampscope.numerics.formats import FP16
+from ampscope.numerics.histogram import FIRST, LOWEST, RAW_LEN
 from ampscope.observations import Call
 from ampscope.records import Frame, Role, RunSpec, ScalerSpec, State, StepRecord
-from ampscope.scalers.overflow import Fate, StepGradients, fate
-from ampscope.scalers.policies import POLICIES, Settings
-from ampscope.scalers.recorded import RecordedRun, lost_shares, own_settings, recorded_run
-from ampscope.scalers.replay import replay
-from ampscope.scalers.turns import Turn, first_scales, turns_of
+from ampscope.scalers.replay import (
+    POLICIES,
+    Fate,
+    RecordedRun,
+    Settings,
+    StepGradients,
+    Turn,
+    fate,
+    first_scales,
+    lost_shares,
+    own_settings,
+    recorded_run,
+    replay,
+    turns_of,
+)
 from ampscope.store.reader import Reader
 from ampscope.zoo.score import script_path
 from benchmarks.zoo_replay import replayed

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.experiments.diagnosis import run_diagnosis
+from ampscope.experiments.plan import run_diagnosis
 from ampscope.experiments.script_runs import ScriptRuns
 from ampscope.observations import Outcome
 from ampscope.records import State

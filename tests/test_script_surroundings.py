@@ -78,7 +78,8 @@ CASES = (
     Case("mp_spawn", "import torch.multiprocessing as mp\nfrom base import *\n"
          "def main(rank, word): print(rank, word, flush=True)\n"
          "if __name__ == '__main__':\n    mp.spawn(main, ('hi',), nprocs=1); step()", "0 hi\n"),
-    Case("imports_ampscope", "import ampscope, torch\nfrom ampscope.formats import FORMATS\n"
+    Case("imports_ampscope", "import ampscope, torch\n"
+         "from ampscope.numerics.formats import FORMATS\n"
          "from base import *\nstep(); print(len(FORMATS) > 3, ampscope.__name__)",
          "True ampscope\n"),
     Case("pickles", "import pickle, sys\nfrom base import *\nclass C: x = 3\n"

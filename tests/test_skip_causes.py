@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ampscope.analysis.scale_window import ScaleWindow
-from ampscope.analysis.skip_causes import SkipCause, SkipEvidence, counted, skip_causes
+from ampscope.analysis.skips import SkipCause, SkipEvidence, counted, skip_causes
+from ampscope.analysis.underflow import ScaleWindow
 from ampscope.records import Cadence, RunSpec, ScalerSpec, StepRecord
 from ampscope.run.probe import drive, prepare
-from ampscope.scalers.advice import advise, skipped_scales
+from ampscope.scalers.replay import advise, skipped_scales
 from ampscope.store.reader import Reader
 from ampscope.store.series import bad_gradients
 from ampscope.store.writer import RunWriter

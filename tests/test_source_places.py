@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.capture.script.source_lines import SourceLines
 from ampscope.experiments.script_runs import ScriptRuns
 from ampscope.observations import BadOp
+from ampscope.source_lines import SourceLines
 from tests.script_runner import Runner, spec
 
 NET = """

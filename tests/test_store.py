@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampscope.errors import BadInput, StoreError
-from ampscope.exponents import RAW_LEN
+from ampscope.numerics.histogram import RAW_LEN
 from ampscope.records import (
     Cadence,
     Frame,

@@ -20,7 +20,7 @@ from test_pages_layers import texts
 
 from ampscope.errors import StoreBusy, StoreError
 from ampscope.records import Event, Machine, ModuleRecord, Role, RunSpec, State
-from ampscope.store import door
+from ampscope.store import codec
 from ampscope.store.export import to_json
 from ampscope.store.importing import import_file
 from ampscope.store.reader import Reader
@@ -113,7 +113,7 @@ def test_texts_of_any_length_are_cut_at_the_door(tmp_path: Path) -> None:
     with Reader(store) as reader:
         info = reader.run(run_id)
         found = [info.spec.label, info.message, reader.events(run_id)[0].text]
-        assert all(len(text) <= door.LONGEST + 40 for text in found)
+        assert all(len(text) <= codec.LONGEST + 40 for text in found)
         assert "characters left out" in info.message
         assert len(info.traceback) == 100_000
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ampscope.errors import BadInput, StoreError
-from ampscope.exponents import RAW_LEN
+from ampscope.numerics.histogram import RAW_LEN
 from ampscope.observations import Call
 from ampscope.records import Event, Frame, Role, RunSpec, State, StepRecord
 from ampscope.store.merging import Merged, merge, stores_in

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampscope.errors import StoreError
-from ampscope.exponents import RAW_LEN
+from ampscope.numerics.histogram import RAW_LEN
 from ampscope.records import Frame, NonFiniteRecord, Role, RunSpec
 from ampscope.store import frames
 from ampscope.store.reader import Reader

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from ampscope.errors import StoreError
-from ampscope.exponents import RAW_LEN
+from ampscope.numerics.histogram import RAW_LEN
 from ampscope.records import Event, Frame, Rate, Role, RunSpec, Sample, StepRecord, Timing
-from ampscope.store import db, frames, result_codec, schema, sharing
+from ampscope.store import codec, db, frames, sharing
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 from tests.child_runs import assert_one_sentence, command_line
@@ -194,14 +194,14 @@ def test_results_and_samples_come_back(tmp_path: Path) -> None:
 )
 def test_a_damaged_result_is_refused(kind: str, data: str) -> None:
     with pytest.raises(StoreError, match="delete this run"):
-        result_codec.decode(kind, data)
+        codec.decode_result(kind, data)
 
 
 def test_a_conversion_that_fails_leaves_version_1(
     old: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = db.schema_text()
-    monkeypatch.setattr(schema, "schema_text", lambda: text + "; CREATE TABLE oops (a, a);")
+    monkeypatch.setattr(db, "schema_text", lambda: text + "; CREATE TABLE oops (a, a);")
     with pytest.raises(StoreError, match="duplicate column"):
         db.open_for_writing(old)
     monkeypatch.undo()

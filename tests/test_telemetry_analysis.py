@@ -9,20 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampscope.analysis.step_times import steps_at
 from ampscope.analysis.telemetry import (
     LEAST_SHARE,
     OTHERS_PERCENT,
     by_device,
     held_back,
     spoiled,
+    steps_at,
     usage,
     within,
 )
 from ampscope.records import Sample, StepRecord
-from ampscope.store.sample_rows import COLUMNS, QUANTITIES, Row, row_of
-from ampscope.store.sample_thinning import of_devices, overview, thinned
-from ampscope.telemetry.thinning import STAGES, regular, window_s
+from ampscope.store.samples import COLUMNS, QUANTITIES, Row, of_devices, overview, row_of, thinned
+from ampscope.telemetry.sampler import STAGES, regular, window_s
 from tests.telemetry_samples import BEGIN, EVERY_S, GIB, cpu, gpu, throttled
 
 

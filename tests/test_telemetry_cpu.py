@@ -12,12 +12,10 @@ from pathlib import Path
 import pytest
 
 from ampscope.records import Sample
-from ampscope.store.sample_rows import COLUMNS, row_of
-from ampscope.telemetry.cpu import CpuReader
-from ampscope.telemetry.cpu_sensors import QUOTA, THERMAL, CpuSensors
-from ampscope.telemetry.kernel_files import KernelFile
+from ampscope.store.samples import COLUMNS, row_of
+from ampscope.telemetry.cpu import QUOTA, THERMAL, CpuReader, CpuSensors
 from ampscope.telemetry.own_processes import OwnProcesses, process_clock_ns
-from ampscope.telemetry.values import Values
+from ampscope.telemetry.values import KernelFile, Values
 
 MEMINFO = "MemTotal:       24684096 kB\nMemFree:        21528736 kB\nMemAvailable:   23739632 kB\n"
 ON_LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads Linux's /proc")

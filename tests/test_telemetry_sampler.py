@@ -19,10 +19,10 @@ from ampscope.experiments.launch import follow, launch
 from ampscope.experiments.script_runs import ScriptRuns
 from ampscope.records import RunSpec, Sample, State
 from ampscope.store.reader import Reader
-from ampscope.store.sample_rows import SampleRows, row_of
+from ampscope.store.samples import SampleRows, row_of
 from ampscope.store.writer import RunWriter, delete_run
-from ampscope.telemetry.beside import beside
 from ampscope.telemetry.sampler import Sampler
+from ampscope.telemetry.sampler_process import beside
 from ampscope.telemetry.values import DeviceLost, Values
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads Linux's /proc")
@@ -106,7 +106,7 @@ def test_it_ends_with_a_process_that_is_killed(run: RunWriter, as_child: bool) -
     code = f"""
 import os, time
 from pathlib import Path
-from ampscope.telemetry.beside import beside
+from ampscope.telemetry.sampler_process import beside
 readings = beside(Path({str(run.path)!r}), {run.run_id!r}, "cpu", as_child={as_child})
 if os.fork() == 0:
     time.sleep({PATIENCE_S})

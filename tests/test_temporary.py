@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.temporary import TemporaryFolder, make_deletable, remove_leftovers
+from ampscope.files import TemporaryFolder, make_deletable, remove_leftovers
 from tests.child_runs import command_line, run_command
 
 MAKES = """
 import sys, time
 from pathlib import Path
-from ampscope.temporary import TemporaryFolder
+from ampscope.files import TemporaryFolder
 folder = TemporaryFolder()
 Path(folder.name, "out").write_text("what the script printed")
 print(folder.name, flush=True)

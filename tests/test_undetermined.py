@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from ampscope.observations import Attempt, BadOp, ParameterGradient, Scan
+from ampscope.report.build import document
 from ampscope.report.contract import to_json
-from ampscope.report.making import document
 from ampscope.report.markdown import to_markdown
 from ampscope.report.terminal import print_report
 from ampscope.store.reader import Reader
@@ -112,7 +112,7 @@ def test_that_fp32_fails_too_is_the_advice(tmp_path: Path) -> None:
 def test_undetermined_is_printed_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ampscope.cli.verdict import Output
+    from ampscope.cli.diagnose import Output
 
     show: Callable[[Report], None] = Output(None).show
     show(diagnosed(tmp_path / "r.db", *BAD, UNKNOWN))

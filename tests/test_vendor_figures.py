@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from ampscope.hardware.vendor_figures import table, vendor_figures
+from ampscope.analysis.ceilings import table, vendor_figures
 
 # Device -> (SMs, boost clock in GHz, operations a clock and SM by dtype). SMs and clocks: NVIDIA's
 # architecture whitepapers (Volta, Turing, Ampere GA100 and GA102, Ada, Hopper); operations: "dense

@@ -19,7 +19,7 @@ from watched import recorded, small_net, train_bf16, train_fp16, watching
 
 import ampscope
 from ampscope.errors import BadInput
-from ampscope.exponents import FIRST, LOWEST, POS_ZERO
+from ampscope.numerics.histogram import FIRST, LOWEST, POS_ZERO
 from ampscope.records import Role, State
 from ampscope.store.reader import Reader
 from ampscope.watcher.alarms import AmpscopeWarning

@@ -12,7 +12,7 @@ from torch import nn
 from watched import recorded, small_net, train_fp16, watching
 
 import ampscope
-from ampscope.exponents import FIRST, LOWEST, RAW_LEN
+from ampscope.numerics.histogram import FIRST, LOWEST, RAW_LEN
 from ampscope.records import Event, Frame, Role, State, StepRecord
 from ampscope.watcher.alarms import (
     Alarm,

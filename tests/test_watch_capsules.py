@@ -22,8 +22,8 @@ from watched import recorded, small_net, train_fp16, watching
 import ampscope
 from ampscope.errors import BadInput
 from ampscope.records import Role
-from ampscope.watcher import capsule_file
-from ampscope.watcher.trees import NotKept, first_not_kept, packed, unpacked
+from ampscope.watcher import capsule as capsule_file
+from ampscope.watcher.capsule import NotKept, first_not_kept, packed, unpacked
 
 LEAVES = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5)
 TREES = st.recursive(
@@ -143,7 +143,7 @@ def test_a_planted_overflow_is_named_in_the_process(tmp_path: Path) -> None:
 
 def test_a_replay_computes_what_the_step_computed(tmp_path: Path) -> None:
     """Dropout's mask, BatchNorm's statistics and the gradients, to the last bit."""
-    from ampscope.watcher.rerun import Rerun
+    from ampscope.watcher.replay import Rerun
 
     torch.manual_seed(1)
     model, store = small_net(), tmp_path / "runs.db"

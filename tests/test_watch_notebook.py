@@ -16,8 +16,8 @@ import sys, time
 sys.path.insert(0, {tests!r})
 from watched import small_net, train_bf16
 import ampscope
-from ampscope.watcher import notebook
-notebook.EVERY_S = 0.5
+import importlib
+importlib.import_module("ampscope.watcher.watch").EVERY_S = 0.5
 model = small_net()
 run = ampscope.watch(model, store={store!r}, name="<b>mine</b>")
 for _ in range(4):

@@ -36,7 +36,7 @@ from ampscope.records import Role
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 from ampscope.watcher.alarms import AmpscopeWarning
-from ampscope.watcher.containment import Guard
+from ampscope.watcher.guard import Guard
 from ampscope.watcher.numbers import Readout, checked, read_numbers
 
 

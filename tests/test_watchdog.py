@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ampscope.records import RunSpec, State
-from ampscope.run import watchdog
+from ampscope.run import child_frame
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter, request_cancel
 
@@ -17,7 +17,7 @@ CHILD = """
 import ctypes, sys, time
 from pathlib import Path
 from ampscope.records import Machine, StepRecord
-from ampscope.run import watchdog
+from ampscope.run import child_frame as watchdog
 from ampscope.store.writer import RunWriter
 
 watchdog.HARD_GRACE_S, watchdog.GRACE_S = 3.0, 0.5
@@ -54,7 +54,7 @@ def run_id(store: Path) -> str:
 
 
 def test_a_step_that_sleeps_is_ended_and_says_where_it_stood(store: Path, run_id: str) -> None:
-    assert run_child(store, run_id, SLEEPS, 0.2) == watchdog.EXIT_TIME_LIMIT
+    assert run_child(store, run_id, SLEEPS, 0.2) == child_frame.EXIT_TIME_LIMIT
     with Reader(store) as reader:
         info = reader.run(run_id)
         assert info.state is State.FAILED
@@ -71,7 +71,7 @@ def test_a_step_that_holds_pythons_lock_is_ended_too(store: Path, run_id: str) -
 
 def test_a_cancelled_step_that_does_not_end_is_ended(store: Path, run_id: str) -> None:
     request_cancel(store, run_id)
-    assert run_child(store, run_id, SLEEPS, 600.0) == watchdog.EXIT_CANCELLED
+    assert run_child(store, run_id, SLEEPS, 600.0) == child_frame.EXIT_CANCELLED
     with Reader(store) as reader:
         info = reader.run(run_id)
         assert (info.state, info.message) == (

@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 
 from ampscope.errors import StoreError
+from ampscope.files import write_whole, written_aside
 from ampscope.store import export
 from ampscope.store.reader import Reader
-from ampscope.whole_files import write_whole, written_aside
 from app.chart import as_csv_text
 from tests import stores
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ampscope.errors import BadInput
-from app.runs import workload_files
+from app.runs import workload_choice
 
 
 @pytest.fixture
@@ -31,13 +31,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_lists_what_may_be_chosen(folder: Path) -> None:
-    assert workload_files.listed(folder) == ["a.py", "deep/b.py", "deep/er/c.py", "inside.py"]
-    assert workload_files.listed(None) == []
+    assert workload_choice.listed(folder) == ["a.py", "deep/b.py", "deep/er/c.py", "inside.py"]
+    assert workload_choice.listed(None) == []
 
 
 def test_everything_listed_can_be_chosen(folder: Path) -> None:
-    for name in workload_files.listed(folder):
-        path, _, entry = workload_files.chosen(folder, name).rpartition(":")
+    for name in workload_choice.listed(folder):
+        path, _, entry = workload_choice.chosen(folder, name).rpartition(":")
         assert Path(path).is_file()
         assert Path(path).is_relative_to(folder.resolve())
         assert entry == "build"
@@ -62,26 +62,26 @@ def test_everything_listed_can_be_chosen(folder: Path) -> None:
 )
 def test_everything_else_is_refused(folder: Path, name: str) -> None:
     with pytest.raises(BadInput, match="workloads folder"):
-        workload_files.chosen(folder, name)
+        workload_choice.chosen(folder, name)
 
 
 def test_an_absolute_path_outside_is_refused(folder: Path) -> None:
     with pytest.raises(BadInput):
-        workload_files.chosen(folder, str(folder.parent / "outside.py"))
+        workload_choice.chosen(folder, str(folder.parent / "outside.py"))
 
 
 @pytest.mark.parametrize("entry", ["", "os.system", "a b", "build()", "build:x", "../x"])
 def test_the_function_is_a_name(folder: Path, entry: str) -> None:
     with pytest.raises(BadInput, match="name of a function"):
-        workload_files.chosen(folder, "a.py", entry)
+        workload_choice.chosen(folder, "a.py", entry)
 
 
 def test_without_a_folder_nothing_can_be_chosen() -> None:
     with pytest.raises(BadInput, match="--workloads DIR"):
-        workload_files.chosen(None, "a.py")
+        workload_choice.chosen(None, "a.py")
 
 
 def test_the_list_is_bounded(tmp_path: Path) -> None:
-    for number in range(workload_files.MAX_FILES + 20):
+    for number in range(workload_choice.MAX_FILES + 20):
         (tmp_path / f"w{number}.py").write_text("")
-    assert len(workload_files.listed(tmp_path)) == workload_files.MAX_FILES
+    assert len(workload_choice.listed(tmp_path)) == workload_choice.MAX_FILES

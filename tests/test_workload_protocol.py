@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ampscope.errors import BadInput
-from ampscope.workloads.builtin import build_builtin
+from ampscope.workloads.builtin import build_builtin, with_loss_factor
 from ampscope.workloads.protocol import Workload, iterate, move
-from ampscope.workloads.scaling import with_loss_factor
 
 Pair = namedtuple("Pair", ["inputs", "targets"])
 PARTS: dict[str, Any] = {

@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 
 from ampscope.errors import BadInput
-from ampscope.workloads import gpt, text
+from ampscope.workloads import gpt, training_data
 from ampscope.workloads.builtin import build_builtin
 from ampscope.workloads.catalog import BUILTIN
-from ampscope.workloads.digits import digit_batches, enlarge, read_digits
 from ampscope.workloads.protocol import Workload, iterate
+from ampscope.workloads.training_data import digit_batches, enlarge, read_digits
 
 CLASS_COUNTS = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]  # UCI's own, of the test part
 DIGITS_SHA256 = "87ff0c9e40dc7e2c0e34e7257799c2e3f3aec1a016363bb11cad869ec428a826"
@@ -77,16 +77,16 @@ def test_every_image_keeps_its_label_and_comes_once_an_epoch() -> None:
 
 
 def test_text_is_encoded_by_position_in_the_vocabulary() -> None:
-    assert len(text.VOCABULARY) == 96
-    indices = text.encode(text.VOCABULARY)
+    assert len(training_data.VOCABULARY) == 96
+    indices = training_data.encode(training_data.VOCABULARY)
     assert indices.tolist() == list(range(96))
-    decoded = "".join(text.VOCABULARY[i] for i in text.encode("a\tb é\n"))
+    decoded = "".join(training_data.VOCABULARY[i] for i in training_data.encode("a\tb é\n"))
     assert decoded == "a b ?\n"
-    assert len(text.read_text()) > 1_000_000
+    assert len(training_data.read_text()) > 1_000_000
 
 
 def test_targets_are_the_characters_that_follow() -> None:
-    characters, targets = next(text.text_batches(0, 5, 16)())
+    characters, targets = next(training_data.text_batches(0, 5, 16)())
     assert characters.shape == targets.shape == (5, 16)
     assert torch.equal(characters[:, 1:], targets[:, :-1])
 
@@ -94,15 +94,15 @@ def test_targets_are_the_characters_that_follow() -> None:
 def test_text_falls_back_with_a_warning_when_there_are_no_sources(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
-    monkeypatch.setattr(text.sysconfig, "get_path", lambda name: str(tmp_path))
-    text.read_text.cache_clear()
+    monkeypatch.setattr(training_data.sysconfig, "get_path", lambda name: str(tmp_path))
+    training_data.read_text.cache_clear()
     try:
         with pytest.warns(UserWarning, match="short text that ships with ampscope"):
-            short = text.read_text()
+            short = training_data.read_text()
         assert 2_000 < len(short) < 10_000
-        assert next(text.text_batches(0, 8, 128)())[0].shape == (8, 128)
+        assert next(training_data.text_batches(0, 8, 128)())[0].shape == (8, 128)
     finally:
-        text.read_text.cache_clear()
+        training_data.read_text.cache_clear()
 
 
 @pytest.mark.parametrize("name", BUILTIN)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ampscope.zoo
-from ampscope.zoo.answers import ANSWERS, HEALTHY, Answer
+from ampscope.zoo.score import ANSWERS, HEALTHY, Answer
 
 SCRIPTS = Path(ampscope.zoo.__file__).parent / "scripts"
 TWINS = tuple(answer.twin for answer in ANSWERS if answer.twin is not None)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ampscope.exponents import RAW_LEN
+from ampscope.numerics.histogram import RAW_LEN
 from ampscope.records import (
     Cadence,
     Event,

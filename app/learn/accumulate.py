@@ -8,14 +8,23 @@ from collections.abc import Sequence
 import pandas as pd
 
 from ampscope.records import Curve, Result
-from app import layout
-from app.figures.lesson_lines import Line, lines
-from app.layout import KeyFigure
-from app.learn.found import curve, curves, reading
-from app.lesson import lesson_chart
-from app.lesson.lesson_page import Lesson, Setting
-from app.lesson.lesson_question import Answer
-from app.lesson.sources import HIGHAM, NVIDIA, NVIDIA_SHAPES, PAPER, TORCH_NUMERICS
+from app import chart
+from app.chart import KeyFigure
+from app.figures.lessons import Line, lines
+from app.learn import lesson_page
+from app.learn.lesson_page import (
+    HIGHAM,
+    NVIDIA,
+    NVIDIA_SHAPES,
+    PAPER,
+    TORCH_NUMERICS,
+    Lesson,
+    Setting,
+    curve,
+    curves,
+    reading,
+)
+from app.learn.lesson_runs import Answer
 from app.palette import DTYPES, NORMAL
 from app.text import count, number, percent
 
@@ -59,7 +68,7 @@ def draw(results: Sequence[Result]) -> None:
     """Running sums, then errors of products."""
     right = reading(results, "right", "fp64")
     found = curves(results, "sum")
-    layout.key_figures(
+    chart.key_figures(
         [
             *(KeyFigure(f"Sum in {c.series}", number(c.y[-1])) for c in found),
             KeyFigure("torch.sum of fp16", number(reading(results, "torch.sum", "fp16")),
@@ -67,7 +76,7 @@ def draw(results: Sequence[Result]) -> None:
         ]
     )  # fmt: skip
     text = stop_words(results)
-    layout.see(text)
+    chart.see(text)
     symbols = {"fp16": "dash", "bf16": "dot", "fp32": "solid"}
     figure = lines.fresh(
         [Line(c.series, c.x, c.y, DTYPES[c.series], dash=symbols[c.series], has_markers=False)
@@ -75,15 +84,15 @@ def draw(results: Sequence[Result]) -> None:
         x_title="terms added", y_title="sum",
     )  # fmt: skip
     figure.add_hline(y=right, line={"width": 1, "dash": "dash"}, annotation_text="right sum")
-    lesson_chart.show(figure, "lesson-accumulate", _table(found, "terms"), text)
-    layout.see(product_words(results))
+    lesson_page.show_chart(figure, "lesson-accumulate", _table(found, "terms"), text)
+    chart.see(product_words(results))
     errors = curves(results, "error")
     looks = {HALF: (DTYPES["fp16"], "x", "dash"), WIDE: (NORMAL, "square", "solid")}
     figure = lines(
         [Line(c.series, c.x, c.y, *looks[c.series]) for c in errors],
         x_title="length of the product", y_title="mean relative error", x_log=True, y_log=True,
     )  # fmt: skip
-    lesson_chart.show(figure, "lesson-accumulate-products", _table(errors, "length"),
+    lesson_page.show_chart(figure, "lesson-accumulate-products", _table(errors, "length"),
                       product_words(results))  # fmt: skip
 
 

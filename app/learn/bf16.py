@@ -9,14 +9,22 @@ from statistics import median
 import pandas as pd
 
 from ampscope.records import Curve, Result
-from app import layout
-from app.figures.lesson_lines import Line, lines
-from app.layout import KeyFigure
-from app.learn.found import curves, reading
-from app.lesson import lesson_chart
-from app.lesson.lesson_page import Lesson, Setting
-from app.lesson.lesson_question import Answer
-from app.lesson.sources import BFLOAT16, KERAS, NVIDIA, PADDLE, TORCH_AMP
+from app import chart
+from app.chart import KeyFigure
+from app.figures.lessons import Line, lines
+from app.learn import lesson_page
+from app.learn.lesson_page import (
+    BFLOAT16,
+    KERAS,
+    NVIDIA,
+    PADDLE,
+    TORCH_AMP,
+    Lesson,
+    Setting,
+    curves,
+    reading,
+)
+from app.learn.lesson_runs import Answer
 from app.palette import DTYPES, NORMAL
 from app.text import percent
 
@@ -81,7 +89,7 @@ def ratios(results: Sequence[Result], name: str) -> list[float]:
 
 def draw(results: Sequence[Result]) -> None:
     """Errors of one pass, losses of a training."""
-    layout.key_figures(
+    chart.key_figures(
         [
             KeyFigure("bf16: error", percent(reading(results, "median error", "bf16")),
                       "Median of the gradients that are kept, against fp32."),
@@ -93,10 +101,10 @@ def draw(results: Sequence[Result]) -> None:
                       percent(reading(results, "lost", "fp16-noscaler")), "The same."),
         ]
     )  # fmt: skip
-    layout.see(error_words(results))
+    chart.see(error_words(results))
     losses = curves(results, "loss")
     figure = lines([_line(c) for c in losses], x_title="step", y_title="loss", y_log=True)
-    lesson_chart.show(figure, "lesson-bf16", table(results), answer(results).text)
+    lesson_page.show_chart(figure, "lesson-bf16", table(results), answer(results).text)
 
 
 def error_words(results: Sequence[Result]) -> str:

@@ -9,13 +9,11 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from ampscope.records import EnergyUse, Result, StepTimes
-from app import layout, links
-from app.layout import KeyFigure
-from app.learn import disturbed
-from app.lesson import lesson_chart
-from app.lesson.lesson_page import Lesson, Setting
-from app.lesson.lesson_question import Answer
-from app.lesson.sources import NVIDIA, TORCH_AMP
+from app import chart, links
+from app.chart import KeyFigure
+from app.learn import lesson_page
+from app.learn.lesson_page import NVIDIA, TORCH_AMP, Lesson, Setting
+from app.learn.lesson_runs import Answer
 from app.palette import dtype_color
 from app.text import duration
 
@@ -70,7 +68,7 @@ def draw(results: Sequence[Result]) -> None:
         kwh = _number("Price of a kWh", "kwh14", KWH_PRICE, 0.0)
         hour = _number("Price of an hour of the machine", "hour14", HOUR_PRICE, 0.0)
     made = costs(results, samples, watts, kwh, hour)
-    layout.key_figures(
+    chart.key_figures(
         [
             figure
             for row in made
@@ -82,9 +80,9 @@ def draw(results: Sequence[Result]) -> None:
         ][:4]
     )  # fmt: skip
     text = words(results, made, watts)
-    layout.see(text)
-    disturbed.warn(results)
-    lesson_chart.show(bars(made), "lesson-cost", pd.DataFrame(made), text)
+    chart.see(text)
+    lesson_page.warn(results)
+    lesson_page.show_chart(bars(made), "lesson-cost", pd.DataFrame(made), text)
 
 
 def costs(

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from ampscope.exponents import (
+from ampscope.numerics.formats import FORMATS
+from ampscope.numerics.histogram import (
     Raw,
     Zones,
     max_exponent,
@@ -16,15 +17,13 @@ from ampscope.exponents import (
     quantile_exponent,
     zones,
 )
-from ampscope.formats import FORMATS
 from ampscope.records import Histogram, Result
-from app import layout, links
-from app.figures.exponent_bars import exponent_bars
-from app.layout import KeyFigure
-from app.lesson import lesson_chart
-from app.lesson.lesson_page import Lesson, Setting
-from app.lesson.lesson_question import Answer
-from app.lesson.sources import BFLOAT16, NVIDIA, OCP_FP8, PAPER
+from app import chart, links
+from app.chart import KeyFigure
+from app.figures.exponents import exponent_bars
+from app.learn import lesson_page
+from app.learn.lesson_page import BFLOAT16, NVIDIA, OCP_FP8, PAPER, Lesson, Setting
+from app.learn.lesson_runs import Answer
 from app.text import count, percent
 
 FORMAT_NAMES = ("fp16", "bf16", "e4m3", "e5m2", "fp32")
@@ -81,7 +80,7 @@ def draw(results: Sequence[Result]) -> None:
     name = links.pick("Format", "format2", FORMAT_NAMES, default="fp16")
     row, fmt = _row(results, role), FORMATS[name]
     found = zones(row, fmt)
-    layout.key_figures(
+    chart.key_figures(
         [
             KeyFigure("Lost", percent(found.lost / max(found.nonzero, 1)), "They become zero."),
             KeyFigure("Subnormal", percent(found.subnormal / max(found.nonzero, 1)),
@@ -92,10 +91,10 @@ def draw(results: Sequence[Result]) -> None:
         ]
     )  # fmt: skip
     words = fit_words(role, name, found)
-    layout.see(words)
+    chart.see(words)
     figure = exponent_bars(row, fmt, 0, x_title=f"size of {role}, as fp32 has them")
-    lesson_chart.show(figure, "lesson-gradients", table(results), words)
-    layout.see(apart_words(results))
+    lesson_page.show_chart(figure, "lesson-gradients", table(results), words)
+    chart.see(apart_words(results))
 
 
 def fit_words(role: str, name: str, found: Zones) -> str:

@@ -9,16 +9,25 @@ from functools import partial
 import pandas as pd
 import plotly.graph_objects as go
 
-from ampscope.lessons.mistake_scripts import HALF_LENET
+from ampscope.lessons.catalog import HALF_LENET
 from ampscope.records import Curve, Result
-from app import layout
-from app.figures.lesson_lines import Line, lines
-from app.layout import KeyFigure
-from app.learn.found import curve, curves, reading
-from app.lesson import lesson_chart, lesson_diagnosis
-from app.lesson.lesson_page import Lesson, Setting
-from app.lesson.lesson_question import Answer
-from app.lesson.sources import ADAM, BATCH_NORM, NVIDIA, PAPER, TORCH_AMP
+from app import chart
+from app.chart import KeyFigure
+from app.figures.lessons import Line, lines
+from app.learn import lesson_diagnosis, lesson_page
+from app.learn.lesson_page import (
+    ADAM,
+    BATCH_NORM,
+    NVIDIA,
+    PAPER,
+    TORCH_AMP,
+    Lesson,
+    Setting,
+    curve,
+    curves,
+    reading,
+)
+from app.learn.lesson_runs import Answer
 from app.palette import DTYPES, MEASURE, NONFINITE, NORMAL
 from app.text import count, for_plotly, number, percent
 
@@ -72,18 +81,18 @@ def answer(results: Sequence[Result]) -> Answer:
 
 def draw(results: Sequence[Result]) -> None:
     """Losses, weights that move, and the numbers behind."""
-    layout.key_figures(_figures(results))
+    chart.key_figures(_figures(results))
     losses = curves(results, "loss")
-    layout.see(loss_words(results))
+    chart.see(loss_words(results))
     figure = lines([_line(c) for c in losses], x_title="step", y_title="loss")
     _mark_nan(figure, losses)
-    lesson_chart.show(figure, "lesson-half-loss", table(results), loss_words(results))
+    lesson_page.show_chart(figure, "lesson-half-loss", table(results), loss_words(results))
     if any(one.series == PATCHED for one in losses):
-        layout.see(cause_words(results))
+        chart.see(cause_words(results))
     else:
-        layout.see(moved_words(results))
+        chart.see(moved_words(results))
         _moved(results)
-    layout.see(norm_words(results))
+    chart.see(norm_words(results))
 
 
 def _moved(results: Sequence[Result]) -> None:
@@ -91,7 +100,7 @@ def _moved(results: Sequence[Result]) -> None:
     shares = [_line(c, _shares(results, c.series)) for c in found]
     figure = lines.fresh(shares, x_title="step", y_title="weights that moved", y_percent=True)
     figure.update_yaxes(range=[-0.03, 1.05])
-    lesson_chart.show(figure, "lesson-half-moved", table(results), moved_words(results))
+    lesson_page.show_chart(figure, "lesson-half-moved", table(results), moved_words(results))
 
 
 def _mark_nan(figure: go.Figure, losses: Sequence[Curve]) -> None:

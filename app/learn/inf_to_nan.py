@@ -8,13 +8,20 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ampscope.records import Result, Tally
-from app import layout, links
-from app.layout import KeyFigure
-from app.learn.found import reading
-from app.lesson import lesson_chart
-from app.lesson.lesson_page import Lesson, Setting
-from app.lesson.lesson_question import Answer
-from app.lesson.sources import IEEE_754, NVIDIA, PADDLE, TORCH_AMP, TORCH_EXAMPLES
+from app import chart, links
+from app.chart import KeyFigure
+from app.learn import lesson_page
+from app.learn.lesson_page import (
+    IEEE_754,
+    NVIDIA,
+    PADDLE,
+    TORCH_AMP,
+    TORCH_EXAMPLES,
+    Lesson,
+    Setting,
+    reading,
+)
+from app.learn.lesson_runs import Answer
 from app.palette import NONFINITE, NORMAL, OVERFLOW
 from app.text import count, number, power_of_two
 
@@ -60,7 +67,7 @@ def draw(results: Sequence[Result]) -> None:
     """Step picker, the chain as bars, the sentence of each link that changes something."""
     step = links.pick("Step", "step9", (0, 1, 2, 3), default=BAD_STEP, format_func=_step_name)
     tallies = _tallies(results, step)
-    layout.key_figures(
+    chart.key_figures(
         [
             KeyFigure("Loss", number(reading(results, "loss", str(step)))),
             KeyFigure("Weights moved", "yes" if reading(results, "moved", str(step)) else "no",
@@ -70,10 +77,10 @@ def draw(results: Sequence[Result]) -> None:
             KeyFigure("NaN weights after it", count(tallies[-1].nan)),
         ]
     )  # fmt: skip
-    layout.see(chain_words(tallies))
+    chart.see(chain_words(tallies))
     figure = chain(tallies)
-    lesson_chart.show(figure, "lesson-inf-to-nan", table(results), chain_words(tallies))
-    layout.see(end_words(results))
+    lesson_page.show_chart(figure, "lesson-inf-to-nan", table(results), chain_words(tallies))
+    chart.see(end_words(results))
 
 
 def chain_words(tallies: Sequence[Tally]) -> str:

@@ -7,14 +7,12 @@ from collections.abc import Sequence
 import pandas as pd
 
 from ampscope.records import Curve, Result
-from app import layout, links
-from app.figures.lesson_lines import Line, lines
-from app.layout import KeyFigure
-from app.learn.found import curve, curves, reading
-from app.lesson import lesson_chart
-from app.lesson.lesson_page import Lesson
-from app.lesson.lesson_question import Answer
-from app.lesson.sources import BFLOAT16, KERAS, PADDLE, PAPER
+from app import chart, links
+from app.chart import KeyFigure
+from app.figures.lessons import Line, lines
+from app.learn import lesson_page
+from app.learn.lesson_page import BFLOAT16, KERAS, PADDLE, PAPER, Lesson, curve, curves, reading
+from app.learn.lesson_runs import Answer
 from app.palette import DTYPES, NORMAL
 from app.text import count, number, percent
 
@@ -65,21 +63,21 @@ def draw(results: Sequence[Result]) -> None:
     size = links.slide("Step, as a part of the weight", "step7", all_of_them[0].x,
                        default=float(ASKED), format_func=lambda e: f"2^{e:.0f}")  # fmt: skip
     shown = ("fp32", "fp16", "bf16", "e4m3")
-    layout.key_figures(
+    chart.key_figures(
         [
             KeyFigure(f"Unchanged in {n}", percent(_at(curve(results, "unchanged", n), size)))
             for n in shown
         ]
     )
     text = ends_words(results)
-    layout.see(text)
+    chart.see(text)
     figure = lines(
         [Line(c.series, c.x, c.y, DTYPES[c.series], SYMBOLS[c.series]) for c in all_of_them],
         x_title="step, as a part of the weight", y_title="weights with w + Δ == w", x_power=True,
         y_percent=True, mark=size,
     )  # fmt: skip
-    lesson_chart.show(figure, "lesson-master", _table(all_of_them, "2^x of the weight"), text)
-    layout.see(training_words(results))
+    lesson_page.show_chart(figure, "lesson-master", _table(all_of_them, "2^x of the weight"), text)
+    chart.see(training_words(results))
     looks = {"fp32": (DTYPES["fp32"], "solid"), HALF: (DTYPES["bf16"], "solid"),
              MASTER: (NORMAL, "dash")}  # fmt: skip
     losses = curves(results, "loss")
@@ -88,7 +86,9 @@ def draw(results: Sequence[Result]) -> None:
          for c in losses],
         x_title="step", y_title="loss",
     )  # fmt: skip
-    lesson_chart.show(figure, "lesson-master-loss", _table(losses, "step"), training_words(results))
+    lesson_page.show_chart(
+        figure, "lesson-master-loss", _table(losses, "step"), training_words(results)
+    )
 
 
 def ends_words(results: Sequence[Result]) -> str:

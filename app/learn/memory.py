@@ -6,15 +6,14 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from ampscope.compare.views import Measured
+from ampscope.compare.comparison import Measured
 from ampscope.records import MemorySplit, Result
-from app import layout
-from app.figures.compare_bars import PARTS, memory_bars
-from app.layout import KeyFigure
-from app.lesson import lesson_chart
-from app.lesson.lesson_page import Lesson, Setting
-from app.lesson.lesson_question import Answer
-from app.lesson.sources import NVIDIA, PADDLE, PAPER, TORCH_AMP
+from app import chart
+from app.chart import KeyFigure
+from app.figures.comparison import PARTS, memory_bars
+from app.learn import lesson_page
+from app.learn.lesson_page import NVIDIA, PADDLE, PAPER, TORCH_AMP, Lesson, Setting
+from app.learn.lesson_runs import Answer
 from app.text import percent, size
 
 FP32, AMP, PURE = "fp32", "fp16", "fp16-pure"
@@ -57,13 +56,13 @@ def answer(results: Sequence[Result]) -> Answer:
 def draw(results: Sequence[Result]) -> None:
     """Bars, and what each part does."""
     splits = [r for r in results if isinstance(r, MemorySplit)]
-    layout.key_figures([KeyFigure(_name(s.precision), size(s.peak)) for s in splits])
+    chart.key_figures([KeyFigure(_name(s.precision), size(s.peak)) for s in splits])
     text = part_words(results)
-    layout.see(text)
-    lesson_chart.show(
+    chart.see(text)
+    lesson_page.show_chart(
         memory_bars([_measured(s) for s in splits]), "lesson-memory", table(splits), text
     )
-    layout.see(pure_words(results))
+    chart.see(pure_words(results))
 
 
 def part_words(results: Sequence[Result]) -> str:

@@ -10,18 +10,22 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from ampscope.formats import FORMATS
+from ampscope.numerics.formats import (
+    FORMATS,
+    NumberFormat,
+    decode,
+    encode,
+    exact,
+    nearest,
+    toward_zero,
+    width,
+)
 from ampscope.records import Curve, Reading, Result
-from ampscope.rounding import exact, nearest
-from app import layout, links
-from app.figures.lesson_lines import Line, lines
-from app.learn import number_bits
-from app.learn.found import reading
-from app.learn.number_table import NAMES, spread_words, table
-from app.lesson import lesson_chart
-from app.lesson.lesson_page import Lesson
-from app.lesson.lesson_question import Answer
-from app.lesson.sources import IEEE_754, NVIDIA, OCP_FP8
+from app import chart, links
+from app.figures.lessons import Line, lines
+from app.learn import lesson_page
+from app.learn.lesson_page import IEEE_754, NVIDIA, OCP_FP8, Lesson, reading
+from app.learn.lesson_runs import Answer
 from app.palette import dtype_color
 from app.text import escape
 
@@ -64,10 +68,10 @@ def draw(results: Sequence[Result]) -> None:
     saturates = bool(reading(results, "saturates", "e4m3"))
     text = _typed()
     made = table(text, saturates=saturates)
-    layout.see(spread_words(made))
+    chart.see(spread_words(made))
     st.dataframe(made, hide_index=True, key="lesson-numbers-made")
     name = links.pick("Bits of", "format1", NAMES, default="fp16")
-    number_bits.draw(FORMATS[name], nearest(text, FORMATS[name], saturates=saturates))
+    draw_bits(FORMATS[name], nearest(text, FORMATS[name], saturates=saturates))
     st.subheader("Range and spacing", anchor=False)
     curves = [r for r in results if isinstance(r, Curve)]
     size = exact(text)
@@ -80,13 +84,15 @@ def draw(results: Sequence[Result]) -> None:
     )  # fmt: skip
     figure.update_yaxes(tickformat=".0f")
     _mark_ends(figure, curves)
-    layout.see(
+    chart.see(
         "A line begins at the smallest number of its format and ends at the largest. Lower is "
         "finer. Where it is level, each number has the same number of digits; at its left end "
         "numbers are subnormal, and have fewer the smaller they are. The dashed line is your "
         "number. tf32 is not drawn: it has the range of fp32 and the digits of fp16."
     )
-    lesson_chart.show(figure, "lesson-numbers-spacing", _spacing_table(curves), agreement(results))
+    lesson_page.show_chart(
+        figure, "lesson-numbers-spacing", _spacing_table(curves), agreement(results)
+    )
     st.caption(escape(agreement(results)))
 
 
@@ -168,3 +174,126 @@ LESSON = Lesson(
     code={"PyTorch": PYTORCH, "Paddle": PADDLE_CODE, "Keras": KERAS_CODE},
     sources=(IEEE_754, OCP_FP8, NVIDIA),
 )
+
+
+# The bits of one number as switches: sign, exponent and mantissa, each bit with its weight.
+#
+# The pattern lives in the URL (``?bits1=0011110000000000``); without one it is that of the number
+# that was typed.
+
+
+_NAME = "bits1"
+
+
+def draw_bits(fmt: NumberFormat, value: float) -> None:
+    """Switches, and the number that they make."""
+    pattern = chosen(fmt, value)
+    first, last = 1, 1 + fmt.exponent_bits
+    chart.see(bits_reading(pattern, fmt))
+    _part("Sign", fmt, pattern, range(first), ["minus"])
+    weights = [f"{2 ** (fmt.exponent_bits - 1 - i)}" for i in range(fmt.exponent_bits)]
+    _part(f"Exponent (what is on adds up; less {fmt.bias})", fmt, pattern, range(1, last), weights)
+    weights = [f"1/{2 ** (i + 1)}" for i in range(fmt.mantissa_bits)]
+    _part("Mantissa (what is on adds up)", fmt, pattern, range(last, width(fmt)), weights)
+
+
+def chosen(fmt: NumberFormat, value: float) -> str:
+    """The URL's pattern where it is one of this format, else the number's own."""
+    asked = links.wanted(_NAME)
+    if len(asked) == width(fmt) and set(asked) <= {"0", "1"}:
+        return asked
+    return f"{encode(value, fmt):0{width(fmt)}b}"
+
+
+def bits_reading(pattern: str, fmt: NumberFormat) -> str:
+    """``0 10000 1000000000 is + 2^1 × 1.5 = 3``"""
+    field = int(pattern[1 : 1 + fmt.exponent_bits], 2)
+    mantissa = int(pattern[1 + fmt.exponent_bits :], 2) / 2**fmt.mantissa_bits
+    value = decode(int(pattern, 2), fmt)
+    sign = "−" if pattern[0] == "1" else ""
+    parts = f"{pattern[0]} {pattern[1 : 1 + fmt.exponent_bits]} {pattern[1 + fmt.exponent_bits :]}"
+    if not math.isfinite(value):
+        kind = "NaN" if math.isnan(value) else f"{sign}Inf"
+        return f"{fmt.name} {parts} is {kind}: the top exponent is kept for what is no number."
+    if field == 0:
+        kind = "zero" if mantissa == 0 else "subnormal: no hidden 1 before the point"
+        return (
+            f"{fmt.name} {parts} is {sign}2^{fmt.min_normal_exponent} × {mantissa:.9g} = "
+            f"{value:.9g}, {kind}."
+        )
+    return f"{fmt.name} {parts} is {sign}2^{field - fmt.bias} × {1 + mantissa:.9g} = {value:.9g}."
+
+
+def _part(label: str, fmt: NumberFormat, pattern: str, places: range, weights: list[str]) -> None:
+    key = f"widget:{_NAME}:{fmt.name}:{places.start}"
+    links.show(key, [place for place in places if pattern[place] == "1"])
+    st.pills(
+        label,
+        list(places),
+        selection_mode="multi",
+        key=key,
+        format_func=lambda place: weights[place - places.start],
+        on_change=_flip,
+        args=(key, pattern, places),
+    )
+
+
+def _flip(key: str, pattern: str, places: range) -> None:
+    on = set(st.session_state[key])
+    bits = [("1" if i in on else "0") if i in places else bit for i, bit in enumerate(pattern)]
+    links.keep(_NAME, "".join(bits))
+
+
+# What each format makes of a number: to nearest, by truncation, its bits.
+
+
+NAMES = ("fp32", "tf32", "bf16", "fp16", "e4m3", "e5m2")
+
+
+def table(text: str, *, saturates: bool) -> pd.DataFrame:
+    """What each format makes of a number, both ways."""
+    rows = []
+    for name in NAMES:
+        fmt = FORMATS[name]
+        near, cut = nearest(text, fmt, saturates=saturates), toward_zero(text, fmt)
+        rows.append(
+            {
+                "format": name,
+                "to nearest": _digits(near),
+                "error": _error(text, near),
+                "by truncation": _digits(cut),
+                "error then": _error(text, cut),
+                "bits": f"{encode(near, fmt):0{width(fmt)}b}",
+                "largest": f"{fmt.max:,.0f}" if fmt.max < 1e6 else f"{fmt.max:.4g}",
+                "smallest": f"{fmt.min_subnormal:.2g}",
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def spread_words(made: pd.DataFrame) -> str:
+    """Which formats keep the number, computed from the table."""
+    kept = [r["format"] for _, r in made.iterrows() if r["error"] == "exact"]
+    if len(kept) == len(made):
+        return "Every format holds this number exactly."
+    if not kept:
+        return "No format holds this number exactly: each keeps the nearest that it has."
+    return f"Exact in {', '.join(kept)}; the others keep the nearest that they have."
+
+
+def _digits(value: float) -> str:
+    return f"{value:.9g}" if math.isfinite(value) else {math.inf: "Inf", -math.inf: "-Inf"}.get(
+        value, "NaN"
+    )  # fmt: skip
+
+
+def _error(text: str, value: float) -> str:
+    number = exact(text)
+    if isinstance(number, float):
+        return "exact" if number == value or (number != number and value != value) else "no figure"
+    if not math.isfinite(value):
+        return "all of it"
+    if number == value:
+        return "exact"
+    share = float(abs(Fraction(value) - number) / abs(number))
+    return f"{share:.2%}" if share > 1e-4 else f"{share:.1e}"

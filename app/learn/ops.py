@@ -12,13 +12,11 @@ import streamlit as st
 
 from ampscope.policy.op_lists import listed_ops
 from ampscope.records import Call, Result
-from app import layout, sitemap
-from app.layout import KeyFigure
-from app.learn.found import reading
-from app.lesson import lesson_chart
-from app.lesson.lesson_page import Lesson, Setting
-from app.lesson.lesson_question import Answer
-from app.lesson.sources import KERAS, PADDLE, PAPER, TORCH_AMP
+from app import chart, links
+from app.chart import KeyFigure
+from app.learn import lesson_page
+from app.learn.lesson_page import KERAS, PADDLE, PAPER, TORCH_AMP, Lesson, Setting, reading
+from app.learn.lesson_runs import Answer
 from app.palette import dtype_color
 from app.text import count, number
 
@@ -86,7 +84,7 @@ def draw(results: Sequence[Result]) -> None:
     for call in calls:
         by_dtype[_first(call)] += call.count
     casts = sum(c.count for c in results if isinstance(c, Call) and c.op == "_to_copy")
-    layout.key_figures(
+    chart.key_figures(
         [
             KeyFigure("Forward ops in fp16", count(by_dtype["fp16"])),
             KeyFigure("in fp32", count(by_dtype["fp32"])),
@@ -94,15 +92,15 @@ def draw(results: Sequence[Result]) -> None:
         ]
     )
     text = f"Ops of the forward pass by the dtype that they put out; the {MOST} most frequent."
-    layout.see(text)
+    chart.see(text)
     figure = bars(calls)
-    lesson_chart.show(figure, "lesson-ops", call_table(results), text)
-    layout.see("The lists by which three frameworks decide:")
+    lesson_page.show_chart(figure, "lesson-ops", call_table(results), text)
+    chart.see("The lists by which three frameworks decide:")
     st.dataframe(lists(), hide_index=True, key="lesson-ops-lists")
-    st.page_link(sitemap.OP_LISTS.file, label="All lists", icon=sitemap.OP_LISTS.icon)
-    layout.see(reasons(results))
+    st.page_link(links.OP_LISTS.file, label="All lists", icon=links.OP_LISTS.icon)
+    chart.see(reasons(results))
     if _dtypes(results, (INNER,))["fp16"]:
-        layout.see(
+        chart.see(
             "The log-softmax inside cross_entropy put out fp16 in this step: cross_entropy names "
             "that dtype itself, and a list leaves alone what is named."
         )

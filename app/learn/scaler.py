@@ -7,19 +7,15 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from ampscope.formats import FP16
+from ampscope.numerics.formats import FP16
 from ampscope.records import Result
-from ampscope.scalers.overflow import StepGradients
-from ampscope.scalers.policies import POLICIES, Settings
-from ampscope.scalers.replay import Replay, replay
-from app import layout, links
-from app.figures.lesson_lines import Line, lines
-from app.layout import KeyFigure
-from app.learn.found import curve, reading
-from app.lesson import lesson_chart
-from app.lesson.lesson_page import Lesson, Setting
-from app.lesson.lesson_question import Answer
-from app.lesson.sources import KERAS, PADDLE, PAPER, TORCH_AMP
+from ampscope.scalers.replay import POLICIES, Replay, Settings, StepGradients, replay
+from app import chart, links
+from app.chart import KeyFigure
+from app.figures.lessons import Line, lines
+from app.learn import lesson_page
+from app.learn.lesson_page import KERAS, PADDLE, PAPER, TORCH_AMP, Lesson, Setting, curve, reading
+from app.learn.lesson_runs import Answer
 from app.palette import DTYPES, MEASURE, NORMAL, OUTLINE
 from app.text import count, plural, power_of_two
 
@@ -72,7 +68,7 @@ def draw(results: Sequence[Result]) -> None:
     wanted = links.slide("Growth interval (replayed)", "interval4", INTERVALS, default=interval)
     made = {name: _replayed(results, name, first, wanted) for name in SHOWN}
     skips = curve(results, "skipped", "torch").y
-    layout.key_figures(
+    chart.key_figures(
         [
             KeyFigure("PyTorch skipped", count(int(sum(skips))), "Measured, with a first scale of "
                       f"2^16 and a growth interval of {interval}."),
@@ -80,7 +76,7 @@ def draw(results: Sequence[Result]) -> None:
                         POLICIES[n].words) for n in SHOWN),
         ]
     )  # fmt: skip
-    layout.see(words(results, made))
+    chart.see(words(results, made))
     measured = curve(results, "scale", "torch")
     figure = lines(
         [
@@ -90,7 +86,7 @@ def draw(results: Sequence[Result]) -> None:
         ],
         x_title="step", y_title="loss scale", y_power=True,
     )  # fmt: skip
-    lesson_chart.show(figure, "lesson-scaler", table(results, made), words(results, made))
+    lesson_page.show_chart(figure, "lesson-scaler", table(results, made), words(results, made))
 
 
 def words(results: Sequence[Result], made: dict[str, Replay]) -> str:

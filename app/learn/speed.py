@@ -6,16 +6,14 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from ampscope.hardware.bench_view import rate_words
+from ampscope.analysis.bench import rate_words
 from ampscope.records import Rate, Reading, Result, StepTimes
-from app import layout
-from app.figures.lesson_lines import Line, lines
-from app.layout import KeyFigure
-from app.learn import disturbed
-from app.lesson import lesson_chart
-from app.lesson.lesson_page import Lesson
-from app.lesson.lesson_question import Answer
-from app.lesson.sources import NVIDIA, NVIDIA_SHAPES, PADDLE, TORCH_AMP
+from app import chart
+from app.chart import KeyFigure
+from app.figures.lessons import Line, lines
+from app.learn import lesson_page
+from app.learn.lesson_page import NVIDIA, NVIDIA_SHAPES, PADDLE, TORCH_AMP, Lesson
+from app.learn.lesson_runs import Answer
 from app.palette import DTYPES
 from app.text import duration, percent
 
@@ -56,9 +54,9 @@ def answer(results: Sequence[Result]) -> Answer:
 def draw(results: Sequence[Result]) -> None:
     """Rates over size, then words on the rest."""
     rates = [r for r in results if isinstance(r, Rate) and r.series == "square" and r.flops_s]
-    layout.key_figures(_figures(results))
+    chart.key_figures(_figures(results))
     text = product_words(results)
-    layout.see(text)
+    chart.see(text)
     names = [name for name in LOOKS if any(r.dtype == name for r in rates)]
     curves = [
         Line(name, [r.shape[0] for r in rates if r.dtype == name],
@@ -70,10 +68,10 @@ def draw(results: Sequence[Result]) -> None:
     sizes = sorted({r.shape[0] for r in rates})
     figure.update_xaxes(tickvals=sizes, ticktext=[f"{n:,}" for n in sizes])
     figure.update_yaxes(exponentformat="SI", dtick=1)
-    lesson_chart.show(figure, "lesson-speed", table(results), text)
-    layout.see(crooked_words(results))
-    layout.see(step_words(results))
-    disturbed.warn(results)
+    lesson_page.show_chart(figure, "lesson-speed", table(results), text)
+    chart.see(crooked_words(results))
+    chart.see(step_words(results))
+    lesson_page.warn(results)
 
 
 def product_words(results: Sequence[Result]) -> str:

@@ -9,16 +9,15 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from ampscope.formats import FP16
+from ampscope.numerics.formats import FP16
 from ampscope.records import Fates, Histogram, Result
-from app import layout, links
-from app.figures.exponent_bars import exponent_bars
-from app.figures.lesson_lines import Line, lines
-from app.layout import KeyFigure
-from app.lesson import lesson_chart
-from app.lesson.lesson_page import Lesson, Setting
-from app.lesson.lesson_question import Answer
-from app.lesson.sources import NVIDIA, PADDLE, PAPER, TORCH_EXAMPLES
+from app import chart, links
+from app.chart import KeyFigure
+from app.figures.exponents import exponent_bars
+from app.figures.lessons import Line, lines
+from app.learn import lesson_page
+from app.learn.lesson_page import NVIDIA, PADDLE, PAPER, TORCH_EXAMPLES, Lesson, Setting
+from app.learn.lesson_runs import Answer
 from app.palette import LOST, NONFINITE, SUBNORMAL
 from app.text import count, percent, power_of_two
 
@@ -68,18 +67,18 @@ def draw(results: Sequence[Result]) -> None:
         "Loss scale", "scale3", [f.scale for f in fates], default=1.0, format_func=power_of_two
     )
     here = next(f for f in fates if f.scale == wanted)
-    layout.key_figures(_figures(here))
-    layout.see(at_scale(here))
+    chart.key_figures(_figures(here))
+    chart.see(at_scale(here))
     shift = int(math.log2(wanted))
     figure = exponent_bars(row, FP16, shift, x_title=f"gradient × {power_of_two(wanted)}")
-    lesson_chart.show(
+    lesson_page.show_chart(
         figure,
         "lesson-underflow-exponents",
         _histogram_table(row, shift),
         f"Bars: how many gradients lie in each power of two at loss scale {power_of_two(wanted)}. "
         "Left of 2^-25 they are lost in fp16, up to 2^-14 subnormal, beyond 65,504 infinite.",
     )
-    layout.see(window_words(fates))
+    chart.see(window_words(fates))
     exponents = [math.log2(f.scale) for f in fates]
     shown = lines(
         [
@@ -92,7 +91,7 @@ def draw(results: Sequence[Result]) -> None:
         x_title="loss scale", y_title="share of gradients", x_power=True, y_percent=True,
         mark=shift,
     )  # fmt: skip
-    lesson_chart.show(shown, "lesson-underflow-scales", table(fates), window_words(fates))
+    lesson_page.show_chart(shown, "lesson-underflow-scales", table(fates), window_words(fates))
 
 
 def at_scale(fates: Fates) -> str:
@@ -152,7 +151,7 @@ def _figures(here: Fates) -> list[KeyFigure]:
 
 
 def _histogram_table(row: np.ndarray[tuple[int], np.dtype[np.int64]], shift: int) -> pd.DataFrame:
-    from ampscope.exponents import ABOVE, EXPONENTS
+    from ampscope.numerics.histogram import ABOVE, EXPONENTS
 
     kept = [i for i in range(ABOVE + 1) if row[i]]
     return pd.DataFrame(

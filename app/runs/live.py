@@ -1,18 +1,25 @@
 """A group of probes while they run: progress, place in the queue, live curves, cancel.
 
-live.panel(group, key="new")      # redraws itself every second until all have ended
+    live.panel(group, key="new")      # redraws itself every second until all have ended
+
+Starting, stopping, deleting and sharing runs is done here too: the dashboard's only writes.
 """
 
 from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from ampscope.records import RunInfo, State, StepRecord
-from app import chart, permissions, sitemap, states, store
-from app.figures.progress import progress_figure
-from app.runs import probes
+from ampscope.experiments.launch import checked, launch
+from ampscope.records import RunInfo, RunSpec, State, StepRecord
+from ampscope.store import sharing, writer
+from app import chart, links, permissions, states, store
+from app.figures.training import progress_figure
 from app.text import duration, escape, number, plural
 
 REFRESH_EVERY_S = 1.0
@@ -20,7 +27,7 @@ REFRESH_EVERY_S = 1.0
 
 def panel(group: str, *, key: str) -> list[RunInfo]:
     """Draw the group; returns its runs as they are now (empty when there is no such group)."""
-    runs = probes.of_group(group)
+    runs = of_group(group)
     if any(run.state.is_active for run in runs):
         _refreshing(group, key)
     elif runs:
@@ -30,7 +37,7 @@ def panel(group: str, *, key: str) -> list[RunInfo]:
 
 @st.fragment(run_every=REFRESH_EVERY_S)
 def _refreshing(group: str, key: str) -> None:
-    runs = probes.of_group(group)
+    runs = of_group(group)
     if not any(run.state.is_active for run in runs):
         st.rerun(scope="app")  # ended: the page goes on, and this clock stops
     _draw(runs, key)
@@ -62,7 +69,7 @@ def _row(run: RunInfo, key: str, is_device_taken: bool) -> None:
         _cancel_button(action, run, key)
         return
     if run.steps_done:
-        action.page_link(sitemap.LAYERS.file, label="Open", query_params={"run": run.id})
+        action.page_link(links.LAYERS.file, label="Open", query_params={"run": run.id})
     states.explain(run)
 
 
@@ -73,7 +80,7 @@ def _cancel_button(place: DeltaGenerator, run: RunInfo, key: str) -> None:
     is_asked = bool(st.session_state.get(asked))
 
     def cancel() -> None:
-        probes.cancel(run)
+        cancel_run(run)
         st.session_state[asked] = True
 
     place.button(
@@ -116,3 +123,47 @@ def _table(recorded: list[tuple[RunInfo, list[StepRecord]]]) -> pd.DataFrame:
     ]
     columns = ["run", "precision", "step", "loss", "loss_scale", "skipped"]
     return pd.DataFrame(rows, columns=columns)
+
+
+# Start, stop, delete and share probes: the dashboard's only writes.
+
+
+def start(specs: Sequence[RunSpec]) -> str:
+    """Launch all as one group and return its name; the engine runs them one after another.
+
+    Raises BadInput before anything is started when one of them cannot work, Forbidden when one of
+    them may not be started here.
+    """
+    permissions.require(all(map(permissions.may_run, specs)), "starting probes")
+    group = secrets.token_hex(4)
+    grouped = [checked(replace(spec, group=group)) for spec in specs]
+    for spec in grouped:
+        launch(spec, store.path())
+    return group
+
+
+def of_group(group: str) -> list[RunInfo]:
+    """The runs of a group in the order in which they were started."""
+    return [run for run in reversed(store.runs()) if group and run.spec.group == group]
+
+
+def cancel_run(run: RunInfo) -> None:
+    """Ask a run to stop; it ends at its next step."""
+    permissions.require(permissions.is_trusted(), "stopping a run")
+    writer.request_cancel(store.path(), run.id)
+
+
+def delete(run_ids: Sequence[str]) -> None:
+    """Delete runs and all that was recorded of them."""
+    permissions.require(permissions.is_trusted(), "deleting runs")
+    for run_id in run_ids:
+        writer.delete_run(store.path(), run_id)
+
+
+def share(run: RunInfo, *, wanted: bool) -> None:
+    """Show a run to the class, or keep it from it again: of a diagnosis and of a distributed
+    training all of its runs."""
+    permissions.require(permissions.is_trusted(), "sharing runs")
+    is_one_of_several = run.spec.kind in ("script", "watch") and run.spec.group
+    runs = store.group(run.spec.group) if is_one_of_several else [run]
+    sharing.share(store.path(), [one.id for one in runs], wanted=wanted)

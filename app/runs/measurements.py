@@ -1,6 +1,8 @@
 """Measurements of the machine on a page: start one, follow it, choose among those that were made.
 
-run = measurements.opened("bench")     # None while there is none to show
+    run = measurements.opened("bench")     # None while there is none to show
+
+Telemetry beside it is shown folded, and where and when it was made.
 """
 
 from __future__ import annotations
@@ -9,12 +11,11 @@ import time
 
 import streamlit as st
 
-from ampscope.experiments.launch import launch
-from ampscope.experiments.validate import checked
+from ampscope.experiments.launch import checked, launch
 from ampscope.records import RunInfo, RunSpec, State
-from app import layout, links, permissions, states, store
-from app.runs import probes, report_buttons, run_page, share_switch
-from app.telemetry import telemetry_view
+from app import chart, links, permissions, states, store
+from app import telemetry as telemetry_view
+from app.runs import live, run_page
 from app.text import ago, escape, plural
 
 FOLLOW_EVERY_S = 1.0
@@ -49,17 +50,17 @@ def opened(kind: str) -> RunInfo | None:
         writes_default=False,
     )
     run = by_id[chosen]
-    share_switch.offer(run)
+    run_page.offer(run)
     _state(run)
     if run.steps_done and not run.state.is_active:
-        report_buttons.draw(run)
+        run_page.draw(run)
     return run if run.steps_done else None
 
 
 def telemetry(run: RunInfo) -> None:
     """What the machine did meanwhile, folded."""
     if run.state is State.FINISHED and store.samples(run):
-        with layout.details("What the machine did meanwhile"):
+        with chart.details("What the machine did meanwhile"):
             telemetry_view.show(run)
 
 
@@ -100,5 +101,5 @@ def _following(run_id: str) -> None:
         text = waits if run.state is State.QUEUED and run.place > 1 else so_far
         st.info(f"**Measuring.** {text}")
         if permissions.is_trusted() and st.button("Cancel", key=f"cancel-{run_id}"):
-            probes.cancel(run)
+            live.cancel_run(run)
             states.nothing_recorded("It stops after what it is measuring now.", "")

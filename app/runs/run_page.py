@@ -1,22 +1,34 @@
 """What every page about one run begins with: the run picker, the header line, the run's state.
 
-run = run_page.opened("Gradients")     # stops here when there is nothing to show
+    run = run_page.opened("Gradients")     # stops here when there is nothing to show
+
+Also here: the ranks of a distributed training to choose from, the teacher's switch, files to take
+home, and the sentence on safe loss scales.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import streamlit as st
 
 from ampscope.analysis.ranks import grouped, is_rank
+from ampscope.analysis.underflow import ScaleWindow, common_window
 from ampscope.errors import BadInput
 from ampscope.lessons.catalog import lesson_title
-from ampscope.records import AS_IS, Machine, RunInfo
-from ampscope.report.words.controls import control
-from ampscope.report.words.run import file_name, rules
-from app import links, states, store
-from app.runs import report_buttons, share_switch, trainings
+from ampscope.numerics.formats import NumberFormat
+from ampscope.records import AS_IS, Frame, Machine, RunInfo
+from ampscope.report.build import document, of_reports
+from ampscope.report.fix_words import control
+from ampscope.report.html import to_html
+from ampscope.report.markdown import to_markdown, to_notebook
+from ampscope.report.numbers import file_name, rules
+from ampscope.store.reader import Reader
+from app import chart, links, options, permissions, run_rows, states, store
+from app.permissions import Role
+from app.runs import live
 from app.text import ago, code, cut, escape, percent, plural, power_of_two
 
 # The browser's clock starts anew when a page has been drawn. The writer flushes every 0.5 s, and a
@@ -44,7 +56,7 @@ def opened(title: str) -> RunInfo:
     run = _picked(runs)
     header(run)
     states.explain(run)
-    ranks = trainings.ranks_of(run)
+    ranks = ranks_of(run)
     if any(r.state.is_active for r in ranks):
         _follow(run.id, _versions(ranks))
     if not any(r.steps_done for r in ranks):
@@ -59,9 +71,9 @@ def header(run: RunInfo) -> None:
             title_line(run)
             # The run as it is decides a diagnosis; without its end there is nothing to report.
             if run.steps_done and not (run.spec.kind == "script" and run.state.is_active):
-                report_buttons.draw(run)
+                draw(run)
         st.caption(escape(" · ".join(facts(run))))
-    share_switch.offer(run)
+    offer(run)
 
 
 def title_line(run: RunInfo) -> None:
@@ -102,8 +114,8 @@ def described(run: RunInfo) -> str:
 def facts(run: RunInfo) -> list[str]:
     """The header line's parts."""
     spec = run.spec
-    ranks = trainings.ranks_of(run)
-    parts = [trainings.world_words(ranks)] if is_rank(run) else []
+    ranks = ranks_of(run)
+    parts = [world_words(ranks)] if is_rank(run) else []
     parts += [described(run)] if spec.label and described(run) != name_of(run) else []
     if run.machine is not None and run.machine.framework != "torch":
         parts.append(run.machine.software)
@@ -131,7 +143,7 @@ def label(run: RunInfo, ranks: tuple[RunInfo, ...] = ()) -> str:
     """One line of the run picker; ``ranks`` where it stands for all of a training."""
     when = time.strftime("%d %b %H:%M:%S", time.localtime(run.created))
     rank = f" · rank {run.spec.rank}" if is_rank(run) else ""
-    rank = f" · {trainings.world_words(ranks)}" if len(ranks) > 1 else rank
+    rank = f" · {world_words(ranks)}" if len(ranks) > 1 else rank
     return f"{cut(name_of(run), NAME_LENGTH)}{rank} · {run.state} · {when}"
 
 
@@ -176,8 +188,143 @@ def _versions(ranks: tuple[RunInfo, ...]) -> tuple[str, ...]:
 def _follow(run_id: str, versions: tuple[str, ...]) -> None:
     """Draw the page anew when the run, or another rank of its training, has recorded more."""
     try:
-        recorded = _versions(trainings.ranks_of(store.run(run_id)))
+        recorded = _versions(ranks_of(store.run(run_id)))
     except BadInput:  # deleted, or kept from the class meanwhile: the page says so
         recorded = None
     if recorded != versions:
         st.rerun(scope="app")
+
+
+# The ranks of one distributed training, to choose from on a page.
+
+
+ALL = "all"
+
+
+def ranks_of(run: RunInfo) -> tuple[RunInfo, ...]:
+    """All ranks of the run's training by rank; of any other run itself alone."""
+    if not is_rank(run):
+        return (run,)
+    found = grouped(store.group(run.spec.group))
+    return next((ranks for ranks in found if any(r.id == run.id for r in ranks)), (run,))
+
+
+def world_words(ranks: Sequence[RunInfo]) -> str:
+    """``4 ranks``; ``3 of 4 ranks`` where some are not in this store."""
+    world = ranks[0].spec.world
+    return plural(world, "rank") if len(ranks) == world else f"{len(ranks)} of {world} ranks"
+
+
+def pick(run: RunInfo, *, may_merge: bool) -> tuple[RunInfo, ...]:
+    """The ranks to look at, all of them or one, bound to the URL's ``rank``; where only one can be
+    shown, to ``one_rank``: to have looked at one there does not take the sum away elsewhere."""
+    ranks = ranks_of(run)
+    if len(ranks) == 1:
+        return ranks
+    named = {str(r.spec.rank): r for r in ranks}
+    options = [ALL, *named] if may_merge else list(named)
+    is_first = run.id == ranks[0].id
+    chosen = links.pick(
+        "Rank",
+        "rank" if may_merge else "one_rank",
+        options,
+        default=options[0] if is_first else str(run.spec.rank),
+        format_func=lambda o: "all merged" if o == ALL else o,
+    )
+    return ranks if chosen == ALL else (named[chosen],)
+
+
+# The teacher's switch on a run: shown to the class, or not.
+
+
+def offer(run: RunInfo) -> None:
+    """Draw it for the teacher of a class. Lessons are shown to everybody and have none."""
+    if permissions.role() is not Role.TEACHER or run.spec.kind == "lesson":
+        return
+    key = f"shared-{run.id}"
+    st.session_state[key] = run.id in run_rows.shared(options.current().store)
+    st.toggle("Shown to the class", key=key, on_change=_switch, args=(run, key))
+
+
+def _switch(run: RunInfo, key: str) -> None:
+    live.share(run, wanted=bool(st.session_state[key]))
+
+
+# A run, a diagnosis or a measurement as a file to take home: made when somebody asks for it.
+
+
+NOTEBOOK = "application/x-ipynb+json"
+
+
+def draw(run: RunInfo) -> None:
+    """Files of ``run``; of a script's run, of its whole diagnosis."""
+    if not _may_take(run):
+        return
+    with st.popover("Report", icon=":material/description:", type="tertiary"):
+        st.caption("Verdict, evidence, charts, fix, machine, and what is missing; nothing is run.")
+        _button(run, "HTML, one file", "html", "text/html", _html)
+        _button(run, "Markdown, for an issue", "md", "text/markdown", _markdown)
+        if permissions.is_trusted():  # it names the store's path, and reads all of the store
+            _button(run, "Notebook that loads the run", "ipynb", NOTEBOOK, _notebook)
+
+
+def _button(
+    run: RunInfo, label: str, suffix: str, mime: str, made: Callable[[Reader, str], str]
+) -> None:
+    def content() -> bytes:
+        permissions.require(_may_take(run), "this report")  # it may have been kept back since
+        with Reader(store.path()) as reader:
+            return made(reader, run.id).encode()
+
+    name = f"ampscope-{run.id}.{suffix}"
+    chart.file(label, content, name, mime, key=f"report-{suffix}-{run.id}")
+
+
+def _may_take(run: RunInfo) -> bool:
+    """Whether all that the report would show is open to whoever asks."""
+    group = run.spec.group if run.spec.kind == "script" else ""
+    runs = (run_rows.group(store.path(), group) if group else ()) or (run,)
+    return len(permissions.visible(runs)) == len(runs)
+
+
+def _html(reader: Reader, run_id: str) -> str:
+    return to_html(document(reader, [run_id], folders=permissions.is_trusted()))
+
+
+def _markdown(reader: Reader, run_id: str) -> str:
+    return to_markdown(document(reader, [run_id], folders=permissions.is_trusted()))
+
+
+def _notebook(reader: Reader, run_id: str) -> str:
+    made = document(reader, [run_id])
+    return to_notebook(made, of_reports(reader, [run_id]), Path(store.path().name))
+
+
+# Which loss scales suit every module of a run, in one sentence.
+
+
+def say(frame: Frame, fmt: NumberFormat, names: Mapping[int, str], what: str) -> None:
+    """The sentence, where the gradients of a frame allow one; ``what`` is what they are called."""
+    window = common_window(frame, fmt) if frame.role.is_gradient else None
+    if window is not None:
+        chart.see(sentence(window, names, fmt.name, what))
+
+
+def sentence(window: ScaleWindow, names: Mapping[int, str], format_name: str, what: str) -> str:
+    """Which loss scales suit every module at this step, by ``what`` was looked at."""
+    if window.spans:
+        name = names.get(window.spans[0], "?")
+        more = f" and {len(window.spans) - 1} more" if window.spans[1:] else ""
+        return (
+            f"No loss scale keeps the {what} of {name}{more} in {format_name}: they span more "
+            "powers of two than it holds."
+        )
+    if window.low > window.high:
+        return (
+            f"No single loss scale suits every module: {names.get(window.lowest, '?')} needs at "
+            f"least 2^{window.low}, {names.get(window.highest, '?')} bears at most 2^{window.high}."
+        )
+    return (
+        f"At this step, loss scales from 2^{window.low} to 2^{window.high} keep the {what} of "
+        f"every module in {format_name} (at most 0.1 % of a module too small, nothing too large)."
+    )

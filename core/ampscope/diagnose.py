@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.rules.catalog import all_rules
-from ampscope.rules.framework_fixes import in_words_of
+from ampscope.rules.catalog import all_rules, in_words_of
 from ampscope.rules.verdict import Rule, Status, Verdict, not_applicable
 
 

@@ -15,9 +15,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ampscope.frameworks.keras.watching import watching
+from ampscope.frameworks.adapters import Settings
+from ampscope.frameworks.keras.watch import watching
 from ampscope.frameworks.recorder import Recorder
-from ampscope.frameworks.settings import Settings
 from ampscope.records import Cadence
 
 PATCHED = [

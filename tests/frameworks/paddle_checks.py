@@ -17,28 +17,29 @@ from typing import Any
 import numpy as np
 import paddle
 
+from ampscope.frameworks.adapters import Settings
 from ampscope.frameworks.networks import network
 from ampscope.frameworks.paddle import Watch, WatchCallback
-from ampscope.frameworks.paddle.debugging_import import (
+from ampscope.frameworks.paddle.adapter import Training, model_of
+from ampscope.frameworks.paddle.emulation import (
+    MARK,
+    Emulation,
+    HalfParameters,
+    OpCounts,
+    OpenRegion,
+    OpRun,
+)
+from ampscope.frameworks.paddle.plan import (
     NOT_COUNTED,
+    PlannedOps,
     collected,
     differences,
     on_a_cpu,
+    planned,
 )
-from ampscope.frameworks.paddle.emulation import Emulation
-from ampscope.frameworks.paddle.half_parameters import HalfParameters
-from ampscope.frameworks.paddle.models import model_of
-from ampscope.frameworks.paddle.op_watch import OpCounts, OpRun
-from ampscope.frameworks.paddle.plan import planned
-from ampscope.frameworks.paddle.planned_ops import PlannedOps
-from ampscope.frameworks.paddle.probe import Training
-from ampscope.frameworks.paddle.regions import OpenRegion
-from ampscope.frameworks.paddle.rounding import MARK
-from ampscope.frameworks.paddle.scalers import Scalers
-from ampscope.frameworks.paddle.versions import machine
-from ampscope.frameworks.paddle.watching import watching
+from ampscope.frameworks.paddle.steps import Scalers
+from ampscope.frameworks.paddle.watch import machine, watching
 from ampscope.frameworks.recorder import Recorder
-from ampscope.frameworks.settings import Settings
 from ampscope.records import Cadence, RunSpec
 
 F: Any = paddle.nn.functional
@@ -442,7 +443,7 @@ def _nothing() -> Any:
 
 def rounding(folder: Path) -> dict[str, Any]:
     """Rounding in memory, on the values of rounding_in.npz."""
-    from ampscope.frameworks.paddle.rounding import round_memory
+    from ampscope.frameworks.paddle.emulation import round_memory
 
     given = np.load(folder / "rounding_in.npz")["values"]
     found = {}

@@ -15,11 +15,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ampscope.exponents import ABOVE, BELOW, EXPONENTS, RAW_LEN, Raw, zone_matrix
-from ampscope.formats import NumberFormat
+from ampscope.numerics.formats import NumberFormat
+from ampscope.numerics.histogram import ABOVE, BELOW, EXPONENTS, RAW_LEN, Raw, zone_matrix
 from ampscope.records import Frame
 
-# Columns of `exponents.zone_matrix`.
+# Columns of `histogram.zone_matrix`.
 LOST, SUBNORMAL, NORMAL, OVERFLOW, ZERO, NONFINITE = range(6)
 
 

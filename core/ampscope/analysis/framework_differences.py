@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampscope.analysis.distribution import aligned, merged, scale_exponent
-from ampscope.exponents import NAN, NEG_INF, NEG_ZERO, POS_ZERO, Raw
+from ampscope.numerics.histogram import NAN, NEG_INF, NEG_ZERO, POS_ZERO, Raw
 from ampscope.records import Frame
 
 LOWEST, HIGHEST = -220, 200  # wide enough for any fp32 number divided by any loss scale in use

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ampscope.numerics.histogram import summed
 from ampscope.records import Event, Frame, RunInfo
-from ampscope.records.frame_sums import summed
 
 SHARED = "gradients"  # only the reduced gradients were bad; every other place is the rank's own
 

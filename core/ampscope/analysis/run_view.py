@@ -1,18 +1,25 @@
-"""One run of a script as the rules see it: its observations by kind, and numbers read off them."""
+"""One run of a script as the rules see it: its observations by kind, and numbers read off them.
+
+Besides the view itself, what several rules look for in it: sums in half precision that are off,
+half weights, averages of weights that stand still, half buffers, an optimizer's half state, and
+values that came in not finite.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
-from ampscope.gradient_change import GradientChange
+from ampscope.numerics.formats import FP16
 from ampscope.observations import (
     READ_GRADIENT,
     READ_LOSS,
     Attempt,
     BadOp,
     Call,
+    GradientChange,
     Observation,
     OpUse,
     Outcome,
@@ -185,3 +192,292 @@ class RunView:
 
 def _finite(value: float | None) -> bool:
     return value is None or math.isfinite(value)
+
+
+# Sums in half precision that are not what their terms add up to.
+#
+# They are seen in three ways, the surest first (:class:`~ampscope.observations.BadOp`): a result
+# far from fp32's (coarse), a running total whose rounding errors add up (drift), and a running
+# total that an addition leaves as it is (stall).
+
+
+MIN_STALLS = 8  # times that the same line added without effect: not a coincidence
+
+
+def worst_sum(run: RunView) -> BadOp | None:
+    """The sum that is farthest off, of the surest kind there is; averages of weights left out."""
+    coarse = [b for b in run.bad_ops if b.kind == "coarse"]
+    totals = [b for b in run.bad_ops if b.kind in ("drift", "stall") and not is_average(b)]
+    drifts = [b for b in totals if b.kind == "drift"]
+    stalls = [
+        b for b in totals if b.kind == "stall" and b.count >= MIN_STALLS and _is_running_total(b)
+    ]
+    if coarse or drifts:
+        return max(coarse or drifts, key=lambda b: b.error or 0.0)
+    return max(stalls, key=lambda b: b.count, default=None)
+
+
+def _is_running_total(op: BadOp) -> bool:
+    """The first term is what the same op made before: a running total, not a residual. What a
+    backward pass adds out of place are gradients of one tensor's several uses."""
+    name = op.op.rpartition(".")[2]
+    is_chain = bool(op.inputs and name in op.inputs[0].producers[:3])
+    return name.endswith("_") or (is_chain and op.phase != "backward")
+
+
+# Trained weights that are themselves half precision, with no fp32 master copy beside them.
+
+
+def half_weights(run: RunView) -> str:
+    """Dtypes of the weights that the run's taken steps update, when half precision is among them
+    and a gradient arrived; else ""."""
+    taken = [a for a in run.attempts if not a.skipped]
+    is_half = any("fp16" in a.weight_dtypes or "bf16" in a.weight_dtypes for a in taken)
+    return taken[0].weight_dtypes if is_half and any(a.grad_norm for a in taken) else ""
+
+
+KEPT = 0.5  # of the way that fp32's weights went
+
+
+def kept_motion(run: RunView, fp32: RunView) -> float | None:
+    """How far half-precision weights came over the whole run, as a share of the way in fp32; None
+    when no displacements of the same weights were recorded.
+
+    Many steps may each move few weights and still lose nothing: stochastic rounding moves one
+    weight in ten by ten times the update, Kahan's compensation moves each at every tenth step. So
+    displacements at the same places are projected on the direction that fp32 took:
+    sum(d * sign(d32)) / sum(abs(d32)). It is 1 where rounding keeps the mean, whatever its noise,
+    and 0 where updates are rounded away.
+    """
+    reference = {s.name: s for s in fp32.scans_of("end", "parameter")}
+    along = length = 0.0
+    for scan in run.scans_of("end", "parameter"):
+        other = reference.get(scan.name)
+        if other is None or scan.dtype not in ("fp16", "bf16"):
+            continue
+        if not scan.displacement or len(scan.displacement) != len(other.displacement):
+            continue
+        for own, full in zip(scan.displacement, other.displacement, strict=True):
+            if math.isfinite(own) and math.isfinite(full):
+                along += math.copysign(own, own * full) if full else 0.0
+                length += abs(full)
+    return along / length if length else None
+
+
+# Moving averages of weights that half precision holds back.
+#
+# An average takes a small share of each new weight: ``average += 0.001 * (weight - average)``. In
+# bf16 such a step is mostly below half the spacing of the numbers, and the average stays as it is.
+# It shows in two places: in a parameter that no optimizer trains and that ends nearer to its start
+# than in fp32, and in additions that leave nearly all elements as they are.
+
+
+SLOW = 0.5  # less than half as far as in fp32; rounding alone makes no such difference
+MIN_AVERAGE_STALLS = 5  # updates that moved next to nothing
+
+
+@dataclass(frozen=True, slots=True)
+class SlowAverage:
+    """One tensor at the end of a run. Changes are 2-norms over that of its first sight."""
+
+    scan: Scan
+    change: float
+    reference_change: float  # the same in the fp32 control, never zero
+
+
+def slow_average(run: RunView, fp32: RunView) -> SlowAverage | None:
+    """The first half-precision tensor outside every optimizer that came less than :data:`SLOW` as
+    far as in the fp32 control."""
+    return next((a for a in _averages(run, fp32) if a.change < SLOW * a.reference_change), None)
+
+
+def averages_keep_up(run: RunView, fp32: RunView) -> bool:
+    """There are half-precision averages, and all came about as far as in fp32: an update that had
+    no effect by itself was made up for, as Kahan's compensation and stochastic rounding do."""
+    found = _averages(run, fp32)
+    return bool(found) and slow_average(run, fp32) is None
+
+
+def _averages(run: RunView, fp32: RunView) -> list[SlowAverage]:
+    """Half-precision tensors outside every optimizer that move in fp32."""
+    end = {s.name: s for s in fp32.scans_of("end", "frozen") + fp32.scans_of("end", "buffer")}
+    return [
+        SlowAverage(scan, scan.change or 0.0, other.change)
+        for scan in run.scans_of("end", "frozen")
+        if scan.dtype in ("fp16", "bf16")
+        and (other := end.get(scan.name)) is not None
+        and other.change
+    ]
+
+
+def stalled_average(run: RunView) -> BadOp | None:
+    """The first addition to an average of weights that had no effect :data:`MIN_STALLS` times."""
+    stalls = (b for b in run.bad_ops if b.kind == "stall" and b.count >= MIN_AVERAGE_STALLS)
+    return next(filter(is_average, stalls), None)
+
+
+def is_average(op: BadOp) -> bool:
+    """Weights are involved: the target, or what is added, is a parameter or made of one."""
+    return any(o.is_parameter for o in op.inputs)
+
+
+# Buffers in half precision: tables that a model computed once and keeps.
+
+
+COARSE_SPREAD = 0.05  # one rounding to bf16 is at most 0.4 % of a value
+
+
+@dataclass(frozen=True, slots=True)
+class CoarseTable:
+    """A buffer, and how far it is from the fp32 control's: largest difference over the spread."""
+
+    scan: Scan
+    error: float
+
+
+def coarse_table(run: RunView, fp32: RunView) -> CoarseTable | None:
+    """The first buffer that was built in another dtype than fp32 and differs from the control's by
+    more than :data:`COARSE_SPREAD`."""
+    tables = {s.name: s for s in fp32.scans_of("start", "buffer")}
+    for scan in run.scans_of("start", "buffer"):
+        reference = tables.get(scan.name)
+        if reference is None or scan.dtype == "fp32":
+            continue
+        error = _distance(scan.sample, reference.sample)
+        if error is not None and error > COARSE_SPREAD:
+            return CoarseTable(scan, error)
+    return None
+
+
+def owner_of_only_table(run: RunView) -> str:
+    """Path of the module that owns the half buffers of the model, when it is a single one; else "".
+
+    A table is mostly built in a constructor, where no module runs that could be named.
+    """
+    names = {
+        scan.name.rpartition(".")[0]
+        for scan in run.scans_of("start", "buffer")
+        if scan.dtype in ("fp16", "bf16")
+    }
+    return names.pop() if len(names) == 1 else ""
+
+
+def _distance(values: tuple[float, ...], reference: tuple[float, ...]) -> float | None:
+    """None when the samples cannot be compared: of different lengths, or all values the same."""
+    if len(values) != len(reference) or not values:
+        return None
+    spread = max(reference) - min(reference)
+    largest = max(abs(a - b) for a, b in zip(values, reference, strict=True))
+    return largest / spread if spread else None
+
+
+# The optimizer's own numbers where they are kept in half precision.
+#
+# Adam divides by sqrt(v) + eps: in fp16 v = g^2 is zero for a gradient below 2^-12.5, and an
+# epsilon of 1e-8 is zero too, being no more than half of the smallest number, 2^-24.
+
+
+COMPARED = 3  # first attempts, in which both runs still have much the same weights
+ALIKE = 1.5  # gradient norms of two runs that have not parted yet differ by less than this factor
+
+
+@dataclass(frozen=True, slots=True)
+class HalfState:
+    """Of a run whose optimizer keeps its state in half precision."""
+
+    first: Attempt
+    broken: Attempt | None  # weights or moments not finite although the gradients are
+    dead_share: float  # second moments that vanished although the gradients did not, at most
+    eps_vanished: bool
+    update_ratio: float | None  # largest update norm over the fp32 control's, in the first attempts
+
+
+def optimizer_class(run: RunView, name: str) -> str:
+    """Class of the optimizer that the records call ``optimizer1``; "" where it is not known."""
+    number = name.removeprefix("optimizer")
+    known = run.outcome.optimizers
+    return known[int(number)] if number.isdecimal() and int(number) < len(known) else ""
+
+
+def half_state(run: RunView, fp32: RunView | None) -> HalfState | None:
+    """None when no optimizer keeps its state in half precision."""
+    half = [a for a in run.attempts if "fp16" in a.state_dtypes or "bf16" in a.state_dtypes]
+    if not half:
+        return None
+    return HalfState(
+        first=half[0],
+        broken=next(
+            (a for a in half if (a.weight_nonfinite or a.state_nonfinite) and not a.grad_nonfinite),
+            None,
+        ),
+        dead_share=max(a.state_zero_share or 0.0 for a in half),
+        eps_vanished=_vanishes(half[0]),
+        update_ratio=_update_ratio(half, fp32),
+    )
+
+
+def _vanishes(attempt: Attempt) -> bool:
+    # Half of the smallest number is a tie, which goes to the even neighbour: zero.
+    small = attempt.eps is not None and attempt.eps <= FP16.min_subnormal / 2
+    return small and "fp16" in attempt.state_dtypes
+
+
+def _update_ratio(half: Sequence[Attempt], fp32: RunView | None) -> float | None:
+    """Where such an optimizer begins late, as in a second phase, it is compared at steps whose
+    gradients still are those of the control."""
+    if fp32 is None:
+        return None
+    control = {a.attempt: a for a in fp32.attempts}
+    pairs = [(a, control[a.attempt]) for a in half[:COMPARED] if a.attempt in control]
+    ratios = [
+        a.update_norm / b.update_norm
+        for a, b in pairs
+        if a.update_norm and b.update_norm and math.isfinite(a.update_norm)
+        if a.attempt < COMPARED or _same_gradients(a, b)
+    ]
+    return max(ratios, default=None)
+
+
+def _same_gradients(one: Attempt, other: Attempt) -> bool:
+    norms = one.grad_norm, other.grad_norm
+    if one.optimizer != other.optimizer or not all(n and math.isfinite(n) for n in norms):
+        return False
+    low, high = sorted(n for n in norms if n)
+    return high < ALIKE * low
+
+
+# Values that were not finite before any op of the script made them: they came in with a tensor.
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ForeignValue:
+    """First sight of one kind of non-finite value at one place; NaN sorts before infinity."""
+
+    is_infinite: bool  # infinities only, as a mask has them
+    step: int
+    name: str
+    line: str
+    count: int
+    index: tuple[int, ...] = ()  # of the first one; the first number is the sample's
+
+
+def foreign_values(run: RunView) -> list[ForeignValue]:
+    """One a place and kind, the first sight of each.
+
+    A batch with the same trouble again is left out: it did no harm before, as a mask of minus
+    infinities that comes with every batch does none.
+    """
+    seen = [
+        ForeignValue(not s.nan, s.attempt, s.name, "", s.nan + s.inf, s.index)
+        for s in run.scans
+        if s.moment == "batch" and s.nan + s.inf
+    ]
+    seen += [
+        ForeignValue(False, u.attempt, f"an operand of {u.op}", u.line, u.count)
+        for u in run.uses
+        if u.name == "nan_operand"
+    ]
+    first: dict[tuple[bool, str, str], ForeignValue] = {}
+    for value in sorted(seen, key=lambda v: v.step):
+        first.setdefault((value.is_infinite, value.name, value.line), value)
+    return list(first.values())

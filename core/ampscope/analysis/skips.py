@@ -1,15 +1,161 @@
-"""For every skipped step: which parameters held Inf or NaN, in the order backward reached them.
+"""Skipped steps: why each was skipped, which parameters held Inf or NaN in the order backward
+reached them, and what the trajectory of the loss scale says, of a scaler's and of a factor set by
+hand.
 
-The first in backward order is nearest to where the trouble began; the rest mostly inherit it.
+The first parameter in backward order is nearest to where the trouble began; the rest mostly inherit
+it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
 
-from ampscope.analysis.skip_causes import SkipCause, SkipEvidence, skip_causes
+from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.root_op import Arrives
+from ampscope.analysis.run_view import RunView
+from ampscope.numerics.formats import FP16
+from ampscope.observations import MIN_HAND_SCALE, Attempt, Call
 from ampscope.records import StepRecord
+
+# Why each skipped step was skipped: the search for a scale, a spike of the gradients, a fault.
+#
+#     calibration     the same optimizer's next step is taken at a smaller scale, and none near it
+#                     was taken at this scale or a larger one: how GradScaler finds its scale
+#     growth probing  calibration right after the scale had grown: the larger scale was tried and
+#                     refused
+#     spike           steps near it were taken at this scale, and this step's own gradients were
+#                     too large for it in fp32 as well (a shadow was run at the skip); or, without
+#                     a shadow: the loss had doubled, the first bad gradient holds Inf and no NaN,
+#                     and the next step was taken at half the scale
+#     born as NaN     no gradient holds Inf, some hold NaN: nothing overflowed, a formula gave 0/0
+#                     or the like, and no scale helps
+#     fault           the loss itself was not finite, fp32's gradients are not finite either, or
+#                     they still were not at a scale of 1, where nothing is multiplied any more
+#     unclear         none of these: where a step near it was taken at this scale, a batch with
+#                     large gradients and one with a NaN look alike
+
+
+UNSCALED = 1.0
+JUMP = 2.0  # times the loss of the step before: a bad update, not the batches' own spread
+NEAR = 20  # steps before and after; over more, gradients themselves may halve
+
+
+class SkipCause(StrEnum):
+    """Why a step was left out."""
+
+    CALIBRATION = "calibration"
+    GROWTH = "growth probing"
+    SPIKE = "spike"
+    BORN_NAN = "born as NaN"
+    FAULT = "fault"
+    UNCLEAR = "unclear"
+
+
+@dataclass(frozen=True, slots=True)
+class SkipEvidence:
+    """What was recorded of a step's bad gradients: elements with NaN and with Inf in the first of
+    them in backward order and in all; ``fp32_largest`` is the largest magnitude of the same
+    gradients in fp32, unscaled, where a shadow was run at the skip."""
+
+    first_nan: int = 0
+    first_inf: int = 0
+    nan: int = 0
+    inf: int = 0
+    fp32_largest: float | None = None
+
+
+def skip_causes(
+    steps: Sequence[StepRecord],
+    optimizers: Mapping[int, str] | None = None,
+    evidence: Mapping[int, SkipEvidence] | None = None,
+) -> dict[int, SkipCause]:
+    """Of every skipped step in order. ``optimizers`` names the optimizer of each step where a run
+    has several: a scaler that they share skips the step of one and takes the other's. ``evidence``
+    is what is known of the gradients of skipped steps."""
+    seen = evidence or {}
+    own: dict[str, list[StepRecord]] = {}
+    for step in steps:
+        own.setdefault((optimizers or {}).get(step.step, ""), []).append(step)
+    found = {number: cause for series in own.values() for number, cause in _causes(series, seen)}
+    return dict(sorted(found.items()))
+
+
+def _causes(
+    series: Sequence[StepRecord], evidence: Mapping[int, SkipEvidence]
+) -> Iterator[tuple[int, SkipCause]]:
+    """Of the skipped steps of one optimizer, last first."""
+    next_scale: float | None = None  # of the next step that was taken
+    for place in reversed(range(len(series))):
+        step = series[place]
+        if step.skipped:
+            before = series[max(place - NEAR, 0) : place]
+            after = series[place + 1 : place + NEAR + 1]
+            known = evidence.get(step.step, SkipEvidence())
+            yield step.step, _cause(step, next_scale, before, after, known)
+        else:
+            next_scale = step.scale
+
+
+def _cause(
+    step: StepRecord,
+    next_scale: float | None,
+    before: Sequence[StepRecord],
+    after: Sequence[StepRecord],
+    known: SkipEvidence,
+) -> SkipCause:
+    if step.loss is not None and not math.isfinite(step.loss):
+        return SkipCause.FAULT
+    if step.scale is None:
+        return SkipCause.UNCLEAR
+    largest = known.fp32_largest
+    if largest is not None and not math.isfinite(largest):
+        return SkipCause.FAULT
+    born_nan = known.nan > 0 and known.inf == 0
+    if step.scale <= UNSCALED:
+        return SkipCause.BORN_NAN if born_nan else SkipCause.FAULT
+    borne = [s.scale for s in (*before, *after) if not s.skipped and s.scale is not None]
+    if next_scale is not None and max((*borne, next_scale)) < step.scale:
+        last = before[-1] if before else None
+        grew = last is not None and not last.skipped and (last.scale or 0.0) < step.scale
+        return SkipCause.GROWTH if grew else SkipCause.CALIBRATION
+    if born_nan:
+        return SkipCause.BORN_NAN
+    if largest is not None and largest * step.scale > FP16.max:
+        return SkipCause.SPIKE
+    halved = bool(after) and not after[0].skipped and (after[0].scale or 0.0) <= step.scale / 2
+    if halved and known.first_inf and not known.first_nan and _has_doubled(step, before):
+        return SkipCause.SPIKE
+    return SkipCause.UNCLEAR
+
+
+def _has_doubled(step: StepRecord, before: Sequence[StepRecord]) -> bool:
+    """The loss of this step is at least twice that of the step before it."""
+    last = before[-1].loss if before else None
+    if last is None or step.loss is None or not math.isfinite(last):
+        return False
+    return last > 0 and step.loss >= JUMP * last
+
+
+def counted(causes: dict[int, SkipCause]) -> str:
+    """ "3 calibrations, 1 fault"; "" without a skip."""
+    names = {
+        SkipCause.CALIBRATION: ("calibration", "calibrations"),
+        SkipCause.GROWTH: ("probe of a grown scale", "probes of a grown scale"),
+        SkipCause.SPIKE: ("spike", "spikes"),
+        SkipCause.BORN_NAN: ("born as NaN", "born as NaN"),
+        SkipCause.FAULT: ("fault", "faults"),
+        SkipCause.UNCLEAR: ("of unclear cause", "of unclear cause"),
+    }
+    parts = []
+    for cause, (one, many) in names.items():
+        count = sum(c is cause for c in causes.values())
+        if count:
+            parts.append(f"{count:,} {one if count == 1 else many}")
+    return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +185,174 @@ def bad_steps(
         for s in steps
         if s.skipped or s.step in firsts
     ]
+
+
+# What the trajectory of the loss scale says: where a search ended, and what still fails there.
+
+
+HIGH_INIT = 2.0**32  # the highest start in common use, DeepSpeed's: an ordinary search
+MANY_SKIPS = 16  # before the first step: more than a search from torch's 2^16 can take down to 1
+MIN_LATE_SKIPS = 3
+GROWS_TOO_FAST = 0.1  # share of skips after the search; torch's interval gives 0.0005
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleFacts:
+    """Of a run with a scaler. ``bearable`` is the largest scale at which a step was taken; None
+    when no step was taken at all."""
+
+    first: float
+    last: float
+    skipped: int
+    leading: int  # skips before the first step that was taken
+    late: int  # skips after that to which the scale had grown, or at which it stays the same
+    total: int
+    bearable: float | None
+
+    @property
+    def starts_too_high(self) -> bool:
+        """The search began above any usual value and cost more steps than a usual one can. How
+        many steps were watched after it has no say: it ended when the scale held."""
+        return self.leading > MANY_SKIPS and self.first > HIGH_INIT
+
+    @property
+    def grows_too_fast(self) -> bool:
+        """After the search the scale grows back into overflow again and again."""
+        share = self.late / max(self.total - self.leading, 1)
+        return self.late >= MIN_LATE_SKIPS and share > GROWS_TOO_FAST
+
+
+def scale_facts(run: RunView) -> ScaleFacts | None:
+    """None for a run without a scaler."""
+    own = [a for a in run.attempts if a.scaler]
+    if not own:
+        return None
+    taken = [a.scale for a in own if not a.skipped and not a.grad_nonfinite]
+    leading = run.leading_skips
+    return ScaleFacts(
+        first=own[0].scale,
+        last=own[-1].scale,
+        skipped=sum(a.skipped for a in own),
+        leading=leading,
+        late=_late_skips(own[leading:]),
+        total=len(own),
+        bearable=max(taken) if taken else None,
+    )
+
+
+def _late_skips(own: Sequence[Attempt]) -> int:
+    """Skips of descents that a growth began, a new scaler's higher scale among them.
+
+    Where the scale has not grown, the steps before have borne it, and lower ones fail no less: it
+    is not the scale. A scale that never changes overflows without any growth.
+    """
+    if len({a.scale for a in own}) == 1:
+        return sum(a.skipped for a in own)
+    count, last, has_grown = 0, dict[str, float](), False
+    for before, attempt in pairwise(own):
+        grew = attempt.scale > last.get(attempt.scaler, before.scale)
+        is_over = before.skipped and not attempt.skipped  # the descent
+        has_grown = grew or (has_grown and not is_over)
+        count += attempt.skipped and has_grown
+        last[attempt.scaler] = attempt.scale
+    return count
+
+
+def hand_scale_facts(run: RunView) -> ScaleFacts | None:
+    """The trajectory of a factor that the script multiplies its loss by and changes itself; None of
+    a constant one, and with a scaler.
+
+    Each fall of the factor is a step that the script left out, because it found gradients that are
+    not finite.
+    """
+    factors = [_hand_factor(c) for c in run.calls if c.name == "backward"]
+    if run.has_scaler or None in factors:
+        return None
+    own = [f for f in factors if f is not None]
+    if len(set(own)) < 2 or max(own) < MIN_HAND_SCALE:
+        return None
+    falls = [n for n, (before, after) in enumerate(pairwise(own)) if after < before]
+    leading = next((n for n, (a, b) in enumerate(pairwise(own)) if b >= a), len(own) - 1)
+    taken = [f for n, f in enumerate(own) if n not in falls]
+    return ScaleFacts(
+        first=own[0],
+        last=own[-1],
+        skipped=len(falls),
+        leading=leading,
+        late=sum(n >= leading for n in falls),
+        total=len(own),
+        bearable=max(taken) if taken else None,
+    )
+
+
+def _hand_factor(call: Call) -> float | None:
+    """What the root of a backward was multiplied by; None where it was by no constant."""
+    name, _, text = call.note.partition(" ")
+    return float(text) if text and name in ("mul", "mul_") else None
+
+
+def fails_forward(evidence: Evidence) -> bool:
+    """A non-finite loss: no scale can cure it."""
+    run = evidence.as_is
+    root = evidence.root
+    if root is not None and root.op.phase == "backward":
+        return False
+    share = len(run.bad_loss_attempts) / len(run.attempts) if run.attempts else 0.0
+    return share > 0.2 or (root is not None and root.arrives is Arrives.LOSS and share > 0)
+
+
+def static_scale(run: RunView) -> float | None:
+    """A constant by which the script multiplies its loss by hand, :data:`MIN_HAND_SCALE` or
+    more."""
+    for call in run.calls:
+        if call.name == "backward" and call.note.startswith(("mul ", "mul_ ")):
+            factor = float(call.note.split()[1])
+            if factor >= MIN_HAND_SCALE:
+                return factor
+    return None
+
+
+UNCHANGED = 1e-3  # relative: the norm of gradients at the step is that at the end of backward
+IS_RATE = 0.05  # relative: a step's length is its gradient times the learning rate
+
+
+def undivided_by_hand(run: RunView) -> float | None:
+    """A constant by which the script multiplies its loss and never divides the gradients, so that
+    its steps are longer by it. None where a division is possible: where the gradients at the step
+    differ from those that backward left, where hooks change them, or where the steps do not grow
+    with the gradients, as Adam's."""
+    factor = static_scale(run)
+    if factor is None or run.has_scaler:
+        return None
+    finite = [a for a in run.attempts if a.grad_norm and not a.grad_nonfinite]
+    seen = [a for a in finite if a.backward_norm and math.isfinite(a.backward_norm)]
+    if not seen or len(seen) < len(finite) - 1:  # an optimizer is met first at its first call
+        return None
+    if not all(_is_near(a.grad_norm, a.backward_norm, UNCHANGED) for a in seen):
+        return None
+    first = seen[0]
+    is_rate = first.lr > 0 and _is_near(
+        first.update_norm, first.lr * (first.grad_norm or 0.0), IS_RATE
+    )
+    return factor if is_rate else None
+
+
+def _is_near(value: float | None, expected: float | None, tolerance: float) -> bool:
+    if value is None or expected is None or not math.isfinite(value + expected):
+        return False
+    return abs(value - expected) <= tolerance * abs(expected)
+
+
+def scaled_by_hand(evidence: Evidence) -> float | None:
+    """The constant whose product with the loss is itself the first non-finite value."""
+    factor, root = static_scale(evidence.as_is), evidence.root
+    if factor is None or root is None or root.arrives is not Arrives.LOSS:
+        return None
+    is_product = root.name in ("mul", "mul_") and factor in root.op.scalars
+    return factor if is_product and root.op.total == 1 else None
+
+
+def bears_one(evidence: Evidence) -> bool:
+    """With the scale held at 1 the scaler takes steps; False when that control was not run."""
+    low = evidence.runs.get("scale:1")
+    return low is not None and len(low.skips) < len(low.attempts) and low.has_scaler

@@ -11,11 +11,12 @@ to do with what is compared.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ampscope.records import AS_IS, RunSpec, Sample
+from ampscope.records import AS_IS, RunSpec, Sample, StepRecord
 
 # Reasons for which a clock is lower than the device could at that moment, in the words of
 # hardware.gpu.CLOCK_REASONS and telemetry.cpu_sensors. The others (application clocks, sync boost,
@@ -186,3 +187,28 @@ def _share(samples: Sequence[Sample], holds: Callable[[Sample], bool]) -> float:
     whole = sum(_gaps(samples))
     held = sum(gap for gap, s in zip(_gaps(samples), samples, strict=True) if holds(s))
     return held / whole if whole else 0.0
+
+
+# Which step was under way at a moment: readings of a machine laid beside the steps of a run.
+
+
+def steps_at(samples: Sequence[Sample], steps: Sequence[StepRecord]) -> list[int | None]:
+    """The step under way at each reading; None before the first, after the last, and where no step
+    has a time. Between steps that are not next to each other it is estimated."""
+    timed = [(s.ended_at, s.step, s.step_time_s) for s in steps if s.ended_at is not None]
+    if not timed:
+        return [None] * len(samples)
+    ends = [end for end, _, _ in timed]
+    begin = ends[0] - (timed[0][2] or 0.0)
+    return [
+        None if not begin <= s.at <= ends[-1] else _step_at(s.at, ends, [n for _, n, _ in timed])
+        for s in samples
+    ]
+
+
+def _step_at(at: float, ends: Sequence[float], numbers: Sequence[int]) -> int:
+    place = bisect.bisect_left(ends, at)
+    if place == 0 or numbers[place] - numbers[place - 1] == 1:
+        return numbers[place]
+    share = (at - ends[place - 1]) / (ends[place] - ends[place - 1])
+    return numbers[place - 1] + round(share * (numbers[place] - numbers[place - 1]))

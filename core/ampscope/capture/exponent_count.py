@@ -6,22 +6,26 @@
     counter.add(activation, 3)                       # a device tensor: counted on its device
     rows = counter.collect()                         # one transfer a step
 
-Every element is counted, exactly: `ampscope.exponents` says what the bins of a row are.
+Every element is counted, exactly: `ampscope.numerics.histogram` says what the bins of a row are.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import threading
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from types import ModuleType
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from ampscope.capture import exponent_torch
-from ampscope.capture.exponent_device import DeviceCounter
-from ampscope.capture.exponent_layout import pieces
+from ampscope.capture import exponent_layout
+from ampscope.capture.exponent_layout import LAYOUTS, pieces
 from ampscope.capture.tensors import is_dense
-from ampscope.exponents import RAW_LEN, Raw
+from ampscope.numerics.histogram import RAW_LEN, Raw
 
 __all__ = ["DeviceCounter", "count_into", "count_small_into"]
 
@@ -46,7 +50,7 @@ def count_into(tensor: Tensor, row: Raw) -> None:
         if compiled is not None and flat.dtype in compiled.DTYPES:
             compiled.count_flat(flat, multiplicity, row)
         else:
-            row += exponent_torch.count_flat(flat).cpu().numpy() * multiplicity
+            row += exponent_layout.count_flat(flat).cpu().numpy() * multiplicity
 
 
 def count_small_into(tensor: Tensor, row: int) -> bool:
@@ -78,3 +82,188 @@ def _compiled() -> ModuleType | None:
     except ImportError:
         return None
     return exponent_cpu
+
+
+# Counts of one step, kept on the device: no synchronisation per tensor, one transfer at the end.
+#
+# A tensor that is about to be overwritten (an activation before an in-place ReLU, a gradient
+# before clipping) must be counted first. `DeviceCounter.add` therefore launches at once, in order
+# with the stream that made the tensor: whatever is queued later comes later. Only a tensor that
+# the caller declares ``stable`` waits for company, so that one launch serves many: weights, and
+# gradients that nobody changes before the next `flush` or `collect`. Waiting tensors are held, so
+# a launch goes out when they pass `PENDING_BYTES`. One that was changed nevertheless is an error
+# and not a wrong count, as far as torch's version counter sees it (a write through ``.data``
+# escapes it).
+
+
+# What waiting tensors may hold back: at 1.5 TB/s as long to read (45 us) as a launch costs.
+PENDING_BYTES = 64 << 20
+FIRST_ROWS = 64
+
+_Waiting = tuple[Tensor, int, int]  # flat tensor, row, multiplicity
+
+
+class DeviceCounter:
+    """Rows of exponent counts on ``device`` (CUDA by Triton; anything else by plain torch).
+
+    Any thread may call it: autograd runs hooks in threads of its own.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._lock = threading.Lock()
+        self._triton = _triton_works(device)
+        self._counts = self._new_counts(FIRST_ROWS)
+        self._rows = 0  # rows in use
+        self._waiting: list[_Waiting] = []
+        self._versions: list[int] = []
+        self._bytes = 0
+        self._order = _StreamOrder(device)
+
+    def add(self, tensor: Tensor, row: int, *, stable: bool = False) -> None:
+        """Count every element of ``tensor`` for ``row``; rows appear as they are named.
+
+        Raises:
+            TypeError: as `ampscope.capture.exponent_count.count_into`.
+        """
+        with self._lock:
+            if self._order.is_elsewhere():
+                self._flush()
+            self._order.enter()
+            self._reserve(row)
+            for flat, multiplicity in pieces(tensor):
+                self._add_flat(flat, row, multiplicity)
+            if not stable or tensor.is_inference() or self._bytes > PENDING_BYTES:
+                self._flush()
+
+    def flush(self) -> None:
+        """Launch for everything that waits.
+
+        Raises:
+            RuntimeError: a tensor that was added as stable has been changed since.
+        """
+        with self._lock:
+            self._flush()
+
+    def collect(self) -> Raw:
+        """Counts of all rows named since the last call, [highest row + 1, RAW_LEN], in one
+        transfer; then starts anew."""
+        with self._lock:
+            self._flush()
+            self._order.join()
+            rows: Raw = self._counts[: self._rows].to("cpu", copy=True).numpy()
+            self._counts[: self._rows].zero_()
+            self._order.begin()
+            self._rows = 0
+        return rows
+
+    def _new_counts(self, rows: int) -> Tensor:
+        return torch.zeros(rows, RAW_LEN, dtype=torch.int64, device=self.device)
+
+    def _reserve(self, row: int) -> None:
+        if row >= len(self._counts):
+            self._flush()
+            self._order.join()
+            old = self._counts
+            self._counts = self._new_counts(max(row + 1, 2 * len(old)))
+            self._counts[: len(old)] = old
+            self._order.release(old)
+            self._order.begin()
+        self._rows = max(self._rows, row + 1)
+
+    def _add_flat(self, flat: Tensor, row: int, multiplicity: int) -> None:
+        if not self._triton or flat.dtype not in LAYOUTS:
+            self._counts[row] += exponent_layout.count_flat(flat) * multiplicity
+            self._order.release(flat)
+            return
+        self._waiting.append((flat, row, multiplicity))
+        # A view shares the counter of its base; a tensor made in inference mode has none, and
+        # is launched at once.
+        self._versions.append(0 if flat.is_inference() else flat._version)
+        self._bytes += flat.numel() * flat.element_size()
+
+    def _flush(self) -> None:
+        if not self._waiting:
+            return
+        from ampscope.capture import exponent_cuda
+
+        waiting, versions = self._waiting, self._versions
+        self._waiting, self._versions, self._bytes = [], [], 0
+        changed = {
+            row
+            for (flat, row, _), version in zip(waiting, versions, strict=True)
+            if not flat.is_inference() and flat._version != version
+        }
+        if changed:
+            raise RuntimeError(
+                f"tensors of the rows {sorted(changed)} were changed in place while they waited to "
+                "be counted: flush() before the change, or add them without stable=True"
+            )
+        with self._order.launching():
+            exponent_cuda.launch([exponent_cuda.Entry(*item) for item in waiting], self._counts)
+        for flat, _, _ in waiting:
+            self._order.release(flat)
+
+
+class _StreamOrder:
+    """Order between the buffer of counts and every CUDA stream that adds to it.
+
+    The buffer is cleared, grown and read on one stream. A stream that counts waits for that first
+    (`enter`), and is waited for before the next time (`join`). Without CUDA there is no such thing.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._cuda = device.type == "cuda"
+        self._used: set[torch.cuda.Stream] = set()
+        self.begin()
+
+    def begin(self) -> None:
+        """The buffer was just written on the current stream: from here on it may be counted to."""
+        if self._cuda:
+            self._stream = torch.cuda.current_stream(self._device)
+            self._ready = self._stream.record_event()
+            self._used = {self._stream}
+
+    def is_elsewhere(self) -> bool:
+        """Whether the current stream is not the one that counted last."""
+        return self._cuda and torch.cuda.current_stream(self._device) != self._stream
+
+    def enter(self) -> None:
+        """The current stream is going to count."""
+        if self.is_elsewhere():
+            self._stream = torch.cuda.current_stream(self._device)
+            if self._stream not in self._used:
+                self._stream.wait_event(self._ready)
+                self._used.add(self._stream)
+
+    def join(self) -> None:
+        """The current stream waits for all that count."""
+        if self._cuda:
+            current = torch.cuda.current_stream(self._device)
+            for stream in self._used:
+                current.wait_stream(stream)
+
+    def launching(self) -> AbstractContextManager[object]:
+        """Launches go to the stream that was entered last."""
+        return torch.cuda.stream(self._stream) if self._cuda else nullcontext()
+
+    def release(self, tensor: Tensor) -> None:
+        """The memory of ``tensor`` may be reused once every stream that counts is through."""
+        for stream in self._used:
+            tensor.record_stream(stream)
+
+
+@cache
+def _triton_works(device: torch.device) -> bool:
+    # Triton's interpreter reads host memory: it serves tests on a CPU, and never a GPU.
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if device.type != ("cpu" if interpreted else "cuda") or torch.version.hip is not None:
+        return False  # the kernel's 32 bins assume warps of 32 threads
+    if importlib.util.find_spec("triton") is None:
+        return False
+    try:
+        from ampscope.capture import exponent_cuda
+    except (ImportError, OSError):  # a Triton that does not fit this machine
+        return False
+    return exponent_cuda.is_usable(device)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ampscope.capture.exponent_kernel import JOB, Kernel, compile_kernel
 from ampscope.capture.exponent_layout import LAYOUTS
-from ampscope.exponents import RAW_LEN, Raw
+from ampscope.numerics.histogram import RAW_LEN, Raw
 
 SPLIT = 1 << 17  # elements: with 2^16 a team of 2 takes as long as one thread, with 2^17 0.6 times
 _team_of = os.getpid()  # OpenMP's threads do not live on in a fork; waiting for them would hang

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ampscope.capture.exponent_layout import LAYOUTS
-from ampscope.exponents import NAN, POS_INF, POS_ZERO, RAW_LEN
+from ampscope.numerics.histogram import NAN, POS_INF, POS_ZERO, RAW_LEN
 
 TILE = 4096  # elements counted at once: 32 a thread with 4 warps
 SEGMENT = 4 * TILE  # elements a program: a tensor of 2^20 gives 64 programs, about half of an A100

@@ -34,7 +34,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ampscope.exponents import NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO, RAW_LEN
+from ampscope.numerics.histogram import NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO, RAW_LEN
 
 CHUNK = 8192  # elements: 16 to 32 KiB of bits, which an L1 data cache holds
 PIECE = 8 * CHUNK  # elements a thread takes at a time; with single chunks prefetching suffers

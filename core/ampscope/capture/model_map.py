@@ -12,7 +12,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from ampscope.formats import dtype_name
+from ampscope.numerics.formats import dtype_name
 from ampscope.records import ModuleRecord
 
 

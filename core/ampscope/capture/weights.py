@@ -3,23 +3,26 @@
 Gradients are read after the backward pass and before ``unscale_``, so they still carry the loss
 scale. A hook on each parameter notes the order in which backward reached it, which is the order in
 which a person should look for the first NaN or Inf.
+
+The 2-norm of all gradients is taken here too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from types import TracebackType
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
 from torch.utils.hooks import RemovableHandle
 
-from ampscope.capture import gradient_rows
-from ampscope.capture.accumulator import Accumulator
+from ampscope.capture.histograms import Accumulator
 from ampscope.capture.model_map import ModelMap
-from ampscope.capture.tensors import holds_numbers, numbers
-from ampscope.exponents import NEG_ZERO, POS_ZERO
+from ampscope.capture.tensors import floats, holds_numbers, numbers
+from ampscope.numerics.histogram import NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO
 from ampscope.records import Frame, NonFiniteRecord, Role
 
 
@@ -108,12 +111,12 @@ class WeightObserver:
         """The parameters of :meth:`count_gradients`'s frame that hold NaN or Inf, in backward
         order."""
         names = [parameter.name for parameter in self._parameters]
-        return gradient_rows.nonfinite(gradients, self._reached(), names.__getitem__)
+        return nonfinite(gradients, self._reached(), names.__getitem__)
 
     def by_module(self, gradients: Frame) -> Frame:
         """The frame of :meth:`count_gradients` with the parameters of each module added up."""
         owners = [parameter.owner for parameter in self._parameters]
-        return gradient_rows.by_module(gradients, owners.__getitem__)
+        return by_module(gradients, owners.__getitem__)
 
     def _reached(self) -> list[int]:
         """Positions in the order of their first arrival; accumulation reaches them repeatedly."""
@@ -124,3 +127,59 @@ class WeightObserver:
             self._order.append(position)
 
         return hook
+
+
+# The 2-norm of all gradients together, as `torch.nn.utils.clip_grad_norm_` defines it.
+
+
+def gradient_norm(names: ModelMap) -> float:
+    """Over all parameters that have a gradient; 0 without any. One transfer from the device.
+
+    In fp32 whatever the gradients' dtype, because an fp16 norm overflows at 65504. Where fp32 is
+    not finite the norm is taken again in fp64: squares of finite fp32 numbers overflow above 2^64.
+    """
+    held = (p.tensor.grad for p in names.parameters if p.tensor.grad is not None)
+    gradients = [values for gradient in held if (values := floats(gradient)) is not None]
+    if not gradients:
+        return 0.0
+    norm = _norm(gradients, torch.float32)
+    return norm if math.isfinite(norm) else _norm(gradients, torch.float64)
+
+
+def _norm(gradients: list[Tensor], dtype: torch.dtype) -> float:
+    wide = [g.to(dtype) if g.dtype is torch.float64 else g for g in gradients]
+    parts = torch._foreach_norm(wide, 2, dtype)
+    device = parts[0].device
+    return float(torch.linalg.vector_norm(torch.stack([part.to(device) for part in parts])))
+
+
+# Gradients counted parameter by parameter: who held NaN or Inf, and the same rows a module.
+
+
+def nonfinite(
+    gradients: Frame, reached: Iterable[int], name_of: Callable[[int], str]
+) -> list[NonFiniteRecord]:
+    """The parameters that hold NaN or Inf, in the order in which backward ``reached`` them.
+
+    ``gradients.modules`` and ``reached`` are positions of parameters.
+    """
+    row_of = {position: row for row, position in enumerate(gradients.modules)}
+    bad = []
+    for order, position in enumerate(reached):
+        row = gradients.rows[row_of[position]] if position in row_of else None
+        if row is not None and row[[NAN, POS_INF, NEG_INF]].any():
+            counts = (int(row.sum()), int(row[NAN]), int(row[POS_INF]), int(row[NEG_INF]))
+            bad.append(NonFiniteRecord(gradients.step, name_of(position), order, *counts))
+    return bad
+
+
+def by_module(gradients: Frame, owner_of: Callable[[int], int]) -> Frame:
+    """The frame with the parameters of each module added up."""
+    owners = (owner_of(position) for position in gradients.modules)
+    keys = list(zip(owners, gradients.dtypes, strict=True))
+    at = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+    rows = np.zeros((len(at), gradients.rows.shape[1]), np.int64)
+    np.add.at(rows, [at[key] for key in keys], gradients.rows)
+    modules = tuple(module for module, _ in at)
+    dtypes = tuple(dtype for _, dtype in at)
+    return Frame(gradients.step, gradients.role, modules, dtypes, rows, gradients.scale)

@@ -13,13 +13,17 @@ from __future__ import annotations
 
 import contextlib
 import html
+import importlib.util
 import os
+import re
+import secrets
 import socket
 import subprocess
 import sys
 import time
+import tomllib
 import webbrowser
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -27,11 +31,10 @@ from urllib.parse import urlsplit
 import click
 
 import ampscope
-from ampscope.cli import classroom as classes
 from ampscope.cli import stopping
 from ampscope.cli.options import store_option
 from ampscope.errors import AmpscopeError, BadInput
-from ampscope.temporary import TemporaryFolder
+from ampscope.files import TemporaryFolder
 
 END_S = 10.0  # a page that is being drawn ends first
 START_S = 60.0  # a loaded machine; an idle one takes 2 s
@@ -94,24 +97,22 @@ def dashboard(
     command += ["--server.headless", "true", "--server.showEmailPrompt", "false"]
     command += ["--server.baseUrlPath", path] if path else []
     command += _public(url)
-    environment[classes.PUBLIC_URL] = url
+    environment[PUBLIC_URL] = url
     link = (url or f"http://{_shown(host)}:{port}/{path}").rstrip("/")
     if classroom:
-        environment |= classes.environment(os.environ, sign_in=sign_in, teachers=teachers)
-        command += classes.streamlit_options(Path.cwd(), sign_in=sign_in)
-        environment[classes.LINK] = url or f"{link}/"
+        environment |= class_environment(os.environ, sign_in=sign_in, teachers=teachers)
+        command += streamlit_options(Path.cwd(), sign_in=sign_in)
+        environment[LINK] = url or f"{link}/"
     elif sign_in or teachers:
         raise BadInput("--sign-in and --teacher belong to a class: add --classroom.")
     else:
-        classes.clear(environment)
-        environment[classes.DASHBOARD_TOKEN] = (
-            classes.token(os.environ, classes.DASHBOARD_TOKEN) if has_token else ""
-        )
+        clear(environment)
+        environment[DASHBOARD_TOKEN] = token(os.environ, DASHBOARD_TOKEN) if has_token else ""
     _is_free(host, port)
     if classroom:
-        classes.announce(environment)
+        announce(environment)
     else:
-        link = _announced(link, environment[classes.DASHBOARD_TOKEN])
+        link = _announced(link, environment[DASHBOARD_TOKEN])
     command += ["--logger.hideWelcomeMessage", "true"]  # its link has no token
     run = [sys.executable, "-m", "streamlit", "run", str(main), *command]
     server: subprocess.Popen[bytes] | None = None
@@ -231,3 +232,88 @@ def _shown(host: str) -> str:
         asked.connect(("192.0.2.1", 9))  # nothing is sent; the system chooses the way out
         return str(asked.getsockname()[0])
     return name
+
+
+# A class as ``ampscope dashboard --classroom`` starts it: its secret and its links.
+#
+# The teacher's token goes to the server in its environment: the command line of a process is seen
+# by every user of a machine, its environment by its owner alone. Whoever sets it beforehand has
+# the same link after a restart.
+
+
+TOKEN = "AMPSCOPE_CLASSROOM_TOKEN"  # the variable's name, as in app/options.py
+TEACHERS = "AMPSCOPE_CLASSROOM_TEACHERS"
+LINK = "AMPSCOPE_CLASSROOM_LINK"  # for students, as it was printed
+DASHBOARD_TOKEN = "AMPSCOPE_TOKEN"  # of a dashboard without a class
+PUBLIC_URL = "AMPSCOPE_PUBLIC_URL"  # the address at which browsers find the dashboard
+# After every run of a page Streamlit collects garbage of all generations, which takes 90 ms with
+# pandas and plotly loaded, six times what moving a lesson's slider takes otherwise. Python's own
+# collector does it when there is need (benchmarks/results/classroom_load.json has the memory).
+_STREAMLIT = ("--runner.postScriptGC", "false")
+_SECRETS = Path(".streamlit") / "secrets.toml"
+_TOKEN = re.compile(r"[A-Za-z0-9_-]+")  # stands in a link as it is
+MIN_TOKEN = 16  # characters of a token that an operator brings along; one made here has 43
+
+
+def class_environment(
+    given: Mapping[str, str], *, sign_in: bool, teachers: Sequence[str]
+) -> dict[str, str]:
+    """What the server needs to know. Raises BadInput for a class that has no teacher."""
+    if sign_in != bool(teachers):
+        raise BadInput(
+            "Signing in takes both: --sign-in, and --teacher with the address of each teacher."
+        )
+    if sign_in:
+        return {TEACHERS: ",".join(teachers), TOKEN: ""}
+    return {TOKEN: token(given, TOKEN), TEACHERS: ""}
+
+
+def token(given: Mapping[str, str], name: str) -> str:
+    """The one that the operator set as ``name``, or a new one. Raises BadInput for a short one."""
+    found = given.get(name) or secrets.token_urlsafe(32)
+    if len(found) < MIN_TOKEN or not _TOKEN.fullmatch(found):
+        raise BadInput(f"{name} must have at least {MIN_TOKEN} letters, digits, - or _.")
+    return found
+
+
+def streamlit_options(folder: Path, *, sign_in: bool) -> list[str]:
+    """Options of Streamlit's server. Raises BadInput when nobody could sign in."""
+    if not sign_in:
+        return [*_STREAMLIT]
+    places = [folder / _SECRETS, Path.home() / _SECRETS]
+    found = [str(place) for place in places if place.is_file() and _has_auth(place)]
+    if not found:
+        raise BadInput(
+            f"Signing in takes a section [auth] in {places[0]} or {places[1]}; docs/classroom.md "
+            "has an example."
+        )
+    if importlib.util.find_spec("authlib") is None:
+        raise BadInput('Signing in takes Authlib: pip install "streamlit[auth]"')
+    return [*_STREAMLIT, "--secrets.files", found[0]]
+
+
+def _has_auth(path: Path) -> bool:
+    try:
+        return "auth" in tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} cannot be read: {error}.") from error
+
+
+def clear(environment: dict[str, str]) -> None:
+    """A dashboard without a class is none because of what was exported earlier."""
+    for name in (TOKEN, TEACHERS, LINK, DASHBOARD_TOKEN):
+        environment.pop(name, None)
+
+
+def announce(environment: Mapping[str, str]) -> None:
+    """Print the links."""
+    base = environment[LINK].rstrip("/")
+    click.echo(f"For students:  {base}/")
+    if environment.get(TEACHERS):
+        click.echo("The teacher opens the same link, and signs in.")
+        return
+    click.echo(f"For you alone: {base}/teacher/{environment[TOKEN]}")
+    click.echo("Open yours before you share a screen: it makes that browser the teacher's.")
+    click.echo(
+        "If students cannot open theirs, name the machine as they do: --public-url http://NAME:PORT"
+    )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import shlex
+import subprocess
 import sys
+import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,17 +18,95 @@ from rich.console import Console
 
 from ampscope.cli import stopping
 from ampscope.cli.options import leave_out_option, store_option
-from ampscope.cli.script_checks import INTERVENTIONS, checked_fix, checked_limits, checked_script
-from ampscope.cli.verdict import CANCELLED, Output, could_not_run, reason_of, status_of
+from ampscope.diagnose import Diagnosis
 from ampscope.errors import AmpscopeError, BadInput, Cancelled
-from ampscope.experiments.diagnosis import run_diagnosis
+from ampscope.experiments.children import child_environment, started
+from ampscope.experiments.launch import check_memory_limit
+from ampscope.experiments.plan import run_diagnosis
 from ampscope.experiments.script_runs import ScriptRuns
-from ampscope.experiments.validate import check_memory_limit
-from ampscope.frameworks.names import TORCH
-from ampscope.frameworks.recognise import framework_of
-from ampscope.frameworks.settings import parse
+from ampscope.files import write_whole
+from ampscope.frameworks.adapters import parse
+from ampscope.frameworks.pythons import TORCH, framework_of
 from ampscope.observations import Outcome
+from ampscope.policy.op_lists import WORD
+from ampscope.policy.op_lists import parse as parse_op_lists
 from ampscope.records import RunSpec, State
+from ampscope.report.contract import to_json
+from ampscope.report.document import visible
+from ampscope.report.terminal import print_report
+from ampscope.verdicts.report import Report
+
+# Refuse what is no Python script, or no limit, before a process is started for it.
+
+
+def checked_limits(steps: int, time_limit_s: float, memory_limit_mib: int) -> None:
+    """Raises BadInput for limits under which nothing can run."""
+    if steps < 1 or not (math.isfinite(time_limit_s) and time_limit_s > 0) or memory_limit_mib < 0:
+        raise BadInput("Steps and the time limit must be positive, the memory limit 0 or more.")
+
+
+def checked_script(script: str) -> str:
+    """The script's absolute path. Raises BadInput with what is wrong with it."""
+    path = Path(script)
+    if not path.exists():
+        raise BadInput(f"There is no file {script}.")
+    if path.is_dir():
+        raise BadInput(f"{script} is a folder. Name the script in it, or use -m for a package.")
+    if not path.is_file():
+        raise BadInput(f"{script} is not a file.")
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise BadInput(f"Cannot read {script}: {error.strerror}.") from error
+    if b"\0" in text:
+        raise BadInput(f"{script} is not Python: it is a binary file.")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the script's own run shows them
+            compile(text, script, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        at = f" at line {error.lineno}" if error.lineno else ""
+        raise BadInput(f"{script} is not Python: {error.msg}{at}.") from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise BadInput(f"{script} is not Python that can be compiled: {error}.") from error
+    return str(path.absolute())
+
+
+_PLAIN = ("as_is", "fp32", "bf16", "add_scaler", "unscale_first", "fp32_params", "fp32_state",
+          "separate_scalers")  # fmt: skip
+_NUMBERS = {"scale": float, "init_scale": float, "growth_interval": int, "lr": float, "eps": float}
+_PLACES = ("fp32_modules", "fp32_lines")
+INTERVENTIONS = ", ".join([*_PLAIN, *(f"{n}:NUMBER" for n in _NUMBERS), "fp32_modules:PATH,…",
+                           "fp32_lines:FILE:LINE,…", "op_lists:OP=LIST,…"])  # fmt: skip
+
+
+def checked_fix(control: str) -> str:
+    """The interventions, joined with ``;``. Raises BadInput for one that is none."""
+    for word in control.split(";"):
+        name, _, value = word.partition(":")
+        if name in _NUMBERS:
+            _checked_number(name, value)
+        elif name == WORD:
+            parse_op_lists(value)
+        elif name in _PLACES:
+            if not all(value.split(",")):
+                raise BadInput(f"{name} needs a value, such as {_EXAMPLES[name]}.")
+        elif word not in _PLAIN:
+            raise BadInput(f"There is no intervention {word!r}. Use one of: {INTERVENTIONS}.")
+    return control
+
+
+_EXAMPLES = {"fp32_modules": "fp32_modules:encoder.0,head", "fp32_lines": "fp32_lines:train.py:41"}
+
+
+def _checked_number(name: str, text: str) -> None:
+    try:
+        number = _NUMBERS[name](text)
+    except ValueError:
+        number = 0
+    if not (math.isfinite(number) and number > 0):
+        raise BadInput(f"{name} needs a positive number, such as {name}:1024; not {text!r}.")
+
 
 EXIT_COULD_NOT_RUN = 2
 STEPS = 200  # of a long script; a short one ends by itself, so that its evaluation is seen too
@@ -200,3 +282,94 @@ def _spec(
         precision="as_is",
         group=secrets.token_hex(4),
     )
+
+
+# Where a diagnosis goes: a report for people, JSON for programs, an exit status for CI.
+
+
+EXIT_NO_FAULT, EXIT_FAULT, EXIT_UNDECIDED = 0, 1, 2
+STANDARD_OUTPUT = Path("-")
+CANCELLED = "Cancelled. What was recorded is kept."
+PIPE_WIDTH = 120  # columns where nobody's terminal sets them
+
+
+class Output:
+    """The report and its JSON. Raises BadInput at once for a place that cannot be written.
+
+    JSON on standard output has it for itself; the report then goes to standard error.
+    """
+
+    def __init__(self, json_out: Path | None) -> None:
+        self._json_out = json_out
+        if json_out is None or json_out == STANDARD_OUTPUT:
+            return
+        if json_out.is_dir():
+            raise BadInput(f"Cannot write {json_out}: it is a folder.")
+        if not json_out.absolute().parent.is_dir():
+            raise BadInput(f"Cannot write {json_out}: there is no folder {json_out.parent}.")
+
+    def write(self, report: Report) -> None:
+        """The JSON, where it was asked for. Raises BadInput when it cannot be written."""
+        if self._json_out is None:
+            return
+        if self._json_out == STANDARD_OUTPUT:
+            click.echo(to_json(report))
+            return
+        try:
+            write_whole(self._json_out, to_json(report) + "\n")
+        except OSError as error:
+            raise BadInput(f"Cannot write {self._json_out}: {error.strerror}.") from error
+
+    def show(self, report: Report) -> None:
+        """The report for people; of a script that could not be judged one sentence on standard
+        error says why."""
+        if not report.could_not_run:
+            console = Console(stderr=self._json_out == STANDARD_OUTPUT)
+            if not console.is_terminal:
+                console.width = PIPE_WIDTH
+            print_report(report, console)
+        else:
+            click.echo(f"ampscope: {visible(report.undecided)}", err=True)
+
+
+def status_of(report: Report) -> int:
+    """0 no fault, 1 fault found, 2 no verdict."""
+    if report.undecided:
+        return EXIT_UNDECIDED
+    return EXIT_FAULT if report.diagnosis.findings else EXIT_NO_FAULT
+
+
+def reason_of(error: BaseException) -> str:
+    """One sentence about what ended a diagnosis: a refusal, Ctrl-C, or a fault of ampscope."""
+    if isinstance(error, AmpscopeError):
+        return str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return CANCELLED
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    at = f"{Path(last.filename).name}:{last.lineno}"
+    return f"ampscope itself failed, not the script: {type(error).__name__} at {at}: {error}"
+
+
+def could_not_run(script: str, policy: str, reason: str) -> Report:
+    """The report of a script that never ran."""
+    nothing = Diagnosis("inconclusive", (), (), (), policy)
+    return Report(script, nothing, {}, (), 0.0, could_not_run=reason)
+
+
+# ``ampscope replay``: run a failing step of a watched training again and name the first bad op.
+
+
+@click.command()
+@click.argument("capsule", type=click.Path(path_type=Path))
+@click.option("--model", required=True, help="file.py:build, a function that returns the model.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def replay(capsule: Path, model: str, as_json: bool) -> None:
+    """Run a CAPSULE's forward and backward again, beside fp32, and name the first bad op.
+
+    Exit status 1 when something was not finite, 0 when all was finite, 2 when it could not be run.
+    """
+    command = [*started("ampscope.watcher.replay_child"), str(capsule)]
+    command += ["--model", model, *(["--json"] if as_json else [])]
+    # In a session of its own: a signal to this command ends it once, from here.
+    done = subprocess.run(command, env=child_environment(), check=False, start_new_session=True)
+    sys.exit(done.returncode)

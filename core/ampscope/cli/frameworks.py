@@ -18,10 +18,8 @@ from ampscope.cli.options import store_option
 from ampscope.cli.progress import EXIT_FAILED, leave, start_together
 from ampscope.cli.tables import messages, probe_table
 from ampscope.errors import BadInput
-from ampscope.experiments.validate import FRAMEWORK_PRECISIONS, checked
-from ampscope.frameworks.environments import check, install
-from ampscope.frameworks.names import FRAMEWORKS, TORCH
-from ampscope.frameworks.pythons import why_missing
+from ampscope.experiments.launch import FRAMEWORK_PRECISIONS, checked
+from ampscope.frameworks.pythons import FRAMEWORKS, TORCH, check, install, why_missing
 from ampscope.records import RunSpec
 from ampscope.store.reader import Reader
 from ampscope.workloads.catalog import SHARED

@@ -6,20 +6,38 @@ With ``--bench`` it is measured: products in every dtype, copies, and what a cro
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
-from ampscope.cli.bench_table import bench_table
-from ampscope.cli.measuring import measured
-from ampscope.cli.options import store_option
+from ampscope.analysis.bench import bench_json, bench_view
+from ampscope.analysis.tensor_core_use import (
+    ON_A_CPU,
+    CoreUse,
+    PaddingGain,
+    ProductUse,
+    Verdict,
+    answer,
+    core_use,
+    cores_json,
+    padding_gains,
+)
+from ampscope.cli.options import absolute, store_option
+from ampscope.cli.progress import measured
+from ampscope.cli.tables import MISSING, bench_table, plain_table
 from ampscope.errors import BadInput
-from ampscope.hardware.bench_json import bench_json
-from ampscope.hardware.bench_view import bench_view
+from ampscope.files import write_whole
+from ampscope.hardware.capability import Fit
 from ampscope.hardware.describe import HardwareReport, describe_machine, report_json, sentence
-from ampscope.records import RunSpec
+from ampscope.policy.autocast_lists import PRECISIONS
+from ampscope.records import AS_IS, RunSpec
 from ampscope.store.reader import Reader
+from ampscope.workloads.catalog import SIZES, is_script
 
 
 @click.command()
@@ -54,3 +72,156 @@ def _bench(report: HardwareReport, device: str, quick: bool, as_json: bool, stor
     Console().print(bench_table(run, view))
     texts = (view.sentence, *view.warnings, view.alignment_sentence, view.vendor_sentence)
     click.echo("\n".join(text for text in texts if text))
+
+
+# ``ampscope cores``: which products of a training step use Tensor Cores.
+
+
+SHOWN = 24  # products; --all shows the rest
+LAYER_LENGTH = 16
+FITS = {Fit.ELIGIBLE: "yes", Fit.REDUCED: "less", Fit.NOT: "no", Fit.UNKNOWN: "?"}
+USED = {Verdict.USED: "yes", Verdict.NOT_USED: "no", Verdict.UNKNOWN: "unknown"}
+_PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
+
+
+@click.command()
+@click.argument("workload")
+@click.argument("args", nargs=-1)
+@click.option("--size", type=click.Choice(SIZES), default="small", show_default=True)
+@click.option("--precision", type=click.Choice(list(PRECISIONS)), default="fp16", show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@click.option("--time-limit", default=600.0, show_default=True, help="Seconds.")
+@click.option("--all", "is_whole", is_flag=True, help=f"All products, not the {SHOWN} largest.")
+@click.option("--json", "out", type=click.Path(path_type=Path), help="Write everything there.")
+@store_option
+def cores(
+    workload: str,
+    args: tuple[str, ...],
+    size: str,
+    precision: str,
+    seed: int,
+    device: str,
+    time_limit: float,
+    is_whole: bool,
+    out: Path | None,
+    store: Path,
+) -> None:
+    """Say which products of one training step of WORKLOAD use Tensor Cores.
+
+    WORKLOAD is a built-in model, path/to/file.py:build, package.module:build, or any training
+    script, run untouched with ARGS and in its own size and precision. On a CPU its instructions
+    for half products take the place of Tensor Cores.
+    """
+    script = is_script(workload)
+    if args and not script:
+        raise BadInput(f"Only a script takes arguments, and {workload} is a workload.")
+    spec = RunSpec(
+        workload=absolute(workload),
+        kind="cores",
+        size=size,
+        precision=precision,
+        steps=1,
+        seed=seed,
+        device=device,
+        policy="native",  # a rehearsal of CUDA's rules says nothing about speed
+        time_limit_s=time_limit,
+        args=args,
+        control=AS_IS if script else "",
+        label=Path(workload).name if script else "",
+    )
+    info, results, _ = measured(spec, store)
+    use = core_use(results, info.machine)
+    if use is None:  # a finished run has recorded its step
+        raise click.ClickException(f"Run {info.id} holds no step.")
+    click.echo(answer(use))
+    if use.step.device == "cpu":
+        click.echo(ON_A_CPU)
+    console = Console()
+    console.print(_products(use, len(use.uses) if is_whole else SHOWN))
+    gains = padding_gains([one.product for one in use.uses])
+    if gains:
+        console.print(_padding(gains))
+    if out is not None:
+        write_whole(out, cores_json(info, use) + "\n")
+
+
+def _products(use: CoreUse, shown: int) -> Table:
+    """Equal products are one line; the layer is the first that has it. 80 columns are few: a dtype
+    that all share stands in the title, and the unit of the rates in the heading."""
+    listed = use.uses[:shown]
+    dtypes = {one.product.dtype for one in listed}
+    unit = _unit(listed)
+    table = plain_table(f"Products of one step{', in ' + dtypes.pop() if len(dtypes) == 1 else ''}")
+    left_out = len(use.uses) - len(listed)
+    if left_out:
+        table.caption = f"{left_out} smaller ones are left out; --all shows them."
+        table.caption_justify = "left"
+    for name in ("layer", "", "product", *(["dtype"] if dtypes else [])):
+        table.add_column(name, no_wrap=True)
+    for name in ("calls", "FLOPs", unit.name, "×fp32"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("fits", "used"):
+        table.add_column(name, no_wrap=True)
+    for one in listed:
+        first, *rest = _cells(one, use.step.flops, unit)
+        table.add_row(*_place(one), first, *([one.product.dtype] if dtypes else []), *rest)
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    name: str
+    flops_s: float
+
+
+def _unit(listed: Sequence[ProductUse]) -> _Unit:
+    fastest = max((one.product.flops_s or 0.0 for one in listed), default=0.0)
+    return _Unit("TFLOP/s", 1e12) if fastest >= 1e12 else _Unit("GFLOP/s", 1e9)
+
+
+def _place(one: ProductUse) -> tuple[str, str]:
+    first, *others = one.product.places
+    more = f" +{len(others)}" if others else ""
+    name = _end(first.module or "(model)", LAYER_LENGTH - len(more)) + more
+    return escape(name), _PHASES.get(first.phase, first.phase)
+
+
+def _cells(one: ProductUse, total: int, unit: _Unit) -> tuple[str, ...]:
+    """From the product to the verdict."""
+    product = one.product
+    sizes = "×".join(str(d.size) for d in product.dimensions)
+    kind = "conv " if "conv" in product.op else "attn " if "attention" in product.op else ""
+    reached, faster = product.flops_s, one.rate.speedup
+    return (
+        kind + sizes,
+        str(product.count),
+        f"{one.step_flops / total:.1%}" if total else MISSING,
+        f"{reached / unit.flops_s:.3g}" if reached else MISSING,
+        f"{faster:.2f}" if faster else MISSING,
+        FITS[one.eligibility.fit],
+        USED[one.verdict],
+    )
+
+
+def _padding(gains: list[PaddingGain]) -> Table:
+    table = plain_table("Layers that miss by a dimension: the padded products, measured")
+    for name in ("layer", "padding"):
+        table.add_column(name, no_wrap=True)
+    for name in ("a step", "padded", "gain", "quartiles"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for gain in gains[:SHOWN]:
+        table.add_row(
+            escape(_end(gain.module or "(model)", LAYER_LENGTH)),
+            ", ".join(f"{size} to {padded}" for size, padded in gain.changes),
+            f"{1e3 * gain.seconds:.2f} ms",
+            f"{1e3 * gain.padded_s:.2f} ms",
+            f"{gain.gain:.2f}×",
+            f"{gain.low:.2f} to {gain.high:.2f}",
+        )
+    return table
+
+
+def _end(name: str, length: int) -> str:
+    """The end tells layers apart."""
+    return name if len(name) <= length else f"…{name[1 - length :]}"

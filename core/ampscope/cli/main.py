@@ -31,24 +31,35 @@ if Path(sys.argv[0]).name in ("ampscope", "-m", "main.py"):  # not where a test 
 import click  # see above
 
 from ampscope import __version__  # see above
-from ampscope.cli.batch_size import batch_size  # see above
-from ampscope.cli.compare import compare  # see above
-from ampscope.cli.cores import cores  # see above
+from ampscope.cli.compare import (
+    batch_size,  # see above
+    compare,  # see above
+)
 from ampscope.cli.dashboard import dashboard  # see above
-from ampscope.cli.diagnose import diagnose, run_script  # see above
-from ampscope.cli.export import export  # see above
+from ampscope.cli.diagnose import (  # see above
+    diagnose,
+    replay,  # see above
+    run_script,
+)
+from ampscope.cli.export import (
+    export,  # see above
+    metrics,  # see above
+    report,  # see above
+)
 from ampscope.cli.frameworks import frameworks  # see above
-from ampscope.cli.hardware import hardware  # see above
-from ampscope.cli.importing import import_runs  # see above
-from ampscope.cli.metrics import metrics  # see above
+from ampscope.cli.hardware import (
+    cores,  # see above
+    hardware,  # see above
+)
 from ampscope.cli.probe import probe  # see above
-from ampscope.cli.replay import replay  # see above
-from ampscope.cli.report import report  # see above
-from ampscope.cli.runs import runs  # see above
+from ampscope.cli.runs import (
+    import_runs,  # see above
+    runs,  # see above
+)
 from ampscope.cli.zoo import zoo  # see above
 from ampscope.errors import AmpscopeError  # see above
-from ampscope.report.plain import visible  # see above
-from ampscope.temporary import remove_leftovers  # see above
+from ampscope.files import remove_leftovers  # see above
+from ampscope.report.document import visible  # see above
 
 EXIT_BAD_INPUT = 2
 

@@ -9,6 +9,7 @@ import click
 
 from ampscope.privacy import PARTS, VARIABLE
 from ampscope.store.db import default_path
+from ampscope.workloads.catalog import BUILTIN
 
 
 def _leave_out(context: click.Context, option: click.Parameter, parts: tuple[str, ...]) -> None:
@@ -33,3 +34,14 @@ store_option = click.option(
     show_default="AMPSCOPE_STORE, else ~/.local/share/ampscope/runs.db",
     help="The SQLite file that holds the runs.",
 )
+
+
+# A workload as it was typed, made independent of the folder in which it was typed.
+
+
+def absolute(workload: str) -> str:
+    """A user's file is found again whatever the child's working directory is."""
+    path, colon, function = workload.partition(":")
+    if workload in BUILTIN or not path.endswith(".py"):
+        return workload
+    return f"{Path(path).expanduser().absolute()}{colon}{function}"

@@ -9,15 +9,14 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from ampscope.cli.options import leave_out_option, store_option
+from ampscope.cli.options import absolute, leave_out_option, store_option
 from ampscope.cli.progress import leave, start_together
 from ampscope.cli.tables import messages, probe_table, run_as_json
-from ampscope.cli.workloads import absolute
 from ampscope.errors import BadInput
-from ampscope.experiments.validate import checked
-from ampscope.policy.list_changes import control as list_control
-from ampscope.policy.list_changes import parse
-from ampscope.policy.modes import PRECISIONS
+from ampscope.experiments.launch import checked
+from ampscope.policy.autocast_lists import PRECISIONS
+from ampscope.policy.op_lists import control as list_control
+from ampscope.policy.op_lists import parse
 from ampscope.records import Cadence, RunSpec, ScalerSpec
 from ampscope.store.reader import Reader
 from ampscope.workloads.catalog import SIZES

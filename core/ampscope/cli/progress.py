@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import click
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
@@ -21,10 +22,11 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from ampscope.analysis.telemetry import others_bound, spoiled
 from ampscope.cli import stopping
-from ampscope.experiments.launch import POLL_S, launch
-from ampscope.records import RunInfo, RunSpec, State
-from ampscope.report.plain import line
+from ampscope.experiments.launch import POLL_S, checked, launch
+from ampscope.records import Result, RunInfo, RunSpec, State
+from ampscope.report.document import line
 from ampscope.store.reader import Reader
 from ampscope.store.writer import request_cancel
 
@@ -139,3 +141,23 @@ def _note(info: RunInfo) -> str:
     if info.state is not State.QUEUED:
         return str(info.state)
     return "starts" if info.machine is None else f"waits, place {info.place}"
+
+
+# Start one measurement as a child process, show its progress, and give back how it ended.
+
+
+def measured(spec: RunSpec, store: Path) -> tuple[RunInfo, list[Result], tuple[str, ...]]:
+    """The finished run, its results, and what disturbed it, which is said on standard error too.
+    Ends the process, with one sentence on standard error, when it did not finish."""
+    info = start_together([checked(spec)], store)[0]
+    if info.state is not State.FINISHED:
+        click.echo(f"{info.id} ({info.title}): {info.message or info.state}", err=True)
+    leave([info])
+    if info.message:
+        click.echo(info.message, err=True)
+    with Reader(store) as reader:
+        disturbed = spoiled(reader.samples(info.id), others_bound(spec))
+        results = reader.results(info.id)
+    for sentence in disturbed:
+        click.echo(f"This measurement was disturbed. {sentence}", err=True)
+    return info, results, disturbed

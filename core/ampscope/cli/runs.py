@@ -7,16 +7,53 @@ from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.table import Table
 
+from ampscope.analysis.ranks import first_nonfinite, grouped, is_rank
 from ampscope.cli.options import store_option
-from ampscope.cli.ranks import ranks
 from ampscope.cli.tables import messages, run_as_json, runs_table
 from ampscope.errors import BadInput
-from ampscope.report.plain import line
+from ampscope.report.document import line, visible
 from ampscope.store import export as exports
 from ampscope.store import merging
+from ampscope.store.importing import import_file
 from ampscope.store.reader import Reader
 from ampscope.store.writer import delete_run, request_cancel
+
+# ``ampscope runs ranks``: the ranks of one training side by side, and which went bad first.
+
+
+@click.command()
+@click.argument("run")
+@store_option
+def ranks(run: str, store: Path) -> None:
+    """All ranks of the training that RUN is a rank of. Exit status 1 when one went non-finite."""
+    with Reader(store) as reader:
+        info = reader.run(run)
+        if not is_rank(info):
+            raise BadInput(f"Run {info.id} is not a rank of a training of several.")
+        trainings = grouped(reader.group(info.spec.group))
+        found = {
+            r.spec.rank: r
+            for ranks in trainings
+            if any(r.id == info.id for r in ranks)
+            for r in ranks
+        }
+        table = Table("rank", "run", "state", "steps", "last loss", "skipped", box=None)
+        for rank, part in found.items():
+            totals = reader.step_totals(part.id)
+            last = reader.overview(part.id, first=totals.last_step) if totals.steps else []
+            loss = "" if not last or last[-1].loss is None else f"{last[-1].loss:.5g}"
+            cells = (str(rank), part.id, str(part.state), f"{part.steps_done:,}", loss)
+            table.add_row(*cells, f"{totals.skipped:,}")
+        first = first_nonfinite({r: reader.events(part.id) for r, part in found.items()})
+    Console().print(table)
+    missing = sorted(set(range(info.spec.world)) - found.keys())
+    if missing:
+        names = ", ".join(map(str, missing))
+        click.echo(f"Ranks not in this store: {names}. Merge them: ampscope runs merge FILE …")
+    click.echo(visible(first.sentence) if first else "No rank saw a value that is not finite.")
+    raise SystemExit(1 if first else 0)
 
 
 @click.group()
@@ -149,3 +186,21 @@ def merge(stores: tuple[Path, ...], into: Path | None, store: Path) -> None:
         results.append(result)
     copied = sum(not result.was_there for result in results)
     click.echo(f"{target}: {copied} of {len(results)} runs copied from {len(found)} stores.")
+
+
+# ``ampscope import``: runs that somebody exported, checked before they come near the store.
+
+
+@click.command("import")
+@click.argument("file", nargs=-1, required=True, type=click.Path(path_type=Path))
+@store_option
+def import_runs(file: tuple[Path, ...], store: Path) -> None:
+    """Read each FILE that `ampscope runs export` wrote, and keep its runs as new ones.
+
+    Everything in a file is checked first; one that is refused leaves the store as it was. Runs that
+    came in this way can be looked at, and are never run again from here.
+    """
+    for path in file:
+        for run in import_file(path, store):
+            named = "" if run.was == run.run_id else f", {run.was} in the file"
+            click.echo(f"Imported {run.run_id}{named} ({visible(str(path))}).")

@@ -6,6 +6,7 @@ will soon be asked for one says :func:`expect`, and the imports pass while its r
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import signal
@@ -13,12 +14,11 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from ampscope.errors import AmpscopeError
-from ampscope.experiments.script_deaths import last_words
-from ampscope.frameworks.names import TORCH
-from ampscope.frameworks.pythons import python_for, with_package
+from ampscope.frameworks.pythons import TORCH, python_for, with_package
 from ampscope.privacy import forget
 from ampscope.records import RunSpec, State
 from ampscope.store.reader import Reader
@@ -150,3 +150,90 @@ def _say_how_it_died(store: Path, run_id: str, status: int, words: str) -> None:
             writer = RunWriter(store, run_id)
             writer.finish(State.FAILED, last_words(str(status), words, "The run"), words)
             writer.close()
+
+
+# What became of a script's process that could not say so itself, in one sentence.
+
+
+_NATIVE = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+
+
+def last_words(answer: str, output: str, who: str = "The script") -> str:
+    """One sentence about a child that could not write how it ended.
+
+    ``who`` it was. ``answer`` is the zygote's: an exit status, negative for a signal, or a word of
+    its own.
+
+    >>> last_words("-11", "")
+    "The script's process crashed in native code (SIGSEGV)."
+    """
+    lines = [line for line in output.strip().splitlines() if line.strip()]
+    said = f" Its last line: {lines[-1][:200]}" if lines else ""
+    match answer:
+        case "hung":
+            return f"The script hung in native code and was ended after its time limit.{said}"
+        case "flooded":
+            return "The script was ended because it printed more than 256 MiB."
+        case "nofork":
+            return "The machine could not start a further process: memory or process limit reached."
+        case _ if answer.startswith("gone"):
+            return f"The process that starts the runs ended early ({answer}). Is memory short?"
+    status = int(answer or 0)
+    if status == -signal.SIGKILL:
+        return (
+            "The script was killed (SIGKILL): by itself, by someone, or by the system because "
+            f"memory ran out.{said}"
+        )
+    if status < 0:
+        name = signal.Signals(-status).name
+        native = -status in _NATIVE
+        how = f"crashed in native code ({name})" if native else f"was ended by {name}"
+        return f"{who}'s process {how}.{said}"
+    return f"{who}'s process ended without a word (status {status}).{said}"
+
+
+# A script's output, followed in the file that it goes to.
+#
+# Files rather than pipes: however much a script prints, and whoever else holds its output, nobody
+# waits for a reader.
+
+
+PART_BYTES = 1 << 20
+
+
+class Followed:
+    """Hands what is new in ``path`` to ``write``."""
+
+    def __init__(self, path: Path, write: Callable[[bytes], object]) -> None:
+        self._path = path
+        self._write = write
+        self._at = 0
+
+    def drain(self) -> None:
+        """Everything up to the file's end."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as handle:
+            handle.seek(self._at)
+            while part := handle.read(PART_BYTES):
+                self._at += len(part)
+                self._write(part)
+
+
+def as_text(show: Callable[[str], None]) -> Callable[[bytes], None]:
+    """``show`` for bytes: a character that is cut in two by a read stays whole."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def write(part: bytes) -> None:
+        show(decoder.decode(part))
+
+    return write
+
+
+def tail(path: Path, size: int) -> str:
+    """The last ``size`` bytes of ``path``; "" when there is none."""
+    if not path.exists():
+        return ""
+    with path.open("rb") as handle:
+        handle.seek(max(0, path.stat().st_size - size))
+        return handle.read().decode(errors="replace")

@@ -1,24 +1,30 @@
-"""The runs of one diagnosis: which to make next, and what those made so far say."""
+"""The runs of one diagnosis: which to make next, what those made so far say, and the search for the
+smallest set of modules in fp32.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
-from ampscope.diagnose import Finding
-from ampscope.experiments.fp32_set import smallest_fp32_set
+from ampscope.diagnose import Diagnosis, Finding
 from ampscope.experiments.script_runs import ScriptRun, ScriptRuns
+from ampscope.records import RunSpec
 from ampscope.rules.verdict import Fix
-from ampscope.verdicts.cure import is_cured
-from ampscope.verdicts.report import problem
-from ampscope.verdicts.trials import (
+from ampscope.verdicts.cure import COMPILED, is_cured, judged, wants_compiled
+from ampscope.verdicts.report import (
     SEARCHED,
     USE_BF16,
+    Report,
     Trial,
     is_everything,
     modules_with_parameters,
+    problem,
+    report_of,
     trial_of,
 )
 
@@ -160,3 +166,105 @@ class Plan:
 def _collided(view: RunView) -> bool:
     text = view.outcome.error_text
     return any(word in text for word in ("EADDRINUSE", "ddress already in use"))
+
+
+# Plan the runs of a diagnosis, and stop when the evidence suffices.
+#
+# as_is and fp32 together  ->  rules  ->  compiled, where the script compiles and is accused
+#                          ->  bf16, a frozen scale where they ask for one
+#                          ->  the finding's fixes, best first, until one cures
+#                          ->  the smallest set of modules in fp32, where one module is not enough
+
+
+def run_diagnosis(
+    spec: RunSpec, store: Path, say: Say = lambda text: None, show: Say | None = None,
+    verify: bool = True,
+) -> Report:  # fmt: skip
+    """Diagnose the script of ``spec``; ``say`` gets progress, ``show`` the script's own output."""
+    started = time.monotonic()
+    with ScriptRuns(replace(spec, control="as_is"), store, private=True) as runs:
+        plan = Plan(runs, say)
+        plan.first_two(show)
+        diagnosis = judged(plan.evidence)
+        if plan.problem() and not diagnosis.findings:
+            return _report(plan, diagnosis, started)
+        if plan.wants_frozen_scale():
+            plan.control("scale:1")
+            diagnosis = judged(plan.evidence)
+        if wants_compiled(diagnosis, plan.evidence):
+            plan.control(COMPILED)
+            diagnosis = judged(plan.evidence)
+        if diagnosis.findings or diagnosis.symptoms:
+            plan.control("bf16")
+            diagnosis = judged(plan.evidence)
+        if verify and diagnosis.findings:
+            plan.try_fixes(diagnosis.findings[0])
+        return _report(plan, diagnosis, started)
+
+
+def _report(plan: Plan, diagnosis: Diagnosis, started: float) -> Report:
+    infos = {name: run.info for name, run in plan.done.items()}
+    elapsed_s, output = time.monotonic() - started, plan.done["as_is"].output
+    return report_of(diagnosis, plan.views, infos, tuple(plan.trials), elapsed_s, output)
+
+
+# The smallest set of modules that must stay in fp32: delta debugging over the module tree.
+#
+# Each candidate is a real run, so runs are what counts. One needed module is found by bisection
+# (the shortest prefix of the candidates that cures ends in it), is fixed, and the search goes on
+# in front of it: 1 + k (log2 n + 1) runs at most for k of n modules, where ddmin (Zeller and
+# Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", 2002) takes up to n^2 + 3 n.
+# Bisection relies on more fp32 never hurting (Junker, "QuickXplain", 2004); the result is then
+# 1-minimal: leaving out any one module brings the fault back. Whatever holds, the set returned is
+# one that was seen to cure.
+
+
+class _OutOfRunsError(Exception):
+    pass
+
+
+def smallest_fp32_set(
+    names: Sequence[str], cures: Callable[[tuple[str, ...]], bool], max_runs: int
+) -> tuple[str, ...] | None:
+    """A minimal subset of ``names`` for which ``cures`` is true; None when all of them do not.
+
+    After ``max_runs`` runs it is the smallest subset that was seen to cure.
+    """
+    known: dict[tuple[str, ...], bool] = {}
+
+    def ask(candidate: Iterable[str]) -> bool:
+        wanted = set(candidate)
+        asked = tuple(n for n in names if n in wanted)
+        if asked not in known:
+            if len(known) >= max_runs:
+                raise _OutOfRunsError
+            known[asked] = cures(asked)
+        return known[asked]
+
+    needed: list[str] = []
+    left = list(names)
+    try:
+        if not left or not ask(left):
+            return None
+        while not needed or not ask(needed):
+            end = _shortest_prefix(left, lambda prefix: ask([*needed, *prefix]))
+            needed.append(left[end - 1])
+            left = left[: end - 1]
+            if not left:
+                break
+    except _OutOfRunsError:
+        pass
+    cured = [asked for asked, good in known.items() if good]
+    return min(cured, key=len, default=None)
+
+
+def _shortest_prefix(names: list[str], cures: Callable[[list[str]], bool]) -> int:
+    """Length of the shortest prefix that cures; all of ``names`` do, and none of them does not."""
+    fails, works = 0, len(names)
+    while works - fails > 1:
+        middle = (fails + works) // 2
+        if cures(names[:middle]):
+            works = middle
+        else:
+            fails = middle
+    return works

@@ -1,30 +1,43 @@
-"""Runs of one script under controls: start the zygote, run a control, read back what was seen."""
+"""Runs of one script under controls: start the zygote, run a control, read back what was seen; the
+same of a recorded script, as a process; and diagnoses as processes that outlive whoever starts
+them (:class:`Job`).
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
+import sys
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from ampscope.errors import AmpscopeError, StoreError
-from ampscope.experiments.children import child_environment, started
-from ampscope.experiments.script_deaths import last_words
-from ampscope.experiments.script_output import Followed, as_text, tail
-from ampscope.frameworks.names import TORCH
-from ampscope.frameworks.pythons import python_for
-from ampscope.frameworks.settings import can_apply
+import click
+
+from ampscope.errors import AmpscopeError, BadInput, StoreError
+from ampscope.experiments.children import (
+    Followed,
+    as_text,
+    child_environment,
+    last_words,
+    started,
+    tail,
+)
+from ampscope.files import TemporaryFolder, throw_away
+from ampscope.frameworks.adapters import can_apply
+from ampscope.frameworks.pythons import TORCH, python_for
 from ampscope.observations import Observation
-from ampscope.privacy import forget, hide_secrets_of, leave
+from ampscope.privacy import forget, hide_secrets_of, is_masked, leave
 from ampscope.records import Cadence, RunInfo, RunSpec, State
 from ampscope.run.private_files import LOCK
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
-from ampscope.temporary import TemporaryFolder, throw_away
 
 MAX_OUTPUT = 20_000
 NOTHING = Cadence(histogram=0, trace=0, shadow=0)
@@ -219,3 +232,182 @@ def _server(spec: RunSpec) -> list[str]:
         return [*started("ampscope.run.zygote"), "--script", spec.workload]
     python = python_for(spec.framework)
     return [*started("ampscope.frameworks.server"), "--python", python]
+
+
+# Run a recorded script again under other controls, as runs of the same diagnosis.
+#
+#     python -m ampscope.experiments.script_runs --store FILE --run RUN_ID CONTROL…
+#
+# What is run (file, arguments, limits, policy) is read from the store, so whoever asks names a run
+# and a control and nothing else.
+
+
+EXIT_COULD_NOT_RUN = 2
+
+
+def repeat(store: Path, run_id: str, controls: tuple[str, ...]) -> None:
+    """One run of the script for each control, one after another."""
+    with Reader(store) as reader:
+        info = reader.run(run_id)
+        group = reader.group(info.spec.group)
+    spec = repeatable(info)
+    first = next((r for r in group if r.spec.control == "as_is"), info)
+    with ScriptRuns(replace(spec, control="", parent=""), store, private=True) as runs:
+        for control in controls:
+            runs.run(control, parent=first.id)
+
+
+def repeatable(info: RunInfo) -> RunSpec:
+    """The run's spec. Raises BadInput for a probe, for an imported run, and for a script that is no
+    longer there."""
+    spec = info.spec
+    if spec.kind != "script":
+        raise BadInput("This run is a probe, not a script.")
+    if spec.imported:  # its file and arguments are a stranger's words
+        raise BadInput("This run was imported. Run its script yourself, with: ampscope diagnose")
+    if is_masked(spec.args):
+        raise BadInput(
+            "Secrets among its arguments are not stored, so it cannot be run from here. Run it "
+            "yourself, with: ampscope diagnose"
+        )
+    if not is_module(spec) and not _is_file(spec.workload):
+        raise BadInput(f"There is no file {spec.workload} any more.")
+    return spec
+
+
+def _is_file(path: str) -> bool:
+    try:
+        return Path(path).is_file()
+    except (OSError, ValueError):  # no name of a file
+        return False
+
+
+def is_module(spec: RunSpec) -> bool:
+    """Whether the script was started as ``-m package.module``."""
+    return spec.workload.startswith("-m ")
+
+
+@click.command()
+@click.option("--store", type=click.Path(path_type=Path), required=True)
+@click.option("--run", "run_id", required=True)
+@click.argument("controls", nargs=-1, required=True)
+def main(store: Path, run_id: str, controls: tuple[str, ...]) -> None:
+    """Run the script of RUN_ID under each of CONTROLS."""
+    try:
+        repeat(store, run_id, controls)
+    except AmpscopeError as error:
+        click.echo(f"ampscope: {error}", err=True)
+        sys.exit(EXIT_COULD_NOT_RUN)
+
+
+# Diagnoses and re-runs as processes of their own, which outlive whoever starts them.
+#
+#     job = start_diagnosis(Path("train.py"), store)      # returns at once
+#     is_running(job); detached_words(job); stop(job)
+#
+# What they find goes to the store. Between the start of such a process and its first run in the
+# store lie a second or two, in which only the process itself tells that something is under way.
+
+
+DIAGNOSED = (0, 1)  # exit statuses of ``ampscope diagnose``: no fault, fault
+MAX_WORDS = 4_000  # of the end of what a process said
+_REPORTED = "Judged under"  # how the last paragraph of a printed diagnosis begins
+_LAST_LINES = 20  # in which it stands; notes make it long
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A process that was started here."""
+
+    pid: int
+    folder: str  # in which it runs
+
+
+def start_diagnosis(script: Path, store: Path, *, policy: str = "native", steps: int = 0) -> Job:
+    """``ampscope diagnose`` of one script. ``policy`` is native or cuda; 0 ``steps`` are its own
+    default."""
+    command = ["ampscope.cli.main", "diagnose", "--quiet", "--store", str(store.absolute())]
+    command += ["--policy", policy, *(["--steps", str(steps)] if steps else []), str(script)]
+    return _start(command, script.parent)
+
+
+def start_controls(store: Path, run_id: str, controls: Sequence[str]) -> Job:
+    """Run the script of ``run_id`` again under ``controls``, in the same group.
+
+    Raises BadInput when ``run_id`` is no script's run or its file is gone.
+    """
+    with Reader(store) as reader:
+        spec = repeatable(reader.run(run_id))
+    command = [
+        "ampscope.experiments.script_runs",
+        "--store",
+        str(store.absolute()),
+        "--run",
+        run_id,
+    ]
+    return _start([*command, "--", *controls], folder_of(spec))
+
+
+def folder_of(spec: RunSpec) -> Path:
+    """Where a script is run again: in its own folder; a module where this process is."""
+    return Path.cwd() if is_module(spec) else Path(spec.workload).parent
+
+
+def is_running(job: Job) -> bool:
+    """Whether the process is still there."""
+    process = _started.get(job.pid)
+    return process is not None and process.poll() is None
+
+
+def detached_words(job: Job) -> str:
+    """Why it could not do its work: the last line that it said; "" when it did, or still runs."""
+    process = _started.get(job.pid)
+    if process is None or process.poll() is None or process.returncode in DIAGNOSED:
+        return ""
+    lines = [line.strip() for line in _said(job).splitlines() if line.strip()]
+    if any(line.startswith(_REPORTED) for line in lines[-_LAST_LINES:]):
+        return ""  # a report was printed: undetermined is a verdict too, and the page shows it
+    said = lines[-1].removeprefix("ampscope: ") if lines else ""
+    return said or f"It ended with status {process.returncode} and said nothing."
+
+
+def stop(job: Job) -> None:
+    """End it as Ctrl-C would; the script's runs die with the process that waits for them."""
+    if is_running(job):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGINT)
+
+
+# A reference keeps Popen from warning and lets an ended child be reaped. The file holds what it
+# said; it has no name, so nothing is left behind.
+_started: dict[int, subprocess.Popen[bytes]] = {}
+_words: dict[int, int] = {}  # pid -> file descriptor
+
+
+def _start(arguments: Sequence[str], folder: Path) -> Job:
+    with tempfile.TemporaryFile() as words:
+        try:
+            process = subprocess.Popen(
+                [*started(arguments[0]), *arguments[1:]],
+                stdin=subprocess.DEVNULL,
+                stdout=words,
+                stderr=words,
+                cwd=folder,
+                start_new_session=True,
+                env=child_environment(),
+            )
+        except OSError as error:
+            raise AmpscopeError(f"Could not start Python in {folder}: {error.strerror}.") from error
+        _words[process.pid] = os.dup(words.fileno())
+    _started[process.pid] = process
+    return Job(process.pid, str(folder))
+
+
+def _said(job: Job) -> str:
+    descriptor = _words[job.pid]
+    size = os.fstat(descriptor).st_size
+    return os.pread(descriptor, MAX_WORDS, max(0, size - MAX_WORDS)).decode(errors="replace")
+
+
+if __name__ == "__main__":
+    main()

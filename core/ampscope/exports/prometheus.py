@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ampscope.errors import AmpscopeError
-from ampscope.exponents import zones
-from ampscope.exports.packages import require
-from ampscope.formats import FP16
+from ampscope.exports.steps import require
+from ampscope.numerics.formats import FP16
+from ampscope.numerics.histogram import zones
 from ampscope.records import Role, RunInfo
-from ampscope.store.latest import (
+from ampscope.store.reader import Reader
+from ampscope.store.series import (
     Totals,
     advanced,
     current_runs,
@@ -25,7 +26,6 @@ from ampscope.store.latest import (
     last_lost_shares,
     last_step,
 )
-from ampscope.store.reader import Reader
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

@@ -15,16 +15,32 @@ Histograms are read one at a time; a step's numbers are small and read together.
 from __future__ import annotations
 
 import heapq
+import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from itertools import groupby
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ampscope.analysis.distribution import LOST, NONFINITE, ZERO, merged
-from ampscope.exponents import zone_matrix
-from ampscope.exports.unscaled import Axis, Histogram, unscaled
-from ampscope.formats import FP16
+from ampscope.errors import BadInput
+from ampscope.numerics.formats import FP16
+from ampscope.numerics.histogram import (
+    ABOVE,
+    EXPONENTS,
+    NAN,
+    NEG_INF,
+    NEG_ZERO,
+    POS_INF,
+    POS_ZERO,
+    Raw,
+    zone_matrix,
+)
 from ampscope.records import Frame, Role, RunInfo, StepRecord
 from ampscope.store.reader import Reader
 from ampscope.store.series import shadow_columns
@@ -113,3 +129,107 @@ def _lost_shares(reader: Reader, run_id: str) -> dict[int, dict[str, float]]:
                 if is_split:
                     shares[f"below_range_share/{role}"] = below / total
     return out
+
+
+# One histogram row as edges and counts, with the loss scale taken out of it.
+#
+# A row counts magnitudes by powers of two, and gradients are recorded as they flowed: multiplied
+# by the loss scale. Dividing the *edges* by the scale gives the histogram of the true gradients,
+# with not one count changed, also for a scale that is no power of two::
+#
+#     recorded at scale 3, 5 values in [2^-4, 2^-3)   ->   5 values in [2^-4 / 3, 2^-3 / 3)
+#
+# Zeros, NaN and infinities have no place on such an axis; they are counted beside it, never
+# dropped.
+
+
+Axis = Literal["magnitude", "log2"]
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """``counts[i]`` finite non-zero elements have a magnitude in [edges[i], edges[i + 1]), or, on
+    the log2 axis, the logarithm of one. Both are empty when there is no such element, and when
+    ``scale`` is no number that one can divide by (``is_unusable``)."""
+
+    edges: NDArray[np.float64]
+    counts: NDArray[np.int64]
+    finite: int  # finite non-zero elements
+    zeros: int
+    nan: int
+    inf: int
+
+    @property
+    def is_unusable(self) -> bool:
+        """Finite elements were recorded, and the loss scale in them is unknown."""
+        return self.finite > 0 and self.counts.size == 0
+
+
+def unscaled(row: Raw, scale: float, axis: Axis = "magnitude") -> Histogram:
+    """``row`` [RAW_LEN], recorded multiplied by ``scale``, from its first to its last occupied
+    power of two."""
+    finite = row[: ABOVE + 1]
+    occupied = np.flatnonzero(finite)
+    if occupied.size == 0 or not (math.isfinite(scale) and scale > 0):
+        edges, counts = np.empty(0), np.empty(0, np.int64)
+    else:
+        first, end = int(occupied[0]), int(occupied[-1]) + 1
+        edges, counts = _edges(scale, axis)[first : end + 1], finite[first:end]
+    return Histogram(
+        edges=edges,
+        counts=counts,
+        finite=int(finite.sum()),
+        zeros=int(row[POS_ZERO] + row[NEG_ZERO]),
+        nan=int(row[NAN]),
+        inf=int(row[POS_INF] + row[NEG_INF]),
+    )
+
+
+def _edges(scale: float, axis: Axis) -> NDArray[np.float64]:
+    """Left edge of every bin, and the right edge of the last: ABOVE + 2 numbers."""
+    exponents = np.append(EXPONENTS, EXPONENTS[-1] + 1).astype(np.float64)
+    if axis == "log2":
+        return np.asarray(exponents - math.log2(scale), np.float64)
+    with np.errstate(over="ignore"):
+        edges = np.ldexp(1.0, exponents.astype(np.int64)) / scale
+    # The two open-ended bins (fp64 only) reach to zero and to the largest number.
+    edges[0], edges[-1] = 0.0, sys.float_info.max
+    return np.asarray(np.minimum(edges, sys.float_info.max), np.float64)
+
+
+# What an export wrote, for the one sentence that the command prints about it.
+
+
+@dataclass(slots=True)
+class ExportSummary:
+    """Counts of what was written under ``folder``."""
+
+    folder: Path
+    steps: int = 0
+    histograms: int = 0
+    unusable: int = 0  # histograms left out: their loss scale is no positive finite number
+
+    def count(self, step: ExportedStep) -> None:
+        """Take in one step."""
+        self.steps += 1
+        self.histograms += sum(1 for h in step.histograms.values() if h.counts.size)
+        self.unusable += sum(1 for h in step.histograms.values() if h.is_unusable)
+
+    def sentence(self) -> str:
+        """How much was written, and what could not be."""
+        text = f"{self.steps:,} steps, {self.histograms:,} histograms -> {self.folder}"
+        if self.unusable:
+            text += (
+                f"\n{self.unusable:,} histograms were left out: the loss scale recorded with them "
+                "is no positive finite number, so they cannot be unscaled."
+            )
+        return text
+
+
+# Packages that ampscope does without: asked for when they are needed, missed in one sentence.
+
+
+def require(package: str, extra: str) -> None:
+    """Raises BadInput, with what to install, when ``package`` is not there."""
+    if find_spec(package) is None:
+        raise BadInput(f'{package} is not installed: pip install "ampscope[{extra}]"')

@@ -3,18 +3,12 @@
 Each framework runs in a process of its own, with a Python that has it and need not have torch; the
 dashboard and the command line import none of them.
 
-names        which frameworks there are, what they are called, which versions were tried
-pythons      which Python has a framework; one sentence when none has
-environments `ampscope frameworks install|check`
-recognise    which framework a script trains with, read from its imports
-settings     controls and interventions as settings that every adapter understands
+pythons      the frameworks as data, the Python that has one, `ampscope frameworks install|check`,
+             and which framework a script trains with, read from its imports
+adapters     what every adapter offers, and the settings that all understand
 tensors      a tensor as NumPy bits with its dtype's name; exponents counted by numba
-steps        what an adapter hands over at each optimizer step
-recorder     those facts as records of a run: steps, frames, attempts, scans, bad layers
-op_sets      the ops of each step, kept once
-array_sums   norms and largest magnitudes in few passes
-watch_run    the run of a training that somebody watches from inside
-fit_ends     how a framework's fit ends
+recorder     an adapter's facts as records of a run: steps, frames, ops, attempts, bad layers
+watch_run    the run of a training that somebody watches from inside, and how a fit ends
 networks     one LeNet, MLP and small transformer: weights and batches for every framework
 child        `python -m ampscope.frameworks.child`: a probe
 script       `python -m ampscope.frameworks.script`: a user's script, untouched

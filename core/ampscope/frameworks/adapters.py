@@ -1,17 +1,22 @@
-"""What every adapter offers, and how the right one is loaded: the first import of its framework."""
+"""What every adapter offers, and how the right one is loaded: the first import of its framework.
+
+Also here: the command line of a child, and controls as settings that every adapter understands.
+"""
 
 from __future__ import annotations
 
+import argparse
 import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Protocol, cast
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
 
-from ampscope.errors import AmpscopeError
-from ampscope.frameworks.names import framework
+from ampscope.errors import AmpscopeError, BadInput
+from ampscope.frameworks.pythons import framework
 from ampscope.frameworks.recorder import Recorder
-from ampscope.frameworks.settings import Settings
-from ampscope.records import Machine, RunSpec
+from ampscope.records import AS_IS, Machine, RunSpec
 
 
 class Adapter(Protocol):
@@ -41,3 +46,98 @@ def load(name: str) -> Adapter:
             f"{chosen.title} cannot be imported here: {error}. Run `ampscope frameworks check`."
         ) from error
     return cast(Adapter, module.ADAPTER)
+
+
+# ``--store FILE --run ID`` of a child, without click: a framework's environment may lack it.
+
+
+def store_and_run() -> tuple[Path, str]:
+    """Read from the command line."""
+    found = _parsed()
+    return found.store, found.run
+
+
+def view_folder() -> Path | None:
+    """``--view FOLDER``: where a script's private view of its files is made; None without one."""
+    found: Path | None = _parsed().view
+    return found
+
+
+def _parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--store", type=Path, required=True)
+    parser.add_argument("--run", required=True)
+    parser.add_argument("--view", type=Path)
+    return parser.parse_args()
+
+
+# Controls and interventions as settings that every adapter understands.
+#
+#     >>> parse("init_scale:1024;growth_interval:2000").init_scale
+#     1024.0
+#
+# The words are those of PyTorch's controls (`ampscope run --fix`). What changes calls that only
+# torch's scripts make is no setting here: :func:`parse` raises BadInput, and a diagnosis then says
+# that this fix was not run.
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is changed in a run; the defaults change nothing."""
+
+    precision: str = ""  # fp32 | bf16: in place of the script's own half precision
+    scale: float | None = None  # a constant loss scale
+    init_scale: float | None = None
+    growth_interval: int | None = None
+    lr_factor: float = 1.0
+    eps: float | None = None
+    fp32_modules: tuple[str, ...] = ()  # dotted paths of layers that compute in fp32
+    add_scaler: bool = False  # a dynamic scaler with the framework's defaults where there is none
+
+
+_PLAIN: dict[str, dict[str, Any]] = {"fp32": {"precision": "fp32"}, "bf16": {"precision": "bf16"},
+          "add_scaler": {"add_scaler": True}}  # fmt: skip
+
+_NUMBERS: dict[str, tuple[str, type]] = {
+    "scale": ("scale", float),
+    "init_scale": ("init_scale", float),
+    "growth_interval": ("growth_interval", int),
+    "lr": ("lr_factor", float),
+    "eps": ("eps", float),
+}
+
+
+def parse(control: str) -> Settings:
+    """Settings of the words joined with ``;``. Raises BadInput for one that is torch's alone, and
+    for one whose number is none."""
+    changed: dict[str, Any] = {}
+    for word in control.split(";"):
+        name, _, value = word.partition(":")
+        if word in ("", AS_IS):
+            continue
+        if word in _PLAIN:
+            changed |= _PLAIN[word]
+        elif name in _NUMBERS:
+            field, kind = _NUMBERS[name]
+            changed[field] = _number(word, value, kind)
+        elif name == "fp32_modules":
+            changed["fp32_modules"] = tuple(value.split(","))
+        else:
+            raise BadInput(f"The intervention {word!r} exists for PyTorch alone.")
+    return Settings(**changed)
+
+
+def can_apply(control: str) -> bool:
+    """Whether every word is a setting here."""
+    try:
+        parse(control)
+    except BadInput:
+        return False
+    return True
+
+
+def _number(word: str, value: str, kind: type) -> Any:
+    try:
+        return kind(float(value))
+    except (ValueError, OverflowError) as error:  # int(inf)
+        raise BadInput(f"{word!r} needs a number after the colon.") from error

@@ -8,13 +8,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ampscope.frameworks.adapters import load
-from ampscope.frameworks.arguments import store_and_run
-from ampscope.frameworks.recorder import Recorder
-from ampscope.frameworks.writing import Writing
+from ampscope.frameworks.adapters import load, store_and_run
+from ampscope.frameworks.recorder import Recorder, Writing
 from ampscope.records import RunSpec
-from ampscope.run.child_frame import run_queued, text_of, turn
-from ampscope.run.watchdog import Watchdog
+from ampscope.run.child_frame import Watchdog, run_queued, text_of, turn
 from ampscope.store.writer import RunWriter
 
 

@@ -4,24 +4,31 @@
 A child started with it finds the package `ampscope` through PYTHONPATH, so the framework's
 environment needs NumPy and nothing of torch's. The folder named there holds a link to the package
 and nothing else: an installed package lies in site-packages, where its own NumPy would come first.
+
+Also here: the frameworks as data, their environments made and checked, and which framework a script
+trains with, read from its imports.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import importlib.util
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import ampscope
-from ampscope.errors import BadInput
-from ampscope.frameworks.names import FRAMEWORKS, Framework
+from ampscope.errors import AmpscopeError, BadInput
 
 ANSWER_S = 120.0  # TensorFlow's first import, cold, on a slow disk
 PACKAGE = Path(ampscope.__file__).resolve().parent
@@ -145,3 +152,244 @@ def run_in(executable: str, code: str, timeout_s: float = ANSWER_S) -> tuple[int
     except OSError as error:
         return -1000, "", error.strerror or str(error)
     return done.returncode, done.stdout, done.stderr
+
+
+# Environments of their own for Keras and Paddle: made, and looked at.
+#
+# `install` makes a virtual environment with the framework, NumPy and numba; ampscope itself is
+# found through PYTHONPATH. `check` imports the framework there, so that a crash takes no more with
+# it than that process.
+
+
+EXTRA = ("numba>=0.61",)  # counts exponents a hundred times as fast as NumPy does
+_ASK = """
+import json, importlib, warnings
+warnings.simplefilter("ignore")
+found = {{}}
+for name in {names!r}:
+    try:
+        found[name] = importlib.import_module(name).__version__
+    except Exception as error:
+        found[name] = "!" + type(error).__name__ + ": " + str(error)[:200]
+print("ampscope:" + json.dumps(found))
+"""
+_ASKED = {"keras": ("tensorflow", "keras", "numpy"), "paddle": ("paddle", "numpy")}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What was found of one framework."""
+
+    framework: Framework
+    works: bool
+    sentence: str
+    python: str = ""
+
+
+def check(name: str) -> Check:
+    """Import the framework in its Python, and say in one sentence what came of it."""
+    framework = FRAMEWORKS[name]
+    found = find_python(framework)
+    if found is None:
+        return Check(
+            framework,
+            False,
+            f"{framework.title} is not installed. Run: ampscope frameworks install {name}",
+        )
+    where = f"{found.executable} ({found.reason})"
+    status, out, err = run_in(found.executable, _ASK.format(names=_ASKED[name]))
+    if status != 0:
+        return Check(framework, False, f"{framework.title}: {_death(status, err)} in {where}.")
+    versions = _answer(out)
+    broken = {n: v for n, v in versions.items() if v.startswith("!")}
+    if broken or not versions:
+        said = "; ".join(f"{n}: {v[1:]}" for n, v in broken.items()) or "no answer"
+        return Check(framework, False, f"{framework.title} cannot be imported by {where}: {said}.")
+    if problem := _unfit(framework, versions):
+        return Check(framework, False, f"{problem} It was found in {where}.", found.executable)
+    said = ", ".join(f"{n} {v}" for n, v in versions.items())
+    return Check(framework, True, f"{framework.title} works: {said}; {where}.", found.executable)
+
+
+def install(name: str, say: Callable[[str], None]) -> Check:
+    """Make the environment, or bring it up to date. Raises AmpscopeError when pip fails."""
+    framework = FRAMEWORKS[name]
+    python = environment_python(framework)
+    if not python.is_file():
+        say(f"Making {python.parent.parent}")
+        _call([sys.executable, "-m", "venv", str(python.parent.parent)], "a virtual environment")
+    wanted = [*framework.requirements, *EXTRA]
+    say(f"Installing {', '.join(wanted)}")
+    _call([str(python), "-m", "pip", "install", "--quiet", *wanted], framework.title)
+    return check(name)
+
+
+def _call(command: list[str], what: str) -> None:
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+    if done.returncode:
+        lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
+        said = lines[-1][:300] if lines else f"status {done.returncode}"
+        raise AmpscopeError(f"Could not install {what}: {said}")
+
+
+def _death(status: int, err: str) -> str:
+    lines = [line for line in err.strip().splitlines() if line.strip()]
+    if status == -1000:
+        return lines[-1] if lines else "it did not start"
+    if status < 0:
+        return f"importing it crashed the process ({signal.Signals(-status).name})"
+    return lines[-1][:200] if lines else f"it ended with status {status}"
+
+
+def _answer(out: str) -> dict[str, str]:
+    for line in out.splitlines():
+        if line.startswith("ampscope:"):
+            return {str(k): str(v) for k, v in json.loads(line.removeprefix("ampscope:")).items()}
+    return {}
+
+
+def _unfit(framework: Framework, versions: dict[str, str]) -> str:
+    """A version that is known not to work, in one sentence."""
+    numpy = tuple(int(part) for part in versions.get("numpy", "0.0").split(".")[:2])
+    if framework.name == "paddle" and numpy >= (2, 4):
+        return (
+            f"Paddle with NumPy {versions['numpy']} fails at a scaler's first overflow "
+            '(TypeError): pip install "numpy<2.4".'
+        )
+    major = versions.get("keras", "3").partition(".")[0]
+    if framework.name == "keras" and major != "3":
+        return f"Keras {versions['keras']} is not Keras 3, which the adapter watches."
+    return ""
+
+
+# The frameworks beside PyTorch, as data.
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """One framework: what it is called, how it is found, installed and run."""
+
+    name: str  # the word of options and records
+    title: str
+    modules: tuple[str, ...]  # top-level imports by which a script is known
+    probe_module: str  # what a Python must be able to import
+    requirements: tuple[str, ...]  # for pip
+    variable: str  # environment variable that names a Python
+
+
+KERAS = Framework(
+    "keras",
+    "TensorFlow/Keras",
+    ("keras", "tensorflow", "tf_keras"),
+    "tensorflow",
+    ("tensorflow-cpu>=2.16,<3", "keras>=3.3,<4"),
+    "AMPSCOPE_KERAS_PYTHON",
+)
+PADDLE = Framework(
+    "paddle",
+    "PaddlePaddle",
+    ("paddle",),
+    "paddle",
+    # GradScaler.update() of Paddle 3.3 raises TypeError with NumPy 2.4 at the first overflow.
+    ("paddlepaddle>=3.0,<4", "numpy<2.4"),
+    "AMPSCOPE_PADDLE_PYTHON",
+)
+FRAMEWORKS: Mapping[str, Framework] = MappingProxyType({f.name: f for f in (KERAS, PADDLE)})
+TORCH = "torch"  # in RunSpec.framework and Machine.framework
+
+
+def framework(name: str) -> Framework:
+    """The framework of that name. Raises BadInput for another."""
+    if name not in FRAMEWORKS:
+        raise BadInput(f"There is no framework {name!r}. Use torch, {', '.join(FRAMEWORKS)}.")
+    return FRAMEWORKS[name]
+
+
+# Which framework a script trains with, read from the imports of its text; nothing is run.
+#
+# A script that imports torch is PyTorch's, whatever else it imports: Keras runs on torch too, and
+# its own text then says so. What is imported only where it is there (``try: import torch``,
+# ``except ImportError``), as helpers that seed every framework do, counts where nothing else
+# tells.
+
+
+MAX_FILES = 200  # of the script's own neighbours that its imports lead to
+_CAUGHT = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
+
+
+def framework_of(script: Path) -> str:
+    """ "torch", "keras" or "paddle"; "torch" also for a script that imports none of them."""
+    script = script.resolve()
+    for with_tried in (False, True):
+        if name := _named(_modules(script, with_tried)):
+            return name
+    return TORCH
+
+
+def _named(modules: set[str]) -> str:
+    if "torch" in modules:
+        return TORCH
+    return next((f.name for f in FRAMEWORKS.values() if modules & set(f.modules)), "")
+
+
+def _modules(script: Path, with_tried: bool) -> set[str]:
+    """Top-level names that the script imports, and the files of its folder that it leads to."""
+    found: set[str] = set()
+    seen: set[Path] = set()
+    waiting = [script]
+    while waiting and len(seen) < MAX_FILES:
+        file = waiting.pop()
+        if file in seen or not file.is_file():
+            continue
+        seen.add(file)
+        for folder, dotted in _imports(file, with_tried):
+            parts = dotted.split(".")
+            if folder is None:
+                found.add(parts[0])
+            # The script's folder is first on the path of imports when it runs.
+            waiting += _files(folder or script.parent, parts)
+    return found
+
+
+def _imports(file: Path, with_tried: bool) -> Iterator[tuple[Path | None, str]]:
+    """(folder that a relative import starts from, dotted name) of what ``file`` imports."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    for node in _nodes(tree, with_tried):
+        if isinstance(node, ast.Import):
+            yield from ((None, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            folder = file.parents[min(node.level, len(file.parents)) - 1] if node.level else None
+            before = f"{node.module}." if node.module else ""
+            yield from ((folder, before + alias.name) for alias in node.names)
+
+
+def _nodes(tree: ast.AST, with_tried: bool) -> Iterator[ast.AST]:
+    """All below ``tree``; without what is imported only where it is there."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if isinstance(node, ast.Try) and not with_tried and any(map(_catches, node.handlers)):
+            waiting += node.finalbody
+        else:
+            waiting += ast.iter_child_nodes(node)
+
+
+def _catches(handler: ast.ExceptHandler) -> bool:
+    """Whether a failed import would end there."""
+    if handler.type is None:
+        return True
+    return any(isinstance(n, ast.Name) and n.id in _CAUGHT for n in ast.walk(handler.type))
+
+
+def _files(folder: Path, parts: list[str]) -> Iterator[Path]:
+    """Where the text of ``a``, ``a.b`` and ``a.b.c`` may lie; a package needs no __init__.py."""
+    for part in parts:
+        yield folder / f"{part}.py"
+        folder = folder / part
+        yield folder / "__init__.py"

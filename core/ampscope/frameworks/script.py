@@ -13,22 +13,18 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 
-from ampscope.capture.script.source_lines import SourceLines, line_name
 from ampscope.errors import AmpscopeError
-from ampscope.frameworks.adapters import Adapter, load
-from ampscope.frameworks.arguments import store_and_run, view_folder
-from ampscope.frameworks.recorder import Recorder
-from ampscope.frameworks.settings import parse
-from ampscope.frameworks.writing import Writing
+from ampscope.frameworks.adapters import Adapter, load, parse, store_and_run, view_folder
+from ampscope.frameworks.recorder import Recorder, Writing
 from ampscope.observations import Outcome
 from ampscope.privacy import taken
 from ampscope.records import RunSpec, State
-from ampscope.run import script_errors
+from ampscope.run import script_ending
+from ampscope.run.child_frame import Watchdog
 from ampscope.run.private_files import NotPossible, PrivateFiles, wait_for_the_other
-from ampscope.run.python_end import end_python_within
-from ampscope.run.script_ending import ending
+from ampscope.run.script_ending import end_python_within, ending
 from ampscope.run.script_text import SEED, execute, folder_of, module_of
-from ampscope.run.watchdog import Watchdog
+from ampscope.source_lines import SourceLines, line_name
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 
@@ -122,7 +118,7 @@ class _Run:
                 execute(self.spec.workload)
             except SystemExit as leaving:
                 if not isinstance(leaving, _Enough):
-                    facts = Outcome("exit", exit_code=script_errors.exit_code(leaving))
+                    facts = Outcome("exit", exit_code=script_ending.exit_code(leaving))
             except BaseException as error:
                 facts, text = self._failed(error)
         said = (*notes, *self.file_notes())
@@ -152,10 +148,10 @@ class _Run:
             raise _Enough
 
     def _failed(self, error: BaseException) -> tuple[Outcome, str]:
-        error = script_errors.clean(error, self.lines)
-        place, _ = script_errors.place_of(error, self.lines)
-        text = script_errors.text_of(error)
-        script_errors.report(error)
+        error = script_ending.clean(error, self.lines)
+        place, _ = script_ending.place_of(error, self.lines)
+        text = script_ending.text_of(error)
+        script_ending.report(error)
         outcome = Outcome(
             "exception",
             exit_code=1,

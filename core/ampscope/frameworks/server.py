@@ -1,7 +1,7 @@
 """Starts a process for every run of a script that trains with Keras or Paddle.
 
 ``python -m ampscope.frameworks.server --store FILE --python EXECUTABLE`` speaks the lines of
-``ampscope.run.serving``, as the zygote does. It starts processes where the zygote forks: TensorFlow
+``ampscope.run.server``, as the zygote does. It starts processes where the zygote forks: TensorFlow
 and Paddle start threads at their import, and a fork of such a process hangs.
 """
 
@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 
 from ampscope.frameworks.pythons import with_package
-from ampscope.run.serving import adopt_orphans, serve
+from ampscope.run.server import adopt_orphans, serve
 
 
 def main() -> None:

@@ -6,6 +6,8 @@ both are the same 16 bits, and the counter reads bits.
     values = Values.of(array)          # float16, float32, float64, or a bfloat16 of ml_dtypes
     values = Values.bf16(bits)         # uint16 bits
     count_into(values, row)            # row: int64, RAW_LEN long
+
+Which GPU a run asks for is read here too.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ampscope.exponents import (
+from ampscope.errors import BadInput
+from ampscope.numerics.formats import FORMATS
+from ampscope.numerics.histogram import (  # fmt: skip
     ABOVE,
     BELOW,
     FIRST,
@@ -31,8 +35,7 @@ from ampscope.exponents import (
     POS_INF,
     POS_ZERO,
     Raw,
-)  # fmt: skip
-from ampscope.formats import FORMATS
+)
 
 _COUNTED = ("fp16", "bf16", "fp32")  # by the compiled kernel
 _LAYOUTS: dict[np.dtype[Any], tuple[str, type[np.generic]]] = {
@@ -141,3 +144,18 @@ def _count_slowly(values: NDArray[Any], row: Raw) -> None:
     row[BELOW] += int((exponents < LOWEST).sum())
     row[ABOVE] += int((exponents > HIGHEST).sum())
     row[FIRST:ABOVE] += np.bincount(exponents[inside] - LOWEST, minlength=ABOVE - FIRST)
+
+
+# Which GPU a run asks for: the same words, and the same refusal, for every framework.
+
+
+def wanted_gpu(device: str, count: int, framework: str) -> int | None:
+    """Number of the GPU that "cuda" or "cuda:N" means, of ``count`` that ``framework`` sees; None
+    for "auto" and "cpu". Raises BadInput for one that is not there."""
+    if not device.startswith("cuda"):
+        return None
+    number = int(device.partition(":")[2] or 0)
+    if number >= count:
+        gpus = f"{count} GPU{'s' if count > 1 else ''}" if count else "no GPU"
+        raise BadInput(f"There is no device {device!r}: {framework} here sees {gpus}.")
+    return number

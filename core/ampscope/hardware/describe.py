@@ -6,18 +6,32 @@
 
 The words come from tables and flags, never from a measurement, and say so: a dtype that the
 hardware accelerates *can* be faster; whether it is must be measured.
+
+The report itself is made here (:func:`describe_machine`), with the installed versions and why torch
+cannot use the GPUs that are here.
 """
 
 from __future__ import annotations
 
+import ast
 import json
-from dataclasses import asdict
+import os
+import platform
+import time
+from dataclasses import asdict, dataclass
+from importlib import metadata, util
+from pathlib import Path
 
-from ampscope.hardware.capability import DTYPE_LABELS, Presence, TensorCoreInfo
-from ampscope.hardware.cpu import CpuReading, half_flags
-from ampscope.hardware.gpu import GpuReading
-from ampscope.hardware.inventory import HardwareReport, describe_machine
-from ampscope.hardware.obstacles import obstacles, uses_cuda
+from ampscope.hardware.capability import DTYPE_LABELS, Presence, TensorCoreInfo, parse_capability
+from ampscope.hardware.cpu import CpuReading, half_flags, read_cpu
+from ampscope.hardware.gpu import (
+    Accelerator,
+    GpuReading,
+    GpuSurvey,
+    Nvml,
+    find_accelerators,
+    read_gpus,
+)
 
 __all__ = [
     "HardwareReport",
@@ -167,3 +181,151 @@ def _cpu_sentence(cpu: CpuReading) -> str:
         f"The CPU ({name}) has instructions that multiply {have} ({_joined(flags)}) and none for "
         f"{lack}, which goes through fp32: expect no speed from {lack} in runs on this CPU."
     )
+
+
+# Everything that is known about this machine, in one frozen report. Takes milliseconds.
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareReport:
+    """One look at the machine; the readings are those of ``read_at``."""
+
+    read_at: float  # seconds since the epoch
+    cpu: CpuReading
+    nvidia: GpuSurvey
+    accelerators: tuple[Accelerator, ...]
+    software: Software
+
+    @property
+    def gpus(self) -> tuple[GpuReading, ...]:
+        """The NVIDIA GPUs."""
+        return self.nvidia.gpus
+
+
+def describe_machine(nvml: Nvml | None = None) -> HardwareReport:
+    """Look at this machine; never raises. ``nvml`` takes the place of ``pynvml``."""
+    return HardwareReport(
+        read_at=time.time(),
+        cpu=read_cpu(),
+        nvidia=read_gpus(nvml),
+        accelerators=find_accelerators(),
+        software=read_software(),
+    )
+
+
+# Versions of torch, CUDA and cuDNN, read from files, so that the dashboard never imports torch.
+#
+# torch writes its build into ``torch/version.py`` ("2.13.0+cu130", cuda "13.0"); cuDNN comes with
+# it as the wheel nvidia-cudnn-cu13. A cuDNN that was installed otherwise (conda, the system) is
+# unknown.
+
+
+CUDNN_WHEELS = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-cu11")
+
+
+@dataclass(frozen=True, slots=True)
+class Software:
+    """What is installed; None is "not there" or, for cuDNN, unknown."""
+
+    python: str
+    torch: str | None  # "2.13.0+cpu"
+    torch_cuda: str | None  # CUDA version that torch was built for
+    torch_hip: str | None  # ROCm version that torch was built for
+    torch_xpu: str | None  # oneAPI version that torch was built for
+    cudnn: str | None
+    visible_devices: str | None  # the environment's CUDA_VISIBLE_DEVICES; None when not set
+
+
+def parse_version_file(text: str) -> dict[str, str]:
+    """Names with a text value at the top level of ``torch/version.py``."""
+    found: dict[str, str] = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.AnnAssign):
+            target: ast.expr = node.target
+        elif isinstance(node, ast.Assign):
+            target = node.targets[0]
+        else:
+            continue
+        value = node.value.value if isinstance(node.value, ast.Constant) else None
+        if isinstance(target, ast.Name) and isinstance(value, str):
+            found[target.id] = value
+    return found
+
+
+def read_software() -> Software:
+    """Versions in the running Python's environment."""
+    build = _torch_build()
+    return Software(
+        python=platform.python_version(),
+        torch=build.get("__version__") or _package("torch"),
+        torch_cuda=build.get("cuda"),
+        torch_hip=build.get("hip"),
+        torch_xpu=build.get("xpu"),
+        cudnn=_cudnn(build.get("cuda")),
+        visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+    )
+
+
+def _torch_build() -> dict[str, str]:
+    spec = util.find_spec("torch")  # of a top-level package: finds, does not import
+    if spec is None or spec.origin is None:
+        return {}
+    try:
+        return parse_version_file(Path(spec.origin).with_name("version.py").read_text())
+    except (OSError, SyntaxError):
+        return {}
+
+
+def _cudnn(torch_cuda: str | None) -> str | None:
+    """The wheel that fits torch's CUDA first: several may be installed."""
+    fitting = [f"nvidia-cudnn-cu{torch_cuda.partition('.')[0]}"] if torch_cuda else []
+    versions = (_package(name) for name in (*fitting, *CUDNN_WHEELS))
+    return next((version for version in versions if version is not None), None)
+
+
+def _package(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+# Why torch cannot use the NVIDIA GPUs that are here, as far as can be told without torch.
+
+
+# CUDA 13.0 dropped everything before Turing (its release notes, "Deprecated Architectures"), so a
+# torch that was built with it holds no kernels for those GPUs.
+CUDA13_FIRST_CAPABILITY = (7, 5)
+
+
+def obstacles(report: HardwareReport) -> tuple[str, ...]:
+    """Why torch cannot use the NVIDIA GPUs that are here; empty when nothing speaks against it."""
+    software, found = report.software, []
+    if not report.gpus:
+        return ()
+    if software.torch is None:
+        return ("torch is not installed.",)
+    if software.torch_cuda is None:
+        return (f"torch {software.torch} was built without CUDA: install its CUDA wheel.",)
+    if software.visible_devices is not None and software.visible_devices.strip() in ("", "-1"):
+        found.append("CUDA_VISIBLE_DEVICES hides every GPU from torch.")
+    torch_cuda = parse_capability(software.torch_cuda)  # both are "major.minor"
+    driver_cuda = parse_capability(report.nvidia.cuda_driver)
+    if torch_cuda and driver_cuda and driver_cuda[0] < torch_cuda[0]:
+        found.append(
+            f"torch needs a driver for CUDA {software.torch_cuda}; this one runs CUDA "
+            f"{report.nvidia.cuda_driver}: update the driver, or install a torch for that CUDA."
+        )
+    capabilities = [parse_capability(gpu.capability) for gpu in report.gpus if gpu.capability]
+    too_old = all(c is not None and c < CUDA13_FIRST_CAPABILITY for c in capabilities)
+    if capabilities and too_old and torch_cuda and torch_cuda[0] >= 13:
+        found.append(
+            f"torch was built for CUDA {software.torch_cuda}, which dropped GPUs before compute "
+            "capability 7.5: install a torch for CUDA 12."
+        )
+    return tuple(found)
+
+
+def uses_cuda(report: HardwareReport) -> bool:
+    """Whether runs take place on a GPU under CUDA, as far as can be told without torch."""
+    return any(not gpu.problem for gpu in report.gpus) and not obstacles(report)

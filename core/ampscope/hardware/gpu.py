@@ -8,16 +8,20 @@
 A GPU that vanishes while it is read keeps what it had answered before and carries the reason in
 ``problem``. Meaning and unit of every question: NVIDIA's NVML API reference
 (docs.nvidia.com/deploy/nvml-api).
+
+Also here: the conversation with NVML, and AMD's, Apple's and Intel's GPUs by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import platform
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from ampscope.hardware.capability import TensorCoreInfo, tensor_cores
-from ampscope.hardware.nvml import Conversation, GpuLostError, Nvml, NvmlStartError, conversation
 
 # Constants of nvml.h, whose values are part of its ABI.
 TEMPERATURE_GPU, CLOCK_SM, CLOCK_MEMORY = 0, 1, 2
@@ -179,3 +183,173 @@ def _mig_slices(talk: Conversation, handle: Any) -> tuple[MigSlice, ...]:
         total, used = (None, None) if memory is None else (int(memory.total), int(memory.used))
         slices.append(MigSlice(index, None if name is None else _text(name), total, used))
     return tuple(slices)
+
+
+# One conversation with NVML: start it, put a question, bear every refusal, end it.
+#
+# NVML refuses a question with "Not Supported" on many consumer, virtual and integrated GPUs; that
+# is an answer, and comes back as None. The two errors stay inside this file: what reads the GPUs
+# turns them into sentences. Error codes are those of nvmlReturn_t in nvml.h (NVIDIA's NVML API
+# reference).
+
+
+# The GPU is lost, requires a reset, or was not found: it answers nothing more.
+GONE_CODES = frozenset({15, 16, 28})
+
+INIT_SENTENCES: dict[int, str] = {
+    4: "The NVIDIA driver refuses access: this user, or this container, has no permission.",
+    9: "The NVIDIA driver is installed but not loaded: load its kernel module or restart.",
+    12: "No NVIDIA driver was found (no NVML library), so there is no CUDA here.",
+    18: "The NVIDIA library and its kernel module differ in version: restart the machine.",
+}
+
+
+class Nvml(Protocol):
+    """What is used of ``pynvml`` by name; all other functions are looked up when they are asked."""
+
+    NVMLError: type[Exception]
+
+    def nvmlInit(self) -> None: ...  # noqa: N802  # NVML's own name
+
+    def nvmlShutdown(self) -> None: ...  # noqa: N802  # NVML's own name
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any: ...  # noqa: N802  # NVML's own name
+
+
+class GpuLostError(Exception):
+    """The GPU stopped answering; the text is NVML's."""
+
+
+class NvmlStartError(Exception):
+    """NVML cannot be used; the text is one sentence for a person."""
+
+
+class Conversation:
+    """NVML between nvmlInit and nvmlShutdown."""
+
+    def __init__(self, nvml: Nvml) -> None:
+        self._nvml = nvml
+
+    def ask(self, functions: tuple[str, ...], *arguments: object) -> Any:
+        """Answer of the first function that has one, or None. Raises GpuLostError."""
+        for function in functions:
+            call = getattr(self._nvml, function, None)  # an older nvidia-ml-py may lack it
+            try:
+                if call is not None:
+                    return call(*arguments)
+            except self._nvml.NVMLError as error:
+                if getattr(error, "value", None) in GONE_CODES:
+                    raise GpuLostError(str(error)) from error
+            except UnicodeDecodeError:  # a driver that returns garbage for a name
+                continue
+        return None
+
+    def handle(self, index: int) -> Any:
+        """Handle of GPU ``index``. Raises GpuLostError: without one nothing can be asked."""
+        try:
+            return self._nvml.nvmlDeviceGetHandleByIndex(index)
+        except self._nvml.NVMLError as error:
+            raise GpuLostError(str(error)) from error
+
+
+@contextlib.contextmanager
+def conversation(nvml: Nvml | None = None) -> Iterator[Conversation]:
+    """Start NVML and end it again; ``nvml`` replaces ``pynvml``. Raises NvmlStartError."""
+    module = _pynvml() if nvml is None else nvml
+    try:
+        module.nvmlInit()
+    except module.NVMLError as error:
+        sentence = INIT_SENTENCES.get(getattr(error, "value", 0))
+        raise NvmlStartError(
+            sentence or f"NVML does not start ({error}). Try nvidia-smi."
+        ) from error
+    try:
+        yield Conversation(module)
+    finally:
+        with contextlib.suppress(module.NVMLError):
+            module.nvmlShutdown()
+
+
+def _pynvml() -> Nvml:
+    try:
+        import pynvml
+    except ImportError as error:
+        sentence = "GPUs cannot be read without nvidia-ml-py: pip install nvidia-ml-py"
+        raise NvmlStartError(sentence) from error
+    module: Nvml = pynvml
+    return module
+
+
+# AMD, Apple and Intel GPUs: named where they can be seen without torch, and no more than that.
+#
+# ampscope reads no sensors of these devices and has no table of what they accelerate. It says so,
+# because a device that goes unmentioned looks like a device that is not there.
+
+
+AMD_VENDOR = 4098  # 0x1002, PCI vendor id as KFD's topology writes it
+INTEL_VENDOR = "0x8086"
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """One device; ``backend`` is torch's name for the way to it."""
+
+    backend: str  # "ROCm" | "MPS" | "XPU"
+    name: str
+
+
+def gfx_name(target_version: int) -> str:
+    """KFD's ``gfx_target_version`` as LLVM's target name: 90402 -> "gfx942", 90010 -> "gfx90a".
+
+    The number is 10000 major + 100 minor + stepping (drivers/gpu/drm/amd/amdkfd/kfd_device.c); the
+    name has minor and stepping as one hex digit each (LLVM's AMDGPU guide, "Processors").
+    """
+    major, rest = divmod(target_version, 10000)
+    minor, stepping = divmod(rest, 100)
+    return f"gfx{major}{minor:x}{stepping:x}"
+
+
+def find_accelerators(root: Path = Path("/")) -> tuple[Accelerator, ...]:
+    """Every such device that the system shows. ``root`` is where /dev and /sys are."""
+    return (*_rocm(root), *_mps(), *_xpu(root))
+
+
+def _rocm(root: Path) -> list[Accelerator]:
+    """/dev/kfd is the compute interface of AMD's driver; its topology lists CPUs and GPUs."""
+    if not (root / "dev/kfd").exists():
+        return []
+    nodes = root / "sys/class/kfd/kfd/topology/nodes"
+    try:
+        paths = sorted(nodes.iterdir(), key=lambda p: int(p.name) if p.name.isdigit() else 0)
+        properties = [_numbers(path / "properties") for path in paths]
+    except OSError:
+        return [Accelerator("ROCm", "AMD GPU, model unknown")]
+    return [
+        Accelerator("ROCm", f"AMD GPU {gfx_name(node.get('gfx_target_version', 0))}")
+        for node in properties
+        if node.get("simd_count", 0) > 0 and node.get("vendor_id") == AMD_VENDOR
+    ]
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    pairs = (line.split() for line in path.read_text().splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def _mps() -> list[Accelerator]:
+    """Every Mac with an Apple chip has a GPU that torch reaches as "mps"."""
+    apple = platform.system() == "Darwin" and platform.machine() == "arm64"
+    return [Accelerator("MPS", "Apple GPU")] if apple else []
+
+
+def _xpu(root: Path) -> list[Accelerator]:
+    """Intel's render nodes, integrated graphics included, which most torch builds cannot use."""
+    found = []
+    for device in sorted((root / "sys/class/drm").glob("renderD*/device")):
+        try:
+            if (device / "vendor").read_text().strip() == INTEL_VENDOR:
+                model = (device / "device").read_text().strip()
+                found.append(Accelerator("XPU", f"Intel GPU, device {model}"))
+        except OSError:
+            continue
+    return found

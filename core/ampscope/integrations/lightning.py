@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ampscope.integrations.trainer_watch import TrainerWatch
+from ampscope.integrations import TrainerWatch
 from ampscope.records import Event
 from ampscope.watcher import Watch
 

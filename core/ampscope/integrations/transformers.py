@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ampscope.integrations.trainer_watch import TrainerWatch
+from ampscope.integrations import TrainerWatch
 from ampscope.records import Event
 from ampscope.watcher import Watch
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from ampscope.lessons.output_gradients import Gradients, output_gradients
+from ampscope.lessons.gradients import Gradients, output_gradients
 from ampscope.policy.precision import PRECISIONS, forward_autocast, step_arithmetic
 from ampscope.records import Curve, Reading, Result
 from ampscope.workloads.load import load

@@ -12,6 +12,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -170,3 +172,58 @@ def _known(lesson: str) -> LessonInfo:
         names = ", ".join(one.id for one in _ORDER if one.is_measured)
         raise BadInput(f"There is no lesson {lesson!r} to measure. There are: {names}.")
     return info
+
+
+# Scripts that lessons diagnose: lesson 13's eight mistakes with their mended twins, and lesson 6's
+# training in fp16. No torch.
+
+
+STEPS = 300  # as the zoo's diagnoses
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """One mistake; its script is ``mistakes/ID.py``, the mended one ``mistakes/ID_mended.py``."""
+
+    id: str
+    title: str
+    sentence: str
+    policy: str = "native"  # under whose autocast rules the fault shows: native or cuda
+
+
+MISTAKES = (
+    Mistake("cast_by_hand", "Casting by hand", "model.half(), and a GradScaler beside it."),
+    Mistake("no_scaler", "No scaler", "fp16 autocast whose gradients are tiny."),
+    Mistake(
+        "clip_before_unscale", "Clipping before unscale_",
+        "The norm that is clipped still carries the loss scale.",
+    ),
+    Mistake(
+        "unscale_each_micro_batch", "unscale_ in every micro-batch",
+        "Gradients are accumulated, and unscaled after each part.",
+    ),
+    Mistake(
+        "scaler_state_not_saved", "Scaler state not saved",
+        "A checkpoint holds model and optimizer, and not the scaler.",
+    ),
+    Mistake(
+        "amp_in_evaluation", "AMP in evaluation",
+        "The score is added up in half precision.",
+    ),
+    Mistake(
+        "bce_loss", "BCELoss", "A sigmoid, then BCELoss, under CUDA's autocast rules.", "cuda"
+    ),
+    Mistake("scaler_for_bf16", "A scaler for bf16", "bf16 autocast with a GradScaler."),
+)  # fmt: skip
+HALF_LENET = Mistake(
+    "half_lenet",
+    "model.half()",
+    "This lesson's training as a script of its own, which knows nothing of ampscope.",
+)
+BY_ID = {mistake.id: mistake for mistake in (*MISTAKES, HALF_LENET)}
+
+
+def script_path(mistake: str, *, mended: bool = False) -> Path:
+    """The script's file."""
+    name = f"{mistake}_mended.py" if mended else f"{mistake}.py"
+    return Path(str(resources.files("ampscope.lessons"))) / "mistakes" / name

@@ -11,11 +11,15 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from ampscope.measure.beside_steps import step_times
-from ampscope.measure.energy import energy_counter
-from ampscope.measure.phases import StepSeconds, timed_step
-from ampscope.measure.rebatch import batch_size
-from ampscope.measure.together import batch_of, prepared
+from ampscope.measure.comparison import (
+    StepSeconds,
+    batch_of,
+    batch_size,
+    energy_counter,
+    prepared,
+    step_times,
+    timed_step,
+)
 from ampscope.records import EnergyUse, Result, RunSpec
 
 PRECISIONS = "fp32,bf16"

@@ -7,12 +7,16 @@ and updates are counted, every element: nothing rounds them, so they show what a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ampscope.capture.exponent_count import count_into
 from ampscope.capture.tensors import floating_tensors
-from ampscope.lessons.output_gradients import exponents_of, output_gradients
+from ampscope.numerics.histogram import RAW_LEN, Raw
 from ampscope.records import Histogram, Reading, Result
 from ampscope.workloads.load import load
 from ampscope.workloads.protocol import iterate, move
@@ -55,3 +59,50 @@ def _keep_outputs(model: nn.Module, kept: list[Tensor]) -> list[torch.utils.hook
 
     leaves = (module for module in model.modules() if not list(module.children()))
     return [leaf.register_forward_hook(keep) for leaf in leaves]
+
+
+# The gradients of all module outputs of one backward pass, in the dtype in which they flow.
+#
+#     with output_gradients(model) as found:
+#         loss(model, batch).backward()
+#     found["blocks.0.attention.q", 0]        # of its first call
+
+
+Key = tuple[str, int]  # module, number of its call
+Gradients = dict[Key, Tensor]
+
+
+@contextmanager
+def output_gradients(model: nn.Module) -> Iterator[Gradients]:
+    """Of modules without children: a container hands on what its last child put out."""
+    found: Gradients = {}
+    calls: dict[str, int] = {}
+
+    def keep(key: Key, gradient: Tensor) -> None:
+        found[key] = gradient.detach().clone()
+
+    def see(name: str, module: nn.Module, inputs: object, output: object) -> None:
+        for tensor in floating_tensors(output):
+            if tensor.requires_grad:
+                key = name, calls.setdefault(name, 0)
+                calls[name] += 1
+                tensor.register_hook(partial(keep, key))  # type: ignore[no-untyped-call]  # torch's
+
+    handles = [
+        module.register_forward_hook(partial(see, name))
+        for name, module in model.named_modules()
+        if not list(module.children())
+    ]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def exponents_of(tensors: Iterator[Tensor] | list[Tensor]) -> Raw:
+    """One raw row of all elements."""
+    row = np.zeros(RAW_LEN, np.int64)
+    for tensor in tensors:
+        count_into(tensor.detach(), row)
+    return row

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ampscope.records import Curve, Reading, Result
-from ampscope.workloads.digits import enlarge, read_digits
+from ampscope.workloads.training_data import enlarge, read_digits
 
 STEPS, BATCH = 60, 32
 # The largest power of ten at which this network learns by SGD with momentum in fp32 without

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ampscope.records import Reading, Result, Tally
-from ampscope.workloads.digits import read_digits
+from ampscope.workloads.training_data import read_digits
 
 STEPS, BATCH, WIDTH, SPOILT = 4, 32, 32, 4
 FACTOR = 40_000.0  # fits into fp16, whose largest is 65,504; the sums of the first layer do not

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from ampscope.measure.beside_steps import memory_split
-from ampscope.measure.together import batch_of
+from ampscope.measure.comparison import batch_of, memory_split
 from ampscope.records import Result, RunSpec
 from ampscope.run.probe import prepare
 from ampscope.run.training import training_step

@@ -1,7 +1,7 @@
 """Lesson 1: torch's own numbers beside the arithmetic that the page computes with.
 
-    every bit pattern (of fp32: some)    decoded by torch and by ampscope.rounding
-    random numbers, normal to tiny       converted by torch and by ampscope.rounding
+    every bit pattern (of fp32: some)    decoded by torch and by ampscope.numerics.formats
+    random numbers, normal to tiny       converted by torch and by ampscope.numerics.formats
     2^k and the next larger number       the spacing, by torch's own bits
     2^k + 1                              from where on 1 no longer counts
 
@@ -16,9 +16,8 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from ampscope.formats import FORMATS, NumberFormat
+from ampscope.numerics.formats import FORMATS, NumberFormat, decode, nearest, width
 from ampscope.records import Curve, Reading, Result
-from ampscope.rounding import decode, nearest, width
 
 DTYPES = {
     "fp32": torch.float32,

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ampscope.lessons.output_gradients import Gradients, output_gradients
+from ampscope.lessons.gradients import Gradients, output_gradients
 from ampscope.records import Curve, Reading, Result
 from ampscope.workloads.load import load
 from ampscope.workloads.protocol import iterate, move

@@ -11,12 +11,9 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from ampscope.measure.beside_steps import step_times
-from ampscope.measure.interleaving import first_time, interleaved
-from ampscope.measure.phases import timed_step
-from ampscope.measure.products import product, refusal
-from ampscope.measure.square_products import rate
-from ampscope.measure.together import batch_of, prepared
+from ampscope.measure.comparison import batch_of, prepared, step_times, timed_step
+from ampscope.measure.matmuls import product, refusal
+from ampscope.measure.rates import first_time, interleaved, rate
 from ampscope.records import Reading, Result, RunSpec
 
 SIZES = {"cpu": (64, 128, 256, 512), "cuda": (512, 1024, 2048, 4096)}

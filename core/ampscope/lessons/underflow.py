@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from ampscope.formats import FP16
-from ampscope.lessons.output_gradients import Gradients, exponents_of, output_gradients
+from ampscope.lessons.gradients import Gradients, exponents_of, output_gradients
+from ampscope.numerics.formats import FP16
 from ampscope.records import Fates, Histogram, Reading, Result
 from ampscope.workloads.load import load
 from ampscope.workloads.protocol import Batch, Workload, iterate, move

@@ -9,15 +9,21 @@ benchmarks/remake_op_lists.py makes it again. Imports no framework.
     widest      inputs are cast to the widest dtype among them
     as it comes the op runs in the dtype that its inputs have
     refused     the op raises
+
+Also here: changes of the lists in words, and where a CPU computes otherwise than CUDA.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import Final
 
+from ampscope.errors import BadInput
 from ampscope.policy.autocast_lists import CPU_LISTS, CUDA_LISTS, TORCH_VERSION
 
 MEANINGS = ("half", "fp32", "widest", "as it comes", "refused")
@@ -95,3 +101,164 @@ def _file() -> dict[str, dict[str, dict[str, dict[str, dict[str, list[str]]]]]]:
     text = resources.files("ampscope.policy").joinpath("op_lists.json").read_text(encoding="utf-8")
     content: dict[str, dict[str, dict[str, dict[str, dict[str, list[str]]]]]] = json.loads(text)
     return content
+
+
+# Changes of autocast's op lists in words, without torch: ``op_lists:softmax=half,mm=fp32``.
+#
+# >>> dict(parse("softmax=half,mm=fp32")) {'softmax': 'half', 'mm': 'fp32'}
+
+
+WORD = "op_lists"  # the control that carries changes
+LISTS = ("half", "fp32", "widest", "as it comes")
+_OP = re.compile(r"[A-Za-z_]\w*")
+_SPELLED = {"as_it_comes": "as it comes"}
+
+
+def parse(text: str) -> Mapping[str, str]:
+    """Op -> list. Raises BadInput for a list that there is not, a name that is none, and an op
+    that is named twice."""
+    changes: dict[str, str] = {}
+    for part in text.split(","):
+        op, equals, name = part.strip().partition("=")
+        name = _SPELLED.get(name, name)
+        if not equals or not _OP.fullmatch(op) or name not in LISTS:
+            raise BadInput(
+                f"{part.strip()!r} changes no list. Write OP=LIST, for example softmax=half; lists "
+                "are half, fp32, widest and as_it_comes."
+            )
+        if op in changes:
+            raise BadInput(f"{op} is put on two lists. Name each op once.")
+        changes[op] = name
+    return changes
+
+
+def control(changes: Mapping[str, str]) -> str:
+    """The control word for a run: ``op_lists:softmax=half``."""
+    parts = (f"{op}={name.replace(' ', '_')}" for op, name in changes.items())
+    return f"{WORD}:{','.join(parts)}"
+
+
+def changes_of(control_words: str) -> Mapping[str, str]:
+    """The changes in a run's control; none for a run without."""
+    for word in control_words.split(";"):
+        name, _, value = word.partition(":")
+        if name == WORD:
+            return parse(value)
+    return {}
+
+
+# Where a CPU computes otherwise than CUDA: what must be said beside a verdict from a CPU.
+#
+# Data and selection alone, without torch. A gap is *met* by a run in which an op ran that it is
+# about, and matters to a finding that rests on that op, or on no single op::
+#
+#     >>> [gap.id for gap in met_by({("aten.mm", "fp16"), ("aten.relu", "fp16")}, "rehearsal")]
+#     ['split_k']
+#
+# ``rehearsal`` is CUDA's autocast lists and Tensor Core arithmetic on a CPU, ``native`` the CPU's
+# own rules and kernels.
+
+
+HALF: Final = frozenset({"fp16", "bf16"})
+_MATMULS: Final = frozenset(
+    f"aten.{name}"
+    for name in ("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot",
+                 "_addmm_activation", "linear", "matmul")
+)  # fmt: skip
+_CONVOLUTIONS: Final = frozenset(
+    {"aten.convolution", "aten.convolution_backward", "aten.mkldnn_convolution"}
+)
+_SUMS_INTO_ROWS: Final = frozenset(
+    f"aten.{name}"
+    for name in ("embedding_dense_backward", "_embedding_bag_backward", "index_put", "index_put_",
+                 "_index_put_impl_", "_embedding_bag_dense_backward", "_coalesce")
+)  # fmt: skip
+_ATOMIC: Final = frozenset(
+    f"aten.{name}" for name in ("index_add", "index_add_", "scatter_add", "scatter_add_")
+)
+RNN: Final = (
+    "rnn"  # what a run calls the "op" of a recurrent module: its parts are ops of all kinds
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """One difference. ``policies`` are those of the CPU run that it concerns."""
+
+    id: str
+    ops: frozenset[str]
+    dtypes: frozenset[str]
+    policies: frozenset[str]
+    text: str
+
+
+_BOTH: Final = frozenset({"rehearsal", "native"})
+GAPS: Final[tuple[Gap, ...]] = (
+    Gap(
+        "split_k", _MATMULS, HALF, _BOTH,
+        "On CUDA a matmul that is split along K may add its partial sums in half "
+        "(allow_fp16_reduced_precision_reduction and the same for bf16, both on by default), and "
+        "can overflow or round where this CPU, which adds in fp32, did not.",
+    ),
+    Gap(
+        "rnn", frozenset({RNN}), HALF, _BOTH,
+        "cuDNN computes a recurrent layer in one kernel with fp32 inside; here each of its gates "
+        "is rounded to half. Under bf16 autocast torch's cuDNN wrapper casts a recurrent layer to "
+        "fp16, not to bf16.",
+    ),
+    Gap(
+        "tf32_convolution", _CONVOLUTIONS, frozenset({"fp32"}), _BOTH,
+        "CUDA computes fp32 convolutions in TF32 (10 bits of mantissa) unless "
+        "torch.backends.cudnn.allow_tf32 is off; this CPU computed them in exact fp32.",
+    ),
+    Gap(
+        "embedding_sum", _SUMS_INTO_ROWS, HALF, frozenset({"native"}),
+        "This CPU adds the gradients of one row in half, value by value; CUDA adds them in fp32 "
+        "(embedding, EmbeddingBag, sparse gradients, indexing with rows of up to 32 elements). "
+        "What this op lost here is a fault of CPU arithmetic: with --policy cuda it is computed as "
+        "CUDA does.",
+    ),
+    Gap(
+        "atomic_sum", _ATOMIC, HALF, frozenset({"native"}),
+        "CUDA adds these in half by atomicAdd, value by value, and stalls at 2,048 (fp16) or 256 "
+        "(bf16) equal terms; this CPU may add them in fp32.",
+    ),
+    Gap(
+        "atomic_order", _ATOMIC, HALF, frozenset({"rehearsal"}),
+        "CUDA adds these in half by atomicAdd in an order that changes from run to run; here the "
+        "order is fixed.",
+    ),
+)  # fmt: skip
+_BY_ID: Final = {gap.id: gap for gap in GAPS}
+
+
+def met_by(ops: Iterable[tuple[str, str]], policy: str = "") -> tuple[Gap, ...]:
+    """The gaps that a run met: ``ops`` are pairs of an op's name and a dtype of its inputs. Those
+    of one policy, or of any."""
+    seen = set(ops)
+    return tuple(
+        gap
+        for gap in GAPS
+        if (not policy or policy in gap.policies)
+        and any(op in gap.ops and dtype in gap.dtypes for op, dtype in seen)
+    )
+
+
+def concerned(op: str, dtype: str) -> bool:
+    """Whether any gap is about this op in this dtype: what a run has to note."""
+    return any(op in gap.ops and dtype in gap.dtypes for gap in GAPS)
+
+
+def texts(ids: Iterable[str], policy: str, op: str = "") -> list[str]:
+    """What to say beside a verdict on a run that met these gaps. ``op`` is the op that the finding
+    rests on; "" where it rests on none in particular."""
+    found = [_BY_ID[name] for name in ids if name in _BY_ID]
+    return [
+        gap.text
+        for gap in found
+        if policy in gap.policies and (op in gap.ops if op else gap.id not in _OF_ONE_OP)
+    ]
+
+
+# Said of a finding at that very op alone: a run that is healthy or fails elsewhere is not about it.
+_OF_ONE_OP: Final = frozenset({"embedding_sum"})

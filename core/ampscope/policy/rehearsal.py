@@ -10,7 +10,7 @@ dispatcher's kernels for CPU autocast are CUDA's:
 
 Three kinds of op, decided from the data in `autocast_lists`:
 - CUDA and the CPU have the same policy: torch's own C++ kernel stays (most matmuls and losses);
-- CUDA has another policy: a Python kernel of `cast_kernels` is registered over the CPU's;
+- CUDA has another policy: a Python kernel (below) is registered over the CPU's;
 - only the CPU casts it: a fallthrough is registered, so the op runs as it is, as on CUDA.
 
 Registrations belong to the process, so they are counted: the last exit takes them back.
@@ -20,16 +20,15 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
+from torch import Tensor
 from torch.library import Library, fallthrough_kernel
 
-from ampscope.policy import cast_kernels
-from ampscope.policy.autocast_lists import CPU_LISTS, CUDA_LISTS
-from ampscope.policy.cast_kernels import Op
+from ampscope.policy.autocast_lists import BANNED_MESSAGE, CPU_LISTS, CUDA_LISTS
 
 _KEY: Final = "AutocastCPU"
 # On CUDA these reach `_cudnn_rnn`, whose wrapper casts everything; a CPU has no such op in between.
@@ -74,7 +73,7 @@ def _exit() -> None:
         _depth -= 1
         if _depth == 0:
             torch.clear_autocast_cache = _clear_autocast_cache
-            cast_kernels.clear_weight_casts()
+            clear_weight_casts()
             _registered.pop()._destroy()  # type: ignore[no-untyped-call] # torch leaves it untyped
 
 
@@ -84,7 +83,7 @@ _clear_autocast_cache = torch.clear_autocast_cache
 def _clear_both_caches() -> None:
     # torch.autocast's outermost exit looks this name up in the torch module.
     _clear_autocast_cache()
-    cast_kernels.clear_weight_casts()
+    clear_weight_casts()
 
 
 def _plan() -> dict[str, Op]:
@@ -104,28 +103,28 @@ def _plan() -> dict[str, Op]:
             plan[op] = _kernel(op, overload, on_cuda[op])
     for op in _RNN_OPS:
         if (overload := _overload(op)) is not None:
-            plan[op] = cast_kernels.cudnn_rnn(overload)
+            plan[op] = cudnn_rnn(overload)
     return plan
 
 
 def _kernel(op: str, overload: torch._ops.OpOverload, policy: str) -> Op:
     match policy:
         case "lower_precision_fp":
-            return cast_kernels.lower_precision(overload)
+            return lower_precision(overload)
         case "fp32":
-            return cast_kernels.fp32(overload)
+            return fp32(overload)
         case "promote":
-            return cast_kernels.promote(overload)
+            return promote(overload)
         case "banned":
-            return cast_kernels.banned
+            return banned
         case "fp32_set_opt_dtype":
             names = [argument.name for argument in overload._schema.arguments]
-            return cast_kernels.fp32_set_opt_dtype(overload, names.index("dtype"))
+            return fp32_set_opt_dtype(overload, names.index("dtype"))
         case "fp32_append_dtype":
             target, defaults = _WITH_DTYPE[op]
             with_dtype = _overload(target)
             assert with_dtype is not None, f"torch has {op} but not {target}"
-            return cast_kernels.fp32_append_dtype(with_dtype, defaults)
+            return fp32_append_dtype(with_dtype, defaults)
         case _:
             raise ValueError(f"autocast_lists names a policy without a kernel: {policy}")
 
@@ -145,3 +144,174 @@ def _register(plan: Mapping[str, Op]) -> Library:
         for op, kernel in plan.items():
             library.impl(op, kernel, _KEY)  # type: ignore[no-untyped-call] # as above
     return library
+
+
+# Autocast's cast policies as Python kernels for CPU tensors, after CUDA's C++ templates.
+#
+# Each policy of `autocast_lists` becomes a function that wraps one op: switch autocast off, cast
+# the inputs, call the op, switch autocast on again (the templates `WrapFunction_` and
+# `cached_cast` of `ATen/autocast_mode.h` are the model). Only the registration of these kernels,
+# in `rehearsal`, makes them run.
+#
+# *Eligible* for a cast is a floating-point tensor that is not double. CUDA also asks that it lie on
+# the GPU; here every CPU tensor counts, so a CPU scalar that CUDA would leave alone is cast too.
+
+
+# The arguments of an op are whatever its schema says: tensors, lists of them, numbers, None.
+Op: TypeAlias = Callable[..., Any]
+Arguments: TypeAlias = tuple[Any, ...]
+Keywords: TypeAlias = Mapping[str, Any]
+
+# The wrapper of `_cudnn_rnn` (ATen/cudnn/AutocastRNN.cpp) casts to kHalf, also under bf16 autocast.
+CUDNN_RNN_DTYPE: Final = torch.float16
+
+# Parameters that were cast in this autocast region: the cast, and the parameter itself, held so
+# that its id stays its own. Autocast's C++ cache cannot be reached from Python.
+_weight_casts: dict[int, tuple[Tensor, Tensor]] = {}
+
+
+def clear_weight_casts() -> None:
+    """Forget the cached casts; autocast's outermost exit does it for its own cache."""
+    _weight_casts.clear()
+
+
+def is_eligible(arg: object) -> bool:
+    """Whether autocast may cast this argument of an op."""
+    return (
+        isinstance(arg, Tensor)
+        and (arg.is_cpu or arg.is_mkldnn)
+        and arg.is_floating_point()
+        and arg.dtype is not torch.float64
+    )
+
+
+def cast(arg: Any, dtype: torch.dtype) -> Any:
+    """The argument with its eligible tensors in `dtype`; fp32 weights are cast once a region."""
+    if isinstance(arg, Tensor):
+        if arg.dtype is dtype or not is_eligible(arg):
+            return arg
+        return _cached_cast(arg, dtype) if _is_cacheable(arg, dtype) else arg.to(dtype)
+    if isinstance(arg, (list, tuple)):
+        return [cast(item, dtype) for item in arg]
+    return arg
+
+
+def lower_precision(op: Op) -> Op:
+    """Run `op` on inputs cast to autocast's dtype."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return _without_autocast(_cast_and_call, op, torch.get_autocast_dtype("cpu"), args, kwargs)
+
+    return kernel
+
+
+def fp32(op: Op) -> Op:
+    """Run `op` on inputs cast to fp32."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return _without_autocast(_cast_and_call, op, torch.float32, args, kwargs)
+
+    return kernel
+
+
+def cudnn_rnn(op: Op) -> Op:
+    """Run a whole RNN on inputs, state and weights cast to fp16."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return _without_autocast(_cast_and_call, op, CUDNN_RNN_DTYPE, args, kwargs)
+
+    return kernel
+
+
+def promote(op: Op) -> Op:
+    """Run `op` on inputs cast to the widest dtype among them."""
+
+    def call(args: Arguments, kwargs: Keywords) -> Any:
+        dtype = _widest([*args, *kwargs.values()], torch.get_autocast_dtype("cpu"))
+        return _cast_and_call(op, dtype, args, kwargs)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return _without_autocast(call, args, kwargs)
+
+    return kernel
+
+
+def fp32_set_opt_dtype(op: Op, dtype_position: int) -> Op:
+    """Run `op` with `dtype=float32` unless the caller set a dtype or the input is not eligible."""
+
+    def call(args: Arguments, kwargs: Keywords) -> Any:
+        if not is_eligible(args[0]) or kwargs.get("dtype") is not None:
+            return op(*args, **kwargs)
+        if len(args) > dtype_position and args[dtype_position] is not None:
+            return op(*args, **kwargs)
+        return op(*args[:dtype_position], **{**kwargs, "dtype": torch.float32})
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return _without_autocast(call, args, kwargs)
+
+    return kernel
+
+
+def fp32_append_dtype(op_with_dtype: Op, defaults: Arguments) -> Op:
+    """Run the overload that takes a dtype; `defaults` are the op's own, which callers leave out."""
+
+    def call(args: Arguments, kwargs: Keywords) -> Any:
+        dtype = torch.float32 if is_eligible(args[0]) else args[0].dtype
+        return op_with_dtype(*args, *defaults[len(args) :], **kwargs, dtype=dtype)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return _without_autocast(call, args, kwargs)
+
+    return kernel
+
+
+def banned(*_args: Any, **_kwargs: Any) -> Any:
+    """Refuse the op, in CUDA's words."""
+    raise RuntimeError(BANNED_MESSAGE)
+
+
+def _without_autocast(function: Callable[..., Any], *args: Any) -> Any:
+    # A kernel runs only where autocast is on, so putting it back on is putting it back as it was.
+    torch.set_autocast_enabled("cpu", False)
+    try:
+        return function(*args)
+    finally:
+        torch.set_autocast_enabled("cpu", True)
+
+
+def _cast_and_call(op: Op, dtype: torch.dtype, args: Arguments, kwargs: Keywords) -> Any:
+    cast_kwargs = {name: cast(arg, dtype) for name, arg in kwargs.items()}
+    return op(*[cast(arg, dtype) for arg in args], **cast_kwargs)
+
+
+def _is_cacheable(arg: Tensor, dtype: torch.dtype) -> bool:
+    return (
+        arg.requires_grad
+        and arg.is_leaf
+        and arg.dtype is torch.float32
+        and dtype is torch.get_autocast_dtype("cpu")
+        and not arg._is_view()
+        and torch.is_autocast_cache_enabled()
+    )
+
+
+def _cached_cast(arg: Tensor, dtype: torch.dtype) -> Tensor:
+    held = _weight_casts.get(id(arg))
+    if held is None:
+        held = _weight_casts[id(arg)] = (arg.to(dtype), arg)
+    return held[0]
+
+
+def _widest(
+    args: Iterable[Any], lower: torch.dtype, widest: torch.dtype | None = None
+) -> torch.dtype:
+    widest = widest or lower
+    for arg in args:
+        if isinstance(arg, (list, tuple)):
+            widest = _widest(arg, lower, widest)
+        elif is_eligible(arg) and widest is not torch.float32:
+            if arg.dtype not in (lower, torch.float32):
+                # CUDA's text: at::autocast::prioritize knows fp32 and autocast's own dtype only
+                raise RuntimeError("Unexpected floating ScalarType in at::autocast::prioritize")
+            widest = arg.dtype
+    return widest

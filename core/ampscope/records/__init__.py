@@ -4,22 +4,41 @@ Losses, scales and norms keep NaN and infinities: they are what people look for.
 "was not recorded", never "was not finite".
 """
 
-from ampscope.records.batches import BatchPrediction, BatchTry, LargestBatch
-from ampscope.records.comparison import EnergyUse, LossCurve, MemorySplit, ProcessPeak, StepTimes
-from ampscope.records.lessons import Call, Curve, Fates, Histogram, Reading, Tally
 from ampscope.records.measurements import (
+    RESULT_KINDS,
+    BatchPrediction,
+    BatchTry,
+    Call,
+    Curve,
+    Dimension,
+    EnergyUse,
     Event,
+    Fates,
     Frame,
+    Histogram,
+    LargestBatch,
+    LossCurve,
+    MemorySplit,
     ModuleRecord,
     NonFiniteRecord,
+    Operand,
     OpRecord,
+    Padded,
+    Place,
+    ProcessPeak,
+    Product,
+    Rate,
+    Reading,
+    Result,
     Role,
     ShadowRecord,
+    StepProducts,
     StepRecord,
+    StepTimes,
     StepTotals,
+    Tally,
+    Timing,
 )
-from ampscope.records.products import Dimension, Operand, Padded, Place, Product, StepProducts
-from ampscope.records.results import RESULT_KINDS, Rate, Result
 from ampscope.records.runs import (
     AS_IS,
     MEASUREMENT_KINDS,
@@ -27,12 +46,11 @@ from ampscope.records.runs import (
     Machine,
     RunInfo,
     RunSpec,
+    Sample,
     ScalerSpec,
     State,
     watched,
 )
-from ampscope.records.telemetry import Sample
-from ampscope.records.timing import Timing
 
 __all__ = [
     "AS_IS",

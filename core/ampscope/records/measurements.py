@@ -1,13 +1,17 @@
-"""What the instruments of a probe measured."""
+"""What was measured, one frozen dataclass a kind of fact: steps, modules, ops, frames and shadows
+of a training; products of a step; comparisons of precisions; batch searches; results of lessons;
+rates of the machine; and :class:`Timing`, which several of them hold.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeAlias, get_args
 
 import numpy as np
 
-from ampscope.exponents import Raw
+from ampscope.numerics.histogram import Raw
 
 
 class Role(StrEnum):
@@ -170,3 +174,376 @@ class Event:
     text: str  # one sentence for a person
     path: str = ""
     value: float | None = None
+
+
+# The products of one training step: matrix products, convolutions, attention, and what each
+# reached when it was run alone.
+#
+# A step's equal products are one record with several places. First comes one :class:`StepProducts`
+# (how many there are), then one :class:`Product` each as it is measured::
+#
+#     Product(op="aten.addmm", part="", dtype="bf16", operands=(bias, x, weight),
+#             dimensions=(Dimension("m", 1024), Dimension("n", 96), Dimension("k", 256)),
+#             places=(Place("head", "forward", 1),), …)
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One tensor that a product reads: sizes and distances in elements."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str  # a name of formats
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """One of the sizes that decide how well a product fits the hardware's tiles."""
+
+    name: str  # m | n | k | input channels | output channels | head size
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in the step a product runs."""
+
+    module: str  # path; empty for the model itself and what runs in no module
+    phase: str  # forward | backward | optimizer
+    count: int  # times a step
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """The same product with some dimensions enlarged, measured."""
+
+    changes: tuple[tuple[int, int], ...]  # (size, padded size) of each dimension that was enlarged
+    flops: int
+    timing: Timing
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One product of the step, alone, on random data of the same shapes, dtypes and strides."""
+
+    op: str  # "aten.addmm"
+    part: str  # of a convolution's backward: "input gradient" | "weight gradient"; else empty
+    dtype: str  # computed in; "tf32" is fp32 tensors with TF32 switched on
+    operands: tuple[Operand, ...]
+    dimensions: tuple[Dimension, ...]
+    flops: int  # of one call, a multiplication and an addition counted as two
+    moved_bytes: int  # of one call, each operand read and each result written once
+    places: tuple[Place, ...]
+    kernels: tuple[str, ...]  # names seen in the step itself, a CPU's from oneDNN's log
+    measured_at: float  # seconds since the epoch
+    timing: Timing | None  # None: it could not be run alone, and ``note`` says why
+    control: Timing | None  # the same shapes in fp32 without TF32; None where there is none
+    padded: tuple[Padded, ...] = ()
+    note: str = ""
+
+    @property
+    def count(self) -> int:
+        """Calls a step."""
+        return sum(place.count for place in self.places)
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs a byte."""
+        return self.flops / max(1, self.moved_bytes)
+
+    @property
+    def flops_s(self) -> float | None:
+        """Operations a second at the median."""
+        return self.flops / self.timing.median_s if self.timing else None
+
+
+@dataclass(frozen=True, slots=True)
+class StepProducts:
+    """The step as a whole, and what of the device decides which products fit."""
+
+    device: str  # cpu | cuda | rocm
+    capability: str  # "9.0"; CUDA alone has one
+    cpu_flags: tuple[str, ...] | None  # of hardware.cpu; None on a GPU and where unreadable
+    calls: int
+    flops: int
+    distinct: int  # so many Product records follow
+    kernel_source: str  # torch.profiler | oneDNN | none
+
+
+# What a comparison of precisions measures, one record a precision and seed.
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Time of training steps in one precision, turn and turn about with the others.
+
+    The phases are the default step's; a workload with a step of its own has none. On CUDA the
+    phases are the device's time between events, and ``step`` is the host's clock around it all.
+    """
+
+    precision: str
+    samples: int  # a step
+    step: Timing
+    forward: Timing | None
+    backward: Timing | None
+    optimizer: Timing | None  # unscale_, step and update
+    cast_share: float | None  # of a profiled step's op time, 0 … 1
+    measured_at: float  # seconds since the epoch
+    is_base: bool = True  # the batch as the workload gives it, or as it was asked for
+
+    @property
+    def samples_s(self) -> float:
+        """Throughput at the median."""
+        return self.samples / self.step.median_s
+
+
+@dataclass(frozen=True, slots=True)
+class LossCurve:
+    """Loss of every step, the same batches and random state in all precisions of a seed."""
+
+    precision: str
+    seed: int
+    losses: tuple[float, ...]
+    skipped: tuple[int, ...]  # steps that GradScaler left out
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySplit:
+    """Bytes of tensors that live when a step needs most, by what they are for.
+
+    Every storage that an op allocates is followed until it is freed. ``device_peak`` is what the
+    allocator itself says of the same step (CUDA); it also holds workspaces of libraries.
+    """
+
+    precision: str
+    samples: int
+    weights: int  # parameters and buffers
+    gradients: int
+    optimizer_state: int
+    activations: int  # made in the forward pass and still alive
+    cast_copies: int  # of these, copies in another floating-point dtype
+    temporaries: int  # made in the backward pass or the optimizer's step
+    inputs: int  # the batch
+    device_peak: int | None
+    measured_at: float
+    is_base: bool = True
+
+    @property
+    def peak(self) -> int:
+        """All of it."""
+        parts = (self.weights, self.gradients, self.optimizer_state, self.activations)
+        return sum((*parts, self.cast_copies, self.temporaries, self.inputs))
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPeak:
+    """Peak memory of a whole run of a script, which cannot be split."""
+
+    precision: str
+    peak_bytes: int
+    what: str  # "CUDA's allocator" | "the process above Python and torch"
+    measured_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyUse:
+    """Energy of some steps in a row, by a counter of the device."""
+
+    precision: str
+    joules: float
+    steps: int
+    samples: int  # a step
+    source: str  # "NVML total energy" | "RAPL, package 0"
+    measured_at: float
+
+
+# What a search for the largest batch measures: one record a try, one a precision.
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTry:
+    """Some training steps with so many samples, in a process of their own."""
+
+    precision: str
+    samples: int
+    fits: bool
+    peak_bytes: int | None  # tensors alive at once; None where the step did not end
+    device_peak: int | None  # by CUDA's allocator
+    step: Timing | None
+    how_it_ended: str  # one sentence when it does not fit
+    measured_at: float  # seconds since the epoch
+
+    @property
+    def samples_s(self) -> float | None:
+        """Throughput at the median."""
+        return self.samples / self.step.median_s if self.step else None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPrediction:
+    """What two small tries say before the search: memory = fixed + samples times so much."""
+
+    precision: str
+    fixed_bytes: int
+    bytes_per_sample: int
+    limit_bytes: int
+    largest: int  # samples; a multiple of the search's step
+
+
+@dataclass(frozen=True, slots=True)
+class LargestBatch:
+    """Where the search ended: ``samples`` was seen to fit, and ``too_many``, or a size between the
+    two, was seen not to. Without a ``too_many`` nothing was seen not to fit."""
+
+    precision: str
+    samples: int  # 0: not even the smallest fits
+    too_many: int | None
+    tries: int
+
+
+# What a lesson's measurement found: named numbers, curves, histograms and counts.
+#
+# Fourteen lessons share these records: a lesson is told by its run's spec, and what a record means
+# by its ``name`` and ``series``, which the lesson's own two files (measurement and page) agree
+# upon.
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One measured number. ``value`` may be NaN or infinite: lessons are about such numbers."""
+
+    name: str  # what was measured, "lost share"
+    series: str  # in which case, "fp16"
+    value: float
+    text: str = ""  # what a number cannot say
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Measured numbers in order."""
+
+    name: str  # "loss"
+    series: str  # "model.half()"
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """An exponent histogram: a raw row of :mod:`ampscope.numerics.histogram`."""
+
+    name: str  # "grad_output"
+    series: str
+    dtype: str  # of the tensors that were counted
+    row: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fates:
+    """What became of the elements of half-precision gradients, told by the fp32 reference: three
+    kinds of small, never one, and overflow. The counts are of the same ``total``."""
+
+    series: str
+    scale: float  # the loss scale of this pass
+    total: int
+    lost: int  # zero in half, not in fp32
+    subnormal: int  # subnormal in half
+    zero_before: int  # zero in both
+    nonfinite: int  # NaN or Inf in half, finite in fp32
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What a tensor held at one place of a step."""
+
+    series: str
+    step: int
+    place: str  # "softmax"
+    phase: str  # forward | backward | weights
+    total: int
+    nan: int
+    inf: int
+    largest: float  # magnitude of the finite elements; 0 where there is none
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Calls of one op with the same dtypes in a step."""
+
+    op: str  # "mm", without its namespace
+    phase: str  # forward | backward
+    inputs: str  # "fp16,fp16"
+    outputs: str
+    count: int
+
+
+# What measurements of the machine found: each record is one row of the store's ``result``.
+#
+# A record is a frozen dataclass of numbers, texts, booleans, tuples and other such dataclasses. A
+# new kind is added to :data:`Result`; the store needs nothing else to keep it.
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What one op reached on random data, alone."""
+
+    series: str  # ceiling | copy | align_m | align_n | align_k | align_channels
+    op: str  # matmul | copy | conv2d
+    dtype: str  # of the inputs, a name of formats; "tf32" is fp32 tensors with TF32 switched on
+    shape: tuple[int, ...]  # (m, n, k) | (elements,) | (batch, channels, height, width, filters)
+    flops: int  # of one call, a multiplication and an addition counted as two
+    moved_bytes: int  # of one call, each operand read and each result written once
+    timing: Timing | None  # None: it cannot be done here, and ``note`` says why
+    measured_at: float  # seconds since the epoch
+    layout: str = ""  # NCHW | channels_last
+    note: str = ""
+
+    @property
+    def flops_s(self) -> float | None:
+        """Operations a second at the median."""
+        return self.flops / self.timing.median_s if self.timing and self.flops else None
+
+    @property
+    def bytes_s(self) -> float | None:
+        """Bytes moved a second at the median."""
+        return self.moved_bytes / self.timing.median_s if self.timing else None
+
+
+Result: TypeAlias = (
+    Rate
+    | StepTimes
+    | LossCurve
+    | MemorySplit
+    | ProcessPeak
+    | EnergyUse
+    | BatchTry
+    | BatchPrediction
+    | LargestBatch
+    | StepProducts
+    | Product
+    | Reading
+    | Curve
+    | Histogram
+    | Fates
+    | Tally
+    | Call
+)
+RESULT_KINDS: tuple[type[Result], ...] = get_args(Result)
+
+
+# How long something takes: a median with its spread.
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Wall time of one call: median and quartiles of ``repeats``, in seconds."""
+
+    median_s: float
+    low_s: float  # first quartile
+    high_s: float  # third quartile
+    repeats: int
+
+    @property
+    def spread(self) -> float:
+        """Distance of the quartiles over the median."""
+        return (self.high_s - self.low_s) / self.median_s

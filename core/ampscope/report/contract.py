@@ -8,11 +8,9 @@ from typing import Any
 
 from ampscope.diagnose import Finding
 from ampscope.records import RunInfo
-from ampscope.report import fix_words
-from ampscope.report.words import precision
+from ampscope.report import fix_words, verdict_words
 from ampscope.rules.verdict import Measurement
-from ampscope.verdicts.report import Report
-from ampscope.verdicts.trials import Trial
+from ampscope.verdicts.report import Report, Trial
 
 SCHEMA = 1
 
@@ -108,11 +106,11 @@ def _precision(report: Report) -> dict[str, Any] | None:
     if use is None or not use.steps:
         return None
     return {
-        "headline": precision.headline(use),
+        "headline": verdict_words.precision_headline(use),
         "flops": dict(use.flops),
         "half_share": use.half_share,
         "half_used": not use.no_half if use.is_recorded else None,
-        "why_no_half": precision.why_none(use) if use.no_half else "",
+        "why_no_half": verdict_words.why_none(use) if use.no_half else "",
         "judged_steps": use.steps,
         "compared_steps": use.compared,
         "not_judged": list(use.not_judged),  # ops that the control computes in the same fp8, int8

@@ -1,16 +1,21 @@
 """A report before it has a form: sections of plain blocks, which HTML and Markdown both write out.
 
 Every text in a block is plain text, whoever wrote it; the writer of each form escapes all of it.
+
+Also here: texts from runs made harmless (:func:`visible`), and the colours of charts.
 """
 
 from __future__ import annotations
 
+import unicodedata
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeAlias
 
-from ampscope.analysis.loss_scale import FiniteParts
-from ampscope.exponents import Raw
-from ampscope.formats import NumberFormat
+from ampscope.analysis.training import FiniteParts
+from ampscope.numerics.formats import NumberFormat
+from ampscope.numerics.histogram import Raw
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +92,7 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """One raw row (ampscope.exponents) against the zones of a format."""
+    """One raw row (ampscope.numerics.histogram) against the zones of a format."""
 
     title: str
     row: Raw
@@ -144,3 +149,83 @@ class Document:
 
 
 Block: TypeAlias = Paragraph | Code | Table | Facts | Figures | Lines | Histogram | Links | Fold
+
+
+# Texts from runs as plain text that cannot mislead: what is invisible or turns the line round is
+# spelled out, and what is far too long is cut in the middle.
+#
+#     visible("a\x1b[31mb")   ->  'a\\x1b[31mb'
+#     visible("\u202egpj.x")  ->  '\\u202egpj.x'
+
+
+TEXT_LENGTH = 4_000  # of a paragraph; a reason of the rules has at most about 1,000
+NAME_LENGTH = 300  # in tables and charts; module paths of real models have about 100
+CODE_LENGTH = 40_000  # a traceback; Python's own end after 1,000 frames
+_KEPT = {"\n", "\t"}
+# Control, format (bidirectional marks, joiners, BOM), surrogate, private use, line and paragraph
+# separators, unassigned: unicode.org/reports/tr44, General_Category.
+_SPELLED = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp", "Cn"}
+
+
+def visible(text: str, length: int = TEXT_LENGTH) -> str:
+    """``text`` with every such character spelled as Python would, cut to about ``length``."""
+    return "".join(map(_spelled, shortened(text, length)))
+
+
+def line(text: str, length: int = NAME_LENGTH) -> str:
+    """The same in one line."""
+    return visible(" ".join(text.split()), length)
+
+
+def shortened(text: str, length: int) -> str:
+    """Cut in the middle, saying how much is left out."""
+    if len(text) <= length:
+        return text
+    left, right = length * 2 // 3, length // 3
+    return f"{text[:left]} … {len(text) - left - right:,} characters … {text[-right:]}"
+
+
+def _spelled(char: str) -> str:
+    if char in _KEPT or unicodedata.category(char) not in _SPELLED:
+        return char
+    code = ord(char)
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+# Colours of a report's charts: those of the dashboard (app/palette.py, where the reasons stand).
+#
+# A test holds the two together; a package cannot import the dashboard that is built on it.
+
+
+OUTLINE = "#76808E"
+NONFINITE = "#D55E00"
+ZERO = "#B7BDC6"
+MEASURE = "#5B7FD4"
+OTHER_DTYPE = "#8B95A3"
+ZONES: Mapping[str, str] = MappingProxyType(
+    {
+        "lost": "#0072B2",
+        "subnormal": "#56B4E9",
+        "normal": "#009E73",
+        "overflow": "#E69F00",
+        "zero": ZERO,
+        "nonfinite": NONFINITE,
+    }
+)
+DTYPES: Mapping[str, str] = MappingProxyType(
+    {
+        "fp32": "#66707F",
+        "tf32": "#8C6A4A",
+        "bf16": "#9E9100",
+        "fp16": "#CC79A7",
+        "e4m3": "#7D4FBF",
+        "e5m2": "#B48AE8",
+    }
+)
+
+
+def of_dtype(name: str) -> str:
+    """Colour of a dtype or of a precision mode (``fp16-noscaler`` is fp16's)."""
+    return DTYPES.get(name.partition("-")[0], OTHER_DTYPE)

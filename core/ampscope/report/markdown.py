@@ -5,15 +5,22 @@ end of a table or of a code fence. In prose every mark that can begin something 
 CommonMark allows (spec.commonmark.org, section 2.4). GitHub looks for @names, #numbers, commits,
 bare addresses and :emoji: after that, in the parsed text, so an invisible word joiner parts those.
 Charts are left to the HTML report; here each says its figures in a table.
+
+A notebook that loads the runs of a report is made here too.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+from ampscope.records import RunInfo
 from ampscope.report.document import (
+    CODE_LENGTH,
+    TEXT_LENGTH,
     Block,
     Code,
     Document,
@@ -26,9 +33,10 @@ from ampscope.report.document import (
     Paragraph,
     Series,
     Table,
+    line,
+    visible,
 )
-from ampscope.report.plain import CODE_LENGTH, TEXT_LENGTH, line, visible
-from ampscope.report.words.numbers import number, plural
+from ampscope.report.numbers import number, plural
 
 JOINER = "\u2060"  # word joiner: no width, no line break
 MAX_ROWS = 40
@@ -158,3 +166,138 @@ def _figures(series: Series) -> tuple[str, ...]:
     shown = [number(v) for v in told] or ["none"] * 4
     bad = plural(series.points.nonfinite_count, "step")
     return (series.name, *shown, bad, plural(len(series.skipped), "step"))
+
+
+# A notebook that loads the runs of a report, so that a reader can ask the next question.
+#
+# Written as JSON by hand (nbformat 4: nbformat.readthedocs.io/en/latest/format_description.html).
+# Its code cells use ampscope's reading side alone and hold no text from a run but ids, as
+# literals.
+
+
+_OPEN = """\
+from pathlib import Path
+
+import ampscope
+from ampscope.store.db import default_path
+
+# The store that was read. A file of `ampscope runs export` can stand here just as well.
+SOURCE = Path({source})
+if not SOURCE.exists():  # not beside this notebook: where commands without --store keep runs
+    SOURCE = default_path()
+RUNS = {runs}
+
+reader = ampscope.open_store(SOURCE)
+infos = [reader.run(run) for run in RUNS]
+for info in infos:
+    print(info.id, info.state, info.title, f"{{info.steps_done:,}} steps")
+"""
+_STEPS = """\
+import dataclasses
+
+import pandas as pd
+
+steps = {
+    info.id: pd.DataFrame([dataclasses.asdict(s) for s in reader.overview(info.id, points=2000)])
+    for info in infos
+}
+steps[infos[0].id].tail()
+"""
+_PLOT = """\
+from html import escape  # plotly reads a little HTML in names
+
+import plotly.graph_objects as go
+
+figure = go.Figure()
+for info in infos:
+    table = steps[info.id]
+    if len(table):
+        name = info.spec.control or info.title
+        figure.add_trace(go.Scatter(x=table["step"], y=table["loss"], name=escape(name[:60])))
+figure.update_layout(xaxis_title="optimizer step", yaxis_title="loss")
+figure
+"""
+_VERDICT = """\
+from ampscope.verdicts.recall import recall
+
+report = recall(reader, infos[0].id)  # judged anew from what was recorded; nothing is run
+print(report.diagnosis.verdict)
+for finding in report.diagnosis.findings:
+    print(finding.cause, finding.verdict.module, finding.verdict.reason)
+"""
+_RESULTS = """\
+results = pd.DataFrame(
+    [{"record": type(r).__name__, **dataclasses.asdict(r)} for r in reader.results(infos[0].id)]
+)
+results
+"""
+_HISTOGRAMS = """\
+from ampscope.numerics.histogram import zones
+from ampscope.numerics.formats import FORMATS
+from ampscope.records import Role
+from ampscope.report.contents.shared import format_of
+
+fmt = format_of(reader, infos[0])  # against whose zones the report shows them
+names = {m.index: m.path for m in reader.modules(infos[0].id)}
+for role in Role:
+    for first, _ in reader.frame_spans(infos[0].id, role)[-1:]:
+        frame = reader.frame(infos[0].id, role, first)
+        for module, row in zip(frame.modules, frame.rows):
+            found = zones(row, fmt)
+            said = f"{found.lost:,} of {found.total:,} would be lost in {fmt.name}"
+            print(role, first, names.get(module), said)
+"""
+_CLOSE = "reader.close()\n"
+
+
+def to_notebook(document: Document, infos: Sequence[RunInfo], source: Path) -> str:
+    """The .ipynb file. ``infos`` are the runs that it opens, ``source`` the store they are
+    in: its name alone, where the notebook is handed on."""
+    is_script = all(info.spec.kind == "script" for info in infos)
+    is_training = all(info.spec.is_training for info in infos)
+    opening = _OPEN.format(source=ascii(str(source)), runs=ascii([info.id for info in infos]))
+    cells = [_words(_head(document)), _code(opening), _code(_STEPS)]
+    if is_training:
+        cells += [_words("## Loss"), _code(_PLOT)]
+        cells += [_words("## Exponent histograms"), _code(_HISTOGRAMS)]
+    else:
+        cells += [_words("## What was measured"), _code(_RESULTS)]
+    if is_script:
+        cells += [_words("## The verdict, computed here"), _code(_VERDICT)]
+    cells.append(_code(_CLOSE))
+    for place, cell in enumerate(cells):
+        cell["id"] = f"cell-{place}"
+    notebook = {
+        "nbformat": 4,
+        "nbformat_minor": 5,
+        "metadata": {
+            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+            "language_info": {"name": "python"},
+        },
+        "cells": cells,
+    }
+    return json.dumps(notebook, indent=1) + "\n"
+
+
+def _head(document: Document) -> str:
+    texts: list[str] = []
+    for part in document.parts:
+        texts += [f"# {escaped(part.title)}", escaped(part.subject)]
+        first = part.sections[0] if part.sections else None
+        if first is not None and first.title == "Verdict":
+            texts += [escaped(b.text) for b in first.blocks if isinstance(b, Paragraph)]
+    return "\n\n".join([*texts, escaped(document.made)])
+
+
+def _words(text: str) -> dict[str, object]:
+    return {"cell_type": "markdown", "metadata": {}, "source": text.splitlines(keepends=True)}
+
+
+def _code(text: str) -> dict[str, object]:
+    return {
+        "cell_type": "code",
+        "metadata": {},
+        "source": text.rstrip().splitlines(keepends=True),
+        "execution_count": None,
+        "outputs": [],
+    }

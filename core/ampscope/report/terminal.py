@@ -1,7 +1,7 @@
 """A diagnosis for the terminal: verdict, a paragraph, evidence, patch, what was tried.
 
 Much of it is a script's own words, of an imported run a stranger's: each text is spelled out by
-:mod:`.plain`, so that none moves the cursor, names the window or clears the screen.
+:mod:`.document`, so that none moves the cursor, names the window or clears the screen.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from rich.text import Text
 
 from ampscope.causes import CAUSES
 from ampscope.diagnose import Finding
-from ampscope.report import fix_words
-from ampscope.report.plain import CODE_LENGTH, line, visible
-from ampscope.report.words import precision
-from ampscope.report.words import verdict as verdict_words
-from ampscope.report.words.run import rules_in_full
-from ampscope.report.words.verdict import no_fault
+from ampscope.report import fix_words, verdict_words
+from ampscope.report.document import CODE_LENGTH, line, visible
+from ampscope.report.numbers import rules_in_full
+from ampscope.report.verdict_words import no_fault
 from ampscope.rules.verdict import Measurement
 from ampscope.verdicts.report import Report
 
@@ -31,7 +29,9 @@ def print_report(report: Report, console: Console) -> None:
         console.print(_said(f"Could not diagnose: {report.could_not_run}", style="bold"))
         return
     diagnosis = report.diagnosis
-    if report.precision is not None and (said := precision.headline(report.precision)):
+    if report.precision is not None and (
+        said := verdict_words.precision_headline(report.precision)
+    ):
         console.print(_said(said, style="bold"))
     if not diagnosis.findings:
         console.print(_no_finding(report))

@@ -16,8 +16,8 @@ Remedy
 
 from __future__ import annotations
 
-from ampscope.analysis.call_windows import Window, windows
 from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.scaled_gradients import Window, windows
 from ampscope.observations import Call
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_applicable, passed
 

@@ -19,15 +19,22 @@ Remedy
 
 from __future__ import annotations
 
-from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.foreign_values import ForeignValue, foreign_values
+from ampscope.analysis.evidence import Evidence, is_impossible_alignment, shared_singularity
 from ampscope.analysis.root_op import Arrives, RootOp
-from ampscope.analysis.run_view import RunView
-from ampscope.analysis.shared_singularity import is_impossible_alignment, shared_singularity
+from ampscope.analysis.run_view import ForeignValue, RunView, foreign_values
 from ampscope.observations import BadOp
-from ampscope.rules.forward_root import same_in_fp32
-from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, passed
-from ampscope.rules.wording import op_verdict, sample
+from ampscope.rules.roots import same_in_fp32
+from ampscope.rules.verdict import (
+    Fix,
+    Measurement,
+    Rule,
+    Status,
+    Verdict,
+    inconclusive,
+    op_verdict,
+    passed,
+    sample,
+)
 
 
 def check(evidence: Evidence) -> Verdict:

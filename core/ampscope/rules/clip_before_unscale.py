@@ -22,9 +22,8 @@ from __future__ import annotations
 import math
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.gradient_use import clips_scaled
-from ampscope.analysis.hand_clip import follows_scale
 from ampscope.analysis.run_view import RunView
+from ampscope.analysis.scaled_gradients import clips_scaled, follows_scale
 from ampscope.observations import Call
 from ampscope.rules.clipped_by_hand import clipped_by_hand
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_applicable, passed

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.hand_clip import cut_unlike_fp32, hand_clips
-from ampscope.gradient_change import GradientChange
+from ampscope.analysis.scaled_gradients import cut_unlike_fp32, hand_clips
+from ampscope.observations import GradientChange
 from ampscope.rules.verdict import Fix, Measurement, Status, Verdict
 
 

@@ -18,12 +18,10 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.overflow_class import ForwardClass, forward_class
-from ampscope.analysis.root_op import Arrives, RootOp
+from ampscope.analysis.root_op import Arrives, ForwardClass, RootOp, forward_class
 from ampscope.analysis.symptoms import Symptom
-from ampscope.rules.forward_root import same_in_fp32
-from ampscope.rules.verdict import Fix, Rule, Verdict, passed
-from ampscope.rules.wording import op_verdict
+from ampscope.rules.roots import same_in_fp32
+from ampscope.rules.verdict import Fix, Rule, Verdict, op_verdict, passed
 
 
 def check(evidence: Evidence) -> Verdict:

@@ -17,8 +17,7 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.rules.errors_seen import error_verdict
-from ampscope.rules.verdict import Fix, Rule, Verdict, passed
+from ampscope.rules.verdict import Fix, Rule, Verdict, error_verdict, passed
 
 
 def check(evidence: Evidence) -> Verdict:

@@ -19,10 +19,9 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.lost_gradients import dead_parameters, late_zero_share, learns_slower
 from ampscope.analysis.root_op import silent_suspects
-from ampscope.analysis.scale_facts import static_scale
-from ampscope.analysis.symptoms import Symptom
+from ampscope.analysis.skips import static_scale
+from ampscope.analysis.symptoms import Symptom, dead_parameters, late_zero_share, learns_slower
 from ampscope.rules.verdict import (
     Fix,
     Measurement,

@@ -17,10 +17,19 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.half_sums import MIN_STALLS, worst_sum
+from ampscope.analysis.run_view import MIN_STALLS, worst_sum
 from ampscope.observations import COARSE_ERROR, BadOp
-from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, passed
-from ampscope.rules.wording import island, magnitudes, place
+from ampscope.rules.verdict import (
+    Fix,
+    Measurement,
+    Rule,
+    Status,
+    Verdict,
+    island,
+    magnitudes,
+    passed,
+    place,
+)
 
 
 def check(evidence: Evidence) -> Verdict:

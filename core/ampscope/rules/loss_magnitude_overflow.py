@@ -17,8 +17,8 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.scale_facts import fails_forward, scale_facts, static_scale
-from ampscope.rules.backward_root import is_overflow
+from ampscope.analysis.skips import fails_forward, scale_facts, static_scale
+from ampscope.rules.roots import is_overflow
 from ampscope.rules.verdict import (
     Fix,
     Measurement,
@@ -28,8 +28,8 @@ from ampscope.rules.verdict import (
     inconclusive,
     not_applicable,
     passed,
+    place,
 )
-from ampscope.rules.wording import place
 
 LARGE = 1e3  # a mean loss of classification or regression is of the order of 1
 

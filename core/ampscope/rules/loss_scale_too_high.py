@@ -19,7 +19,7 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.scale_facts import (
+from ampscope.analysis.skips import (
     MANY_SKIPS,
     ScaleFacts,
     bears_one,

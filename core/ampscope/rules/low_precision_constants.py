@@ -19,7 +19,7 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.half_tables import COARSE_SPREAD, coarse_table, owner_of_only_table
+from ampscope.analysis.run_view import COARSE_SPREAD, coarse_table, owner_of_only_table
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, passed
 
 # What the recorder noted of an op's use: the sentence, and the name of the value.

@@ -17,12 +17,9 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.overflow_class import ForwardClass
-from ampscope.analysis.root_op import RootOp
-from ampscope.rules.errors_seen import error_verdict
-from ampscope.rules.forward_root import forward_root
-from ampscope.rules.verdict import Fix, Rule, Verdict
-from ampscope.rules.wording import island, op_verdict, place
+from ampscope.analysis.root_op import ForwardClass, RootOp
+from ampscope.rules.roots import forward_root
+from ampscope.rules.verdict import Fix, Rule, Verdict, error_verdict, island, op_verdict, place
 
 TEXT = "Use torch.finfo(scores.dtype).min, or a boolean mask with -inf."
 PATCH = "scores = scores.masked_fill(mask, torch.finfo(scores.dtype).min)\n"

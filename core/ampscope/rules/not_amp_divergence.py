@@ -20,15 +20,23 @@ Remedy
 
 from __future__ import annotations
 
-from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.growth import EARLY, divergence, growth
+from ampscope.analysis.control_losses import EARLY, divergence, growth
+from ampscope.analysis.evidence import Evidence, shared_singularity
 from ampscope.analysis.root_op import Arrives, RootOp
-from ampscope.analysis.scale_facts import undivided_by_hand
-from ampscope.analysis.shared_singularity import shared_singularity
+from ampscope.analysis.skips import undivided_by_hand
 from ampscope.analysis.symptoms import Symptom
 from ampscope.observations import BadOp
-from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, passed
-from ampscope.rules.wording import op_verdict, sample
+from ampscope.rules.verdict import (
+    Fix,
+    Measurement,
+    Rule,
+    Status,
+    Verdict,
+    inconclusive,
+    op_verdict,
+    passed,
+    sample,
+)
 
 GROWTH = 10.0  # the loss, or the gradients, grew tenfold before they broke
 

@@ -17,9 +17,9 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.optimizer_state import HalfState, half_state, optimizer_class
+from ampscope.analysis.run_view import HalfState, half_state, optimizer_class
 from ampscope.analysis.symptoms import Symptom
-from ampscope.formats import FP16
+from ampscope.numerics.formats import FP16
 from ampscope.rules.verdict import (
     Fix,
     Measurement,

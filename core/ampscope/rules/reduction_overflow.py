@@ -16,11 +16,9 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.overflow_class import ForwardClass
-from ampscope.analysis.root_op import RootOp
-from ampscope.rules.forward_root import forward_root
-from ampscope.rules.verdict import Rule, Verdict
-from ampscope.rules.wording import island, op_verdict, place
+from ampscope.analysis.root_op import ForwardClass, RootOp
+from ampscope.rules.roots import forward_root
+from ampscope.rules.verdict import Rule, Verdict, island, op_verdict, place
 
 
 def check(evidence: Evidence) -> Verdict:

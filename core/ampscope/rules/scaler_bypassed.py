@@ -18,14 +18,15 @@ Remedy
 
 from __future__ import annotations
 
-from ampscope.analysis.call_windows import Bypasses, bypasses
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.gradient_use import (
+from ampscope.analysis.run_view import RunView
+from ampscope.analysis.scaled_gradients import (
+    Bypasses,
+    bypasses,
     scaler_steps_on_scaled,
     scales_by_hand,
     steps_on_scaled,
 )
-from ampscope.analysis.run_view import RunView
 from ampscope.observations import Call
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_applicable, passed
 

@@ -18,9 +18,8 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.rules.backward_root import SINGULAR, backward_root, is_discarded_branch, is_overflow
-from ampscope.rules.verdict import Fix, Measurement, Rule, Verdict, passed
-from ampscope.rules.wording import op_verdict
+from ampscope.rules.roots import SINGULAR, backward_root, is_discarded_branch, is_overflow
+from ampscope.rules.verdict import Fix, Measurement, Rule, Verdict, op_verdict, passed
 
 
 def check(evidence: Evidence) -> Verdict:

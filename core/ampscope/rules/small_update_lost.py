@@ -20,12 +20,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.half_weights import KEPT, half_weights, kept_motion
-from ampscope.analysis.run_view import RunView
-from ampscope.analysis.weight_averages import (
-    MIN_STALLS,
+from ampscope.analysis.run_view import (
+    KEPT,
+    MIN_AVERAGE_STALLS,
     SLOW,
+    RunView,
     averages_keep_up,
+    half_weights,
+    kept_motion,
     slow_average,
     stalled_average,
 )
@@ -92,7 +94,7 @@ def _stalled(run: RunView) -> Verdict | None:
         f"Line {op.line} updates an average of weights in {op.dtype}, and {share:.0%} of its"
         f" elements stay as they are, {op.count} times: the updates are below half the spacing.",
         Measurement("elements that stand still", share, STALLED_SHARE, "as_is", step),
-        Measurement("times", op.count, MIN_STALLS, "as_is", step),
+        Measurement("times", op.count, MIN_AVERAGE_STALLS, "as_is", step),
     )
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.scale_facts import scaled_by_hand, static_scale
-from ampscope.rules.backward_root import is_overflow
-from ampscope.rules.verdict import Fix, Measurement, Verdict, not_applicable
-from ampscope.rules.wording import op_verdict, place
+from ampscope.analysis.skips import scaled_by_hand, static_scale
+from ampscope.rules.roots import is_overflow
+from ampscope.rules.verdict import Fix, Measurement, Verdict, not_applicable, op_verdict, place
 
 
 def static_scale_overflow(evidence: Evidence) -> Verdict:

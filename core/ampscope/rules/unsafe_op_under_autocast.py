@@ -20,10 +20,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.rules.errors_seen import error_verdict
-from ampscope.rules.forward_root import undecorated_function
-from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, passed
-from ampscope.rules.wording import op_verdict
+from ampscope.rules.roots import undecorated_function
+from ampscope.rules.verdict import (
+    Fix,
+    Measurement,
+    Rule,
+    Status,
+    Verdict,
+    error_verdict,
+    op_verdict,
+    passed,
+)
 
 _DTYPE_TEXTS = (
     "same dtype",

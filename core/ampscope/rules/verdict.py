@@ -1,8 +1,9 @@
 """What a rule is and what it answers.
 
 A rule file holds a docstring under fixed headings (What it detects, Why it matters, Blind spots,
-
-Remedy), which the dashboard shows, one function ``check`` and one constant ``RULE``.
+Remedy), which the dashboard shows, one function ``check`` and one constant ``RULE``. Here are also
+the sentences and measurements that several rules build from the same bad op, and the verdict from
+an exception of the script's own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.root_op import RootOp
+from ampscope.numerics.formats import FORMATS
+from ampscope.observations import BadOp
 
 
 class Status(StrEnum):
@@ -93,3 +97,133 @@ def not_applicable(reason: str) -> Verdict:
 def inconclusive(reason: str) -> Verdict:
     """What was recorded cannot decide."""
     return Verdict(Status.INCONCLUSIVE, reason)
+
+
+# Sentences and measurements that several rules build from the same bad op.
+
+
+FP16_MAX = FORMATS["fp16"].max
+
+
+def place(op: BadOp) -> str:
+    """Where, for a sentence."""
+    module = f"module {op.module!r} ({op.module_type})" if op.module else op.module_type
+    module = module or "the script itself"
+    return f"{module}, line {op.line}" if op.line else module
+
+
+def sample(op: BadOp) -> str:
+    """Where in the batch, for a sentence; "" where the result has lost it, as a sum has. The first
+    dimension counts samples in nearly every model, and in CTC's losses always."""
+    if not op.index or op.phase == "backward":
+        return ""
+    if op.op.endswith("_ctc_loss"):
+        return f", sample {op.index[0]} of the batch"
+    is_row = any(o.shape and op.index[0] < o.shape[0] for o in op.inputs)
+    return f" (first at index {op.index[0]} of the first dimension)" if is_row else ""
+
+
+def magnitudes(op: BadOp, run: str = "as_is") -> tuple[Measurement, ...]:
+    """What went in, and what fp32 would have given."""
+    found = [
+        Measurement(f"largest input {n}", operand.max_abs, run=run, step=op.attempt)
+        for n, operand in enumerate(op.inputs)
+        if operand.max_abs is not None
+    ]
+    limit = FORMATS[op.dtype].max if op.dtype in FORMATS else FP16_MAX
+    if op.fp32_max is not None:
+        found.append(Measurement("same op in fp32", op.fp32_max, limit, run, op.attempt))
+    found.append(Measurement("infinities", op.pos_inf + op.neg_inf, 0, run, op.attempt))
+    found.append(Measurement("NaN", op.nan, 0, run, op.attempt))
+    return tuple(found)
+
+
+def op_verdict(root: RootOp, reason: str, fix: Fix, extra: tuple[Measurement, ...] = ()) -> Verdict:
+    """A found verdict about one op."""
+    op = root.op
+    library = f" The op itself stands at {op.library}." if op.library else ""
+    return Verdict(
+        Status.FOUND,
+        reason + library,
+        module=op.module or None,
+        op=op.op,
+        phase=op.phase,
+        step=op.attempt,
+        line=op.line,
+        code=op.code,
+        evidence=(*magnitudes(op), *extra),
+        fix=fix,
+    )
+
+
+def island(op: BadOp, kind: str, text: str, patch: str = "") -> Fix:
+    """A fix that computes the op's module, or else its line, in fp32."""
+    controls = []
+    if op.module:
+        controls.append(f"fp32_modules:{op.module}")
+    if op.line:
+        controls.append(f"fp32_lines:{op.line}")
+    return Fix(kind, text, patch or island_patch(op.module), tuple(controls))
+
+
+ISLAND = """import torch
+
+
+def in_fp32(module):
+    \"\"\"From now on compute this module in fp32, with autocast off.\"\"\"
+    forward = module.forward
+
+    def wide(value):
+        return value.float() if torch.is_tensor(value) and value.is_floating_point() else value
+
+    def forward_in_fp32(*args, **kwargs):
+        device = next(v.device.type for v in (*args, *kwargs.values()) if torch.is_tensor(v))
+        with torch.autocast(device, enabled=False):
+            return forward(*map(wide, args), **{k: wide(v) for k, v in kwargs.items()})
+
+    module.forward = forward_in_fp32
+
+
+for name in NAMES:
+    in_fp32(model.get_submodule(name))
+"""
+
+
+def island_patch(*modules: str) -> str:
+    """Plain PyTorch that keeps ``modules`` in fp32 under autocast, to be pasted behind the place
+    where ``model`` is made; without a module, the form of it for an expression."""
+    if not any(modules):
+        return (
+            "with torch.autocast(x.device.type, enabled=False):\n"
+            "    ...  # this expression, with its inputs as x.float()\n"
+        )
+    return ISLAND.replace("NAMES", repr(list(modules)))
+
+
+# A verdict from the exception that the script itself raised.
+
+
+def error_verdict(evidence: Evidence, fix: Fix, reason: str = "") -> Verdict:
+    """Found: the exception's own words are the evidence."""
+    run = evidence.as_is
+    outcome = run.outcome
+    text = outcome.error_text.strip().splitlines()[0][:300] if outcome.error_text else ""
+    step, again = outcome.attempts, ""
+    if outcome.errors_caught:
+        step = outcome.error_attempt
+        again = f" The script caught it and went on, {outcome.errors_caught:,} times in all."
+    return Verdict(
+        Status.FOUND,
+        reason or f"Line {outcome.error_line} raised {outcome.error_type}: {text}{again}",
+        module=outcome.error_module or None,
+        phase="forward" if outcome.error_module else None,
+        step=step,
+        line=outcome.error_line,
+        evidence=(
+            Measurement(outcome.error_type, text, run="as_is", step=step),
+            Measurement(
+                "fp32 control raises", str(bool(evidence.fp32 and evidence.fp32.has_exception))
+            ),
+        ),
+        fix=fix,
+    )

@@ -8,21 +8,18 @@ measures, and writes how it ended. Whatever happens here, the parent and the sto
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
+import torch
 
 from ampscope.records import RunSpec
-from ampscope.run.child_frame import run_queued, text_of, turn
-from ampscope.run.watchdog import Watchdog
+from ampscope.run.child_frame import Watchdog, run_queued, text_of, turn
 from ampscope.store.writer import RunWriter
-
-if TYPE_CHECKING:
-    import torch
 
 
 @click.command()
@@ -53,10 +50,9 @@ def _run(writer: RunWriter, spec: RunSpec, store: Path, watchdog: Watchdog) -> s
     # Loading takes longer than many a probe; it is done while other runs may hold the device.
     import torch
 
-    from ampscope.policy.modes import resolve
-    from ampscope.run.device import choose_device, describe
+    from ampscope.policy.autocast_lists import resolve
+    from ampscope.run.device import choose_device, describe, read_beside
     from ampscope.run.probe import preload
-    from ampscope.run.readings import read_beside
 
     device = choose_device(spec.device)
     if device.type == "cuda":
@@ -80,8 +76,6 @@ def _work(
     from ampscope.run.probe import drive, prepare
 
     if not spec.is_training:
-        from ampscope.measure.kinds import measure
-
         return measure(spec, device, writer, is_cancelled)
     limit_memory(spec.memory_limit_mib)
     policy = choose_policy(spec.policy, device)
@@ -102,6 +96,28 @@ def _sentence(error: BaseException, spec: RunSpec) -> str:
     if not spec.is_training:
         return f"The measurement raised {text}. The traceback is kept with the run."
     return f"The training step raised {text}. The traceback is kept with the run."
+
+
+# Which measurement a run asks for. Each is imported when it is asked for: a child does one.
+
+
+# kind of run -> module with a function `measure(spec, device, writer, is_cancelled) -> note`
+_MODULES = {
+    "bench": "ampscope.measure.rates",
+    "cores": "ampscope.measure.tensor_cores",
+    "compare": "ampscope.measure.comparison",
+    "batch": "ampscope.measure.batch_size",
+    "lesson": "ampscope.lessons.teach",
+}
+
+
+def measure(
+    spec: RunSpec, device: torch.device, writer: RunWriter, is_cancelled: Callable[[], bool]
+) -> str:
+    """Do it; one sentence on what could not be measured, or nothing. Raises Cancelled."""
+    module = importlib.import_module(_MODULES[spec.kind])
+    note: str = module.measure(spec, device, writer, is_cancelled)
+    return note
 
 
 if __name__ == "__main__":

@@ -20,15 +20,13 @@ from torch._dynamo.utils import counters
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.script.optimizer_facts import lr_of
-from ampscope.capture.script.patches import Patches
 from ampscope.capture.tensors import all_finite, floating_tensors, readable
-from ampscope.formats import dtype_name
+from ampscope.numerics.formats import dtype_name
 from ampscope.observations import COMPILED_FRAMES, Attempt, Call, Observation, OpUse, Outcome
+from ampscope.patches import Patches
 from ampscope.run.script_recorder import ScriptRecorder
-from ampscope.watcher.containment import Guard
-from ampscope.watcher.loss_hooks import LossHooks
-from ampscope.watcher.scaler_classes import Followed
-from ampscope.watcher.step_hooks import StepHooks
+from ampscope.watcher.guard import Guard
+from ampscope.watcher.hooks import Followed, LossHooks, StepHooks
 
 
 class CompiledRecorder(ScriptRecorder):

@@ -9,25 +9,452 @@ A control is a word, so that it can be stored with the run and repeated:
 ``compiled`` is the script as it is with torch.compile left on, watched from outside compiled code.
 They work through torch functions and public methods only, and are undone on exit. Several are
 joined with ``;``.
+
+Here are the controls of the whole precision, parts in fp32, and what a script asks of half where
+nothing comes of it; :mod:`ampscope.run.interventions` holds the others.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
 
+from ampscope.capture.script.call_log import held_off
+from ampscope.capture.script.module_paths import ModulePaths
+from ampscope.capture.tensors import HALF
 from ampscope.errors import BadInput
-from ampscope.policy.custom_lists import custom_lists
-from ampscope.policy.list_changes import parse
-from ampscope.run import fp32_islands, precision_controls
-from ampscope.run.interventions.added_scaler import add_scaler
-from ampscope.run.interventions.loss_scale import frozen_scale, growth_interval, initial_scale
-from ampscope.run.interventions.optimizer_steps import fp32_state, scaled_lr
-from ampscope.run.interventions.separate_scalers import separate_scalers
-from ampscope.run.interventions.unscaled_clips import unscale_first
+from ampscope.observations import OpUse
+from ampscope.patches import Patches
+from ampscope.policy.op_lists import parse
+from ampscope.policy.precision import custom_lists, tf32_switches
+from ampscope.run.interventions import (
+    add_scaler,
+    fp32_state,
+    frozen_scale,
+    growth_interval,
+    initial_scale,
+    scaled_lr,
+    separate_scalers,
+    unscale_first,
+)
+from ampscope.source_lines import SourceLines, line_name
+
+# Controls that change the precision of a whole script: everything in fp32, or fp16 as bf16.
+#
+# A TorchFunctionMode sees every call of a public torch function, so a dtype that the script asks
+# for can be replaced before torch sees it: ``.half()``, ``.to(torch.float16)``,
+# ``dtype=torch.float16``. Autocast is switched by its own ``__enter__``, and GradScaler is created
+# disabled: neither fp32 nor bf16 needs one. fp32 means fp32 in CUDA's matmuls and convolutions
+# too, so TF32 is off there.
+
+
+# Everything that sets what an fp32 matmul or convolution may compute in ends in one of these.
+_TF32_SETTERS = (
+    "_set_cublas_allow_tf32",
+    "_set_cudnn_allow_tf32",
+    "_set_onednn_allow_tf32",
+    "_set_float32_matmul_precision",
+    "_set_fp32_precision_setter",
+)
+
+
+class _Replace(TorchFunctionMode):
+    """Replaces half dtypes in arguments by ``target``."""
+
+    def __init__(self, replace: dict[torch.dtype, torch.dtype]) -> None:
+        super().__init__()
+        self.replace = replace
+        self._methods = {
+            torch.Tensor.half: replace.get(torch.float16),
+            torch.Tensor.bfloat16: replace.get(torch.bfloat16),
+        }
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        target = self._methods.get(func)
+        if target is not None:
+            return args[0].to(target)
+        args = tuple(self._swap(a) for a in args)
+        kwargs = {k: self._swap(v) for k, v in kwargs.items()} if kwargs else {}
+        return func(*args, **kwargs)
+
+    def _swap(self, value: Any) -> Any:
+        if isinstance(value, torch.dtype):
+            return self.replace.get(value, value)
+        return value
+
+
+@contextlib.contextmanager
+def everything_fp32() -> Iterator[None]:
+    """Autocast off, scalers off, half models and tensors in fp32, and no TF32."""
+    replace = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+    with scalers_off(), autocast_as(None), tf32_held(False), _Replace(replace):
+        yield
+
+
+@contextlib.contextmanager
+def tf32_held(allowed: bool) -> Iterator[None]:
+    """fp32 matmuls and convolutions in TF32 or in exact fp32, also where the script sets torch's
+    switches itself: inside, setting them does nothing."""
+    patches = Patches()
+
+    def unheard(original: Any) -> Any:
+        return lambda *args, **kwargs: None
+
+    setters: Any = torch._C
+    with tf32_switches(allowed):
+        for name in _TF32_SETTERS:
+            patches.replace(setters, name, unheard)
+        # These properties hold their setter itself, not its name.
+        for backend in (torch.backends, torch.backends.cudnn, torch.backends.mkldnn):
+            for name in ("allow_tf32", "fp32_precision"):
+                switch = vars(type(backend)).get(name)
+                if switch is not None:
+                    patches.replace(switch, "setter", unheard)
+        try:
+            yield
+        finally:
+            patches.undo()
+
+
+@contextlib.contextmanager
+def half_as_bf16() -> Iterator[None]:
+    """fp16 becomes bf16 everywhere, scalers off."""
+    with scalers_off(), autocast_as(torch.bfloat16), _Replace({torch.float16: torch.bfloat16}):
+        yield
+
+
+@contextlib.contextmanager
+def parameters_fp32() -> Iterator[None]:
+    """Half models stay in fp32 and compute under autocast in the precision that they asked for."""
+    seen: list[torch.dtype] = []
+    patches = Patches()
+
+    def half_model(dtype: torch.dtype) -> Any:
+        def make(original: Any) -> Any:
+            @functools.wraps(original)
+            def wrapper(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+                seen.append(dtype)
+                return module
+
+            return wrapper
+
+        return make
+
+    def moved(original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            asked = [a for a in (*args, kwargs.get("dtype")) if a in HALF]
+            seen.extend(a for a in asked if isinstance(a, torch.dtype))
+            kept = [a for a in args if not (isinstance(a, torch.dtype) and a in HALF)]
+            kwargs = {k: v for k, v in kwargs.items() if not (k == "dtype" and v in HALF)}
+            return original(module, *kept, **kwargs) if kept or kwargs else module
+
+        return wrapper
+
+    def call(original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not seen or torch.is_autocast_enabled("cpu"):
+                return original(module, *args, **kwargs)
+            with torch.autocast("cpu", dtype=seen[-1]):
+                return original(module, *args, **kwargs)
+
+        return wrapper
+
+    patches.replace(torch.nn.Module, "half", half_model(torch.float16))
+    patches.replace(torch.nn.Module, "bfloat16", half_model(torch.bfloat16))
+    patches.replace(torch.nn.Module, "to", moved)
+    patches.replace(torch.nn.Module, "__call__", call)
+    try:
+        yield
+    finally:
+        patches.undo()
+
+
+@contextlib.contextmanager
+def scalers_off() -> Iterator[None]:
+    """Every GradScaler that is made is disabled."""
+    patches = Patches()
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(scaler: Any, *args: Any, **kwargs: Any) -> None:
+            original(scaler, *args, **kwargs)
+            if scaler._enabled:
+                held_off.add(scaler)
+            scaler._enabled = False
+
+        return wrapper
+
+    patches.replace(torch.amp.GradScaler, "__init__", make)
+    try:
+        yield
+    finally:
+        patches.undo()
+
+
+@contextlib.contextmanager
+def autocast_as(dtype: torch.dtype | None) -> Iterator[None]:
+    """Every autocast region uses ``dtype``; None switches it off."""
+    patches = Patches()
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(region: Any) -> Any:
+            if dtype is None:
+                region._enabled = False
+            elif region.fast_dtype is torch.float16:
+                region.fast_dtype = dtype
+            return original(region)
+
+        return wrapper
+
+    patches.replace(torch.amp.autocast_mode.autocast, "__enter__", make)
+    try:
+        yield
+    finally:
+        patches.undo()
+
+
+# Interventions that compute a part of a script in fp32: modules by path, or the user's own lines;
+# and one that raises every tiny epsilon.
+
+
+TINY = 1e-5  # a smaller positive constant next to a tensor is an epsilon; half keeps 6e-8 and up
+
+
+@contextlib.contextmanager
+def fp32_modules(paths: list[str]) -> Iterator[set[str]]:
+    """The modules at ``paths`` run with autocast off and their inputs in fp32. Gives the paths that
+    did not run yet.
+
+    A module whose parameters are half is widened on its first call, and its output is rounded back,
+    so that the rest of a half model still fits to it.
+    """
+    names, wanted, patches = ModulePaths(), set(paths), Patches()
+    missing, depth = set(paths), [0]
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if depth[0] or not _is_wanted(names, module, wanted):
+                return original(module, *args, **kwargs)
+            missing.discard(names.path(module))
+            half = next((p.dtype for p in module.parameters() if p.dtype in HALF), None)
+            if half is not None:
+                module.float()
+            depth[0] += 1
+            try:
+                with _autocast_off():
+                    output = original(module, *_widen(args), **_widen(kwargs))
+            finally:
+                depth[0] -= 1
+            return output if half is None else _narrow(output, half)
+
+        return wrapper
+
+    patches.replace(nn.Module, "__call__", make)
+    with names:
+        try:
+            yield missing
+        finally:
+            patches.undo()
+
+
+def _is_wanted(names: ModulePaths, module: nn.Module, wanted: set[str]) -> bool:
+    if not names.stack:
+        names.discover(names.root_of(module))
+    return names.path(module) in wanted
+
+
+@contextlib.contextmanager
+def _autocast_off() -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.autocast("cpu", enabled=False))
+        if torch.cuda.is_available():
+            stack.enter_context(torch.autocast("cuda", enabled=False))
+        yield
+
+
+@contextlib.contextmanager
+def fp32_lines(lines: list[str], own_folder: str) -> Iterator[set[str]]:
+    """Every torch call made by these lines of the script computes in fp32. Gives the lines that
+    made none yet."""
+    with _Fp32Lines(set(lines), own_folder) as mode:
+        yield mode.missing
+
+
+@contextlib.contextmanager
+def larger_eps(value: float) -> Iterator[None]:
+    """Epsilons below ``value`` become ``value``: of norms, of optimizers, and bare constants."""
+
+    def before_forward(module: nn.Module, args: Any) -> None:
+        eps = getattr(module, "eps", None)
+        if isinstance(eps, float) and 0 < eps < value:
+            setattr(module, "eps", value)  # noqa: B010  # no declared attribute of nn.Module
+
+    def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for group in optimizer.param_groups:
+            if isinstance(group.get("eps"), float):
+                group["eps"] = max(group["eps"], value)
+
+    handles = [
+        register_module_forward_pre_hook(before_forward),
+        register_optimizer_step_pre_hook(before_step),
+    ]
+    try:
+        with _LargerEps(value):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Fp32Lines(TorchFunctionMode):
+    def __init__(self, lines: set[str], own_folder: str) -> None:
+        super().__init__()
+        self.lines = lines
+        self.missing = set(lines)
+        self.source = SourceLines(own_folder)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        line = line_name(self.source.where())
+        if line not in self.lines:
+            return func(*args, **kwargs)
+        self.missing.discard(line)
+        with _autocast_off():
+            return func(*_widen(args), **_widen(kwargs))
+
+
+class _LargerEps(TorchFunctionMode):
+    _EPS = ("normalize", "layer_norm", "group_norm", "batch_norm", "instance_norm", "rms_norm",
+            "cosine_similarity", "pairwise_distance")  # fmt: skip
+    _CONSTANT = ("add", "__add__", "__radd__", "add_", "clamp", "clamp_min", "clamp_", "clamp_min_")
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = value
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        if name in self._EPS:
+            if "eps" in kwargs or name in ("normalize", "cosine_similarity"):
+                kwargs["eps"] = max(kwargs.get("eps") or 0.0, self.value)
+        elif name in self._CONSTANT:
+            args = (args[0], *(self._raised(a) for a in args[1:]))
+            kwargs = {k: self._raised(v) for k, v in kwargs.items()}
+        return func(*args, **kwargs)
+
+    def _raised(self, constant: Any) -> Any:
+        return self.value if isinstance(constant, float) and 0 < constant < TINY else constant
+
+
+def _widen(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.float() if value.dtype in HALF else value
+    if isinstance(value, tuple):
+        moved = [_widen(v) for v in value]
+        return type(value)(*moved) if hasattr(value, "_fields") else tuple(moved)
+    if isinstance(value, list):
+        return [_widen(v) for v in value]
+    if isinstance(value, dict):
+        return {k: _widen(v) for k, v in value.items()}
+    return value
+
+
+def _narrow(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.dtype == torch.float32 else value
+    if isinstance(value, tuple):
+        return tuple(_narrow(v, dtype) for v in value)
+    return value
+
+
+# What a script does where it would use half precision, seen where nothing comes of it.
+#
+# A script on a machine without CUDA is often an fp32 run in disguise: it asks whether there is a
+# device and goes another way, enters a ``nullcontext`` in autocast's place, or hands ``fp16=True``
+# to a trainer that leaves it undone on a CPU. Each is noted once, with its line.
+
+
+class HalfRequests:
+    """Collects :class:`OpUse` records of the kinds cuda_missing, cuda_asked, nullcontext and
+    trainer_fp16."""
+
+    def __init__(self, lines: SourceLines) -> None:
+        self._lines = lines
+        self._found: dict[tuple[str, str, str], OpUse] = {}
+        self.files_that_asked: set[str] = set()  # the user's files that asked for a CUDA device
+
+    def records(self) -> list[OpUse]:
+        """All facts so far, in the order of their first sight."""
+        asked = _trainers_precision()
+        trainer = [OpUse("trainer_fp16", asked, "", "", 0)] if asked else []
+        return [*self._found.values(), *trainer]
+
+    def add(self, fact: str, what: str, line: str) -> None:
+        """Note a request; again at the same line it is passed over."""
+        self._found.setdefault((fact, what, line), OpUse(fact, what, "", line, 0))
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Note the script's own calls; with a CUDA device there is nothing to explain."""
+        if torch.cuda.is_available():
+            yield
+            return
+        patches = Patches()
+        patches.replace(torch.cuda, "is_available", self._noted("cuda_asked", "is_available"))
+        patches.replace(contextlib.nullcontext, "__enter__", self._noted("nullcontext", "with"))
+        try:
+            yield
+        finally:
+            patches.undo()
+
+    def _noted(self, fact: str, what: str) -> Any:
+        def make(original: Any) -> Any:
+            @functools.wraps(original)
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                caller = sys._getframe(1)
+                if self._lines.is_user(caller.f_code):  # libraries ask and enter all the time
+                    line = line_name((caller.f_code.co_filename, caller.f_lineno))
+                    self.add(fact, what, line)
+                    if fact == "cuda_asked":
+                        self.files_that_asked.add(caller.f_code.co_filename)
+                return original(*args, **kwargs)
+
+            return wrapper
+
+        return make
+
+
+def _trainers_precision() -> str:
+    """ "fp16" where Accelerate (so Transformers' Trainer) was asked for it on a CPU, for
+    which it has no fp16; else ""."""
+    state = sys.modules.get("accelerate.state")
+    shared = getattr(getattr(state, "AcceleratorState", None), "_shared_state", None) or {}
+    device = getattr(shared.get("device"), "type", "")
+    precision = str(shared.get("_mixed_precision", ""))
+    return precision if precision == "fp16" and device == "cpu" else ""
+
 
 COMPILED = "compiled"
 
@@ -43,11 +470,11 @@ def _changed_lists(text: str) -> Iterator[None]:
 
 
 _PLAIN: dict[str, Callable[[], AbstractContextManager[object]]] = {
-    "fp32": precision_controls.everything_fp32,
-    "bf16": precision_controls.half_as_bf16,
+    "fp32": everything_fp32,
+    "bf16": half_as_bf16,
     "add_scaler": add_scaler,
     "unscale_first": unscale_first,
-    "fp32_params": precision_controls.parameters_fp32,
+    "fp32_params": parameters_fp32,
     "fp32_state": fp32_state,
     "separate_scalers": separate_scalers,
 }
@@ -56,7 +483,7 @@ _VALUED: dict[str, Callable[[str], AbstractContextManager[object]]] = {
     "init_scale": lambda text: initial_scale(float(text)),
     "growth_interval": lambda text: growth_interval(int(text)),
     "lr": lambda text: scaled_lr(float(text)),
-    "eps": lambda text: fp32_islands.larger_eps(float(text)),
+    "eps": lambda text: larger_eps(float(text)),
     "op_lists": _changed_lists,
 }
 _PLACES = ("fp32_modules", "fp32_lines")
@@ -78,10 +505,10 @@ def applied(control: str, own_folder: str = "") -> Iterator[list[set[str]]]:
             if name in _PLAIN:
                 stack.enter_context(_PLAIN[name]())
             elif name == "fp32_lines":
-                lines = fp32_islands.fp32_lines(value.split(","), own_folder)
+                lines = fp32_lines(value.split(","), own_folder)
                 missing.append(stack.enter_context(lines))
             elif name == "fp32_modules":
-                missing.append(stack.enter_context(fp32_islands.fp32_modules(value.split(","))))
+                missing.append(stack.enter_context(fp32_modules(value.split(","))))
             elif name in _VALUED:
                 stack.enter_context(_VALUED[name](value))
             else:

@@ -1,16 +1,20 @@
-"""Which device a run uses, under which policy, and what that machine is called."""
+"""Which device a run uses, under which policy, what that machine is called, and who reads it beside
+the run.
+"""
 
 from __future__ import annotations
 
 import resource
 import sys
+from pathlib import Path
 
 import torch
 
 from ampscope.errors import BadInput
 from ampscope.hardware.cpu import read_cpu
 from ampscope.records import Machine, RunSpec
-from ampscope.run.host import host_facts
+from ampscope.run.child_frame import host_facts
+from ampscope.telemetry.sampler_process import Readings, beside
 
 
 def choose_device(requested: str) -> torch.device:
@@ -88,3 +92,28 @@ def peak_bytes(device: torch.device) -> int:
         return int(torch.cuda.max_memory_allocated(device))
     unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2): bytes on macOS, KiB on Linux
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+# The machine's readings beside a run on a torch device: which GPU that is, and who reads it.
+
+
+NO_AMD = "An AMD GPU is not read beside a run: that needs NVIDIA's NVML."
+
+
+def read_beside(
+    store: Path, run_id: str, device: torch.device, *, as_child: bool = True
+) -> Readings:
+    """Start reading beside the run of this process (see ampscope.telemetry.sampler_process)."""
+    if device.type == "cuda" and torch.version.hip:
+        readings = beside(store, run_id, "cpu", as_child=as_child)
+        readings.note = readings.note or NO_AMD
+        return readings
+    return beside(store, run_id, str(device), uuid_of(device), as_child=as_child)
+
+
+def uuid_of(device: torch.device) -> str:
+    """What NVML knows the GPU by; empty for a CPU. torch's own number counts the GPUs that
+    CUDA_VISIBLE_DEVICES leaves, in CUDA's order."""
+    if device.type != "cuda":
+        return ""
+    return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))

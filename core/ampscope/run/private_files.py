@@ -37,10 +37,10 @@ from pathlib import Path
 from typing import Any
 
 from ampscope.errors import AmpscopeError
+from ampscope.files import TemporaryFolder
 from ampscope.records import RunSpec, State
 from ampscope.run.script_text import also_at
 from ampscope.store.writer import RunWriter
-from ampscope.temporary import TemporaryFolder
 
 OVERLAY, MIRROR = "overlay", "mirror"
 FORCED = "AMPSCOPE_PRIVATE_FILES"  # overlay or mirror: one of the two only, for tests

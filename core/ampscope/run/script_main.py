@@ -17,7 +17,7 @@ import torch._dynamo as dynamo
 import torch.export
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ampscope.capture.script.patches import Patches
+from ampscope.patches import Patches
 from ampscope.run.script_text import SEED, module_of, put_folder_first
 
 

@@ -28,17 +28,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ampscope.capture.script.patches import Patches
-from ampscope.capture.script.source_lines import SourceLines
 from ampscope.observations import Observation, Outcome
+from ampscope.patches import Patches
 from ampscope.records import RunInfo, RunSpec, State
 from ampscope.run.private_files import rejoin
+from ampscope.source_lines import SourceLines
 from ampscope.store.reader import Reader
 
 if TYPE_CHECKING:
     from ampscope.run.script import ScriptResult
     from ampscope.run.script_recorder import ScriptRecorder
     from ampscope.store.writer import RunWriter
+
 
 # What a started process runs that trains nothing: workers of a DataLoader, and the servers that
 # multiprocessing starts for its own queues and shared values.
@@ -233,7 +234,7 @@ class _Record:
     def _open(self) -> None:
         if self._writer is not None:
             return
-        from ampscope.run.script_writing import ScriptWriting
+        from ampscope.run.script_recorder import ScriptWriting
         from ampscope.store.writer import RunWriter
 
         self._writer = RunWriter.create(self._store, self._spec)
@@ -282,6 +283,72 @@ def _is_this_python(command: str) -> bool:
     if command == sys.executable:
         return True
     return os.path.isabs(command) and os.path.realpath(command) == os.path.realpath(sys.executable)
+
+
+# Processes that a script starts: they are not watched, and must not write to the run's store.
+#
+# A forked child inherits every patch and the open store. It keeps the patches, which do no harm,
+# and loses the watch; what it does is not recorded.
+
+
+class Processes:
+    """Counts the processes that were started while :meth:`watching` and that may train."""
+
+    def __init__(self, on_fork: Callable[[], None]) -> None:
+        self.owner = os.getpid()
+        self.started = 0
+        self._on_fork = on_fork
+        self._counting = True  # a fork that is made now counts by itself
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this is the script's own process and no fork of it."""
+        return os.getpid() == self.owner
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Count, and switch the watch off in children."""
+        patches = Patches()
+        patches.replace(multiprocessing.process.BaseProcess, "start", self._counted)
+        _current.append(self)
+        try:
+            yield
+        finally:
+            _current.remove(self)
+            patches.undo()
+
+    def forked(self) -> None:
+        """The script's process was forked, by multiprocessing or by the script itself."""
+        self.started += self._counting
+
+    def _counted(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def start(process: Any) -> None:
+            self.started += not is_helper(process)
+            self._counting, before = False, self._counting
+            try:
+                original(process)
+            finally:
+                self._counting = before
+
+        return start
+
+
+_current: list[Processes] = []
+
+
+def _in_child() -> None:
+    for processes in _current:
+        processes._on_fork()
+
+
+def _in_parent() -> None:
+    for processes in _current:
+        processes.forked()
+
+
+# Cannot be taken back; without a script that runs, there is nothing to do in it.
+os.register_at_fork(after_in_child=_in_child, after_in_parent=_in_parent)
 
 
 if __name__ == "__main__":

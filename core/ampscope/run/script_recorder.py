@@ -1,4 +1,9 @@
-"""Everything that watches an untouched script; the result is a list of observations."""
+"""Everything that watches an untouched script; the result is a list of observations.
+
+:class:`ScriptRecorder` puts the instruments of ``capture/script`` together. :class:`ScriptWriting`
+keeps what was seen while the script runs, for it may be killed. :class:`ScriptScans` looks at
+models and batches, :class:`RaisedErrors` at errors out of forward and backward passes.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +11,39 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from ampscope.capture.script.attempts import Attempts
 from ampscope.capture.script.call_log import CallLog
-from ampscope.capture.script.module_paths import ModulePaths
-from ampscope.capture.script.op_precision import OpPrecision
+from ampscope.capture.script.module_paths import ModulePaths, OpPrecision
+from ampscope.capture.script.op_taint import MAKER
 from ampscope.capture.script.op_watch import OpWatch
-from ampscope.capture.script.patches import Patches
-from ampscope.capture.script.script_histograms import ScriptHistograms
-from ampscope.capture.script.source_lines import SourceLines
-from ampscope.capture.tensors import HALF, all_finite, floating_tensors, plain
-from ampscope.formats import dtype_name
-from ampscope.observations import Observation, Outcome
-from ampscope.policy import gaps
-from ampscope.records import Cadence
+from ampscope.capture.script.optimizer_facts import scan, scan_model
+from ampscope.capture.script.optimizer_steps import Attempts
+from ampscope.capture.script.script_histograms import Measured, ScriptHistograms
+from ampscope.capture.tensors import (
+    HALF,
+    all_finite,
+    floating_tensors,
+    holds_numbers,
+    plain,
+    readable,
+)
+from ampscope.numerics.formats import dtype_name
+from ampscope.observations import Attempt, Call, Observation, Outcome, Scan
+from ampscope.patches import Patches
+from ampscope.policy import op_lists
+from ampscope.records import Cadence, StepRecord
+from ampscope.run import script_ending
+from ampscope.run.controls import HalfRequests
 from ampscope.run.device import peak_bytes
-from ampscope.run.half_requests import HalfRequests
-from ampscope.run.raised_errors import RaisedErrors
-from ampscope.run.script_scans import ScriptScans, inputs_call
+from ampscope.source_lines import SourceLines, line_name
+from ampscope.store.writer import RunWriter
 
 OP_BUDGET = 400_000  # ops looked at: about 15 s of watching on a slow core
 
@@ -194,8 +208,8 @@ class ScriptRecorder:
         """What the script ran that a CPU computes otherwise than CUDA (policy.gaps)."""
         ops = set(self.watch.gap_ops)
         if uses_half and any(_has_rnn(model) for model in self.paths.models()):
-            ops.add((gaps.RNN, "fp16"))
-        return tuple(gap.id for gap in gaps.met_by(ops))
+            ops.add((op_lists.RNN, "fp16"))
+        return tuple(gap.id for gap in op_lists.met_by(ops))
 
     def outcome(self, ended: str, **facts: object) -> Outcome:
         """The outcome so far, with what the script was seen to use."""
@@ -246,3 +260,221 @@ def _device() -> torch.device:
     """Where the script's memory is."""
     uses_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return torch.device("cuda" if uses_cuda else "cpu")
+
+
+# Keeps what a script's run has shown while it goes on: it may be killed at any instant.
+#
+# Each time everything so far is written anew, over what was there, closed with an outcome "killed"
+# that the real one replaces. The time between two writings follows what one takes, so that a run
+# spends a twentieth of its time on it, however much there is to write.
+
+
+WRITING_SHARE = 0.05
+LONGEST_PAUSE_S = 10.0
+FIRST_STEPS = 8  # each is written: most failures come early, when there is little to write
+
+
+class ScriptWriting:
+    """Writes a script's observations and steps to its run."""
+
+    def __init__(self, writer: RunWriter) -> None:
+        self._writer = writer
+        self.attempts = 0  # seen so far
+        self._steps = 0  # written so far
+        self._op_sets: dict[int, int] = {}  # of steps that wait to be written
+        self._next = 0.0  # time at which the next writing is due
+
+    def write_if_due(self, recorder: ScriptRecorder) -> None:
+        """Write what there is, unless that was done a moment ago."""
+        self.attempts = recorder.attempts.count
+        started = time.monotonic()
+        if started < self._next and self.attempts > FIRST_STEPS:
+            return
+        self.write(recorder.so_far(), recorder.histograms.take())
+        took = time.monotonic() - started
+        self._next = started + min(took / WRITING_SHARE, LONGEST_PAUSE_S)
+
+    def write(
+        self, observations: Sequence[Observation], measured: Measured, *, last: bool = False
+    ) -> None:
+        """Write all of a run's observations over those that were there, and its new steps.
+
+        A fused optimizer tells only after its step that it left it out, so the newest step waits.
+        """
+        self._writer.add_observations(observations)
+        self._add(measured)
+        attempts = [o for o in observations if isinstance(o, Attempt)]
+        settled = attempts if last else attempts[:-1]
+        for record in settled[self._steps :]:
+            self._writer.add_step(_step(record, self._op_sets.pop(record.attempt, None)))
+        self._steps = max(self._steps, len(settled))
+        self._writer.flush()
+
+    def _add(self, measured: Measured) -> None:
+        writer = self._writer
+        writer.add_modules(measured.modules)
+        writer.add_nonfinite(measured.nonfinite)
+        for frame in measured.frames:
+            writer.add_frame(frame)
+        for op_set, ops in measured.ops:
+            writer.add_ops(op_set, ops)
+        self._op_sets.update(measured.op_sets)
+
+
+def _step(record: Attempt, op_set: int | None) -> StepRecord:
+    return StepRecord(
+        step=record.attempt,
+        loss=record.loss,
+        scale=record.scale if record.scaler else None,
+        skipped=record.skipped,
+        grad_norm=record.grad_norm if not record.grad_nonfinite else float("nan"),
+        lr=record.lr,
+        moved_share=record.moved_share,
+        op_set=op_set,
+        ended_at=record.ended_at,
+        unclipped_norm=record.unclipped_norm,
+    )
+
+
+# What a script's models and batches look like: at first sight, on the way in, and at the end.
+#
+# A NaN that came with the data or the initial weights is no fault of any op, so these are looked
+# at before the first op sees them.
+
+
+MAX_FIRST_SIGHT_NUMEL = 20_000_000  # weights kept to see what moved by the end
+MAX_BATCH_SCANS = 2_000
+
+
+class ScriptScans:
+    """Scans of one run, in :attr:`records`."""
+
+    def __init__(self, attempts: Attempts) -> None:
+        self.records: list[Scan] = []
+        self._attempts = attempts
+        self._first_sight: dict[int, tuple[weakref.ref[nn.Module], dict[str, Tensor]]] = {}
+        self._batches = 0
+
+    def before_forward(
+        self, root: nn.Module, module: nn.Module, args: object, kwargs: object
+    ) -> None:
+        """A module is called from outside any other; ``root`` is the outermost that holds it."""
+        self._see_model(root)
+        if self._batches >= MAX_BATCH_SCANS:
+            return
+        for n, tensor in enumerate(floating_tensors([args, kwargs])):
+            if not tensor.numel():
+                continue
+            leaf = tensor.grad_fn is None and not hasattr(tensor, MAKER)
+            if leaf or not all_finite(tensor):
+                self._batches += 1
+                name = f"input {n} of {type(module).__name__}"
+                self._add("batch", "batch", name, tensor)
+
+    def at_end(self) -> None:
+        """Every model that is still alive, and how far its weights moved."""
+        trained = self._trained()
+        for ref, kept in self._first_sight.values():
+            model = ref()
+            if model is None:
+                continue
+            for name, parameter in model.named_parameters():
+                now = readable(parameter)
+                if now is None:
+                    continue  # a packed one, or given away to free its memory
+                first = kept.get(name)
+                same = first is not None and first.shape == now.shape
+                kind = "parameter" if id(parameter) in trained else "frozen"
+                self._add("end", kind, name, parameter, first if same else None)
+            for name, buffer in model.named_buffers():
+                if buffer.is_floating_point() and buffer.numel() and holds_numbers(buffer):
+                    self._add("end", "buffer", name, buffer)
+
+    def _see_model(self, root: nn.Module) -> None:
+        if id(root) in self._first_sight or any(p.is_meta for p in root.parameters()):
+            return  # where nothing is in memory there is nothing to see yet
+        kept: dict[str, Tensor] = {}
+        if sum(p.numel() for p in root.parameters()) <= MAX_FIRST_SIGHT_NUMEL:
+            held = ((n, readable(p)) for n, p in root.named_parameters())
+            kept = {n: values.clone() for n, values in held if values is not None}
+        self._first_sight[id(root)] = (weakref.ref(root), kept)
+        self.records += scan_model("start", root, self._trained(), self._attempts.count)
+        for name, parameter in root.named_parameters():
+            self._attempts.names.setdefault(id(parameter), name)
+
+    def _trained(self) -> set[int]:
+        """Ids of the parameters that an optimizer has."""
+        groups = (g for o in self._attempts.optimizers for g in o.param_groups)
+        return {id(p) for group in groups for p in group["params"]}
+
+    def _add(
+        self, moment: str, kind: str, name: str, tensor: Tensor, first: Tensor | None = None
+    ) -> None:
+        self.records.append(scan(moment, kind, name, tensor, self._attempts.count, first))
+
+
+def inputs_call(seq: int, args: object, kwargs: object) -> Call:
+    """A sum over what the first model is given first: the same sum in another run of the script
+    tells that it repeats itself."""
+    tensors = floating_tensors([args, kwargs])
+    total = sum(float(plain(t).detach().double().sum()) for t in tensors)
+    dtypes = "+".join(sorted({dtype_name(t.dtype) for t in tensors}))
+    return Call(seq, 0, "inputs", value=total, dtype=dtypes)
+
+
+# Errors out of a model's forward pass or a backward pass, whether or not the script lets them
+# through: many training loops catch what they take for a lack of memory, and lose every step to it
+# in silence.
+
+
+MAX_TEXT = 2_000
+# A caught error is told with its text where it comes again and again; once is a way to try things.
+MIN_CAUGHT, CAUGHT_SHARE = 3, 0.05  # of the attempted steps and the errors together
+# On the error itself, because ids are used again: path of the innermost module; that it is counted.
+_MARK, _COUNTED = "_ampscope_module", "_ampscope_counted"
+
+
+class RaisedErrors:
+    """Counts them, and keeps the first as fields of ``Outcome``; ``attempts`` counts steps."""
+
+    def __init__(self, lines: SourceLines, attempts: Callable[[], int]) -> None:
+        self.count = 0
+        self._lines = lines
+        self._attempts = attempts
+        self._first: dict[str, Any] = {}
+
+    def left_module(self, error: Exception, path: str, *, is_outermost: bool) -> None:
+        """``error`` leaves the forward pass of the module at ``path``, innermost first."""
+        error.__dict__.setdefault(_MARK, path)
+        if is_outermost:
+            self.raised(error)
+
+    def raised(self, error: Exception) -> None:
+        """``error`` goes to the script's own code."""
+        path = error.__dict__.setdefault(_MARK, "")
+        memory = isinstance(error, torch.OutOfMemoryError)
+        if memory or not isinstance(error, RuntimeError) or _COUNTED in error.__dict__:
+            return
+        error.__dict__[_COUNTED] = True
+        self.count += 1
+        if not self._first:
+            place, function = script_ending.place_of(error, self._lines)
+            self._first = {
+                "error_type": type(error).__name__,
+                "error_text": str(error)[:MAX_TEXT],
+                # The script's own frames may all lie above: the error has not come to them yet.
+                "error_line": line_name(place if place[0] else self._lines.where()),
+                "error_in_function": function,
+                "error_module": path,
+                "error_attempt": self._attempts(),
+            }
+
+    def module_of(self, error: BaseException) -> str:
+        """Path of the innermost module in whose forward ``error`` was raised, or ""."""
+        return str(error.__dict__.get(_MARK, ""))
+
+    def caught(self) -> dict[str, Any]:
+        """Their number, and where they come often the first, as fields of an outcome that no error
+        ended."""
+        often = self.count >= max(MIN_CAUGHT, CAUGHT_SHARE * (self._attempts() + self.count))
+        return {**(self._first if often else {}), "errors_caught": self.count}

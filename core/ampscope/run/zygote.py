@@ -1,7 +1,7 @@
 """A process that has imported torch once and forks a child for every run of a script.
 
 ``python -m ampscope.run.zygote --store FILE --script SCRIPT`` speaks the lines of
-``ampscope.run.serving``. Importing torch takes 1.5 to 3 s; a diagnosis makes 3 to 12 runs. Nothing
+``ampscope.run.server``. Importing torch takes 1.5 to 3 s; a diagnosis makes 3 to 12 runs. Nothing
 that starts threads runs before a fork, and torch starts its own at the first parallel op.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from ampscope.run.serving import adopt_orphans, answer, serve
+from ampscope.run.server import adopt_orphans, answer, serve
 
 
 @click.command()
@@ -24,7 +24,7 @@ def main(store: Path, script: str) -> None:
     """Serve runs of SCRIPT, into STORE, until standard input ends."""
     import torch  # the import that every child shares
 
-    import ampscope.run.script_child  # noqa: F401  # the children's other imports
+    import ampscope.run.script  # noqa: F401  # the children's other imports
     from ampscope.run.probe import preload
     from ampscope.run.script_text import read_once
 
@@ -44,7 +44,7 @@ def _fork(store: Path, run_id: str, out: Path, err: Path, view: str) -> int:
     try:
         from ampscope.capture.exponent_count import adopt_fork
         from ampscope.privacy import taken
-        from ampscope.run.script_child import run_child, settle
+        from ampscope.run.script import run_child, settle
         from ampscope.store.reader import Reader
 
         adopt_fork()

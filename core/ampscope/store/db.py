@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sqlite3
 import stat
 import time
+import uuid
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 
 from ampscope.errors import StoreBusy, StoreError
-from ampscope.store import creation, door, schema
-from ampscope.store.schema import SCHEMA_VERSION, schema_text
-from ampscope.store.transactions import transaction
+from ampscope.store import codec, pyramid
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -47,21 +48,21 @@ def open_for_writing(path: Path, journal: str = "WAL") -> sqlite3.Connection:
     that is there already keeps its ``journal``. WAL needs memory that all its processes share, so
     on a network file system a file has the journal DELETE (sqlite.org/wal.html)."""
     with translated(path):
-        creation.make_folder(path.parent)
+        make_folder(path.parent)
         if not path.exists():
-            creation.create(path, journal)
+            create(path, journal)
         _check_files(path)
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        connection.text_factory = door.decoded
+        connection.text_factory = codec.decoded
         with _closed_on_error(connection):
             connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-            if schema.check(connection, path, may_be_empty=True) == 0:
+            if check(connection, path, may_be_empty=True) == 0:
                 _set_journal(connection, journal)
             # WAL with NORMAL survives the death of the process at any instant; only a power cut
             # can take the last transactions (sqlite.org/pragma.html#pragma_synchronous).
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute("PRAGMA foreign_keys = ON")
-            schema.prepare(connection)
+            prepare(connection)
     return connection
 
 
@@ -74,7 +75,7 @@ def _check_files(path: Path) -> None:
     closes the store then takes itself for the last, deletes the log, and what this one writes from
     there on is in a file without a name.
     """
-    for file in (path, *(Path(f"{path}{suffix}") for suffix in creation.BESIDE)):
+    for file in (path, *(Path(f"{path}{suffix}") for suffix in BESIDE)):
         try:
             mode = file.stat().st_mode
         except FileNotFoundError:
@@ -140,11 +141,11 @@ def open_for_reading(path: Path, *, may_convert: bool = True) -> sqlite3.Connect
         return connection
     connection.close()
     if not may_convert:
-        raise schema.must_convert(path, version, "is not converted here")
+        raise must_convert(path, version, "is not converted here")
     try:
         open_for_writing(path).close()  # converts it
     except StoreError as error:
-        raise schema.must_convert(path, version) from error
+        raise must_convert(path, version) from error
     return _reading(path)[0]
 
 
@@ -168,9 +169,9 @@ def _reading(path: Path) -> tuple[sqlite3.Connection, int]:
             check_same_thread=False,
         )
         with _closed_on_error(connection):
-            connection.text_factory = door.decoded
+            connection.text_factory = codec.decoded
             connection.execute(f"PRAGMA busy_timeout = {READING_TIMEOUT_MS}")
-            version = schema.check(connection, path, may_be_empty=False)
+            version = check(connection, path, may_be_empty=False)
     return connection, version
 
 
@@ -239,3 +240,151 @@ def _sentence(path: Path, error: sqlite3.DatabaseError) -> str:
             "names it)."
         )
     return f"The store {path} failed: {text}. Choose another file with --store."
+
+
+# The store's schema: its text, its version, how a file gets it, how an older one is converted.
+#
+# A file of an older version is converted in one transaction when it is first opened, by whoever
+# may write to it. A newer file, another program's database and an empty file are refused in one
+# sentence.
+
+
+SCHEMA_VERSION = 5
+OLDEST_VERSION = 1  # what can still be converted
+_OUR_TABLES = {"run", "step", "module"}  # in every version; other programs number theirs 1 too
+_CREATES = re.compile(r"CREATE (?:TABLE|INDEX) (\w+)")
+
+
+def schema_text() -> str:
+    """The commented schema: the store's documentation."""
+    return resources.files("ampscope.store").joinpath("schema.sql").read_text(encoding="utf-8")
+
+
+def version_of(connection: sqlite3.Connection) -> int:
+    """0 for a file in which there is nothing yet."""
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    return version
+
+
+def prepare(connection: sqlite3.Connection) -> None:
+    """Create the schema in an empty file, or convert that of an older one: one transaction."""
+    if version_of(connection) == SCHEMA_VERSION:
+        return
+    with transaction(connection):
+        found = version_of(connection)
+        if found == SCHEMA_VERSION:  # another process was faster, between the check and the lock
+            return
+        tables = _tables(connection)
+        if found in (1, 2):
+            connection.execute("ALTER TABLE step ADD COLUMN ended_at REAL")
+        if found in (1, 2, 3, 4):
+            connection.execute("ALTER TABLE step ADD COLUMN unclipped_norm REAL")
+            connection.execute("ALTER TABLE shadow ADD COLUMN below_range INTEGER")
+        for statement in re.sub(r"--.*", "", schema_text()).split(";"):
+            name = _CREATES.search(statement)
+            if name is not None and name[1] not in tables:
+                if name[1] == "frame_span" and found == 1:
+                    connection.execute("ALTER TABLE frame ADD COLUMN last_step INTEGER")
+                connection.execute(statement)
+        if found == 1:
+            for run_id, steps in _steps_by_run(connection):
+                pyramid.update(connection, run_id, steps)
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def check(connection: sqlite3.Connection, path: Path, *, may_be_empty: bool) -> int:
+    """The file's version, one that can be read or converted. Raises StoreError for others."""
+    connection.execute("BEGIN")  # one view for both: another process may be creating the schema
+    version, tables = version_of(connection), _tables(connection)
+    connection.execute("COMMIT")
+    if OLDEST_VERSION <= version <= SCHEMA_VERSION and tables >= _OUR_TABLES:
+        return version
+    if version == 0 and not tables:
+        if may_be_empty:
+            return version
+        raise StoreError(f"{path} is an empty file. Run a probe first: ampscope probe gpt")
+    if not tables >= _OUR_TABLES:
+        raise StoreError(
+            f"{path} is a database of another program, not an ampscope store. "
+            "Choose another file with --store."
+        )
+    raise StoreError(
+        f"{path} has schema version {version}; this ampscope reads version {SCHEMA_VERSION}. "
+        "Use the ampscope that wrote it, or choose another file with --store."
+    )
+
+
+def must_convert(path: Path, version: int, why: str = "is read-only") -> StoreError:
+    """What to say of an older file that is not written to."""
+    return StoreError(
+        f"{path} has schema version {version} and {why}; this ampscope reads version "
+        f"{SCHEMA_VERSION}. Open it, or a copy in a folder that you may write to, with: ampscope "
+        "runs list --store FILE"
+    )
+
+
+def _steps_by_run(connection: sqlite3.Connection) -> list[tuple[str, list[int]]]:
+    """What a file holds."""
+    runs = connection.execute("SELECT id FROM run").fetchall()
+    sql = "SELECT step FROM step WHERE run=?"
+    return [(run, [row[0] for row in connection.execute(sql, (run,))]) for (run,) in runs]
+
+
+def _tables(connection: sqlite3.Connection) -> set[str]:
+    return {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
+
+
+# A new store appears under its name with its schema in it, or not at all.
+#
+# Whoever sees the file may open it at once: the dashboard looks for it while the first run starts.
+
+
+BESIDE = ("-wal", "-shm", "-journal")  # what SQLite keeps beside a file that is in use
+
+
+def make_folder(folder: Path) -> None:
+    """``folder`` and those above it, as far as they are missing: for their owner alone. A folder
+    that is there keeps its permissions."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+
+
+def create(path: Path, journal: str) -> None:
+    """Make ``path``, unless somebody did so first.
+
+    It is left to its first opening where a file cannot have two names (FAT, some network file
+    systems): a move could replace what another process has written by then. And where the log of
+    a deleted store lies there: SQLite drops it beside an empty file, and would play it into ours.
+    """
+    if any(Path(f"{path}{suffix}").exists() for suffix in BESIDE):
+        return
+    new = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.new")
+    try:
+        os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))  # SQLite's files follow
+        with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as connection:
+            connection.execute(f"PRAGMA journal_mode = {journal}")  # stays with the file
+            prepare(connection)
+        with contextlib.suppress(OSError):
+            os.link(new, path)
+    finally:
+        for suffix in ("", *BESIDE):
+            Path(f"{new}{suffix}").unlink(missing_ok=True)
+
+
+# One transaction as a context manager: all of a block's statements, or none.
+
+
+@contextlib.contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Takes the write lock at once; rolled back when the block raises."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):  # a full disk has rolled back already
+            connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")

@@ -15,16 +15,39 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
+
+import numpy as np
 
 from ampscope.errors import StoreError
-from ampscope.finite_json import finite
-from ampscope.records import RunInfo
-from ampscope.store import export_tables
+from ampscope.files import finite, write_whole, written_aside
+from ampscope.numerics.histogram import (
+    ABOVE,
+    BELOW,
+    EXPONENTS,
+    NAN,
+    NEG_INF,
+    NEG_ZERO,
+    POS_INF,
+    POS_ZERO,
+)
+from ampscope.observations import Observation
+from ampscope.records import (
+    Event,
+    Frame,
+    ModuleRecord,
+    NonFiniteRecord,
+    OpRecord,
+    Result,
+    Role,
+    RunInfo,
+    Sample,
+    ShadowRecord,
+    StepRecord,
+)
 from ampscope.store.reader import Reader
-from ampscope.whole_files import write_whole, written_aside
 
 SCHEMA = 2
 
@@ -57,11 +80,11 @@ def to_parquet(reader: Reader, info: RunInfo, out: Path) -> list[Path]:
 
     kinds = {"int": pa.int64(), "float": pa.float64(), "str": pa.string(), "bool": pa.bool_()}
     written = [out / "run.json"]
-    found = export_tables.tables(reader, info)
-    for name, rows in export_tables.mixed(reader, info).items():
-        content = iter([export_tables.mixed_columns(rows)])
+    found = tables(reader, info)
+    for name, rows in mixed(reader, info).items():
+        content = iter([mixed_columns(rows)])
         found[name] = {"record": "str", "data": "str"}, content
-    found["histogram"] = export_tables.bins(reader, info.id)
+    found["histogram"] = bins(reader, info.id)
     with _translated(out):
         out.mkdir(parents=True, exist_ok=True)
         write_whole(written[0], _json(dataclasses.asdict(info)) + "\n")
@@ -78,8 +101,8 @@ def to_parquet(reader: Reader, info: RunInfo, out: Path) -> list[Path]:
 def _write_run(file: TextIO, reader: Reader, info: RunInfo) -> None:
     """Its keys, without the braces."""
     file.write('"run":' + _json(dataclasses.asdict(info)))
-    found = export_tables.tables(reader, info)
-    found["histogram"] = export_tables.histograms(reader, info.id)
+    found = tables(reader, info)
+    found["histogram"] = histograms(reader, info.id)
     for name, (types, parts) in found.items():
         _write_rows(
             file,
@@ -90,7 +113,7 @@ def _write_run(file: TextIO, reader: Reader, info: RunInfo) -> None:
                 for row in zip(*(part[column] for column in types), strict=True)
             ),
         )
-    for name, rows in export_tables.mixed(reader, info).items():
+    for name, rows in mixed(reader, info).items():
         _write_rows(file, name, rows)
 
 
@@ -113,3 +136,135 @@ def _translated(out: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(f"Cannot write {out}: {error.strerror or error}.") from error
+
+
+# The tables of an exported run, each in parts, with the types of their columns.
+#
+# Histograms are sparse, one row a (step, role, module, dtype). In JSON such a row has its counts
+# as an object, ``{"-4": 5, "-2": 7, "+0": 9}``, by power of two; in Parquet every bin is a row.
+
+
+Columns = Mapping[str, Sequence[object]]
+Tables = dict[str, tuple[Mapping[str, str], Iterator[Columns]]]
+SPECIAL = {
+    BELOW: "<2^-149",
+    ABOVE: ">=2^128",
+    POS_ZERO: "+0",
+    NEG_ZERO: "-0",
+    NAN: "nan",
+    POS_INF: "+inf",
+    NEG_INF: "-inf",
+}
+_KEYS = {"step": "int", "role": "str", "module": "int", "dtype": "str", "scale": "float"}
+_HISTOGRAM = {
+    **_KEYS,
+    "last_step": "int",  # where the counts of several recorded steps were added up
+    "counts": "object",
+}
+_BINS = {
+    **_KEYS,
+    "bin": "str",  # "finite", or one of SPECIAL
+    "exponent": "int",
+    "count": "int",
+    "last_step": "int",
+}
+
+
+def tables(reader: Reader, info: RunInfo) -> Tables:
+    """Of records, the same in both formats: the types of their columns, and their content."""
+    steps = reader.steps(info.id)
+    sets = sorted({step.op_set for step in steps if step.op_set is not None})
+    ops = [(number, op) for number in sets for op in reader.ops(info.id, number)]
+    op_types, op_parts = _records(OpRecord, [op for _, op in ops])
+    op_parts = iter([{"op_set": [number for number, _ in ops], **next(op_parts)}])
+    return {
+        "step": _records(StepRecord, steps),
+        "module": _records(ModuleRecord, reader.modules(info.id)),
+        "op": ({"op_set": "int", **op_types}, op_parts),
+        "shadow": _records(ShadowRecord, reader.shadows(info.id)),
+        "nonfinite": _records(NonFiniteRecord, reader.nonfinite(info.id)),
+        "event": _records(Event, reader.events(info.id)),
+        "telemetry": _records(Sample, reader.samples(info.id)),
+    }
+
+
+def mixed(reader: Reader, info: RunInfo) -> dict[str, list[dict[str, object]]]:
+    """Tables whose rows are records of several kinds, each with the name of its kind."""
+    return {
+        "observation": [_named(record) for record in reader.observations(info.id)],
+        "result": [_named(record) for record in reader.results(info.id)],
+    }
+
+
+def mixed_columns(rows: Sequence[dict[str, object]]) -> Columns:
+    """The same for Parquet: the fields of a row as JSON."""
+    fields = [{k: v for k, v in row.items() if k != "record"} for row in rows]
+    data = [json.dumps(finite(row), separators=(",", ":")) for row in fields]
+    return {"record": [row["record"] for row in rows], "data": data}
+
+
+def histograms(reader: Reader, run_id: str) -> tuple[Mapping[str, str], Iterator[Columns]]:
+    """One row a histogram."""
+    return _HISTOGRAM, (_histogram(frame) for frame in _frames(reader, run_id))
+
+
+def bins(reader: Reader, run_id: str) -> tuple[Mapping[str, str], Iterator[Columns]]:
+    """One row an occupied bin of a histogram."""
+    return _BINS, (_bins(frame) for frame in _frames(reader, run_id))
+
+
+def bin_name(column: int) -> str:
+    """Of a column of a raw row."""
+    return SPECIAL.get(column) or str(int(EXPONENTS[column]))
+
+
+def _records(
+    kind: type[Any], records: Sequence[object]
+) -> tuple[Mapping[str, str], Iterator[Columns]]:
+    # Every field of a record is an int, a float, a bool or text, or None; Role is text.
+    types = {f.name: str(f.type).removesuffix(" | None") for f in dataclasses.fields(kind)}
+    types = {name: "str" if kind == "Role" else kind for name, kind in types.items()}
+    return types, iter([{name: [getattr(r, name) for r in records] for name in types}])
+
+
+def _named(record: Observation | Result) -> dict[str, object]:
+    # Two observations have a field `kind` of their own; the record's name has another key.
+    return {"record": type(record).__name__, **dataclasses.asdict(record)}
+
+
+def _frames(reader: Reader, run_id: str) -> Iterator[Frame]:
+    for role in Role:
+        yield from reader.frames(run_id, role)
+
+
+def _histogram(frame: Frame) -> Columns:
+    counts = []
+    for row in frame.rows:
+        columns = np.flatnonzero(row)
+        counts.append(
+            {bin_name(c): n for c, n in zip(columns.tolist(), row[columns].tolist(), strict=True)}
+        )
+    size = len(frame.modules)
+    return {**_key(frame, size, list(range(size))), "counts": counts}
+
+
+def _bins(frame: Frame) -> Columns:
+    which, column = np.nonzero(frame.rows)
+    rows, columns = which.tolist(), column.tolist()
+    return {
+        **_key(frame, len(rows), rows),
+        "bin": [SPECIAL.get(bin_, "finite") for bin_ in columns],
+        "exponent": [None if bin_ in SPECIAL else int(EXPONENTS[bin_]) for bin_ in columns],
+        "count": frame.rows[which, column].tolist(),
+    }
+
+
+def _key(frame: Frame, size: int, rows: Sequence[int]) -> dict[str, list[object]]:
+    return {
+        "step": [frame.step] * size,
+        "role": [str(frame.role)] * size,
+        "module": [frame.modules[row] for row in rows],
+        "dtype": [frame.dtypes[row] for row in rows],
+        "scale": [frame.scale] * size,
+        "last_step": [frame.last_step] * size,
+    }

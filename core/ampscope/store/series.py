@@ -1,15 +1,18 @@
-"""Reads over many steps that never build a whole frame: for views of one module or one run."""
+"""Reads that never build a whole frame: over many steps, for views of one module or one run; and
+the newest rows of the runs that are going on, for a monitor.
+"""
 
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 
 import numpy as np
 
-from ampscope.exponents import RAW_LEN, Raw
-from ampscope.records import Role
-from ampscope.store import door, frames
+from ampscope.numerics.histogram import RAW_LEN, Raw
+from ampscope.records import Role, RunInfo, StepRecord
+from ampscope.store import codec, frames, rows
 from ampscope.store.reader import Reader
 
 
@@ -39,7 +42,7 @@ def module_series(reader: Reader, run_id: str, role: Role, module: int) -> Modul
         if row is not None:
             steps.append(step)
             last_steps.append(last_step)
-            scales.append(door.real(scale) or 0.0)
+            scales.append(codec.real(scale) or 0.0)
             rows.append(row)
     counts = np.array(rows, np.int64).reshape(len(rows), RAW_LEN)
     return ModuleSeries(tuple(steps), tuple(scales), counts, tuple(last_steps))
@@ -73,7 +76,7 @@ def bad_gradients(
     )
     largest: dict[int, float] = {}
     for step, value in reader._all(sql, run_id, first_step):
-        number = door.real(value)
+        number = codec.real(value)
         if number is not None and not largest.get(step, 0.0) >= number:
             largest[step] = number if not math.isnan(largest.get(step, 0.0)) else math.nan
     return {step: (*_four(counts), largest.get(step)) for step, counts in found.items()}
@@ -99,3 +102,74 @@ def shadow_columns(reader: Reader, run_id: str, role: Role) -> Raw:
     )
     rows = reader._all(sql, run_id, role)
     return np.array(rows, np.int64).reshape(len(rows), 7)
+
+
+# The newest rows of the runs that are going on: what a monitor asks every few seconds.
+#
+# Reads a handful of rows a run however long it is. Totals would need all of them, so they are
+# carried on: :func:`advanced` counts only the steps that came since the totals it is given.
+
+
+_LARGEST = 1.7976931348623157e308  # above it: infinity, and the text 'nan', which sorts after all
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Of the steps up to ``step``; ``nonfinite`` ones had a loss or a gradient with NaN or Inf."""
+
+    step: int = -1
+    steps: int = 0
+    skipped: int = 0
+    nonfinite: int = 0
+
+
+def current_runs(reader: Reader, within_s: float) -> list[RunInfo]:
+    """Runs that go on, and those that ended, or gave their last sign of life, ``within_s`` ago."""
+    since = time.time() - within_s
+    sql = (
+        f"SELECT {rows.RUN} FROM run WHERE ended>?1 OR"
+        " (ended IS NULL AND state IN ('queued','running')) ORDER BY created, id"
+    )
+    infos = [rows.run_info(row) for row in reader._all(sql, since)]
+    return [i for i in infos if i.state.is_active or i.ended or (i.heartbeat or i.created) > since]
+
+
+def last_step(reader: Reader, run_id: str) -> StepRecord | None:
+    """The newest step, None before the first."""
+    sql = f"SELECT {rows.STEP} FROM step WHERE run=? ORDER BY step DESC LIMIT 1"
+    found = reader._all(sql, run_id)
+    return rows.step(found[0]) if found else None
+
+
+def advanced(reader: Reader, run_id: str, before: Totals) -> Totals:
+    """``before`` and the steps since."""
+    sql = "SELECT max(step), count(*), sum(skipped) FROM step WHERE run=? AND step>?"
+    step, steps, skipped = reader._all(sql, run_id, before.step)[0]
+    if step is None:
+        return before
+    sql = (
+        "SELECT count(*) FROM (SELECT step FROM step WHERE run=?1 AND step>?2 AND step<=?3"
+        " AND (loss>?4 OR loss<-?4)"
+        " UNION SELECT step FROM nonfinite WHERE run=?1 AND step>?2 AND step<=?3)"
+    )
+    nonfinite = reader._all(sql, run_id, before.step, step, _LARGEST)[0][0]
+    return Totals(
+        step, before.steps + steps, before.skipped + skipped, before.nonfinite + nonfinite
+    )
+
+
+def last_histogram(reader: Reader, run_id: str, role: Role) -> Raw | None:
+    """The newest histogram of a role, all modules added up, as recorded (not unscaled)."""
+    sql = "SELECT blob FROM frame WHERE run=? AND role=? ORDER BY step DESC LIMIT 1"
+    found = reader._all(sql, run_id, role)
+    return np.asarray(frames.unpack(found[0][0])[2].sum(axis=0)) if found else None
+
+
+def last_lost_shares(reader: Reader, run_id: str) -> dict[Role, float]:
+    """Share of the elements that half precision lost at the newest step with an fp32 shadow."""
+    sql = (
+        "SELECT role, sum(lost), sum(total) FROM shadow WHERE run=?1"
+        " AND step=(SELECT max(step) FROM shadow WHERE run=?1) GROUP BY role"
+    )
+    found = reader._all(sql, run_id)
+    return {Role(role): lost / total for role, lost, total in found if total}

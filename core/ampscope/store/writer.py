@@ -26,10 +26,10 @@ from ampscope.records import (
     State,
     StepRecord,
 )
-from ampscope.store import db, frames, inserts, pyramid, result_codec
-from ampscope.store.frame_thinning import FrameThinning
-from ampscope.store.observation_codec import encode
-from ampscope.store.run_row import RunRow, new_run_id, rank_file
+from ampscope.store import codec, db, frames, pyramid, rows
+from ampscope.store.codec import encode_observation
+from ampscope.store.frames import FrameThinning
+from ampscope.store.rows import RunRow, new_run_id, rank_file
 
 __all__ = ["RunWriter", "delete_run", "new_run_id", "rank_file", "request_cancel"]
 
@@ -41,7 +41,7 @@ class RunWriter(RunRow):
 
     def __init__(self, path: Path, run_id: str, journal: str = "WAL") -> None:
         super().__init__(path, run_id, journal)
-        self._pending: list[inserts.Insert] = []
+        self._pending: list[rows.Insert] = []
         self._steps: list[int] = []
         self._results = 0  # of those that are pending
         self._numbered: dict[str, int] = {}  # next number in a table whose rows are in order
@@ -76,16 +76,16 @@ class RunWriter(RunRow):
 
     def add_modules(self, modules: Iterable[ModuleRecord]) -> None:
         """The modules of the run's model."""
-        self._pending += inserts.of_records("module", self.run_id, modules)
+        self._pending += rows.of_records("module", self.run_id, modules)
 
     def add_step(self, record: StepRecord) -> None:
         """One step; it counts as done when it is flushed."""
-        self._pending += inserts.of_records("step", self.run_id, (record,))
+        self._pending += rows.of_records("step", self.run_id, (record,))
         self._steps.append(record.step)
 
     def add_ops(self, op_set: int, ops: Iterable[OpRecord]) -> None:
         """The ops of the steps whose record names ``op_set``."""
-        self._pending += inserts.of_records("op", self.run_id, ops, op_set=op_set)
+        self._pending += rows.of_records("op", self.run_id, ops, op_set=op_set)
 
     def add_frame(self, frame: Frame) -> None:
         """All histograms of one role at one step, packed."""
@@ -94,39 +94,39 @@ class RunWriter(RunRow):
         blob = frames.pack(frame.modules, frame.dtypes, frame.rows)
         key = {"run": self.run_id, "step": frame.step, "role": frame.role}
         self._pending.append(
-            inserts.of_row("frame", **key, scale=frame.scale, blob=blob, last_step=frame.last_step)
+            rows.of_row("frame", **key, scale=frame.scale, blob=blob, last_step=frame.last_step)
         )
 
     def add_event(self, event: Event) -> None:
         """Something that a watched run reports, kept in the given order."""
         seq = self._next_number("event")
-        self._pending += inserts.of_records("event", self.run_id, (event,), seq=seq)
+        self._pending += rows.of_records("event", self.run_id, (event,), seq=seq)
 
     def add_result(self, result: Result) -> None:
         """What a measurement found, kept in the given order."""
-        kind, data = result_codec.encode(result)
+        kind, data = codec.encode_result(result)
         key = {"run": self.run_id, "seq": self._next_number("result")}
-        self._pending.append(inserts.of_row("result", **key, kind=kind, data=data))
+        self._pending.append(rows.of_row("result", **key, kind=kind, data=data))
         self._results += 1
 
     def add_samples(self, samples: Iterable[Sample]) -> None:
         """What devices read beside the run."""
-        self._pending += inserts.of_records("telemetry", self.run_id, samples)
+        self._pending += rows.of_records("telemetry", self.run_id, samples)
 
     def add_shadow(self, records: Iterable[ShadowRecord]) -> None:
         """Comparisons with the fp32 shadow."""
-        self._pending += inserts.of_records("shadow", self.run_id, records)
+        self._pending += rows.of_records("shadow", self.run_id, records)
 
     def add_nonfinite(self, records: Iterable[NonFiniteRecord]) -> None:
         """Parameters whose gradients held NaN or Inf."""
-        self._pending += inserts.of_records("nonfinite", self.run_id, records)
+        self._pending += rows.of_records("nonfinite", self.run_id, records)
 
     def add_observations(self, observations: Iterable[Observation]) -> None:
         """What was seen of a script, numbered in the given order."""
         for seq, observation in enumerate(observations):
-            kind, data = encode(observation)
+            kind, data = encode_observation(observation)
             key = {"run": self.run_id, "seq": seq}
-            self._pending.append(inserts.of_row("observation", **key, kind=kind, data=data))
+            self._pending.append(rows.of_row("observation", **key, kind=kind, data=data))
 
     def flush_if_due(self) -> None:
         """Flush when the last one is :data:`FLUSH_EVERY_S` ago."""
@@ -160,7 +160,7 @@ class RunWriter(RunRow):
         self._numbered[table] = number + 1
         return number
 
-    def _write(self, pending: list[inserts.Insert], steps: list[int]) -> None:
+    def _write(self, pending: list[rows.Insert], steps: list[int]) -> None:
         for statement, row in pending:
             self._connection.execute(statement, row)
         pyramid.update(self._connection, self.run_id, steps)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ampscope.errors import StoreError
 from ampscope.store.processes import process_start_time
-from ampscope.store.sample_rows import SampleRows
+from ampscope.store.samples import SampleRows
 from ampscope.telemetry.cpu import CpuReader
 from ampscope.telemetry.sampler import Sampler, say
 from ampscope.telemetry.values import DeviceLost, DeviceReader

@@ -17,8 +17,6 @@ from ampscope.hardware.gpu import (
     CLOCK_SM,
     IDLE,
     TEMPERATURE_GPU,
-)
-from ampscope.hardware.nvml import (
     Conversation,
     GpuLostError,
     Nvml,

@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ampscope.telemetry.kernel_files import KernelFile
-from ampscope.telemetry.values import SLOW_EVERY_S
+from ampscope.telemetry.values import SLOW_EVERY_S, KernelFile
 
 # Without the kernel's lists of children all processes are looked at, which is kept under 0.5 % of a
 # core: after a look that took t seconds the next one waits for 200 t.

@@ -13,10 +13,8 @@ from ampscope.analysis.run_view import RunView
 from ampscope.errors import BadInput
 from ampscope.records import RunInfo, State
 from ampscope.store.reader import Reader
-from ampscope.verdicts.compiled import judged
-from ampscope.verdicts.cure import is_cured
-from ampscope.verdicts.report import Report, report_of
-from ampscope.verdicts.trials import SEARCHED, USE_BF16, is_everything, trial_of
+from ampscope.verdicts.cure import is_cured, judged
+from ampscope.verdicts.report import SEARCHED, USE_BF16, Report, is_everything, report_of, trial_of
 
 
 def recall(reader: Reader, run_id: str) -> Report:

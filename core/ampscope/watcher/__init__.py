@@ -3,13 +3,21 @@
     with ampscope.watch(model, optimizer, scaler) as run:
         train()
 
-step_hooks  sees steps end: optimizer hooks, GradScaler's methods, backward
-numbers     what is read at every step: a norm per parameter, loss, scale
-schedule    at which steps histograms are taken, and when the schedule tightens
-histograms  the exponent histograms of a step
-flight      what is needed to run a failing step again; capsule keeps it in a file, replay runs it
-alarms      what a person should hear of
-recorder    hands everything to a thread that writes the store
+watch             checks what it is given, opens a session; the figure in a notebook
+session           one watched training, step by step; calls what is named below
+hooks             sees steps and losses: optimizer hooks, GradScaler's methods, backward
+models            numbers and names of modules and parameters; which rank this process is
+numbers           what is read at every step: a norm per parameter, loss, clips
+schedule          at which steps histograms are taken, and when the schedule tightens
+histograms        the exponent histograms of a step
+flight            what is needed to run the present step again
+bad_steps         what is done about a step that is not finite
+capsule           such a step as a file: what it holds, how it is packed, which ones are kept
+replay            runs a capsule again, op by op and beside fp32; replay_child is its process
+step_end          the record of a step that is over
+alarms            what a person should hear of; alarm_dispatcher tells it
+recorder          hands everything to a thread that writes the store
+guard             an error of ampscope's own ends the watching, not the training
 """
 
 from ampscope.watcher.alarms import AlarmBounds, TrainingStopped

@@ -21,8 +21,8 @@ from collections import deque
 from dataclasses import dataclass
 
 from ampscope.errors import AmpscopeError
-from ampscope.exponents import zones
-from ampscope.formats import FORMATS
+from ampscope.numerics.formats import FORMATS
+from ampscope.numerics.histogram import zones
 from ampscope.records import Event, Frame, StepRecord
 
 CALIBRATED_BELOW = 64.0  # ten halvings of GradScaler's 65536: no calibration goes below

@@ -5,22 +5,33 @@ output, random states and the buffers as they were; the norms of the last steps'
 weights, where they fit. `contents` says it in words.
 
     capsule = collected(about, forwards, parameters, past, limits)   # copies, made at once
-    capsule_file.save(capsule, path)
+    save(capsule, path)
+
+Also here: the file format, how a model's arguments are packed, and which steps are kept where.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ampscope.capture.tensors import opened, plain
-from ampscope.watcher.forwards import Forward, Past
-from ampscope.watcher.trees import Tensors, packed, unpacked
+from ampscope.capture.tensors import has_own_memory, opened, plain
+from ampscope.errors import BadInput
+from ampscope.numerics.formats import dtype_name
+from ampscope.records import Event
+from ampscope.store.db import make_folder
+from ampscope.watcher.alarms import CALIBRATED_BELOW
+from ampscope.watcher.flight import Autocast, Forward, Past, Randomness
+from ampscope.watcher.models import WatchedModels
 
 SHARDED = "sharded"  # why a capsule has no weights
 
@@ -152,3 +163,339 @@ def _bytes(value: object) -> int:
     tensors: Tensors = {}
     packed(value, "", tensors)
     return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+# A capsule as a file in the safetensors format: tensors, and a text that says what they are.
+#
+# Nothing in it can run code. `load` checks everything before it is used.
+
+
+FORMAT = 1
+MAX_FILE = 64 * 2**30  # bytes; `CapsuleLimits.mib` is 256 MiB unless a user asks for more
+MAX_HEADER = 8 * 2**20  # of a model with 20,000 parameters about 3 MiB
+MAX_PARTS, MAX_VALUES = 200_000, 600_000  # lists and objects, and commas, in the header
+_ABOUT = {"str": (str,), "int": (int,), "float": (float, int), "bool": (bool,)}
+_DTYPES = {dtype_name(d): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
+
+
+def save(capsule: Capsule, path: Path) -> None:
+    """Write ``path``. It appears whole or not at all."""
+    from safetensors.torch import save_file
+
+    tensors: Tensors = {f"weight/{name}": t for name, t in capsule.weights.items()}
+    described = [_described(f, i, tensors) for i, f in enumerate(capsule.forwards)]
+    if capsule.past:
+        tensors["past/norms"] = torch.tensor([list(p.norms) for p in capsule.past]).double()
+    text: dict[str, Any] = {
+        "format": FORMAT,
+        "about": dataclasses.asdict(capsule.about),
+        "forwards": described,
+        "checks": dict(capsule.checks),
+        "past": [[p.step, p.loss, p.scale] for p in capsule.past],
+        "parameters": capsule.parameters,
+    }
+    make_folder(path.parent)
+    partial = path.with_suffix(".part")
+    # A capsule holds what the training saw: its owner alone may read it. The file is new each time,
+    # so nobody has it open under wider permissions.
+    partial.unlink(missing_ok=True)
+    os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    whole = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
+    text["digest"] = digest(text, whole)
+    save_file(whole, partial, _metadata(text))
+    partial.chmod(0o600)
+    partial.replace(path)
+
+
+def load(path: Path) -> Capsule:
+    """Raises BadInput for a file that is no capsule, or a damaged one."""
+    from safetensors import safe_open
+
+    try:
+        _check_header(path)
+        with safe_open(path, framework="pt") as file:
+            text = json.loads((file.metadata() or {}).get("ampscope", "null"))
+            if not isinstance(text, dict) or text.get("format") != FORMAT:
+                raise BadInput(f"{path} is not a capsule of this ampscope.")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+        if text.pop("digest", None) != digest(text, tensors):
+            raise BadInput(f"{path} is damaged: it does not hold what was written.")
+        return _built(text, tensors)
+    except FileNotFoundError:
+        raise BadInput(f"There is no capsule at {path}.") from None
+    except BadInput:
+        raise
+    except Exception as error:  # whatever a forged text leads to: it is no capsule
+        reason = f"{type(error).__name__}: {error}"
+        raise BadInput(f"{path} is not a capsule, or damaged ({reason[:300]}).") from error
+
+
+def _check_header(path: Path) -> None:
+    """Raises BadInput before anything is read that would take much more memory than the file has
+    bytes: the header is JSON, a length in 8 bytes in front of it
+    (huggingface.co/docs/safetensors, Format)."""
+    if path.exists() and not path.is_file():
+        raise BadInput(f"{path} is no ordinary file.")
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(MAX_HEADER, size - 8):
+            raise BadInput(f"{path} is not a capsule: its header is cut off, or beyond bounds.")
+        header = file.read(length)
+    parts = header.count(b"{") + header.count(b"[")
+    if size > MAX_FILE or parts > MAX_PARTS or header.count(b",") > MAX_VALUES:
+        raise BadInput(f"{path} is not read: it holds more than any capsule of ampscope's.")
+
+
+def digest(text: dict[str, Any], tensors: Tensors) -> str:
+    """Of the text, all names and all numbers: a flipped bit would change what a replay says. It
+    shows accidents; whoever changes a capsule on purpose can compute it anew."""
+    state = hashlib.blake2b(json.dumps(text, sort_keys=True).encode(), digest_size=16)
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        state.update(tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
+    return state.hexdigest()
+
+
+def _built(text: dict[str, Any], tensors: Tensors) -> Capsule:
+    about = dict(text["about"])
+    about["left_out"] = tuple(str(what) for what in about["left_out"])
+    for field in dataclasses.fields(About):
+        wanted = _ABOUT.get(str(field.type))
+        if wanted and field.name in about and type(about[field.name]) not in wanted:
+            raise ValueError(f"{field.name} is of type {type(about[field.name]).__name__}")
+    norms = tensors.get("past/norms", torch.empty(0, 0)).numpy()
+    past = [Past(s, loss, scale, norms[i]) for i, (s, loss, scale) in enumerate(text["past"])]
+    weights = {
+        name.partition("/")[2]: tensor
+        for name, tensor in tensors.items()
+        if name.startswith("weight/")
+    }
+    forwards = tuple(_forward(part, i, tensors) for i, part in enumerate(text["forwards"]))
+    checks = {str(k): float(v) for k, v in text["checks"].items()}
+    return Capsule(
+        About(**about), forwards, weights, checks, tuple(past), tuple(text["parameters"])
+    )
+
+
+def _described(forward: Forward, number: int, tensors: Tensors) -> dict[str, object]:
+    """The forward as JSON; its tensors go into ``tensors``."""
+    name = f"forward{number}"
+    tensors[f"{name}/random"] = forward.randomness.cpu
+    if forward.randomness.cuda is not None:
+        tensors[f"{name}/random_cuda"] = forward.randomness.cuda
+    dtype = forward.autocast.dtype
+    return {
+        "model": forward.model,
+        "module": forward.module,
+        "args": packed(forward.args, f"{name}/args", tensors),
+        "kwargs": packed(forward.kwargs, f"{name}/kwargs", tensors),
+        "buffers": packed(forward.buffers, f"{name}/buffers", tensors),
+        "gradients": packed(forward.gradients, f"{name}/gradients", tensors),
+        "autocast": [forward.autocast.device, None if dtype is None else dtype_name(dtype)],
+        "training": forward.training,
+        "outputs": forward.outputs,
+        "missing": forward.missing,
+    }
+
+
+def _forward(part: dict[str, Any], number: int, tensors: Tensors) -> Forward:
+    name = f"forward{number}"
+    device, dtype = part["autocast"]
+    args, kwargs = unpacked(part["args"], tensors), unpacked(part["kwargs"], tensors)
+    return Forward(
+        str(part["model"]),
+        str(part["module"]),
+        args,
+        kwargs,
+        [],
+        Autocast(str(device), None if dtype is None else _DTYPES[dtype]),
+        Randomness(tensors[f"{name}/random"], tensors.get(f"{name}/random_cuda")),
+        bool(part["training"]),
+        unpacked(part["buffers"], tensors),
+        int(part["outputs"]),
+        {int(place): tensor for place, tensor in unpacked(part["gradients"], tensors).items()},
+        [str(what) for what in part["missing"]],
+    )
+
+
+def _metadata(text: dict[str, Any]) -> dict[str, str]:
+    return {"ampscope": json.dumps(text)}
+
+
+# Arguments of a model as JSON and tensors, and back: no pickle, and nothing that can run code.
+#
+#     >>> tensors = {}
+#     >>> packed((torch.ones(2), {"mask": None}), "args", tensors)
+#     {'tuple': [{'tensor': 'args.0', 'grad': False}, {'dict': [['mask', {'value': None}]]}]}
+#
+# Tensors, numbers, texts, None, and tuples, lists and dicts of these are kept; named tuples as
+# plain tuples, dict-like objects as dicts. Anything else is named in the text, and unpacks as
+# :class:`NotKept`, on which a replay gives up.
+
+
+Tensors = dict[str, Tensor]
+MAX_DEPTH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class NotKept:
+    """Stands for an argument that a capsule cannot hold."""
+
+    type: str
+
+
+def packed(value: object, name: str, tensors: Tensors, depth: int = 0) -> dict[str, Any]:
+    """``value`` as JSON; its tensors are added to ``tensors`` under names that begin with
+    ``name``."""
+    if isinstance(value, Tensor) and _can_be_kept(value):
+        tensors[name] = value
+        return {"tensor": name, "grad": value.requires_grad}
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"value": value}
+    if isinstance(value, torch.dtype | torch.device):
+        return {type(value).__name__: str(value).removeprefix("torch.")}
+    if depth < MAX_DEPTH:
+        if isinstance(value, Mapping):
+            return {
+                "dict": [
+                    [key, packed(part, f"{name}.{place}", tensors, depth + 1)]
+                    for place, (key, part) in enumerate(value.items())
+                    if isinstance(key, str | int)
+                ]
+            }
+        if isinstance(value, list | tuple):
+            kind = "list" if isinstance(value, list) else "tuple"
+            return {
+                kind: [
+                    packed(part, f"{name}.{place}", tensors, depth + 1)
+                    for place, part in enumerate(value)
+                ]
+            }
+    return {"not kept": type(value).__name__}
+
+
+def _can_be_kept(tensor: Tensor) -> bool:
+    """Plain memory: neither a wrapper nor another layout, of which the numbers alone say little."""
+    return tensor.layout is torch.strided and has_own_memory(tensor)
+
+
+def unpacked(tree: dict[str, Any], tensors: Mapping[str, Tensor]) -> Any:
+    """Inverse of :func:`packed`. Raises KeyError or ValueError for what is not its result."""
+    ((kind, content),) = ((k, v) for k, v in tree.items() if k != "grad")
+    if kind == "tensor":
+        tensor = tensors[content].detach()
+        return tensor.requires_grad_() if tree.get("grad") is True else tensor
+    if kind == "value":
+        return content
+    if kind == "dict":
+        return {key: unpacked(part, tensors) for key, part in content}
+    if kind == "list":
+        return [unpacked(part, tensors) for part in content]
+    if kind == "tuple":
+        return tuple(unpacked(part, tensors) for part in content)
+    if kind == "dtype":
+        dtype = getattr(torch, content)
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"{content!r} is no dtype")
+        return dtype
+    if kind == "device":
+        return torch.device(content)
+    if kind == "not kept":
+        return NotKept(str(content))
+    raise ValueError(f"{kind!r} is no part of a capsule")
+
+
+def first_not_kept(value: object) -> str:
+    """The type of the first argument that is not in the capsule; "" when all are."""
+    if isinstance(value, NotKept):
+        return value.type
+    parts = value.values() if isinstance(value, dict) else value
+    if isinstance(value, dict | list | tuple):
+        return next((found for part in parts if (found := first_not_kept(part))), "")  # type: ignore[attr-defined]  # a container
+    return ""
+
+
+# Which failing steps are worth a capsule, and where the files go.
+#
+# GradScaler's calibration skips steps as a matter of course: finite loss, a few skips, a lower
+# scale, and on; many at the start, from 65536 down to 64 at most. A capsule is kept of what is
+# more: a loss that is not finite, bad gradients without a scaler to catch them, or many bad steps
+# in a row. One of each streak; the first ones stay, and the newest takes the last place.
+
+
+FIRST_STREAK = 10  # bad steps in a row: the scale has fallen from 65536 to 64
+MAX_REASON = 300
+STREAK = 3  # later on, where a scale that was right is off by a factor of 2 at most
+
+
+class Keeper:
+    """Keeps capsules of one run beside its store."""
+
+    def __init__(
+        self, models: WatchedModels, past: Iterable[Past], store: Path, limits: CapsuleLimits
+    ) -> None:
+        self.paths: list[Path] = []
+        self.last: Capsule | None = None  # in the host's memory, for a replay at once
+        self._models = models
+        self._past = past
+        self._folder = store.with_name(f"{store.name}.capsules").absolute()
+        self._limits = limits
+        self._streak = 0
+        self._was_good = False  # any step so far
+        self._has_kept = False  # of this streak
+
+    def good(self) -> None:
+        """A step went well: the streak is over."""
+        self._streak, self._has_kept, self._was_good = 0, False, True
+
+    def is_fault(self, scale: float | None, *, loss_is_bad: bool) -> bool:
+        """A step went bad: whether it is more than a calibration of the loss scale."""
+        self._streak += 1
+        if loss_is_bad or scale is None:
+            return True
+        is_searching = not self._was_good and scale > CALIBRATED_BELOW
+        return self._streak >= STREAK and not is_searching
+
+    @property
+    def has_room(self) -> bool:
+        """Whether this streak has no capsule yet and any are wanted."""
+        return bool(self._limits.count) and not self._has_kept
+
+    def keep(
+        self,
+        about: About,
+        forwards: Sequence[Forward],
+        later: Callable[[Callable[[], None]], None],
+        failed: Callable[[Event], None],
+        *,
+        without_weights: str,
+    ) -> Event:
+        """Copy what is needed now; the file is written by ``later``, and ``failed`` is told when
+        that cannot be. The event says what is in it. ``without_weights`` is why the weights are
+        not those of the step."""
+        self._has_kept = True
+        parameters = {p.name: p.tensor for p in self._models.parameters}
+        past = list(self._past)
+        self.last = capsule = collected(
+            about, forwards, parameters, past, self._limits, without_weights=without_weights
+        )
+        name = f"{about.run}-rank{about.rank}-step{about.step}.safetensors"
+        path = self._folder / name
+        old = self.paths.pop() if len(self.paths) >= self._limits.count else None
+        self.paths.append(path)
+
+        def write() -> None:
+            try:
+                save(capsule, path)
+                if old is not None:
+                    old.unlink(missing_ok=True)
+            except Exception as error:  # a full disk, a dtype that the format does not know
+                self.paths = [kept for kept in self.paths if kept != path]
+                reason = f"The capsule of step {about.step} could not be written: {error}"
+                failed(Event(about.step, "note", "no capsule", reason[:MAX_REASON]))
+
+        later(write)
+        text = f"{about.reason} Kept: {capsule.contents}."
+        return Event(about.step, "capsule", name, text, path=os.fspath(path))

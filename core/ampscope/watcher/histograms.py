@@ -21,15 +21,14 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils.hooks import RemovableHandle
 
 from ampscope.analysis.ranks import merged
-from ampscope.capture import gradient_rows
-from ampscope.capture.accumulator import Accumulator
+from ampscope.capture import weights
 from ampscope.capture.failures import Failures
-from ampscope.capture.histograms import HistogramHooks
+from ampscope.capture.histograms import Accumulator, HistogramHooks
 from ampscope.capture.script.optimizer_facts import lr_of, parameters_of
 from ampscope.capture.tensors import HALF, numbers, opened
 from ampscope.records import Frame, NonFiniteRecord, Role
-from ampscope.watcher.containment import Guard
-from ampscope.watcher.memory import free_bytes
+from ampscope.watcher.flight import free_bytes
+from ampscope.watcher.guard import Guard
 from ampscope.watcher.models import WatchedModels, WatchedParameter
 from ampscope.watcher.schedule import Detail
 
@@ -185,7 +184,7 @@ class StepHistograms:
         # A sharded gradient arrives without a hook: then backward's order is the reverse of names.
         order = dict.fromkeys((*reached, *sorted(gradients.modules, reverse=True)))
         names = self._models.parameters
-        bad = gradient_rows.nonfinite(gradients, order, lambda i: names[i].name)
+        bad = weights.nonfinite(gradients, order, lambda i: names[i].name)
         kept = [i for i, p in enumerate(gradients.modules) if names[p].is_counted]
         if kept:
             own = Frame(
@@ -196,7 +195,7 @@ class StepHistograms:
                 gradients.rows[kept],
                 gradients.scale,
             )
-            frames[Role.WEIGHT_GRAD] = gradient_rows.by_module(own, lambda i: names[i].owner)
+            frames[Role.WEIGHT_GRAD] = weights.by_module(own, lambda i: names[i].owner)
         return frames, bad
 
     def take_elapsed_s(self) -> float:

@@ -8,24 +8,31 @@ On CUDA a value that leaves the device makes the host wait. GradScaler waits at 
 is (unless its optimizer is fused), so with a scaler the numbers are read then. Without one they
 travel while the training goes on and are read a step later (:class:`Readout`), when the gradients
 are gone: a norm that overflowed fp32 then counts as not finite.
+
+The training's own clip of the norm is noted here too (:class:`Clips`).
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from types import ModuleType
+from types import ModuleType, TracebackType
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils import clip_grad
 from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.tensors import all_finite, floats, small_memory
-from ampscope.watcher.clips import Clip
+from ampscope.patches import Patches
+from ampscope.watcher.guard import Guard
 
 LARGE = 1 << 17  # elements: from here on torch's own threads are faster
 
@@ -297,3 +304,82 @@ def first_nonfinite(tensors: Mapping[str, Tensor]) -> str:
     device."""
     with torch.no_grad(), no_dispatch():
         return next((name for name, tensor in tensors.items() if not all_finite(tensor)), "")
+
+
+# Instrument: the training's own `torch.nn.utils.clip_grad_norm_`, so that a step has both norms.
+#
+# Without a scaler a clip comes before the gradients are read, and the norm before it is the one
+# that the clip itself took. After ``scaler.unscale_`` it comes behind the reading, and the limit
+# alone says what was left of the norm. Only clips by the 2-norm, of all gradients that the
+# optimizer steps, are taken note of.
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """One call: the 2-norm that it found (a tensor, perhaps still to be computed) and its limit."""
+
+    norm: Tensor
+    limit: float
+    parameters: frozenset[int]  # their ids
+
+
+class Clips:
+    """Clips of the threads that train, since the last :meth:`take`."""
+
+    def __init__(self, threads: set[int], guard: Guard) -> None:
+        self._threads = threads
+        self._guard = guard
+        self._patches = Patches()
+        self._norm_type = 2.0  # of the norm that was taken last
+        self._last: Clip | None = None
+
+    def __enter__(self) -> Clips:
+        # What the public function calls: a script may have imported that before the watch began.
+        for name, make in (("_get_total_norm", self._norm), ("_clip_grads_with_norm_", self._clip)):
+            if hasattr(clip_grad, name):
+                self._patches.replace(clip_grad, name, make)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self._patches.undo()
+        self._last = None
+
+    def take(self, parameters: Iterable[Tensor]) -> Clip | None:
+        """The last clip, where it was of all these ``parameters``."""
+        clip, self._last = self._last, None
+        if clip is None or any(id(p) not in clip.parameters for p in parameters):
+            return None
+        return clip
+
+    def drop(self) -> None:
+        """The step is over."""
+        self._last = None
+
+    def _norm(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(tensors: Any, norm_type: float = 2.0, *args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                self._norm_type = norm_type
+            return original(tensors, norm_type, *args, **kwargs)
+
+        return wrapper
+
+    def _clip(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(parameters: Any, limit: Any, norm: Any, *args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+                self._guard.call(self._note, parameters, limit, norm)
+            return original(parameters, limit, norm, *args, **kwargs)
+
+        return wrapper
+
+    def _note(self, parameters: list[Tensor], limit: Any, norm: Any) -> None:
+        here = threading.get_ident() in self._threads
+        if here and self._norm_type == 2.0 and type(norm) is Tensor and norm.numel() == 1:
+            self._last = Clip(norm.detach(), float(limit), frozenset(map(id, parameters)))

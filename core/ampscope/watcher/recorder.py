@@ -22,7 +22,7 @@ from ampscope.errors import StoreError
 from ampscope.records import Event, Machine, ModuleRecord, RunSpec, State, StepRecord
 from ampscope.store.processes import HEARTBEAT_EVERY_S
 from ampscope.store.writer import FLUSH_EVERY_S, RunWriter
-from ampscope.telemetry.beside import Readings
+from ampscope.telemetry.sampler_process import Readings
 from ampscope.watcher.alarms import AmpscopeWarning
 from ampscope.watcher.step_end import Ended
 

@@ -19,10 +19,9 @@ import torch
 from torch import nn
 
 from ampscope.errors import AmpscopeError, BadInput
-from ampscope.report.plain import line, visible
+from ampscope.report.document import line, visible
 from ampscope.run.probe import arithmetic
-from ampscope.watcher.capsule import Capsule, check
-from ampscope.watcher.capsule_file import load
+from ampscope.watcher.capsule import Capsule, check, load
 from ampscope.watcher.replay import Replay, replay
 from ampscope.workloads.load import load_models
 

@@ -7,13 +7,21 @@
     end            the step's record goes to the recorder; alarms; the schedule of the next step
 
 On CUDA without a scaler nothing waits for the norms: a step is finished while the next one runs.
+
+Also here: :class:`Finishing`, which judges and records a step that is over, and what a watched run
+says of itself.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import shlex
+import sys
 import threading
 import time
+from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,29 +32,22 @@ from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.script.optimizer_facts import lr_of
 from ampscope.capture.tensors import in_backward, readable
-from ampscope.records import Event, State
-from ampscope.run.device import peak_bytes
-from ampscope.run.readings import read_beside
-from ampscope.watcher import announcements
-from ampscope.watcher.alarms import Alarms
+from ampscope.numerics.histogram import NAN, NEG_INF, POS_INF
+from ampscope.records import Event, Machine, Role, RunSpec, State, watched
+from ampscope.run.device import describe, peak_bytes, read_beside
+from ampscope.watcher.alarm_dispatcher import Settings, Telling, warn
+from ampscope.watcher.alarms import Alarms, Signs
 from ampscope.watcher.bad_steps import BadSteps
-from ampscope.watcher.clips import Clips
-from ampscope.watcher.containment import Guard
-from ampscope.watcher.finishing import Finishing
-from ampscope.watcher.flight import FlightRecorder
+from ampscope.watcher.capsule import Keeper
+from ampscope.watcher.flight import FlightRecorder, Forward, Past
+from ampscope.watcher.guard import Guard
 from ampscope.watcher.histograms import StepHistograms
-from ampscope.watcher.keeper import Keeper
-from ampscope.watcher.loss_hooks import LossHooks
-from ampscope.watcher.models import WatchedModels
-from ampscope.watcher.numbers import checked, in_parts, read_numbers
-from ampscope.watcher.our_optimizers import OurOptimizers
-from ampscope.watcher.ranks import Place
+from ampscope.watcher.hooks import Followed, LossHooks, OurOptimizers, StepHooks
+from ampscope.watcher.models import Place, WatchedModels
+from ampscope.watcher.numbers import Clips, checked, first_nonfinite, in_parts, read_numbers
 from ampscope.watcher.recorder import Recorder
-from ampscope.watcher.scaler_classes import Followed
-from ampscope.watcher.schedule import Schedule
+from ampscope.watcher.schedule import EVERY, TIGHT_STEPS, Schedule
 from ampscope.watcher.step_end import Ended, Part, Present, Reading, as_one
-from ampscope.watcher.step_hooks import StepHooks
-from ampscope.watcher.telling import Settings, Telling, warn
 
 UNSEEN = 4  # backward passes: a first step by hand, before any training, is none
 WEIGHT_TURNS = 4  # steps in which every weight is looked at once
@@ -72,7 +73,7 @@ class Session:
         self.schedule = Schedule(settings.every)
         self._models, self.place = models, place
         self._device = models.parameters[0].tensor.device
-        spec, machine = announcements.run_of(models, place, settings, self._device)
+        spec, machine = run_of(models, place, settings, self._device)
         self.recorder = Recorder(path, spec, machine)
         self.telling = Telling(settings, lambda: self.recorder.is_cancelled)
         self.guard = guard = Guard(self._gave_up)
@@ -108,7 +109,7 @@ class Session:
     def open(self) -> None:
         """Everything on."""
         self.recorder.modules(self._models.records())
-        for note in announcements.notes(self._models, self.place):
+        for note in notes(self._models, self.place):
             self.recorder.event(note)
         if self._device.type == "cuda":  # on a CPU a second process would cost what it measures
             run = self.recorder.path, self.recorder.run_id
@@ -289,3 +290,145 @@ class Session:
         self.now = Present(step)
         detail = self.schedule.detail(step, self._optimizers.round_of(step))
         self._histograms.start(step, detail)
+
+
+# Finishes a step: judges it, records it, and says which alarms begin with it.
+
+
+class Finishing:
+    """One step is finished after the other; at most one waits for its numbers."""
+
+    def __init__(
+        self, schedule: Schedule, alarms: Alarms, bad: BadSteps, recorder: Recorder,
+        past: deque[Past], models: WatchedModels, rank: int, keeper: Keeper,
+    ) -> None:  # fmt: skip
+        self._schedule = schedule
+        self._alarms = alarms
+        self._bad = bad
+        self._recorder = recorder
+        self._past = past
+        self._models = models
+        self._rank = rank
+        self._keeper = keeper
+        self._parameters = len(models.parameters)
+        self._late: tuple[Ended, list[Forward]] | None = None
+
+    def wait_for(self, ended: Ended, forwards: list[Forward]) -> None:
+        """Its numbers are on their way from the device; ``forwards`` are what it ran."""
+        self._late = (ended, forwards)
+
+    def late(self, step: int) -> list[Event]:
+        """Finish the step that waits, whose numbers have had a whole step's time to arrive;
+        ``step`` is the present one."""
+        if self._late is None:
+            return []
+        (ended, forwards), self._late = self._late, None
+        read = ended.reading
+        read.norms = read.readout.norms()
+        if read.is_bad:
+            read.events += self._bad.examine(ended.step, read, forwards, is_late=True)
+        return self.finish(ended, step)
+
+    def finish(self, ended: Ended, step: int) -> list[Event]:
+        """Record the step; returns its alarms. What tightens now, tightens after ``step``."""
+        record, events = ended.record(), ended.reading.events
+        if not ended.is_bad:
+            self._bad.good()
+        if self._schedule.saw(step, bad=ended.is_bad):
+            events.append(tightened(record.step))
+        gradients = ended.frames.get(Role.WEIGHT_GRAD)
+        alarms = self._alarms.check(record, gradients, self._signs(ended))
+        alarms = [self._placed(alarm, ended) for alarm in alarms]
+        events += alarms
+        self._recorder.step(record, ended)
+        self._past.append(ended.past(self._parameters))
+        return alarms
+
+    def _signs(self, ended: Ended) -> Signs:
+        norms = ended.reading.norms
+        return Signs(
+            optimizer=ended.optimizer,
+            has_gradients=norms is not None and bool(norms.positions),
+            bad_gradient=self._bad_gradient(ended),
+            bad_weight=self._bad_weight(ended),
+            stalled=ended.stalled,
+        )
+
+    def _bad_weight(self, ended: Ended) -> str:
+        """A weight that is not finite now. Weights are read at a step that went bad, until one was
+        told of (a bad weight makes GradScaler leave out every step); where the step's histograms
+        say so; and where the look at some of them did."""
+        counted = ended.frames.get(Role.WEIGHT)
+        seen = counted is not None and bool(counted.rows[:, [NAN, POS_INF, NEG_INF]].any())
+        if not (seen or ended.reading.is_bad or ended.has_bad_weight) or self._alarms.rings(
+            "nonfinite_weight"
+        ):
+            return ""
+        return first_nonfinite({p.name: p.tensor for p in self._models.parameters})
+
+    def _placed(self, alarm: Event, ended: Ended) -> Event:
+        """With where it happened, and what to run."""
+        parts = [f"Rank {self._rank}, step {alarm.step}."]
+        if ended.is_bad:
+            if bad := self._bad_gradient(ended):
+                module = bad.rpartition(".")[0] or "the model itself"
+                parts.append(f"The first bad gradient is that of {bad} (module {module}).")
+            kept = [e.path for e in ended.reading.events if e.kind == "capsule"]
+            kept += [str(path) for path in self._keeper.paths[-1:]]
+            if kept:
+                parts.append(f"Capsule: {kept[0]}.")
+                if not self._models.is_sharded:  # one rank alone cannot run it again
+                    parts.append(
+                        f"Run: ampscope replay {shlex.quote(kept[0])} --model YOUR_FILE.py:BUILD"
+                    )
+        return dataclasses.replace(alarm, text=" ".join([alarm.text, *parts]))
+
+    def _bad_gradient(self, ended: Ended) -> str:
+        norms = ended.reading.norms
+        if ended.nonfinite:
+            return ended.nonfinite[0].parameter  # the first that backward reached
+        if norms is not None and norms.suspects:
+            return self._models.parameters[norms.suspects[-1]].name
+        return ""
+
+
+# What a watched run says of itself: its row in the store, what it cannot see, small facts.
+
+
+def run_of(
+    models: WatchedModels, place: Place, settings: Settings, device: torch.device
+) -> tuple[RunSpec, Machine]:
+    """The run as the store lists it, and where it takes place."""
+    every = EVERY if settings.every is None else settings.every
+    spec = watched(sys.argv[0], every, settings.name)
+    spec = replace(spec, group=place.group, rank=place.rank, world=place.world)
+    return spec, describe(spec, device)
+
+
+def notes(models: WatchedModels, place: Place) -> list[Event]:
+    """What cannot be seen in this training, and why."""
+    found = [
+        f"{root.name} is compiled: what happens inside cannot be seen. Its parameters, their "
+        "gradients, and the gradients at its output can."
+        for root in models.roots
+        if root.is_compiled
+    ]
+    if place.world > 1 and any(root.is_replicated for root in models.roots):
+        found.append(
+            "Every rank holds all parameters: rank 0 counts the weights and their gradients."
+        )
+    if models.is_sharded:
+        found.append(
+            "Parameters are sharded: each rank counts its own part, and gradient norms are of "
+            "that part."
+        )
+    for reason, names in models.left_alone().items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        found.append(f"Parameter {names[0]}{more} cannot be read and is left alone: {reason}.")
+    return [Event(0, "note", "cannot be seen", text) for text in found]
+
+
+def tightened(step: int) -> Event:
+    """The schedule records every step for a while."""
+    text = f"A step went bad: the next {TIGHT_STEPS} steps are recorded with histograms."
+    return Event(step, "schedule", "tightened", text)

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ampscope.exponents import NEG_ZERO, POS_ZERO
+from ampscope.numerics.histogram import NEG_ZERO, POS_ZERO
 from ampscope.records import (
     Event,
     Frame,
@@ -24,7 +24,7 @@ from ampscope.records import (
     ShadowRecord,
     StepRecord,
 )
-from ampscope.watcher.forwards import Past
+from ampscope.watcher.flight import Past
 from ampscope.watcher.numbers import JoinedReadout, Norms, Readout, joined
 from ampscope.watcher.replay import Replay
 

@@ -5,13 +5,17 @@
 
 The parameter counts are shown to a person before a probe is started; a test compares each with
 the model that is really built.
+
+Whether a path names a script or a workload's file is told here too.
 """
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from types import MappingProxyType
 
 SIZES = ("tiny", "small", "medium")
@@ -95,3 +99,28 @@ def unknown_workload(name: str) -> str:
         f"There is no workload {name!r}.{guess} Built in are {', '.join(sorted(BUILTIN))}; a file "
         "of your own is named as path/to/file.py:build or package.module:build."
     )
+
+
+# Whether a path names a training script or a file that builds a workload. Imports no torch.
+
+
+BUILDER = "build"  # the function that a workload's file has
+
+
+def is_script(workload: str) -> bool:
+    """A Python file, named without ``:function``, in which nothing is called ``build`` at the top
+    level."""
+    path = Path(workload).expanduser()
+    if path.suffix != ".py" or not path.is_file():
+        return False
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (SyntaxError, ValueError):
+        return True  # the run says what is wrong with it
+    names = {n.name for n in body if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    for node in body:
+        if isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        if isinstance(node, ast.ImportFrom | ast.Import):
+            names |= {alias.asname or alias.name for alias in node.names}
+    return BUILDER not in names

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ampscope.workloads.protocol import Workload
-from ampscope.workloads.text import VOCABULARY, next_character_loss, text_batches
+from ampscope.workloads.training_data import VOCABULARY, next_character_loss, text_batches
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ampscope.workloads.digits import classification_loss, digit_batches
 from ampscope.workloads.protocol import Workload
+from ampscope.workloads.training_data import classification_loss, digit_batches
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,21 @@
-"""Diagnose zoo scripts and compare with the answer key: the only place where the two meet."""
+"""Diagnose zoo scripts and compare with the answer key: the only place where the two meet. The
+answer key is read here too.
+"""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import resources
+from importlib.resources import files
 from pathlib import Path
+from typing import TypedDict
 
-from ampscope.experiments.diagnosis import run_diagnosis
+from ampscope.experiments.plan import run_diagnosis
 from ampscope.records import RunSpec
 from ampscope.report import fix_words
 from ampscope.verdicts.report import Report
-from ampscope.zoo.answers import ANSWERS, HEALTHY, Answer
 
 STEPS = 300
 TIME_LIMIT_S = 120.0
@@ -101,3 +105,102 @@ def _score(script: str, answer: Answer | None, report: Report) -> Score:
         can_verify=bool(answer and answer.appliable),
         elapsed_s=round(report.elapsed_s, 1),
     )
+
+
+# The answer key of the fault zoo, read from ``answers.toml``, and the names of healthy scripts.
+#
+# Kept apart from the rules on purpose (no rule may import this): a diagnosis is scored against it,
+# never helped by it. One case, as data::
+#
+#     Answer(id="C30", script="c30_row_scaling.py", twin="c30_row_scaling_healthy.py",
+#            cause="norm_eps_underflow", module="scale_rows", op_hint="div", ...)
+
+
+# Healthy scripts beside the twins. Each looks suspicious in a way that must not raise an alarm.
+HEALTHY: tuple[str, ...] = (
+    "h01_scale_search.py",  # 7 skips from an initial scale of 2^24, and a late one
+    "h02_sparse_router.py",  # silent units, padding, an unused branch: 86 % zero gradients
+    "h03_gradient_accumulation.py",  # four micro-batches, unscale_ and clip once a window
+    "h04_gan_two_scalers.py",  # two losses that need not share a scale
+    "h05_lbfgs_fit.py",  # closures, several backward passes a step, fp32 throughout
+    "h06_bf16_ema.py",  # bf16 without a scaler, moving average in fp32
+    "h07_clip_and_schedule.py",  # unscale_ then clip; the first steps skipped, so a warning
+    "h08_gradient_penalty.py",  # the gradient is divided by the scale before its norm is taken
+    "h09_checkpoint_resume.py",  # resume with the scaler's state; evaluation between epochs
+    "h10_masked_attention.py",  # mask with finfo.min; 14 % of tanh's inputs are inf, harmlessly
+)
+
+
+class _Case(TypedDict, total=False):
+    script: str
+    twin: bool
+    cause: str
+    accept: list[str]
+    module: str
+    op_hint: str
+    fix_kinds: list[str]
+    appliable: bool
+    policy: str
+    source: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a case's script does wrong, where, and what cures it."""
+
+    id: str
+    script: str
+    """File name under ``scripts``."""
+    twin: str | None
+    """File name of the healthy twin; None where the script itself is healthy."""
+    cause: str
+    accept: tuple[str, ...]
+    """Other causes that a fair examiner would let pass as the first finding."""
+    module: str | None
+    """Dotted path in the script's model; None where no module of it is to blame."""
+    op_hint: str | None
+    """Part of the name of the first bad aten op; None where no single op is to blame."""
+    fix_kinds: tuple[str, ...]
+    """Fix kinds that are right; the first is the one that the report's authors adopted."""
+    appliable: bool
+    """Whether one of them can be applied from outside and, tried by hand, cured the symptom."""
+    policy: str
+    """Op lists under which the fault shows on a CPU: native, cuda or any (both)."""
+    source: str
+    source_url: str
+    note: str
+
+
+def _url(source: str) -> str:
+    """GitHub redirects /issues/N to the pull request of that number."""
+    repository, _, number = source.partition("#")
+    return f"https://github.com/{repository}/issues/{number}" if number else ""
+
+
+def _answer(case_id: str, case: _Case) -> Answer:
+    script = case["script"]
+    return Answer(
+        id=case_id,
+        script=f"{script}.py",
+        twin=f"{script}_healthy.py" if case.get("twin", True) else None,
+        cause=case["cause"],
+        accept=tuple(case.get("accept", ())),
+        module=case.get("module"),
+        op_hint=case.get("op_hint"),
+        fix_kinds=tuple(case["fix_kinds"]),
+        appliable=case["appliable"],
+        policy=case.get("policy", "any"),
+        source=case["source"],
+        source_url=_url(case["source"]),
+        note=case["note"],
+    )
+
+
+def _load() -> tuple[Answer, ...]:
+    text = files("ampscope.zoo").joinpath("answers.toml").read_text(encoding="utf-8")
+    cases: dict[str, _Case] = tomllib.loads(text)
+    return tuple(_answer(case_id, case) for case_id, case in cases.items())
+
+
+ANSWERS: tuple[Answer, ...] = _load()

@@ -2,23 +2,33 @@
 
 Public methods are wrapped and put back on exit. A call inside another watched call is marked
 nested: the ``unscale_`` that ``scaler.step`` makes by itself is not the user's.
+
+Also here: which scaler made the root of a backward pass, checkpoints that hold a scaler's state,
+and the user's own autograd.Functions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import math
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
+from weakref import WeakSet
 
-from ampscope.capture.script.attempts import Attempts
-from ampscope.capture.script.calls import Calls
-from ampscope.capture.script.checkpoint_calls import CheckpointCalls
-from ampscope.capture.script.gradient_calls import GradientCalls
+import torch
+from torch import Tensor
+from torch.utils._mode_utils import no_dispatch
+
+from ampscope.capture.script import op_facts
+from ampscope.capture.script.op_taint import root_of_loss, unmark
 from ampscope.capture.script.op_watch import OpWatch
-from ampscope.capture.script.patches import Patches
-from ampscope.capture.script.region_calls import RegionCalls
-from ampscope.capture.script.scaler_calls import ScalerCalls
-from ampscope.observations import Call
+from ampscope.capture.script.optimizer_steps import Attempts, Numbering
+from ampscope.capture.tensors import readable
+from ampscope.numerics.formats import dtype_name
+from ampscope.observations import MIN_HAND_SCALE, Call
+from ampscope.patches import Patches
+from ampscope.source_lines import SourceLines, line_name
 
 
 class CallLog:
@@ -66,3 +76,482 @@ class CallLog:
         where: TracebackType | None,
     ) -> None:
         self._patches.undo()
+
+
+# The ordered log itself: what was called, at which line, and whether another call made it.
+
+
+MAX_CALLS = 20_000
+
+
+class Calls:
+    """Appends :class:`Call` records; ``count`` gives the number of attempted optimizer steps."""
+
+    def __init__(self, lines: SourceLines, count: Callable[[], int]) -> None:
+        self.records: list[Call] = []
+        self.on_raised: Callable[[Exception], None] = lambda error: None  # out of a backward pass
+        self._lines = lines
+        self._count = count
+        self._depth = 0
+
+    @property
+    def is_nested(self) -> bool:
+        """A watched call is running: what happens now is torch's doing, not the user's."""
+        return self._depth > 0
+
+    def line(self) -> str:
+        """The user's line that runs now, "train.py:41"."""
+        return line_name(self._lines.where())
+
+    def add(self, name: str, **facts: Any) -> None:
+        """Append one call; ``facts`` are fields of :class:`Call`."""
+        if len(self.records) >= MAX_CALLS:
+            return
+        self.records.append(
+            Call(
+                seq=len(self.records),
+                attempt=self._count(),
+                name=name,
+                nested=self.is_nested,
+                line=self.line(),
+                **facts,
+            )
+        )
+
+    def inside(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call ``function``; what it calls in turn is nested."""
+        self._depth += 1
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._depth -= 1
+
+
+# Wrappers of GradScaler's methods: created, scale, unscale_, step, update, its state.
+
+
+# Scalers that the script enabled and a control disabled. A constant by which such a script
+# multiplies its loss is a weight, as it is in the run with the scaler, and no loss scale.
+held_off: WeakSet[Any] = WeakSet()
+
+
+class ScalerCalls:
+    """Logs the calls of every enabled scaler; scalers are numbered as they are first seen."""
+
+    def __init__(self, calls: Calls, attempts: Attempts) -> None:
+        self._numbers = Numbering("scaler")
+        self.scalers = self._numbers.known
+        self.name_of = self._numbers.name_of
+        self._calls = calls
+        self._attempts = attempts
+
+    def wrap(self, patches: Patches) -> None:
+        """Put the wrappers on; ``patches`` takes them off."""
+        scaler = torch.amp.GradScaler
+        patches.replace(scaler, "__init__", self._new)
+        patches.replace(scaler, "scale", self._scale)
+        patches.replace(scaler, "unscale_", self._unscale)
+        patches.replace(scaler, "step", self._step)
+        patches.replace(scaler, "update", self._update)
+        patches.replace(scaler, "get_scale", self._simple("get_scale"))
+        patches.replace(scaler, "state_dict", self._simple("scaler_state_dict"))
+        patches.replace(scaler, "load_state_dict", self._simple("scaler_load_state_dict"))
+
+    def scale_of(self, scaler: Any) -> float:
+        """The scaler's scale, read without leaving a trace in the log."""
+        return float(self._calls.inside(scaler.get_scale))
+
+    def scale_named(self, name: str) -> float:
+        """Scale of the scaler called ``name``; 1 when there is none."""
+        scaler = self._numbers.named(name)
+        return 1.0 if scaler is None else self.scale_of(scaler)
+
+    @property
+    def any_enabled(self) -> bool:
+        """Whether the script scales losses by a scaler at all, or would without the control."""
+        return any(scaler.is_enabled() or scaler in held_off for scaler in self.scalers)
+
+    def of_factor(self, factor: float) -> str:
+        """Name of an enabled scaler whose scale is ``factor``, as in
+        ``(loss * scaler.get_scale()).backward()``; "" when none is, or the scale is 1."""
+        if factor == 1.0:
+            return ""
+        return next(
+            (
+                self.name_of(scaler)
+                for scaler in self.scalers
+                if scaler.is_enabled() and math.isclose(self.scale_of(scaler), factor, rel_tol=1e-5)
+            ),
+            "",
+        )
+
+    def _new(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(scaler: Any, *args: Any, **kwargs: Any) -> None:
+            original(scaler, *args, **kwargs)
+            enabled = scaler.is_enabled()
+            value = self.scale_of(scaler) if enabled else None
+            name = self.name_of(scaler)
+            self._calls.add("scaler_new", subject=name, value=value, enabled=enabled)
+
+        return wrapper
+
+    def _scale(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(scaler: Any, outputs: Any) -> Any:
+            scaled = self._calls.inside(original, scaler, outputs)
+            if not scaler.is_enabled():
+                return scaled
+            name = self.name_of(scaler)
+            for tensor in op_facts.tensors(scaled, None):
+                mark_scaled(tensor, name)
+            self._calls.add("scale", subject=name, value=self.scale_of(scaler), scaled=True)
+            return scaled
+
+        return wrapper
+
+    def _unscale(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(scaler: Any, optimizer: Any) -> Any:
+            if scaler.is_enabled():
+                name = self._attempts.optimizer_name(optimizer)
+                self._calls.add("unscale_", subject=self.name_of(scaler), note=name)
+                by_user = not self._calls.is_nested
+                self._attempts.before_unscale(optimizer, scaler, by_user=by_user)
+            return self._calls.inside(original, scaler, optimizer)
+
+        return wrapper
+
+    def _step(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if not scaler.is_enabled():
+                return original(scaler, optimizer, *args, **kwargs)
+            name, note = self.name_of(scaler), self._attempts.optimizer_name(optimizer)
+            self._calls.add("scaler_step", subject=name, note=note)
+            with self._attempts.through_scaler(optimizer, scaler, name):
+                return self._calls.inside(original, scaler, optimizer, *args, **kwargs)
+
+        return wrapper
+
+    def _update(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            result = self._calls.inside(original, scaler, *args, **kwargs)
+            if scaler.is_enabled():
+                name = self.name_of(scaler)
+                self._calls.add("update", subject=name, value=self.scale_of(scaler))
+                self._attempts.carried.updated(scaler)
+            return result
+
+        return wrapper
+
+    def _simple(self, name: str) -> Callable[[Any], Any]:
+        def make(original: Any) -> Any:
+            @functools.wraps(original)
+            def wrapper(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+                result = self._calls.inside(original, scaler, *args, **kwargs)
+                if name != "get_scale" or not self._calls.is_nested:
+                    self._calls.add(name, subject=self.name_of(scaler))
+                return result
+
+            return wrapper
+
+        return make
+
+
+# Wrappers of what fills, empties and clips gradients: backward, grad, zero_grad, clip_grad_*.
+
+
+class GradientCalls:
+    """Logs these calls, and says of each whether the gradients carried a loss scale."""
+
+    def __init__(
+        self, calls: Calls, scalers: ScalerCalls, attempts: Attempts, watch: OpWatch
+    ) -> None:
+        self._calls = calls
+        self._scalers = scalers
+        self._attempts = attempts
+        self._watch = watch
+        self._hand_scaled: set[str] = set()  # lines of backward passes
+
+    def wrap(self, patches: Patches) -> None:
+        """Put the wrappers on; ``patches`` takes them off."""
+        patches.replace(torch.Tensor, "backward", self._backward)
+        patches.replace(torch.autograd, "backward", self._backward)
+        patches.replace(torch.autograd, "grad", self._grad)
+        patches.replace(torch.optim.Optimizer, "zero_grad", self._zero_grad)
+        patches.replace(torch.nn.Module, "zero_grad", self._zero_grad)
+        for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
+            for name in ("clip_grad_norm_", "clip_grad_value_"):
+                patches.replace(owner, name, self._clip)
+
+    def _backward(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if self._calls.is_nested:
+                return self._calls.inside(original, *args, **kwargs)
+            roots = args[0] if args else kwargs.get("tensors")
+            create_graph = bool(kwargs.get("create_graph"))
+            for root in op_facts.tensors(roots, None):
+                self._note_backward(root, create_graph=create_graph)
+            try:
+                result = self._calls.inside(original, *args, **kwargs)
+            except Exception as error:
+                self._calls.on_raised(error)
+                raise
+            self._attempts.after_backward()
+            return result
+
+        return wrapper
+
+    def _note_backward(self, root: Tensor, *, create_graph: bool) -> None:
+        note = root_of_loss(root)
+        scaler = scaled_by(root) or self._scalers.of_factor(_factor(note))
+        with no_dispatch():
+            numbers = readable(root)
+            value = math.nan
+            if numbers is not None and numbers.numel():
+                value = float(numbers.float().sum())
+        value /= self._scalers.scale_named(scaler) or 1.0
+        factor = 1.0 if self._scalers.any_enabled else self._hand_scale(note)
+        value /= factor
+        self._calls.add(
+            "backward",
+            subject=scaler,
+            value=value,
+            scaled=bool(scaler),
+            create_graph=create_graph,
+            dtype=dtype_name(root.dtype),
+            note=note,
+        )
+        self._watch.reads.backward()
+        taint = self._watch.taint_of(root)
+        self._attempts.before_backward(
+            value, dtype_name(root.dtype), taint, scaled=bool(scaler), by_hand=factor != 1.0
+        )
+
+    def _hand_scale(self, note: str) -> float:
+        """The factor of a loss that is scaled by hand, such as ``loss * 2 ** lg_loss_scale``; 1 of
+        any other. Below :data:`MIN_HAND_SCALE` it counts at a line where it was above before."""
+        name, _, text = note.partition(" ")
+        factor = float(text) if text and name in ("mul", "mul_") else 1.0
+        line = self._calls.line()
+        if factor >= MIN_HAND_SCALE:
+            self._hand_scaled.add(line)
+        return factor if line in self._hand_scaled and factor > 0 else 1.0
+
+    def _grad(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._calls.is_nested:
+                scaled = any(scaled_by(root) for root in op_facts.tensors(outputs, None))
+                create_graph = bool(kwargs.get("create_graph"))
+                self._calls.add("grad", scaled=scaled, create_graph=create_graph)
+            return self._calls.inside(original, outputs, *args, **kwargs)
+
+        return wrapper
+
+    def _zero_grad(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._calls.is_nested:
+                is_optimizer = isinstance(owner, torch.optim.Optimizer)
+                name = self._attempts.optimizer_name(owner) if is_optimizer else "model"
+                self._calls.add("zero_grad", subject=name)
+            return self._calls.inside(original, owner, *args, **kwargs)
+
+        return wrapper
+
+    def _clip(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+            scaled = self._attempts.carries_scale(tensors)
+            norm = self._calls.inside(original, tensors, *args, **kwargs)
+            value = float(norm) if isinstance(norm, Tensor) else None
+            limits = [*args, kwargs.get("max_norm"), kwargs.get("clip_value")]
+            limit = next((x for x in limits if x is not None), 0.0)
+            self._calls.add("clip", value=value, scaled=scaled, note=f"{float(limit):g}")
+            norm_type = kwargs.get("norm_type", args[1] if len(args) > 1 else 2.0)
+            if value is not None and not scaled and float(norm_type) == 2.0:
+                self._attempts.clips.add(tensors, value, float(limit))
+            return norm
+
+        return wrapper
+
+
+def _factor(note: str) -> float:
+    """The constant that a loss was multiplied by; 1 when by none."""
+    name, _, constant = note.partition(" ")
+    return float(constant) if constant and name in ("mul", "mul_") else 1.0
+
+
+# Wrappers of what an op runs in: autocast regions and the user's own autograd.Functions.
+
+
+class RegionCalls:
+    """Logs autocast regions, each once per dtype and line, and tells the watch where it is."""
+
+    def __init__(self, calls: Calls, watch: OpWatch) -> None:
+        self._calls = calls
+        self._watch = watch
+        self._open: list[str] = []  # dtypes of the open regions, "" for one that is switched off
+        self._seen: set[tuple[str, str]] = set()
+
+    def wrap(self, patches: Patches) -> None:
+        """Put the wrappers on; ``patches`` takes them off."""
+        patches.replace(torch.amp.autocast_mode.autocast, "__enter__", self._enter)
+        patches.replace(torch.amp.autocast_mode.autocast, "__exit__", self._exit)
+        wrap_functions(self._watch, patches)
+
+    def _enter(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(region: Any) -> Any:
+            enabled = bool(region._enabled)
+            dtype = dtype_name(region.fast_dtype) if enabled else ""
+            self._open.append(dtype)
+            self._watch.autocast = dtype
+            line = self._calls.line()
+            if (dtype, line) not in self._seen:
+                self._seen.add((dtype, line))
+                note = str(region.device)
+                self._calls.add("autocast", dtype=dtype, enabled=enabled, note=note)
+            return original(region)
+
+        return wrapper
+
+    def _exit(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(region: Any, *args: Any) -> Any:
+            if self._open:
+                self._open.pop()
+            self._watch.autocast = self._open[-1] if self._open else ""
+            return original(region, *args)
+
+        return wrapper
+
+
+# Wrappers of torch.save and torch.load: does a checkpoint hold the state of a GradScaler?
+#
+# The state is looked for by its keys, at any depth.
+
+
+_KEYS = {"scale", "growth_factor", "backoff_factor", "growth_interval"}  # GradScaler.state_dict
+MAX_DEPTH = 4
+
+
+class CheckpointCalls:
+    """Logs what is saved and loaded, and keeps the watch's marks out of it."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    def wrap(self, patches: Patches) -> None:
+        """Put the wrappers on; ``patches`` takes them off."""
+        patches.replace(torch.Tensor, "__reduce_ex__", _without_marks)
+        patches.replace(torch.nn.Parameter, "__reduce_ex__", _without_marks)
+        patches.replace(torch, "save", self._checkpoint("save"))
+        patches.replace(torch, "load", self._checkpoint("load"))
+
+    def _checkpoint(self, name: str) -> Callable[[Any], Any]:
+        def make(original: Any) -> Any:
+            @functools.wraps(original)
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                result = self._calls.inside(original, *args, **kwargs)
+                saved = args[0] if args else kwargs.get("obj")
+                content = saved if name == "save" else result
+                note = "with scaler state" if has_scaler_state(content) else "without scaler state"
+                self._calls.add(name, note=note)
+                return result
+
+            return wrapper
+
+        return make
+
+
+def has_scaler_state(value: object, depth: int = 0) -> bool:
+    """True when ``value`` is or contains a GradScaler's state_dict."""
+    if not isinstance(value, Mapping) or depth > MAX_DEPTH:
+        return False
+    if value.keys() >= _KEYS:
+        return True
+    return any(has_scaler_state(part, depth + 1) for part in value.values())
+
+
+def _without_marks(original: Any) -> Any:
+    """A tensor that is pickled loses its marks: a checkpoint must not hold them."""
+
+    @functools.wraps(original)
+    def wrapper(tensor: Any, protocol: Any) -> Any:
+        unmark(tensor)
+        return original(tensor, protocol)
+
+    return wrapper
+
+
+# Which scaler made the root of a backward pass: a note in the autograd node's own metadata.
+
+
+SCALED = "ampscope_scaler"  # key in an autograd node's metadata
+DEPTH = 24  # nodes looked at above a root
+
+
+def mark_scaled(tensor: Tensor, scaler: str) -> None:
+    """``tensor`` came from that scaler's ``scale``."""
+    if tensor.grad_fn is not None:
+        _metadata(tensor.grad_fn)[SCALED] = scaler
+
+
+def scaled_by(root: Tensor, depth: int = DEPTH) -> str:
+    """Name of the scaler whose ``scale`` is in the graph just above ``root``; "" when none is.
+
+    A scaled loss is often divided for accumulation or summed with others, so nodes within
+    ``depth`` steps count.
+    """
+    seen, queue = set(), [root.grad_fn]
+    while queue and depth:
+        node = queue.pop(0)
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        depth -= 1
+        if SCALED in _metadata(node):
+            return str(_metadata(node)[SCALED])
+        queue.extend(parent for parent, _ in node.next_functions)
+    return ""
+
+
+def _metadata(node: Any) -> dict[str, object]:
+    """An autograd node's own dictionary; torch's stub takes the property for a method."""
+    found: dict[str, object] = node.metadata
+    return found
+
+
+# Wrapper of the user's own autograd.Functions: tells the op watch which one is running.
+#
+# The ops of a Function's forward run without gradients, so none of them has an autograd node; the
+# Function has one node for all, whose place is where it was applied.
+
+
+def wrap_functions(watch: OpWatch, patches: Patches) -> None:
+    """Put the wrapper on; ``patches`` takes it off."""
+
+    def make(original: Any) -> Any:
+        inner = original.__func__
+
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            if watch.autocast:
+                decorated = "autocast_mode" in cls.forward.__code__.co_filename
+                watch.note_function(cls.__name__, decorated)
+            watch.functions.append(cls.__name__)
+            try:
+                result = inner(cls, *args, **kwargs)
+                watch.function_applied()
+                return result
+            finally:
+                watch.functions.pop()
+
+        return classmethod(apply)
+
+    patches.replace(torch.autograd.Function, "apply", make)

@@ -8,18 +8,20 @@ functions shows here and nowhere else.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._mode_utils import no_dispatch
 
-from ampscope.capture.script.change_kind import Pair, change_kind
+from ampscope.capture.script.op_facts import OpCall
 from ampscope.capture.script.optimizer_facts import parameters_of
-from ampscope.capture.script.write_lines import WriteLines
-from ampscope.capture.tensors import has_own_memory
-from ampscope.gradient_change import GradientChange
+from ampscope.capture.tensors import HALF, has_own_memory
+from ampscope.observations import GradientChange
+from ampscope.source_lines import SourceLines, line_name
 
 MAX_CHANGES = 64  # enough to see a limit that stays while the norm moves
 MAX_NUMEL = 30_000_000  # gradients copied: 120 MB in fp32
@@ -91,3 +93,101 @@ def _differs(before: Tensor, after: Tensor) -> bool:
 def _is_usable(pair: Pair) -> bool:
     """An overflowed gradient says nothing about a factor."""
     return all(bool(torch.isfinite(gradient).all()) for gradient in pair)
+
+
+# How a set of gradients was changed: by one factor, by a factor each, by a clamp, or otherwise.
+
+
+Pair = tuple[Tensor, Tensor]  # a gradient before and after
+TOLERANCE = 1e-4  # relative; fp32 rounds at 6e-8, and a factor is often computed in fp32 too
+HALF_TOLERANCE = 8e-3  # two roundings to bf16, 2^-8 each
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeKind:
+    """See :class:`ampscope.observations.GradientChange`."""
+
+    kind: str
+    norm_before: float
+    norm_after: float
+    max_after: float
+    each_norm: float | None
+
+
+def change_kind(pairs: Sequence[Pair]) -> ChangeKind:
+    """Kind of change of ``pairs``, all different, finite and not zero after."""
+    tolerance = max(HALF_TOLERANCE if b.dtype in HALF else TOLERANCE for b, _ in pairs)
+    norms = [_norm(after) for _, after in pairs]
+    largest = max(float(after.abs().max()) for _, after in pairs)
+    return ChangeKind(
+        kind=_kind(pairs, largest, tolerance),
+        norm_before=math.hypot(*(_norm(before) for before, _ in pairs)),
+        norm_after=math.hypot(*norms),
+        max_after=largest,
+        each_norm=norms[0] if max(norms) - min(norms) <= tolerance * max(norms) else None,
+    )
+
+
+def _kind(pairs: Sequence[Pair], largest: float, tolerance: float) -> str:
+    factors = [_factor(before, after, tolerance) for before, after in pairs]
+    known = [f for f in factors if f is not None]
+    if len(known) == len(pairs):
+        same = max(known) - min(known) <= tolerance * max(map(abs, known))
+        return "factor" if same else "factors"
+    if all(_is_clamped(before, after, largest, tolerance) for before, after in pairs):
+        return "clamp"
+    return "other"
+
+
+def _factor(before: Tensor, after: Tensor, tolerance: float) -> float | None:
+    """The number that ``before`` was multiplied by; None when there is no such number."""
+    b, a = before.double(), after.double()
+    square = float((b * b).sum())
+    if not square:
+        return None
+    factor = float((a * b).sum()) / square
+    residual = float(torch.linalg.vector_norm(a - factor * b))
+    return factor if residual <= tolerance * float(torch.linalg.vector_norm(a)) else None
+
+
+def _is_clamped(before: Tensor, after: Tensor, limit: float, tolerance: float) -> bool:
+    expected = before.double().clamp(-limit, limit)
+    return bool((after.double() - expected).abs().max() <= tolerance * limit)
+
+
+def _norm(gradient: Tensor) -> float:
+    return float(torch.linalg.vector_norm(gradient.double()))
+
+
+# Which line of the script last wrote a tensor, while that matters: between backward and step.
+
+
+class WriteLines:
+    """Keeps a line by storage address, for the ops noted since :meth:`start`."""
+
+    def __init__(self, lines: SourceLines) -> None:
+        self.active = False
+        self._lines = lines
+        self._written: dict[int, str] = {}
+
+    def start(self) -> None:
+        """Begin anew."""
+        self._written.clear()
+        self.active = True
+
+    def stop(self) -> None:
+        """Note no more; what was noted stays until the next start."""
+        self.active = False
+
+    def note(self, call: OpCall, outputs: list[Tensor]) -> None:
+        """An op has just run. An in-place op on a list of tensors returns nothing."""
+        in_place = call.name.endswith("_") and not outputs
+        line = line_name(self._lines.where())
+        for tensor in call.tensors if in_place else outputs:
+            if tensor.layout is torch.strided and has_own_memory(tensor):
+                self._written[tensor.data_ptr()] = line
+
+    def line_of(self, tensors: Iterable[Tensor]) -> str:
+        """The line that wrote the first of ``tensors`` that was noted; "" when none was."""
+        found = (self._written.get(t.data_ptr()) for t in tensors)
+        return next((line for line in found if line is not None), "")

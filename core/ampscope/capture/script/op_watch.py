@@ -1,39 +1,57 @@
 """Instrument: finds the ops whose finite inputs gave a non-finite output, forward and backward.
 
 Each op below autocast is looked at once, by a dispatch mode. What it finds is kept as marks on the
-tensors (:mod:`op_marks`) and as records (:mod:`bad_ops`); :meth:`OpWatch.taint_of` the loss or of a
-gradient then names the root.
+tensors (:mod:`ampscope.capture.script.op_taint`) and as records (:class:`BadOps`);
+:meth:`OpWatch.taint_of` the loss or of a gradient then names the root. Also here: where an op
+belongs, ops that stay finite and are wrong, and non-finite values that the script itself reads.
 """
 
 from __future__ import annotations
 
+import bisect
+import dataclasses
 import functools
 import math
+import sys
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]  # bound in C++
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampscope.capture.failures import Failures
-from ampscope.capture.script import op_facts, op_marks
-from ampscope.capture.script.bad_ops import BadOps
-from ampscope.capture.script.coarse_ops import CoarseOps
+from ampscope.capture.script import op_facts, op_taint
+from ampscope.capture.script.gradient_changes import WriteLines
 from ampscope.capture.script.module_paths import ModulePaths
-from ampscope.capture.script.op_call import OpCall, overwrites, targets
-from ampscope.capture.script.op_marks import FOREIGN, INTENDED, MAKER, Maker, Taints
-from ampscope.capture.script.op_origins import Origins
-from ampscope.capture.script.op_uses import Uses
-from ampscope.capture.script.reads import ITEM, Reads
-from ampscope.capture.script.source_lines import SourceLines
-from ampscope.capture.script.write_lines import WriteLines
-from ampscope.capture.tensors import HALF
-from ampscope.formats import dtype_name
-from ampscope.observations import BadOp
-from ampscope.policy import gaps
+from ampscope.capture.script.op_facts import OpCall, overwrites, targets
+from ampscope.capture.script.op_taint import (
+    CHAIN,
+    FOREIGN,
+    IN_PLACE,
+    INTENDED,
+    MAKER,
+    Maker,
+    RunningSums,
+    Taints,
+    Uses,
+    adds_to_what_lives_on,
+    is_learned,
+    is_parameter,
+    producers,
+)
+from ampscope.capture.tensors import HALF, in_backward
+from ampscope.numerics.formats import dtype_name
+from ampscope.observations import COARSE_ERROR, READ_GRADIENT, READ_LOSS, BadOp, Call
+from ampscope.patches import Patches
+from ampscope.policy import op_lists
+from ampscope.source_lines import SourceLines, line_name, line_text
 
 # Results that are log-probabilities of what may be impossible, for the backward pass alone: -inf
 # there is no failure.
@@ -97,7 +115,7 @@ class OpWatch:
         self.in_optimizer = inside
 
     def taint_of(self, tensor: Tensor | None) -> int | None:
-        """Id of the bad op that made ``tensor`` non-finite; :data:`op_marks.FOREIGN` where that
+        """Id of the bad op that made ``tensor`` non-finite; :data:`op_taint.FOREIGN` where that
         came with the data. None of finite tensors, and of what was written on purpose."""
         taint = None if tensor is None else self.taints.of(tensor)
         if tensor is None or taint is None or taint == INTENDED:
@@ -141,7 +159,7 @@ class OpWatch:
         self.reads.compared(call.tensors, results)
         if self.writes.active and call.node is None and not self.in_optimizer:
             self.writes.note(call, results)
-        if call.name in op_marks.PASSES_ON:
+        if call.name in op_taint.PASSES_ON:
             return
         for part, outputs in call.parts(results):
             for position, tensor in enumerate(outputs):
@@ -159,7 +177,7 @@ class OpWatch:
         found = {}
         for tensor in targets(func, args, kwargs):
             taint = self.taints.of(tensor)
-            if taint is None and op_marks.maker_of(tensor) is not None:
+            if taint is None and op_taint.maker_of(tensor) is not None:
                 continue  # a watched op made it, and it was finite
             if not _may_be_bad(tensor) or tensor.is_sparse:
                 continue
@@ -182,15 +200,15 @@ class OpWatch:
             if key not in self._known_ops:
                 self._known_ops.add(key)
                 named = (f"aten.{call.name}", dtype_name(dtype))
-                if gaps.concerned(*named):
+                if op_lists.concerned(*named):
                     self.gap_ops.add(named)
 
     def _maker(self, call: OpCall) -> Maker:
-        parents = [m for t in call.tensors if (m := op_marks.maker_of(t)) is not None]
+        parents = [m for t in call.tensors if (m := op_taint.maker_of(t)) is not None]
         watchers = self._bad.note_consumer(call.name, parents)
-        maker = Maker(call.name, parents, watchers, op_marks.constant(call.args))
-        maker.parameter = op_marks.is_still_parameter(call.name, call.tensors)
-        maker.learned = call.node is not None or any(map(op_marks.is_learned, call.tensors))
+        maker = Maker(call.name, parents, watchers, op_taint.constant(call.args))
+        maker.parameter = op_taint.is_still_parameter(call.name, call.tensors)
+        maker.learned = call.node is not None or any(map(op_taint.is_learned, call.tensors))
         return maker
 
     def _look(self, call: OpCall, out: Tensor, maker: Maker, position: int) -> None:
@@ -259,7 +277,7 @@ class OpWatch:
     def _note_source(self, call: OpCall, inputs: list[Tensor]) -> None:
         """A tensor that no watched op made brought a non-finite value: data or a parameter."""
         for tensor in inputs:
-            fresh = op_marks.maker_of(tensor) is None and tensor.is_floating_point()
+            fresh = op_taint.maker_of(tensor) is None and tensor.is_floating_point()
             if call.node is None and fresh and not op_facts.all_finite(tensor):
                 fact = "nan_operand" if op_facts.has_nan(tensor) else "inf_operand"
                 self.uses.add(fact, call.name, self._attempt, lambda: self._origins.names(None))
@@ -281,7 +299,7 @@ def _is_new_nan(
     if id(out) in call.prior and call.before is None:
         return taint == INTENDED
     before = [] if call.before is None else [call.before]
-    fresh = taint == INTENDED or all(op_marks.maker_of(t) is None for t in bad)
+    fresh = taint == INTENDED or all(op_taint.maker_of(t) is None for t in bad)
     return fresh and not any(map(op_facts.has_nan, (*bad, *before)))
 
 
@@ -344,3 +362,398 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_s
 
         is_function = (callable(a) and not isinstance(a, Tensor | nn.Module) for a in args)
         return [watched(a) if wanted else a for a, wanted in zip(args, is_function, strict=True)]
+
+
+# Where an op belongs: module, source line and user Function, in the forward and backward passes.
+#
+# In the backward pass no user frame is on the stack. Autograd numbers its nodes in the order in
+# which forward made them, so the number of the node that runs now leads back to the forward op's
+# place.
+
+
+NOWHERE = ("", 0)  # no line is known
+MAX_NODES = 50_000  # remembered nodes; a few steps of a large model
+
+
+class Origin(NamedTuple):
+    """Where one op was called."""
+
+    module: nn.Module | None
+    place: tuple[str, int]  # file and line of the user's own code
+    function: str  # the user's autograd.Function around it, "" outside
+    library: tuple[str, int] = NOWHERE  # file and line of the library that the place led to
+
+
+class Origins:
+    """Remembers, for every autograd node made while watching, where its forward op was called."""
+
+    def __init__(self, paths: ModulePaths, lines: SourceLines) -> None:
+        self.paths = paths
+        self.lines = lines
+        self.functions: list[str] = []  # user autograd.Functions that run now
+        self._numbers: list[int] = []
+        self._origins: deque[Origin] = deque()
+
+    def here(self) -> Origin:
+        """Where the program stands now."""
+        place, library = self.lines.places()
+        return Origin(self.paths.current(), place, (self.functions or [""])[-1], library)
+
+    def remember(self) -> None:
+        """A forward op has just run; its node was made just before it."""
+        number = _get_sequence_nr() - 1
+        if not self._numbers or self._numbers[-1] < number:
+            self._numbers.append(number)
+            self._origins.append(self.here())
+
+    def module_changes(self) -> None:
+        """Another module is about to run, or the present one has ended. Nodes that no watched op
+        made (those of functions in C++ or Python) belong to the module that ran until now."""
+        if not torch.is_grad_enabled() or in_backward():
+            return
+        number = _get_sequence_nr() - 1
+        first = self._numbers[-1] + 1 if self._numbers else number
+        if first <= number:
+            self._numbers.append(first)
+            self._origins.append(Origin(self.paths.current(), NOWHERE, ""))
+
+    def of(self, node: Any) -> Origin:
+        """Where the op that runs now belongs; ``node`` is autograd's current node, None forward."""
+        if node is None:
+            return self.here()
+        at = bisect.bisect_right(self._numbers, node._sequence_nr()) - 1
+        if at < 0 or self.paths.stack:
+            return Origin(self.paths.current(), self.lines.where(), "")
+        return self._origins[at]
+
+    def names(self, node: Any) -> tuple[str, str]:
+        """(dotted module, "train.py:41") of the same."""
+        origin = self.of(node)
+        return self.paths.path(origin.module), line_name(origin.place)
+
+    def new_attempt(self) -> None:
+        """An optimizer step begins: forget the nodes when there are too many."""
+        if len(self._numbers) > MAX_NODES:
+            self._numbers, self._origins = [], deque()
+
+
+# The bad ops found so far: once per place, counted when they come again, with consumers.
+
+
+MAX_BAD = 400
+MAX_WATCHERS = 4  # bad ops whose consumers one tensor tells of
+
+
+class BadOps:
+    """Collects :class:`BadOp` records; an id is the order in which a bad op was first seen."""
+
+    def __init__(self, origins: Origins) -> None:
+        self.attempt = 0
+        self._origins = origins
+        self._found: dict[int, BadOp] = {}
+        self._first: dict[tuple[object, ...], int] = {}
+        self._consumers: dict[int, list[str]] = {}
+
+    def records(self) -> list[BadOp]:
+        """All bad ops with the consumers that were seen."""
+        return [
+            dataclasses.replace(bad, consumers=tuple(self._consumers.get(bad.id, ())))
+            for bad in self._found.values()
+        ]
+
+    def record(self, bad_id: int) -> BadOp | None:
+        """The bad op with that id as it is known now, without its consumers."""
+        return self._found.get(bad_id)
+
+    def note_consumer(self, name: str, parents: list[Maker]) -> tuple[int, ...]:
+        """Op ``name`` takes what ``parents`` made; returns the bad ops that still want to know."""
+        watchers: tuple[int, ...] = ()
+        for parent in parents:
+            for bad in parent.watchers:
+                chain = self._consumers.setdefault(bad, [])
+                if len(chain) < CHAIN:
+                    chain.append(name)
+                    watchers += (bad,)
+        return watchers[:MAX_WATCHERS]
+
+    def remember(
+        self, kind: str, call: OpCall, inputs: list[Tensor], out: Tensor, autocast: str,
+        error: float | None = None,
+    ) -> int | None:  # fmt: skip
+        """Id of the bad op, new or known; None when there are too many."""
+        origin = self._origins.of(call.node)
+        where = (id(origin.module), origin.place, origin.library)
+        key = (kind, call.func, *where, call.node is None)
+        known = self._first.get(key)
+        if known is not None:
+            self._again(known, error)
+            return known
+        if len(self._found) >= MAX_BAD:
+            return None
+        bad_id = self._first[key] = len(self._found)
+        self._found[bad_id] = self._record(bad_id, kind, call, inputs, out, origin, autocast, error)
+        return bad_id
+
+    def _again(self, known: int, error: float | None) -> None:
+        bad = self._found[known]
+        self._found[known] = dataclasses.replace(
+            bad,
+            count=bad.count + 1,
+            last_attempt=self.attempt,
+            error=bad.error if error is None else max(error, bad.error or 0.0),
+        )
+
+    def _record(
+        self, bad_id: int, kind: str, call: OpCall, inputs: list[Tensor], out: Tensor,
+        origin: Origin, autocast: str, error: float | None,
+    ) -> BadOp:  # fmt: skip
+        module, node = origin.module, call.node
+        wanted = kind == "nonfinite"
+        fp32 = op_facts.in_fp32(call.func, call.args, call.kwargs) if wanted else None
+        return BadOp(
+            id=bad_id,
+            kind=kind,
+            attempt=self.attempt,
+            phase="forward" if node is None else "backward",
+            op=f"{call.func.namespace}.{call.name}",
+            node="" if node is None else node.name(),
+            module=self._origins.paths.path(module),
+            module_type="" if module is None else type(module).__name__,
+            line=line_name(origin.place),
+            code=line_text(origin.place),
+            library=line_name(origin.library),
+            dtype=dtype_name(out.dtype),
+            inputs=tuple(op_facts.operand(t, producers(t), is_parameter(t)) for t in inputs[:4]),
+            scalars=op_facts.scalars(call.args, call.kwargs),
+            **op_facts.special_counts(out),
+            total=out.numel(),
+            fp32_max=op_facts.max_abs(fp32),
+            fp32_finite=None if fp32 is None else op_facts.all_finite(fp32),
+            autocast=bool(autocast),
+            last_attempt=self.attempt,
+            error=error,
+            function=origin.function,
+            grad_enabled=torch.is_grad_enabled(),
+            tracked=any(map(is_learned, inputs)),
+            index=op_facts.first_bad_index(out) if wanted else (),
+        )
+
+
+# Ops that stay finite in half precision and are wrong all the same.
+#
+#     stall   a sum equals its first term although the second is not zero
+#     drift   the rounding errors of a running sum, added up
+#     coarse  a result far from the fp32 result of the same inputs
+
+
+DRIFTING = frozenset({*IN_PLACE, "add", "sub"})
+
+
+class CoarseOps:
+    """Looks at one finite half-precision result after the other."""
+
+    def __init__(self, bad: BadOps, lines: SourceLines) -> None:
+        self._bad = bad
+        self._lines = lines
+        self._sums = RunningSums()
+
+    def note(self, call: OpCall, out: Tensor, autocast: str, *, in_optimizer: bool) -> None:
+        """``in_optimizer``: the op belongs to an optimizer's own step, whose sums are its own."""
+        if not in_optimizer:
+            self._note_sum(call, out, autocast)
+        if op_facts.is_accumulation(call.func):
+            error = op_facts.fp32_error(call.func, call.args, call.kwargs, out)
+            if error is not None and error > COARSE_ERROR:
+                self._bad.remember("coarse", call, call.tensors, out, autocast, error)
+
+    def _note_sum(self, call: OpCall, out: Tensor, autocast: str) -> None:
+        stalled = op_facts.stalled_share(call.func, call.args, out, call.before)
+        if stalled is not None and adds_to_what_lives_on(call.name, call.args):
+            self._bad.remember("stall", call, call.tensors, out, autocast, stalled)
+        first = call.before if call.before is not None else (call.args[0] if call.args else None)
+        if call.node is not None or not isinstance(first, Tensor) or call.name not in DRIFTING:
+            return
+        if adds_to_what_lives_on(call.name, call.args):
+            line = self._lines.where()
+            drift = self._sums.drift(line, call.func, call.args, call.kwargs, first, out)
+            if drift is not None and drift > COARSE_ERROR:
+                self._bad.remember("drift", call, call.tensors, out, autocast, drift)
+
+
+# Instrument: non-finite values that the script itself reads, and what it does about them.
+#
+# A training loop that guards itself reads its loss and leaves before ``backward``::
+#
+#     if not math.isfinite(loss.item()):
+#         sys.exit(1)          # or break, continue, assert, raise
+#
+# No optimizer step tells of such a value, so the read is kept as a :class:`Call` named "read" with
+# the bad op that the value descends from. Only a read that led somewhere counts: the loss of a
+# batch that never came to ``backward``, or gradients that never came to an optimizer step. A
+# metric that is not finite and is only printed is none.
+#
+# ``item()``, ``float()``, ``int()``, ``bool()`` and ``format`` reach the dispatcher; a comparison
+# (``loss != loss``, ``torch.isfinite(loss).all()``) marks its result, so that reading the result
+# is reading the value. ``tolist``, ``numpy`` and ``repr`` do not reach it and are wrapped.
+
+
+ITEM = torch.ops.aten._local_scalar_dense.default
+ANSWER = "_ampscope_answer"  # on a mask or truth value: the mark of what was compared
+MAX_READS = 2_000
+_OWN = str(Path(__file__).resolve().parents[2])
+_WRAPPED = ("tolist", "numpy", "__repr__")
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """A non-finite value that may be read: a loss, or (``is_gradient``) one made in backward."""
+
+    taint: int
+    is_gradient: bool
+    dtype: str
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A read whose batch has come neither to ``backward`` nor to a step so far."""
+
+    mark: _Mark
+    attempt: int
+    line: str
+    value: float | None
+    forwards: int  # training batches so far
+
+
+class Reads:
+    """Follows non-finite values to where the script reads them. Results: :meth:`calls`."""
+
+    def __init__(
+        self, bad: BadOps, lines: SourceLines, taint_of: Callable[[Tensor], int | None]
+    ) -> None:
+        """``taint_of``: the id of the bad op that a non-finite tensor descends from."""
+        self.forwards = 0  # training batches: calls of an outermost module with gradients on
+        self._bad = bad
+        self._lines = lines
+        self._taint_of = taint_of
+        self._backwards = 0
+        self._forwards_at_backward = -1  # how many forwards there had been at the last backward
+        self._backwards_at_step = 0
+        self._pending: dict[tuple[str, bool], _Pending] = {}
+        self._dropped: list[_Pending] = []
+
+    def wrap(self, patches: Patches, is_watching: Callable[[], bool]) -> None:
+        """Put the wrappers on; ``patches`` takes them off."""
+
+        def make(original: Any) -> Any:
+            @functools.wraps(original)
+            def wrapper(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+                if is_watching() and isinstance(tensor, Tensor):
+                    self.read(tensor, None)
+                return original(tensor, *args, **kwargs)
+
+            return wrapper
+
+        for name in _WRAPPED:
+            patches.replace(torch.Tensor, name, make)
+
+    def compared(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        """An op has run: a truth value made from a non-finite one carries its mark on."""
+        for out in outputs:
+            if out.is_floating_point():
+                continue
+            mark = next((m for t in inputs if (m := _answer(t)) is not None), None)
+            if mark is None and out.dtype is torch.bool:
+                mark = next((m for t in inputs if (m := self._mark(t)) is not None), None)
+            if mark is not None:
+                out.__dict__[ANSWER] = mark
+            elif ANSWER in out.__dict__:  # changed in place
+                del out.__dict__[ANSWER]
+
+    def read(self, tensor: Tensor, value: Any) -> None:
+        """The script reads ``tensor``; ``value`` is what it gets, None where that is not known."""
+        is_bad = isinstance(value, float) and not math.isfinite(value)
+        known = _answer(tensor) or (self._mark(tensor, is_bad=is_bad))
+        if known is None and not self._pending:
+            return
+        caller = sys._getframe(2)
+        if caller.f_code.co_filename.startswith(_OWN) and not self._lines.is_user(caller.f_code):
+            return  # ampscope's own look
+        line = line_name(self._lines.where())
+        for kind in (False, True):
+            passed_by = self._pending.get((line, kind))
+            if passed_by is None or 0 < passed_by.forwards == self.forwards:
+                continue  # a line may read the values of one batch more than once
+            self._drop(passed_by)  # the loop comes round, and the last value was left behind
+            del self._pending[line, kind]
+        if known is None or not self._matters(known):
+            return
+        number = value if is_bad else None
+        key = line, known.is_gradient
+        if key not in self._pending:
+            self._pending[key] = _Pending(known, self._bad.attempt, line, number, self.forwards)
+
+    def forward(self) -> None:
+        """A training batch goes into an outermost module."""
+        self.forwards += 1
+
+    def backward(self) -> None:
+        """The script calls backward: what it read of this batch's loss has led to no loss of it."""
+        self._backwards += 1
+        self._forwards_at_backward = self.forwards
+        self._settle(is_gradient=False)
+
+    def stepped(self) -> None:
+        """An optimizer step was attempted."""
+        self._backwards_at_step = self._backwards
+        self._settle(is_gradient=True)
+
+    def calls(self, first: int) -> list[Call]:
+        """All reads so far that led to no step, numbered from ``first``."""
+        found = [*self._dropped, *self._pending.values()]
+        return [
+            Call(
+                seq=first + number,
+                attempt=read.attempt,
+                name="read",
+                subject=READ_GRADIENT if read.mark.is_gradient else READ_LOSS,
+                value=read.value,
+                dtype=read.mark.dtype,
+                line=read.line,
+                note=str(read.mark.taint),
+            )
+            for number, read in enumerate(found)
+        ]
+
+    def _drop(self, read: _Pending) -> None:
+        if len(self._dropped) < MAX_READS:
+            self._dropped.append(read)
+
+    def _settle(self, *, is_gradient: bool) -> None:
+        for key in [k for k in self._pending if k[1] == is_gradient]:
+            del self._pending[key]
+
+    def _matters(self, mark: _Mark) -> bool:
+        """Whether the batch that the value belongs to still waits for its backward, or step."""
+        if mark.is_gradient:
+            return self._backwards > self._backwards_at_step
+        return self.forwards > self._forwards_at_backward or not self.forwards
+
+    def _mark(self, tensor: Tensor, *, is_bad: bool = False) -> _Mark | None:
+        """What ``tensor`` would be as something read; None for what is finite, came with the data,
+        or was made without gradients, such as an evaluation's loss."""
+        taint = self._taint_of(tensor)
+        if taint is None and not is_bad:
+            return None
+        dtype = dtype_name(tensor.dtype)
+        record = None if taint is None or taint < 0 else self._bad.record(taint)
+        if record is None:
+            return _Mark(FOREIGN, False, dtype) if tensor.requires_grad else None
+        if record.phase == "backward":
+            return _Mark(record.id, True, dtype)
+        is_training = tensor.requires_grad or (record.grad_enabled and record.tracked)
+        return _Mark(record.id, False, dtype) if is_training else None
+
+
+def _answer(tensor: Tensor) -> _Mark | None:
+    found: _Mark | None = tensor.__dict__.get(ANSWER)
+    return found

@@ -1,18 +1,158 @@
-"""What the instruments of one watched training share."""
+"""What the instruments of one watched training share: its layers' dotted paths, its backward
+passes, and which replica runs.
+"""
 
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+import keras
 import tensorflow as tf
 
-from ampscope.frameworks.keras.layer_paths import LayerPaths
+from ampscope.frameworks.adapters import Settings
+from ampscope.frameworks.keras.values import short_name
 from ampscope.frameworks.recorder import Recorder
-from ampscope.frameworks.settings import Settings
+from ampscope.records import ModuleRecord
+
+# Dotted paths of layers, and names of weights.
+#
+# A layer is called by the attribute that holds it, lists by their index (``blocks.0.attn.q``),
+# inside Sequential and functional models by its own name (``dense_1``). The first model that is
+# called is the root, with the path ""; another one's layers begin with its name.
+
+
+_NOT_CHILDREN = ("_layers", "_functional", "_tracker", "_operations")
+
+
+class LayerPaths:
+    """Paths by layer, and names by variable."""
+
+    def __init__(self) -> None:
+        self._paths: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._prefixes: list[str] = []  # of the roots so far
+
+    def of(self, layer: Any, parent: Any | None) -> str:
+        """The path of ``layer``, called inside ``parent``, which is None for a root."""
+        known = self._paths.get(layer)
+        if known is not None:
+            return known
+        if parent is not None:
+            self._adopt(parent, self._paths[parent])  # it may have got new layers since
+            if layer not in self._paths:
+                self._paths[layer] = _joined(self._paths[parent], layer.name)
+            self._adopt(layer, self._paths[layer])
+            return self._paths[layer]
+        prefix = "" if not self._prefixes and _children(layer) else layer.name
+        self._prefixes.append(prefix)
+        self._paths[layer] = prefix
+        self._adopt(layer, prefix)
+        return prefix
+
+    def layers(self) -> list[tuple[str, Any]]:
+        """(path, layer) of all that are known, each before those inside it."""
+        return [(path, layer) for layer, path in self._paths.items()]
+
+    def is_built(self) -> bool:
+        """Whether all of them have their weights."""
+        return all(getattr(layer, "built", True) for layer in self._paths)
+
+    def variable_names(self) -> dict[int, tuple[str, str, Any]]:
+        """By ``id``: (name, kind, variable); kind is parameter, frozen or buffer. A variable that
+        several layers share belongs to the first of them."""
+        found: dict[int, tuple[str, str, Any]] = {}
+        taken: set[str] = set()
+        for path, layer in self.layers():
+            trained = {id(v) for v in getattr(layer, "trainable_variables", ())}
+            for variable, kind in _own_variables(layer):
+                if kind == "parameter" and id(variable) not in trained:
+                    kind = "frozen"
+                if id(variable) not in found:
+                    name = _free(_joined(path, variable.name), taken)
+                    taken.add(name)
+                    found[id(variable)] = name, kind, variable
+        return found
+
+    def _adopt(self, layer: Any, path: str) -> None:
+        for name, child in _children(layer):
+            if child not in self._paths:
+                self._paths[child] = _joined(path, name)
+                self._adopt(child, self._paths[child])
+
+
+def module_record(path: str, layer: Any) -> ModuleRecord:
+    """What the store keeps of a layer."""
+    own = [v for v, kind in _own_variables(layer) if kind == "parameter"]
+    return ModuleRecord(
+        0,
+        path,
+        type(layer).__name__,
+        "+".join(sorted({short_name(v._dtype) for v in own})),  # .dtype is that of the call
+        sum(int(v.shape.num_elements() or 0) for v in own),
+        is_leaf=not _children(layer),
+    )
+
+
+def modules_of(model: Any) -> list[ModuleRecord]:
+    """The layers of a model that has its weights, from the root down."""
+    paths = LayerPaths()
+    paths.of(model, None)
+    if not paths.is_built():
+        return []
+    layers = enumerate(paths.layers())
+    return [replace(module_record(path, layer), index=i) for i, (path, layer) in layers]
+
+
+def _own_variables(layer: Any) -> Iterator[tuple[Any, str]]:
+    for variable in getattr(layer, "_trainable_variables", ()):
+        yield variable, "parameter"
+    for variable in getattr(layer, "_non_trainable_variables", ()):
+        yield variable, "buffer"
+
+
+def _children(layer: Any) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    seen: set[int] = set()
+    if isinstance(layer, keras.Sequential) or getattr(layer, "_operations", None):
+        found = [(child.name, child) for child in layer.layers]
+        seen = {id(child) for _, child in found}
+    for name, value in vars(layer).items() if hasattr(layer, "__dict__") else ():
+        if name in _NOT_CHILDREN or name.startswith("_self_"):  # TensorFlow's own bookkeeping
+            continue
+        for at, child in _layers_in(name, value):
+            if id(child) not in seen:
+                seen.add(id(child))
+                found.append((at, child))
+    return [(n, c) for n, c in found if not isinstance(c, keras.layers.InputLayer)]
+
+
+def _layers_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, keras.layers.Layer):
+        yield name, value
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _layers_in(f"{name}.{index}", item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if isinstance(key, str):
+                yield from _layers_in(f"{name}.{key}", item)
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _free(name: str, taken: set[str]) -> str:
+    number = 2
+    unique = name
+    while unique in taken:
+        unique, number = f"{name}_{number}", number + 1
+    return unique
+
 
 T = TypeVar("T")
 # Keras 3.15, LossScaleOptimizer._tf_apply: `finite` is that of the first replica, and gradients are

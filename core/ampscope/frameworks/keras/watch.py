@@ -6,29 +6,49 @@ Every ``fit`` becomes a run of kind "watch": loss, loss scale, skipped steps, le
 of every batch, read from variables that Keras keeps anyway. The graph stays as it is, so weights
 are bit-identical with and without, and nothing is left behind. With ``histograms_every=N`` and
 ``compile(run_eagerly=True)`` the run holds layers, dtypes and histograms as well, as a probe's.
+
+Also here: what a running ``fit`` shows, all instruments on one training (:func:`watching`), which a
+probe and a script use as well, eager functions, controls of the precision, versions and machine.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
+import os
+import sys
 import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from ampscope.frameworks.fit_ends import on_leaving
-from ampscope.frameworks.keras.fit_readings import FitReadings
-from ampscope.frameworks.keras.layer_paths import modules_of
-from ampscope.frameworks.keras.loss_scales import is_scaler
-from ampscope.frameworks.keras.training import FIRST_REPLICA
-from ampscope.frameworks.keras.versions import machine
-from ampscope.frameworks.keras.watching import watching
+from ampscope.frameworks.adapters import Settings
+from ampscope.frameworks.keras.layers import LayerWatch
+from ampscope.frameworks.keras.steps import (
+    LossWatch,
+    OwnScaler,
+    StepWatch,
+    calls,
+    control_loss_scales,
+    inner,
+    is_scaler,
+    scan_weights,
+)
+from ampscope.frameworks.keras.training import FIRST_REPLICA, Training, modules_of
+from ampscope.frameworks.keras.values import scalar
 from ampscope.frameworks.recorder import Recorder
-from ampscope.frameworks.settings import Settings
-from ampscope.frameworks.watch_run import WatchOptions, WatchRun
-from ampscope.records import Cadence, State, StepRecord
+from ampscope.frameworks.tensors import wanted_gpu
+from ampscope.frameworks.watch_run import WatchOptions, WatchRun, on_leaving
+from ampscope.patches import Patches
+from ampscope.records import Cadence, Machine, RunSpec, State, StepRecord
+from ampscope.run.child_frame import host_facts
+from ampscope.source_lines import SourceLines, line_name
 
 _ENDS = (StopIteration, tf.errors.OutOfRangeError)  # of the data, not of the training
 
@@ -168,3 +188,353 @@ class _Fit:
         """``fit`` ended by an exception that came from elsewhere: validation, another callback."""
         self.end()
         self.run.left(error)
+
+
+# What a running ``model.fit`` shows without a change to its graph: variables that Keras keeps.
+#
+# The loss of one batch is read off the running mean that ``fit`` reports: total and count before
+# and after. Once a loss was NaN, that mean is NaN until the epoch ends, and later losses are not
+# known. A training step of the user's own, which keeps no such mean, reports its loss itself.
+
+
+Read = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One call of the training function: a step, or ``steps_per_execution`` of them."""
+
+    loss: float | None
+    scale: float | None
+    counter: int | None
+    skipped: bool
+    lr: float | None
+
+
+class FitReadings:
+    """Reads one training; :meth:`begin` once, then :meth:`read` after every batch."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._read: dict[str, Read] = {}
+        self._mean = (0.0, 0.0)
+        self._scale: float | None = None
+        self._steps = 0.0
+        self._schedule: Any = None
+        self._rate: float | None = None
+        self._means: dict[str, Read] = {}  # of the loss: total and count
+
+    def begin(self) -> None:
+        """Before the first batch."""
+        optimizer = self._model.optimizer
+        if optimizer is None:
+            return
+        if is_scaler(optimizer):
+            self._scale = float(optimizer.initial_scale)
+        stepping = inner(optimizer)
+        if not isinstance(stepping._learning_rate, keras.Variable):
+            # A schedule is a dozen kernels: one graph is four times as fast.
+            self._schedule = tf.function(stepping._get_current_learning_rate, autograph=False)
+            self._rate = float(self._schedule())
+        self._prepare()
+        if self._read:  # built before: a training that goes on
+            self._steps = self._read["steps"]()
+            self._scale = self._read["scale"]() if "scale" in self._read else None
+
+    def begin_epoch(self) -> None:
+        """Keras has reset its means, or has not."""
+        self._mean = self._mean_now()
+
+    def read(self, logs: Any) -> Batch:
+        """After a batch."""
+        self._prepare()
+        now = {name: read() for name, read in self._read.items()}
+        scale, self._scale = self._scale, now.get("scale", self._scale)
+        before, self._steps = self._steps, now.get("steps", self._steps)
+        return Batch(
+            loss=self._loss(logs),
+            scale=scale,
+            counter=int(now["counter"]) if "counter" in now else None,
+            skipped="counter" in now and now["steps"] == before,
+            lr=now["lr"] if "lr" in now else self._scheduled(),
+        )
+
+    def _scheduled(self) -> float | None:
+        """The rate of the step that has ended; the schedule itself is at the next one."""
+        if self._schedule is None:
+            return None
+        rate, self._rate = self._rate, float(self._schedule())
+        return rate
+
+    def _prepare(self) -> None:
+        """Readers of what has been built by now."""
+        optimizer = self._model.optimizer
+        if self._read or optimizer is None or not optimizer.built:
+            return
+        stepping = inner(optimizer)
+        self._read["steps"] = _reader(calls(optimizer))
+        if is_scaler(optimizer):
+            self._read["scale"] = _reader(optimizer.dynamic_scale)
+            self._read["counter"] = _reader(optimizer.step_counter)
+        if self._schedule is None:
+            self._read["lr"] = _reader(stepping._learning_rate)
+
+    def _loss(self, logs: Any) -> float | None:
+        total, count = self._mean_now()
+        before, self._mean = self._mean, (total, count)
+        if count < before[1]:
+            before = (0.0, 0.0)
+        if count > before[1]:
+            if not math.isfinite(before[0]):
+                return None
+            return (total - before[0]) / (count - before[1])
+        return scalar(logs.get("loss")) if isinstance(logs, dict) else None
+
+    def _mean_now(self) -> tuple[float, float]:
+        tracker = getattr(self._model, "_loss_tracker", None)
+        if tracker is None:
+            return 0.0, 0.0
+        if "total" not in self._means:
+            self._means = {"total": _reader(tracker.total), "count": _reader(tracker.count)}
+        return self._means["total"](), self._means["count"]()
+
+
+def _reader(variable: Any) -> Read:
+    """A fast read of a Keras variable. Of one that each replica adds to on its own, the sum; of any
+    other that several devices have, the first."""
+    value = variable._value
+    if isinstance(value, tf.distribute.DistributedValues):
+        parts = [_read_one(part) for part in value.values]
+        if value.aggregation == tf.VariableAggregation.SUM:
+            return lambda: sum(read() for read in parts)
+        return parts[0]
+    return _read_one(value)
+
+
+def _read_one(value: Any) -> Read:
+    handle, dtype = value.handle, value.dtype
+    return lambda: float(tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)._numpy())
+
+
+# All instruments on one training, and off again.
+
+
+@contextlib.contextmanager
+def watching(recorder: Recorder, settings: Settings) -> Iterator[list[str]]:
+    """Everything on; the list holds sentences on what could not be seen or done."""
+    lines = SourceLines()
+    training = Training(recorder, settings, lambda: line_name(lines.where()))
+    if keras.backend.backend() != "tensorflow":
+        training.note(
+            f"Keras runs on {keras.backend.backend()} here: only its TensorFlow backend is watched."
+        )
+        yield training.notes
+        return
+    patches = Patches()
+    scaler = OwnScaler(settings.add_scaler)
+    with functions_run_eagerly():
+        try:
+            keep_functions_eager(patches, training.note)
+            control_precision(patches, settings.precision)
+            control_loss_scales(patches, training)
+            LayerWatch(training).put_on(patches)
+            LossWatch(training, scaler).put_on(patches)
+            StepWatch(training, scaler).put_on(patches)
+            yield training.notes
+        finally:
+            patches.undo()
+            _conclude(training)
+
+
+def _conclude(training: Training) -> None:
+    scan_weights(training, "end")
+    settings, recorder = training.settings, training.recorder
+    if settings.precision == "fp32" and recorder.half_seen:
+        seen = " and ".join(sorted(recorder.half_seen))
+        training.note(f"Some layers computed in {seen} although this control asked for fp32.")
+    asked = os.environ.get("KERAS_BACKEND", "")
+    if asked not in ("", keras.backend.backend()):  # by the script: Keras was imported before it
+        training.note(
+            f"The script asks for Keras on {asked}; it was run on TensorFlow, the backend that is "
+            "watched."
+        )
+    if not recorder.steps:
+        training.note(_nothing_seen())
+
+
+def _nothing_seen() -> str:
+    if "tf_keras" in sys.modules:
+        return (
+            "Nothing was recorded: the script trains with tf_keras (Keras 2), which is not "
+            "watched. Keras 3 is, on TensorFlow 2.16 or newer."
+        )
+    if not tf.executing_eagerly():
+        return (
+            "Nothing was recorded: the script has switched TensorFlow 2's eager mode off. "
+            "Sessions and estimators of TensorFlow 1 are not watched."
+        )
+    return "Nothing was recorded: no optimizer of Keras 3 was stepped."
+
+
+# Functions run as plain Python while something is watched: ``model.fit`` and ``tf.function``.
+#
+# Inside a traced graph a tensor has no numbers to look at. Pipelines of ``tf.data`` stay graphs.
+
+
+@contextlib.contextmanager
+def functions_run_eagerly() -> Iterator[None]:
+    """Puts back what was set before."""
+    before = tf.config.functions_run_eagerly()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*tf.data functions.*", category=UserWarning)
+        tf.config.run_functions_eagerly(True)
+        try:
+            yield
+        finally:
+            tf.config.run_functions_eagerly(before)
+
+
+def keep_functions_eager(patches: Patches, note: Callable[[str], None]) -> None:
+    """A script that wants graphs back does not get them; ``note`` takes a sentence on it."""
+
+    def run_functions_eagerly(run_eagerly: bool) -> None:
+        if not run_eagerly:
+            note(
+                "The script asks for graphs (run_functions_eagerly(False)); its functions were run "
+                "eagerly, because inside a graph there are no numbers to look at."
+            )
+
+    patches.replace(tf.config, "run_functions_eagerly", lambda _: run_functions_eagerly)
+
+
+# Controls that change the precision of a whole script: everything in fp32, or fp16 as bf16.
+#
+# A dtype policy is read from its name, so the name keeps what the script asked for
+# ("mixed_float16") and the dtypes that it stands for change. Casts that the script makes itself
+# follow. Weights that would have been made in half precision get those very values: random numbers
+# differ by dtype, and runs that begin apart cannot be compared step by step.
+
+
+_DTYPES = {
+    "fp32": {"float16": "float32", "bfloat16": "float32"},
+    "bf16": {"float16": "bfloat16"},
+}
+
+
+class _Wide(str):
+    """A dtype that stands for ``narrow``, which the script asked for."""
+
+    __slots__ = ("narrow",)
+    narrow: str
+
+
+class _Replacing:
+    """The dtypes that stand for others."""
+
+    def __init__(self, instead: dict[str, str]) -> None:
+        self.instead = instead
+        self.is_paused = False  # while weights get the values that they would have had
+
+    def parsing(self, original: Any) -> Any:
+        """``DTypePolicy._parse_name``."""
+
+        @functools.wraps(original)
+        def parse_name(policy: Any, name: Any) -> tuple[str, str]:
+            compute, variable = original(policy, name)
+            compute = self.instead.get(compute, compute)
+            if variable not in self.instead:
+                return compute, variable
+            wide = _Wide(self.instead[variable])
+            wide.narrow = variable
+            return compute, wide
+
+        return parse_name
+
+    def initialising(self, original: Any) -> Any:
+        """``Variable._initialize_with_initializer``."""
+
+        @functools.wraps(original)
+        def initialize(variable: Any, initializer: Any) -> None:
+            narrow = getattr(variable._dtype, "narrow", None)
+            wide = str(variable._dtype)
+
+            def in_narrow(shape: Any, dtype: Any = None, **kwargs: Any) -> Any:
+                self.is_paused = True
+                try:
+                    values = initializer(shape, dtype=narrow, **kwargs)
+                finally:
+                    self.is_paused = False
+                return keras.ops.cast(values, wide)
+
+            original(variable, initializer if narrow is None else in_narrow)
+
+        return initialize
+
+    def casting(self, original: Any) -> Any:
+        """``tf.cast``, through which Keras' own casts go as well."""
+
+        @functools.wraps(original)
+        def cast(x: Any, dtype: Any, name: str | None = None) -> Any:
+            if self.is_paused:
+                return original(x, dtype, name=name)
+            try:
+                asked = tf.as_dtype(dtype).name
+            except TypeError:
+                return original(x, dtype, name=name)
+            return original(x, self.instead.get(asked, dtype), name=name)
+
+        return cast
+
+
+def control_precision(patches: Patches, precision: str) -> None:
+    """``precision`` is fp32 or bf16; "" changes nothing."""
+    if not precision:
+        return
+    replacing = _Replacing(_DTYPES[precision])
+    patches.replace(keras.DTypePolicy, "_parse_name", replacing.parsing)
+    patches.replace(keras.Variable, "_initialize_with_initializer", replacing.initialising)
+    patches.replace(tf, "cast", replacing.casting)
+
+
+# With what, and where, a run takes place.
+
+
+def versions() -> str:
+    """``3.15.1 on TensorFlow 2.21.0``."""
+    return f"{keras.__version__} on TensorFlow {tf.__version__}"
+
+
+def choose_device(spec: RunSpec) -> None:
+    """Let TensorFlow see no other device than the one that was asked for, if one was; before it has
+    computed anything. Raises BadInput for one that is not there."""
+    gpus = tf.config.list_physical_devices("GPU")
+    number = wanted_gpu(spec.device, len(gpus), "TensorFlow")
+    if spec.device == "cpu":
+        tf.config.set_visible_devices([], "GPU")
+    elif number is not None:
+        tf.config.set_visible_devices(gpus[number], "GPU")
+
+
+def machine(spec: RunSpec) -> Machine:
+    """The first GPU that TensorFlow may use; else the CPU."""
+    gpus = tf.config.get_visible_devices("GPU")
+    here, capability = host_facts(), ""
+    if gpus:
+        details = tf.config.experimental.get_device_details(gpus[0])
+        name = str(details.get("device_name", "GPU"))
+        capability = ".".join(map(str, details.get("compute_capability", ())))
+    else:
+        name = here.cpu
+    return Machine(
+        device=f"cuda:{gpus[0].name.rpartition(':')[2]}" if gpus else "cpu",
+        device_name=name,
+        policy="cuda" if gpus else "native",
+        capability=capability,
+        python=here.python,
+        platform=here.platform,
+        host=here.host,
+        framework="keras",
+        framework_version=versions(),
+        arithmetic="real",
+        scaler="real" if spec.kind != "probe" or spec.precision == "fp16" else "",
+    )

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 from ampscope.analysis.run_view import RunView
+from ampscope.analysis.training import finite_parts
 from ampscope.causes import CAUSES
 from ampscope.diagnose import Finding
-from ampscope.records import RunInfo
+from ampscope.records import RunInfo, StepRecord
 from ampscope.report import fix_words
-from ampscope.report.contents import controls, gaps, histograms, origin, rules, scale
+from ampscope.report import verdict_words as words
+from ampscope.report.contents import shared, training
+from ampscope.report.contents.shared import base
 from ampscope.report.document import (
+    MEASURE,
     Block,
     Code,
     Figure,
     Figures,
     Fold,
+    Lines,
     Paragraph,
     Part,
     Section,
+    Series,
     Table,
+    of_dtype,
 )
-from ampscope.report.words import verdict as words
-from ampscope.report.words.chain import chain
-from ampscope.report.words.controls import control, value
+from ampscope.report.fix_words import control, value
+from ampscope.report.numbers import number, share
+from ampscope.report.verdict_words import chain
+from ampscope.rules.verdict import Status
 from ampscope.store.reader import Reader
 from ampscope.verdicts.recall import recall
 from ampscope.verdicts.report import Report
@@ -38,21 +49,21 @@ def part(reader: Reader, info: RunInfo, points: int) -> Part:
     if findings:
         sections.append(Section("From the cause to what you see", _chain(report, as_is)))
         sections.append(Section("The fix", _fix(report)))
-    recorded = controls.recorded(reader, report, points)
-    sections.append(Section("The controls side by side", controls.blocks(report, recorded)))
+    recorded = recorded_controls(reader, report, points)
+    sections.append(Section("The controls side by side", control_blocks(report, recorded)))
     if findings:
         sections.append(Section("Evidence", _evidence(report, findings[0])))
-    sections += scale.sections(reader, head, points)
+    sections += training.scale_sections(reader, head, points)
     found = findings[0].verdict if findings else None
-    sections += histograms.sections(
+    sections += shared.histogram_sections(
         reader, head, found.module if found else None, found.step if found else None
     )
     if findings[1:]:
         sections.append(Section("Also found", _others(report)))
-    sections.append(Section("What is missing", gaps.of_diagnosis(reader, report, head)))
-    sections.append(Section("Every rule's answer", rules.blocks(report)))
-    sections += origin.sections(list(report.runs.values()) or [head], head)
-    return Part(words.verdict(report, as_is), origin.subject(head), tuple(sections))
+    sections.append(Section("What is missing", shared.of_diagnosis(reader, report, head)))
+    sections.append(Section("Every rule's answer", rule_blocks(report)))
+    sections += shared.origin_sections(list(report.runs.values()) or [head], head)
+    return Part(words.verdict(report, as_is), shared.subject(head), tuple(sections))
 
 
 def _verdict(report: Report, as_is: RunView) -> tuple[Block, ...]:
@@ -148,3 +159,109 @@ def _others(report: Report) -> tuple[Block, ...]:
         if finding.verdict.fix.patch:
             blocks.append(Code(finding.verdict.fix.patch, "python"))
     return tuple(blocks)
+
+
+# Losses of a script as it is, in fp32, in bf16 and with the fix, over one axis of steps.
+
+
+# What the script is as it is has no dtype of its own colour: it may be fp16 in one part only.
+_LOOKS = {
+    "as_is": (of_dtype("fp16"), ""),
+    "fp32": (of_dtype("fp32"), "9 6"),
+    "bf16": (of_dtype("bf16"), "2 4"),
+}
+_FIXED_LOOK = (MEASURE, "9 4 2 4")
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """One run beside the others: exact counts, and the steps that are drawn."""
+
+    name: str
+    run: RunInfo
+    steps: list[StepRecord]
+    step_count: int
+    skipped: int
+    bad_losses: int
+
+
+def recorded_controls(reader: Reader, report: Report, points: int) -> list[Control]:
+    """The three controls, and the fix that worked (else the last that was tried)."""
+    wanted = [(control(word), word) for word in _LOOKS]
+    cured = fix_words.chosen(report) or (report.trials[-1] if report.trials else None)
+    if cured is not None and cured.control not in _LOOKS:
+        kind = "fixed" if cured.cured else "tried"
+        wanted.append((f"{kind}, {control(cured.control)}", cured.control))
+    found = [(name, report.runs[word]) for name, word in wanted if word in report.runs]
+    return [_read(reader, name, run, points) for name, run in found if not run.state.is_active]
+
+
+def control_blocks(report: Report, found: list[Control]) -> tuple[Block, ...]:
+    """The chart and a row for each."""
+    drawn = [c for c in found if c.steps]
+    rows = tuple(
+        (
+            c.name,
+            _last(c.steps),
+            share(c.bad_losses, c.step_count),
+            share(c.skipped, c.step_count),
+            _wrong(report, c.run),
+        )
+        for c in found
+    )
+    columns = ("Control", "Last loss", "Losses not finite", "Skipped", "What went wrong")
+    table = Table(columns, rows)
+    if not drawn:
+        return (Paragraph("No run made an optimizer step, so there is no loss to draw."), table)
+    series = tuple(_series(c) for c in drawn)
+    values = [v for s in series for v in s.points.values]
+    return (Lines("Loss by control", "loss", series, base=base(values)), table)
+
+
+def _read(reader: Reader, name: str, run: RunInfo, points: int) -> Control:
+    totals = reader.step_totals(run.id)
+    steps = reader.overview(run.id, points)
+    return Control(name, run, steps, totals.steps, totals.skipped, totals.nonfinite_losses)
+
+
+def _series(c: Control) -> Series:
+    colour, dash = _LOOKS.get(c.run.spec.control, _FIXED_LOOK)
+    parts = finite_parts([s.step for s in c.steps], [s.loss for s in c.steps])
+    return Series(c.name, parts, colour, dash, tuple(s.step for s in c.steps if s.skipped))
+
+
+def _last(steps: list[StepRecord]) -> str:
+    losses = [s.loss for s in steps if s.loss is not None and not math.isnan(s.loss)]
+    last = next((s.loss for s in reversed(steps) if s.loss is not None), None)
+    return number(last) if last is not None or losses else "none"
+
+
+def _wrong(report: Report, run: RunInfo) -> str:
+    word = run.spec.control
+    if word == "as_is":
+        return "; ".join(report.diagnosis.symptoms) or "nothing"
+    if word in report.control_symptoms:
+        return "; ".join(report.control_symptoms[word]) or "nothing"
+    trial = next((t for t in report.trials if t.control == word), None)
+    if trial is None:
+        return run.message or "not judged"
+    if trial.cured is None:
+        return fix_words.outcome(trial)
+    return "nothing any more" if trial.cured else "the symptom or its cause is still there"
+
+
+# What every rule answered, so that a reader sees what was looked for and not found.
+
+
+_ORDER = (Status.FOUND, Status.INCONCLUSIVE, Status.ERRORED, Status.PASSED, Status.NOT_APPLICABLE)
+
+
+def rule_blocks(report: Report) -> tuple[Block, ...]:
+    """A folded table, what was found first."""
+    answers = sorted(report.diagnosis.answers, key=lambda pair: _ORDER.index(pair[1].status))
+    rows = tuple(
+        (CAUSES[rule.id].title, str(verdict.status).replace("_", " "), verdict.reason)
+        for rule, verdict in answers
+    )
+    table = Table(("Cause", "Answer", "Why"), rows)
+    return (Fold(f"All {len(rows)} causes that were looked for", (table,)),)

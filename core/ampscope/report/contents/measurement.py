@@ -1,22 +1,46 @@
-"""What a report says of a measurement of the machine: its sentence, and its figures as a table."""
+"""What a report says of a measurement of the machine or of a lesson: its sentence, its figures as
+tables and charts, and what it does not show.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
-from ampscope.analysis.core_use import core_use
-from ampscope.analysis.core_words import answer
-from ampscope.analysis.loss_scale import finite_parts
-from ampscope.analysis.product_layout import shapes
+import numpy as np
+
+from ampscope.analysis.bench import rate_words
 from ampscope.analysis.telemetry import others_bound, spoiled
-from ampscope.compare import batches, views
-from ampscope.compare.figures import figures, seconds, size
+from ampscope.analysis.tensor_core_use import answer, core_use, shapes
+from ampscope.analysis.training import finite_parts
+from ampscope.compare import comparison
+from ampscope.compare.comparison import figures, quartiles, seconds, size
 from ampscope.compare.verdict import verdict
-from ampscope.hardware.bench_view import rate_words
-from ampscope.records import Rate, Result, RunInfo
-from ampscope.report.colours import of_dtype
-from ampscope.report.contents import lesson, measurement_gaps, origin, result_tables
-from ampscope.report.contents.looks import DASHES
+from ampscope.numerics.formats import FP16
+from ampscope.records import (
+    BatchTry,
+    Curve,
+    EnergyUse,
+    Histogram,
+    LargestBatch,
+    LossCurve,
+    MemorySplit,
+    ProcessPeak,
+    Product,
+    Rate,
+    Reading,
+    Result,
+    RunInfo,
+    State,
+    StepProducts,
+    StepTimes,
+    Timing,
+)
+from ampscope.report import document
+from ampscope.report.contents import shared
+from ampscope.report.contents.shared import DASHES, base, listed, looks
 from ampscope.report.document import (
     Block,
     Code,
@@ -27,8 +51,106 @@ from ampscope.report.document import (
     Section,
     Series,
     Table,
+    of_dtype,
 )
+from ampscope.report.numbers import number, percent, plural, rules
 from ampscope.store.reader import Reader
+
+# What a lesson measured, as tables and charts; what it means stands on the lesson's own page.
+
+
+MOST_HISTOGRAMS = 6
+MOST_POINTS = 2_000  # of a curve: about two a pixel on paper
+OPEN_ROWS = 12
+_DRAWN = (Curve, Histogram)  # every other type is a table
+_OVER = {  # what x counts, where that is not steps
+    "spacing": "exponent of two",
+    "unchanged": "step, as an exponent of two of the weight",
+    "sum": "terms",
+    "error": "length",
+    "running variance": "standard deviation",
+}
+_TITLES = {
+    "Rate": "What products reached",
+    "StepTimes": "Time of a training step",
+    "MemorySplit": "Memory at the peak of a training step",
+    "EnergyUse": "Energy",
+    "Reading": "Numbers",
+    "Fates": "What became of the elements",
+    "Tally": "What tensors held",
+    "Call": "Calls of ops",
+}
+
+
+def told(run: RunInfo, results: Sequence[Result]) -> tuple[str, tuple[Block, ...]]:
+    """The title, and what was measured."""
+    kinds = dict.fromkeys(type(r) for r in results if not isinstance(r, _DRAWN))
+    blocks: list[Block] = []
+    for kind in kinds:
+        blocks += _table([r for r in results if type(r) is kind])
+    curves = [r for r in results if isinstance(r, Curve)]
+    for name in dict.fromkeys(curve.name for curve in curves):
+        blocks += _curves(name, [c for c in curves if c.name == name])
+    blocks += [
+        document.Histogram(f"{h.name}, {h.series}, {h.dtype}", np.array(h.row, np.int64), FP16)
+        for h in histograms(results)[:MOST_HISTOGRAMS]
+    ]
+    asked = ", ".join(f"{name} {value}" for name, value in run.spec.settings)
+    return f"Lesson {run.spec.workload}{f' ({asked})' if asked else ''}: measured.", tuple(blocks)
+
+
+def histograms(results: Sequence[Result]) -> list[Histogram]:
+    """All of them; a report draws the first :data:`MOST_HISTOGRAMS`."""
+    return [r for r in results if isinstance(r, Histogram)]
+
+
+def _table(results: Sequence[Result]) -> list[Block]:
+    """Open where it is short: of some lessons it is the whole answer."""
+    kind = type(results[0]).__name__
+    title = f"{_TITLES.get(kind, kind)}, {plural(len(results), 'result')}"
+    if len(results) <= OPEN_ROWS:
+        return [Paragraph(f"{title}."), table(results)]
+    return [Fold(title, (table(results),))]
+
+
+def _curves(name: str, curves: Sequence[Curve]) -> list[Block]:
+    """Over whole numbers; another x has no place on the axis of a report."""
+    if not all(float(x).is_integer() and abs(x) < 1e15 for c in curves for x in c.x):
+        rows = tuple((c.series, number(x), number(y)) for c in curves for x, y in _pairs(c))
+        return [Fold(name, (Table(("Case", "x", name), rows, numeric=(1, 2)),))]
+    series = tuple(
+        Series(
+            c.series,
+            finite_parts([int(x) for x, _ in _pairs(c)], [y for _, y in _pairs(c)]),
+            colour,
+            dash,
+        )
+        for c, (colour, dash) in zip(curves, looks([c.series for c in curves]), strict=True)
+    )
+    values = [v for one in series for v in one.points.values]
+    return [Lines(name, name, series, base=base(values), x_title=_OVER.get(name, "step"))]
+
+
+def _pairs(curve: Curve) -> list[tuple[float, float]]:
+    """In the order of x; of very many the lowest and the highest of each of equal parts."""
+    pairs = sorted(zip(curve.x, curve.y, strict=True), key=lambda pair: pair[0])
+    size = -(-len(pairs) // (MOST_POINTS // 2))
+    if len(pairs) <= MOST_POINTS:
+        return pairs
+    kept: list[tuple[float, float]] = []
+    for at in range(0, len(pairs), size):
+        part = range(at, min(at + size, len(pairs)))
+        finite = [n for n in part if math.isfinite(pairs[n][1])]
+        bad = next((n for n in part if not math.isfinite(pairs[n][1])), None)
+        shown = set() if bad is None else {bad}
+        if finite:
+            shown |= {
+                min(finite, key=lambda n: pairs[n][1]),
+                max(finite, key=lambda n: pairs[n][1]),
+            }
+        kept += [pairs[n] for n in sorted(shown)]
+    return kept
+
 
 SERIES = {
     "ceiling": "Products of random matrices",
@@ -55,15 +177,15 @@ def part(reader: Reader, run: RunInfo, points: int) -> Part:
     sections = [Section("Verdict", verdict_blocks)]
     if blocks:
         sections.append(Section("Measured", blocks))
-    missing = measurement_gaps.of_measurement(reader, run, results)
+    missing = of_measurement(reader, run, results)
     sections.append(Section("What is missing", missing))
-    sections += origin.sections([run], run)
-    return Part(title or origin.subject(run), origin.subject(run), tuple(sections))
+    sections += shared.origin_sections([run], run)
+    return Part(title or shared.subject(run), shared.subject(run), tuple(sections))
 
 
 def _compare(run: RunInfo, results: Sequence[Result]) -> Said:
-    measured = views.by_precision(results)
-    base = views.base_of(measured)
+    measured = comparison.by_precision(results)
+    base = comparison.base_of(measured)
     if base is None or base.times is None:
         return "The comparison ended before the first steps were timed.", ()
     rows = tuple((label, *(cell(m) for m in measured)) for label, cell in figures(base))
@@ -87,7 +209,7 @@ def _compare(run: RunInfo, results: Sequence[Result]) -> Said:
 
 
 def _batch(run: RunInfo, results: Sequence[Result]) -> Said:
-    searches = batches.by_precision(results)
+    searches = comparison.batches_by_precision(results)
     rows = tuple(
         (
             search.precision,
@@ -101,7 +223,7 @@ def _batch(run: RunInfo, results: Sequence[Result]) -> Said:
         for t in search.tries
     )
     columns = ("Precision", "Samples", "Seen", "Peak of tensors", "A step", "Samples a second")
-    return batches.sentence(searches), (Table(columns, rows, numeric=(1, 3, 4, 5)),)
+    return comparison.sentence(searches), (Table(columns, rows, numeric=(1, 3, 4, 5)),)
 
 
 def _cores(run: RunInfo, results: Sequence[Result]) -> Said:
@@ -132,7 +254,7 @@ def _bench(run: RunInfo, results: Sequence[Result]) -> Said:
             best[rate.dtype] = max(best.get(rate.dtype, 0.0), rate.flops_s)
     told = "; ".join(f"{dtype} {rate_words(reached)}" for dtype, reached in best.items())
     blocks = [
-        Fold(title, (result_tables.rates([r for r in rates if r.series == name]),))
+        Fold(title, (rate_tables([r for r in rates if r.series == name]),))
         for name, title in SERIES.items()
         if any(r.series == name for r in rates)
     ]
@@ -144,5 +266,227 @@ _TOLD: dict[str, Callable[[RunInfo, Sequence[Result]], Said]] = {
     "batch": _batch,
     "cores": _cores,
     "bench": _bench,
-    "lesson": lesson.told,
+    "lesson": told,
+}
+
+
+# What the report of a measurement does not show, and why.
+
+
+Gaps: TypeAlias = Iterator[tuple[str, str]]
+OF_A_SCRIPT = "It is read where ampscope makes the steps itself, not of a script."
+NO_COUNTER = "No counter of energy could be read: NVML's on a GPU, RAPL's on a CPU."
+
+
+def of_measurement(reader: Reader, run: RunInfo, results: Sequence[Result]) -> tuple[Block, ...]:
+    """Of a run that measures the machine, or what a lesson shows."""
+    found = [*_of_run(reader, run, results), *_OF_KIND.get(run.spec.kind, _none)(run, results)]
+    return listed(found, "Nothing that this kind of measurement has is missing.")
+
+
+def _of_run(reader: Reader, run: RunInfo, results: Sequence[Result]) -> Gaps:
+    if run.state is not State.FINISHED:
+        yield "The rest of the measurement", f"It is {run.state}. {run.message}".strip()
+    elif not results:
+        yield "Every figure", "The run ended and left no result."
+    machine = run.machine
+    if machine is not None and machine.policy != "cuda":
+        yield "A GPU", f"It ran under {rules(machine)}; times say nothing about a GPU."
+    unmeasured = [r for r in results if isinstance(r, Rate | Product) and r.timing is None]
+    if unmeasured:
+        why = "; ".join(dict.fromkeys(r.note for r in unmeasured if r.note))
+        yield plural(len(unmeasured), "rate"), why or "They could not be measured here."
+    if not reader.samples(run.id, 2):
+        yield "Telemetry", "Load, memory and clocks of the machine were not read beside this run."
+
+
+def _of_compare(run: RunInfo, results: Sequence[Result]) -> Gaps:
+    for name in run.spec.precisions:
+        wanted = (("Steps", StepTimes), ("Losses", LossCurve), ("Split memory", MemorySplit))
+        of_it = [r for r in results if getattr(r, "precision", None) == name]
+        for what, kind in wanted:
+            if not any(isinstance(r, kind) for r in of_it):
+                yield f"{what} in {name}", _why_not_compared(of_it, kind)
+    is_script = any(isinstance(r, ProcessPeak) for r in results)
+    if run.state is State.FINISHED and not any(isinstance(r, EnergyUse) for r in results):
+        yield "Energy", OF_A_SCRIPT if is_script else NO_COUNTER
+
+
+def _why_not_compared(of_it: Sequence[Result], kind: type[Result]) -> str:
+    if kind is MemorySplit and any(isinstance(r, ProcessPeak) for r in of_it):
+        return "Of a script the peak of the whole process is measured, which cannot be split."
+    return "None was recorded; what ended the run, or was refused here, is told above."
+
+
+def _of_batch(run: RunInfo, results: Sequence[Result]) -> Gaps:
+    ended = {r.precision: r for r in results if isinstance(r, LargestBatch)}
+    for name in run.spec.precisions:
+        if name not in ended:
+            yield f"The largest batch in {name}", "Its search did not end."
+        elif ended[name].too_many is None:
+            yield f"A batch that is too large in {name}", "None was seen not to fit."
+    if any(isinstance(r, BatchTry) and r.fits and r.step is None for r in results):
+        yield "Times of some tries", "They were seen to fit, and were not timed."
+
+
+def _of_cores(run: RunInfo, results: Sequence[Result]) -> Gaps:
+    step = next((r for r in results if isinstance(r, StepProducts)), None)
+    products = [r for r in results if isinstance(r, Product)]
+    if step is not None and len(products) < step.distinct:
+        left = step.distinct - len(products)
+        yield plural(left, "product"), "They were not reached before the run ended."
+    if step is not None and step.kernel_source == "none":
+        yield "Names of kernels", "Nothing on this device tells which kernels ran."
+    alone = [p for p in products if p.timing and not p.control and p.dtype in ("bf16", "fp16")]
+    if alone:
+        yield f"fp32 beside {plural(len(alone), 'product')}", "It could not be run in fp32."
+
+
+def _of_lesson(run: RunInfo, results: Sequence[Result]) -> Gaps:
+    more = len(histograms(results)) - MOST_HISTOGRAMS
+    if more > 0:
+        yield plural(more, "histogram"), f"The first {MOST_HISTOGRAMS} are drawn."
+    if any(isinstance(r, MemorySplit) and r.device_peak is None for r in results):
+        yield "Memory by the allocator", "CUDA's alone says what it holds; tensors were followed."
+    slow = [r for r in results if isinstance(r, Reading) and r.name == "too slow here"]
+    if slow:
+        what = f"{plural(len(slow), 'rate')}, of {', '.join(dict.fromkeys(r.series for r in slow))}"
+        yield what, "One call alone took too long; how long stands among the numbers."
+    timed = any(isinstance(r, StepTimes) for r in results)
+    if run.spec.workload == "cost" and timed:
+        if not any(isinstance(r, EnergyUse) for r in results):
+            yield "Energy", NO_COUNTER
+        yield "Money", "Prices are typed in on the lesson's page, and are no part of the run."
+
+
+def _none(run: RunInfo, results: Sequence[Result]) -> Gaps:
+    yield from ()
+
+
+_OF_KIND: dict[str, Callable[[RunInfo, Sequence[Result]], Gaps]] = {
+    "compare": _of_compare,
+    "batch": _of_batch,
+    "cores": _of_cores,
+    "lesson": _of_lesson,
+}
+
+
+# Results of measurements as tables, one a type: for every type of
+# :mod:`ampscope.records.measurements`, so that no result of a lesson can stay out of its report.
+
+
+NOT_SHOWN = ("measured_at", "is_base")  # when, and of a comparison's own order
+Rows: TypeAlias = Sequence[Result]
+
+
+def table(results: Rows) -> Table:
+    """Of results of one type."""
+    special = _SPECIAL.get(type(results[0]))
+    return special(results) if special is not None else _by_fields(results)
+
+
+def rate_tables(results: Rows) -> Table:
+    """What ops reached."""
+    found = [r for r in results if isinstance(r, Rate)]
+    rows = tuple(
+        (
+            r.op,
+            r.dtype,
+            "×".join(map(str, r.shape)),
+            _reached(r),
+            "" if r.timing is None else seconds(r.timing.median_s),
+            "" if r.timing is None else quartiles(r.timing).partition(" (")[0],
+            r.note,
+        )
+        for r in found
+    )
+    columns = ("Op", "Dtype", "Shape", "Reached", "Median", "Quartiles", "Note")
+    return Table(columns, rows, numeric=(3, 4, 5))
+
+
+def _times(results: Rows) -> Table:
+    found = [r for r in results if isinstance(r, StepTimes)]
+    rows = tuple(
+        (
+            r.precision,
+            seconds(r.step.median_s),
+            quartiles(r.step),
+            *(_median(phase) for phase in (r.forward, r.backward, r.optimizer)),
+            f"{r.samples_s:,.0f}" if r.samples else "",
+            "" if r.cast_share is None else percent(r.cast_share),
+        )
+        for r in found
+    )
+    columns = (
+        "Precision", "A step", "Quartiles", "Forward", "Backward", "Optimizer",
+        "Samples a second", "Casts, of the time in ops",
+    )  # fmt: skip
+    return Table(columns, rows, numeric=tuple(range(1, len(columns))))
+
+
+def _memory(results: Rows) -> Table:
+    """A column each: precisions beside each other, and ten parts below one another."""
+    found = [r for r in results if isinstance(r, MemorySplit)]
+    parts: tuple[tuple[str, Callable[[MemorySplit], int | None]], ...] = (
+        ("At the peak", lambda r: r.peak),
+        ("Weights", lambda r: r.weights),
+        ("Gradients", lambda r: r.gradients),
+        ("Optimizer state", lambda r: r.optimizer_state),
+        ("Activations", lambda r: r.activations),
+        ("Cast copies", lambda r: r.cast_copies),
+        ("Temporaries", lambda r: r.temporaries),
+        ("The batch", lambda r: r.inputs),
+        ("By the allocator", lambda r: r.device_peak),
+    )
+    sizes = [(name, *(_size(part(r)) for r in found)) for name, part in parts]
+    rows = (("Samples", *(f"{r.samples:,}" for r in found)), *sizes)
+    return Table(("", *(r.precision for r in found)), rows, tuple(range(1, len(found) + 1)))
+
+
+def _energy(results: Rows) -> Table:
+    found = [r for r in results if isinstance(r, EnergyUse)]
+    rows = tuple(
+        (r.precision, f"{r.joules:.4g} J", f"{r.steps:,}", f"{r.joules / r.steps:.3g} J", r.source)
+        for r in found
+    )
+    columns = ("Precision", "Energy", "Steps", "A step", "Read from")
+    return Table(columns, rows, numeric=(1, 2, 3))
+
+
+def _by_fields(results: Rows) -> Table:
+    fields = [f for f in dataclasses.fields(results[0]) if f.name not in NOT_SHOWN]
+    rows = tuple(tuple(_cell(getattr(r, f.name)) for f in fields) for r in results)
+    numeric = tuple(n for n, f in enumerate(fields) if f.type in ("int", "float"))
+    return Table(tuple(f.name.replace("_", " ") for f in fields), rows, numeric)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, Timing):
+        return f"{seconds(value.median_s)}, {quartiles(value)}"
+    if isinstance(value, float):
+        return number(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return "" if value is None else str(value)
+
+
+def _size(count: int | None) -> str:
+    return "not read" if count is None else size(count)
+
+
+def _median(timing: Timing | None) -> str:
+    return "" if timing is None else seconds(timing.median_s)
+
+
+def _reached(rate: Rate) -> str:
+    if rate.flops_s is not None:
+        return rate_words(rate.flops_s)
+    return "" if rate.bytes_s is None else f"{rate.bytes_s / 1e9:,.1f} GB/s"
+
+
+_SPECIAL: dict[type[Result], Callable[[Rows], Table]] = {
+    Rate: rate_tables,
+    StepTimes: _times,
+    MemorySplit: _memory,
+    EnergyUse: _energy,
 }

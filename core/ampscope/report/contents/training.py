@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-from ampscope.analysis.loss_scale import finite_parts
-from ampscope.analysis.training import Training, training_of
-from ampscope.records import Event, ModuleRecord, Role, RunInfo, ShadowRecord
-from ampscope.report.colours import MEASURE
-from ampscope.report.contents import gaps, histograms, origin, scale
-from ampscope.report.contents.looks import base
+from ampscope.analysis.training import Training, finite_parts, summarize, training_of
+from ampscope.records import (
+    Event,
+    ModuleRecord,
+    Role,
+    RunInfo,
+    ShadowRecord,
+    StepRecord,
+    StepTotals,
+)
+from ampscope.report import training_words
+from ampscope.report import training_words as words
+from ampscope.report.contents import shared
+from ampscope.report.contents.shared import base
 from ampscope.report.document import (
+    MEASURE,
     Block,
     Code,
     Figure,
@@ -23,8 +32,7 @@ from ampscope.report.document import (
     Series,
     Table,
 )
-from ampscope.report.words import training as words
-from ampscope.report.words.numbers import duration, number, plural, share
+from ampscope.report.numbers import duration, number, plural, power_of_two, share
 from ampscope.store.reader import Reader
 from ampscope.store.series import last_shadow_step
 
@@ -41,8 +49,8 @@ def part(reader: Reader, run: RunInfo, points: int) -> Part:
     sections = [Section("Verdict", _verdict(training))]
     if training.steps:
         sections.append(Section("Loss and gradients", _curves(training)))
-    sections += scale.sections(reader, run, points)
-    sections += histograms.sections(reader, run, None, training.bad_since)
+    sections += scale_sections(reader, run, points)
+    sections += shared.histogram_sections(reader, run, None, training.bad_since)
     newest = last_shadow_step(reader, run.id)
     if newest is not None:
         shadows = reader.shadows(run.id, step=newest)
@@ -51,15 +59,15 @@ def part(reader: Reader, run: RunInfo, points: int) -> Part:
         sections.append(Section("What it reported", _events(training.events)))
     if modules:
         sections.append(Section("Modules", _modules(reader, run, modules)))
-    sections.append(Section("What is missing", gaps.of_run(reader, run)))
-    sections += origin.sections([run], run)
-    return Part(_answer(training), origin.subject(run), tuple(sections))
+    sections.append(Section("What is missing", shared.of_run(reader, run)))
+    sections += shared.origin_sections([run], run)
+    return Part(_answer(training), shared.subject(run), tuple(sections))
 
 
 def _answer(training: Training) -> str:
     if training.run.spec.kind == "watch" or not training.steps:
         return words.answer(training)
-    return scale.sentence(training.steps, training.totals)
+    return sentence(training.steps, training.totals)
 
 
 def _verdict(training: Training) -> tuple[Block, ...]:
@@ -98,7 +106,7 @@ def _curves(training: Training) -> tuple[Block, ...]:
             series = Series(title.lower(), parts, MEASURE)
             blocks.append(Lines(title, title.lower(), (series,), base=base(parts.values)))
     if len(steps) < whole:
-        blocks.append(Paragraph(scale.thinned(len(steps), whole)))
+        blocks.append(Paragraph(thinned(len(steps), whole)))
     return tuple(blocks) or (Paragraph("Neither loss nor gradient norm was recorded."),)
 
 
@@ -177,3 +185,50 @@ def _dtypes(reader: Reader, run: RunInfo, role: Role) -> dict[int, str]:
         for module, dtype in zip(frame.modules, frame.dtypes, strict=True):
             found.setdefault(module, set()).add(dtype)
     return {module: "+".join(sorted(names)) for module, names in found.items()}
+
+
+# The loss scale over the steps of a run, with the steps that GradScaler left out.
+
+
+def scale_sections(reader: Reader, run: RunInfo, points: int) -> list[Section]:
+    """None where no step was recorded."""
+    steps = reader.overview(run.id, points)
+    if not steps:
+        return []
+    totals = reader.step_totals(run.id)
+    blocks: list[Block] = [Paragraph(sentence(steps, totals))]
+    scaled = [s for s in steps if s.scale is not None]
+    if scaled:
+        blocks.append(_figures(scaled, totals))
+        parts = finite_parts([s.step for s in scaled], [s.scale for s in scaled])
+        skipped = tuple(s.step for s in steps if s.skipped)
+        series = Series("loss scale", parts, MEASURE, skipped=skipped, is_stepped=True)
+        blocks.append(Lines("Loss scale", "loss scale", (series,), base=2))
+    if len(steps) < totals.steps:
+        blocks.append(Paragraph(thinned(len(steps), totals.steps)))
+    return [Section("Loss scale", tuple(blocks))]
+
+
+def sentence(steps: list[StepRecord], totals: StepTotals) -> str:
+    """The skips, what they are, and where the scale stands."""
+    loss = finite_parts([s.step for s in steps], [s.loss for s in steps])
+    return training_words.scale_answer(summarize(steps), totals, loss)
+
+
+def thinned(shown: int, whole: int) -> str:
+    """Which steps stand for the others."""
+    return (
+        f"{shown:,} of {whole:,} steps are drawn: the extremes, changes of scale and bad steps. "
+        "Nothing is smoothed; the counts are of all steps."
+    )
+
+
+def _figures(scaled: list[StepRecord], totals: StepTotals) -> Figures:
+    first, last = scaled[0].scale or 0.0, totals.last_scale or 0.0
+    return Figures(
+        (
+            Figure("First scale", power_of_two(first), f"{first:,.10g}"),
+            Figure("Last scale", power_of_two(last), f"{last:,.10g}"),
+            Figure("Skipped", share(totals.skipped, totals.steps)),
+        )
+    )

@@ -1,27 +1,37 @@
 """A file that `ampscope runs export` wrote, as new runs of a store; or read without any store.
 
-import_file(Path("run.json"), store)      # [Imported("1ff374f51ded", "1ff374f51ded")]
-with opened(Path("run.json")) as reader:  # the same reader as for a store
-    reader.runs()
+    import_file(Path("run.json"), store)      # [Imported("1ff374f51ded", "1ff374f51ded")]
+    with opened(Path("run.json")) as reader:  # the same reader as for a store
+        reader.runs()
+
+Nothing is written before :mod:`.tables` and :mod:`.values` have checked the whole file.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
+import sqlite3
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from ampscope.errors import BadInput
-from ampscope.store import db
+from ampscope.files import TemporaryFolder
+from ampscope.numerics.histogram import RAW_LEN
+from ampscope.records import Curve, Frame, Histogram, Product, Result, RunInfo, RunSpec, State
+from ampscope.store import codec, db, frames, pyramid
+from ampscope.store import rows as store_rows
 from ampscope.store.export import SCHEMA
-from ampscope.store.importing import histograms, references, tables, writing
-from ampscope.store.importing.reading import Unreadable, read
-from ampscope.store.importing.refusal import Refusal, quoted
-from ampscope.store.importing.tables import Contents
-from ampscope.store.importing.values import fields, rows
+from ampscope.store.frames import DTYPE_CODES
+from ampscope.store.importing import tables, values
+from ampscope.store.importing.tables import Contents, Counts, HistogramRow
+from ampscope.store.importing.values import Refusal, Unreadable, fields, quoted, read, rows
 from ampscope.store.reader import Reader
-from ampscope.temporary import TemporaryFolder
+from ampscope.store.rows import new_run_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +51,7 @@ def import_file(path: Path, store: Path) -> list[Imported]:
         name = _plain(path)
         raise Refusal(refusal.sort, f"{name} was not imported: {refusal}.") from None
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    ids = writing.write(store, found, f"{_plain(path)} on {when}")
+    ids = write(store, found, f"{_plain(path)} on {when}")
     return [Imported(run.info.id, id_) for run, id_ in zip(found, ids, strict=True)]
 
 
@@ -116,8 +126,8 @@ def _imported_apart(path: Path) -> Reader:
 
 def _run(body: object) -> Contents:
     run = tables.contents(body)
-    references.check(run)
-    histograms.check(run.histograms)
+    check_references(run)
+    check_histograms(run.histograms)
     return run
 
 
@@ -140,3 +150,213 @@ def _check_schema(document: dict[str, object]) -> None:
 def _plain(path: Path) -> str:
     """A file's name as text that can be stored and shown, whatever bytes it is made of."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in path.name)
+
+
+# What rows of a file say of each other: what stands once, and what must be there.
+
+
+_ID = re.compile(r"[0-9a-f]{12}\Z")
+
+
+def check_references(run: Contents) -> None:
+    """Raises Refusal for the first row that does not fit the others."""
+    if not _ID.match(run.info.id):
+        why = f"{quoted(run.info.id)} is not 12 hexadecimal digits"
+        raise Refusal("value", why).inside("id").inside("run")
+    _once("step", ((s.step,) for s in run.steps), "step")
+    _once("module", ((m.index,) for m in run.modules), "module")
+    _once(
+        "op",
+        ((n, o.module, o.phase, o.op, o.inputs, o.outputs) for n, o in run.ops),
+        "op in the same set, module, phase and dtypes",
+    )
+    _once("shadow", ((s.step, s.role, s.module) for s in run.shadows), "step, role and module")
+    _once("nonfinite", ((n.step, n.order) for n in run.nonfinite), "step and order")
+    _once("telemetry", ((s.device, s.at) for s in run.samples), "device and time")
+    modules = {m.index for m in run.modules}
+    _known("op", (o.module for _, o in run.ops), "module", modules)
+    _known("shadow", (s.module for s in run.shadows), "module", modules)
+    _known("histogram", (row.module for row, _ in run.histograms), "module", modules)
+    for place, result in enumerate(run.results):
+        try:
+            _check_result(result)
+        except Refusal as refusal:
+            raise refusal.inside(place).inside("result") from None
+    sets = {number for number, _ in run.ops}
+    _known("step", (s.op_set for s in run.steps), "op_set", sets)
+
+
+def _check_result(result: Result) -> None:
+    """Lists of one result that belong together, value by value."""
+    if isinstance(result, Product):
+        for nth, operand in enumerate(result.operands):
+            if len(operand.shape) != len(operand.stride):
+                why = f"{len(operand.stride)} distances were given for {len(operand.shape)} sizes"
+                raise Refusal("reference", why).inside("stride").inside(nth).inside("operands")
+    elif isinstance(result, Curve) and len(result.x) != len(result.y):
+        why = f"{len(result.y):,} values were given for {len(result.x):,} of x"
+        raise Refusal("reference", why).inside("y")
+    elif isinstance(result, Histogram) and len(result.row) != RAW_LEN:
+        why = f"{len(result.row):,} counts were given; a histogram has {RAW_LEN}"
+        raise Refusal("reference", why).inside("row")
+
+
+def _once(table: str, keys: Iterable[tuple[object, ...]], what: str) -> None:
+    seen: dict[tuple[object, ...], int] = {}
+    for place, key in enumerate(keys):
+        if key in seen:
+            why = f"{table}[{seen[key]}] has the same {what}"
+            raise Refusal("duplicate", why).inside(place).inside(table)
+        seen[key] = place
+
+
+def _known(table: str, numbers: Iterable[int | None], name: str, known: set[int]) -> None:
+    for place, number in enumerate(numbers):
+        if number is not None and number not in known:
+            why = f"there is no {name} {number}"
+            raise Refusal("reference", why).inside(name).inside(place).inside(table)
+
+
+# Histograms of a file as frames: those of one role and step together.
+
+
+Histograms = list[tuple[HistogramRow, Counts]]
+
+
+def check_histograms(histograms: Histograms) -> None:
+    """Those of one frame must agree on the loss scale and on the steps that they add up, and be of
+    different modules or dtypes."""
+    for places in _together(histograms):
+        first = histograms[places[0]][0]
+        if len(places) > values.MOST_HISTOGRAMS:
+            why = (
+                f"{len(places):,} are of one step and role, and {values.MOST_HISTOGRAMS:,} are read"
+            )
+            raise Refusal("size", f"{why} at most").inside("histogram")
+        seen: dict[tuple[int, str], int] = {}
+        for place in places:
+            row = histograms[place][0]
+            if row.dtype not in DTYPE_CODES:
+                why = f"it is none of {', '.join(DTYPE_CODES)}"
+                raise Refusal("value", why).inside("dtype").inside(place).inside("histogram")
+            if repr(row.scale) != repr(first.scale) or row.last_step != first.last_step:
+                why = f"its scale or last_step differ from those of histogram[{places[0]}]"
+                raise Refusal("reference", why).inside(place).inside("histogram")
+            key = (row.module, row.dtype)
+            if key in seen:
+                why = f"histogram[{seen[key]}] has the same step, role, module and dtype"
+                raise Refusal("duplicate", why).inside(place).inside("histogram")
+            seen[key] = place
+
+
+def read_frames(histograms: Histograms) -> Iterator[Frame]:
+    """One at a time: unpacked, all of a large file would take several times the memory."""
+    for places in _together(histograms):
+        own = [histograms[place] for place in places]
+        rows = np.zeros((len(own), RAW_LEN), np.int64)
+        for number, (_, counts) in enumerate(own):
+            rows[number, counts[0]] = counts[1]
+        first = own[0][0]
+        yield Frame(
+            first.step,
+            first.role,
+            tuple(row.module for row, _ in own),
+            tuple(row.dtype for row, _ in own),
+            rows,
+            first.scale,
+            first.last_step,
+        )
+
+
+def _together(histograms: Histograms) -> list[list[int]]:
+    """Places of the histograms of each frame."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for place, (row, _) in enumerate(histograms):
+        found.setdefault((row.role, row.step), []).append(place)
+    return list(found.values())
+
+
+# Checked runs into the store, in one transaction: all of them, or none.
+
+
+STILL_RUNNING = "It was still running when it was exported."
+
+
+def write(store: Path, runs: Sequence[Contents], origin: str) -> list[str]:
+    """Returns the ids in the store, in the same order. A run whose id is taken gets a new one, and
+    every group gets a new name: a stranger's runs must not join a diagnosis that is there."""
+    connection = db.open_for_writing(store)
+    with contextlib.closing(connection), db.translated(store), db.transaction(connection):
+        ids = {run.info.id: _free(connection, run.info.id) for run in runs}
+        groups = {run.info.spec.group: f"imported-{new_run_id()}" for run in runs}
+        groups[""] = ""
+        for run in runs:
+            spec = replace(
+                run.info.spec,
+                group=groups[run.info.spec.group],
+                parent=ids.get(run.info.spec.parent, ""),  # never a run that is there already
+                imported=origin,
+            )
+            _write_run(connection, ids[run.info.id], spec, run)
+    return [ids[run.info.id] for run in runs]
+
+
+def _free(connection: sqlite3.Connection, wanted: str) -> str:
+    while connection.execute("SELECT 1 FROM run WHERE id=?", (wanted,)).fetchone():
+        wanted = new_run_id()
+    return wanted
+
+
+def _write_run(connection: sqlite3.Connection, run_id: str, spec: RunSpec, run: Contents) -> None:
+    connection.execute(*_row(run_id, spec, run))
+    for statement, given in _rows(run_id, run):
+        connection.execute(statement, given)
+    pyramid.update(connection, run_id, [step.step for step in run.steps])
+
+
+def _row(run_id: str, spec: RunSpec, run: Contents) -> store_rows.Insert:
+    """Nobody writes it any more: it has no process, and a state that a run can end in."""
+    info = run.info
+    return store_rows.of_row(
+        "run",
+        id=run_id,
+        spec=codec.to_json(spec),
+        state=State.LOST if info.state.is_active else info.state,
+        created=info.created,
+        started=info.started,
+        ended=info.ended,
+        heartbeat=info.heartbeat,
+        machine=None if info.machine is None else codec.to_json(info.machine),
+        message=_message(info, spec.imported),
+        traceback=info.traceback,
+        steps_done=len(run.steps) + len(run.results),
+    )
+
+
+def _message(info: RunInfo, origin: str) -> str:
+    parts = [info.message, STILL_RUNNING if info.state.is_active else ""]
+    return " ".join([*filter(None, parts), f"Imported from {origin}."])
+
+
+def _rows(run_id: str, run: Contents) -> Iterator[store_rows.Insert]:
+    yield from store_rows.of_records("step", run_id, run.steps)
+    yield from store_rows.of_records("module", run_id, run.modules)
+    yield from store_rows.of_records("shadow", run_id, run.shadows)
+    yield from store_rows.of_records("nonfinite", run_id, run.nonfinite)
+    yield from store_rows.of_records("telemetry", run_id, run.samples)
+    for number, op in run.ops:
+        yield from store_rows.of_records("op", run_id, (op,), op_set=number)
+    for seq, event in enumerate(run.events):
+        yield from store_rows.of_records("event", run_id, (event,), seq=seq)
+    for seq, observation in enumerate(run.observations):
+        kind, data = codec.encode_observation(observation)
+        yield store_rows.of_row("observation", run=run_id, seq=seq, kind=kind, data=data)
+    for seq, result in enumerate(run.results):
+        kind, data = codec.encode_result(result)
+        yield store_rows.of_row("result", run=run_id, seq=seq, kind=kind, data=data)
+    for frame in read_frames(run.histograms):
+        blob = frames.pack(frame.modules, frame.dtypes, frame.rows)
+        key = {"run": run_id, "step": frame.step, "role": frame.role}
+        yield store_rows.of_row(
+            "frame", **key, scale=frame.scale, blob=blob, last_step=frame.last_step
+        )

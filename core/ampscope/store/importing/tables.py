@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from ampscope.exponents import ABOVE, RAW_LEN
+from ampscope.numerics.histogram import ABOVE, RAW_LEN
 from ampscope.observations import Observation
 from ampscope.records import (
     Event,
@@ -21,17 +21,15 @@ from ampscope.records import (
     ShadowRecord,
     StepRecord,
 )
-from ampscope.store import export_tables, observation_codec, result_codec
-from ampscope.store.importing import bounds
-from ampscope.store.importing.checking import record
-from ampscope.store.importing.refusal import Refusal
-from ampscope.store.importing.values import fields, rows, whole
+from ampscope.store import codec, export
+from ampscope.store.importing import values
+from ampscope.store.importing.values import Refusal, fields, record, rows, whole
 
 T = TypeVar("T")
 Counts: TypeAlias = "tuple[array[int], array[int]]"  # columns of a raw row, and the count in each
-_BINS = {export_tables.bin_name(column): column for column in range(RAW_LEN)}
-_count = whole(1, bounds.MOST_COUNT)
-_op_set = whole(0, bounds.MOST)
+_BINS = {export.bin_name(column): column for column in range(RAW_LEN)}
+_count = whole(1, values.MOST_COUNT)
+_op_set = whole(0, values.MOST)
 NAMES = (
     "run", "step", "module", "op", "shadow", "nonfinite", "event", "telemetry", "histogram",
     "observation", "result",
@@ -86,8 +84,8 @@ def contents(value: object) -> Contents:
         _table(found, "event", lambda row: record(Event, row)),
         _table(found, "telemetry", lambda row: record(Sample, row)),
         _table(found, "histogram", _histogram),
-        _table(found, "observation", lambda row: _named(row, observation_codec.KINDS)),
-        _table(found, "result", lambda row: _named(row, result_codec.KINDS)),
+        _table(found, "observation", lambda row: _named(row, codec.OBSERVATION_CLASSES)),
+        _table(found, "result", lambda row: _named(row, codec.RESULT_CLASSES)),
     )
 
 
@@ -133,7 +131,7 @@ def _counts(value: object) -> Counts:
     for name, count in fields(value).items():
         column = _BINS.get(name)
         if column is None:
-            first, last = (export_tables.bin_name(column) for column in (1, ABOVE - 1))
+            first, last = (export.bin_name(column) for column in (1, ABOVE - 1))
             why = f"it is no bin; those are {first} to {last} and the special ones"
             raise Refusal("key", why).inside(name)
         try:

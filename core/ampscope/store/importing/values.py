@@ -1,14 +1,27 @@
-"""Plain JSON values from a file. A checker takes a value and gives what a field holds, or raises
-:class:`Refusal`."""
+"""From the bytes of a stranger's file to checked values: JSON within bounds, then plain values,
+then records by their type hints, with the bounds that a type cannot say.
+
+A checker takes a value and gives what a field holds, or raises :class:`Refusal`, which names the
+place and the reason.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
+import os
+import types
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from ampscope.store.importing.reading import Unreadable
-from ampscope.store.importing.refusal import Refusal, quoted, what
+from ampscope.errors import BadInput
+from ampscope.records import MEASUREMENT_KINDS
+from ampscope.store import db
 
 Check = Callable[[object], Any]
 _NONFINITE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
@@ -104,3 +117,368 @@ def _unlike(wanted: str, value: object) -> Refusal:
     if isinstance(value, Unreadable):
         return Refusal(value.sort, value.why)
     return Refusal("type", f"{wanted} was expected, not {what(value)}")
+
+
+# Values from a file as records, by the type hints of the records' fields.
+#
+# The bounds that a type cannot say are in the tables further down (:func:`real_within`,
+# :func:`whole_within`, :func:`longest`).
+
+
+T = TypeVar("T")
+
+
+def record(kind: type[T], value: object) -> T:
+    """``value``, an object, as that dataclass. Unknown keys are refused; fields that have a default
+    may be missing, because older versions did not write them."""
+    made: T = _of_class(kind)(value)  # type: ignore[arg-type]  # a class is hashable
+    return made
+
+
+@cache
+def _of_class(kind: type[Any]) -> Check:
+    hints = get_type_hints(kind)
+    checks = {f.name: _of_hint(hints[f.name], kind, f.name) for f in dataclasses.fields(kind)}
+    needed = {
+        f.name
+        for f in dataclasses.fields(kind)
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    }
+
+    def check(value: object) -> Any:
+        found = fields(value)
+        values = {}
+        for name, part in found.items():
+            of_field = checks.get(name)
+            if of_field is None:
+                raise Refusal("key", _unknown(kind)).inside(name)
+            try:
+                values[name] = of_field(part)
+            except Refusal as refusal:
+                raise refusal.inside(name) from None
+        for name in needed:
+            if name not in values:
+                raise Refusal("key", f"{name} is missing")
+        return kind(**values)
+
+    return check
+
+
+def _of_hint(hint: Any, kind: type[Any], name: str) -> Check:
+    """The checker of one field."""
+    if get_origin(hint) in (Union, types.UnionType):
+        (inner,) = (part for part in get_args(hint) if part is not type(None))
+        of_value = _of_hint(inner, kind, name)
+        return lambda value: None if value is None else of_value(value)
+    if get_origin(hint) is tuple:
+        return _of_tuple(get_args(hint), kind, name)
+    if dataclasses.is_dataclass(hint):
+        return _of_class(hint)  # type: ignore[arg-type]  # a class, not an instance
+    if hint is bool:
+        return boolean
+    if issubclass(hint, Enum):
+        return _of_words(hint)
+    if (words := bound_words(kind, name)) is not None:
+        return one_of(words)
+    if hint is str:
+        return text(longest(kind, name))
+    if hint is int:
+        return whole(*whole_within(kind, name))
+    if hint is float:
+        limits = real_within(kind, name)
+        return real(limits.low, limits.high, may_be_nonfinite=limits.nonfinite, above=limits.above)
+    raise TypeError(f"{kind.__name__}.{name} has a type that no file can hold")
+
+
+def _of_tuple(inner: tuple[Any, ...], kind: type[Any], name: str) -> Check:
+    endless = len(inner) == 2 and inner[1] is Ellipsis
+    parts = [_of_hint(part, kind, name) for part in inner if part is not Ellipsis]
+
+    def check(value: object) -> tuple[Any, ...]:
+        found = rows(value)
+        if len(found) > MOST_POINTS:
+            why = f"it has {len(found):,} values, and {MOST_POINTS:,} are read at most"
+            raise Refusal("size", why)
+        if not endless and len(found) != len(parts):
+            raise Refusal("type", f"{len(parts)} values were expected, not {len(found):,}")
+        made = []
+        for place, part in enumerate(found):
+            try:
+                made.append(parts[0 if endless else place](part))
+            except Refusal as refusal:
+                raise refusal.inside(place) from None
+        return tuple(made)
+
+    return check
+
+
+def _of_words(kind: type[Enum]) -> Check:
+    known = {str(member.value): member for member in kind}
+    one = one_of(tuple(known))
+    return lambda value: known[one(value)]
+
+
+def _unknown(kind: type[Any]) -> str:
+    return f"a {kind.__name__} has no such field; perhaps a newer ampscope wrote the file"
+
+
+# Bounds of fields that their types do not say: what the readers of the store rely on.
+
+
+FRAMEWORKS = ("torch", "keras", "paddle")
+MOST = 2**63 - 1  # what a column of SQLite holds
+MOST_STEPS = 10**12  # a step a millisecond for 30 years
+MOST_MODULES = 10**6
+MOST_COUNT = 2**50  # elements of one bin: sums over thousands of rows stay within 64 bits
+LAST_TIME = 253_402_300_799.0  # the year 9999, where the calendar of Python ends
+MOST_POINTS = 20_000  # of one curve, which is drawn in about 1,000 pixels
+MOST_HISTOGRAMS = 20_000  # of one frame: modules times dtypes; unpacked they take 45 MB
+LONGEST, LONGEST_TRACEBACK = 100_000, 4_000_000  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class Real:
+    """Of a number with a fraction. ``above``: the lower bound itself is too low."""
+
+    low: float = -float("inf")
+    high: float = float("inf")
+    nonfinite: bool = True
+    above: bool = False
+
+
+_ANY = Real()
+_TIME = Real(0.0, LAST_TIME, nonfinite=False)
+_POSITIVE = Real(0.0, 1e300, nonfinite=False, above=True)
+_PLAIN = Real(-1e300, 1e300, nonfinite=False)
+_SCALE = Real(0.0, 1e300)  # one that halves at every step arrives at 0; one may be set to infinity
+_SECONDS = Real(0.0, 1e12, nonfinite=False)
+_TIMES = {"created", "started", "ended", "heartbeat", "at", "measured_at", "ended_at"}
+_REALS = {
+    "Timing": {"median_s": _POSITIVE, "low_s": _POSITIVE, "high_s": _POSITIVE},
+    "ScalerSpec": dict.fromkeys(("init_scale", "growth_factor", "backoff_factor"), _POSITIVE),
+    "RunSpec": {
+        "loss_factor": _POSITIVE,
+        "grace_s": _PLAIN,
+        "time_limit_s": _PLAIN,
+    },
+    "EnergyUse": {"joules": _PLAIN},
+    "StepRecord": {"scale": _SCALE, "step_time_s": _SECONDS, "overhead_s": _SECONDS},
+    "HistogramRow": {"scale": _SCALE},
+}
+_ALL_PLAIN = {"Sample"}  # what was read of a machine is a number or is not there
+_SIGNED = (-MOST - 1, MOST)
+_WHOLES = {
+    "Outcome": {"exit_code": _SIGNED, "eval_taint": (-1, MOST)},
+    "Event": {"step": (-1, MOST_STEPS)},
+    "RunSpec": {"seed": _SIGNED, "steps": (0, MOST_STEPS), "seeds": (0, 10**6)},
+    "ScalerSpec": {"growth_interval": (1, MOST_STEPS)},
+    "Timing": {"repeats": (1, MOST_STEPS)},
+    "EnergyUse": {"steps": (1, MOST_STEPS), "samples": (0, MOST_COUNT)},
+    "Histogram": {"row": (0, MOST_COUNT)},
+    "ModuleRecord": {"index": (0, MOST_MODULES), "parameter_count": (0, MOST_COUNT)},
+}
+_STEPS = {"step", "last_step", "attempt", "last_attempt", "steps_done", "attempts"}
+_COUNTS = {
+    "total", "lost", "below_range", "subnormal", "zero_before", "nan", "pos_inf", "neg_inf", "inf",
+    "zeros", "nonfinite", "grad_total", "grad_zero", "grad_nonfinite", "weight_nonfinite", "zero",
+    "count", "state_nonfinite", "samples", "calls", "backwards", "rank", "world",
+}  # fmt: skip
+_WORDS = {
+    ("RunSpec", "kind"): ("probe", "script", "watch", *MEASUREMENT_KINDS),
+    ("OpRecord", "phase"): ("forward", "backward", "step"),
+    ("RunSpec", "framework"): FRAMEWORKS,
+    ("Machine", "framework"): FRAMEWORKS,
+    ("Outcome", "framework"): FRAMEWORKS,
+    ("Rate", "dtype"): ("fp64", "fp32", "tf32", "bf16", "fp16", "int8", "e4m3"),
+    ("Rate", "layout"): ("", "NCHW", "channels_last"),
+}
+
+
+def real_within(kind: type[Any], name: str) -> Real:
+    """Bounds of a number with a fraction."""
+    if name in _TIMES:
+        return _TIME
+    default = _PLAIN if kind.__name__ in _ALL_PLAIN else _ANY
+    return _REALS.get(kind.__name__, {}).get(name, default)
+
+
+def whole_within(kind: type[Any], name: str) -> tuple[int, int]:
+    """Bounds of a whole number, both included."""
+    found = _WHOLES.get(kind.__name__, {}).get(name)
+    if found is not None:
+        return found
+    if name in _STEPS:
+        return (0, MOST_STEPS)
+    return (0, MOST_COUNT if name in _COUNTS else MOST)
+
+
+def bound_words(kind: type[Any], name: str) -> tuple[str, ...] | None:
+    """The only texts that a field may hold; None where it may hold any."""
+    return _WORDS.get((kind.__name__, name))
+
+
+def longest(kind: type[Any], name: str) -> int:
+    """Characters of a text."""
+    return LONGEST_TRACEBACK if name == "traceback" else LONGEST
+
+
+# Why a file is refused, and where in it.
+
+
+SHOWN = 60  # characters of a text from the file that a sentence quotes
+
+
+class Refusal(BadInput):
+    """Raised at the value that is wrong; what holds it puts its own name in front on the way up.
+
+    ``sort`` is one word for counting: type, value, key, duplicate, reference, text, json, …
+    """
+
+    def __init__(self, sort: str, why: str) -> None:
+        super().__init__(why)
+        self.sort = sort
+        self.why = why
+        self.place = ""
+
+    def inside(self, name: str | int) -> Refusal:
+        """The same refusal, one level further out."""
+        part = f"[{name}]" if isinstance(name, int) else quoted_name(name)
+        separator = "." if self.place and not self.place.startswith("[") else ""
+        self.place = f"{part}{separator}{self.place}"
+        return self
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.why}" if self.place else self.why
+
+
+def quoted(value: object) -> str:
+    """A value from the file in a sentence: short, and nothing in it can move the cursor."""
+    text = ascii(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def quoted_name(name: str) -> str:
+    """A key as part of a place."""
+    return name if name.isidentifier() and name.isascii() and len(name) <= SHOWN else quoted(name)
+
+
+def what(value: object) -> str:
+    """The kind of a JSON value, in words."""
+    kinds = {bool: "true or false", int: "a number", float: "a number", str: "a text"}
+    kinds |= {list: "a list", dict: "an object", type(None): "nothing (null)"}
+    return kinds.get(type(value), "something else")
+
+
+# The bytes of a file as JSON values. Whatever JSON allows and an export never holds (a key twice,
+# NaN, numbers beyond 64 bits) becomes :class:`Unreadable`, so that it is refused by its place.
+#
+# What a file may hold is bounded before anything is made of it, by its size and by the number of
+# its commas and brackets: whatever is let in takes less than 300 MB and 10 s
+# (docs/decisions/0014-what-an-import-checks.md).
+
+
+MAX_BYTES = 16 * 2**20
+MAX_VALUES = 1_200_000  # by commas, those in texts too; an int in a dict takes about 100 bytes
+MAX_KEYS = 1_000  # of one object; a histogram has at most 284
+MAX_PARTS = 250_000  # lists and objects: a dict of its own takes 200 bytes and more
+_MERGE = "Runs as large as that are handed on as a store: ampscope runs merge"
+MAX_DIGITS = 19  # of a whole number: what 64 bits hold
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A value that is JSON and still cannot be used."""
+
+    sort: str
+    why: str
+
+
+def read(path: Path) -> object:
+    """The file's value. Raises Refusal for what is not JSON, BadInput for what is no file."""
+    try:
+        if not path.is_file():
+            what = "is no ordinary file" if path.exists() else "does not exist"
+            raise BadInput(f"{path} {what}.")
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise Refusal("size", _too_large(size))
+        if size and db.is_database(path):  # it may be in use here, and is not opened beside that
+            raise Refusal("encoding", "it is a database, not JSON")
+        # What the system makes up (/proc/kmsg) has no size, and reading it may wait for ever.
+        opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(opened, "rb") as file:
+            content = file.read(min(size, MAX_BYTES) + 1) if size else b""
+    except OSError as error:
+        raise BadInput(f"Cannot read {path}: {error.strerror or error}.") from error
+    if len(content) > MAX_BYTES:
+        raise Refusal("size", _too_large(len(content)))
+    return parsed(content)
+
+
+def parsed(content: bytes) -> object:
+    """The value of a file's content."""
+    _check_counts(content)
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Refusal("encoding", f"byte {error.start:,} is not UTF-8") from None
+    try:
+        return json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_int=_whole,
+            parse_float=_float,
+            parse_constant=_constant,
+        )
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno:,}, column {error.colno:,}"
+        raise Refusal("json", f"it is not JSON at {where}: {error.msg}") from None
+    except RecursionError:
+        raise Refusal("depth", "its lists and objects are nested too deep") from None
+
+
+def _check_counts(content: bytes) -> None:
+    values, parts = content.count(b","), content.count(b"{") + content.count(b"[")
+    for found, most, what in (
+        (values, MAX_VALUES, "values"),
+        (parts, MAX_PARTS, "lists and objects"),
+    ):
+        if found > most:
+            raise Refusal(
+                "size", f"it has {found:,} {what}, and {most:,} are read at most. {_MERGE}"
+            )
+
+
+def _object(pairs: list[tuple[str, object]]) -> object:
+    if len(pairs) > MAX_KEYS:
+        return Unreadable("size", f"{len(pairs):,} keys are more than any object of an export has")
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            return Unreadable("duplicate", f"the key {quoted(key)} stands in it twice")
+        seen.add(key)
+    return found
+
+
+def _whole(text: str) -> int | Unreadable:
+    if len(text) > MAX_DIGITS + 1:
+        return Unreadable("number", f"a number of {len(text):,} digits is too large")
+    return int(text)
+
+
+def _float(text: str) -> float | Unreadable:
+    value = float(text)
+    if value - value != 0:
+        return Unreadable("number", f'{quoted(text)} is too large; infinity is written "inf"')
+    return value
+
+
+def _constant(name: str) -> Unreadable:
+    return Unreadable("number", f"{name} is not JSON; an export writes it as a text")
+
+
+def _too_large(size: int) -> str:
+    return f"it has {size / 2**20:,.1f} MiB, and {MAX_BYTES // 2**20} are read at most. {_MERGE}"

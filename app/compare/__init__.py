@@ -1,1 +1,0 @@
-"""The pages Compare and Batch size."""

@@ -1,0 +1,281 @@
+"""The page Tensor Cores: its form, what was measured of one step, and the table of all products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+import streamlit as st
+
+from ampscope.analysis.bench import rate_words
+from ampscope.analysis.tensor_core_use import (
+    ON_A_CPU,
+    CoreUse,
+    PaddingGain,
+    ProductUse,
+    Verdict,
+    answer,
+    core_use,
+    padding_gains,
+    shapes,
+    signs_words,
+)
+from ampscope.errors import AmpscopeError
+from ampscope.hardware.describe import uses_cuda
+from ampscope.policy.autocast_lists import PRECISIONS
+from ampscope.records import Place, RunInfo, RunSpec
+from app import chart, machine, permissions, states, store
+from app.chart import KeyFigure
+from app.figures.hardware import Ceiling, Dot, roofline
+from app.runs import measurements, workload_choice
+from app.runs.module_names import find_box, name_of
+from app.text import count, cut, escape, percent, plural, share
+
+# Start a measurement of the products of one training step.
+
+
+SLOW = "On this CPU a product in fp16 can take a hundred times as long as in fp32."
+
+
+def draw_form() -> None:
+    """Workload, size, precision, and the button."""
+    if not permissions.offers("measuring a step's products"):
+        return
+    on_cuda = uses_cuda(machine.report())
+    what, how = st.columns(2, gap="large")
+    with what:
+        choice = workload_choice.draw(RunSpec(workload="gpt", size="small"))
+    with how:
+        names = [name for name, mode in PRECISIONS.items() if on_cuda or not mode.tf32]
+        precision = st.selectbox(
+            "Precision",
+            names,
+            index=names.index("fp16" if on_cuda else "bf16"),
+            format_func=lambda name: f"{name}: {PRECISIONS[name].summary}",
+            key="cores-precision",
+        )
+        if not on_cuda and "fp16" in precision:
+            st.caption(escape(SLOW))
+        started = st.button("Measure its products", type="primary", key="cores-start")
+    if started:
+        try:
+            measurements.start(
+                RunSpec(
+                    workload=workload_choice.named(choice),
+                    kind="cores",
+                    size=choice.size,
+                    precision=precision,
+                    steps=1,
+                    policy="native",  # a rehearsal of CUDA's rules says nothing about speed
+                )
+            )
+        except AmpscopeError as error:
+            states.unreadable(str(error))
+
+
+# Tensor Cores of one measured step: the answer, key figures, the roofline, the table.
+
+
+NAMED_LAYERS = 6  # of one dot, in its hover box
+
+
+def show(run: RunInfo) -> None:
+    """Everything about it, as far as it has come."""
+    use = core_use(store.results(run), run.machine)
+    if use is None or not use.uses:
+        states.nothing_recorded("The step is recorded.", "Its first product is being measured.")
+        return
+    chart.sentence(answer(use))
+    about = [
+        f"One training step of {run.title}.",
+        *([ON_A_CPU] if use.step.device == "cpu" else []),
+    ]
+    st.caption(escape(" ".join(about)))
+    chart.key_figures(_figures(use))
+    chart.see(_what_to_see(use))
+    dots = [dot for one in use.uses if (dot := _dot(one)) is not None]
+    lines = [Ceiling(dtype, flops_s) for dtype, flops_s in use.ceilings.flops_s.items()]
+    figure = roofline(dots, lines, use.ceilings.bytes_s)
+    chart.show(figure, "roofline", lambda: frame(use.layers()), key="roofline")
+    gains = padding_gains([one.product for one in use.uses])
+    if gains:
+        chart.see(_padding_seen(gains))
+        padding(gains)
+    with chart.details("All products"):
+        draw_table(use)
+    with chart.details("Ceilings, and how a verdict is reached"):
+        _how(use)
+
+
+def _figures(use: CoreUse) -> list[KeyFigure]:
+    used, calls = use.calls(Verdict.USED), use.step.calls
+    timed = [u.product for u in use.uses if u.product.timing and u.product.control]
+    own = sum(p.count * p.timing.median_s for p in timed if p.timing)
+    control = sum(p.count * p.control.median_s for p in timed if p.control)
+    faster = f"{control / own:.2f}×" if own else "no control"
+    return [
+        KeyFigure("Products that use them", f"{count(used)} of {count(calls)}"),
+        KeyFigure("Their share of FLOPs", percent(use.share(Verdict.USED))),
+        KeyFigure(
+            "Unknown",
+            count(use.calls(Verdict.UNKNOWN)),
+            "The two signs disagree, or neither tells.",
+        ),
+        KeyFigure(
+            "Against fp32",
+            faster,
+            "All half and TF32 products of the step together, each run alone, against the same "
+            "shapes in fp32 without TF32.",
+        ),
+    ]
+
+
+def _what_to_see(use: CoreUse) -> str:
+    text = (
+        f"A dot for each of {plural(len(use.uses), 'different product')}. On the left memory "
+        "limits, on the right arithmetic; a dot far below both lines waits for something else. "
+    )
+    return text + "A dot above the slope works within the cache. Bars are quartiles."
+
+
+def _dot(one: ProductUse) -> Dot | None:
+    product, timing = one.product, one.product.timing
+    if timing is None or not product.flops_s:
+        return None
+    names = [f"{name_of(p.module)}, {p.phase}" for p in product.places]
+    more = len(names) - NAMED_LAYERS
+    lines = (
+        names[0],
+        *names[1:NAMED_LAYERS],
+        *([f"and {plural(more, 'other')}"] if more > 0 else []),
+        f"{product.op} {product.part}".strip(),
+        cut(shapes(product.operands), 90),
+        f"{rate_words(product.flops_s)}, {product.intensity:.3g} FLOP a byte",
+        f"{one.verdict}; {one.eligibility.fit}",
+    )
+    return Dot(
+        intensity=product.intensity,
+        flops_s=product.flops_s,
+        low_flops_s=product.flops / timing.high_s,
+        high_flops_s=product.flops / timing.low_s,
+        dtype=product.dtype,
+        verdict=one.verdict.value,
+        lines=lines,
+    )
+
+
+def _padding_seen(gains: list[PaddingGain]) -> str:
+    worth = sum(gain.is_worth_it for gain in gains)
+    tried = plural(len(gains), "padding")
+    if not worth:
+        return f"{tried} of dimensions that miss were measured; none gains beyond its spread."
+    return f"{tried} of dimensions that miss were measured; {worth:,} gain beyond the spread."
+
+
+def _how(use: CoreUse) -> None:
+    table = pd.DataFrame(
+        {
+            "Ceiling": [f"{r.op} {r.dtype}" for r in use.rates],
+            "Size": ["×".join(map(str, r.shape)) for r in use.rates],
+            "Reached": [
+                rate_words(r.flops_s) if r.flops_s else f"{(r.bytes_s or 0) / 1e9:.3g} GB/s"
+                for r in use.rates
+            ],
+            "Spread": [f"{r.timing.spread:.0%}" if r.timing else "" for r in use.rates],
+        }
+    )
+    st.dataframe(table, key="cores-ceilings", hide_index=True)
+    st.markdown(
+        "Two signs are taken independently: the names of the kernels that ran in the step "
+        f"({escape(use.step.kernel_source)}), and the rate that each product reaches alone against "
+        "the same shapes in fp32 without TF32. Where they disagree, or neither tells, the answer "
+        "is *unknown*. A name that is in no list says nothing; it never means *not used*."
+    )
+
+
+# The table of the Tensor Cores page: one line for each layer, phase and product.
+
+
+TABLE_PX = 460
+_NUMBERS = {"MFLOP": "%.3g", "FLOP/byte": "%.3g", "GFLOP/s": "%.4g", "Spread": "%.0f %%"}
+_WIDE = {"Layer": 260, "Shapes": 320, "Why": 320, "Signs": 380, "Kernels": 380}
+
+
+def frame(entries: Sequence[tuple[ProductUse, Place]]) -> pd.DataFrame:
+    """Numbers as numbers, so that a column sorts; None where nothing was measured."""
+    return pd.DataFrame([_row(use, place) for use, place in entries])
+
+
+def draw_table(use: CoreUse) -> None:
+    """With a search over layers, ops, dtypes and verdicts."""
+    entries = use.layers()
+    text = find_box("layer, op, dtype, used, unknown …").lower()
+    shown = [e for e in entries if not text or text in _searched(*e)]
+    if text:
+        st.markdown(escape(f"{share(len(shown), len(entries))} lines hold “{text}”."))
+    if not shown:
+        return
+    table = frame(shown)
+    st.dataframe(
+        table,
+        key="cores-table",
+        hide_index=True,
+        height=min(TABLE_PX, 38 + 35 * len(shown)),
+        column_config={
+            **{n: st.column_config.NumberColumn(format=f) for n, f in _NUMBERS.items()},
+            **{n: st.column_config.TextColumn(width=px) for n, px in _WIDE.items()},
+            "× fp32": st.column_config.NumberColumn(
+                format="%.2f", help="Times as fast as the same shapes in fp32 without TF32"
+            ),
+        },
+    )
+    chart.download(lambda: frame(entries), "products", key="cores-table")
+
+
+def padding(gains: Sequence[PaddingGain]) -> None:
+    """What each padding was measured to gain or to cost."""
+    table = pd.DataFrame(
+        {
+            "Layer": [name_of(g.module) for g in gains],
+            "Padding": [", ".join(f"{a} to {b}" for a, b in g.changes) for g in gains],
+            "Products a step": [g.products for g in gains],
+            "ms a step": [1e3 * g.seconds for g in gains],
+            "ms padded": [1e3 * g.padded_s for g in gains],
+            "Gain": [g.gain for g in gains],
+            "Lower quartile": [g.low for g in gains],
+            "Upper quartile": [g.high for g in gains],
+        }
+    )
+    times = st.column_config.NumberColumn(format="%.2f ×")
+    columns = dict.fromkeys(("Gain", "Lower quartile", "Upper quartile"), times)
+    st.dataframe(table, key="cores-padding", hide_index=True, column_config=columns)
+    chart.download(lambda: table, "padding", key="cores-padding")
+
+
+def _row(use: ProductUse, place: Place) -> dict[str, object]:
+    product = use.product
+    rate, timing = product.flops_s, product.timing
+    return {
+        "Layer": name_of(place.module),
+        "Phase": place.phase,
+        "Op": product.op.removeprefix("aten.") + (f", {product.part}" if product.part else ""),
+        "Shapes": shapes(product.operands),
+        "Dtype": product.dtype,
+        "Calls": place.count,
+        "MFLOP": product.flops / 1e6,
+        "FLOP/byte": product.intensity,
+        "GFLOP/s": rate / 1e9 if rate else None,
+        "Spread": 100 * timing.spread if timing else None,
+        "× fp32": use.rate.speedup,
+        "Fits": use.eligibility.fit.value,
+        "Why": use.eligibility.reason,
+        "Used": use.verdict.value,
+        "Signs": product.note or signs_words(use),
+        "Kernels": ", ".join(product.kernels) or "none seen",
+    }
+
+
+def _searched(use: ProductUse, place: Place) -> str:
+    product = use.product
+    parts = (name_of(place.module), place.phase, product.op, product.dtype, use.verdict)
+    return " ".join(map(str, parts)).lower()

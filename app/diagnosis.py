@@ -1,0 +1,935 @@
+"""The page Diagnosis: verdict, chain, evidence, controls, fix, rules, observations. Also the
+diagnoses that the store holds, and those that were started from this dashboard.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shlex
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+import streamlit as st
+
+from ampscope.analysis.run_view import RunView
+from ampscope.analysis.training import finite_parts
+from ampscope.causes import CAUSES
+from ampscope.diagnose import Finding
+from ampscope.errors import AmpscopeError, BadInput
+from ampscope.experiments import script_runs
+from ampscope.experiments.script_runs import Job, folder_of
+from ampscope.observations import BadOp, Observation, Operand, Scan
+from ampscope.records import AS_IS, Role, RunInfo, StepRecord
+from ampscope.report import fix_words
+from ampscope.report import verdict_words as words
+from ampscope.report.fix_words import control, value
+from ampscope.report.numbers import file_name
+from ampscope.report.verdict_words import Link
+from ampscope.report.verdict_words import chain as chain_of
+from ampscope.rules import catalog
+from ampscope.rules.verdict import Measurement, Rule, Status, Verdict
+from ampscope.store.reader import Reader
+from ampscope.verdicts.recall import counting, recall
+from ampscope.verdicts.report import Report
+from app import chart, links, permissions, run_rows, states, store
+from app.chart import KeyFigure
+from app.figures.modules import cause_chain
+from app.figures.training import Curve, control_losses
+from app.links import Entry
+from app.palette import MEASURE, OTHER_DTYPE, dtype_color
+from app.runs import live, run_page
+from app.text import ago, cut, escape, number, plural, share
+
+# What the Diagnosis page begins with: which script, its runs so far, and what state they are in.
+#
+# The address may name any run of a diagnosis (`?run=…`): the page shows the diagnosis that it
+# belongs to, and the measurements of that very run.
+
+
+_PICKER = "widget:diagnosis"
+
+
+def opened() -> Case:
+    """Title, picker, header and state; ends the page when there is no diagnosis at all."""
+    st.title("Diagnosis", anchor=False)
+    runs = recorded_runs()
+    if not runs:
+        _nothing_yet()
+        st.stop()
+    case = opened_data(_picked(heads(runs)), runs)
+    header(case)
+    state(case)
+    return case
+
+
+def header(case: Case) -> None:
+    """Which script this is, and how it was run."""
+    with st.container(horizontal=True, vertical_alignment="center"):
+        run_page.title_line(case.head)
+        if case.report is not None:
+            run_page.draw(case.head)
+    run_page.offer(case.head)
+    spec = case.head.spec
+    is_shown = bool(spec.args) and permissions.is_trusted()
+    arguments = [f"arguments {shlex.join(spec.args)}"] if is_shown else []
+    facts = [
+        cut(spec.workload, 80) if permissions.is_trusted() else file_name(spec.workload),
+        *arguments,
+        run_page.policy_of(case.head.machine),
+        plural(len(case.runs), "run"),
+        plural(case.head.steps_done, "optimizer step"),
+        ago(case.head.created),
+        *([f"imported from {spec.imported}"] if spec.imported else []),
+    ]
+    st.caption(escape(" · ".join(facts)))
+    if case.report is not None and case.report.notes:
+        st.caption(escape(" ".join(case.report.notes)))
+
+
+def state(case: Case) -> None:
+    """Runs under way, and why a job could not do its work."""
+    problem = job_problem(case.script)
+    if problem:
+        st.error(f"**The last attempt ended early.** {escape(problem)}")
+    if not case.is_moving:
+        return
+    active = [r for r in case.runs if r.state.is_active]
+    names = ", ".join(control(r.spec.control) for r in active)
+    now = f"the script runs {names}" if active else "the next run is about to start"
+    ended = len(case.runs) - len(active)
+    so_far = f"{plural(ended, 'run')} {'has' if ended == 1 else 'have'} ended"
+    st.info(f"**Under way:** {escape(now)}. {so_far}. This page follows it.")
+    if is_stopping(case.script):
+        st.caption("It is being stopped, which takes up to ten seconds.")
+    elif _may_stop(case, active) and st.button("Stop", key="dx-stop"):
+        stop(case.script, case.runs)
+        st.rerun()
+    _follow(case.head, data_version(case))
+
+
+def _may_stop(case: Case, active: list[RunInfo]) -> bool:
+    is_running = bool(active) or job_is_running(case.script)
+    return is_running and permissions.is_trusted()
+
+
+def script_command(run: RunInfo, extra: str = "") -> str:
+    """The command that diagnoses this script again."""
+    spec = run.spec
+    policy = " --policy cuda" if spec.policy == "cuda" else ""
+    words = shlex.join([*spec.workload.split(" ", 1), *spec.args])
+    if not spec.workload.startswith("-m "):
+        words = shlex.join([spec.workload, *spec.args])
+    return f"ampscope diagnose{policy}{extra} {words}"
+
+
+def _picked(heads: list[RunInfo]) -> RunInfo:
+    """The diagnosis that the address names, else the last one chosen, else the newest."""
+    by_id = {run.id: run for run in heads}
+    named = _named(heads)
+    if named is None:
+        named = heads[0]
+        links.keep("run", named.id)
+    st.session_state[_PICKER] = named.id
+    st.sidebar.selectbox(
+        "Diagnosis",
+        list(by_id),
+        key=_PICKER,
+        format_func=lambda id_: _label(by_id[id_]),
+        help="Type to search. The address of this page names the run.",
+        on_change=_chosen,
+    )
+    return named
+
+
+def _named(heads: list[RunInfo]) -> RunInfo | None:
+    """The head of the group of the run that the address names; None when it names no script's."""
+    asked = links.wanted("run")
+    if not asked:
+        return None
+    try:
+        run = store.run(asked)
+    except BadInput as error:
+        st.warning(f"{escape(str(error))}\n\nThe newest diagnosis is shown instead.")
+        return None
+    if run.spec.kind != "script":
+        if st.query_params.get("run") == asked:
+            st.caption("The chosen run is a probe. The newest diagnosis of a script is shown.")
+        return None
+    same = (
+        h for h in heads if h.id == run.id or (run.spec.group and h.spec.group == run.spec.group)
+    )
+    return next(same, None)
+
+
+def _chosen() -> None:
+    links.keep("run", st.session_state[_PICKER])
+    links.keep("step", None)
+
+
+def _label(run: RunInfo) -> str:
+    when = time.strftime("%d %b %H:%M:%S", time.localtime(run.created))
+    return f"{cut(run_page.name_of(run), 40)} · {when}"
+
+
+def _nothing_yet() -> None:
+    if not permissions.is_trusted():
+        states.nothing_recorded(
+            "No diagnosis is shown to this class yet.", "The teacher shares it."
+        )
+        return
+    st.info("**No script has been diagnosed yet.** In a terminal, where your script runs:")
+    st.code(f"ampscope diagnose --store {shlex.quote(str(store.path()))} train.py", language="bash")
+    st.markdown("Or try one of the real failures that come with ampscope:")
+    st.page_link(links.ZOO.file, label="Zoo", icon=links.ZOO.icon)
+
+
+@st.fragment(run_every=run_page.FOLLOW_EVERY_S)
+def _follow(head: RunInfo, version: str) -> None:
+    """Draw the page anew when a run was added or has ended."""
+    try:
+        case = opened_data(store.run(head.id), recorded_runs())
+    except AmpscopeError as error:  # deleted meanwhile
+        states.unreadable(str(error))
+        return
+    if data_version(case) != version:
+        st.rerun(scope="app")
+
+
+# Sections of the Diagnosis page: the verdict and the chain from the cause to the symptom.
+
+
+METRIC_LENGTH = 18
+
+
+def verdict(case: Case, report: Report, as_is: RunView) -> bool:
+    """The answer, a paragraph, and what to do now. False when there was nothing to judge."""
+    chart.sentence(words.verdict(report, as_is))
+    if headline := words.headline(report):
+        chart.see(headline)
+    chart.see(words.paragraph(report, as_is))
+    problem = words.could_not_run(report, as_is)
+    findings = report.diagnosis.findings
+    next_step = words.next_step(report, as_is)
+    if findings and not problem and findings[0].verdict.code:
+        st.code(findings[0].verdict.code, language="python", wrap_lines=True)
+    st.markdown(f"**What to do.** {escape(next_step)}")
+    if problem or not findings:
+        if next_step.endswith(":") and not case.head.spec.imported:
+            command = script_command(case.head, words.options(report, as_is))
+            st.code(command, language="bash")
+    else:
+        chart.key_figures(_figures(report, findings[0]))
+    _error(case, as_is)
+    return not problem
+
+
+def chain(report: Report, as_is: RunView) -> None:
+    """From root cause to symptom."""
+    finding = report.diagnosis.findings[0]
+    st.subheader("From the cause to what you see", anchor=False)
+    found = chain_of(finding, as_is, report.diagnosis.symptoms)
+    is_dark = st.context.theme.type == "dark"
+    chart.show(cause_chain(found, is_dark=is_dark), "chain", lambda: _table(found), key="dx-chain")
+
+
+def others(report: Report) -> None:
+    """Further causes that were found beside the first."""
+    for finding in report.diagnosis.findings[1:]:
+        with chart.details(f"Also found: {escape(CAUSES[finding.cause].title)}"):
+            chart.see(finding.verdict.reason)
+            if finding.verdict.fix.text:
+                st.markdown(f"**What to do.** {escape(finding.verdict.fix.text)}")
+            if finding.verdict.fix.patch:
+                st.code(finding.verdict.fix.patch, language="python")
+
+
+def _figures(report: Report, finding: Finding) -> list[KeyFigure]:
+    found = finding.verdict
+    place = found.module or found.line or "the whole script"
+    fp32 = report.control_symptoms.get("fp32")
+    return [
+        KeyFigure("Where", cut(place, METRIC_LENGTH), f"{place}; {found.op or 'no single op'}"),
+        KeyFigure(
+            "First seen at",
+            "no step" if found.step is None else f"step {found.step:,}",
+            "Optimizer steps that were attempted count from 0",
+        ),
+        KeyFigure("Fix", *_fix_state(report)),
+        KeyFigure(
+            "In fp32",
+            words.in_fp32(report),
+            "; ".join(fp32 or ()) or "The same script with autocast and the scaler off",
+        ),
+    ]
+
+
+def _fix_state(report: Report) -> tuple[str, str]:
+    details = {
+        "seen to work": "A run with the fix did not show the symptom, and its loss follows fp32's",
+        "none worked": "Each run with a fix still showed the symptom, or the cause",
+        "not measurable": "The pattern is removed; the script showed no symptom, or too few steps",
+        "not tried": "No run with a fix has been made",
+    }
+    state = fix_words.state(report)
+    return state, details[state]
+
+
+def _error(case: Case, as_is: RunView) -> None:
+    """The script's own exception, whole."""
+    outcome = as_is.outcome
+    if outcome.error_text or case.head.traceback:
+        title = "The script's own error" if outcome.error_text else "Where it stood"
+        with chart.details(title):
+            text = case.head.traceback or f"{outcome.error_type}: {outcome.error_text}"
+            st.code(text, language=None, wrap_lines=True)
+
+
+def _table(links: list[Link]) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "place": range(1, len(links) + 1),
+            "what": [link.title for link in links],
+            "detail": [link.detail for link in links],
+            "step": [link.step for link in links],
+        }
+    )
+
+
+# The fix: what to change as a patch, what runs with it showed, and a button that runs it again.
+
+
+def show(case: Case, report: Report) -> None:
+    """Of the root cause."""
+    finding = report.diagnosis.findings[0]
+    st.subheader("The fix", anchor=False)
+    cured = fix_words.chosen(report)
+    chart.see(fix_words.sentence(finding, cured))
+    patch = fix_words.patch(finding, cured)
+    if patch:
+        st.code(patch, language="python")
+    _proof(case, report, finding)
+    _run(case, report, finding)
+    _tried(report)
+
+
+def _proof(case: Case, report: Report, finding: Finding) -> None:
+    if report.trials:
+        boxes = {True: st.success, False: st.warning, None: st.info}
+        boxes[fix_words.verified(report)](escape(fix_words.seen(report)))
+    elif case.head.spec.imported:
+        st.info("No run with this fix came with the import.")
+    elif finding.verdict.fix.controls:
+        st.info("This fix has not been tried yet. The button below runs the script with it.")
+    else:
+        st.info(
+            "ampscope cannot apply this fix to a running script. Change the script by hand, then "
+            "diagnose it again:"
+        )
+        st.code(script_command(case.head), language="bash")
+
+
+def _run(case: Case, report: Report, finding: Finding) -> None:
+    if case.head.spec.imported:  # its file and arguments are a stranger's words
+        st.caption("This diagnosis was imported. It can be looked at, and is not run from here.")
+        return
+    words = fix_words.candidates(report)
+    if not words or not permissions.offers("running the fix"):
+        return
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        chosen = words[0]
+        if len(words) > 1:
+            chosen = st.selectbox("Run the script", words, format_func=control, key="dx-fix-word")
+        again = any(t.control == chosen for t in report.trials)
+        busy = busy_with()
+        start = st.button(
+            "Run the fix again" if again else "Run the fix",
+            key="dx-run-fix",
+            icon=":material/replay:" if again else ":material/play_arrow:",
+            disabled=bool(busy) or case.is_moving,
+        )
+    folder = cut(str(folder_of(case.head.spec)), 60)
+    text = f"It runs the script {control(chosen)}, in the folder {folder}."
+    if busy and busy != case.script:
+        text = f"{cut(busy, 60)} is being run; one at a time."
+    elif case.is_moving:
+        text = "The script is being run. What it shows will stand here when it has ended."
+    st.caption(escape(text))
+    if start:
+        try:
+            start_controls(case.head, _with_reference(chosen))
+        except AmpscopeError as error:
+            st.error(escape(str(error)))
+        else:
+            st.toast(escape(f"The script runs {control(chosen)}."))
+            st.rerun()
+
+
+def _with_reference(word: str) -> list[str]:
+    """A lower learning rate is judged by fp32 at that rate too."""
+    return [word, f"fp32;{word}"] if word.startswith("lr:") else [word]
+
+
+def _tried(report: Report) -> None:
+    if not report.trials:
+        return
+    with chart.details("What was tried, and seen"):
+        rows = {
+            "The script was run": [escape(control(t.control)) for t in report.trials],
+            "Seen": [fix_words.outcome(t) for t in report.trials],
+            "Time per step": [f"{t.price:.2f} times" if t.price else "" for t in report.trials],
+            "Peak memory": [f"{t.memory:.2f} times" if t.memory else "" for t in report.trials],
+        }
+        st.table(pd.DataFrame(rows).set_index("The script was run"), border="horizontal")
+        st.caption("Each of these runs is among the measurements below.")
+
+
+# The diagnoses that the store holds: the runs of one script under its controls, and the verdict.
+#
+# Runs that were started together share a group. The verdict is computed from the group's evidence
+# and kept until a run is added or ends.
+
+
+RUNS_READ = 4_000  # a zoo of 72 scripts has about 400 runs
+BETWEEN_RUNS_S = 5.0  # a diagnosis thinks for less than a second between two runs
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Case:
+    """One diagnosed script: its runs, and what is known of it so far."""
+
+    head: RunInfo  # the run as it is; of a group without one, its first
+    runs: tuple[RunInfo, ...]  # oldest first
+    report: Report | None  # None while the script as it is has not ended
+    is_moving: bool  # a run is under way, or the next one is about to start
+
+    @property
+    def script(self) -> str:
+        """The script's path, or ``-m package.module``."""
+        return self.head.spec.workload
+
+    def run_of(self, control: str) -> RunInfo | None:
+        """The run that counts for ``control``."""
+        return next((r for r in reversed(counting(self.runs)) if r.spec.control == control), None)
+
+
+def recorded_runs() -> list[RunInfo]:
+    """All runs of scripts, newest first."""
+    return [run for run in store.runs(RUNS_READ) if run.spec.kind == "script"]
+
+
+def heads(runs: Sequence[RunInfo]) -> list[RunInfo]:
+    """One run for each group, newest first."""
+    found: dict[str, RunInfo] = {}
+    for run in runs:
+        key = run.spec.group or run.id
+        kept = found.get(key)
+        # Newest first: the newest run as it is stands for its group, else the group's oldest run.
+        if kept is None or kept.spec.control != AS_IS:
+            found[key] = run
+    return list(found.values())
+
+
+def opened_data(head: RunInfo, runs: Sequence[RunInfo]) -> Case:
+    """The case that ``head`` stands for, with the verdict as far as there is one."""
+    group = head.spec.group
+    own = tuple(r for r in reversed(runs) if group and r.spec.group == group) or (head,)
+    return Case(head, own, _report(head, own), _is_moving(head, own))
+
+
+def data_version(case: Case) -> str:
+    """Changes whenever a run was added or has ended."""
+    return f"{_version(case.runs)}:{case.is_moving}"
+
+
+def view(run: RunInfo) -> RunView:
+    """A run's observations by kind."""
+    return RunView(run.spec.control, run.id, observations(run))
+
+
+@store.of_run
+def observations(reader: Reader, run_id: str) -> list[Observation]:
+    """All that was seen of a script's run, in order."""
+    return reader.observations(run_id)
+
+
+def _report(head: RunInfo, runs: Sequence[RunInfo]) -> Report | None:
+    try:
+        return store.as_visible(_recalled(str(store.path()), head.id, _version(runs)))
+    except BadInput:  # the script as it is still runs
+        return None
+
+
+@st.cache_data(show_spinner=False, max_entries=400)
+def _recalled(path: str, run_id: str, version: str) -> Report:
+    """``version`` is part of the key."""
+    with Reader(Path(path)) as reader:
+        return store.read_or_damaged(run_id, lambda: recall(reader, run_id))
+
+
+def _version(runs: Sequence[RunInfo]) -> str:
+    return ",".join(f"{r.id}:{r.state}" for r in runs)
+
+
+def _is_moving(head: RunInfo, runs: Sequence[RunInfo]) -> bool:
+    if any(r.state.is_active for r in runs) or job_is_running(head.spec.workload):
+        return True
+    ended = max((r.ended for r in runs if r.ended is not None), default=0.0)
+    return time.time() - ended < BETWEEN_RUNS_S
+
+
+# Diagnoses and fixes that were started from this dashboard: one at a time.
+#
+# A diagnosis makes several runs, two of them at once; a second one beside it would only slow both.
+# Jobs are kept by the script's name, for all browsers alike, because they share one machine.
+
+
+CANCEL_S = 10.0  # a run sees the request within 1 s and has 5 s to reach the end of its step
+_jobs: dict[str, Job] = {}
+_stopping: set[str] = set()
+
+
+def start_diagnosis(script: Path, policy: str, steps: int) -> None:
+    """Diagnose a script of the zoo."""
+    permissions.require(permissions.is_trusted(), "starting a diagnosis")
+    _jobs[str(script)] = script_runs.start_diagnosis(
+        script, store.path(), policy=policy, steps=steps
+    )
+
+
+def start_controls(run: RunInfo, controls: Sequence[str]) -> None:
+    """Run a recorded script again. Raises BadInput when its file is gone."""
+    permissions.require(permissions.is_trusted(), "running a script")
+    _jobs[run.spec.workload] = script_runs.start_controls(store.path(), run.id, controls)
+
+
+def job_is_running(script: str) -> bool:
+    """Whether a job for ``script`` was started here and still runs."""
+    job = _job(script)
+    return job is not None and script_runs.is_running(job)
+
+
+def busy_with() -> str:
+    """The script whose job runs, or an empty text."""
+    return next((script for script in _jobs if job_is_running(script)), "")
+
+
+def job_problem(script: str) -> str:
+    """Why the last job for ``script`` could not do its work, or an empty text."""
+    job = _job(script)
+    return script_runs.detached_words(job) if job is not None else ""
+
+
+def _job(script: str) -> Job | None:
+    """A class learns of jobs for lessons' scripts alone."""
+    is_open = permissions.is_trusted() or permissions.comes_with_lesson(script)
+    return _jobs.get(script) if is_open else None
+
+
+def is_stopping(script: str) -> bool:
+    """Whether a person has asked for its end, which takes some seconds."""
+    return script in _stopping
+
+
+def stop(script: str, runs: Sequence[RunInfo]) -> None:
+    """Ask the active ``runs`` to end, so that they say so in the store; then end the job."""
+    permissions.require(permissions.is_trusted(), "stopping a diagnosis")
+    active = [run for run in runs if run.state.is_active]
+    for run in active:
+        live.cancel_run(run)
+    _stopping.add(script)
+    arguments = (store.path(), script, [r.id for r in active])
+    threading.Thread(target=_end, args=arguments, daemon=True).start()
+
+
+def _end(path: Path, script: str, run_ids: Sequence[str]) -> None:
+    """Wait for the runs in a thread of its own: the page must not stand still meanwhile."""
+    deadline = time.monotonic() + CANCEL_S
+    try:
+        while time.monotonic() < deadline and any(
+            run_rows.one(path, i).state.is_active for i in run_ids
+        ):
+            time.sleep(0.2)
+    except AmpscopeError:
+        pass  # deleted meanwhile: nothing to wait for
+    job = _jobs.get(script)
+    if job is not None:
+        script_runs.stop(job)
+    _stopping.discard(script)
+
+
+# Evidence of the root cause, each row with links to where it was measured.
+
+
+WIDTHS = [4, 4, 3, 5]
+
+
+def show_evidence(case: Case, finding: Finding) -> None:
+    """A row for each measurement behind the verdict."""
+    st.subheader("Evidence", anchor=False)
+    rows = finding.verdict.evidence
+    if not rows:
+        chart.see("The verdict rests on the script's own error; its text is in the measurements.")
+        return
+    chart.see("Each number is followed to its run and step by the links beside it.")
+    titles = ("Measured", "Value", "Run and step", "Look at it")
+    for cell, title in zip(st.columns(WIDTHS), titles, strict=True):
+        cell.caption(title)
+    for measurement in rows:
+        _row(case, finding, measurement)
+    chart.download(lambda: _evidence_table(rows), "evidence", key="dx-evidence")
+
+
+def _row(case: Case, finding: Finding, measured: Measurement) -> None:
+    name, shown, where, addresses = st.columns(WIDTHS, vertical_alignment="center")
+    run = case.run_of(measured.run or "as_is")
+    step = measured.step
+    name.markdown(escape(measured.name))
+    limit = "" if measured.threshold is None else f", limit {value(measured.threshold)}"
+    shown.markdown(f"**{escape(value(measured.value))}**{escape(limit)}")
+    at = "" if step is None else f", step {step:,}"
+    where.markdown(escape(control(measured.run or "as_is") + at))
+    if run is None:
+        addresses.caption("this run was deleted")
+        return
+    query = {"run": run.id} | ({} if step is None else {"step": str(step)})
+    with addresses.container(horizontal=True, gap="small"):
+        st.page_link(links.DIAGNOSIS.file, label="Measurements", query_params=query)
+        for entry in pages_with_data(run):
+            module = {"module": finding.verdict.module} if finding.verdict.module else {}
+            st.page_link(entry.file, label=entry.title, query_params=query | module)
+
+
+def pages_with_data(run: RunInfo) -> list[Entry]:
+    """The run's other pages that have something to show of it."""
+    has_modules, has_histograms = _recorded(run)
+    wanted = (
+        (run.steps_done > 0, links.LOSS_SCALE),
+        (has_modules, links.LAYERS),
+        (has_histograms, links.GRADIENTS),
+    )
+    return [entry for there, entry in wanted if there]
+
+
+@store.of_run
+def _recorded(reader: Reader, run_id: str) -> tuple[bool, bool]:
+    """Whether there are modules, and histograms of any role."""
+    return bool(reader.modules(run_id)), any(reader.frame_steps(run_id, role) for role in Role)
+
+
+def _evidence_table(rows: tuple[Measurement, ...]) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "measured": [m.name for m in rows],
+            "value": [str(m.value) for m in rows],
+            "limit": ["" if m.threshold is None else str(m.threshold) for m in rows],
+            "control": [m.run for m in rows],
+            "step": [m.step for m in rows],
+        }
+    )
+
+
+# The controls side by side: the same script as it is, in fp32, in bf16, and with the fix.
+
+
+# What the script is as it is has no dtype of its own colour: it may be fp16 in one part only.
+_LOOKS = {
+    "as_is": (dtype_color("fp16"), "solid"),
+    "fp32": (dtype_color("fp32"), "dash"),
+    "bf16": (dtype_color("bf16"), "dot"),
+}
+_FIXED_LOOK = (MEASURE, "dashdot")
+
+
+def show_controls(case: Case, report: Report) -> None:
+    """The chart, a row for each control, and the way to its measurements."""
+    st.subheader("The controls side by side", anchor=False)
+    shown = _shown(case, report)
+    recorded = [(name, run, store.steps(run)) for name, run in shown]
+    chart.see(_seen(recorded))
+    curves = [_curve(name, run, steps) for name, run, steps in recorded if steps]
+    if curves:
+        figure = control_losses(curves)
+        chart.show(figure, "controls", lambda: _losses(recorded), key="dx-controls")
+    st.table(_control_table(report, recorded).set_index("Control"), border="horizontal")
+
+
+def _shown(case: Case, report: Report) -> list[tuple[str, RunInfo]]:
+    """Name and run: the three controls, and the fix that worked (else the last that was tried)."""
+    wanted = [(control(word), word) for word in _LOOKS]
+    cured = fix_words.chosen(report) or (report.trials[-1] if report.trials else None)
+    if cured is not None and cured.control not in _LOOKS:
+        wanted.append(
+            (f"{'fixed' if cured.cured else 'tried'}, {control(cured.control)}", cured.control)
+        )
+    found = [(name, case.run_of(word)) for name, word in wanted]
+    return [(name, run) for name, run in found if run is not None and not run.state.is_active]
+
+
+def _curve(name: str, run: RunInfo, steps: list[StepRecord]) -> Curve:
+    color, dash = _LOOKS.get(run.spec.control, _FIXED_LOOK)
+    parts = finite_parts([s.step for s in steps], [s.loss for s in steps])
+    return Curve(name, parts, color or OTHER_DTYPE, dash)
+
+
+def _seen(recorded: list[tuple[str, RunInfo, list[StepRecord]]]) -> str:
+    parts = []
+    for name, _, steps in recorded:
+        losses = [s.loss for s in steps if s.loss is not None]
+        parts.append(f"{name} {number(losses[-1]) if losses else 'no step'}")
+    return f"Last loss: {'; '.join(parts)}." if parts else "No run has ended yet."
+
+
+def _control_table(
+    report: Report, recorded: list[tuple[str, RunInfo, list[StepRecord]]]
+) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "Control": [escape(name) for name, _, _ in recorded],
+            "Last loss": [_last(steps) for _, _, steps in recorded],
+            "Losses not finite": [_broken(steps) for _, _, steps in recorded],
+            "Skipped": [share(sum(s.skipped for s in t), len(t)) for _, _, t in recorded],
+            "What went wrong": [escape(_wrong(report, run)) for _, run, _ in recorded],
+        }
+    )
+
+
+def _wrong(report: Report, run: RunInfo) -> str:
+    word = run.spec.control
+    if word == "as_is":
+        return "; ".join(report.diagnosis.symptoms) or "nothing"
+    if word in report.control_symptoms:
+        return "; ".join(report.control_symptoms[word]) or "nothing"
+    trial = next((t for t in report.trials if t.control == word), None)
+    if trial is None:
+        return run.message or "not judged"
+    if trial.cured is None:
+        return fix_words.outcome(trial)
+    return "nothing any more" if trial.cured else "the symptom or its cause is still there"
+
+
+def _last(steps: list[StepRecord]) -> str:
+    losses = [s.loss for s in steps if s.loss is not None]
+    return number(losses[-1]) if losses else "none"
+
+
+def _broken(steps: list[StepRecord]) -> str:
+    losses = [s.loss for s in steps if s.loss is not None]
+    return share(sum(not math.isfinite(x) for x in losses), len(losses))
+
+
+def _losses(recorded: list[tuple[str, RunInfo, list[StepRecord]]]) -> pd.DataFrame:
+    rows = [
+        (name, run.id, s.step, number(s.loss) if s.loss is None else repr(s.loss), s.skipped)
+        for name, run, steps in recorded
+        for s in steps
+    ]
+    return pd.DataFrame(rows, columns=["control", "run", "step", "loss", "skipped"])
+
+
+# The raw observations of a run, all of them or those of one step: what verdicts rest on.
+
+
+ALL = "all steps"
+TABLE_PX, UPRIGHT_PX = 320, 700
+_STEP = "widget:measured-step"
+_KEPT_START, _KEPT_END = "start", "end"  # moments of scans that belong to no one step
+
+
+def show_measurements(case: Case, step: int | None) -> None:
+    """A link for each run, then the tables: folded, unless the address names a step.
+
+    The links lead to ``step``, where the verdict stands.
+    """
+    asked = st.query_params.get("step")
+    names = run_names(case.runs)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.markdown("All that was recorded of the script, run", width="content")
+        for run_id, name in names.items():
+            st.page_link(
+                links.DIAGNOSIS.file,
+                label=escape(name),
+                query_params={"run": run_id, "step": str(step or 0)},
+            )
+    with st.expander("Measurements", expanded=asked is not None):
+        runs = {r.id: r for r in case.runs}
+        run_id = links.select(
+            "Run",
+            "run",
+            list(runs),
+            default=case.head.id,
+            format_func=lambda id_: f"{names[id_]}, {runs[id_].state}",
+        )
+        run = view(runs[run_id])
+        step = _pick_step(run, asked)
+        _tables(run, step)
+
+
+def run_names(runs: Sequence[RunInfo]) -> dict[str, str]:
+    """Run id -> its control in words; a control's second run is called that."""
+    names: dict[str, str] = {}
+    for run in runs:
+        name = control(run.spec.control)
+        before = sum(r.spec.control == run.spec.control for r in runs[: len(names)])
+        names[run.id] = f"{name}, again" if before else name
+    return names
+
+
+def _pick_step(run: RunView, asked: str | None) -> int | None:
+    """The step of the address when the run has it; None for all."""
+    steps = [str(a) for a in sorted({a.attempt for a in run.attempts})]
+    options = [ALL, *steps]
+    st.session_state[_STEP] = asked if asked in steps else ALL
+    st.selectbox("Step", options, key=_STEP, on_change=_step_chosen, help="Type to search.")
+    if asked is not None and asked not in steps:
+        st.caption("This run did not reach the step that the address names; all steps are shown.")
+    return int(asked) if asked is not None and asked in steps else None
+
+
+def _step_chosen() -> None:
+    chosen = st.session_state[_STEP]
+    links.keep("step", None if chosen == ALL else chosen)
+
+
+def _tables(run: RunView, step: int | None) -> None:
+    when = "over all steps" if step is None else f"at step {step:,}"
+    parts: list[tuple[str, Sequence[Observation]]] = [
+        ("Optimizer steps", [a for a in run.attempts if step in (None, a.attempt)]),
+        ("Bad ops", [b for b in run.bad_ops if step is None or _was_bad_at(b, step)]),
+        ("Calls", [c for c in run.calls if step in (None, c.attempt)]),
+        ("Gradients of parameters", [g for g in run.gradients if step in (None, g.attempt)]),
+        ("Tensors looked at", [s for s in run.scans if step is None or _scanned_at(s, step)]),
+        ("Uses of ops", [u for u in run.uses if step in (None, u.attempt)]),
+        ("How it ended", [run.outcome]),
+    ]
+    counted = [plural(len(rows), _singular(name)) for name, rows in parts[:3]]
+    chart.see(f"Recorded {when}: {', '.join(counted)}.")
+    for name, rows in parts:
+        if rows:
+            _measurement_table(name, rows)
+
+
+def _measurement_table(name: str, rows: Sequence[Observation]) -> None:
+    key = f"dx-{name.lower().replace(' ', '-')}"
+    st.markdown(f"**{escape(name)}**")
+    table = frame(rows)
+    shown, most = (upright(table), UPRIGHT_PX) if len(rows) == 1 else (table, TABLE_PX)
+    height = min(most, 38 + 35 * len(shown))
+    st.dataframe(shown, key=key, hide_index=True, height=height)
+    chart.download(lambda: table, key, key=key)
+
+
+def frame(rows: Sequence[Observation]) -> pd.DataFrame:
+    """A column for each field that any row fills. A column with NaN or Inf becomes text, because a
+    table shows them as nothing."""
+    fields = [f.name for f in dataclasses.fields(rows[0])]
+    columns = {name: [getattr(row, name) for row in rows] for name in fields}
+    return pd.DataFrame(
+        {
+            name.replace("_", " "): _readable(values)
+            for name, values in columns.items()
+            if any(v not in (None, "", ()) for v in values)
+        }
+    )
+
+
+def upright(table: pd.DataFrame) -> pd.DataFrame:
+    """A single row of twenty columns reads better from top to bottom."""
+    row = table.iloc[0]
+    values = [value(v) if isinstance(v, float) else str(v) for v in row.tolist()]
+    return pd.DataFrame({"field": table.columns, "value": values})
+
+
+def _readable(values: list[object]) -> list[object]:
+    if any(isinstance(v, tuple) for v in values):
+        return ["; ".join(map(_part, v)) if isinstance(v, tuple) else v for v in values]
+    if any(isinstance(v, float) and not math.isfinite(v) for v in values):
+        return [value(v) if isinstance(v, float) else "" if v is None else v for v in values]
+    return values
+
+
+def _part(part: object) -> str:
+    if isinstance(part, Operand):
+        shape = "×".join(map(str, part.shape)) or "scalar"
+        text = f"{part.dtype} {shape}, {value(part.min_abs)} to {value(part.max_abs)}"
+        extra = [
+            f"{n:,} {what}"
+            for n, what in ((part.zeros, "zero"), (part.nonfinite, "not finite"))
+            if n
+        ]
+        return ", ".join([text, *extra])
+    return value(part) if isinstance(part, float) else str(part)
+
+
+def _was_bad_at(op: BadOp, step: int) -> bool:
+    return op.attempt <= step <= max(op.attempt, op.last_attempt)
+
+
+def _scanned_at(scan: Scan, step: int) -> bool:
+    return scan.attempt == step or scan.moment in (_KEPT_START, _KEPT_END)
+
+
+def _singular(name: str) -> str:
+    return name.lower().removesuffix("s")
+
+
+# What every rule answered, folded away, and the text that each one is documented with.
+
+
+_TITLES = {
+    Status.FOUND: "found",
+    Status.INCONCLUSIVE: "inconclusive",
+    Status.ERRORED: "failed themselves",
+    Status.PASSED: "passed",
+    Status.NOT_APPLICABLE: "not applicable",
+}
+Answer = tuple[Rule, Verdict]
+
+
+def show_rules(report: Report) -> None:
+    """A folded table for each kind of answer, then any rule's documentation."""
+    st.subheader("What every rule answered", anchor=False)
+    answers = report.diagnosis.answers
+    groups = {s: [a for a in answers if a[1].status is s] for s in _TITLES}
+    counted = ", ".join(f"{len(groups[s])} {title}" for s, title in _TITLES.items() if groups[s])
+    chart.see(f"{len(answers)} rules looked at the evidence: {counted}.")
+    for status, title in _TITLES.items():
+        if groups[status] and status is not Status.FOUND:
+            with chart.details(f"Rules: {title} ({len(groups[status])})"):
+                st.table(_rule_table(groups[status]).set_index("Cause"), border="horizontal")
+    with chart.details("What a rule looks for"):
+        _documentation(answers)
+
+
+def sections(documentation: str) -> list[tuple[str, str]]:
+    """(heading, text) of a rule's documentation; its first line has an empty heading."""
+    first = documentation.strip().partition("\n")[0]
+    return [("", first), *catalog.sections(documentation)]
+
+
+def _rule_table(answers: list[Answer]) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "Cause": [escape(CAUSES[rule.id].title) for rule, _ in answers],
+            "Answer": [escape(verdict.reason) or "nothing of the kind" for _, verdict in answers],
+        }
+    )
+
+
+def _documentation(answers: tuple[Answer, ...]) -> None:
+    rules = {rule.id: rule for rule, _ in answers}
+    found = next((r.id for r, v in answers if v.status is Status.FOUND), None)
+    chosen = links.select(
+        "Rule",
+        "rule",
+        list(rules),
+        default=found,
+        format_func=lambda id_: f"{CAUSES[id_].title} ({id_})",
+        help="Type to search.",
+    )
+    st.markdown(f"*{escape(CAUSES[chosen].definition)}*")
+    for heading, text in sections(rules[chosen].documentation):
+        st.markdown(f"**{escape(heading)}**\n\n{escape(text)}" if heading else escape(text))

@@ -1,1 +1,0 @@
-"""The page Diagnosis: verdict, chain, evidence, controls, fix, rules, observations."""

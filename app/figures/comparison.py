@@ -1,0 +1,279 @@
+"""A step of each precision as bars: time by phase, and memory at the peak by what it is for.
+
+Parts of a bar differ by pattern as well as by shade, because all of a bar has its dtype's colour.
+
+Also here: throughput against the batch size, and one layer's histogram in several frameworks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+
+from ampscope.analysis.framework_differences import LOWEST, LayerSeen
+from ampscope.compare.comparison import BatchSearch, Measured, size
+from ampscope.numerics.formats import NumberFormat
+from ampscope.numerics.histogram import exponent_range
+from ampscope.records import MemorySplit, StepTimes
+from app.figures.exponents import TOP_PX, exponent_axis
+from app.palette import DTYPES, MEASURE, OUTLINE, dtype_color
+from app.text import for_plotly
+
+ROW_PX, EDGE_PX = 46, 100
+FAR = 8.0  # times the fastest
+PHASES = (("forward", ""), ("backward", "/"), ("optimizer", "x"))
+# Field of MemorySplit, words, pattern.
+PARTS = (
+    ("weights", "weights", ""),
+    ("gradients", "gradients", "-"),
+    ("optimizer_state", "optimizer state", "x"),
+    ("activations", "activations", "/"),
+    ("cast_copies", "cast copies", "\\"),
+    ("temporaries", "temporaries", "."),
+    ("inputs", "inputs", "|"),
+)
+
+
+def step_bars(measured: Sequence[Measured]) -> go.Figure:
+    """Milliseconds of a step; the error bar is the quartiles of the whole step."""
+    shown = [(m.precision, m.times) for m in measured if m.times is not None]
+    figure = go.Figure()
+    for place, (phase, pattern) in enumerate(PHASES):
+        values = [_phase_ms(times, place) for _, times in shown]
+        if any(value is not None for value in values):
+            _add(figure, phase, pattern, [name for name, _ in shown], values, "ms")
+    if not figure.data:
+        totals: list[float | None] = [times.step.median_s * 1e3 for _, times in shown]
+        _add(figure, "step", "", [name for name, _ in shown], totals, "ms")
+    medians = [times.step.median_s * 1e3 for _, times in shown]
+    figure.add_trace(
+        go.Scatter(
+            x=medians,
+            y=[for_plotly(name) for name, _ in shown],
+            mode="markers",
+            marker={"symbol": "line-ns", "size": 14, "line": {"width": 2, "color": OUTLINE}},
+            error_x={
+                "type": "data",
+                "symmetric": False,
+                "array": [
+                    t.step.high_s * 1e3 - m for m, (_, t) in zip(medians, shown, strict=True)
+                ],
+                "arrayminus": [
+                    m - t.step.low_s * 1e3 for m, (_, t) in zip(medians, shown, strict=True)
+                ],
+                "color": OUTLINE,
+            },
+            name="whole step, quartiles",
+            hovertemplate="%{y}: %{x:.4g} ms, median<extra></extra>",
+        )
+    )
+    _laid_out(figure, len(shown), "time of a step (ms)")
+    _shorten(figure, [(name, times.step.median_s) for name, times in shown])
+    return figure
+
+
+def memory_bars(measured: Sequence[Measured]) -> go.Figure:
+    """MiB of tensors when a step needs most; a mark where the allocator's own peak is known."""
+    shown = [(m.precision, m.memory) for m in measured if m.memory is not None]
+    figure = go.Figure()
+    names = [name for name, _ in shown]
+    for field, words, pattern in PARTS:
+        values = [_mib(getattr(split, field)) for _, split in shown]
+        if any(values):
+            _add(figure, words, pattern, names, list(values), "MiB")
+    peaks = [(name, split.device_peak) for name, split in shown if split.device_peak]
+    if peaks:
+        figure.add_trace(
+            go.Scatter(
+                x=[_mib(peak) for _, peak in peaks],
+                y=[for_plotly(name) for name, _ in peaks],
+                mode="markers",
+                marker={"symbol": "diamond", "size": 10, "color": OUTLINE},
+                name="the allocator's peak",
+                hovertemplate="%{y}: %{x:,.1f} MiB with workspaces<extra></extra>",
+            )
+        )
+    return _laid_out(figure, len(shown), "memory at the peak of a step (MiB)")
+
+
+def _shorten(figure: go.Figure, medians: Sequence[tuple[str, float]]) -> None:
+    """Half products without an instruction take a hundred times as long: such a bar runs out of
+    the picture, with its figure beside it, so that the others can be told apart."""
+    fastest = min(median for _, median in medians)
+    inside = [median for _, median in medians if median <= FAR * fastest]
+    for name, median in medians:
+        if median > FAR * fastest:
+            figure.add_annotation(
+                x=1, xref="x domain", xanchor="right", y=for_plotly(name), showarrow=False,
+                text=f"{median:,.3g} s, beyond this axis →", bgcolor=OUTLINE,
+                font={"color": "#FFFFFF"},
+            )  # fmt: skip
+    if len(inside) < len(medians):
+        figure.update_xaxes(range=[0, 1.3e3 * max(inside)])
+
+
+def _add(
+    figure: go.Figure,
+    name: str,
+    pattern: str,
+    precisions: Sequence[str],
+    values: Sequence[float | None],
+    unit: str,
+) -> None:
+    figure.add_trace(
+        go.Bar(
+            x=list(values),
+            y=[for_plotly(p) for p in precisions],
+            orientation="h",
+            name=name,
+            marker={
+                "color": [dtype_color(p) for p in precisions],
+                "pattern": {"shape": pattern, "fgcolor": OUTLINE, "size": 6},
+                "line": {"color": OUTLINE, "width": 1},
+            },
+            hovertemplate=f"%{{y}}, {for_plotly(name)}: %{{x:,.4g}} {unit}<extra></extra>",
+        )
+    )
+
+
+def _laid_out(figure: go.Figure, rows: int, title: str) -> go.Figure:
+    figure.update_layout(
+        barmode="stack",
+        height=ROW_PX * rows + EDGE_PX,
+        margin={"t": 40, "b": 46, "l": 10, "r": 10},
+        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
+        xaxis={"title": title, "rangemode": "tozero"},
+        yaxis={"autorange": "reversed", "type": "category"},
+    )
+    return figure
+
+
+def _phase_ms(times: StepTimes, place: int) -> float | None:
+    phase = (times.forward, times.backward, times.optimizer)[place]
+    return None if phase is None else phase.median_s * 1e3
+
+
+def _mib(count: int) -> float:
+    return count / 2**20
+
+
+def memory_words(split: MemorySplit) -> str:
+    """ "120 MiB activations, 37 MiB optimizer state, 21 MiB cast copies": the three largest."""
+    parts = sorted(((getattr(split, f), words) for f, words, _ in PARTS), reverse=True)
+    return ", ".join(f"{size(count)} {words}" for count, words in parts[:3] if count)
+
+
+# Samples a second against the batch size: a line a precision, dotted where it did not fit.
+
+
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star")
+
+
+def throughput(searches: Sequence[BatchSearch]) -> go.Figure:
+    """Both axes are logarithmic: a line that bends flat has no use for a larger batch."""
+    figure = go.Figure()
+    for place, search in enumerate(searches):
+        _add_throughput(figure, search, SYMBOLS[place % len(SYMBOLS)])
+    figure.update_layout(
+        height=360,
+        margin={"t": 40, "b": 50, "l": 10, "r": 10},
+        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
+        xaxis={"title": "samples a step", "type": "log", "dtick": "D2"},
+        yaxis={"title": "samples a second", "type": "log", "dtick": "D2"},
+    )
+    return figure
+
+
+def _add_throughput(figure: go.Figure, search: BatchSearch, symbol: str) -> None:
+    timed = [(t, t.step) for t in search.tries if t.step is not None]
+    color = dtype_color(search.precision)
+    figure.add_trace(
+        go.Scatter(
+            x=[t.samples for t, _ in timed],
+            y=[t.samples_s for t, _ in timed],
+            error_y={
+                "type": "data",
+                "symmetric": False,
+                "array": [t.samples / s.low_s - t.samples / s.median_s for t, s in timed],
+                "arrayminus": [t.samples / s.median_s - t.samples / s.high_s for t, s in timed],
+                "color": OUTLINE,
+                "thickness": 1,
+            },
+            mode="lines+markers",
+            line={"color": color, "width": 2},
+            marker={"symbol": symbol, "size": 8},
+            name=for_plotly(search.precision),
+            hovertemplate=f"{for_plotly(search.precision)}, %{{x:,}} samples: %{{y:,.4g}} a second"
+            "<extra></extra>",
+        )
+    )
+    knee, largest = search.knee, search.largest
+    if knee is not None:
+        figure.add_annotation(
+            x=_log(knee.samples), y=_log(knee.samples_s or 1), text="knee", showarrow=True, ay=-34,
+            arrowcolor=color,
+        )  # fmt: skip
+    if largest is not None and largest.too_many:
+        figure.add_vline(x=largest.too_many, line={"color": color, "dash": "dot", "width": 2})
+
+
+def _log(value: float) -> float:
+    """Annotations on a logarithmic axis stand at the exponent."""
+    return math.log10(value)
+
+
+# One layer's histogram in several frameworks: a line each over powers of two.
+
+
+# The second and third hue are those of dtypes that no run here has; dash and marker tell the lines
+# apart without colour.
+LOOKS = {
+    "PyTorch": (MEASURE, "solid", "circle"),
+    "Keras": (DTYPES["tf32"], "dash", "square"),
+    "Paddle": (DTYPES["e4m3"], "dot", "diamond"),
+}
+HEIGHT_PX = 420
+
+
+def framework_lines(seen: Mapping[str, LayerSeen], fmt: NumberFormat, *, x_title: str) -> go.Figure:
+    """``seen`` by framework; y is the share of the layer's elements in a power of two."""
+    occupied = [np.flatnonzero(layer.counts[:-2]) + LOWEST for layer in seen.values()]
+    found = np.concatenate(occupied) if occupied else np.array([], np.int64)
+    span = (int(found.min()), int(found.max())) if found.size else None
+    shown = exponent_range(span, fmt)
+    axis = exponent_axis(fmt, shown, "x", x_title)
+    exponents = np.arange(shown.lowest, shown.highest + 1)
+    traces = [_line(name, layer, exponents) for name, layer in seen.items()]
+    return go.Figure(
+        traces,
+        {
+            "shapes": axis.shapes,
+            "annotations": axis.annotations,
+            "height": HEIGHT_PX,
+            "margin": {"t": TOP_PX, "b": 64, "l": 10, "r": 24},
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "xaxis": axis.axis,
+            "yaxis": {"title": {"text": "share of the elements (%)"}, "rangemode": "tozero"},
+            "legend": {"orientation": "h", "y": -0.22},
+        },
+    )
+
+
+def _line(name: str, layer: LayerSeen, exponents: np.ndarray) -> go.Scatter:
+    color, dash, symbol = LOOKS.get(name, (OUTLINE, "solid", "x"))
+    share = 100 * layer.counts[exponents - LOWEST] / max(layer.total, 1)
+    return go.Scatter(
+        name=for_plotly(f"{name} ({layer.dtype})"),
+        x=exponents + 0.5,
+        y=share,
+        mode="lines+markers",
+        line={"color": color, "dash": dash, "width": 2, "shape": "hvh"},
+        marker={"symbol": symbol, "size": 5},
+        hovertext=[
+            f"{for_plotly(name)}: 2^{e}, {s:.3g} %" for e, s in zip(exponents, share, strict=True)
+        ],
+        hovertemplate="%{hovertext}<extra></extra>",
+    )

@@ -1,0 +1,135 @@
+"""Lines of a lesson's chart: each with a colour, a marker and a name of its own.
+
+Also here: figures that are built once for all browsers (:class:`kept`).
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import pickle
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, ParamSpec
+
+import plotly.graph_objects as go
+
+from app.palette import OUTLINE
+
+# Figures that are built once for all browsers that ask for the same one.
+#
+#     @kept
+#     def lines(curves: Sequence[Line], *, x_title: str) -> go.Figure: …
+#
+#     lines(curves, x_title="step")          # built once for these curves; nobody may change it
+#     lines.fresh(curves, x_title="step")    # the caller's own, to add to
+#
+# Building a figure and turning it into plain data is three quarters of what a lesson's page costs
+# the server, and of sixty students who move a slider most come to a place where another one has
+# been.
+
+
+P = ParamSpec("P")
+MAX_FIGURES = 128  # of about 0.3 MB each
+
+
+class KeptFigure(go.Figure):  # type: ignore[misc]  # plotly has no types
+    """A figure whose plain data is computed once. It must not change after it was drawn."""
+
+    @functools.cached_property
+    def plain(self) -> dict[str, Any]:
+        """What plotly.js gets."""
+        data: dict[str, Any] = super().to_dict()
+        return data
+
+    def to_dict(self) -> dict[str, Any]:
+        """Shared by all who draw it."""
+        return self.plain
+
+
+class kept(Generic[P]):  # noqa: N801  # a decorator
+    """Arguments are compared by content (their pickled bytes), so lists and arrays will do."""
+
+    def __init__(self, build: Callable[P, go.Figure]) -> None:
+        self.fresh = build
+        self._figures: OrderedDict[bytes, KeptFigure] = OrderedDict()
+        self._lock = threading.Lock()
+        functools.update_wrapper(self, build)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> go.Figure:
+        key = hashlib.blake2b(pickle.dumps((args, kwargs)), digest_size=16).digest()
+        with self._lock:
+            figure = self._figures.pop(key, None)
+            if figure is not None:
+                self._figures[key] = figure  # the newest again
+                return figure
+        figure = KeptFigure(self.fresh(*args, **kwargs))
+        with self._lock:
+            self._figures[key] = figure
+            if len(self._figures) > MAX_FIGURES:
+                self._figures.popitem(last=False)
+        return figure
+
+
+HEIGHT_PX = 380
+DASHES = {"solid": "solid", "dash": "dash", "dot": "dot"}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One curve. Shape of marker and dash tell it apart where colours do not."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    color: str
+    symbol: str = "circle"
+    dash: str = "solid"
+    is_stepped: bool = False
+    has_markers: bool = True
+
+
+@kept
+def lines(
+    curves: Sequence[Line],
+    *,
+    x_title: str,
+    y_title: str,
+    x_power: bool = False,
+    y_power: bool = False,
+    y_percent: bool = False,
+    x_log: bool = False,
+    y_log: bool = False,
+    mark: float | None = None,
+) -> go.Figure:
+    """``x_power`` and ``y_power``: the numbers are exponents of two. ``mark`` is the x that a
+    control has chosen."""
+    figure = go.Figure([_trace(curve) for curve in curves])
+    power = {"tickprefix": "2<sup>", "ticksuffix": "</sup>"}
+    figure.update_layout(
+        height=HEIGHT_PX,
+        margin={"t": 40, "b": 56, "l": 10, "r": 16},
+        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
+        xaxis={"title": {"text": x_title}, "type": "log" if x_log else "linear", "showgrid": False,
+               **(power if x_power else {})},
+        yaxis={"title": {"text": y_title}, "type": "log" if y_log else "linear",
+               **(power if y_power else {}), **({"tickformat": ".0%"} if y_percent else {})},
+    )  # fmt: skip
+    if mark is not None:
+        figure.add_vline(x=mark, line={"color": OUTLINE, "width": 2, "dash": "dash"})
+    return figure
+
+
+def _trace(curve: Line) -> go.Scatter:
+    return go.Scatter(
+        name=curve.name,
+        x=list(curve.x),
+        y=list(curve.y),
+        mode="lines+markers" if curve.has_markers else "lines",
+        line={"color": curve.color, "width": 2.5, "dash": curve.dash,
+              "shape": "hv" if curve.is_stepped else "linear"},
+        marker={"symbol": curve.symbol, "size": 8},
+        connectgaps=False,
+    )  # fmt: skip

@@ -1,0 +1,510 @@
+"""A training over its steps: loss, loss scale, gradient norm, time of a step, and where histograms
+were taken. What was not recorded has no panel.
+
+Also here: the panels that other charts over steps use; loss scale, loss and norm with what was not
+finite; losses of a script under several controls; runs that are under way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from ampscope.analysis.training import FiniteParts, finite_parts
+from ampscope.records import RunInfo, StepRecord
+from app.palette import MEASURE, NONFINITE, OUTLINE, dtype_color
+from app.text import cut, for_plotly
+
+BEFORE_CLIP = "gradient norm before the clip"
+Spans = Sequence[tuple[int, int]]
+
+
+def training_curves(
+    steps: Sequence[StepRecord], loss: FiniteParts, norm: FiniteParts, taken: Spans
+) -> go.Figure:
+    """``taken`` are the first and last steps of the frames."""
+    scaled = [s for s in steps if s.scale is not None]
+    timed = [s for s in steps if s.step_time_s is not None]
+    shown = ["loss"] + ["scale"] * bool(scaled) + ["norm"] * bool(norm.steps or norm.nan_steps)
+    shown += ["time"] * bool(timed) + ["taken"] * bool(taken)
+    named = {"loss": loss, "gradient norm": norm}
+    clipped = [s for s in steps if s.unclipped_norm is not None]
+    if clipped:
+        before = finite_parts([s.step for s in clipped], [s.unclipped_norm for s in clipped])
+        named[BEFORE_CLIP] = before
+    shown += ["band"] * any(parts.nonfinite_count for parts in named.values())
+    row = {name: i for i, name in enumerate(shown, start=1)}
+    figure = panels(shown)
+    add_series(figure, loss, row["loss"], "loss")
+    figure.update_yaxes(row=row["loss"], col=1, title="loss")
+    if "scale" in row:
+        add_scale(figure, scaled, row["scale"])
+    if "norm" in row:
+        add_series(figure, norm, row["norm"], "gradient norm")
+        if BEFORE_CLIP in named:
+            add_series(figure, before, row["norm"], BEFORE_CLIP, points_only=True)
+            norm = replace(norm, values=(*norm.values, *before.values))
+        add_norm_axis(figure, norm, row["norm"])
+    if "time" in row:
+        _add_times(figure, timed, row["time"])
+    if "taken" in row:
+        _add_taken(figure, taken, row["taken"])
+    if "band" in row:
+        add_band(figure, named, row["band"])
+    frame_axis(figure, steps, len(shown))
+    figure.update_layout(uirevision="training")  # a new step must not undo a person's zoom
+    return figure
+
+
+def _add_times(figure: go.Figure, timed: Sequence[StepRecord], row: int) -> None:
+    parts = finite_parts([s.step for s in timed], [1000 * (s.step_time_s or 0) for s in timed])
+    add_series(figure, parts, row, "ms")
+    figure.update_yaxes(row=row, col=1, title="ms", rangemode="tozero")
+
+
+def _add_taken(figure: go.Figure, taken: Spans, row: int) -> None:
+    """A dot for a frame of one step, a bar for one that adds up several."""
+    x = np.asarray([step for first, last in taken for step in (first, last, np.nan)], np.float64)
+    figure.add_trace(
+        go.Scatter(
+            x=x,
+            y=np.where(np.isnan(x), np.nan, 0.0),
+            mode="lines+markers",
+            line={"color": MEASURE, "width": 6},
+            marker={"size": 5, "symbol": "line-ns", "line": {"color": MEASURE, "width": 1}},
+            connectgaps=False,
+            hovertemplate="histograms, step %{x}<extra></extra>",
+            showlegend=False,
+        ),
+        row=row,
+        col=1,
+    )
+    figure.update_yaxes(row=row, col=1, showticklabels=False, range=[-1, 1], showgrid=False)
+
+
+# Panels over a shared axis of steps: loss scale, loss, gradient norm, step time.
+#
+# Skipped steps are marked on the scale. A loss or norm that is NaN or infinite has no place on its
+# axis, so it stands in a band of its own at the bottom: it is never dropped.
+
+
+# Panels: title, height in pixels.
+PANELS = {
+    "scale": ("loss scale", 210),
+    "loss": ("loss", 160),
+    "norm": ("gradient norm (unscaled)", 160),
+    "time": ("time of a step", 120),
+    "band": ("not finite", 70),
+    "taken": ("histograms taken", 34),
+}
+SPACING_PX, TOP_PX, BOTTOM_PX = 46, 44, 50
+LOG_FROM = 100.0  # ratio of largest to smallest norm
+MOST_MARKS = 60  # points that are marked one by one
+KINDS = (("NaN", "diamond"), ("+Inf", "triangle-up"), ("−Inf", "triangle-down"))
+
+
+def panels(shown: Sequence[str]) -> go.Figure:
+    """Empty panels on a shared axis of steps."""
+    heights = [PANELS[name][1] for name in shown]
+    plot_px = sum(heights) + SPACING_PX * (len(shown) - 1)
+    figure = make_subplots(
+        rows=len(shown),
+        shared_xaxes=True,
+        vertical_spacing=SPACING_PX / plot_px,
+        row_heights=heights,
+        subplot_titles=[PANELS[name][0] for name in shown],
+    )
+    figure.update_layout(
+        height=plot_px + TOP_PX + BOTTOM_PX,
+        margin={"t": TOP_PX, "b": BOTTOM_PX, "l": 10, "r": 10},
+        legend={
+            "orientation": "h",
+            "x": 1,
+            "xanchor": "right",
+            "y": 1,
+            "yanchor": "top",
+            "yref": "container",
+        },
+        hovermode="closest",
+    )
+    figure.update_annotations(x=0, xanchor="left", font={"size": 13})
+    return figure
+
+
+def add_scale(figure: go.Figure, scaled: list[StepRecord], row: int) -> None:
+    drawn = [(s, math.log2(s.scale)) for s in scaled if s.scale and 0 < s.scale < math.inf]
+    texts = [_scale_text(s) for s, _ in drawn]
+    figure.add_trace(
+        go.Scatter(
+            x=np.asarray([s.step for s, _ in drawn], np.int64),
+            y=np.asarray([exponent for _, exponent in drawn], np.float64),
+            mode="lines+markers" if len(drawn) <= MOST_MARKS else "lines",
+            line={"shape": "hv", "color": MEASURE, "width": 2},
+            marker={"size": 5},
+            text=texts,
+            hovertemplate="%{text}<extra></extra>",
+            name="loss scale",
+            showlegend=False,
+        ),
+        row=row,
+        col=1,
+    )
+    skipped = [(s, exponent) for s, exponent in drawn if s.skipped]
+    figure.add_trace(
+        go.Scatter(
+            x=[s.step for s, _ in skipped],
+            y=[exponent for _, exponent in skipped],
+            mode="markers",
+            marker={
+                "symbol": "x",
+                "size": 11 if len(skipped) <= MOST_MARKS else 6,
+                "color": NONFINITE,  # a gradient was: that is why
+                "line": {"color": OUTLINE, "width": 1},
+            },
+            text=[_scale_text(s) for s, _ in skipped],
+            hovertemplate="%{text}<extra></extra>",
+            name="skipped step",
+        ),
+        row=row,
+        col=1,
+    )
+
+    ticks = {"tickprefix": "2<sup>", "ticksuffix": "</sup>", "dtick": _scale_tick(scaled)}
+    figure.update_yaxes(row=row, col=1, title="log2", **ticks)
+
+
+def _scale_text(step: StepRecord) -> str:
+    scale = step.scale or 0.0
+    parts = [f"step {step.step}", f"scale {scale:,g} = 2^{math.log2(scale):g}"]
+    if step.growth_counter is not None:
+        parts.append(f"growth counter {step.growth_counter}")
+    return "<br>".join([*parts, "<b>skipped</b>"] if step.skipped else parts)
+
+
+def add_series(
+    figure: go.Figure, series: FiniteParts, row: int, name: str, *, points_only: bool = False
+) -> None:
+    """Gaps where values are missing or not finite: the line must not bridge them. Of a series that
+    only some steps have, ``points_only`` draws rings, named in the legend."""
+    values = dict(zip(series.steps, series.values, strict=True))
+    lost = {*series.nan_steps, *series.pos_inf_steps, *series.neg_inf_steps}
+    steps = sorted({*values, *lost})
+    line = "lines+markers" if len(steps) <= MOST_MARKS else "lines"
+    figure.add_trace(
+        go.Scatter(
+            x=np.asarray(steps, np.int64),  # Plotly looks at every element of a list
+            y=[values.get(step) for step in steps],
+            mode="markers" if points_only else line,
+            line={"color": MEASURE, "width": 2},
+            marker={"size": 5, "color": MEASURE, "symbol": "circle-open" if points_only else None},
+            connectgaps=False,
+            hovertemplate=f"step %{{x}}<br>{name} %{{y:.5g}}<extra></extra>",
+            name=name,
+            showlegend=points_only,
+        ),
+        row=row,
+        col=1,
+    )
+
+
+def add_band(figure: go.Figure, series: dict[str, FiniteParts], row: int) -> None:
+    for (kind, symbol), field in zip(
+        KINDS, ("nan_steps", "pos_inf_steps", "neg_inf_steps"), strict=True
+    ):
+        points = [(step, name) for name, s in series.items() for step in getattr(s, field)]
+        if not points:
+            continue
+        figure.add_trace(
+            go.Scatter(
+                x=[step for step, _ in points],
+                y=[name for _, name in points],
+                mode="markers",
+                marker={
+                    "symbol": symbol,
+                    "size": 10,
+                    "color": NONFINITE,
+                    "line": {"color": OUTLINE, "width": 1},
+                },
+                name=kind,
+                hovertemplate=f"step %{{x}}<br>%{{y}} is {kind}<extra></extra>",
+            ),
+            row=row,
+            col=1,
+        )
+    names = list(reversed(series))
+    figure.update_yaxes(
+        row=row, col=1, type="category", categoryarray=names, tickvals=names, range=[-0.6, 1.6]
+    )
+
+
+def spans_decades(values: Sequence[float]) -> bool:
+    """A log axis pays from two decades on; it cannot show zeros."""
+    return bool(values) and min(values) > 0 and max(values) / min(values) >= LOG_FROM
+
+
+def _scale_tick(steps: Sequence[StepRecord]) -> int:
+    exponents = [math.log2(s.scale) for s in steps if s.scale and 0 < s.scale < math.inf]
+    span = max(exponents) - min(exponents) if exponents else 1
+    return max(1, math.ceil(span / 6))
+
+
+def frame_axis(figure: go.Figure, steps: Sequence[StepRecord], last_row: int) -> None:
+    """Both ends of the shared axis, with room for a mark at each."""
+    if steps:
+        pad = max(0.5, 0.01 * (steps[-1].step - steps[0].step))
+        figure.update_xaxes(range=[steps[0].step - pad, steps[-1].step + pad])
+    figure.update_xaxes(row=last_row, col=1, title="step")
+
+
+def add_norm_axis(figure: go.Figure, norm: FiniteParts, row: int) -> None:
+    """Logarithmic where the norms span decades."""
+    kind = "log" if spans_decades(norm.values) else "linear"
+    dtick = 1 if kind == "log" else None
+    figure.update_yaxes(row=row, col=1, title="2-norm", type=kind, dtick=dtick)
+
+
+# Loss scale, loss and gradient norm over a shared axis of steps, and what was not finite.
+
+
+def scale_trajectory(
+    steps: Sequence[StepRecord], loss: FiniteParts, norm: FiniteParts
+) -> go.Figure:
+    """``loss`` and ``norm`` are the series of ``steps``. The panel of the scale is left out where
+    there is none, and the band of non-finite values where there is none."""
+    scaled = [s for s in steps if s.scale is not None]
+    shown = ["scale"] * bool(scaled) + ["loss", "norm"]
+    shown += ["band"] * bool(loss.nonfinite_count + norm.nonfinite_count)
+    row = {name: i for i, name in enumerate(shown, start=1)}
+    figure = panels(shown)
+    if scaled:
+        add_scale(figure, scaled, row["scale"])
+    add_series(figure, loss, row["loss"], "loss")
+    add_series(figure, norm, row["norm"], "gradient norm")
+    if "band" in row:
+        add_band(figure, {"loss": loss, "gradient norm": norm}, row["band"])
+    figure.update_yaxes(row=row["loss"], col=1, title="loss")
+    add_norm_axis(figure, norm, row["norm"])
+    frame_axis(figure, steps, len(shown))
+    return figure
+
+
+# Loss curves of one script under several controls, over a shared axis of optimizer steps.
+#
+# A loss that is NaN or infinite has no place on the axis: it stands in a band of its own below,
+# one row a control, so none is dropped. Curves differ in dash as well as in colour.
+
+
+LOSS_PX, BAND_ROW_PX, BAND_EXTRA_PX, CONTROL_SPACING_PX = 260, 26, 30, 44
+CONTROL_TOP_PX, CONTROL_BOTTOM_PX = 40, 46
+CONTROL_LOG_FROM = 100.0  # two decades between the smallest and the largest loss
+FEW_POINTS = 60
+CONTROL_KINDS = (("NaN", "diamond"), ("+Inf", "triangle-up"), ("−Inf", "triangle-down"))
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One control's losses and its look."""
+
+    name: str
+    losses: FiniteParts
+    color: str
+    dash: str
+
+
+def control_losses(curves: Sequence[Curve], x_title: str = "optimizer step") -> go.Figure:
+    """Losses above, what was not finite below."""
+    broken = [c for c in curves if c.losses.nonfinite_count]
+    band_px = BAND_ROW_PX * len(broken) + BAND_EXTRA_PX if broken else 0
+    figure = _panels(band_px)
+    for curve in curves:
+        _add_curve(figure, curve)
+    if broken:
+        _add_band(figure, broken)
+    steps = [s for c in curves for s in _steps(c.losses)]
+    if steps:
+        pad = max(0.5, 0.01 * (max(steps) - min(steps)))
+        figure.update_xaxes(range=[min(steps) - pad, max(steps) + pad])
+    figure.update_xaxes(row=2 if broken else 1, col=1, title=x_title)
+    kind = "log" if _spans_decades(curves) else "linear"
+    figure.update_yaxes(row=1, col=1, title="loss", type=kind, dtick=_dtick(curves, kind))
+    figure.update_yaxes(row=1, col=1, exponentformat="power")
+    return figure
+
+
+def _panels(band_px: int) -> go.Figure:
+    plot_px = LOSS_PX + (CONTROL_SPACING_PX + band_px if band_px else 0)
+    figure = make_subplots(
+        rows=2 if band_px else 1,
+        shared_xaxes=True,
+        row_heights=[LOSS_PX, band_px] if band_px else None,
+        vertical_spacing=CONTROL_SPACING_PX / plot_px if band_px else 0,
+        subplot_titles=["", "loss not finite"] if band_px else None,
+    )
+    figure.update_layout(
+        height=plot_px + CONTROL_TOP_PX + CONTROL_BOTTOM_PX,
+        margin={"t": CONTROL_TOP_PX, "b": CONTROL_BOTTOM_PX, "l": 10, "r": 10},
+        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
+        hovermode="closest",
+    )
+    figure.update_annotations(x=0, xanchor="left", font={"size": 13})
+    return figure
+
+
+def _add_curve(figure: go.Figure, curve: Curve) -> None:
+    """With gaps where the loss was not finite: the line must not bridge them."""
+    values = dict(zip(curve.losses.steps, curve.losses.values, strict=True))
+    steps = _steps(curve.losses)
+    name = for_plotly(curve.name)
+    figure.add_trace(
+        go.Scatter(
+            x=steps,
+            y=[values.get(step) for step in steps],
+            mode="lines+markers" if len(steps) <= FEW_POINTS else "lines",
+            line={"color": curve.color, "width": 2, "dash": curve.dash},
+            marker={"size": 4},
+            connectgaps=False,
+            name=name,
+            hovertemplate=f"{name}<br>step %{{x}}, loss %{{y:.5g}}<extra></extra>",
+        ),
+        row=1,
+        col=1,
+    )
+
+
+def _add_band(figure: go.Figure, broken: Sequence[Curve]) -> None:
+    for (kind, symbol), field in zip(
+        CONTROL_KINDS, ("nan_steps", "pos_inf_steps", "neg_inf_steps"), strict=True
+    ):
+        points = [(step, c.name) for c in broken for step in getattr(c.losses, field)]
+        if points:
+            figure.add_trace(
+                go.Scatter(
+                    x=[step for step, _ in points],
+                    y=[for_plotly(name) for _, name in points],
+                    mode="markers",
+                    marker={
+                        "symbol": symbol,
+                        "size": 8,
+                        "color": NONFINITE,
+                        "line": {"color": OUTLINE, "width": 1},
+                    },
+                    name=kind,
+                    hovertemplate=f"%{{y}}<br>step %{{x}}, the loss is {kind}<extra></extra>",
+                ),
+                row=2,
+                col=1,
+            )
+    names = [for_plotly(c.name) for c in reversed(broken)]
+    figure.update_yaxes(
+        row=2,
+        col=1,
+        type="category",
+        categoryarray=names,
+        tickvals=names,
+        range=[-0.6, len(names) - 0.4],
+    )
+
+
+def _steps(losses: FiniteParts) -> list[int]:
+    lost = {*losses.nan_steps, *losses.pos_inf_steps, *losses.neg_inf_steps}
+    return sorted({*losses.steps, *lost})
+
+
+def _all_values(curves: Sequence[Curve]) -> list[float]:
+    return [v for c in curves for v in c.losses.values]
+
+
+def _spans_decades(curves: Sequence[Curve]) -> bool:
+    values = _all_values(curves)
+    return bool(values) and min(values) > 0 and max(values) / min(values) >= CONTROL_LOG_FROM
+
+
+def _dtick(curves: Sequence[Curve], kind: str) -> float | None:
+    """Whole decades, at most about six of them."""
+    if kind == "linear":
+        return None
+    values = _all_values(curves)
+    return float(max(1, math.ceil(math.log10(max(values) / min(values)) / 6)))
+
+
+# Loss and loss scale of runs that are under way, one above the other on a common step axis.
+
+
+HEIGHT = 380
+_DASHES = {"torch": "solid", "keras": "dash", "paddle": "dashdot"}
+CHANGED = "longdash"  # with op lists that were changed
+WITHOUT_SCALER = "dot"  # fp16 with and without a scaler share a colour; the dash tells them apart
+
+
+def progress_figure(runs: Sequence[tuple[RunInfo, Sequence[StepRecord]]]) -> go.Figure:
+    """``runs`` with what they have recorded so far; a run without a scaler has no scale curve."""
+    has_scale = any(step.scale is not None for _, steps in runs for step in steps)
+    rows = 2 if has_scale else 1
+    figure = make_subplots(rows=rows, cols=1, shared_xaxes=True, vertical_spacing=0.09)
+    for run, steps in runs:
+        look = _look(run)
+        figure.add_trace(_curve(steps, [s.loss for s in steps], look, "loss %{y:.4g}"), 1, 1)
+        if any(step.scale is not None for step in steps):
+            values = [_log2(step.scale) for step in steps]
+            stairs = {**look, "line": {**look["line"], "shape": "hv"}, "showlegend": False}
+            scale = _curve(steps, values, stairs, "scale 2^%{y:.3g}")
+            figure.add_trace(scale, 2, 1)
+    last = max((run.spec.steps for run, _ in runs), default=1)
+    figure.update_xaxes(range=[-0.5, max(last - 0.5, 1)], showgrid=False)
+    figure.update_xaxes(title_text="step", row=rows, col=1)
+    figure.update_yaxes(title_text="loss", row=1, col=1)
+    if has_scale:
+        figure.update_yaxes(title_text="log2 of loss scale", row=2, col=1, **_whole_ticks(figure))
+    figure.update_layout(
+        height=HEIGHT if has_scale else HEIGHT - 120,
+        margin={"t": 32, "b": 0, "l": 0, "r": 8},
+        hovermode="x unified",
+        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
+        uirevision="progress",  # a new step must not undo a person's zoom
+    )
+    return figure
+
+
+def _whole_ticks(figure: go.Figure) -> dict[str, object]:
+    """At least two powers of two above and below, so that a constant scale is not magnified."""
+    values = [y for trace in figure.data if trace.yaxis == "y2" for y in trace.y if y is not None]
+    low, high = math.floor(min(values)) - 2, math.ceil(max(values)) + 2
+    return {"range": [low, high], "dtick": max(1, (high - low) // 5)}
+
+
+def _look(run: RunInfo) -> dict[str, Any]:
+    precision = run.spec.precision
+    dash = WITHOUT_SCALER if "noscaler" in precision else _DASHES[run.spec.framework]
+    if run.spec.control:
+        dash = CHANGED
+    name = run.spec.label or run.spec.mode
+    return {
+        "name": for_plotly(cut(name, 32)),
+        "line": {"color": dtype_color(precision), "dash": dash, "width": 2},
+    }
+
+
+def _curve(
+    steps: Sequence[StepRecord],
+    values: Sequence[float | None],
+    look: Mapping[str, object],
+    hover: str,
+) -> go.Scatter:
+    finite = [v if v is not None and math.isfinite(v) else None for v in values]
+    return go.Scatter(
+        x=[step.step for step in steps],
+        y=finite,
+        mode="lines+markers" if len(steps) < 3 else "lines",
+        hovertemplate=hover,
+        **look,
+    )
+
+
+def _log2(scale: float | None) -> float | None:
+    return math.log2(scale) if scale and math.isfinite(scale) and scale > 0 else None

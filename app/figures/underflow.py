@@ -1,0 +1,169 @@
+"""Underflow of many modules over time: one row a module, one column a step that has a shadow.
+
+Of one module also its counts over time, a panel each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from ampscope.analysis.underflow import Counts
+from app.figures.exponents import (
+    NAME_SIZE,
+    SHARE_BAR,
+    SHARE_BAR_PX,
+    STRONGEST,
+    WEAKEST,
+    Part,
+    fade,
+    log_share,
+)
+from app.palette import LOST, MEASURE, OUTLINE, SUBNORMAL, ZERO
+from app.text import for_plotly
+
+ROW_PX, MIN_PLOT_PX, TOP, BOTTOM = 18, 120, 20, 56 + SHARE_BAR_PX
+
+
+def underflow_map(
+    counts: Counts,
+    totals: Counts,
+    steps: Sequence[int],
+    ticks: Sequence[str],
+    names: Sequence[str],
+    color: str,
+) -> go.Figure:
+    """``counts`` and ``totals`` are [modules, steps]; a cell without a shadow stays empty, one with
+    a count of zero is outlined grey."""
+    texts = [
+        [
+            f"<b>{for_plotly(name)}</b><br>step {step}: {n:,} of {t:,}, {100 * n / t:.3g} %"
+            if t
+            else ""
+            for step, n, t in zip(steps, row, whole, strict=True)
+        ]
+        for name, row, whole in zip(names, counts.tolist(), totals.tolist(), strict=True)
+    ]
+    hits = go.Heatmap(
+        z=log_share(counts, totals),
+        x=np.arange(len(steps)),
+        y=np.arange(len(names)),
+        zmin=WEAKEST,
+        zmax=STRONGEST,
+        colorscale=fade(color),
+        hovertext=texts,
+        hovertemplate="%{hovertext}<extra></extra>",
+        hoverongaps=False,
+        xgap=1,
+        ygap=1,
+        colorbar=SHARE_BAR,
+    )
+    return go.Figure([_known_zeros(counts, totals, texts), hits], _layout(steps, ticks))
+
+
+def _known_zeros(counts: Counts, totals: Counts, texts: list[list[str]]) -> go.Heatmap:
+    """A shadow was taken and counted none: pale grey, unlike the gap of no shadow."""
+    none = np.where((totals > 0) & (counts == 0), 1.0, np.nan)
+    grey = "rgba(118,128,142,0.14)"
+    return go.Heatmap(
+        z=none,
+        x=np.arange(counts.shape[1]),
+        y=np.arange(counts.shape[0]),
+        colorscale=[[0, grey], [1, grey]],
+        showscale=False,
+        hovertext=texts,
+        hovertemplate="%{hovertext}<extra></extra>",
+        hoverongaps=False,
+        xgap=1,
+        ygap=1,
+    )
+
+
+def _layout(steps: Sequence[int], ticks: Sequence[str]) -> Part:
+    every = max(1, len(steps) // 12)
+    places = list(range(0, len(steps), every))
+    return {
+        "height": max(MIN_PLOT_PX, ROW_PX * len(ticks)) + TOP + BOTTOM,
+        "margin": {"t": TOP, "b": BOTTOM, "l": 10, "r": 10},
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "xaxis": {
+            "title": {"text": "step with a shadow"},
+            "tickvals": places,
+            "ticktext": [str(steps[i]) for i in places],
+            "showgrid": False,
+        },
+        "yaxis": {
+            "range": [len(ticks) - 0.5, -0.5],
+            "tickvals": list(range(len(ticks))),
+            "ticktext": [for_plotly(t) for t in ticks],
+            "showgrid": False,
+            "automargin": True,
+            "tickfont": {"size": NAME_SIZE},
+            "title": {"text": "module"},
+        },
+    }
+
+
+# Underflow of one module over time: a panel per count, on a shared axis of steps.
+#
+# Panels and not lines in one: the shares differ by orders of magnitude, and each has its own
+# meaning. A marker stands at each step with a shadow; nothing is drawn in between but a thin line.
+
+
+BELOW = ("below_range", LOST, "lost, below the format's range: underflow")
+CANCELLED = ("cancelled", MEASURE, "lost, cancelled or flipped: rounding")
+SUBNORMALS = ("subnormal", SUBNORMAL, "subnormal: kept with fewer bits")
+ZEROS = ("zero_before", ZERO, "was zero already, in both")
+PANELS = (BELOW, CANCELLED, SUBNORMALS, ZEROS)
+UNSPLIT = (("lost", LOST, "lost: zero in half, not in the shadow"), SUBNORMALS, ZEROS)
+PANEL_PX = 150
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Counts of one kind at the steps that have a shadow."""
+
+    steps: Sequence[int]
+    counts: Sequence[int]
+    totals: Sequence[int]
+
+
+def underflow_lines(lines: dict[str, Line]) -> go.Figure:
+    """``lines`` by the names in PANELS, or in UNSPLIT for a run of a version that counted the lost
+    ones together; y is the share of the module's elements in percent."""
+    panels = UNSPLIT if "lost" in lines else PANELS
+    figure = make_subplots(
+        rows=len(panels),
+        shared_xaxes=True,
+        vertical_spacing=0.09,
+        subplot_titles=[title for _, _, title in panels],
+    )
+    for row, (name, color, _) in enumerate(panels, start=1):
+        line = lines[name]
+        shares = [100 * n / t if t else None for n, t in zip(line.counts, line.totals, strict=True)]
+        figure.add_trace(
+            go.Scatter(
+                x=list(line.steps),
+                y=shares,
+                mode="lines+markers",
+                line={"color": color, "width": 2},
+                marker={"size": 9, "color": color, "line": {"color": OUTLINE, "width": 1}},
+                text=[f"{n:,} of {t:,}" for n, t in zip(line.counts, line.totals, strict=True)],
+                hovertemplate="step %{x}<br>%{text}, %{y:.3g} %<extra></extra>",
+                showlegend=False,
+            ),
+            row=row,
+            col=1,
+        )
+        top = max((s for s in shares if s is not None), default=0.0)
+        figure.update_yaxes(
+            row=row, col=1, title="% of elements", range=[-0.06 * (top or 1), 1.15 * (top or 1)]
+        )
+    figure.update_xaxes(title="step", row=len(panels), col=1)
+    figure.update_layout(height=PANEL_PX * len(panels), margin={"t": 36, "b": 50, "l": 10, "r": 10})
+    figure.update_annotations(x=0, xanchor="left", font={"size": 13})
+    return figure

@@ -1,0 +1,945 @@
+"""The page Gradients: heat map, one module's histograms, underflow over time; what is looked at
+(role, step, loss scale, format, ranks), its tables and its sentences.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import streamlit as st
+
+from ampscope.analysis.distribution import (
+    LOST,
+    NONFINITE,
+    NORMAL,
+    OVERFLOW,
+    SUBNORMAL,
+    ZERO,
+    scale_exponent,
+    selected,
+    shift_between,
+    trouble,
+    zone_counts,
+)
+from ampscope.analysis.distribution import merged as merged_rows
+from ampscope.analysis.ranks import merged
+from ampscope.analysis.underflow import (
+    Counts,
+    UnderflowOverTime,
+    WithoutShadow,
+    from_columns,
+    without_shadow,
+    worst_modules,
+)
+from ampscope.numerics.formats import FORMATS, NumberFormat
+from ampscope.numerics.histogram import (
+    EXPONENTS,
+    NAN,
+    NEG_INF,
+    NEG_ZERO,
+    POS_INF,
+    POS_ZERO,
+    RAW_LEN,
+    Raw,
+)
+from ampscope.records import Frame, Role, RunInfo, ShadowRecord
+from ampscope.store.reader import Reader
+from ampscope.store.series import ModuleSeries, module_series, shadow_columns
+from app import chart, links, states, store
+from app.chart import KeyFigure
+from app.figures.exponents import MapRows, exponent_bars, exponent_map
+from app.figures.underflow import PANELS, UNSPLIT, Line, underflow_lines, underflow_map
+from app.runs import run_page
+from app.runs.module_names import find_box, names_by_index, pick_module, short_names
+from app.text import count, cut, percent, plural, power_of_two, share
+
+# The part of the Gradients page that moves with its sliders: drawn anew without the page.
+
+
+def show(ranks: Ranks, role: Role, fmt: NumberFormat) -> None:
+    """Everything about one role; while playing it draws itself anew at every step."""
+    pace = PLAY_EVERY_S if is_playing() else None
+    st.fragment(_show, run_every=pace)(ranks, role, fmt)
+
+
+def _show(ranks: Ranks, role: Role, fmt: NumberFormat) -> None:
+    run = ranks[0]
+    look = None
+    with states.part():  # the sliders are drawn before what they choose is read
+        look = choose(ranks, role, fmt)
+    if look is None:
+        return
+    with states.part():
+        overview(run, look)
+    with states.part():
+        heat_map(look)
+    with states.part():
+        zone_table(look)
+    st.subheader("One module", anchor=False)
+    module = pick(look)
+    with states.part():
+        at_step(look, module)
+    with states.part():
+        over_time(ranks, look, module)
+    with states.part():
+        series = all_modules(run, look, module)
+        if series is not None:
+            one_module(series, look, module)
+
+
+# Pickers of the Gradients page: role, step with play and pause, loss scale, format.
+
+
+FORMAT_NAMES = ("fp16", "bf16", "e4m3", "e5m2", "fp32")
+LOWEST_SCALE, HIGHEST_SCALE = -24, 40  # log2: past both ends fp16 holds no gradient at all
+BESIDE = (5, 2)  # a slider and its buttons
+PLAY_EVERY_S = 0.8  # a drawn frame takes about 0.1 s; slower than this and the eye loses the thread
+_PLAYING, _MOVED_AT, _SCALE = "gradients:playing", "gradients:moved-at", "gradients:scale"
+
+
+def recorded_roles(ranks: Ranks) -> list[Role]:
+    """Roles that have histograms, gradients first."""
+    return [role for role in ROLE_NAMES if any(store.frame_spans(run, role) for run in ranks)]
+
+
+def pick_role(roles: Sequence[Role]) -> Role:
+    """What to look at."""
+    return links.select("Values", "role", roles, format_func=lambda r: ROLE_NAMES[r].capitalize())
+
+
+def is_playing() -> bool:
+    """Whether the steps are being played."""
+    return bool(st.session_state.get(_PLAYING))
+
+
+def pick_span(spans: Sequence[Span]) -> Span:
+    """First and last step of the frame to look at. An address may name any step that it covers."""
+    lasts = dict(spans)
+    asked = links.wanted_number("step")
+    default = spans[-1][0]
+    if asked is not None:
+        default, last = nearest(spans, asked)
+        if asked not in lasts and default <= asked <= last:
+            links.keep("step", default)
+    step = _pick_step(list(lasts), lasts, default)
+    return step, lasts[step]
+
+
+def _pick_step(steps: Sequence[int], lasts: dict[int, int], default: int) -> int:
+    """Slider over the recorded steps with a play button; moves on by itself while playing."""
+    if is_playing():
+        _move_on(steps)
+    left, right = st.columns(BESIDE, vertical_alignment="bottom", gap="small")
+    step = links.slide(
+        "Step",
+        "step",
+        steps,
+        default=default,
+        format_func=lambda s: str(s) if lasts[s] == s else f"{s} to {lasts[s]}",
+        place=left,
+    )
+    label = "Pause" if is_playing() else "Play"
+    icon = ":material/pause:" if is_playing() else ":material/play_arrow:"
+    if right.button(label, icon=icon, disabled=len(steps) < 2):
+        _toggle(steps, step)
+    return step
+
+
+def pick_format(run: RunInfo) -> NumberFormat:
+    """The format whose limits are drawn; the run's own half format to begin with."""
+    name = links.pick("Format", "format", FORMAT_NAMES, default=_own_format(run))
+    return FORMATS[name]
+
+
+def _own_format(run: RunInfo) -> str:
+    """bf16 where the run computes in it, else fp16; a script shows it by its activations."""
+    if run.spec.kind != "probe":
+        steps = store.frame_steps(run, Role.ACTIVATION)
+        frame = store.frame(run, Role.ACTIVATION, steps[-1]) if steps else None
+        dtypes = frame.dtypes if frame is not None else ()
+        return "bf16" if "bf16" in dtypes and "fp16" not in dtypes else "fp16"
+    return "bf16" if "bf16" in run.spec.precision else "fp16"
+
+
+def pick_scale(recorded: int) -> int:
+    """log2 of the loss scale to look at. It follows the run's own until somebody moves it."""
+    asked = _asked_scale(recorded)
+    links.show(_SCALE, asked)
+    left, right = st.columns(BESIDE, vertical_alignment="bottom", gap="small")
+    left.slider(
+        "Loss scale",
+        LOWEST_SCALE,
+        HIGHEST_SCALE,
+        key=_SCALE,
+        format="2^%d",
+        on_change=_keep_scale,
+        help=f"Now 2^{asked} = {2.0**asked:,.10g}. It moves every histogram and counts again. This "
+        f"step ran at 2^{recorded} = {2.0**recorded:,.10g}; 2^0 shows the gradients themselves.",
+    )
+    buttons = right.container(horizontal=True, gap="small")
+    buttons.button(
+        "Recorded",
+        disabled=asked == recorded,
+        help=f"2^{recorded}, the run's own",
+        on_click=links.keep,
+        args=("scale", None),
+    )
+    buttons.button(
+        "Unscaled",
+        disabled=asked == 0,
+        help="2^0: the gradients themselves",
+        on_click=links.keep,
+        args=("scale", 0),
+    )
+    return asked
+
+
+def _asked_scale(recorded: int) -> int:
+    try:
+        asked = int(links.wanted("scale"))
+    except ValueError:
+        asked = recorded
+    return min(max(asked, LOWEST_SCALE), HIGHEST_SCALE)
+
+
+def _keep_scale() -> None:
+    links.keep("scale", st.session_state[_SCALE])
+
+
+def _toggle(steps: Sequence[int], step: int) -> None:
+    st.session_state[_PLAYING] = not is_playing()
+    st.session_state[_MOVED_AT] = time.monotonic()
+    if is_playing() and step == steps[-1]:
+        st.query_params["step"] = str(steps[0])
+    st.rerun(scope="app")  # the fragment's own pace is set outside of it
+
+
+def _move_on(steps: Sequence[int]) -> None:
+    """One step further when it is time; stop at the last."""
+    now = time.monotonic()
+    if now - st.session_state.get(_MOVED_AT, now) < PLAY_EVERY_S / 2:
+        return  # somebody moved another slider in between
+    st.session_state[_MOVED_AT] = now
+    current = links.chosen("step", steps, steps[-1])
+    at = steps.index(current)
+    if at + 1 < len(steps):
+        st.query_params["step"] = str(steps[at + 1])
+    else:
+        st.session_state[_PLAYING] = False
+        st.rerun(scope="app")
+
+
+# Histograms of one run, or of all ranks of a training added up.
+#
+# Each rank thins its frames by itself. They add where they cover the same steps at the same loss
+# scale; a rank whose frame covers others is left out of that sum, and the page says which.
+
+
+Ranks = tuple[RunInfo, ...]
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One frame to look at, and what it is made of."""
+
+    frame: Frame
+    ranks: tuple[int, ...]  # whose counts are in it
+    left_out: tuple[int, ...]  # ranks that cover this step with other ones, or have lost it
+    recorded_steps: int | None  # how many it adds up; None where that cannot be told
+
+
+def spans(ranks: Ranks, role: Role) -> list[Span]:
+    """First and last steps of the frames of any rank; one a first step, the longest."""
+    longest: dict[int, int] = {}
+    for run in ranks:
+        for first, last in store.frame_spans(run, role):
+            longest[first] = max(last, longest.get(first, last))
+    return sorted(longest.items())
+
+
+def shown(ranks: Ranks, role: Role, span: Span) -> Shown | None:
+    """The frame of a span, added up over the ranks that recorded just these steps."""
+    having = [run for run in ranks if store.frame_spans(run, role)]
+    found = {run.spec.rank: store.frame(run, role, span[0]) for run in having}
+    same = {r: f for r, f in found.items() if f is not None and _span(f) == span}
+    if not same:
+        return None
+    scale = next(iter(same.values())).scale
+    added = {r: f for r, f in same.items() if f.scale == scale}
+    frame = merged(list(added.values())) if len(added) > 1 else next(iter(added.values()))
+    left_out = tuple(rank for rank in found if rank not in added)
+    one = next(run for run in having if run.spec.rank in added)
+    newest = store.frame(one, role, store.frame_spans(one, role)[-1][0])
+    return Shown(frame, tuple(added), left_out, recorded_steps(added[one.spec.rank], newest))
+
+
+def recorded_steps(frame: Frame, single: Frame | None) -> int | None:
+    """How many recorded steps a frame adds up. Each counts as many elements as ``single``, a frame
+    of one step; where batches differ in size the division leaves a rest, and nothing is said."""
+    if frame.last_step is None or frame.last_step == frame.step:
+        return 1
+    if single is None or single.last_step not in (None, single.step):
+        return None
+    whole, part = int(frame.rows.sum()), int(single.rows.sum())
+    return whole // part if part and whole % part == 0 else None
+
+
+def rank_series(ranks: Ranks, role: Role, module: int) -> ModuleSeries:
+    """One module's histograms over time. Rows of the same steps and scale are added up; where the
+    ranks differ there is a row for each."""
+    rows: dict[tuple[int, int, float], np.ndarray] = {}
+    for run in ranks:
+        own = _series(run, role, module)
+        lasts = own.last_steps or own.steps
+        for key, row in zip(zip(own.steps, lasts, own.scales, strict=True), own.rows, strict=True):
+            rows[key] = rows[key] + row if key in rows else row
+    keys = sorted(rows)
+    return ModuleSeries(
+        tuple(k[0] for k in keys),
+        tuple(k[2] for k in keys),
+        np.array([rows[k] for k in keys], np.int64).reshape(len(keys), RAW_LEN),
+        tuple(k[1] for k in keys),
+    )
+
+
+@store.of_run
+def _series(reader: Reader, run_id: str, role: Role, module: int) -> ModuleSeries:
+    return module_series(reader, run_id, role, module)
+
+
+def _span(frame: Frame) -> Span:
+    return frame.step, frame.step if frame.last_step is None else frame.last_step
+
+
+def nearest(spans_: Sequence[Span], step: int) -> Span:
+    """The span that covers a step, else the one that lies nearest to it."""
+    return min(spans_, key=lambda s: max(s[0] - step, step - s[1], 0))
+
+
+# What the Gradients page looks at, and what roles and numbers are called.
+
+
+ROLE_NAMES = {
+    Role.GRAD_OUTPUT: "output gradients",
+    Role.WEIGHT_GRAD: "weight gradients",
+    Role.ACTIVATION: "activations",
+    Role.WEIGHT: "weights",
+    Role.UPDATE: "weight updates",
+}
+UNDERFLOW_NAMES = {
+    "below_range": "below range",
+    "cancelled": "cancelled or flipped",
+    "subnormal": "subnormal",
+    "zero_before": "zero before",
+}
+UNSPLIT_NAMES = {"lost": "lost", "subnormal": "subnormal", "zero_before": "zero before"}
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is looked at: one role at one step, as recorded or at another loss scale."""
+
+    role: Role
+    step: int  # of a frame that adds up several steps, the first
+    format_name: str
+    recorded_scale: float
+    wanted_exponent: int | None  # None where no loss scale multiplies these values
+    shift: int
+    last_step: int | None = None
+    recorded_steps: int | None = 1  # in the frame; None where that cannot be told
+
+    @property
+    def when(self) -> str:
+        """Which steps are shown."""
+        if self.last_step is None or self.last_step == self.step:
+            return f"Step {self.step}"
+        many = f"{self.recorded_steps:,} recorded steps" if self.recorded_steps else "several steps"
+        return f"Steps {self.step:,} to {self.last_step:,} ({many} added up)"
+
+    @property
+    def is_plain(self) -> bool:
+        """True where the recorded gradients carry no scale: it is 1, or there is no scaler."""
+        return self.recorded_scale == 1.0
+
+    @property
+    def axis_title(self) -> str:
+        """The same in a few words, for an axis."""
+        if not self.role.is_gradient:
+            return "magnitude, as recorded"
+        if self.wanted_exponent is None or self.shift == 0:
+            factor = "" if self.is_plain else f" (× {power_of_two(self.recorded_scale)})"
+            return f"magnitude, as recorded{factor}"
+        kind = "unscaled" if self.wanted_exponent == 0 else "at another scale"
+        return f"magnitude, {kind} (× 2^{self.wanted_exponent})"
+
+    @property
+    def title(self) -> str:
+        """Which of the views this is; the views are never mixed."""
+        if not self.role.is_gradient:
+            return "as recorded"
+        recorded = power_of_two(self.recorded_scale)
+        if self.wanted_exponent is None:
+            return f"as recorded, at loss scale {recorded}"
+        if self.shift == 0 and self.is_plain:
+            return "as recorded, with no loss scale in them"
+        if self.shift == 0:
+            return f"as recorded, at the run's loss scale {recorded}"
+        if self.wanted_exponent == 0:
+            return f"unscaled (recorded at loss scale {recorded})"
+        return f"as if the loss scale were 2^{self.wanted_exponent} (recorded at {recorded})"
+
+
+# The heat map of the Gradients page: what is looked at, which modules, and how it is drawn.
+
+
+TICK_LENGTH = 26  # characters beside the plot: 160 px of the 470 that 800 px leave it
+SHOWN = (40, 100, 1000)  # rows of the heat map; more than a screenful is asked for
+MODEL_ORDER, WORST_FIRST = "model order", "worst first"
+
+
+def choose(ranks: Ranks, role: Role, fmt: NumberFormat) -> Look:
+    """Step and loss scale, and the histograms they lead to."""
+    span = pick_span(spans(ranks, role))
+    found = shown(ranks, role, span)
+    if found is None:
+        raise LookupError(f"step {span[0]} of {role} was listed and is gone")
+    frame = merged_rows(found.frame)
+    exponent = scale_exponent(frame.scale) if role.is_gradient else None
+    wanted = None if exponent is None else pick_scale(exponent)
+    shift = (shift_between(frame.scale, wanted) if wanted is not None else None) or 0
+    view = View(role, span[0], fmt.name, frame.scale, wanted, shift, span[1], found.recorded_steps)
+    names = names_by_index(store.modules(ranks[0]))
+    counts = zone_counts(frame, fmt, shift)
+    return Look(view, frame, fmt, counts, names, found.ranks, found.left_out)
+
+
+def overview(run: RunInfo, look: Look) -> None:
+    """The sentence and the key figures."""
+    chart.sentence(answer(look.view, look.counts))
+    if run.spec.world > 1:
+        chart.see(ranks_seen(look.ranks, look.left_out))
+    sampled = store.shadows(run, look.view.role, look.view.step)
+    if sampled and look.view.role.is_gradient:
+        chart.see(lost_on_the_way(sampled))
+    run_page.say(look.frame, look.fmt, look.names, ROLE_NAMES[look.frame.role])
+    total = look.counts.sum(axis=0).tolist()
+    finite, whole, fmt = sum(total[:4]), sum(total), look.fmt.name
+    chart.key_figures(
+        [
+            _figure("Too small", total[0], finite, f"non-zero, and would be zero in {fmt}"),
+            _figure("Subnormal", total[1], finite, f"kept in {fmt} with fewer bits"),
+            _figure("Overflow", total[3], finite, f"beyond {fmt}'s largest number"),
+            _figure("Not finite", total[5], whole, "NaN, +Inf and -Inf, as recorded"),
+        ]
+    )
+
+
+def heat_map(look: Look) -> None:
+    """Module by exponent."""
+    text, order, limit = _pick_rows(look)
+    hits = found(look, text)
+    if not hits:
+        st.info("No module's name holds this text.")
+        return
+    places = rows_to_show(look, hits, order, limit)
+    is_trouble = bool(trouble(look.counts).any())
+    chart.see(map_seen(len(places), len(hits), text, order, is_trouble=is_trouble))
+    part = selected(look.frame, [look.frame.modules[i] for i in places])
+    names = [name_in(look, module) for module in part.modules]
+    rows = MapRows(
+        rows=part.rows,
+        ticks=short_names(names, TICK_LENGTH),
+        names=[f"{name} ({dtype})" for name, dtype in zip(names, part.dtypes, strict=True)],
+        shifts=[look.view.shift] * len(names),
+    )
+    figure = exponent_map(rows, look.fmt, x_title=look.view.axis_title, y_title="module")
+    chart.show(figure, "histograms", lambda: histogram_table(look), key="gradients-map")
+    st.caption(zeros_seen(look.view, look.counts))
+
+
+def zone_table(look: Look) -> None:
+    """Counts of every module, folded."""
+    with chart.details("Counts of every module"):
+        table = counts_table(look)
+        st.dataframe(table, hide_index=True, key="gradients-counts", height=420)
+        chart.download(lambda: table, "zones", key="gradients-counts")
+
+
+def found(look: Look, text: str) -> list[int]:
+    """Places in the frame of the modules whose name holds ``text``, whatever the case."""
+    wanted = text.lower()
+    return [i for i, m in enumerate(look.frame.modules) if wanted in name_in(look, m).lower()]
+
+
+def rows_to_show(look: Look, hits: Sequence[int], order: str, limit: int) -> list[int]:
+    """At most ``limit`` of ``hits``: those in most trouble, and then in the order asked for."""
+    score = trouble(look.counts)
+    worst = sorted(hits, key=lambda i: (-score[i], i))[:limit]
+    return worst if order == WORST_FIRST else sorted(worst)
+
+
+def _pick_rows(look: Look) -> tuple[str, str, int]:
+    """Search, order and limit."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        text = find_box("part of a module's path")
+        order = links.pick("Order", "order", (MODEL_ORDER, WORST_FIRST))
+        modules = len(look.frame.modules)
+        limits = [n for i, n in enumerate(SHOWN) if i == 0 or SHOWN[i - 1] < modules]
+        limit = links.pick("Rows", "rows", limits) if len(limits) > 1 else limits[0]
+    return text, order, limit
+
+
+def _figure(label: str, n: int, whole: int, meaning: str) -> KeyFigure:
+    value = f"{_brief(n)} ({percent(n / whole)})" if n and whole else count(n)
+    return KeyFigure(label, value, f"{share(n, whole)}: {meaning}")
+
+
+def _brief(n: int) -> str:
+    """Four figures side by side have room for six digits; the whole count is on hover."""
+    return count(n) if n < 10**6 else f"{n / 1e6:,.1f} M"
+
+
+# One module in detail: its histogram at this step, and at every recorded step.
+
+
+HISTORY_PX, TALLEST_ROW_PX = 560, 18
+AT_ONCE_STEPS = 200  # 30 ms of reading; a longer history is read when somebody asks for it
+_HISTORY = "gradients:history"
+RECORDED, UNSCALED = "as recorded", "unscaled"
+
+
+def pick(look: Look) -> int:
+    """The module in detail: the one in most trouble until somebody chooses."""
+    worst = look.frame.modules[int(np.argmax(trouble(look.counts)))]
+    return pick_module("Module", look.names, look.frame.modules, worst)
+
+
+def at_step(look: Look, module: int) -> None:
+    """Its histogram in the page's view."""
+    place = look.frame.modules.index(module)
+    row, counts = look.frame.rows[place], look.counts[place]
+    chart.see(module_seen(name_in(look, module), counts, look.fmt.name))
+    figure = exponent_bars(row, look.fmt, look.view.shift, x_title=look.view.axis_title)
+    chart.show(
+        figure,
+        "histogram",
+        lambda: bins_table([("step", [look.view.step])], row[None, :], [look.view.shift]),
+        key="gradients-module",
+    )
+
+
+def over_time(ranks: Ranks, look: Look, module: int) -> None:
+    """Its histograms at all recorded steps, as recorded or unscaled, never a mixture."""
+    steps = len(spans(ranks, look.view.role))
+    if not _wants_history(steps):
+        return
+    series = rank_series(ranks, look.view.role, module)
+    unscaled = look.view.role.is_gradient and _pick_view() == UNSCALED
+    shifts = shifts_of(series, unscaled=unscaled)
+    bad = [s for s, row in zip(series.steps, series.rows, strict=True) if _nonfinite(row)]
+    first = bad[0] if bad else None
+    name = name_in(look, module)
+    chart.see(history_seen(name, len(series.steps), len(bad), first))
+    rows = MapRows(
+        rows=series.rows,
+        ticks=[str(step) for step in series.steps],
+        names=_names(series),
+        shifts=shifts,
+    )
+    title = "magnitude, unscaled" if unscaled else "magnitude, as recorded"
+    row_px = min(TALLEST_ROW_PX, HISTORY_PX / max(1, len(series.steps)))
+    figure = exponent_map(rows, look.fmt, x_title=title, y_title="step", row_px=row_px)
+    chart.show(
+        figure,
+        "history",
+        lambda: bins_table([("step", list(series.steps))], series.rows, shifts),
+        key="gradients-over-time",
+    )
+
+
+def shifts_of(series: ModuleSeries, *, unscaled: bool) -> list[int]:
+    """Powers of two by which each step's row moves: the run's own scale changes over time."""
+    if not unscaled:
+        return [0] * len(series.steps)
+    return [-(scale_exponent(scale) or 0) for scale in series.scales]
+
+
+def _names(series: ModuleSeries) -> list[str]:
+    """Distinct: ranks may cover the same first step with frames of their own."""
+    whole = [
+        f"step {first}" if first == last else f"steps {first} to {last}"
+        for first, last in zip(series.steps, series.last_steps, strict=True)
+    ]
+    seen: Counter[str] = Counter()
+    names = []
+    for name in whole:
+        seen[name] += 1
+        names.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return names
+
+
+def _wants_history(steps: int) -> bool:
+    """Bound to the URL's ``history``; a long one waits until somebody asks for it."""
+    asked = links.wanted("history") or ("on" if steps <= AT_ONCE_STEPS else "off")
+    is_on = st.toggle(f"All {plural(steps, 'recorded step')}", asked == "on", key=_HISTORY)
+    links.keep("history", "on" if is_on else "off")
+    return is_on
+
+
+def _pick_view() -> str:
+    return links.pick("Over time", "over", (RECORDED, UNSCALED))
+
+
+def _nonfinite(row: Raw) -> bool:
+    return bool(row[NAN : NEG_INF + 1].any())
+
+
+# What the Gradients page draws of one role at one step, and its tables.
+
+
+ZONE_COLUMNS = ("lost", "subnormal", "normal", "overflow", "zero", "not finite")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One role at one step in one view: everything the page draws of it."""
+
+    view: View
+    frame: Frame  # one row a module, in the model's order
+    fmt: NumberFormat
+    counts: Raw  # [modules, 6]
+    names: dict[int, str]
+    ranks: tuple[int, ...] = (0,)  # whose counts these are
+    left_out: tuple[int, ...] = ()
+
+
+def counts_table(look: Look) -> pd.DataFrame:
+    """One line a module: dtype and the six counts."""
+    return pd.DataFrame(
+        {
+            "Module": [name_in(look, m) for m in look.frame.modules],
+            "Recorded in": list(look.frame.dtypes),
+            **{
+                name.capitalize(): look.counts[:, column]
+                for column, name in enumerate(ZONE_COLUMNS)
+            },
+            "Elements": look.counts.sum(axis=1),
+        }
+    )
+
+
+def histogram_table(look: Look) -> pd.DataFrame:
+    """One line a module and occupied bin, with magnitudes as drawn."""
+    names = [name_in(look, module) for module in look.frame.modules]
+    shifts = [look.view.shift] * len(names)
+    return bins_table(
+        [("step", [look.view.step] * len(names)), ("module", names)], look.frame.rows, shifts
+    )
+
+
+def bins_table(
+    labels: Sequence[tuple[str, Sequence[object]]], rows: Raw, shifts: Sequence[int]
+) -> pd.DataFrame:
+    """One line an occupied bin of [n, RAW_LEN] rows; ``labels`` are columns with n values each."""
+    which, column = np.nonzero(rows)
+    special = {POS_ZERO: "+0", NEG_ZERO: "-0", NAN: "NaN", POS_INF: "+Inf", NEG_INF: "-Inf"}
+    magnitudes = [
+        special.get(c) or f"2^{int(EXPONENTS[c]) + shifts[i]}"
+        for i, c in zip(which.tolist(), column.tolist(), strict=True)
+    ]
+    return pd.DataFrame(
+        {
+            **{title: [values[i] for i in which.tolist()] for title, values in labels},
+            "magnitude": magnitudes,
+            "count": rows[which, column],
+        }
+    )
+
+
+def name_in(look: Look, module: int) -> str:
+    """The module's name."""
+    return look.names.get(module, f"module {module}")
+
+
+# Sentences of the Gradients page, computed from counts.
+
+
+def answer(view: View, counts: Raw) -> str:
+    """The page's sentence; ``counts`` is [modules, 6]."""
+    name = ROLE_NAMES[view.role]
+    start = f"{view.when}, {name} {view.title}: "
+    total = counts.sum(axis=0)
+    finite = int(total[[LOST, SUBNORMAL, NORMAL, OVERFLOW]].sum())
+    parts = [_not_finite(counts)] if total[NONFINITE] else []
+    if 2 * total[ZERO] > total.sum():  # more than half: whatever follows is about the rest
+        parts.append(f"{share(int(total[ZERO]), int(total.sum()))} were recorded as exactly zero")
+    if finite == 0:
+        parts.append("no element is finite and non-zero")
+        return start + "; ".join(parts) + "."
+    fmt = view.format_name
+    told = [
+        (OVERFLOW, f"overflow {fmt}"),
+        (LOST, f"are too small for {fmt} and would be zero in it"),
+        (SUBNORMAL, f"are subnormal in {fmt} (fewer bits)"),
+    ]
+    found = [
+        f"{total[column]:,} ({percent(total[column] / finite)}) {words}"
+        for column, words in told
+        if total[column]
+    ]
+    if found:
+        parts.append(f"of {finite:,} finite non-zero elements " + " and ".join(found))
+    else:
+        parts.append(f"all {finite:,} finite non-zero elements are normal numbers in {fmt}")
+    return start + "; ".join(parts) + "."
+
+
+def ranks_seen(ranks: Sequence[int], left_out: Sequence[int]) -> str:
+    """Whose counts are shown, of a training of several ranks."""
+    if len(ranks) == 1 and not left_out:
+        return f"Counted by rank {ranks[0]}."
+    text = f"Added up over {plural(len(ranks), 'rank')} ({', '.join(map(str, ranks))})."
+    if left_out:
+        named = ", ".join(map(str, left_out))
+        text += f" Not in the sum, because its histograms cover other steps: rank {named}."
+    return text
+
+
+def zeros_seen(view: View, counts: Raw) -> str:
+    """What the chart cannot say about elements that were zero or not finite when recorded."""
+    total = counts.sum(axis=0)
+    text = f"{share(int(total[ZERO]), int(total.sum()))} of the elements are exactly zero."
+    if total[ZERO] and view.role.is_gradient:
+        text += " Whether they were lost, only the shadow below can tell."
+    if view.shift and (total[ZERO] or total[NONFINITE]):
+        text += " Another loss scale does not move zeros, NaN and Inf that were recorded."
+    return text
+
+
+def map_seen(shown: int, hits: int, text: str, order: str, *, is_trouble: bool) -> str:
+    """Above the heat map: how many of the modules that hold ``text`` it shows, and which."""
+    found = f" whose path holds “{text}”" if text else ""
+    words = "Hue is the zone, strength the share of the module's elements."
+    if shown < hits:
+        which = f"The {shown} modules in most trouble" if is_trouble else f"The first {shown}"
+        return f"{which} of {hits:,}{found}, {order}. {words}"
+    return f"{plural(hits, 'module')}{found}, {order}. {words}"
+
+
+def underflow_seen(series: UnderflowOverTime, names: dict[int, str]) -> str:
+    """What the shadows found, over all modules and sampled steps."""
+    totals = int(series.total.sum())
+    lost = f"{_part(series.lost, totals)} lost"
+    if series.is_split:
+        lost = (
+            f"{_part(series.below_range, totals)} below the format's range, "
+            f"{_part(series.cancelled, totals)} cancelled or flipped"
+        )
+    text = (
+        f"At {plural(len(series.steps), 'sampled step')}, of {totals:,} elements the shadow found "
+        f"{lost}, {_part(series.subnormal, totals)} subnormal and "
+        f"{_part(series.zero_before, totals)} zero before."
+    )
+    if not series.lost.any():
+        return text
+    shares = np.nan_to_num(series.share("lost"))
+    row, column = np.unravel_index(int(shares.argmax()), shares.shape)
+    worst = cut(names.get(series.modules[row], "?"))
+    return text + (
+        f" Worst: {worst} at step {series.steps[column]}, {percent(float(shares[row, column]))}"
+        " lost."
+    )
+
+
+def inconclusive(known: WithoutShadow, name: str, step: int) -> str:
+    """What the histogram of one module says where no shadow was taken."""
+    return (
+        f"No shadow was taken, so how many gradients were lost is inconclusive. In {cut(name)} at "
+        f"step {step}, {share(known.zero, known.total)} elements are zero: any number of them, "
+        f"from none to all, may have been lost. {count(known.subnormal)} are subnormal."
+    )
+
+
+def module_seen(name: str, row_counts: Raw, format_name: str) -> str:
+    """Above one module's histogram; ``row_counts`` is [6]."""
+    finite = int(row_counts[[LOST, SUBNORMAL, NORMAL, OVERFLOW]].sum())
+    parts = [
+        f"{share(int(row_counts[column]), finite)} {word}"
+        for column, word in (
+            (LOST, "too small"),
+            (SUBNORMAL, "subnormal"),
+            (OVERFLOW, "overflowing"),
+        )
+        if row_counts[column]
+    ]
+    if row_counts[NONFINITE]:
+        parts.insert(0, f"{count(int(row_counts[NONFINITE]))} not finite")
+    told = ", ".join(parts) if parts else f"all {finite:,} finite non-zero elements normal"
+    return f"{cut(name)} in {format_name}: {told}; {count(int(row_counts[ZERO]))} exactly zero."
+
+
+def history_seen(name: str, steps: int, nonfinite_steps: int, first: int | None) -> str:
+    """Above one module's histograms over time."""
+    text = f"{cut(name)} at {plural(steps, 'recorded step')}, the first at the top."
+    if nonfinite_steps and first is not None:
+        return f"{text} NaN or Inf at {plural(nonfinite_steps, 'step')}, first at step {first}."
+    return text + " Never NaN or Inf."
+
+
+def _not_finite(counts: Raw) -> str:
+    modules = int((counts[:, NONFINITE] > 0).sum())
+    n, whole = int(counts[:, NONFINITE].sum()), int(counts.sum())
+    return f"{share(n, whole)}, are NaN or Inf, in {plural(modules, 'module')}"
+
+
+def _part(counts: Counts, whole: int) -> str:
+    n = int(counts.sum())
+    return f"{n:,} ({percent(n / whole)})" if whole else count(n)
+
+
+def lines_seen(
+    name: str, lost: Sequence[int], totals: Sequence[int], below: Sequence[int] | None = None
+) -> str:
+    """Above the counts of one module; of the ``lost`` ones, ``below`` are below the format's range
+    (None: not recorded)."""
+    steps = plural(len(totals), "sampled step")
+    hit = sum(n > 0 for n in lost)
+    if not hit:
+        return f"{cut(name)}: nothing lost at {steps}."
+    worst = max(range(len(lost)), key=lambda i: lost[i] / max(totals[i], 1))
+    most = share(lost[worst], totals[worst])
+    text = f"{cut(name)}: lost elements at {hit} of {steps}, at most {most}."
+    if below is None:
+        return text
+    return f"{text} {share(sum(below), sum(lost))} of all lost ones are below the format's range."
+
+
+# What the fp32 shadow of one step says beside the histogram.
+
+
+def lost_on_the_way(sampled: Sequence[ShadowRecord]) -> str:
+    """What had become zero before it could be counted: the histogram alone cannot tell."""
+    lost, total = sum(s.lost for s in sampled), sum(s.total for s in sampled)
+    if not lost:
+        return "Against the fp32 shadow of this step nothing was lost on the way."
+    below = [s.below_range for s in sampled if s.below_range is not None]
+    which = ""
+    if len(below) == len(sampled):
+        which = (
+            f" {share(sum(below), lost)} of these are below the format's range; the others "
+            "cancelled or flipped."
+        )
+    return (
+        f"Against the fp32 shadow of this step {share(lost, total)} of all elements were lost "
+        f"on the way: zero as recorded, not zero in fp32.{which} No histogram shows those, and no "
+        "scale that is applied now brings them back."
+    )
+
+
+# Zeros and subnormals over time, counted against the fp32 shadow: never one number.
+
+
+SHOWN_MODULES = 40
+_COLORS = {name: color for name, color, _ in (*PANELS, *UNSPLIT)}
+
+
+def all_modules(run: RunInfo, look: Look, module: int) -> UnderflowOverTime | None:
+    """Module by sampled step for one of the counts; None where there is no shadow."""
+    st.subheader("Zero and subnormal over time", anchor=False)
+    series = _underflow_series(run, look.view.role)
+    if not series.steps:
+        _say_inconclusive(run, look, module)
+        return None
+    chart.see(underflow_seen(series, look.names))
+    choices = UNDERFLOW_NAMES if series.is_split else UNSPLIT_NAMES
+    counted = links.pick("Count", "count", list(choices), format_func=lambda key: choices[key])
+    rows = worst_modules(series, counted, SHOWN_MODULES)
+    names = [look.names.get(series.modules[row], "?") for row in rows]
+    if len(rows) < len(series.modules):
+        st.caption(f"The {len(rows)} worst of {len(series.modules):,} modules.")
+    figure = underflow_map(
+        getattr(series, counted)[rows],
+        series.total[rows],
+        series.steps,
+        short_names(names, TICK_LENGTH),
+        names,
+        _COLORS[counted],
+    )
+    chart.show(figure, "underflow", lambda: table(series, look.names), key="underflow-map")
+    return series
+
+
+def one_module(series: UnderflowOverTime, look: Look, module: int) -> None:
+    """The counts of the chosen module over time."""
+    name = name_in(look, module)
+    if module not in series.modules:
+        chart.see(f"No shadow was taken of {cut(name)}.")
+        return
+    row = series.modules.index(module)
+    taken = [i for i, total in enumerate(series.total[row]) if total]
+    totals = [int(series.total[row, i]) for i in taken]
+    lines = {
+        key: Line(
+            [series.steps[i] for i in taken],
+            [int(getattr(series, key)[row, i]) for i in taken],
+            totals,
+        )
+        for key in _counted(series)
+    }
+    lost = [int(series.lost[row, i]) for i in taken]
+    below = [int(series.below_range[row, i]) for i in taken] if series.is_split else None
+    chart.see(lines_seen(name, lost, totals, below))
+    figure = underflow_lines(lines)
+    own = series.only(row)
+    chart.show(figure, "underflow-module", lambda: table(own, look.names), key="underflow-lines")
+
+
+def table(series: UnderflowOverTime, names: dict[int, str]) -> pd.DataFrame:
+    """One line a module and sampled step."""
+    cells = [
+        (row, column)
+        for row in range(len(series.modules))
+        for column in range(len(series.steps))
+        if series.total[row, column]
+    ]
+    return pd.DataFrame(
+        {
+            "step": [series.steps[c] for _, c in cells],
+            "module": [names.get(series.modules[r], "?") for r, _ in cells],
+            **{
+                key: [int(getattr(series, key)[cell]) for cell in cells] for key in _counted(series)
+            },
+            "total": [int(series.total[cell]) for cell in cells],
+        }
+    )
+
+
+def _counted(series: UnderflowOverTime) -> list[str]:
+    return [key for key, _, _ in (PANELS if series.is_split else UNSPLIT)]
+
+
+@store.of_run
+def _underflow_series(reader: Reader, run_id: str, role: Role) -> UnderflowOverTime:
+    return from_columns(shadow_columns(reader, run_id, role))
+
+
+def _say_inconclusive(run: RunInfo, look: Look, module: int) -> None:
+    place = look.frame.modules.index(module)
+    known = without_shadow(look.frame.rows[place], look.frame.dtypes[place])
+    role: Role = look.view.role
+    how = "Start the probe with --shadow-every 10 for a count."
+    if run.spec.kind != "probe" or run.spec.framework != "torch":
+        how = (
+            "Only probes of PyTorch take a shadow. A diagnosis compares a script with its fp32 "
+            "control instead."
+        )
+    states.nothing_recorded(
+        f"No fp32 shadow holds {ROLE_NAMES[role]} of this run.",
+        f"{inconclusive(known, name_in(look, module), look.view.step)} {how}",
+    )

@@ -1,1 +1,0 @@
-"""The page Gradients: heat map, one module's histograms, underflow over time."""

@@ -1,1 +1,0 @@
-"""The page Home: the demo and the recent runs."""

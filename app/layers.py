@@ -1,0 +1,573 @@
+"""The page Layers: dtypes, casts and ops of one step; what is read, its sections, tables,
+sentences.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import pandas as pd
+import streamlit as st
+from streamlit.elements.lib.column_types import ColumnConfig
+
+from ampscope.analysis.precision_use import (
+    CastSite,
+    FlopShare,
+    Fp32Op,
+    ModuleDtypes,
+    ModulesByPrecision,
+    cast_kinds,
+    cast_sites,
+    compute_dtype,
+    depth_of,
+    dtypes_by_module,
+    flop_share,
+    flops_by_module,
+    fold,
+    fp32_ops,
+    is_half,
+    modules_by_precision,
+    parameters_by_dtype,
+)
+from ampscope.policy.autocast_lists import CPU_LISTS, LISTED_OP_OF_KERNEL, list_of
+from ampscope.records import Frame, Machine, ModuleRecord, OpRecord, Role, RunInfo, StepRecord
+from app import chart, links, states, store
+from app.chart import KeyFigure
+from app.figures import modules as flops_figure
+from app.palette import OTHER_DTYPE, dtype_color
+from app.runs.module_names import (
+    find_box,
+    in_tree,
+    name_of,
+    names_by_index,
+    open_module,
+    pick_module,
+    short_names,
+)
+from app.text import count, cut, percent, plural, share
+
+# Sections of the Layers page: each takes what was read and draws one thing.
+
+
+TICK_LENGTH = 26  # characters beside the plot, as on Gradients
+SHOWN_MODULES = 15  # bars of the FLOP chart
+MOST_STEPS = 20_000  # whose op sets are told apart: 0.1 s of reading
+UNFOLDED = 200  # a larger tree starts folded to at most so many rows
+
+
+def choose(run: RunInfo) -> Layers:
+    """The phase and, where steps differ, the set of ops to look at."""
+    if run.spec.kind == "watch":  # no op of it is traced, in any phase
+        return read(run, None, ALL_PHASES)
+    sets = op_sets(store.steps(run, points=MOST_STEPS))
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        phase = links.pick("Phase", "phase", PHASES)
+        chosen = _pick_ops(sets) if len(sets) > 1 else next(iter(sets), None)
+    return read(run, chosen, phase)
+
+
+def overview(run: RunInfo, layers: Layers) -> None:
+    """The sentence and the key figures."""
+    flops = flop_share(layers.ops)
+    kinds = modules_by_precision(layers.all_ops)
+    casts = sum(site.count for site in cast_sites(layers.ops))
+    half_run = is_half_precision(run.spec.precision)
+    chart.sentence(answer(flops, kinds, casts, half_run))
+    parameters = parameters_by_dtype(layers.modules)
+    total = sum(n for _, n in parameters)
+    shown = "none" if flops.half_share is None else percent(flops.half_share)
+    chart.key_figures(
+        [
+            KeyFigure(
+                "FLOPs in half", shown, f"{share(flops.half, flops.total)} of counted operations"
+            ),
+            KeyFigure("Casts a step", count(casts), "Dtype conversions in the chosen phase"),
+            KeyFigure(
+                "Modules in fp32",
+                f"{len(kinds.fp32):,} of {kinds.total:,}",
+                "Modules whose own forward ops all computed in fp32, of those that computed",
+            ),
+            KeyFigure(
+                "Parameters",
+                _largest(parameters, total),
+                "; ".join(f"{dtype}: {share(n, total)}" for dtype, n in parameters),
+            ),
+        ]
+    )
+
+
+def stored(run: RunInfo, layers: Layers) -> None:
+    """The sentence and the tree of a run whose ops are not traced."""
+    leaves = sum(m.is_leaf for m in layers.modules)
+    chart.sentence(
+        f"{plural(leaves, 'module')} with values of their own; which precision each op computed in "
+        "is not known, the dtypes of what went in and out are."
+    )
+    states.no_ops(run)
+    tree(layers)
+
+
+def flops(layers: Layers) -> None:
+    """The chart: where the FLOPs are, and in which dtype."""
+    names = names_by_index(layers.modules)
+    shares = [(names.get(m, "outside the model"), s) for m, s in flops_by_module(layers.ops)]
+    chart.see(flops_seen(shares, SHOWN_MODULES))
+    if not shares:
+        return
+    top = shares[:SHOWN_MODULES]
+    figure = flops_figure.flops_by_module(
+        [s for _, s in top], short_names([n for n, _ in top], TICK_LENGTH), [n for n, _ in top]
+    )
+
+    def table() -> pd.DataFrame:
+        return pd.DataFrame(
+            [(n, d, flops) for n, s in shares for d, flops in s.by_dtype],
+            columns=["module", "dtype", "flops"],
+        )
+
+    chart.show(figure, "flops", table, key="layers-flops")
+
+
+def tree(layers: Layers) -> None:
+    """All modules, searched or folded."""
+    st.subheader("Modules", anchor=False)
+    deepest = max_depth(layers.rows)
+    left, right = st.columns([3, 2], vertical_alignment="bottom")
+    with left:
+        text = find_box("part of a path or a type")
+    depths = list(range(1, deepest + 1)) or [0]
+    start = depth_for(layers.rows, UNFOLDED)
+    depth = links.slide("Unfold to depth", "depth", depths, default=start, place=right)
+    rows = found(layers.rows, text) if text else fold(layers.rows, depth)
+    opens = bool(layers.all_ops)  # the section below is of its ops
+    chart.see(tree_seen(len(rows), len(layers.rows), text, opens=opens))
+    module_table(rows, as_tree=not text, key="layers-modules")
+    if layers.step is not None:
+        st.caption(f"Dtypes of values are those of step {layers.step}.")
+
+
+def one_module(run: RunInfo, layers: Layers) -> None:
+    """Ops of the chosen module."""
+    st.subheader("One module", anchor=False)
+    names = names_by_index(layers.modules)
+    busiest = Counter(op.module for op in layers.ops if not op.is_cast).most_common(1)
+    heaviest = [module for module, _ in flops_by_module(layers.ops)] or [m for m, _ in busiest]
+    default = heaviest[0] if heaviest else None
+    index = pick_module("Module", names, list(names), default)
+    ops = [op for op in layers.ops if op.module == index]
+    if not ops:
+        states.nothing_recorded(
+            "This module ran no op of its own in the chosen phase.", "Its children may have."
+        )
+        return
+    chart.see(f"{count(sum(o.count for o in ops))} calls a step of this module's own ops.")
+    ops_table(ops, list_lookup(run.machine), key="layers-ops")
+
+
+def casts(layers: Layers) -> None:
+    """Where dtypes change."""
+    sites, names = cast_sites(layers.ops), names_by_index(layers.modules)
+    with chart.details("Casts: where, from what to what"):
+        chart.see(casts_seen(sites, names))
+        if sites:
+            cast_table(sites, names, key="layers-casts")
+
+
+def in_fp32(run: RunInfo, layers: Layers) -> None:
+    """What stayed in fp32 in the forward pass, and why."""
+    found = fp32_ops(layers.all_ops, list_lookup(run.machine))
+    precision = run.spec.precision
+    with chart.details("What stayed in fp32, and why"):
+        chart.see(fp32_seen(found, precision))
+        if found:
+            names, reasons = names_by_index(layers.modules), fp32_reasons(precision)
+            fp32_table(found, names, reasons, key="layers-fp32")
+
+
+def _pick_ops(sets: list[OpSet]) -> OpSet:
+    by_id = {s.id: s for s in sets}
+    chosen = links.select("Ops of", "ops", list(by_id), format_func=lambda id_: by_id[id_].label)
+    return by_id[chosen]
+
+
+def _largest(parameters: list[tuple[str, int]], total: int) -> str:
+    if not parameters:
+        return "none"
+    dtype, n = parameters[0]
+    return dtype if n == total else f"{dtype} {percent(n / total)}"
+
+
+# What the Layers page knows about one run: modules, the ops of one step, dtypes of that step.
+
+
+ALL_PHASES = "all"
+PHASES = (ALL_PHASES, "forward", "backward", "step")
+_DTYPE_ROLES = (Role.ACTIVATION, Role.GRAD_OUTPUT, Role.WEIGHT_GRAD)
+
+
+@dataclass(frozen=True, slots=True)
+class OpSet:
+    """Steps that ran the same ops, as one choice of the page."""
+
+    id: int
+    steps: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        """``steps 0 to 49`` or ``step 4, 9 to 12 and 31 more``: how a person names them."""
+        runs = [_span(list(part)) for part in _consecutive(self.steps)]
+        shown = ", ".join(runs[:3])
+        more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
+        return f"step{'' if len(self.steps) == 1 else 's'} {shown}{more}"
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """One run's modules and ops in the chosen phases; ``all_ops`` is every phase's."""
+
+    modules: tuple[ModuleRecord, ...]
+    all_ops: tuple[OpRecord, ...]
+    ops: tuple[OpRecord, ...]
+    rows: tuple[ModuleDtypes, ...]
+    step: int | None  # whose histograms gave the dtypes of values, None when there are none
+
+
+def op_sets(steps: Sequence[StepRecord]) -> list[OpSet]:
+    """Distinct op sets, the one of most steps first; empty when nothing was traced."""
+    found: dict[int, list[int]] = {}
+    for step in steps:
+        if step.op_set is not None:
+            found.setdefault(step.op_set, []).append(step.step)
+    sets = [OpSet(id_, tuple(numbers)) for id_, numbers in found.items()]
+    return sorted(sets, key=lambda s: -len(s.steps))
+
+
+def read(run: RunInfo, chosen: OpSet | None, phase: str) -> Layers:
+    """Everything the page shows, from the ops of ``chosen`` and the frames nearest to it."""
+    modules = store.modules(run)
+    every: list[OpRecord] = []
+    with states.part():
+        every = store.ops(run, chosen.id) if chosen else []
+    ops = [op for op in every if phase in (ALL_PHASES, op.phase)]
+    step, frames = _frames(run, chosen.steps[-1] if chosen else None)
+    rows = dtypes_by_module(modules, ops, frames)
+    return Layers(tuple(modules), tuple(every), tuple(ops), tuple(rows), step)
+
+
+def list_lookup(machine: Machine | None) -> Callable[[str], str | None]:
+    """Which autocast list an op is in, under the rules that the run followed."""
+    return _cpu_list_of if machine is not None and machine.policy == "native" else list_of
+
+
+def _frames(run: RunInfo, step: int | None) -> tuple[int | None, dict[Role, Frame]]:
+    """Frames of the roles that carry dtypes, at the last recorded step up to ``step``."""
+    used, frames = None, {}
+    for role in _DTYPE_ROLES:
+        with states.part():
+            recorded = store.frame_steps(run, role)
+            if not recorded:
+                continue
+            at = max((s for s in recorded if step is None or s <= step), default=recorded[0])
+            frame = store.frame(run, role, at)
+            if frame is not None:
+                used, frames[role] = at, frame
+    return used, frames
+
+
+def _cpu_list_of(op: str) -> str | None:
+    name = op.removeprefix("aten.")
+    listed = LISTED_OP_OF_KERNEL.get(name, name).partition(".")[0]
+    return next(
+        (key for key, ops in CPU_LISTS.items() if any(o.partition(".")[0] == listed for o in ops)),
+        None,
+    )
+
+
+def _consecutive(steps: Sequence[int]) -> list[list[int]]:
+    groups = groupby(enumerate(steps), key=lambda pair: pair[1] - pair[0])
+    return [[step for _, step in group] for _, group in groups]
+
+
+def _span(steps: Sequence[int]) -> str:
+    return str(steps[0]) if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
+
+
+# Tables of the Layers page. Names from the run are plain text in their cells.
+
+
+TABLE_PX = 420
+NAMED_MODULES = 3  # so many are named in a cell; the CSV has them all
+_DTYPE_COLUMNS = {
+    "Weights": "weights",
+    "Activation": "activations",
+    "Output gradient": "grad_outputs",
+    "Weight gradient": "weight_grads",
+    "Computed in": "computed_in",
+}
+
+
+def found(rows: Sequence[ModuleDtypes], text: str) -> list[ModuleDtypes]:
+    """Rows whose path or type holds ``text``, whatever the case."""
+    wanted = text.strip().lower()
+    return [r for r in rows if wanted in name_of(r.path).lower() or wanted in r.type.lower()]
+
+
+def module_frame(rows: Sequence[ModuleDtypes], *, as_tree: bool) -> pd.DataFrame:
+    """One line a module; a tree shows last parts indented, a search result whole paths."""
+    return pd.DataFrame(
+        {
+            "Module": [in_tree(r.path, r.depth) if as_tree else name_of(r.path) for r in rows],
+            "Type": [r.type + (f" (+{r.folded:,} below)" if r.folded else "") for r in rows],
+            **{
+                title: [list(getattr(r, field)) for r in rows]
+                for title, field in _DTYPE_COLUMNS.items()
+            },
+            "Ops": [r.op_count for r in rows],
+            "Casts": [r.cast_count for r in rows],
+            "MFLOP": [r.flops / 1e6 for r in rows],
+            "In half": [100 * r.half_flops / r.flops if r.flops else None for r in rows],
+            "Parameters": [r.parameter_count for r in rows],
+            "Path": [name_of(r.path) for r in rows],
+        }
+    )
+
+
+def module_table(rows: Sequence[ModuleDtypes], *, as_tree: bool, key: str) -> None:
+    """The tree; a click on a row opens that module below."""
+    table = module_frame(rows, as_tree=as_tree)
+
+    def open_clicked() -> None:
+        clicked = st.session_state[key].selection.rows
+        if clicked:
+            open_module(rows[clicked[0]].path)
+
+    st.dataframe(
+        table,
+        key=key,
+        hide_index=True,
+        height=min(TABLE_PX, 38 + 35 * max(1, len(rows))),
+        on_select=open_clicked,
+        selection_mode="single-row",
+        column_config={
+            "Module": st.column_config.TextColumn(pinned=True, width=230),
+            **{title: _chips(title, rows, field) for title, field in _DTYPE_COLUMNS.items()},
+            "MFLOP": st.column_config.NumberColumn(format="%.3f", help="Million operations a step"),
+            "In half": st.column_config.NumberColumn(
+                format="%.1f %%", help="Share of this module's FLOPs; empty where it has none"
+            ),
+            "Path": st.column_config.TextColumn(width=300),
+        },
+    )
+    chart.download(lambda: module_frame(rows, as_tree=False), "modules", key=key)
+
+
+def ops_table(ops: Sequence[OpRecord], list_of: Callable[[str], str | None], *, key: str) -> None:
+    """Ops of one module."""
+    ordered = sorted(ops, key=lambda o: (o.phase != "forward", o.phase, -o.flops, -o.count))
+    table = pd.DataFrame(
+        {
+            "Phase": [o.phase for o in ordered],
+            "Op": [o.op for o in ordered],
+            "Computed in": [[compute_dtype(o.inputs) or "none"] for o in ordered],
+            "Inputs": [o.inputs or "none" for o in ordered],
+            "Outputs": [o.outputs or "none" for o in ordered],
+            "Calls": [o.count for o in ordered],
+            "MFLOP": [o.flops / 1e6 for o in ordered],
+            "Cast": [o.is_cast for o in ordered],
+            "Autocast list": [list_of(o.op) or "" for o in ordered],
+        }
+    )
+    dtypes = sorted({d for cell in table["Computed in"] for d in cell})
+    _show(table, "ops", key, {"Computed in": _chip_column("Computed in", dtypes)})
+
+
+def cast_table(sites: Sequence[CastSite], names: dict[int, str], *, key: str) -> None:
+    """Where casts happen."""
+    table = pd.DataFrame(
+        {
+            "Module": [names.get(s.module, "outside the model") for s in sites],
+            "Phase": [s.phase for s in sites],
+            "From": [[s.source] for s in sites],
+            "To": [[s.target] for s in sites],
+            "Casts a step": [s.count for s in sites],
+        }
+    )
+    dtypes = sorted({d for s in sites for d in (s.source, s.target)})
+    _show(table, "casts", key, {t: _chip_column(t, dtypes) for t in ("From", "To")})
+
+
+def fp32_table(
+    ops: Sequence[Fp32Op], names: dict[int, str], reasons: dict[str, str], *, key: str
+) -> None:
+    """Ops that computed in fp32, and why."""
+
+    def table(limit: int | None) -> pd.DataFrame:
+        return pd.DataFrame(
+            {
+                "Op": [o.op for o in ops],
+                "Why": [reasons[o.reason] for o in ops],
+                "Autocast list": [o.autocast_list or "" for o in ops],
+                "Calls a step": [o.count for o in ops],
+                "Modules": [len(o.modules) for o in ops],
+                "Which": [_named([names.get(m, "?") for m in o.modules], limit) for o in ops],
+            }
+        )
+
+    st.dataframe(table(NAMED_MODULES), key=key, hide_index=True)
+    chart.download(lambda: table(None), "fp32-ops", key=key)
+
+
+def depth_for(rows: Sequence[ModuleDtypes], limit: int) -> int:
+    """Largest depth that unfolds at most ``limit`` rows, at least 1."""
+    depths = sorted(r.depth for r in rows)
+    deepest = depths[-1] if depths else 0
+    return deepest if len(depths) <= limit else max(1, depths[limit] - 1)
+
+
+def max_depth(rows: Sequence[ModuleDtypes]) -> int:
+    """Depth of the deepest module."""
+    return max((depth_of(r.path) for r in rows), default=0)
+
+
+def _show(table: pd.DataFrame, name: str, key: str, columns: dict[str, ColumnConfig]) -> None:
+    height = min(TABLE_PX, 38 + 35 * max(1, len(table)))
+    st.dataframe(table, key=key, hide_index=True, height=height, column_config=columns)
+    chart.download(lambda: table, name, key=key)
+
+
+def _chips(title: str, rows: Sequence[ModuleDtypes], field: str) -> ColumnConfig:
+    return _chip_column(title, sorted({d for r in rows for d in getattr(r, field)}))
+
+
+def _chip_column(title: str, dtypes: Sequence[str]) -> ColumnConfig:
+    """Dtypes as labels in the dtypes' own colours."""
+    colors = [dtype_color(d) if d else OTHER_DTYPE for d in dtypes]
+    return st.column_config.MultiselectColumn(title, options=list(dtypes), color=colors)
+
+
+def _named(names: Sequence[str], limit: int | None) -> str:
+    shown = names[:limit]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {plural(more, 'other')}" if more else "")
+
+
+# Sentences of the Layers page, computed from the run.
+
+
+REASONS = {
+    "fp32_list": "autocast's fp32 list: it overflows or loses accuracy in half",
+    "promoted": "autocast's promote list: it takes the widest dtype of its inputs",
+    "not_cast": "autocast would run it in half, but autocast was off there",
+    "follows": "in no list: it follows its inputs, and they were fp32",
+}
+# The same lists in a run that did not use autocast at all.
+REASONS_WITHOUT_AUTOCAST = {
+    "fp32_list": "no autocast in this run; with it, the fp32 list keeps this op in fp32",
+    "promoted": "no autocast in this run; with it, the promote list decides by its inputs",
+    "not_cast": "no autocast in this run; with it, this op runs in half",
+    "follows": "in no list: it follows its inputs, and they were fp32",
+}
+HALF_MODES = ("fp16", "bf16")
+WITHOUT_AUTOCAST = ("fp32", "tf32", "pure")  # beginnings of precision modes
+
+
+def answer(flops: FlopShare, kinds: ModulesByPrecision, cast_count: int, is_half_run: bool) -> str:
+    """The page's sentence."""
+    if kinds.total == 0 and flops.total == 0:
+        return "No op of these phases was traced, so only stored dtypes are known."
+    if kinds.half == kinds.both == () and flops.half == 0:
+        where = "although half precision was asked for" if is_half_run else "as asked"
+        return f"Everything ran in fp32, {where}: {plural(cast_count, 'cast')} a step."
+    parts = []
+    if flops.half_share is not None:
+        halves = "+".join(d for d, _ in flops.by_dtype if is_half(d)) or "half"
+        parts.append(f"{percent(flops.half_share)} of the FLOPs ran in {halves}")
+    if kinds.total:
+        parts.append(_stayed(kinds))
+    parts.append(f"{plural(cast_count, 'cast')} a step")
+    text = "; ".join(parts) + "."
+    return text[0].upper() + text[1:]
+
+
+def flops_seen(shares: Sequence[tuple[str, FlopShare]], shown: int) -> str:
+    """Above the chart of FLOPs."""
+    total = sum(s.total for _, s in shares)
+    if not shares:
+        return "No op with a FLOP formula (matrix product, convolution, attention) ran."
+    name, largest = shares[0]
+    wide = [(n, s) for n, s in shares if s.total > s.half]
+    most = percent(largest.total / total)
+    text = f"{cut(name)} does most: {most} of {total / 1e6:,.1f} million operations."
+    if wide and len(wide) < len(shares):
+        slow = sum(s.total - s.half for _, s in wide)
+        text += f" Not in half: {percent(slow / total)}, most of it in {cut(wide[0][0])}."
+    if len(shares) > shown:
+        text += f" The {shown} largest of {len(shares)} modules are shown."
+    return text
+
+
+def tree_seen(shown: int, whole: int, text: str, *, opens: bool) -> str:
+    """Above the table of modules; ``opens``: the section below it shows the chosen one."""
+    click = " Click a row to open it below." if opens else ""
+    if text:
+        return f"{share(shown, whole)} modules hold “{text}” in their path or type."
+    if shown == whole:
+        return f"All {plural(whole, 'module')}.{click}"
+    return (
+        f"{share(shown, whole)} modules are unfolded; what lies deeper is added up in the last row "
+        f"above it.{click}"
+    )
+
+
+def casts_seen(sites: Sequence[CastSite], names: dict[int, str]) -> str:
+    """Above the table of casts."""
+    if not sites:
+        return "No cast: every op got its inputs in the dtype that it ran in."
+    kinds = cast_kinds(sites)
+    total = sum(s.count for s in sites)
+    listed = ", ".join(f"{n:,} from {a} to {b}" for a, b, n in kinds[:3])
+    where = cut(names.get(sites[0].module, "outside the model"))
+    return (
+        f"{plural(total, 'cast')} a step: {listed}. Most in one place: {count(sites[0].count)} in "
+        f"{where} ({sites[0].phase})."
+    )
+
+
+def fp32_seen(found: Sequence[Fp32Op], precision: str) -> str:
+    """Above the table of ops that computed in fp32."""
+    if not found:
+        return "No forward op computed in fp32."
+    calls = sum(f.count for f in found)
+    listed = sum(f.count for f in found if f.reason == "fp32_list")
+    skipped = sum(f.count for f in found if f.reason == "not_cast")
+    if precision.startswith(WITHOUT_AUTOCAST):
+        return (
+            f"{plural(calls, 'forward call')} in fp32, in a run without autocast; with it "
+            f"{share(skipped, calls)} of them would run in half."
+        )
+    text = (
+        f"{plural(calls, 'forward call')} in fp32: {share(listed, calls)}, because an autocast "
+        "list asks for it."
+    )
+    if skipped:
+        text += f" {plural(skipped, 'call')} would have run in half had autocast been on there."
+    return text
+
+
+def fp32_reasons(precision: str) -> dict[str, str]:
+    """What to call each reason in a run of this precision mode."""
+    return REASONS_WITHOUT_AUTOCAST if precision.startswith(WITHOUT_AUTOCAST) else REASONS
+
+
+def is_half_precision(precision: str) -> bool:
+    """True for the modes that ask for half."""
+    return any(mode in precision for mode in HALF_MODES)
+
+
+def _stayed(kinds: ModulesByPrecision) -> str:
+    modules = plural(kinds.total, "computing module")
+    text = f"{len(kinds.fp32):,} of {modules} stayed in fp32"
+    return text + (f", {len(kinds.both):,} did both" if kinds.both else "")

@@ -1,1 +1,0 @@
-"""The page Layers: dtypes, casts and ops of one step."""

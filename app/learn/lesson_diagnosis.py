@@ -1,0 +1,134 @@
+"""The diagnosis of a script that comes with a lesson: offered, followed, and shown on its page."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+import streamlit as st
+
+from ampscope.lessons.catalog import STEPS, Mistake, script_path
+from ampscope.records import RunInfo, StepRecord
+from ampscope.report import verdict_words as diagnosis_words
+from ampscope.report.fix_words import control
+from app import chart, diagnosis, links, permissions, store
+from app.diagnosis import Case
+from app.figures.lessons import Line, lines
+from app.learn import lesson_page
+from app.palette import DTYPES
+from app.runs import run_page
+from app.text import duration, escape, number
+
+LOOKS = {"as_is": (DTYPES["fp16"], "solid"), "fp32": (DTYPES["fp32"], "dash")}
+
+
+def section(mistake: Mistake) -> None:
+    """The same failure as a script of its own, and its diagnosis."""
+    st.subheader("Diagnose it", anchor=False)
+    chart.see(mistake.sentence)
+    with chart.details("The script"):
+        st.code(script_path(mistake.id).read_text(), language="python", wrap_lines=True)
+    case = newest(mistake)
+    if is_ready(mistake, case) and case is not None:
+        found(case)
+
+
+def newest(mistake: Mistake, *, mended: bool = False) -> Case | None:
+    """The newest diagnosis of its script that was made here."""
+    path = str(script_path(mistake.id, mended=mended))
+    runs = _own_runs()
+    head = next((h for h in diagnosis.heads(runs) if h.spec.workload == path), None)
+    return None if head is None else diagnosis.opened_data(head, runs)
+
+
+def _own_runs() -> list[RunInfo]:
+    """A lesson speaks of measurements of this machine: what a file brought may say anything, under
+    any script's name. Nor does one count that was run with other arguments."""
+    return [run for run in diagnosis.recorded_runs() if not run.spec.imported and not run.spec.args]
+
+
+def is_ready(mistake: Mistake, case: Case | None, *, mended: bool = False) -> bool:
+    """Offer the diagnosis, or follow it; True when there is one to show."""
+    path = script_path(mistake.id, mended=mended)
+    problem = diagnosis.job_problem(str(path))
+    if problem:
+        st.error(escape(problem))
+    is_moving = diagnosis.job_is_running(str(path)) or (case is not None and case.is_moving)
+    if is_moving:
+        _following(str(path), "" if case is None else diagnosis.data_version(case))
+        return False
+    is_done = case is not None and case.report is not None
+    if not permissions.is_trusted():
+        if not is_done:
+            permissions.offers("diagnosing this script, which takes half a minute")
+        return is_done
+    busy = diagnosis.busy_with()
+    label = "Diagnose again" if is_done else "Diagnose it"
+    clicked = st.button(
+        label, key=f"dx-{path.stem}", disabled=bool(busy),
+        type="tertiary" if is_done else "primary",
+        help="It runs the script several times, for about half a minute."
+        + (" One diagnosis at a time." if busy else ""),
+    )  # fmt: skip
+    if clicked:
+        diagnosis.start_diagnosis(path, mistake.policy, STEPS)
+        st.rerun()
+    return is_done
+
+
+def found(case: Case) -> None:
+    """What the diagnosis says, what to do, the losses."""
+    assert case.report is not None
+    as_is = diagnosis.view(case.run_of("as_is") or case.head)
+    chart.see(diagnosis_words.paragraph(case.report, as_is))
+    st.markdown(f"**What to do.** {escape(diagnosis_words.next_step(case.report, as_is))}")
+    finding = next(iter(case.report.diagnosis.findings), None)
+    if finding is not None and finding.verdict.fix.patch:
+        st.code(finding.verdict.fix.patch, language="python", wrap_lines=True)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.page_link(
+            links.DIAGNOSIS.file, label="Open the diagnosis", icon=links.DIAGNOSIS.icon,
+            query_params={"run": case.head.id},
+        )  # fmt: skip
+        took = duration(case.report.elapsed_s)
+        how = run_page.policy_of(case.head.machine)
+        st.caption(escape(f"{how} · it took {took}"), width="content")
+    _losses(case)
+
+
+def _losses(case: Case) -> None:
+    runs = {c: run for c in LOOKS if (run := case.run_of(c)) is not None}
+    steps = {c: [s for s in store.steps(run) if s.loss is not None] for c, run in runs.items()}
+    curves = [
+        Line(f"the script {control(c)}", [s.step for s in seen], [_drawn(s) for s in seen],
+             LOOKS[c][0], dash=LOOKS[c][1], has_markers=len(seen) < 3)
+        for c, seen in steps.items() if seen
+    ]  # fmt: skip
+    if not curves:
+        st.caption("No loss was recorded of its runs.")
+        return
+    text = "; ".join(f"{c.name}: last loss {number(c.y[-1])}" for c in curves) + "."
+    chart.see(text)
+    figure = lines(curves, x_title="optimizer step", y_title="loss")
+    table = pd.DataFrame(
+        [(c, s.step, s.loss, s.skipped) for c, seen in steps.items() for s in seen],
+        columns=["run", "step", "loss", "skipped"],
+    )
+    lesson_page.show_chart(figure, "lesson-diagnosis", table, text)
+
+
+def _drawn(step: StepRecord) -> float:
+    return step.loss if step.loss is not None and math.isfinite(step.loss) else math.nan
+
+
+@st.fragment(run_every=run_page.FOLLOW_EVERY_S)
+def _following(path: str, version: str) -> None:
+    runs = _own_runs()
+    head = next((h for h in diagnosis.heads(runs) if h.spec.workload == path), None)
+    case = None if head is None else diagnosis.opened_data(head, runs)
+    is_moving = diagnosis.job_is_running(path) or (case is not None and case.is_moving)
+    if not is_moving or (case is not None and diagnosis.data_version(case) != version):
+        st.rerun(scope="app")
+    ended = 0 if case is None else sum(not run.state.is_active for run in case.runs)
+    st.info(f"**Diagnosing on this machine.** {ended} of its runs have ended so far.",
+            icon=":material/hourglass_top:")  # fmt: skip

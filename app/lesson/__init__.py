@@ -1,1 +1,0 @@
-"""The one shape of all lessons; what each of them teaches lies in app.learn."""

@@ -1,0 +1,658 @@
+"""The page Loss scale: trajectory, skipped steps, windows of every module, the scaler lab; what is
+read of a run, and its sentences.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pandas as pd
+import streamlit as st
+
+from ampscope.analysis.skips import BadStep, SkipEvidence, bad_steps, skip_causes
+from ampscope.analysis.training import FiniteParts, ScaleSummary, finite_parts, is_bad, summarize
+from ampscope.analysis.underflow import ScaleWindow, common_window, module_windows
+from ampscope.numerics.formats import FP16
+from ampscope.numerics.histogram import NAN, NEG_INF, POS_INF
+from ampscope.observations import Attempt, Call
+from ampscope.records import Frame, NonFiniteRecord, Role, RunInfo, StepRecord, StepTotals
+from ampscope.report import training_words
+from ampscope.scalers.replay import (
+    POLICIES,
+    Advice,
+    Policy,
+    RecordedRun,
+    Replay,
+    Settings,
+    advise,
+    first_difference,
+    lost_shares,
+    own_policy,
+    own_settings,
+    recorded_run,
+    replay,
+    skipped_scales,
+)
+from ampscope.store.reader import Reader
+from ampscope.store.series import bad_gradients, first_nonfinite
+from app import chart, links, states, store
+from app.chart import KeyFigure
+from app.figures.loss_scale import replayed_scales, scale_windows
+from app.figures.training import scale_trajectory
+from app.runs.module_names import name_of
+from app.runs.run_page import sentence
+from app.text import cut, percent, plural, power_of_two, share
+
+# Sections of the Loss scale page: trajectory, and for every skip who held the NaN or Inf.
+
+
+TABLE_PX = 380
+WHY = (
+    "calibration: the next step was taken at a smaller scale, and none near it at this one, which "
+    "is how GradScaler finds its scale. growth probing: the same, right after the scale had grown. "
+    "spike: steps near it were taken at this scale, and this step's gradients are too large for it "
+    "in fp32 too. born as NaN: no gradient holds Inf, so nothing overflowed. fault: the loss or "
+    "fp32's own gradients were not finite, or a scale of 1 did not help. unclear: none of these."
+)
+
+
+def overview(found: Trajectory) -> None:
+    """The sentence and the key figures."""
+    summary, loss, totals = found.summary, found.loss, found.totals
+    chart.sentence(training_words.scale_answer(summary, totals, loss))
+    chart.key_figures(
+        [
+            KeyFigure(
+                "Skipped steps",
+                f"{totals.skipped:,} of {totals.steps:,}",
+                f"{share(totals.skipped, totals.steps)} steps left the weights as they were",
+            ),
+            _scale_figure(summary.last_scale),
+            KeyFigure("Growths", f"{len(summary.growths):,}", _growth_help(found.steps)),
+            KeyFigure(
+                "Losses not finite",
+                f"{totals.nonfinite_losses:,}",
+                f"Of the shown steps: NaN {len(loss.nan_steps)}, +Inf {len(loss.pos_inf_steps)}, "
+                f"-Inf {len(loss.neg_inf_steps)}",
+            ),
+        ]
+    )
+
+
+def trajectory(found: Trajectory) -> None:
+    """The chart."""
+    if found.summary.last_scale is None:
+        states.nothing_recorded(
+            "This run has no loss scale.",
+            "It ran without a GradScaler; its loss and gradient norm are below.",
+        )
+    pick_span(found)
+    chart.see(chart_seen(found))
+    figure = scale_trajectory(found.steps, found.loss, found.norm)
+    chart.show(figure, "loss-scale", lambda: steps_table(found.steps), key="loss-scale")
+
+
+def skips(run: RunInfo, found: Trajectory) -> None:
+    """Skipped steps, and the parameters of one."""
+    st.subheader("Skipped steps", anchor=False)
+    bad = read_bad_steps(run, found)
+    chart.see(bad_steps_seen(bad.shown, found.totals, bad.whole))
+    if not bad.shown:
+        return
+    table = _bad_table(bad.shown)
+    st.dataframe(
+        table,
+        key="loss-scale-skips",
+        hide_index=True,
+        height=min(TABLE_PX, 38 + 35 * len(bad.shown)),
+        column_config={
+            "Scale": st.column_config.NumberColumn(format="localized"),
+            "Why": st.column_config.TextColumn(help=WHY),
+        },
+    )
+    chart.download(lambda: table, "skips", key="loss-scale-skips")
+    _one_skip(run, bad.shown)
+
+
+def steps_table(steps: list[StepRecord]) -> pd.DataFrame:
+    """All that is known of every step."""
+    return pd.DataFrame([dataclasses.asdict(s) for s in steps])
+
+
+def parameters_table(records: list[NonFiniteRecord]) -> pd.DataFrame:
+    """In backward order, the first that backward reached at the top."""
+    return pd.DataFrame(
+        {
+            "Backward order": [r.order + 1 for r in records],
+            "Parameter": [r.parameter for r in records],
+            "NaN": [r.nan for r in records],
+            "+Inf": [r.pos_inf for r in records],
+            "-Inf": [r.neg_inf for r in records],
+            "Elements": [r.total for r in records],
+            "Not finite, %": [
+                100 * (r.nan + r.pos_inf + r.neg_inf) / r.total if r.total else None
+                for r in records
+            ],
+        }
+    )
+
+
+def _one_skip(run: RunInfo, bad: list[BadStep]) -> None:
+    steps = [b.step for b in bad if b.parameter_count]
+    if not steps:
+        st.caption("Which parameters held NaN or Inf was not recorded at these steps.")
+        return
+    step = links.select("Parameters of step", "skip", steps, writes_default=False)
+    records = list(store.nonfinite(run, step))
+    chart.see(f"At step {step}, {plural(len(records), 'parameter')} held NaN or Inf.")
+    table = parameters_table(records)
+    st.dataframe(
+        table,
+        key="loss-scale-parameters",
+        hide_index=True,
+        height=min(TABLE_PX, 38 + 35 * len(records)),
+        column_config={"Not finite, %": st.column_config.NumberColumn(format="%.3g")},
+    )
+    chart.download(lambda: table, f"nonfinite-step-{step}", key="loss-scale-parameters")
+    st.page_link(
+        links.GRADIENTS.file,
+        label=f"Step {step} on the Gradients page",
+        icon=links.GRADIENTS.icon,
+        query_params={"run": run.id, "step": str(step), "role": "weight_grad"},
+    )
+
+
+def _bad_table(bad: list[BadStep]) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "Step": [b.step for b in bad],
+            "Loss scale": [power_of_two(b.scale) if b.scale else "none" for b in bad],
+            "Scale": [b.scale for b in bad],
+            "Skipped": [b.skipped for b in bad],
+            "Why": ["" if b.cause is None else str(b.cause) for b in bad],
+            "Parameters not finite": [b.parameter_count for b in bad],
+            "First in backward": [b.first_parameter or "not recorded" for b in bad],
+        }
+    )
+
+
+def _scale_figure(scale: float | None) -> KeyFigure:
+    if scale is None:
+        return KeyFigure("Scale at the end", "none", "This run has no GradScaler")
+    value = power_of_two(scale)
+    return KeyFigure("Scale at the end", value, f"{value} = {scale:,.10g}, used in the last step")
+
+
+def _growth_help(steps: list[StepRecord]) -> str:
+    known = [s.growth_counter for s in steps if s.growth_counter is not None]
+    if not known:
+        return "Steps that ran at a larger scale than the step before"
+    return f"{plural(known[-1], 'finite step')} since the last growth or skip (growth counter)"
+
+
+# What the Loss scale page knows of a run: the steps it shows, and a summary of all of them.
+#
+# A run of up to POINTS steps is shown as it was recorded. Of a longer one real steps stand for the
+# rest, with every change of scale and every bad step; the counts are exact all the same, and a
+# part that is asked for is read again in full resolution.
+
+
+ENDS = 500  # first and last steps that are read in full: the search for a scale takes a few dozen
+STEADY_SHARE = 0.25  # of the run, at its end, as in analysis.loss_scale
+RANGE_KEY = "loss-scale:range"
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """The shown steps of a run, and what is said of all of them."""
+
+    steps: list[StepRecord]
+    summary: ScaleSummary  # of the whole run
+    totals: StepTotals  # of the whole run
+    loss: FiniteParts  # of the shown steps
+    norm: FiniteParts
+    span: tuple[int, int]  # first and last step that are shown
+
+    @property
+    def is_part(self) -> bool:
+        """Whether a part of the run was asked for."""
+        return self.span != (self.totals.first_step, self.totals.last_step)
+
+    @property
+    def is_thinned(self) -> bool:
+        """Whether shown steps stand for others."""
+        return len(self.steps) < min(self.totals.steps, self.span[1] - self.span[0] + 1)
+
+
+def read(run: RunInfo) -> Trajectory:
+    """The steps that the URL's ``first`` and ``last`` ask for, all of them by default."""
+    totals = store.totals(run)
+    span = asked_span(totals)
+    steps = store.steps(run, *span)
+    numbers = [s.step for s in steps]
+    return Trajectory(
+        steps,
+        whole_summary(run),
+        totals,
+        finite_parts(numbers, [s.loss for s in steps]),
+        finite_parts(numbers, [s.grad_norm for s in steps]),
+        span,
+    )
+
+
+def asked_span(totals: StepTotals) -> tuple[int, int]:
+    """First and last step of the URL, within the run's."""
+    low, high = totals.first_step or 0, totals.last_step or 0
+    first, last = _asked("first", low), _asked("last", high)
+    return (first, last) if low <= first < last <= high else (low, high)
+
+
+def pick_span(found: Trajectory) -> None:
+    """A slider over the whole run, for one whose steps are not all shown at once."""
+    low, high = found.totals.first_step or 0, found.totals.last_step or 0
+    if found.totals.steps <= store.POINTS and not found.is_part:
+        return
+    links.show(RANGE_KEY, found.span)
+    left, right = st.columns((5, 1), vertical_alignment="bottom", gap="small")
+    left.slider(
+        "Steps to show",
+        low,
+        high,
+        key=RANGE_KEY,
+        on_change=_keep_span,
+        help=f"A part of at most {store.POINTS:,} steps is shown in full.",
+    )
+    right.button("Whole run", disabled=not found.is_part, on_click=forget_span)
+
+
+def forget_span() -> None:
+    """Back to the whole run."""
+    links.keep("first", None)
+    links.keep("last", None)
+
+
+@store.of_run
+def whole_summary(reader: Reader, run_id: str) -> ScaleSummary:
+    """Over all steps, in a time that does not depend on how many there are."""
+    totals = reader.step_totals(run_id)
+    shown = reader.overview(run_id, store.POINTS)
+    if totals.first_step is None or totals.last_step is None or len(shown) >= totals.steps:
+        return summarize(shown)
+    head = reader.overview(run_id, ENDS, totals.first_step, totals.first_step + ENDS - 1)
+    tail = reader.overview(run_id, ENDS, totals.last_step - ENDS + 1, totals.last_step)
+    return of_ends(head, shown, tail, totals)
+
+
+def of_ends(
+    head: Sequence[StepRecord],
+    shown: Sequence[StepRecord],
+    tail: Sequence[StepRecord],
+    totals: StepTotals,
+) -> ScaleSummary:
+    """The summary of a run of which the first and last steps are known in full, and in between
+    every bad step and every change of scale."""
+    known = {s.step: s for s in (*head, *shown, *tail)}
+    summary = summarize([known[number] for number in sorted(known)])
+    first, last = totals.first_step or 0, totals.last_step or 0
+    late = [s.scale for s in shown if s.step > last - STEADY_SHARE * (last - first)]
+    return replace(
+        summary,
+        step_count=totals.steps,
+        is_steady=len(set(late)) == 1 and late[0] is not None and not tail[-1].skipped,
+        good_since=last - summary.skips[-1] if summary.skips else totals.steps,
+    )
+
+
+def _asked(name: str, default: int) -> int:
+    number = links.wanted_number(name)
+    return default if number is None else number
+
+
+def _keep_span() -> None:
+    first, last = st.session_state[RANGE_KEY]
+    links.keep("first", first)
+    links.keep("last", last)
+
+
+# The table of bad steps on the Loss scale page: all of a short run, the newest of a long one.
+
+
+MOST = 100  # rows of a long run's table; the parameters of each are read for themselves
+
+
+@dataclass(frozen=True, slots=True)
+class BadSteps:
+    """The rows of the table, and of how many bad steps in the shown part they are the newest (at
+    least so many: where thousands are bad, not each of them is shown)."""
+
+    shown: list[BadStep]
+    whole: int
+
+
+def read_bad_steps(run: RunInfo, found: Trajectory) -> BadSteps:
+    """In order of steps."""
+    if found.totals.steps <= store.POINTS:
+        every = bad_steps(found.steps, _all_firsts(run), optimizers(run), _evidence(run, 0))
+        return BadSteps(every, len(every))
+    bad = [step for step in found.steps if is_bad(step)]
+    known = _evidence(run, bad[-MOST:][0].step if bad else 0)
+    causes = skip_causes(found.steps, optimizers(run), known)
+    firsts = _firsts(run, tuple(step.step for step in bad[-MOST:]))
+    rows = [
+        BadStep(s.step, s.scale, s.skipped, *firsts.get(s.step, (0, "")), causes.get(s.step))
+        for s in bad[-MOST:]
+    ]
+    return BadSteps(rows, len(bad) if found.is_part else max(len(bad), found.totals.bad))
+
+
+@store.of_run
+def optimizers(reader: Reader, run_id: str) -> dict[int, str]:
+    """Whose each step is, in a script's run; nothing of any other."""
+    seen = reader.observations(run_id)
+    return {o.attempt: o.optimizer for o in seen if isinstance(o, Attempt)}
+
+
+@store.of_run
+def _all_firsts(reader: Reader, run_id: str) -> dict[int, tuple[int, str]]:
+    return first_nonfinite(reader, run_id)
+
+
+@store.of_run
+def _evidence(reader: Reader, run_id: str, first_step: int) -> dict[int, SkipEvidence]:
+    found = bad_gradients(reader, run_id, first_step)
+    return {step: SkipEvidence(*counts) for step, counts in found.items()}
+
+
+@store.of_run
+def _firsts(reader: Reader, run_id: str, steps: tuple[int, ...]) -> dict[int, tuple[int, str]]:
+    """Of these steps: parameters with NaN or Inf, and the first in backward order."""
+    found = {step: reader.nonfinite(run_id, step) for step in steps}
+    return {step: (len(r), r[0].parameter) for step, r in found.items() if r}
+
+
+# Sentences of the Loss scale page, computed from the run.
+
+
+def chart_seen(found: Trajectory) -> str:
+    """Above the chart."""
+    loss, norm = found.loss, found.norm
+    text = "All panels share the axis of steps."
+    if found.is_thinned or found.is_part:
+        first, last = found.span
+        text += f" Shown: steps {first:,} to {last:,}"
+        text += (
+            f", {len(found.steps):,} of them drawn: the extremes, every change of scale and the "
+            "bad ones."
+            if found.is_thinned
+            else ", all of them."
+        )
+    if any(s.skipped for s in found.steps):
+        text += " A cross on the scale is a skipped step."
+    told = [
+        f"{name} at {plural(s.nonfinite_count, 'step')}"
+        for name, s in (("the loss", loss), ("the gradient norm", norm))
+        if s.nonfinite_count
+    ]
+    if told:
+        return f"{text} Not finite, and so in the band at the bottom: {' and '.join(told)}."
+    return f"{text} Every recorded loss and gradient norm is finite."
+
+
+def bad_steps_seen(found: Sequence[BadStep], totals: StepTotals, whole: int) -> str:
+    """Above the table of skips: ``found`` are its rows, the newest of ``whole`` bad steps."""
+    taken = [b for b in found if not b.skipped]
+    if not found:
+        if totals.bad:
+            return "No step of the shown part was skipped, and no gradient held NaN or Inf."
+        return "No step was skipped, and no gradient held NaN or Inf."
+    text = f"{share(totals.skipped, totals.steps)} steps were skipped."
+    if len(found) < whole:
+        text += f" The newest {len(found):,} of {whole:,} bad steps of the shown part are listed."
+    if taken:
+        text += (
+            f" At {plural(len(taken), 'step')} gradients held NaN or Inf and the optimizer ran all "
+            "the same."
+        )
+    firsts = [b.first_parameter for b in found if b.first_parameter]
+    if firsts:
+        most = max(dict.fromkeys(firsts), key=firsts.count)
+        often = "" if len(firsts) == 1 else f", at {firsts.count(most)} of {len(firsts)} such steps"
+        text += f" Backward met {cut(most)} first{often}."
+    return text
+
+
+# Safe loss scales of every module at one step, who conflicts, and what would open the window.
+
+
+MOST_STEPS = 300  # whose windows the advice rests on, evenly over the run
+
+
+def draw_windows(run: RunInfo) -> None:
+    """Nothing for a run without output gradients in fp16."""
+    steps = store.frame_steps(run, Role.GRAD_OUTPUT)
+    if not steps:
+        return
+    st.subheader("Safe loss scales", anchor=False)
+    given = advice(run)
+    if given is not None:
+        chart.see(_advised(run, given))
+    step = links.select("At step", "window", steps, default=steps[-1], writes_default=False)
+    frame = store.frame(run, Role.GRAD_OUTPUT, step)
+    if frame is None:
+        return
+    if frame.rows[:, [NAN, POS_INF, NEG_INF]].any():
+        states.nothing_recorded(
+            f"Gradients of step {step:,} were not finite.", "Choose another step."
+        )
+        return
+    weights = store.frame(run, Role.WEIGHT_GRAD, step)
+    windows = module_windows(frame, FP16, weights)
+    if not windows:
+        states.nothing_recorded(
+            f"No fp16 gradients of step {step:,} to read a scale from.", "Choose another step."
+        )
+        return
+    names = {m.index: name_of(m.path) for m in store.modules(run)}
+    common = common_window(frame, FP16, weights)
+    if common is not None:
+        what = "output gradients" if weights is None else "output and weight gradients"
+        chart.see(f"{sentence(common, names, FP16.name, what)} {_opens(common, names)}".strip())
+    used = math.log2(frame.scale) if frame.scale > 0 else None
+    table = pd.DataFrame(
+        {
+            "module": [names.get(w.module, "?") for w in windows],
+            "lowest scale, log2": [w.low for w in windows],
+            "highest scale, log2": [w.high for w in windows],
+        }
+    )
+    figure = scale_windows(windows, names, used)
+    chart.show(figure, "safe-scales", lambda: table, key="safe-scales")
+
+
+@store.of_run
+def advice(reader: Reader, run_id: str) -> Advice | None:
+    """A first scale and an interval for this run's gradients."""
+    steps = reader.frame_steps(run_id, Role.GRAD_OUTPUT)
+    every = max(1, math.ceil(len(steps) / MOST_STEPS))
+    windows = [_window(reader, run_id, step) for step in steps[::every]]
+    between = (steps[-1] - steps[0]) / max(len(steps) - 1, 1) * every if steps else 1.0
+    known = [window for window in windows if window is not None]
+    return advise(known, between, skipped_scales(reader.overview(run_id, store.POINTS)))
+
+
+def _window(reader: Reader, run_id: str, step: int) -> ScaleWindow | None:
+    frame = reader.frame(run_id, Role.GRAD_OUTPUT, step)
+    if frame is None:
+        return None
+    found = common_window(frame, FP16, reader.frame(run_id, Role.WEIGHT_GRAD, step))
+    return None if found is None or found.spans else found
+
+
+_CALLS = {
+    "torch": "GradScaler(init_scale={scale}, growth_interval={interval})",
+    "paddle": "GradScaler(init_loss_scaling={scale}, incr_every_n_steps={interval})",
+    "keras": "LossScaleOptimizer(inner, initial_scale={scale}, dynamic_growth_steps={interval})",
+}
+
+
+def _advised(run: RunInfo, given: Advice) -> str:
+    exponent = math.log2(given.initial_scale)
+    scale = f"2.0**{exponent:.0f}" if exponent == round(exponent) else repr(given.initial_scale)
+    call = _CALLS[run.spec.framework].format(scale=scale, interval=given.growth_interval)
+    return (
+        f"For these gradients: {call}. {given.scale_reason.capitalize()}; {given.interval_reason}."
+    )
+
+
+def _opens(window: ScaleWindow, names: dict[int, str]) -> str:
+    """What would help where the window is empty."""
+    if window.spans:
+        name = names.get(window.spans[0], "?")
+        return f"Run {name} in fp32, or use bf16, whose exponents reach as far as fp32's."
+    if window.low <= window.high:
+        return ""
+    low, high = (names.get(m, "?") for m in (window.lowest, window.highest))
+    return (
+        f"bf16 needs no window; or keep {high} in fp32, or give {low} and {high} optimizers and "
+        "scalers of their own."
+    )
+
+
+# The scaler lab on the Loss scale page: what another policy would have done here.
+
+
+EXPONENTS = tuple(range(33))
+INTERVALS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
+FACTORS = (1.5, 2.0, 4.0, 8.0)
+BACKOFFS = (0.125, 0.25, 0.5, 0.75)
+
+
+def draw_lab(run: RunInfo, found: Trajectory) -> None:
+    """Controls, chart, and what they say; nothing for a run without a scaler."""
+    if found.summary.last_scale is None:
+        return
+    st.subheader("Scaler lab", anchor=False)
+    if found.totals.steps > store.POINTS:
+        states.nothing_recorded(
+            "A replay needs every step.", f"It is offered for runs of at most {store.POINTS:,}."
+        )
+        return
+    seen = recorded(run)
+    if not seen.histograms:
+        states.no_histograms(run)
+        return
+    policy, own = own_policy(run.spec), own_settings(run.spec, found.steps[0].scale)
+    odd = first_difference(seen, found.steps, policy, own)
+    if odd is not None:
+        st.caption(
+            f"At its own settings the replay parts from what was recorded at step {odd:,}: this "
+            "run has another growth interval than the default, or a scaler whose state was set."
+        )
+    policy, settings = _controls(policy, own)
+    made = replay(seen.gradients, policy, settings, seen.turns)
+    shares = lost_shares(seen, made)
+    chart.see(_sentence(found.steps, made, shares, policy))
+    figure = replayed_scales(found.steps, made)
+    chart.show(figure, "scaler-lab", lambda: _table(found.steps, made, shares), key="scaler-lab")
+
+
+@store.of_run
+def recorded(reader: Reader, run_id: str) -> RecordedRun:
+    """Every step of a run as the replay reads it."""
+    frames = {
+        (frame.step, role): frame
+        for role in (Role.GRAD_OUTPUT, Role.WEIGHT_GRAD)
+        for frame in reader.frames(run_id, role)
+        if frame.last_step is None
+    }
+
+    def frames_of(step: int) -> Sequence[Frame]:
+        roles = (Role.GRAD_OUTPUT, Role.WEIGHT_GRAD)
+        return [frames[step, role] for role in roles if (step, role) in frames]
+
+    calls = [o for o in reader.observations(run_id) if isinstance(o, Call)]
+    return recorded_run(reader.steps(run_id), frames_of, FP16, calls)
+
+
+def _controls(own: Policy, run: Settings) -> tuple[Policy, Settings]:
+    """What is chosen. ``run``: the run's own settings, always among the choices."""
+    columns = st.columns((3, 2, 2, 2, 2), vertical_alignment="bottom")
+    name = links.select(
+        "Policy", "policy", list(POLICIES), default=own.name,
+        format_func=lambda n: POLICIES[n].title,
+        place=columns[0], writes_default=False,
+    )  # fmt: skip
+    policy = POLICIES[name]
+    usual = policy.defaults
+    scales = _scales(run.initial_scale)
+    first = links.select(
+        "First scale", "first_scale", list(scales), default=round(math.log2(usual.initial_scale)),
+        format_func=lambda e: f"2^{e}" if isinstance(e, int) else f"{scales[e]:,.8g}",
+        place=columns[1], writes_default=False,
+    )  # fmt: skip
+    interval = links.select(
+        "Growth interval", "interval", sorted({*INTERVALS, run.growth_interval}),
+        default=usual.growth_interval,
+        format_func=lambda n: plural(n, "step"), place=columns[2], writes_default=False,
+        help="Finite steps in a row until the scale grows.",
+    )  # fmt: skip
+    growth, backoff = usual.growth_factor, usual.backoff_factor
+    if "growth_factor" in policy.settable:
+        growth = links.select(
+            "Growth factor", "growth", sorted({*FACTORS, run.growth_factor}), default=growth,
+            place=columns[3], writes_default=False,
+        )  # fmt: skip
+    if "backoff_factor" in policy.settable:
+        backoff = links.select(
+            "Backoff factor", "backoff", sorted({*BACKOFFS, run.backoff_factor}), default=backoff,
+            place=columns[4], writes_default=False,
+        )  # fmt: skip
+    st.caption(policy.words)
+    return policy, Settings(scales[first], interval, growth, backoff)
+
+
+def _scales(own: float) -> dict[float, float]:
+    """Exponent -> first scale, in order; the run's own need not be a power of two."""
+    scales: dict[float, float] = {e: 2.0**e for e in EXPONENTS}
+    if 0 < own < math.inf:
+        exponent = math.log2(own)
+        scales[int(exponent) if own == 2.0 ** int(exponent) else exponent] = own
+    return dict(sorted(scales.items()))
+
+
+def _sentence(
+    steps: Sequence[StepRecord], made: Replay, shares: Sequence[float | None], policy: Policy
+) -> str:
+    skipped = sum(step.skipped for step in steps)
+    known = [share for share in shares if share is not None]
+    lost = f", and lose {percent(max(known))} of a step's gradients at the worst" if known else ""
+    text = (
+        f"On these gradients {policy.title} would skip {plural(made.skips, 'step')} (recorded: "
+        f"{skipped:,}){lost}."
+    )
+    if made.first_guess is not None:
+        text += (
+            f" From step {made.first_guess:,} on it rests on a guess: the histograms do not tell "
+            f"what {plural(len(made.guesses), 'step')} would have done at that scale."
+        )
+    return text
+
+
+def _table(
+    steps: Sequence[StepRecord], made: Replay, shares: Sequence[float | None]
+) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "step": [s.step for s in made.steps],
+            "recorded scale": [s.scale for s in steps],
+            "recorded skip": [s.skipped for s in steps],
+            "replayed scale": [s.scale for s in made.steps],
+            "replayed skip": [s.skipped for s in made.steps],
+            "guess": [s.is_guess for s in made.steps],
+            "lost share": list(shares),
+            "scale": [power_of_two(s.scale) for s in made.steps],
+        }
+    )

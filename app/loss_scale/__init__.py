@@ -1,1 +1,0 @@
-"""The page Loss scale: trajectory, windows of every module, the scaler lab."""

@@ -1,1 +1,0 @@
-"""The page New probe: its form."""

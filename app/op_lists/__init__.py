@@ -1,1 +1,0 @@
-"""The page Op lists, and what if an op were on the other list."""

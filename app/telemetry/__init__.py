@@ -1,1 +1,0 @@
-"""Telemetry of a run: a page of its own, and a part of every measurement."""

@@ -1,0 +1,384 @@
+"""The page Training: a watched run, and the ranks of a distributed one; what is read, its
+sentences.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+import plotly.graph_objects as go
+import streamlit as st
+
+from ampscope.analysis.ranks import FirstNonFinite, first_nonfinite
+from ampscope.analysis.training import Training, training_of
+from ampscope.records import Event, Role, RunInfo, State, StepRecord, StepTotals
+from ampscope.report.training_words import ALARM_NAMES, answer
+from app import chart, links, states, store
+from app.chart import KeyFigure
+from app.figures.training import Curve, control_losses, training_curves
+from app.palette import MEASURE, OTHER_DTYPE
+from app.text import duration, escape, number, percent, plural, power_of_two
+
+# Sections of the Training page: how a run stands, what went wrong, its curves, what it said.
+
+
+AT_FIRST = 5  # alarms and capsules that are shown without being asked for
+_MISSING = (
+    "This file is not on the machine that runs the dashboard: run the command where the training "
+    "ran, or copy the file. A run keeps a limited number of capsules."
+)
+
+
+def overview(training: Training) -> None:
+    """The sentence and the key figures of a single run."""
+    chart.sentence(answer(training))
+    chart.key_figures(key_figures(training))
+
+
+def alarms(trainings: Sequence[Training]) -> None:
+    """The newest alarms; each says what to do."""
+    found = _told(trainings, "alarm")
+    if not found:
+        return
+    st.subheader(f"Alarms ({len(found)})", anchor=False)
+    for training, event in found[:AT_FIRST]:
+        name = ALARM_NAMES.get(event.name, event.name)
+        where = escape(f"Step {event.step:,}{_of_rank(training, trainings)}: {name}.")
+        st.warning(f"**{where}** {escape(event.text)}")
+    if found[AT_FIRST:]:
+        with chart.details(plural(len(found) - AT_FIRST, "earlier alarm")):
+            _table(found[AT_FIRST:], "alarms")
+
+
+def capsules(trainings: Sequence[Training]) -> None:
+    """What was kept of failing steps, and how to run it again."""
+    found = _told(trainings, "capsule")[::-1]  # the first is nearest to the cause
+    if not found:
+        return
+    st.subheader(f"Capsules ({len(found)})", anchor=False)
+    chart.see(
+        "A capsule keeps a failing step. The command runs it again beside fp32 and names the first "
+        "bad op; put your own file and the function that builds your model in it."
+    )
+    for training, event in found[:AT_FIRST]:
+        _capsule(training, event, trainings)
+    if found[AT_FIRST:]:
+        with chart.details(plural(len(found) - AT_FIRST, "later capsule")):
+            for training, event in found[AT_FIRST:]:
+                _capsule(training, event, trainings)
+
+
+def curves(training: Training) -> None:
+    """The chart over all steps."""
+    rank = f", rank {training.run.spec.rank}" if training.run.spec.world > 1 else ""
+    st.subheader(f"Over all steps{rank}", anchor=False)
+    chart.see(chart_seen(training))
+    spans = step_spans(training.run)
+    figure = store.drawn(training.run, "training-curves", lambda: _figure(training, spans))
+    chart.show(figure, "training", lambda: steps_table(training), key="training")
+    st.caption(escape(_histograms(training.run, spans)))
+    with st.container(horizontal=True):
+        for entry in (links.GRADIENTS, links.LOSS_SCALE):
+            if spans or entry is links.LOSS_SCALE:
+                st.page_link(
+                    entry.file,
+                    label=entry.title,
+                    icon=entry.icon,
+                    query_params={"run": training.run.id},
+                )
+
+
+def said(trainings: Sequence[Training]) -> None:
+    """What cannot be seen, and everything else that the run reported."""
+    notes = dict.fromkeys(e.text for t in trainings for e in t.of("note"))
+    if notes:
+        st.subheader("What cannot be seen", anchor=False)
+        st.markdown("\n".join(f"- {escape(text)}" for text in notes))
+    every = [(t, e) for t in trainings for e in t.events]
+    if every:
+        with chart.details(f"All {plural(len(every), 'report')} of this training"):
+            _table(sorted(every, key=lambda pair: -pair[1].step), "reports")
+
+
+def steps_table(training: Training) -> pd.DataFrame:
+    """The steps that the chart draws."""
+    return pd.DataFrame([dataclasses.asdict(s) for s in training.steps])
+
+
+def _figure(training: Training, spans: Sequence[tuple[int, int]]) -> go.Figure:
+    return training_curves(training.steps, training.loss, training.norm, spans)
+
+
+def _capsule(training: Training, event: Event, trainings: Sequence[Training]) -> None:
+    with st.container(border=True, gap="small"):
+        where = escape(f"Step {event.step:,}{_of_rank(training, trainings)}")
+        st.markdown(f"**{where}.** {escape(event.text)}")
+        for replayed in training.of("replay"):
+            if replayed.step == event.step:
+                st.markdown(f"**{escape('Run again:')}** {escape(replayed.text)}")
+        st.code(replay_command(event), language="bash", wrap_lines=True)
+        if not _is_here(event.path):
+            st.caption(_MISSING)
+
+
+def _is_here(path: str) -> bool:
+    """A path from a run may be anything: too long for a file, or no name at all."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _histograms(run: RunInfo, spans: Sequence[tuple[int, int]]) -> str:
+    return histograms_seen(spans, run.spec.cadence.histogram)
+
+
+def _told(trainings: Sequence[Training], kind: str) -> list[tuple[Training, Event]]:
+    """Events of a kind of all ranks, the newest first."""
+    pairs = [(t, e) for t in trainings for e in t.of(kind)]
+    return sorted(pairs, key=lambda pair: -pair[1].step)
+
+
+def _of_rank(training: Training, trainings: Sequence[Training]) -> str:
+    return f", rank {training.run.spec.rank}" if len(trainings) > 1 else ""
+
+
+def _table(pairs: Sequence[tuple[Training, Event]], name: str) -> None:
+    table = pd.DataFrame(
+        {
+            "Step": [e.step for _, e in pairs],
+            "Rank": [t.run.spec.rank for t, _ in pairs],
+            "Kind": [e.kind for _, e in pairs],
+            "Name": [e.name for _, e in pairs],
+            "Report": [e.text for _, e in pairs],
+            "File": [e.path for _, e in pairs],
+        }
+    )
+    st.dataframe(table, hide_index=True, key=f"training-{name}")
+    chart.download(lambda: table, name, key=f"training-{name}")
+
+
+# What the Training page reads of one run.
+
+
+MOST_POINTS, FEWEST_POINTS = 1000, 100  # of a run's curve; of each of very many ranks
+
+
+def read(run: RunInfo, ranks: int = 1) -> Training:
+    """In a time that does not depend on how long the run is."""
+    points = max(FEWEST_POINTS, MOST_POINTS // ranks)
+    steps, totals, events = list[StepRecord](), StepTotals(), list[Event]()
+    with states.part():  # each says for itself that it is damaged
+        steps = store.steps(run, points=points)
+    with states.part():
+        totals = store.totals(run)
+    with states.part():
+        events = store.events(run)
+    return training_of(run, steps, totals, events)
+
+
+def step_spans(run: RunInfo) -> list[tuple[int, int]]:
+    """First and last step of the frames, of the role that has most."""
+    return max((store.frame_spans(run, role) for role in Role), key=len)
+
+
+# Sentences of the Training page, computed from the run.
+
+
+def answer_of_ranks(trainings: Sequence[Training], first: FirstNonFinite | None) -> str:
+    """The page's sentence for a training of several ranks: what matters most comes first."""
+    parts = [f"Rank {t.run.spec.rank} {_GONE[t.run.state]}" for t in trainings if _is_gone(t)]
+    going = sum(t.run.state.is_active for t in trainings)
+    if parts and going:
+        rest = "the other goes on" if going == 1 else f"{going} others go on"
+        parts = [f"{'; '.join(parts)}; {rest}."]
+    else:
+        parts = [f"{'; '.join(parts)}."] if parts else []
+    if first is not None:
+        return " ".join([*parts, first.sentence])
+    furthest = max(trainings, key=lambda t: t.totals.last_step or -1)
+    return " ".join([*parts, answer(furthest)])
+
+
+def ranks_seen(trainings: Sequence[Training]) -> str:
+    """Above the table: who is behind."""
+    steps = [t.totals.last_step for t in trainings if t.totals.last_step is not None]
+    if not steps:
+        return "No rank has recorded a step yet."
+    if min(steps) == max(steps):
+        return f"All {plural(len(trainings), 'rank')} are at step {max(steps):,}."
+    behind = [str(t.run.spec.rank) for t in trainings if t.totals.last_step == min(steps)]
+    who = f"Rank {behind[0]} is" if len(behind) == 1 else f"Ranks {', '.join(behind)} are"
+    return f"{who} furthest behind, at step {min(steps):,}; the first is at step {max(steps):,}."
+
+
+def key_figures(training: Training) -> list[KeyFigure]:
+    """Four numbers of one run."""
+    last, totals = training.last or StepRecord(0), training.totals
+    skips = f"{totals.skipped:,} of {totals.steps:,}" if last.scale is not None else "no scaler"
+    share = training.run.overhead_share
+    cost = "" if share is None else f"; ampscope took {percent(share)} more"
+    time_s = last.step_time_s
+    scale = "" if last.scale is None else f" at loss scale {power_of_two(last.scale)}"
+    return [
+        KeyFigure("Last step", f"{last.step:,}", f"{totals.steps:,} steps were recorded"),
+        KeyFigure("Loss", number(last.loss), f"Of step {last.step:,}{scale}"),
+        KeyFigure("Skips", skips, "Steps that GradScaler left out; all of them are counted"),
+        KeyFigure(
+            "Time of a step",
+            "not recorded" if time_s is None else duration(time_s),
+            f"Of step {last.step:,}, without ampscope's own time{cost}",
+        ),
+    ]
+
+
+def chart_seen(training: Training) -> str:
+    """Above the chart."""
+    shown, whole = len(training.steps), training.totals.steps
+    text = "All panels share the axis of steps."
+    if shown < whole:
+        text += (
+            f" {shown:,} of {whole:,} steps are drawn: the extremes, every change of scale and the "
+            "bad ones. Loss scale shows any part in full."
+        )
+    if training.totals.skipped:
+        text += " A cross on the scale is a skipped step."
+    if training.totals.nonfinite_losses + training.totals.nonfinite_norms:
+        text += " What is not finite stands in the band at the bottom."
+    return text
+
+
+def histograms_seen(spans: Sequence[tuple[int, int]], every: int) -> str:
+    """When histograms were taken."""
+    if not spans:
+        return "No histogram was taken: watch(every=10) takes them at every tenth step."
+    summed = sum(first != last for first, last in spans)
+    cadence = f"every {f'{every:,} steps' if every > 1 else 'step'} and " if every > 0 else ""
+    single = [first for first, last in spans if first == last]
+    if every > 0 and len(single) > 1 and (gap := single[-1] - single[-2]) > every:
+        cadence = (
+            f"every {every:,} steps at first, lately after {gap:,} steps, so that they take about "
+            "1 % of the time, and "
+        )
+    older = f" {plural(summed, 'older one')} add up several steps each." if summed else ""
+    return (
+        f"Histograms were taken {cadence}right after bad steps; the newest is of step "
+        f"{spans[-1][1]:,}.{older}"
+    )
+
+
+def replay_command(capsule: Event) -> str:
+    """What to type; a path with a space in it stays one argument."""
+    return f"ampscope replay {shlex.quote(capsule.path)} --model file.py:build"
+
+
+_GONE = {State.LOST: "was lost", State.FAILED: "failed", State.CANCELLED: "was cancelled"}
+
+
+def _is_gone(training: Training) -> bool:
+    return training.run.state in _GONE
+
+
+# The ranks of one training side by side: the sentence, a row each, all losses in one chart.
+
+
+MOST_CURVES = 16  # more cannot be told apart; the table has every rank
+DASHES = ("solid", "dash", "dot", "dashdot")
+TABLE_PX = 420
+
+
+def read_ranks(ranks: Sequence[RunInfo]) -> list[Training]:
+    """Each rank, in so few points that all together stay quick."""
+    return [read(run, len(ranks)) for run in ranks]
+
+
+def show(trainings: Sequence[Training]) -> None:
+    """Sentence, key figures, table and losses."""
+    reported = {t.run.spec.rank: t.events for t in trainings}
+    first = first_nonfinite(reported)
+    chart.sentence(answer_of_ranks(trainings, first))
+    furthest = max(trainings, key=lambda t: t.totals.last_step or -1)
+    chart.key_figures(key_figures(furthest))
+    st.caption(f"Loss, skips and time of a step are those of rank {furthest.run.spec.rank}.")
+    st.subheader("Ranks side by side", anchor=False)
+    chart.see(ranks_seen(trainings))
+    table = ranks_table(trainings, reported)
+    height = min(TABLE_PX, 38 + 35 * len(trainings))
+    st.dataframe(table, hide_index=True, key="training-ranks", height=height)
+    chart.download(lambda: table, "ranks", key="training-ranks")
+    _losses(trainings, first)
+
+
+def ranks_table(trainings: Sequence[Training], reported: dict[int, list[Event]]) -> pd.DataFrame:
+    """One row a rank."""
+    firsts = {rank: _first(events) for rank, events in reported.items()}
+    return pd.DataFrame(
+        {
+            "Rank": [t.run.spec.rank for t in trainings],
+            "State": [str(t.run.state) for t in trainings],
+            "Last step": [t.totals.last_step for t in trainings],
+            "Last loss": [number(t.last.loss) if t.last else "none yet" for t in trainings],
+            "Loss scale": [_scale(t) for t in trainings],
+            "Skips": [t.totals.skipped for t in trainings],
+            "First not finite": [firsts[t.run.spec.rank] for t in trainings],
+            "Machine": [t.run.machine.host if t.run.machine else "" for t in trainings],
+            "How it ended": [t.run.message for t in trainings],
+        }
+    )
+
+
+def _first(events: Sequence[Event]) -> str:
+    """Step and place of the first value that was not finite."""
+    found = [e for e in events if e.kind == "nonfinite"]
+    if not found:
+        return "never"
+    first = min(found, key=lambda e: e.step)
+    return f"step {first.step:,}, {first.name}"
+
+
+def _scale(training: Training) -> str:
+    scale = training.totals.last_scale
+    return "none" if scale is None else power_of_two(scale)
+
+
+def _losses(trainings: Sequence[Training], first: FirstNonFinite | None) -> None:
+    """All losses; those that went bad first stand out and are never left out."""
+    culprits = set(first.ranks) if first is not None else set()
+    ordered = sorted(trainings, key=lambda t: t.run.spec.rank not in culprits)
+    drawn = [t for t in ordered if any(s.loss is not None for s in t.steps)][:MOST_CURVES]
+    if not drawn:
+        return
+    drawn.sort(key=lambda t: t.run.spec.rank)
+    chart.see(_losses_seen(drawn, trainings, culprits))
+    curves = [
+        Curve(f"rank {t.run.spec.rank}", t.loss, _color(t, culprits), DASHES[place % len(DASHES)])
+        for place, t in enumerate(drawn)
+    ]
+    versions = tuple(store.version(t.run) for t in trainings)
+    figure = store.drawn(
+        trainings[0].run, f"ranks-loss{versions}", lambda: control_losses(curves, x_title="step")
+    )
+    chart.show(figure, "ranks-loss", lambda: _rank_table(drawn), key="ranks-loss")
+
+
+def _losses_seen(drawn: Sequence[Training], every: Sequence[Training], culprits: set[int]) -> str:
+    text = "The loss of each rank, of its own batches."
+    if len(drawn) < len(every):
+        text = f"The loss of {len(drawn)} of {len(every)} ranks, of their own batches."
+    if culprits and len(culprits) < len(drawn):
+        named = ", ".join(map(str, sorted(culprits)))
+        text += f" In blue: rank {named}, which went non-finite first; the others are grey."
+    return text
+
+
+def _color(training: Training, culprits: set[int]) -> str:
+    return MEASURE if not culprits or training.run.spec.rank in culprits else OTHER_DTYPE
+
+
+def _rank_table(drawn: Sequence[Training]) -> pd.DataFrame:
+    rows = [(t.run.spec.rank, s.step, s.loss, s.scale, s.skipped) for t in drawn for s in t.steps]
+    return pd.DataFrame(rows, columns=["rank", "step", "loss", "loss_scale", "skipped"])

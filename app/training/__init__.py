@@ -1,1 +1,0 @@
-"""The page Training: a watched run, and the ranks of a distributed one."""

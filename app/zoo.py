@@ -1,0 +1,378 @@
+"""The page Zoo: its list, what the newest diagnosis says of each script, and its sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import PurePath
+
+import pandas as pd
+import streamlit as st
+
+from ampscope.causes import CAUSES
+from ampscope.errors import AmpscopeError
+from ampscope.records import AS_IS, RunInfo
+from ampscope.report import fix_words
+from ampscope.report.verdict_words import could_not_run
+from ampscope.zoo.score import ANSWERS, HEALTHY, STEPS, Answer, script_path
+from app import chart, diagnosis, links, permissions
+from app.chart import KeyFigure
+from app.diagnosis import Case
+from app.runs import run_page
+from app.text import cut, escape, plural, share
+
+# The Zoo page's list: every case with its source, its faulty script and its healthy twin.
+
+
+_FIND = "widget:zoo-find"
+
+
+def overview(rows: Sequence[Row], healthy: Sequence[Result]) -> None:
+    """The sentence and the key figures."""
+    chart.sentence(answer(rows))
+    chart.key_figures(figures(rows, healthy))
+    chart.see(
+        "Each case rebuilds a failure that somebody reported in public, as a script of its own. "
+        "Its healthy twin differs in the fault alone, and must raise no alarm. A diagnosis takes "
+        "about half a minute."
+    )
+
+
+def cases(rows: Sequence[Row]) -> None:
+    """The list, and a box that searches it."""
+    wanted = _find()
+    shown = [r for r in rows if wanted in _searched(r)]
+    if not shown:
+        st.markdown("No case has that in its name, its cause or its source.")
+    for row in shown:
+        _case(row)
+    chart.download(lambda: table(rows), "zoo", key="zoo")
+
+
+def healthy(results: Sequence[Result]) -> None:
+    """Scripts that only look suspicious."""
+    if not results:
+        return
+    with chart.details(f"Further healthy scripts ({len(results)})"):
+        for result in results:
+            _script(result.script, result, healthy_result(result))
+
+
+def follow(rows: Sequence[Row], healthy: Sequence[Result]) -> None:
+    """Draw the page anew while something is being diagnosed."""
+    all_results = [*(r.faulty for r in rows), *(r.twin for r in rows if r.twin), *healthy]
+    if any(r.stage is Stage.RUNNING for r in all_results):
+        st.fragment(_look_again, run_every=run_page.FOLLOW_EVERY_S)([r.stage for r in all_results])
+
+
+def table(rows: Sequence[Row]) -> pd.DataFrame:
+    """What the list shows, for download."""
+    return pd.DataFrame(
+        {
+            "case": [r.answer.id for r in rows],
+            "source": [r.answer.source_url for r in rows],
+            "script": [r.answer.script for r in rows],
+            "expected": [r.answer.cause for r in rows],
+            "found": [r.faulty.found or str(r.faulty.stage) for r in rows],
+            "module_expected": [r.answer.module for r in rows],
+            "module_found": [r.faulty.module for r in rows],
+            "fix_seen_to_work": [r.faulty.cured for r in rows],
+            "twin": [r.answer.twin for r in rows],
+            "twin_found": [(r.twin.found or str(r.twin.stage)) if r.twin else "" for r in rows],
+        }
+    )
+
+
+def _case(row: Row) -> None:
+    with st.container(border=True, gap="xsmall"):
+        st.markdown(f"**{escape(row.answer.id)} · {escape(title(row.answer.cause))}**")
+        with st.container(horizontal=True, vertical_alignment="center"):
+            source = escape(cut(row.answer.source, 60))
+            if row.answer.source_url:
+                st.page_link(row.answer.source_url, label=source, icon=":material/open_in_new:")
+            else:
+                st.markdown(source, width="content")
+            st.caption(escape(row.answer.note))
+        left, right = st.columns(2)
+        with left:
+            _script("With the fault", row.faulty, faulty_result(row))
+        with right:
+            if row.twin is None:
+                st.caption("This case is healthy itself and has no twin.")
+            else:
+                _script("Healthy twin", row.twin, healthy_result(row.twin))
+
+
+def _script(name: str, result: Result, text: str) -> None:
+    st.markdown(f"**{escape(name)}.** {escape(text)}")
+    with st.container(horizontal=True, vertical_alignment="center"):
+        _button(result)
+        if result.head is not None:
+            st.page_link(
+                links.DIAGNOSIS.file,
+                label="Open the diagnosis",
+                icon=links.DIAGNOSIS.icon,
+                query_params={"run": result.head.id},
+            )
+
+
+def _button(result: Result) -> None:
+    if not permissions.is_trusted():
+        return
+    busy = diagnosis.busy_with()
+    again = result.head is not None
+    clicked = st.button(
+        "Diagnose again" if again else "Diagnose",
+        key=f"zoo-{result.script}",
+        disabled=bool(busy) or result.stage is Stage.RUNNING,
+        help=escape(result.script) + ("; one diagnosis at a time" if busy else ""),
+    )
+    if clicked:
+        try:
+            diagnosis.start_diagnosis(script_path(result.script), policy_of(result.script), STEPS)
+        except AmpscopeError as error:
+            st.error(escape(str(error)))
+        else:
+            st.rerun()
+
+
+def _find() -> str:
+    if _FIND not in st.session_state:
+        st.session_state[_FIND] = links.wanted("case")
+    text = st.text_input("Find", key=_FIND, placeholder="A case, a cause, a project").strip()
+    links.keep("case", text or None)
+    return text.lower()
+
+
+def _searched(row: Row) -> str:
+    answer = row.answer
+    words = (
+        answer.id,
+        answer.cause,
+        title(answer.cause),
+        answer.source,
+        answer.script,
+        answer.note,
+    )
+    return " ".join(words).lower()
+
+
+def _look_again(stages: list[Stage]) -> None:
+    now = rows()
+    results = [*(r.faulty for r in now), *(r.twin for r in now if r.twin), *healthy_scripts()]
+    if [r.stage for r in results] != stages:
+        st.rerun(scope="app")
+
+
+# The zoo's cases, and for each of its scripts what the newest diagnosis in the store says.
+
+
+NO_FAULT = "no_fault"
+_FOLDER = ("zoo", "scripts")  # a store may come from another place where ampscope is installed
+
+
+class Stage(StrEnum):
+    """How far one script's diagnosis is."""
+
+    NOT_YET = "not diagnosed yet"
+    RUNNING = "being diagnosed"
+    DONE = "diagnosed"
+    COULD_NOT_RUN = "could not be diagnosed"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What is known of one script. ``found`` is a cause, no_fault or inconclusive."""
+
+    script: str
+    stage: Stage
+    head: RunInfo | None = None
+    found: str = ""
+    module: str | None = None
+    cured: bool | None = None  # None when no fix was run, or its effect cannot be measured
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One case: the script with the fault, and its healthy twin."""
+
+    answer: Answer
+    faulty: Result
+    twin: Result | None
+
+    @property
+    def is_right(self) -> bool:
+        """The first finding is the cause that the answer key has."""
+        return self.faulty.found == self.answer.cause
+
+    @property
+    def is_module_right(self) -> bool | None:
+        """None for a case that has no module to blame."""
+        return None if self.answer.module is None else self.faulty.module == self.answer.module
+
+
+def rows() -> list[Row]:
+    """Every case in the order of the answers."""
+    read = _Diagnoses()
+    return [Row(a, read.result(a.script), read.result(a.twin) if a.twin else None) for a in ANSWERS]
+
+
+def healthy_scripts() -> list[Result]:
+    """Further scripts without a fault, which have no faulty twin."""
+    read = _Diagnoses()
+    return [read.result(name) for name in HEALTHY]
+
+
+def policy_of(script: str) -> str:
+    """Under whose autocast rules the script's fault shows: native or cuda."""
+    answer = next((a for a in ANSWERS if script in (a.script, a.twin)), None)
+    return "cuda" if answer is not None and answer.policy == "cuda" else "native"
+
+
+def title(cause: str) -> str:
+    """A cause, or the verdict that stands in its place, in words."""
+    if cause == "inconclusive":
+        return "Undetermined"
+    return CAUSES[cause].title if cause in CAUSES else cause
+
+
+class _Diagnoses:
+    """One look at the store for all scripts."""
+
+    def __init__(self) -> None:
+        # What a file brought may say anything, under any script's name.
+        self.runs = [run for run in diagnosis.recorded_runs() if not run.spec.imported]
+        self.groups: dict[str, list[RunInfo]] = {}
+        for run in self.runs:
+            self.groups.setdefault(run.spec.group, []).append(run)
+        self.newest: dict[str, RunInfo] = {}
+        heads = diagnosis.heads(self.runs)
+        for head in (h for h in heads if h.spec.control == AS_IS):
+            self.newest.setdefault(_zoo_name(head.spec.workload), head)
+
+    def result(self, script: str) -> Result:
+        head = self.newest.get(script)
+        if head is None:
+            return Result(script, _stage_without_run(script), problem=_problem(script))
+        group: Sequence[RunInfo] = self.groups.get(head.spec.group, [])
+        try:
+            return _result(script, diagnosis.opened_data(head, group))
+        except AmpscopeError as error:  # one damaged diagnosis hides no other
+            return Result(script, Stage.COULD_NOT_RUN, head, problem=str(error))
+
+
+def _result(script: str, case: Case) -> Result:
+    if case.is_moving or case.report is None:
+        return Result(script, Stage.RUNNING, case.head)
+    report, as_is = case.report, diagnosis.view(case.run_of("as_is") or case.head)
+    problem = could_not_run(report, as_is)
+    if problem:
+        return Result(script, Stage.COULD_NOT_RUN, case.head, problem=problem)
+    findings = report.diagnosis.findings
+    was_compared = "fp32" in report.control_symptoms
+    word = report.diagnosis.verdict if was_compared else "inconclusive"
+    return Result(
+        script,
+        Stage.DONE,
+        case.head,
+        found=findings[0].cause if findings else word,
+        module=findings[0].verdict.module if findings else None,
+        cured=fix_words.verified(report),
+    )
+
+
+def _stage_without_run(script: str) -> Stage:
+    if diagnosis.job_is_running(str(script_path(script))):
+        return Stage.RUNNING
+    return Stage.COULD_NOT_RUN if _problem(script) else Stage.NOT_YET
+
+
+def _problem(script: str) -> str:
+    return diagnosis.job_problem(str(script_path(script)))
+
+
+def _zoo_name(workload: str) -> str:
+    """File name of a zoo's script, else an empty text."""
+    path = PurePath(workload)
+    return path.name if path.parts[-3:-1] == _FOLDER else ""
+
+
+# Sentences of the Zoo page.
+
+
+def answer(rows: Sequence[Row]) -> str:
+    """How the diagnoses so far compare with what was expected."""
+    done = [r for r in rows if r.faulty.stage is Stage.DONE]
+    if not done:
+        return f"{plural(len(rows), 'real failure')}, none of them diagnosed on this machine yet."
+    right = sum(r.is_right for r in done)
+    return (
+        f"{len(done)} of {plural(len(rows), 'case')} diagnosed; the expected cause came first in "
+        f"{right} of {len(done)}."
+    )
+
+
+def figures(rows: Sequence[Row], healthy: Sequence[Result]) -> list[KeyFigure]:
+    """Each with its base, and a word where there is none yet."""
+    done = [r for r in rows if r.faulty.stage is Stage.DONE]
+    modules = [r for r in done if r.is_module_right is not None]
+    fixes = [r for r in done if r.answer.appliable]
+    twins = [t for r in rows if (t := r.twin) is not None] + list(healthy)
+    judged = [t for t in twins if t.stage is Stage.DONE]
+    return [
+        KeyFigure(
+            "Expected cause first",
+            _part(sum(r.is_right for r in done), len(done)),
+            "Of the cases that were diagnosed",
+        ),
+        KeyFigure(
+            "Right module",
+            _part(sum(bool(r.is_module_right) for r in modules), len(modules)),
+            "Of those that have a module to blame",
+        ),
+        KeyFigure(
+            "Fix seen to work",
+            _part(sum(bool(r.faulty.cured) for r in fixes), len(fixes)),
+            "Of those whose fix ampscope can apply by itself",
+        ),
+        KeyFigure(
+            "False alarms",
+            _part(sum(t.found != NO_FAULT for t in judged), len(judged)),
+            "Healthy scripts in which a fault was named",
+        ),
+    ]
+
+
+def faulty_result(row: Row) -> str:
+    """Found beside expected, in one line."""
+    result = row.faulty
+    if result.stage is not Stage.DONE:
+        return _unfinished(result)
+    module = f" in {result.module}" if result.module else ""
+    judged = "as expected" if row.is_right else f"expected: {title(row.answer.cause)}"
+    if not row.is_right and result.found in row.answer.accept:
+        judged = f"accepted too; {judged}"
+    if row.is_module_right is False:
+        judged += f", in {row.answer.module}"
+    fix = {True: " Fix seen to work.", False: " No fix worked.", None: ""}[result.cured]
+    return f"Found: {title(result.found)}{module} ({judged}).{fix}"
+
+
+def healthy_result(result: Result) -> str:
+    """A healthy script's verdict."""
+    if result.stage is not Stage.DONE:
+        return _unfinished(result)
+    if result.found == NO_FAULT:
+        return "Found: no fault (as expected)."
+    return f"False alarm: {title(result.found)}."
+
+
+def _unfinished(result: Result) -> str:
+    text = result.stage.capitalize()
+    return f"{text}: {result.problem}" if result.problem else f"{text}."
+
+
+def _part(part: int, whole: int) -> str:
+    return share(part, whole).partition(",")[0] if whole else "none yet"

@@ -1,0 +1,443 @@
+"""One bench read as a whole: ceilings, copies, alignment, what holds the device back, and a
+sentence that answers "what does half precision give here?".
+
+    view = bench_view(run, rates, samples, report)
+    view.sentence       "bf16 products run at 2.1 times the rate of fp32 here (…), fp16 at …"
+
+Also here: a bench as JSON, and what a crooked size costs.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TypedDict
+
+from ampscope.analysis.ceilings import (
+    LABELS,
+    Ceiling,
+    Chip,
+    VendorFigures,
+    ceilings,
+    copy_rate,
+    held_down,
+    low_everywhere,
+    shared,
+    vendor_figures,
+)
+from ampscope.hardware.capability import tensor_cores
+from ampscope.hardware.describe import HardwareReport
+from ampscope.records import Machine, Rate, Result, RunInfo, Sample, Timing
+
+HALVES = ("bf16", "fp16")
+MIG = " MIG "  # in the name of a slice: "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
+
+
+@dataclass(frozen=True, slots=True)
+class BenchView:
+    """Everything that a page or a table says about one bench."""
+
+    ceilings: tuple[Ceiling, ...]
+    copy: Rate | None
+    copy_share: float | None  # of the vendor's memory bandwidth
+    costs: tuple[Cost, ...]
+    vendor: VendorFigures | None
+    held: str  # what held the clocks down, one sentence or nothing
+    shared: str  # who else used the device, likewise
+    is_low_everywhere: bool
+    unread: str = ""  # why nothing is known of the device beside what was measured
+
+    @property
+    def sentence(self) -> str:
+        """What half precision gives here, against fp32 at its best size; empty without fp32."""
+        reached = {c.dtype: c.flops_s for c in self.ceilings if c.flops_s is not None}
+        fp32 = reached.get("fp32")
+        halves = [name for name in HALVES if name in reached]
+        if not fp32 or not halves:
+            return ""
+        parts = [
+            f"{name} products run {_against(reached[name] / fp32)} ({rate_words(reached[name])})"
+            for name in halves
+        ]
+        tf32 = f", {rate_words(reached['tf32'])} with TF32" if "tf32" in reached else ""
+        return f"Here {' and '.join(parts)}; fp32 reaches {rate_words(fp32)}{tf32}."
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is wrong, a sentence each."""
+        behind = [
+            f"{LABELS[c.dtype]} reaches under half of what the other dtypes "
+            f"suggest ({rate_words(c.flops_s)} of {rate_words(c.expected_flops_s)}). {c.reason}"
+            for c in self.ceilings
+            if c.reason
+        ]
+        low = (
+            f"All dtypes stay under half of the vendor's figures. {self.held or 'Why is unknown.'}"
+            if self.is_low_everywhere
+            else self.held
+        )
+        return tuple(text for text in (self.shared, low, *behind) if text)
+
+    @property
+    def alignment_sentence(self) -> str:
+        """What a crooked size costs."""
+        return sentence(self.costs)
+
+    @property
+    def vendor_sentence(self) -> str:
+        """Where the vendor's figures come from, or that there are none."""
+        if self.vendor is None:
+            return f"The vendor's figures for this device are unknown to ampscope.{self.unread}"
+        return f"The vendor's figures are dense peak rates: {self.vendor.source}."
+
+
+def bench_view(
+    run: RunInfo,
+    results: Sequence[Result],
+    samples: Sequence[Sample] = (),
+    report: HardwareReport | None = None,
+) -> BenchView:
+    """``report`` is this machine's: its CPU flags count when the bench was made on its CPU."""
+    rates = [result for result in results if isinstance(result, Rate)]
+    chip = chip_of(run.machine, report)
+    found = tuple(ceilings(rates, chip, samples))
+    copy = copy_rate(rates)
+    bytes_s = copy.bytes_s if copy else None
+    share = bytes_s / chip.vendor.bytes_s if bytes_s and chip.vendor else None
+    costs = tuple(costs_of(rates))
+    return BenchView(
+        found,
+        copy,
+        share,
+        costs,
+        chip.vendor,
+        held_down(samples),
+        shared(samples),
+        low_everywhere(found),
+        unread(run.machine),
+    )
+
+
+def unread(machine: Machine | None) -> str:
+    """What ampscope cannot know of the device of a run."""
+    if machine is None or machine.device == "cpu":
+        return ""
+    if is_rocm(machine):
+        return " It runs under ROCm, where ampscope reads no clocks."
+    if MIG in machine.device_name:
+        return " It is a MIG slice; NVIDIA's figures are those of a whole GPU."
+    return ""
+
+
+def is_rocm(machine: Machine) -> bool:
+    """torch calls AMD's GPUs "cuda" too; its version tells ("2.13.0+rocm7.0")."""
+    return "rocm" in machine.torch
+
+
+def chip_of(machine: Machine | None, report: HardwareReport | None) -> Chip:
+    """What the tables say of the device of a run."""
+    if machine is None:
+        return Chip()
+    name = machine.device_name
+    if machine.device == "cpu":
+        model = report.cpu.model if report else None
+        flags = report.cpu.flags if report and model and name.startswith(model) else None
+        return Chip(cpu_flags=flags, is_cpu=True)
+    if is_rocm(machine):  # of an architecture with a number that says nothing of Tensor Cores
+        return Chip(vendor_figures(name))
+    return Chip(vendor_figures(name), tensor_cores(machine.capability, name))
+
+
+def rate_words(flops_s: float | None) -> str:
+    """``312 TFLOP/s``, ``94.5 GFLOP/s``"""
+    if flops_s is None:
+        return "not measured"
+    scale, unit = (1e12, "T") if flops_s >= 1e12 else (1e9, "G")
+    return (
+        f"{flops_s / scale:.3g} {unit}FLOP/s"
+        if flops_s < 1e15
+        else f"{flops_s / 1e12:,.0f} TFLOP/s"
+    )
+
+
+def bytes_words(bytes_s: float | None) -> str:
+    """``2,650 GB/s``"""
+    if bytes_s is None:
+        return "not measured"
+    return f"{bytes_s / 1e9:,.0f} GB/s" if bytes_s >= 1e11 else f"{bytes_s / 1e9:.3g} GB/s"
+
+
+def _against(ratio: float) -> str:
+    """Of a rate against fp32's."""
+    if 0.95 < ratio < 1.05:
+        return "as fast as fp32's"
+    if ratio > 1:
+        return f"{ratio:.2g} times as fast as fp32's"
+    return f"{1 / ratio:.2g} times slower than fp32's"
+
+
+# A bench as ``ampscope hardware --bench --json`` prints it: every figure with its spread, date,
+# device and versions, and the vendor's figure with its source.
+
+
+class TimingJson(TypedDict):
+    """Seconds of one call."""
+
+    median_s: float
+    low_s: float
+    high_s: float
+    spread: float
+    repeats: int
+
+
+class RateJson(TypedDict):
+    """One measured rate."""
+
+    series: str
+    op: str
+    dtype: str
+    shape: list[int]
+    layout: str
+    flops_s: float | None
+    bytes_s: float | None
+    timing: TimingJson | None
+    measured_at: str
+    note: str
+
+
+class CeilingJson(TypedDict):
+    """One dtype."""
+
+    dtype: str
+    flops_s: float | None
+    spread: float | None
+    shape: list[int]
+    vendor_flops_s: float | None
+    vendor_share: float | None
+    expected_flops_s: float | None
+    is_behind: bool
+    reason: str
+    note: str
+
+
+class BenchJson(TypedDict):
+    """One bench."""
+
+    run: str
+    date: str
+    elapsed_s: float | None
+    device: str
+    device_name: str
+    capability: str
+    torch: str
+    python: str
+    platform: str
+    is_quick: bool
+    message: str
+    sentence: str
+    warnings: list[str]
+    alignment: str
+    vendor_source: str | None
+    copy_bytes_s: float | None
+    copy_vendor_bytes_s: float | None
+    copy_vendor_share: float | None
+    ceilings: list[CeilingJson]
+    rates: list[RateJson]
+
+
+def bench_json(run: RunInfo, results: Sequence[Result], view: BenchView) -> BenchJson:
+    """Everything of one bench."""
+    machine = run.machine
+    began = run.started or run.created
+    return BenchJson(
+        run=run.id,
+        date=_date(began),
+        elapsed_s=run.ended - began if run.ended else None,
+        device=machine.device if machine else "",
+        device_name=machine.device_name if machine else "",
+        capability=machine.capability if machine else "",
+        torch=machine.torch if machine else "",
+        python=machine.python if machine else "",
+        platform=machine.platform if machine else "",
+        is_quick="quick" in run.spec.args,
+        message=run.message,
+        sentence=view.sentence,
+        warnings=list(view.warnings),
+        alignment=view.alignment_sentence,
+        vendor_source=view.vendor.source if view.vendor else None,
+        copy_bytes_s=view.copy.bytes_s if view.copy else None,
+        copy_vendor_bytes_s=view.vendor.bytes_s if view.vendor else None,
+        copy_vendor_share=view.copy_share,
+        ceilings=[_ceiling(c) for c in view.ceilings],
+        rates=[_rate(r) for r in results if isinstance(r, Rate)],
+    )
+
+
+def _ceiling(found: Ceiling) -> CeilingJson:
+    best = found.best
+    return CeilingJson(
+        dtype=found.dtype,
+        flops_s=found.flops_s,
+        spread=best.timing.spread if best and best.timing else None,
+        shape=list(best.shape) if best else [],
+        vendor_flops_s=found.vendor_flops_s,
+        vendor_share=found.share,
+        expected_flops_s=found.expected_flops_s,
+        is_behind=bool(found.reason),
+        reason=found.reason,
+        note=found.note,
+    )
+
+
+def _rate(rate: Rate) -> RateJson:
+    return RateJson(
+        series=rate.series,
+        op=rate.op,
+        dtype=rate.dtype,
+        shape=list(rate.shape),
+        layout=rate.layout,
+        flops_s=rate.flops_s,
+        bytes_s=rate.bytes_s,
+        timing=_timing(rate.timing) if rate.timing else None,
+        measured_at=_date(rate.measured_at),
+        note=rate.note,
+    )
+
+
+def _timing(timing: Timing) -> TimingJson:
+    return TimingJson(
+        median_s=timing.median_s,
+        low_s=timing.low_s,
+        high_s=timing.high_s,
+        spread=timing.spread,
+        repeats=timing.repeats,
+    )
+
+
+def _date(moment: float) -> str:
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds")
+
+
+# What a crooked size costs: the time of one multiplication at 8n + 1, 2 or 4 over that at 8n.
+#
+#     worst(costs(rates)).sentence        "K = 4097 costs 2.3 times what K = 4096 costs …"
+#
+# Times are divided by the number of multiplications: 68 channels make more of them than 64. The
+# cost is that beside the middle of the sizes that were measured; how it is beside the others is
+# said too. It counts only from ten percent on, and where the quartiles of the two times are apart.
+
+
+STEP = 8
+DIMENSIONS = {"align_m": "M", "align_n": "N", "align_k": "K", "align_channels": "channels"}
+_AXIS = {"align_m": 0, "align_n": 1, "align_k": 2, "align_channels": 1}
+LEAST_COST = 1.10  # spread of one time on a busy machine is about ten percent
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One dimension and offset in one dtype (and layout)."""
+
+    series: str
+    dtype: str
+    layout: str
+    size: int  # the multiple of 8 in the middle
+    offset: int
+    ratio: float  # of the times of one multiplication, at this size
+    low: float  # smallest and largest over the sizes
+    high: float
+    is_apart: bool  # the quartiles of both times
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is more than noise."""
+        return self.is_apart and self.ratio >= LEAST_COST
+
+    @property
+    def sentence(self) -> str:
+        """``K = 4097 costs 2.3 times the time that K = 4096 costs, … (fp16; 2.20 to 2.40 …).``"""
+        where = f"{self.dtype}{', ' + self.layout if self.layout else ''}"
+        crooked = _named(self, self.size + self.offset)
+        return (
+            f"{crooked[0].upper()}{crooked[1:]} costs {self.ratio:.2g} times the time that "
+            f"{_named(self, self.size)} costs, for each multiplication ({where}; {self.low:.2f} to "
+            f"{self.high:.2f} at all sizes tried)."
+        )
+
+
+def costs_of(rates: Sequence[Rate]) -> list[Cost]:
+    """Every offset of every series, dtype and layout that was measured."""
+    groups: dict[tuple[str, str, str], dict[int, Rate]] = defaultdict(dict)
+    for rate in rates:
+        if rate.series in DIMENSIONS and rate.timing is not None:
+            key = (rate.series, rate.dtype, rate.layout)
+            groups[key][position(rate)] = rate
+    return [cost for key, at in groups.items() for cost in _costs_of(key, at)]
+
+
+def worst(found: Sequence[Cost]) -> Cost | None:
+    """The dearest one that is more than noise: of the halves, for which alignment matters most, or
+    of fp32 where the halves have none."""
+    real = [c for c in found if c.counts]
+    halves = [c for c in real if c.dtype != "fp32"]
+    return max(halves or real, key=lambda c: c.ratio, default=None)
+
+
+def sentence(found: Sequence[Cost]) -> str:
+    """What the measurement shows, or that it shows nothing; empty where there is none."""
+    if not found:
+        return ""
+    dearest = worst(found)
+    if dearest is not None:
+        return dearest.sentence
+    top = max(found, key=lambda c: c.ratio)
+    return (
+        "No crooked size costs ten percent or more beyond the noise here; the dearest, "
+        f"{_named(top, top.size + top.offset)} in {top.dtype}, takes "
+        f"{top.ratio:.2f} times the time of {top.size} for each multiplication."
+    )
+
+
+def position(rate: Rate) -> int:
+    """The varied dimension's value."""
+    return rate.shape[_AXIS[rate.series]]
+
+
+def _named(cost: Cost, size: int) -> str:
+    """``K = 4097``, ``a convolution of 65 channels``"""
+    if cost.series == "align_channels":
+        return f"a convolution of {size} channels"
+    return f"{DIMENSIONS[cost.series]} = {size}"
+
+
+def _costs_of(key: tuple[str, str, str], at: dict[int, Rate]) -> list[Cost]:
+    even = sorted(size for size in at if size % STEP == 0)
+    offsets = sorted({size % STEP for size in at} - {0})
+    found = []
+    for offset in offsets:
+        sizes = [size for size in even if size + offset in at]
+        pairs = [(_each(at[size]), _each(at[size + offset])) for size in sizes]
+        if not pairs:
+            continue
+        ratios = [crooked[1] / straight[1] for straight, crooked in pairs]
+        middle = (len(sizes) - 1) // 2
+        found.append(
+            Cost(
+                *key,
+                size=sizes[middle],
+                offset=offset,
+                ratio=ratios[middle],
+                low=min(ratios),
+                high=max(ratios),
+                is_apart=pairs[middle][1][0] > pairs[middle][0][2],
+            )
+        )
+    return found
+
+
+def _each(rate: Rate) -> tuple[float, float, float]:
+    """First quartile, median and third quartile of the time of one multiplication."""
+    timing = rate.timing
+    assert timing is not None  # rates without one were left out
+    return timing.low_s / rate.flops, timing.median_s / rate.flops, timing.high_s / rate.flops

@@ -1,0 +1,181 @@
+"""How far the numbers of a run grew before they broke: divergence grows, one bad value does not.
+
+Whether a script does the same twice is told here too.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from ampscope.analysis.run_view import TAIL_SHARE, RunView
+from ampscope.observations import Attempt, Call, Scan
+
+EARLY = (0, 1)  # attempts at which only a growth within the step, over time-steps, can break fp32
+BEYOND = 1e30  # a product of this size within one forward pass, near fp32's end of 3.4e38
+WITHIN_A_STEP = 1e6  # the growth that is put down for it
+
+
+def growth(run: RunView, until: int | None = None) -> float:
+    """Largest finite loss or gradient norm up to attempt ``until`` over the first one."""
+    grown = [1.0]
+    seen = [a for a in run.attempts if until is None or a.attempt <= until]
+    for series in ([a.loss for a in seen], [a.grad_norm for a in seen]):
+        finite = [abs(x) for x in series if x is not None and math.isfinite(x)]
+        if len(finite) > 1 and finite[0] > 0:
+            grown.append(max(finite) / finite[0])
+    in_time = any(b.dtype == "fp32" and (b.fp32_max or 0) > BEYOND for b in run.bad_ops)
+    if in_time and run.first_bad_attempt in EARLY:
+        grown.append(WITHIN_A_STEP)
+    return max(grown)
+
+
+ROSE = 3.0  # the last losses over the first; a loss that starts below 1 is held against 1
+FAR = 100.0  # a rise, or a distance from the control, that needs less evidence
+LASTING = 3  # steps; a rise that is gone after fewer was a batch's
+TOO_LONG = 1.0  # a step that goes for more than the whole loss has left what its gradient tells
+JUMP = 2.0  # the loss after such a step over the one before; a task that grows does so by the batch
+MOSTLY = 0.5  # of the rise, in powers
+# On a quadratic loss with its minimum at 0 gradient descent diverges where a step expects to take
+# off more than four times the loss: lr * |g|^2 > 4 L is lr * curvature > 2.
+OVERSHOOT = 4.0
+
+
+def divergence(run: RunView, control: RunView | None) -> float | None:
+    """How far the loss ended above its start because its steps raised it, as a factor; None of a
+    loss that did not rise, or that rose for another reason.
+
+    A loss may grow: returns of a better policy are larger, a curriculum becomes harder, one batch
+    weighs more than others. The loss of a single batch is no evidence; medians are. A rise counts
+    where the control, at the same steps, is far below; where the steps are too long for their
+    gradients (:func:`_steps_raised_it`); or where it is large and no step lengths are known.
+    """
+    losses = run.losses
+    first = next((x for x in losses if math.isfinite(x)), None)  # the second may be a blow-up
+    if first is None or not all(map(math.isfinite, _last(losses))):
+        return None
+    start = max(abs(first), 1.0)  # below 1 a loss may well start near zero and grow
+    rise = _settled(losses) / start
+    if rise <= ROSE:
+        return None
+    if rise > FAR and control is not None and _far_above(run, control):
+        return rise
+    if len({a.optimizer for a in run.attempts}) != 1 and rise <= FAR:
+        return None  # the losses of several optimizers play against each other
+    return rise if _steps_raised_it(run, start, rise) else None
+
+
+def _last(losses: Sequence[float]) -> Sequence[float]:
+    """The last fifth."""
+    return losses[-max(1, int(len(losses) * TAIL_SHARE)) :]
+
+
+def _settled(losses: Sequence[float]) -> float:
+    """Where the losses ended: the median of the last fifth, or the least of the last few."""
+    return max(statistics.median(_last(losses)), min(losses[-LASTING:]))
+
+
+def _far_above(run: RunView, control: RunView) -> bool:
+    """Whether the last losses are a hundred times the control's: batch by batch where both runs
+    drew the same batches."""
+    count = min(len(run.losses), len(control.losses))
+    own, other = _last(run.losses[:count]), _last(control.losses[:count])
+    if not own or not all(map(math.isfinite, (*own, *other))):
+        return False
+    if difference(run, control):
+        return _settled(own) > FAR * max(abs(_settled(other)), 1.0)
+    return _settled([a / max(abs(b), 1.0) for a, b in zip(own, other, strict=True)]) > FAR
+
+
+def _steps_raised_it(run: RunView, start: float, rise: float) -> bool:
+    """Whether the steps are longer than their gradients tell: gradient times way is what a step
+    expects to take off the loss.
+
+    It shows in jumps to a height that the loss had not had and does not leave, after steps that go
+    for more than the whole loss, where they make up most of the rise; and at the end, where in the
+    median each step goes for several times the loss. Steps that go for a small part of it leave
+    the rise to the task. Where no length is known, a large rise counts.
+    """
+    made = [a for a in run.attempts if a.loss is not None and math.isfinite(a.loss)]
+    losses = [abs(a.loss or 0.0) for a in made]
+    height, raised = start, 0.0
+    for n, step in enumerate(made[:-1]):
+        height = max(height, _lasting(losses, n))
+        jump = _lasting(losses, n + 1) / height
+        if jump > JUMP and (_share(step) or 0.0) > TOO_LONG:
+            raised += math.log(jump)
+    if raised > MOSTLY * math.log(rise):
+        return True
+    ends = made[-max(1, int(len(made) * TAIL_SHARE)) :]
+    shares = [s for a in ends if not a.skipped and (s := _share(a))]
+    return statistics.median(shares) > OVERSHOOT if shares else rise > FAR
+
+
+def _lasting(losses: Sequence[float], place: int) -> float:
+    """The loss there, as far as the next ones keep it."""
+    return min(losses[place], statistics.median(losses[place : place + LASTING]))
+
+
+def _share(step: Attempt) -> float | None:
+    """What the step goes for, as a share of the loss; None where it is not known. The product of
+    the two norms is an upper bound of what gradient times way is."""
+    expected = step.expected_change
+    if expected is None and step.grad_norm and step.update_norm:
+        expected = step.grad_norm * step.update_norm
+    if not expected or step.loss is None:
+        return None
+    return abs(expected) / max(abs(step.loss), 1.0)
+
+
+# Does a script do the same twice? Two runs of it are compared before precision can matter.
+#
+# ampscope seeds torch, NumPy and ``random``; a script still differs from run to run when it seeds
+# from the clock or has a generator of its own. Losses of such runs cannot be compared step by
+# step.
+
+
+def difference(first: RunView, second: RunView) -> str:
+    """What two runs of one script do not have in common before the first step; "" when all is.
+
+    Precision cannot be the reason: only what is fp32 in both runs is compared.
+    """
+    pairs = zip(_starts(first), _starts(second), strict=False)
+    if any(a.name == b.name and _facts(a) != _facts(b) for a, b in pairs if _comparable(a, b)):
+        return "the initial weights"
+    a, b = _first_inputs(first), _first_inputs(second)
+    if a is not None and b is not None and a.dtype == b.dtype == "fp32" and a.value != b.value:
+        return "the first inputs"
+    return ""
+
+
+def draws_otherwise(first: RunView, second: RunView) -> bool:
+    """Whether weights or inputs have another dtype in the two runs.
+
+    torch draws other random numbers in bf16 than in fp32, so what is drawn after them differs
+    though the script is seeded.
+    """
+    pairs = zip(_starts(first), _starts(second), strict=False)
+    a, b = _first_inputs(first), _first_inputs(second)
+    inputs = a is not None and b is not None and a.dtype != b.dtype
+    return inputs or any(a.name == b.name and a.dtype != b.dtype for a, b in pairs)
+
+
+def _first_inputs(run: RunView) -> Call | None:
+    return next((call for call in run.calls if call.name == "inputs"), None)
+
+
+def _starts(view: RunView) -> list[Scan]:
+    first = [s for s in view.scans if s.moment == "start" and s.attempt == 0]
+    if view.outcome.framework == "torch":
+        return first
+    # Layers of Keras and Paddle are first seen after a call, which has moved BatchNorm's averages.
+    return [s for s in first if s.kind == "parameter"]
+
+
+def _comparable(a: Scan, b: Scan) -> bool:
+    return a.dtype == b.dtype == "fp32" and a.total == b.total
+
+
+def _facts(scan: Scan) -> tuple[str, ...]:
+    return tuple(map(str, (scan.max_abs, scan.std)))  # as text, NaN equals itself

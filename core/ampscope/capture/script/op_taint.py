@@ -1,0 +1,380 @@
+"""Marks on tensors: which op made a tensor, and which bad op its non-finite values descend from.
+
+The first is a plain attribute of the tensor, so it travels with it through the user's code and dies
+with it; the path from a sigmoid to a logarithm, or from a product to a softmax, is read off it. The
+second, the taint, belongs to the memory: a value that is written through one view is read through
+another. When the loss or a gradient is not finite, it names the root.
+
+Also here: how ops are used (:class:`Uses`) and the rounding errors of running sums.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._mode_utils import no_dispatch
+
+from ampscope.capture.tensors import HALF, has_own_memory
+from ampscope.observations import OpUse
+
+MAKER = "_ampscope_maker"
+FOREIGN = -1  # the taint of what came with the data or a parameter
+INTENDED = -2  # of a constant that was written on purpose: the -inf of a mask
+MAX_TAINTS = 1_024  # pieces of memory marked at once; those that are freed go first
+CHAIN = 14  # ops looked back and forward: a masked softmax attention takes up to 10
+PASSES_ON = frozenset({
+    "detach", "view", "_unsafe_view", "t", "transpose", "permute", "expand", "reshape", "alias",
+    "unsqueeze", "squeeze", "slice", "select", "as_strided", "empty", "empty_like", "split",
+    "_local_scalar_dense", "is_nonzero", "unbind", "empty_strided", "new_empty", "lift_fresh",
+})  # fmt: skip
+_WEIGHT_ARITHMETIC = frozenset({"mul", "add", "sub", "div", "lerp", "neg"})
+_AVERAGES = (("add",), ("lerp",), ("sub",))  # what a copied average was made by
+
+
+class Maker:
+    """The op that made a tensor, and the names of the ops before it, nearest first.
+
+    Names are flattened and bounded: a linked graph of ops would keep a whole training run alive.
+    """
+
+    __slots__ = ("learned", "names", "parameter", "scalar", "watchers")
+
+    def __init__(
+        self, name: str, parents: list[Maker], watchers: tuple[int, ...], scalar: float | None
+    ) -> None:
+        chains = [parent.names for parent in parents[:3]]
+        mixed = [n for group in zip_longest(*chains) for n in group if n is not None]
+        self.names: tuple[str, ...] = (name, *mixed[: CHAIN - 1])
+        self.watchers = watchers  # bad ops whose consumers are still being collected
+        self.parameter = False  # a view or cast of a parameter
+        self.learned = False  # it depends on parameters or gradients
+        self.scalar = scalar  # the Python constant that the op took, if any
+
+
+class Taints:
+    """Which bad op the non-finite values in a piece of memory descend from: its id,
+    :data:`FOREIGN` or :data:`INTENDED`.
+
+    A storage is known by its address, which cannot be given away again while a weak reference to it
+    is held. The values themselves may be freed.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def of(self, tensor: Tensor) -> int | None:
+        """The taint of the memory that ``tensor`` lies in; its own values may be finite."""
+        if not self._of or (storage := _storage(tensor)) is None:
+            return None
+        found = self._of.get(storage._cdata)
+        return None if found is None else found[1]
+
+    def mark(self, tensor: Tensor, taint: int) -> None:
+        """``tensor`` holds non-finite values with this taint. A constant that is written into a
+        part of a tensor does not hide what the rest of it holds."""
+        storage = _storage(tensor)
+        if storage is None:
+            return
+        before = self._of.get(storage._cdata)
+        known = INTENDED if before is None else before[1]
+        if taint < 0 and taint < known and not _is_whole(tensor, storage):
+            return
+        if before is None and len(self._of) >= MAX_TAINTS:
+            self._forget_freed()
+        held = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._of[storage._cdata] = (held, taint)
+
+    def clear(self, tensor: Tensor) -> None:
+        """``tensor`` is finite now."""
+        storage = _storage(tensor) if self._of else None
+        if storage is not None and storage._cdata in self._of and _is_whole(tensor, storage):
+            del self._of[storage._cdata]
+
+    def first(self, tensors: Sequence[Tensor]) -> int | None:
+        """The taint to inherit from ``tensors``, all of which are not finite: a bad op's before one
+        that came with the data, and that before a mask's."""
+        found = [taint for t in tensors if (taint := self.of(t)) is not None]
+        return next((taint for taint in found if taint >= 0), max(found, default=None))
+
+    def _forget_freed(self) -> None:
+        for key, (held, _) in list(self._of.items()):
+            if held.expired():  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                del self._of[key]
+        while len(self._of) >= MAX_TAINTS:  # the oldest
+            del self._of[next(iter(self._of))]
+
+
+def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
+    if not has_own_memory(tensor):
+        return None
+    try:
+        if tensor.is_sparse:
+            with no_dispatch():
+                return tensor._values().untyped_storage()
+        return tensor.untyped_storage()
+    except (RuntimeError, NotImplementedError):  # wrappers of torch.func
+        return None
+
+
+def _is_whole(tensor: Tensor, storage: torch.UntypedStorage) -> bool:
+    """Whether there is nothing in the memory besides ``tensor``."""
+    return tensor.is_sparse or tensor.numel() * tensor.itemsize == storage.nbytes()
+
+
+def maker_of(tensor: Tensor) -> Maker | None:
+    """The mark of the op that made ``tensor``; None for what no watched op made."""
+    found: Maker | None = getattr(tensor, MAKER, None)
+    return found
+
+
+def producers(tensor: Tensor) -> tuple[str, ...]:
+    """Names of the ops that led to ``tensor``, nearest first."""
+    maker = maker_of(tensor)
+    return () if maker is None else maker.names
+
+
+def unmark(tensor: Tensor) -> None:
+    """Take the mark off."""
+    tensor.__dict__.pop(MAKER, None)
+
+
+def is_learned(tensor: Tensor) -> bool:
+    """Whether ``tensor`` depends on a parameter or a gradient: it is not made of data alone."""
+    maker = maker_of(tensor)
+    return tensor.requires_grad or (maker is not None and maker.learned)
+
+
+def is_parameter(tensor: Tensor) -> bool:
+    """A parameter, or a view or cast of one."""
+    maker = maker_of(tensor)
+    return isinstance(tensor, nn.Parameter) or (maker is not None and maker.parameter)
+
+
+def is_still_parameter(name: str, inputs: Sequence[Tensor]) -> bool:
+    """Whether op ``name`` makes a view, cast, average or update by hand of a parameter."""
+    passes = name in PASSES_ON or name == "_to_copy"
+    # Without gradients, arithmetic on weights is an average of weights or an update by hand.
+    passes = passes or (name in _WEIGHT_ARITHMETIC and not torch.is_grad_enabled())
+    return passes and any(map(is_parameter, inputs))
+
+
+def root_of_loss(loss: Tensor) -> str:
+    """How the root of a backward pass was made, "mul 65536" for a loss times a constant."""
+    maker = maker_of(loss)
+    if maker is None:
+        return ""
+    return maker.names[0] if maker.scalar is None else f"{maker.names[0]} {maker.scalar:g}"
+
+
+def constant(args: Any) -> float | None:
+    """The first constant among an op's arguments after its first: a number, or a 0-d tensor that
+    no watched op made."""
+    for part in args[1:] if isinstance(args, tuple) else ():
+        if isinstance(part, int | float) and not isinstance(part, bool):
+            return float(part)
+        if isinstance(part, Tensor) and part.dim() == 0 and not hasattr(part, MAKER):
+            return part.item() if part.is_floating_point() and has_own_memory(part) else None
+    return None
+
+
+def adds_to_what_lives_on(name: str, args: Any) -> bool:
+    """Whether the op is a term of a running sum: an in-place sum, a sum of its own result, or a
+    copy of a freshly computed average. A residual addition is none of these."""
+    if name in IN_PLACE or name == "lerp_":
+        return not torch.is_grad_enabled() or not args[0].requires_grad
+    if name == "copy_":
+        source = producers(args[1])
+        return source[:1] in _AVERAGES or source[:2] == ("_to_copy", "add")
+    made = producers(args[0])[:3]
+    return name in made or (not torch.is_grad_enabled() and made[:1] == ("mul",))
+
+
+# Facts about how ops are used that matter without any non-finite value: each once per line.
+
+
+HALF_EPSILON = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}  # half an ulp at 1
+MOST_NAMED = 3  # places in the sentence on what was not judged
+PHASE_ERROR = 0.25  # radians by which the argument of a sine may be off through rounding alone
+
+# Matrix products of whole numbers, which no control can run in another precision.
+_WHOLE = frozenset({
+    "_int_mm", "_weight_int8pack_mm", "_weight_int4pack_mm", "_weight_int4pack_mm_for_cpu",
+    "_dyn_quant_matmul_4bit", "_scaled_mm", "_scaled_grouped_mm", "_scaled_mm_v2",
+})  # fmt: skip
+FIXED = "fixed_precision"  # the fact's name
+_OWN_ARITHMETIC = Tensor.__torch_dispatch__
+
+Place = Callable[[], tuple[str, str]]
+
+
+class Uses:
+    """Collects :class:`OpUse` records, at most one a (fact, line)."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str], OpUse] = {}
+
+    def records(self) -> list[OpUse]:
+        """All facts so far, in the order of their first sight."""
+        return list(self._found.values())
+
+    def note(
+        self, func: Any, args: Any, tensors: list[Tensor], out: Any, autocast: str, attempt: int,
+        place: Place,
+    ) -> None:  # fmt: skip
+        """Look at one op; ``place`` gives (module, line) and is asked only when a fact is found."""
+        name = func._opname
+        if name in _WHOLE or _is_eight_bit(tensors, out):
+            self.add(FIXED, name, attempt, place)
+        if name == "binary_cross_entropy" and autocast:
+            self.add("bce_under_autocast", name, attempt, place)
+        elif name in ("arange", "linspace") and isinstance(out, Tensor):
+            if out.dtype in HALF_EPSILON and out.numel() > 1:
+                distinct = int(torch.unique(out).numel())
+                if distinct < out.numel():
+                    self.add("half_range", name, attempt, place, distinct, out.numel())
+        elif name == "_to_copy" and isinstance(out, Tensor) and out.dtype in HALF_EPSILON:
+            self._cast_positions(tensors, out, name, attempt, place)
+        elif name in ("sin", "cos") and tensors and tensors[0].dtype in HALF_EPSILON:
+            largest = float(tensors[0].detach().abs().float().max()) if tensors[0].numel() else 0.0
+            error = largest * HALF_EPSILON[tensors[0].dtype]
+            if math.isfinite(error) and error > PHASE_ERROR:
+                self.add("half_phase", name, attempt, place, error, largest)
+        elif name in ("_softmax", "_log_softmax") and tensors:
+            self._softmax_row(tensors[0], args, name, attempt, place)
+
+    def subclasses(self, name: str, types: Sequence[type], attempt: int, place: Place) -> None:
+        """Op ``name`` was given tensors of these types. One from outside torch, such as torchao's
+        quantized weights, computes by rules of its own, which a control does not change."""
+        for kind in types:
+            own = getattr(kind, "__torch_dispatch__", _OWN_ARITHMETIC) is not _OWN_ARITHMETIC
+            if own and not kind.__module__.startswith("torch."):
+                self.add(FIXED, f"{name} of {kind.__name__}", attempt, place)
+
+    def custom_function(self, name: str, decorated: bool, attempt: int, place: Place) -> None:
+        """A user's autograd.Function ran under autocast."""
+        fact = "custom_function" if decorated else "undecorated_function"
+        self.add(fact, name, attempt, place)
+
+    def _cast_positions(
+        self, tensors: list[Tensor], out: Tensor, name: str, attempt: int, place: Place
+    ) -> None:
+        """Whole numbers, or a range, that coincide after the cast to half."""
+        if not tensors or out.numel() < 2 or tensors[0].dtype == torch.bool:
+            return
+        source = tensors[0]
+        maker = maker_of(source)
+        is_range = maker is not None and maker.names[0] in ("arange", "linspace")
+        if source.is_floating_point() and not is_range:
+            return
+        before, after = int(torch.unique(source).numel()), int(torch.unique(out).numel())
+        if after < before:
+            self.add("half_range", name, attempt, place, after, before)
+
+    def _softmax_row(
+        self, scores: Tensor, args: Any, name: str, attempt: int, place: Place
+    ) -> None:
+        if scores.numel() == 0 or not bool(torch.isneginf(scores).any()):
+            return
+        empty = torch.isneginf(scores).all(dim=args[1]) if scores.dim() else torch.isneginf(scores)
+        rows = int(empty.sum())
+        if rows:
+            self.add("fully_masked_row", name, attempt, place, rows, empty.numel())
+
+    def add(
+        self, fact: str, op: str, attempt: int, place: Place, value: float | None = None,
+        other: float | None = None,
+    ) -> None:  # fmt: skip
+        """Note a fact at the place where it was seen; again only counts it."""
+        module, line = place()
+        known = self._found.get((fact, line))
+        if known is not None:
+            self._found[fact, line] = dataclasses.replace(known, count=known.count + 1)
+        else:
+            self._found[fact, line] = OpUse(fact, op, module, line, attempt, value, other)
+
+
+def fixed_sentence(uses: Sequence[OpUse]) -> str:
+    """What was not judged, for the notes; "" when all was."""
+    found = [use for use in uses if use.name == FIXED]
+    if not found:
+        return ""
+    places = [f"{use.op} at {use.line}" if use.line else use.op for use in found[:MOST_NAMED]]
+    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    return (
+        f"Not judged: {', '.join(places)}{more}. The fp32 control computes these in 8 bits or in a"
+        " tensor type of its own too, so what they lose shows in no comparison."
+    )
+
+
+def _is_eight_bit(tensors: Sequence[Tensor], out: Any) -> bool:
+    results = out if isinstance(out, list | tuple) else (out,)
+    return any(
+        isinstance(t, Tensor) and t.is_floating_point() and t.itemsize == 1
+        for t in (*tensors, *results)
+    )
+
+
+# How much a running sum in half precision has lost so far: the rounding errors added up.
+#
+# A single addition to a half-precision total is off by at most half an ulp, and errors of both
+# signs cancel. When the terms are below half an ulp of the total, every error has the sign of the
+# term, and their sum grows without bound: fp16 stops counting at 2,048, bf16 at 256.
+
+
+IN_PLACE = ("add_", "sub_", "index_add_", "scatter_add_", "_index_put_impl_", "index_put_")
+MAX_NUMEL = 1 << 20
+MAX_SUMS = 200  # lines of a script that add up something; more are not followed
+TOUCHED = 0.05  # share of a sum's elements that must be off: one outlier is no pattern
+
+
+class RunningSums:
+    """Errors so far, by line and shape."""
+
+    def __init__(self) -> None:
+        self._errors: dict[tuple[object, ...], Tensor] = {}
+
+    def drift(
+        self, line: object, func: Any, args: Any, kwargs: Any, before: Tensor, out: Tensor
+    ) -> float | None:
+        """Median over the elements that are off of |sum of errors| / |total|; None when few are.
+
+        A total that was zero before starts anew.
+        """
+        if func._opname in ("lerp_", "copy_") or before.numel() > MAX_NUMEL:
+            return None
+        expected = _in_fp32(func, args, kwargs, before)
+        if expected is None or expected.shape != out.shape:
+            return None
+        key = (line, tuple(out.shape))
+        if key not in self._errors and len(self._errors) >= MAX_SUMS:
+            return None
+        known = self._errors.get(key)
+        fresh = known is None or not bool(before.any())
+        error = expected - out.float()
+        total_error = error if fresh or known is None else known + error
+        self._errors[key] = total_error
+        total = out.float().abs()
+        relative = total_error.abs()[total > 0] / total[total > 0]
+        off = relative[relative > 0]
+        if not off.numel() or off.numel() < TOUCHED * out.numel():
+            return None
+        return float(off.median())
+
+
+def _in_fp32(func: Any, args: Any, kwargs: Any, before: Tensor) -> Tensor | None:
+    rest = [a.float() if isinstance(a, Tensor) and a.dtype in HALF else a for a in args[1:]]
+    try:
+        result = func(before.float(), *rest, **kwargs)
+    except (RuntimeError, TypeError, NotImplementedError):
+        return None
+    return result if isinstance(result, Tensor) else None

@@ -1,0 +1,394 @@
+"""The results of one comparison by precision: ratios between two of them, the figures as texts, and
+whether losses differ by more than seeds do. Likewise the results of a batch search.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import TypeAlias
+
+from ampscope.records import (
+    BatchPrediction,
+    BatchTry,
+    EnergyUse,
+    LargestBatch,
+    LossCurve,
+    MemorySplit,
+    ProcessPeak,
+    Result,
+    RunInfo,
+    StepTimes,
+    Timing,
+)
+
+BASES = ("fp32", "tf32")  # what the others are compared with, where it was measured
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A ratio of medians, with what the quartiles make of it at the worst and at the best."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Everything that was measured of one precision."""
+
+    precision: str
+    times: StepTimes | None
+    other_times: tuple[StepTimes, ...]  # at other batch sizes, the smallest first
+    memory: MemorySplit | None
+    other_memory: MemorySplit | None  # at twice the batch
+    curves: tuple[LossCurve, ...]
+    energy: EnergyUse | None
+    process: ProcessPeak | None  # of a script, which has no split
+
+    @property
+    def skips(self) -> int:
+        """Steps that GradScaler left out, of all seeds."""
+        return sum(len(curve.skipped) for curve in self.curves)
+
+    def times_at(self, samples: int) -> StepTimes | None:
+        """Of a step with so many samples."""
+        every = (*((self.times,) if self.times else ()), *self.other_times)
+        return next((t for t in every if t.samples == samples), None)
+
+
+def by_precision(results: Iterable[Result]) -> tuple[Measured, ...]:
+    """In the order in which they were asked for."""
+    found = list(results)
+    names = dict.fromkeys(r.precision for r in found if isinstance(r, LossCurve | StepTimes))
+    return tuple(_measured(name, found) for name in names)
+
+
+def base_of(measured: Sequence[Measured]) -> Measured | None:
+    """fp32, else TF32, else the first."""
+    named = {m.precision: m for m in measured}
+    first = measured[0] if measured else None
+    return next((named[name] for name in BASES if name in named), first)
+
+
+def speedup(base: StepTimes, other: StepTimes) -> Ratio:
+    """How many times as fast ``other`` is."""
+    a, b = base.step, other.step
+    return Ratio(a.median_s / b.median_s, a.low_s / b.high_s, a.high_s / b.low_s)
+
+
+def memory_ratio(base: Measured, other: Measured) -> float | None:
+    """Peak of ``other`` over that of ``base``."""
+    peaks = [peak_bytes(m) for m in (base, other)]
+    return peaks[1] / peaks[0] if peaks[0] and peaks[1] else None
+
+
+def peak_bytes(measured: Measured) -> int | None:
+    """By the allocator where it was asked, else the sum of tensors; of a script its process."""
+    if measured.memory is not None:
+        return measured.memory.device_peak or measured.memory.peak
+    return measured.process.peak_bytes if measured.process else None
+
+
+def joules_a_step(measured: Measured) -> float | None:
+    """Energy of one step; None where no counter was read."""
+    return measured.energy.joules / measured.energy.steps if measured.energy else None
+
+
+def cost_per_million(times: StepTimes, price_per_hour: float) -> float | None:
+    """What a million samples cost at a machine's price; None where samples cannot be counted."""
+    return price_per_hour / 3600 / times.samples_s * 1e6 if times.samples else None
+
+
+def _measured(name: str, results: Sequence[Result]) -> Measured:
+    times = [r for r in results if isinstance(r, StepTimes) and r.precision == name]
+    memory = [r for r in results if isinstance(r, MemorySplit) and r.precision == name]
+    energy = [r for r in results if isinstance(r, EnergyUse) and r.precision == name]
+    curves = [r for r in results if isinstance(r, LossCurve) and r.precision == name]
+    others = sorted((t for t in times if not t.is_base), key=lambda t: t.samples)
+    return Measured(
+        name,
+        next((t for t in times if t.is_base), None),
+        tuple(others),
+        next((m for m in memory if m.is_base), None),
+        next((m for m in memory if not m.is_base), None),
+        tuple(curves),
+        energy[0] if energy else None,
+        next((r for r in results if isinstance(r, ProcessPeak) and r.precision == name), None),
+    )
+
+
+# The figures of a comparison as texts, one row each: the same in a terminal and on a page.
+
+
+Cell: TypeAlias = Callable[[Measured], str]  # "" where it was not measured
+
+
+def figures(base: Measured | None, price: float = 0.0) -> tuple[tuple[str, Cell], ...]:
+    """(label, text of one precision); ``price`` is the machine's an hour, 0 for none."""
+    return (
+        ("time a step, median", lambda m: _of(m.times, lambda t: seconds(t.step.median_s))),
+        ("quartiles", lambda m: _of(m.times, lambda t: quartiles(t.step))),
+        (f"speed against {base.precision if base else 'fp32'}", partial(_speed, base)),
+        ("samples a second", lambda m: _of(m.times, _throughput)),
+        ("forward / backward / optimizer", lambda m: _of(m.times, _phases)),
+        ("casts, of the time in ops", lambda m: _of(m.times, _casts)),
+        (_peak_label(base), lambda m: _of(peak_bytes(m), size)),
+        ("against the base", partial(_memory, base)),
+        ("activations at the peak", lambda m: _of(m.memory, lambda s: size(s.activations))),
+        ("cast copies at the peak", lambda m: _of(m.memory, lambda s: size(s.cast_copies))),
+        ("weights and optimizer state", lambda m: _of(m.memory, _kept)),
+        ("loss, last third", _loss),
+        ("steps left out by GradScaler", lambda m: str(m.skips) if m.curves else ""),
+        ("energy a step", _energy),
+        ("a million samples cost", partial(_cost, price)),
+    )
+
+
+def seconds(value: float) -> str:
+    """ "185 ms" """
+    if value < 1e-3:
+        return f"{value * 1e6:.3g} µs"
+    return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
+
+
+def quartiles(timing: Timing) -> str:
+    """ "180–191 ms (56 steps)" """
+    factor, unit = (1e3, "ms") if timing.high_s < 1 else (1.0, "s")
+    low, high = timing.low_s * factor, timing.high_s * factor
+    return f"{low:.3g}–{high:.3g} {unit} ({timing.repeats} steps)"
+
+
+def size(count: float) -> str:
+    """ "12.3 MiB" """
+    if count >= 2**30:
+        return f"{count / 2**30:,.2f} GiB"
+    return f"{count / 2**20:,.1f} MiB" if count >= 2**20 else f"{count / 2**10:,.1f} KiB"
+
+
+def _of(value: object, text: Callable[..., str]) -> str:
+    return "" if value is None else text(value)
+
+
+def _throughput(times: StepTimes) -> str:
+    return f"{times.samples_s:,.0f}" if times.samples else ""
+
+
+def _phases(times: StepTimes) -> str:
+    if not (times.forward and times.backward and times.optimizer):
+        return ""
+    parts = [times.forward.median_s, times.backward.median_s, times.optimizer.median_s]
+    return " / ".join(f"{part / sum(parts):.0%}" for part in parts)
+
+
+def _casts(times: StepTimes) -> str:
+    return "" if times.cast_share is None else f"{times.cast_share:.0%}"
+
+
+def _kept(memory: MemorySplit) -> str:
+    return size(memory.weights + memory.gradients + memory.optimizer_state)
+
+
+def _speed(base: Measured | None, m: Measured) -> str:
+    if base is None or base.times is None or m.times is None:
+        return ""
+    return f"{speedup(base.times, m.times).value:.2f}×"
+
+
+def _memory(base: Measured | None, m: Measured) -> str:
+    ratio = None if base is None else memory_ratio(base, m)
+    return "" if ratio is None else f"{ratio:.0%}"
+
+
+def _loss(m: Measured) -> str:
+    losses = [final_loss(curve) for curve in m.curves]
+    return f"{sum(losses) / len(losses):.4g}" if losses else ""
+
+
+def _energy(m: Measured) -> str:
+    joules = joules_a_step(m)
+    return "" if joules is None else f"{joules:.3g} J"
+
+
+def _cost(price: float, m: Measured) -> str:
+    cost = cost_per_million(m.times, price) if price and m.times else None
+    return "" if cost is None else f"{cost:.4g}"
+
+
+def _peak_label(base: Measured | None) -> str:
+    """Of a script it is the whole process that is measured."""
+    return f"peak memory, {base.process.what}" if base and base.process else "peak memory"
+
+
+# Whether the losses of two precisions differ by more than seeds do.
+#
+# A precision's loss is the mean over the last third of the steps. Both precisions had the same
+# batches and random state under each seed, so their gap is taken seed by seed and then averaged;
+# the yardstick is how far the base's seeds lie apart. With one seed there is no yardstick.
+
+
+class LossChange(StrEnum):
+    """What can be said about a precision's loss beside the base's."""
+
+    SAME = "same"  # within what seeds do
+    DIFFERENT = "different"
+    DIVERGED = "diverged"  # not finite at the end, where the base is
+    UNKNOWN = "unknown"  # one seed, too few steps, or the base itself is not finite
+
+
+@dataclass(frozen=True, slots=True)
+class LossDifference:
+    """``gap`` is the mean over seeds of (loss - base's loss); ``noise`` the range of the base's
+    losses over seeds; both over the last third of the steps."""
+
+    change: LossChange
+    gap: float | None
+    noise: float | None
+    first_nonfinite: int | None = None  # step, of the first seed in which there was one
+    why: str = ""  # it is unknown
+
+
+def final_loss(curve: LossCurve) -> float:
+    """Mean over the last third; NaN and infinities stay what they are, and no losses have NaN."""
+    last = curve.losses[-max(1, len(curve.losses) // 3) :]
+    return sum(last) / len(last) if last else math.nan
+
+
+def loss_difference(base: Measured, other: Measured) -> LossDifference:
+    """Of two precisions that were trained under the same seeds."""
+    bases = {c.seed: final_loss(c) for c in base.curves}
+    others = {c.seed: final_loss(c) for c in other.curves}
+    pairs = [(bases[seed], others[seed]) for seed in bases if seed in others]
+    if not pairs:
+        return _unknown("no losses were recorded")
+    if not all(math.isfinite(b) for b, _ in pairs):
+        step = _first_nonfinite(base)
+        return _unknown(f"{base.precision} itself is not finite at the end", first=step)
+    if not all(math.isfinite(o) for _, o in pairs):
+        return LossDifference(LossChange.DIVERGED, None, None, _first_nonfinite(other))
+    if _made_fewer_steps(base, other):
+        return _unknown("it made fewer steps, because it is so slow here")
+    gap = sum(o - b for b, o in pairs) / len(pairs)
+    if len(pairs) < 2:
+        return _unknown("one seed is no yardstick", gap)
+    noise = max(b for b, _ in pairs) - min(b for b, _ in pairs)
+    if not noise:
+        return _unknown("every seed made the same run: the script seeds itself", gap, noise)
+    change = LossChange.SAME if abs(gap) <= noise else LossChange.DIFFERENT
+    return LossDifference(change, gap, noise)
+
+
+def _unknown(
+    why: str, gap: float | None = None, noise: float | None = None, first: int | None = None
+) -> LossDifference:
+    return LossDifference(LossChange.UNKNOWN, gap, noise, first, why)
+
+
+def _made_fewer_steps(base: Measured, other: Measured) -> bool:
+    """So slow here that it was not trained as long."""
+    lengths = {c.seed: len(c.losses) for c in base.curves}
+    return any(len(c.losses) < lengths.get(c.seed, 0) for c in other.curves)
+
+
+def _first_nonfinite(measured: Measured) -> int | None:
+    for curve in measured.curves:
+        for step, loss in enumerate(curve.losses):
+            if not math.isfinite(loss):
+                return step
+    return None
+
+
+# What a batch search says: the largest batch a precision, and where throughput levels off.
+
+
+KNEE_SHARE = 0.9  # of the best throughput: beyond it more memory buys almost no speed
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSearch:
+    """The search of one precision; ``tries`` in the order of their size."""
+
+    precision: str
+    tries: tuple[BatchTry, ...]
+    prediction: BatchPrediction | None
+    largest: LargestBatch | None  # None while it goes on
+
+    @property
+    def knee(self) -> BatchTry | None:
+        """The smallest tried batch that reaches :data:`KNEE_SHARE` of the best throughput."""
+        timed = [(t, t.samples_s) for t in self.tries if t.samples_s is not None]
+        best = max((rate for _, rate in timed), default=0.0)
+        return next((t for t, rate in timed if rate >= KNEE_SHARE * best), None)
+
+
+def batches_by_precision(results: Iterable[Result]) -> tuple[BatchSearch, ...]:
+    """In the order in which they were made."""
+    found = [r for r in results if isinstance(r, BatchTry | BatchPrediction | LargestBatch)]
+    return tuple(_search(name, found) for name in dict.fromkeys(r.precision for r in found))
+
+
+def sentence(searches: tuple[BatchSearch, ...]) -> str:
+    """The answer: ``bf16 fits 1.6 times the batch of fp32: 208 samples against 128.``"""
+    ended = [s for s in searches if s.largest is not None]
+    if not ended:
+        return "The search goes on."
+    first, *others = ended
+    assert first.largest is not None
+    if not others or not first.largest.samples:
+        return f"{first.precision} fits {_samples(first)}."
+    parts = []
+    for other in others:
+        assert other.largest is not None
+        ratio = other.largest.samples / first.largest.samples
+        parts.append(f"{other.precision} fits {ratio:.2g} times that, {_samples(other)}")
+    return f"{first.precision} fits {_samples(first)}; {'; '.join(parts)}."
+
+
+def _search(name: str, found: list[BatchTry | BatchPrediction | LargestBatch]) -> BatchSearch:
+    own = [r for r in found if r.precision == name]
+    tries = [r for r in own if isinstance(r, BatchTry)]
+    return BatchSearch(
+        name,
+        tuple(sorted(tries, key=lambda t: t.samples)),
+        next((r for r in own if isinstance(r, BatchPrediction)), None),
+        next((r for r in own if isinstance(r, LargestBatch)), None),
+    )
+
+
+def _samples(search: BatchSearch) -> str:
+    largest = search.largest
+    assert largest is not None
+    if not largest.samples:
+        held = max((t.samples for t in search.tries if t.fits), default=0)
+        tried = f"no batch of the sizes asked for, though {held:,} samples fit"
+        return tried if held else "not even the smallest batch"
+    proof = f"{largest.too_many:,} do not" if largest.too_many else "more were not tried"
+    return f"{largest.samples:,} samples ({proof})"
+
+
+def searches_json(
+    info: RunInfo, searches: tuple[BatchSearch, ...], spoiled: Sequence[str] = ()
+) -> str:
+    """Every try, prediction and result, with the machine, the date and what disturbed them."""
+    content = {
+        "schema": 1,
+        "run": info.id,
+        "workload": info.spec.workload,
+        "size": info.spec.size,
+        "machine": dataclasses.asdict(info.machine) if info.machine else None,
+        "measured_at": info.started,
+        "memory_limit_mib": info.spec.memory_limit_mib or None,
+        "note": info.message,
+        "spoiled": list(spoiled),
+        "sentence": sentence(searches),
+        "precisions": [
+            {**dataclasses.asdict(s), "knee": s.knee.samples if s.knee else None} for s in searches
+        ],
+    }
+    return json.dumps(content, indent=2)

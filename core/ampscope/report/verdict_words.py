@@ -1,0 +1,415 @@
+"""Sentences of the Diagnosis page: the verdict, and what to do next.
+
+Undetermined is said as such, and so is that AMP is innocent. Nothing here is Markdown: the page
+escapes it all.
+
+Besides: the chain from the root cause to what a person sees (:func:`chain`), and the sentence that
+begins every verdict: what ran in which precision, and how much was judged.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ampscope.analysis.precision_use import PrecisionUse, Reason
+from ampscope.analysis.run_view import RunView
+from ampscope.analysis.symptoms import Symptom
+from ampscope.causes import CAUSES
+from ampscope.diagnose import Finding
+from ampscope.numerics.formats import FORMATS
+from ampscope.observations import Attempt, BadOp, Operand
+from ampscope.records import State
+from ampscope.report import fix_words
+from ampscope.report.fix_words import control, value
+from ampscope.report.numbers import percent, plural, share
+from ampscope.rules.verdict import Status
+from ampscope.verdicts.report import OUT_OF_MEMORY, Report, clue
+
+_AGAIN = {
+    State.CANCELLED: "Nothing is known yet. Diagnose the script again when you like:",
+    State.LOST: "Diagnose the script again; with fewer data or a smaller batch if memory ran out:",
+}
+INNOCENT = "AMP is innocent"  # as the rules say it when the fp32 control fails at the same place
+
+
+def verdict(report: Report, as_is: RunView) -> str:
+    """The page's answer."""
+    problem = could_not_run(report, as_is)
+    if problem:
+        return f"Could not diagnose: {problem}"
+    diagnosis = report.diagnosis
+    if diagnosis.findings:
+        finding = diagnosis.findings[0]
+        innocent = f"{INNOCENT}. " if INNOCENT in finding.verdict.reason else ""
+        return f"{innocent}Root cause: {CAUSES[finding.cause].title}{_where(finding)}."
+    if diagnosis.verdict == "inconclusive":
+        return f"Undetermined: {'; '.join(diagnosis.symptoms)}."
+    if "fp32" not in report.control_symptoms:
+        return "No fault seen in the script as it is; the fp32 control has not been run."
+    # The headline itself, where it says that there was no AMP to judge.
+    none = report.precision is not None and report.precision.no_half
+    return f"{'This run used no half precision. ' if none else ''}{no_fault(report)}"
+
+
+def no_fault(report: Report) -> str:
+    """The verdict where no fault was found: of which precision and of how many steps it is."""
+    use = report.precision
+    if report.scope:
+        return report.scope
+    return "No fault found." if use is None else precision_no_fault(use)
+
+
+def in_fp32(report: Report) -> str:
+    """A key figure's word for the fp32 control."""
+    fp32 = report.control_symptoms.get("fp32")
+    if fp32 is None:
+        return "not run"
+    if OUT_OF_MEMORY in fp32:
+        return "out of memory"
+    return "fails too" if fp32 else "healthy"
+
+
+def headline(report: Report) -> str:
+    """What ran in which precision, and how much was judged; "" where nothing was."""
+    return "" if report.precision is None else precision_headline(report.precision)
+
+
+def paragraph(report: Report, as_is: RunView) -> str:
+    """What a person should know beside the verdict."""
+    diagnosis = report.diagnosis
+    if could_not_run(report, as_is):
+        return "What was recorded up to then is kept and shown below."
+    if diagnosis.findings:
+        return diagnosis.findings[0].verdict.reason
+    if diagnosis.verdict == "inconclusive":
+        fp32 = report.control_symptoms.get("fp32")
+        control = f" The fp32 control fails too: {'; '.join(fp32)}." if fp32 else ""
+        if fp32 and OUT_OF_MEMORY in fp32:
+            control = f" The fp32 control: {'; '.join(fp32)}."
+        return (
+            f"{clue(report.lead)} No rule has enough evidence to name the cause.{control}"
+            f"{_missing(report)}"
+        )
+    if "fp32" not in report.control_symptoms:
+        return "Without it nobody can tell whether the script learns as well as it would in fp32."
+    return _harmless(as_is)
+
+
+def next_step(report: Report, as_is: RunView) -> str:
+    """What to do now."""
+    diagnosis = report.diagnosis
+    first = report.runs.get("as_is")
+    state = first.state if first is not None else State.FINISHED
+    if first is None:
+        return "Diagnose the script:"
+    if could_not_run(report, as_is):
+        return _AGAIN.get(state, "Mend what the sentence names, then diagnose the script again:")
+    if not diagnosis.findings:
+        if diagnosis.verdict == "inconclusive":
+            return when_undetermined(report)
+        if "fp32" not in report.control_symptoms:
+            return "Diagnose it again, with its fp32 control:"
+        use = report.precision
+        if use is not None and use.no_half:
+            return _towards_half(use)
+        if report.scope:
+            return "Nothing so far. To see whether it stays so, diagnose it over more steps:"
+        if use is not None and use.too_few:
+            return "Diagnose it again over more steps, so that the evidence grows:"
+        if use is not None and use.not_judged:
+            return "Nothing, as far as it was judged: mixed precision needs no change there."
+        return "Nothing: mixed precision needs no change here."
+    cured = fix_words.best(report)
+    advice = fix_words.sentence(diagnosis.findings[0], cured)
+    if cured is not None:
+        return f"{advice} A run with this fix was seen to work; the patch is below."
+    if (removed := fix_words.chosen(report)) is not None:
+        advice = fix_words.sentence(diagnosis.findings[0], removed)
+        return f"{advice} {fix_words.seen(report)}"
+    return f"{advice} No run with a fix was seen to work." if report.trials else advice
+
+
+def when_undetermined(report: Report) -> str:
+    """Advice that fits how the script ended and what is known of the fault."""
+    fp32 = report.control_symptoms.get("fp32", ())
+    if OUT_OF_MEMORY in fp32:
+        return "The fp32 control ran out of memory: use a smaller batch, then diagnose it again:"
+    if fp32:
+        return (
+            "The fp32 control fails too, so the cause is no half precision: look at the data, the "
+            "learning rate and the place that is named above."
+        )
+    if any(note.startswith("The script does not reproduce") for note in report.notes):
+        return "Seed every generator that the script uses, then diagnose it again:"
+    if report.was_stopped:
+        return "The script was stopped before its end. Diagnose it again over more steps:"
+    found = report.lead
+    if Symptom.EXCEPTION in report.diagnosis.symptoms and found is not None:
+        at = f" at {found.line}" if found.line else ""
+        return f"Fix the script's own error{at} first; the fp32 control does not raise it."
+    if found is not None and found.module and found.op:
+        return (
+            f"Print the largest magnitude of what goes into {found.module}"
+            f"{f' at {found.line}' if found.line else ''}; `ampscope run --fix "
+            f"fp32_modules:{found.module}` shows whether that module in fp32 cures it."
+        )
+    if found is not None and found.line:
+        return (
+            f"Print the largest magnitudes at {found.line}; `ampscope run --fix "
+            f"fp32_lines:{found.line}` shows whether that line in fp32 cures it."
+        )
+    if report.control_symptoms.get("bf16") == ():
+        return "It trains in bf16, so the range of fp16 is the likely trouble: use bf16."
+    return "Compare the losses on the Diagnosis page: the script trains in fp32, and not as it is."
+
+
+def options(report: Report, as_is: RunView) -> str:
+    """Options of the command that :func:`next_step` announces."""
+    use = report.precision
+    if could_not_run(report, as_is) or use is None:
+        return ""
+    if use.no_half and report.diagnosis.verdict == "no_fault":
+        return " --policy cuda" if rehearsal_helps(use) else ""
+    return " --steps 1000"
+
+
+def _towards_half(use: PrecisionUse) -> str:
+    """How the next diagnosis judges AMP."""
+    kinds = {reason.kind for reason in use.reasons}
+    if "trainer_fp16" in kinds:
+        return "Run it on a GPU, or ask the trainer for bf16, which it has on a CPU too."
+    if rehearsal_helps(use):
+        return "Run it on a GPU, or rehearse CUDA's rules on this CPU:"
+    if "cuda_asked" in kinds:
+        return "Run it on a GPU, or let it use torch.autocast('cpu') here; then diagnose it again:"
+    return "Switch AMP on, then diagnose the script again:"
+
+
+def could_not_run(report: Report, as_is: RunView) -> str:
+    """Why there is nothing to judge, or an empty text."""
+    if "as_is" not in report.runs:
+        run = control(as_is.control)
+        return f"only a run {run} was recorded, and none of the script as it is."
+    return report.could_not_run
+
+
+def _missing(report: Report) -> str:
+    """What the rules say that they would have needed."""
+    open_ = [v.reason for _, v in report.diagnosis.answers if v.status is Status.INCONCLUSIVE]
+    return f" What is missing: {' '.join(dict.fromkeys(open_))}" if open_ else ""
+
+
+def _harmless(as_is: RunView) -> str:
+    """Things that look like faults and are none."""
+    skips = len(as_is.skips)
+    if not skips:
+        return f"{plural(len(as_is.attempts), 'optimizer step')} were seen."
+    total = plural(len(as_is.attempts), "optimizer step")
+    if as_is.leading_skips == skips:
+        return (
+            f"GradScaler left out the first {skips} of {total} while it searched for a loss scale. "
+            "That is how it works, and no fault."
+        )
+    return f"GradScaler left out {skips} of {total}, no more than its search for a scale explains."
+
+
+def _where(finding: Finding) -> str:
+    found = finding.verdict
+    place = f", in {found.module}" if found.module else f", at {found.line}" if found.line else ""
+    return place + (f", first at step {found.step}" if found.step is not None else "")
+
+
+# The chain from the root cause to what a person sees: input, first bad op, loss, skipped step.
+#
+# Each link is read off the run as it is; a cause that is no op (a clip before unscale_) stands at
+# the head with its measurements in place of an op.
+
+
+MAX_INPUTS = 2
+MAX_SHAPE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One box: what happened, with its numbers. ``is_nonfinite``: NaN or Inf is there."""
+
+    title: str
+    detail: str
+    is_nonfinite: bool = False
+    is_root: bool = False
+    step: int | None = None
+
+
+def chain(finding: Finding, run: RunView, symptoms: tuple[str, ...]) -> list[Link]:
+    """From cause to symptom, in order."""
+    op = bad_op(finding, run)
+    links = _op_links(op) if op is not None else [_cause_link(finding)]
+    links += [
+        Link(CAUSES[c.cause].title, c.verdict.reason, step=c.verdict.step)
+        for c in finding.consequences
+    ]
+    links += _arrival(run, op.attempt if op is not None else finding.verdict.step)
+    links.append(Link("What you see", "; ".join(symptoms) or "nothing, in the steps that were run"))
+    return links
+
+
+def bad_op(finding: Finding, run: RunView) -> BadOp | None:
+    """The recorded op that the finding names."""
+    found = finding.verdict
+    return next(
+        (
+            b
+            for b in run.bad_ops
+            if (b.op, b.line, b.attempt) == (found.op, found.line, found.step)
+            and (b.module or None) == found.module
+        ),
+        None,
+    )
+
+
+def _op_links(op: BadOp) -> list[Link]:
+    inputs = [o for o in op.inputs if o.max_abs is not None] or list(op.inputs)
+    links = []
+    if inputs:
+        detail = "; ".join(_operand(o) for o in inputs[:MAX_INPUTS])
+        links.append(Link("Input", detail, any(o.nonfinite for o in inputs), step=op.attempt))
+    place = f" in {op.module}" if op.module else ""
+    title = f"First bad op: {op.op}{place}, {op.phase}"
+    links.append(Link(title, _op_detail(op), op.kind == "nonfinite", True, op.attempt))
+    return links
+
+
+def _operand(operand: Operand) -> str:
+    kind = "weight" if operand.is_parameter else "tensor"
+    shape = "×".join(map(str, operand.shape[:MAX_SHAPE])) or "scalar"
+    return f"{operand.dtype} {kind} {shape}, up to {value(operand.max_abs)}"
+
+
+def _op_detail(op: BadOp) -> str:
+    parts = [op.line] if op.line else []
+    if op.kind == "nonfinite":
+        bad = op.nan + op.pos_inf + op.neg_inf
+        names = (("NaN", op.nan), ("+Inf", op.pos_inf), ("-Inf", op.neg_inf))
+        kinds = ", ".join(f"{count:,} {name}" for name, count in names if count)
+        parts.append(f"{share(bad, op.total)} not finite ({kinds})")
+    elif op.error is not None:
+        parts.append(f"{op.kind}: off by {value(op.error)}")
+    if op.fp32_max is not None and op.dtype in FORMATS and op.dtype != "fp32":
+        limit = value(FORMATS[op.dtype].max)
+        parts.append(f"fp32 gives {value(op.fp32_max)}; {op.dtype} ends at {limit}")
+    return "; ".join(parts)
+
+
+def _cause_link(finding: Finding) -> Link:
+    found = finding.verdict
+    measured = "; ".join(f"{m.name} {value(m.value)}" for m in found.evidence[:3])
+    place = found.module or found.line
+    title = CAUSES[finding.cause].title + (f", {place}" if place else "")
+    return Link(title, measured or found.reason, is_root=True, step=found.step)
+
+
+def _arrival(run: RunView, step: int | None) -> list[Link]:
+    """Where the trouble went from ``step`` on: loss, gradients, and the optimizer's step."""
+    bad = next((a for a in run.attempts if a.attempt >= (step or 0) and _is_bad(a)), None)
+    if bad is None:
+        return []
+    links = []
+    if bad.loss is not None and not math.isfinite(bad.loss):
+        links.append(Link("Loss", f"{value(bad.loss)} at step {bad.attempt}", True))
+    if bad.grad_nonfinite:
+        text = (
+            f"{share(bad.grad_nonfinite, bad.grad_total)} entries not finite at step {bad.attempt}"
+        )
+        links.append(Link("Gradients", text, True, step=bad.attempt))
+    if bad.skipped:
+        total = plural(len(run.attempts), "step")
+        text = f"GradScaler left step {bad.attempt} out; {len(run.skips):,} of {total} in all"
+        links.append(Link("Skipped step", text))
+    elif bad.weight_nonfinite:
+        entries = plural(bad.weight_nonfinite, "entry", "entries")
+        links.append(Link("Weights", f"{entries} not finite after step {bad.attempt}", True))
+    return links
+
+
+def _is_bad(attempt: Attempt) -> bool:
+    loss = attempt.loss
+    is_lost = loss is not None and not math.isfinite(loss)
+    return bool(is_lost or attempt.grad_nonfinite or attempt.weight_nonfinite)
+
+
+# The first sentence of every verdict: what ran in which precision, and how much was judged.
+
+
+MAX_REASONS = 3
+_FLOPS = "FLOPs (matmuls and convolutions, forward and backward)"
+
+
+def precision_headline(use: PrecisionUse) -> str:
+    """Which precision ran, and how many steps were judged; "" where no step was made."""
+    if not use.steps:
+        return ""
+    judged = f"{plural(use.steps, 'optimizer step')} {'was' if use.steps == 1 else 'were'} judged"
+    if not use.is_recorded:
+        return f"{judged}; in which precision each op ran was not recorded."
+    if use.no_half:
+        return f"This run used no half precision: {why_none(use)}. {judged}, in fp32."
+    return f"{_shares(use)}; {judged}."
+
+
+def precision_no_fault(use: PrecisionUse) -> str:
+    """The verdict where no fault was found: what was compared, and what was not."""
+    if use.no_half:
+        return "No fault found in fp32; what AMP does to this training was not judged."
+    if use.too_few:
+        return (
+            f"No fault found in {plural(use.steps, 'optimizer step')}. That is too few to "
+            "compare the training with its fp32 control."
+        )
+    return f"No fault found: the script trains as its fp32 control does{use.apart}."
+
+
+def why_none(use: PrecisionUse) -> str:
+    """Why nothing ran in half precision, without a full stop."""
+    if not use.reasons:
+        return "it opens no autocast region and has no half-precision weights or inputs"
+    return "; ".join(_reason(reason) for reason in use.reasons[:MAX_REASONS])
+
+
+def rehearsal_helps(use: PrecisionUse) -> bool:
+    """Whether ``--policy cuda`` would bring in the half precision that CUDA's absence kept out."""
+    return use.no_half and any(r.kind == "cuda_missing" for r in use.reasons)
+
+
+def _shares(use: PrecisionUse) -> str:
+    half = plural(use.half_ops, "other op")
+    if use.half_share is None:
+        return f"No matmul and no convolution ran; {half} computed in half precision"
+    (first, most), *rest = use.flops
+    if not rest:
+        text = f"All {_FLOPS} ran in {first}"
+    else:
+        text = f"{percent(most / use.total)} of the {_FLOPS} ran in {first}"
+        text += "".join(f", {percent(flops / use.total)} in {dtype}" for dtype, flops in rest)
+    return text if use.half_share else f"{text}; {half} computed in half precision"
+
+
+def _reason(reason: Reason) -> str:
+    at = f" at {reason.line}" if reason.line else ""
+    match reason.kind:
+        case "cuda_missing":
+            return f"{reason.what} on CUDA{at} is off, because this machine has no CUDA device"
+        case "trainer_fp16":
+            return (
+                f"the trainer was asked for {reason.what}, which Accelerate leaves out on a CPU "
+                "without an error"
+            )
+        case "autocast_off":
+            return f"autocast{at} is disabled"
+        case "autocast_idle":
+            return f"no op ran in half precision under autocast{at}"
+        case "scaler_off":
+            return f"the GradScaler{at} is disabled"
+        case "cuda_asked":
+            return f"torch.cuda.is_available(){at} is false on this machine"
+    return f"nullcontext is entered{at}"

@@ -1,0 +1,137 @@
+"""The root op of a forward failure, if it belongs to a class: shared by the forward rules."""
+
+from __future__ import annotations
+
+from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.root_op import Arrives, ForwardClass, RootOp, forward_class, silent_suspects
+from ampscope.analysis.skips import scaled_by_hand
+from ampscope.analysis.symptoms import Symptom
+from ampscope.observations import BadOp
+from ampscope.rules.verdict import Verdict, inconclusive, not_applicable, passed
+
+HARM = frozenset(Symptom) - {Symptom.DIVERGED}
+
+
+def forward_root(evidence: Evidence, wanted: ForwardClass) -> RootOp | Verdict:
+    """The root when it is a forward op of class ``wanted`` that did harm in half precision only;
+    else the verdict that says why not."""
+    if not evidence.uses_half:
+        return not_applicable("The script computes nothing in half precision.")
+    root = evidence.root
+    if not evidence.symptoms & HARM:
+        return passed("Nothing went wrong that such an op could explain.")
+    if scaled_by_hand(evidence) is not None:
+        return passed("The loss is finite; its product with a loss scale is not.")
+    if function := undecorated_function(evidence):
+        return passed(f"It was born inside {function}, which ignores autocast.")
+    if root is not None and root.op.phase != "backward":
+        return _judged(evidence, root, wanted)
+    if root is not None and Symptom.SKIPS in evidence.symptoms:
+        return passed("The first non-finite value was born in the backward pass.")
+    return _silent(evidence, wanted)
+
+
+def same_in_fp32(evidence: Evidence, op: BadOp) -> bool:
+    """Whether the fp32 control had a bad op of the same name at the same line, in the same phase:
+    what a norm's backward divides by zero, it replaces itself."""
+    fp32 = evidence.fp32
+    if fp32 is None:
+        return False
+    wanted = (op.line, op.phase, _family(op))
+    return any((b.line, b.phase, _family(b)) == wanted for b in fp32.bad_ops)
+
+
+def undecorated_function(evidence: Evidence) -> str:
+    """The custom Function without custom_fwd in which the root was born; "" when there is none."""
+    use, root = evidence.as_is.use("undecorated_function"), evidence.root
+    if use is None or root is None or not evidence.symptoms or evidence.fp32_fails:
+        return ""
+    inside = root.op.function or root.op.node.removesuffix("Backward")
+    return use.op if inside == use.op else ""
+
+
+def _judged(evidence: Evidence, root: RootOp, wanted: ForwardClass) -> RootOp | Verdict:
+    if forward_class(root.op) is not wanted:
+        return passed(f"The root is {root.op.op}, which is of another kind.")
+    if root.arrives is Arrives.GRADIENT and "where" in root.op.consumers:
+        return passed("The infinite branch was discarded; only its gradient came back.")
+    if evidence.fp32 is None:
+        return inconclusive("Without the fp32 control AMP may be innocent.")
+    if same_in_fp32(evidence, root.op):
+        return passed("fp32 has the same non-finite value at the same line.")
+    if evidence.fp32_fails_first:
+        return inconclusive("fp32 fails as early as half precision does.")
+    return root
+
+
+def _silent(evidence: Evidence, wanted: ForwardClass) -> RootOp | Verdict:
+    """An infinity that arrives nowhere counts when learning suffers."""
+    if not evidence.symptoms & {Symptom.BEHIND, Symptom.FROZEN}:
+        return passed("No op of this kind made a non-finite value that mattered.")
+    for op in silent_suspects(evidence.as_is):
+        if forward_class(op) is wanted and not same_in_fp32(evidence, op):
+            return RootOp(op, Arrives.NOWHERE)
+    return passed("No op of this kind overflows in most steps.")
+
+
+def _family(op: BadOp) -> str:
+    return op.op.rstrip("_")
+
+
+# The root op of a backward failure: born there, or sent back by a discarded branch.
+
+
+# Functions whose derivative is infinite (or undefined) at zero although they are finite there.
+SINGULAR = ("Sqrt", "Norm", "Rsqrt", "Pow", "Atan2", "Cdist", "Pdist", "Acos", "Asin", "Reciprocal",
+            "Std", "Hypot", "Div", "Log", "Acosh", "Normalize", "Angle", "Abs")  # fmt: skip
+NUMBERS = frozenset(
+    {
+        Symptom.LOSS,
+        Symptom.GRADIENTS,
+        Symptom.WEIGHTS,
+        Symptom.SKIPS,
+        Symptom.EVALUATION,
+        Symptom.BEHIND,
+    }
+)
+
+
+def backward_root(evidence: Evidence) -> RootOp | None:
+    """The earliest bad op that reached a gradient while the loss was finite, if harm was done.
+
+    The fp32 control stands in where the script as it is shows none: one NaN ends an fp32 run, and
+    AMP skips it.
+    """
+    if not (evidence.symptoms | evidence.fp32_symptoms) & NUMBERS:
+        return None
+    root = evidence.root
+    if root is None or root.arrives is not Arrives.GRADIENT or undecorated_function(evidence):
+        return None
+    return root
+
+
+def is_discarded_branch(root: RootOp) -> bool:
+    """The gradient that came in was zero because ``where`` or a mask had discarded the branch."""
+    op = root.op
+    masks = {
+        "where",
+        "masked_fill",
+        "masked_fill_",
+        "clamp",
+        "clamp_backward",
+        "threshold_backward",
+    }
+    if op.phase != "backward":
+        return "where" in op.consumers or "masked_fill" in op.consumers
+    from_mask = any(masks & set(o.producers[:3]) and o.zeros for o in op.inputs)
+    return from_mask and op.nan > 0
+
+
+def is_overflow(root: RootOp) -> bool:
+    """A backward op whose fp32 result is finite and beyond the format: a matter of scale."""
+    op = root.op
+    if op.phase != "backward" or op.dtype not in ("fp16", "bf16"):
+        return False
+    finite_in_fp32 = op.fp32_finite is not False
+    divides_by_zero = "div" in op.op and len(op.inputs) > 1 and op.inputs[1].zeros > 0
+    return finite_in_fp32 and not op.nan and not divides_by_zero

@@ -1,0 +1,395 @@
+"""Interventions: one change each, applied to a script from outside and taken back on exit."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from ampscope.capture.script.optimizer_facts import parameters_of
+from ampscope.capture.tensors import HALF
+from ampscope.patches import Patches
+
+# Intervention: loss scaling for a script that has none.
+#
+# Every loss is scaled, gradients are unscaled before a clip or a step, whichever comes first, and
+# a step with gradients that are not finite is left out and halves the scale.
+
+
+INITIAL_SCALE = 65536.0  # GradScaler's own
+
+
+@contextlib.contextmanager
+def add_scaler() -> Iterator[None]:
+    """The body's losses are scaled."""
+    added, patches = _AddedScaler(), Patches()
+    patches.replace(torch.Tensor, "backward", added.backward)
+    handle = register_optimizer_step_pre_hook(added.before_step)
+    try:
+        with around_clips(added.unscale):
+            yield
+    finally:
+        handle.remove()
+        patches.undo()
+
+
+class _AddedScaler:
+    def __init__(self) -> None:
+        self.scale = INITIAL_SCALE
+        self._carried = 0.0  # the scale of the last backward; 0 before the first
+        self._unscaled: dict[int, Tensor] = {}  # parameters unscaled since a backward reached them
+
+    def backward(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(root: Tensor, *args: Any, **kwargs: Any) -> Any:
+            before = {key: _written(p) for key, p in self._unscaled.items()}
+            self._carried = self.scale
+            result = original(root * self.scale, *args, **kwargs)
+            for key, written in before.items():
+                if _written(self._unscaled[key]) != written:
+                    del self._unscaled[key]
+            return result
+
+        return wrapper
+
+    def unscale(self, parameters: list[Tensor]) -> None:
+        """Divide gradients that still carry the scale by it."""
+        for p in parameters:
+            if self._carried and p.grad is not None and id(p) not in self._unscaled:
+                p.grad.div_(self._carried)
+                self._unscaled[id(p)] = p
+
+    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Unscale, and leave the step out when a gradient is not finite."""
+        if not self._carried:
+            return
+        parameters = [p for p in parameters_of(optimizer) if p.grad is not None]
+        self.unscale(parameters)
+        if all(bool(torch.isfinite(p.grad).all()) for p in parameters if p.grad is not None):
+            return
+        self.scale = min(self.scale, self._carried / 2)  # once, however many optimizers step
+        for p in parameters:
+            p.grad = None  # optimizers leave parameters without a gradient alone
+
+
+def _written(parameter: Tensor) -> tuple[int, int]:
+    """Changes whenever the parameter's gradient is replaced or written to."""
+    gradient = parameter.grad
+    return (0, 0) if gradient is None else (id(gradient), gradient._version)
+
+
+# Something to do before every clip_grad_norm_ and clip_grad_value_.
+
+
+@contextlib.contextmanager
+def around_clips(before: Callable[[list[Tensor]], None]) -> Iterator[None]:
+    """``before`` gets the parameters whose gradients are about to be clipped."""
+    patches = Patches()
+
+    def clip(original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+            before(tensors)
+            return original(tensors, *args, **kwargs)
+
+        return wrapper
+
+    for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            patches.replace(owner, name, clip)
+    try:
+        yield
+    finally:
+        patches.undo()
+
+
+# Interventions on the settings of every GradScaler: its scale, and how it adapts.
+
+
+@contextlib.contextmanager
+def frozen_scale(scale: float) -> Iterator[None]:
+    """Every scaler keeps ``scale``; steps with non-finite gradients are still skipped."""
+
+    def hold(scaler: Any) -> None:
+        scaler._init_scale = scale  # a checkpoint that is loaded early replaces it
+        if scaler._scale is not None:
+            scaler._scale.fill_(scale)
+
+    with _after(("__init__", "update", "load_state_dict"), hold):
+        yield
+
+
+@contextlib.contextmanager
+def initial_scale(scale: float) -> Iterator[None]:
+    """Every scaler starts at ``scale`` and adapts from there."""
+
+    def start(scaler: Any) -> None:
+        scaler._init_scale = scale
+
+    with _after(("__init__",), start):
+        yield
+
+
+@contextlib.contextmanager
+def growth_interval(steps: int) -> Iterator[None]:
+    """Every scaler grows after this many finite steps, and backs off by half."""
+
+    def set_interval(scaler: Any) -> None:
+        scaler._growth_interval, scaler._growth_factor, scaler._backoff_factor = steps, 2.0, 0.5
+
+    with _after(("__init__", "load_state_dict"), set_interval):
+        yield
+
+
+@contextlib.contextmanager
+def _after(methods: tuple[str, ...], then: Callable[[Any], None]) -> Iterator[None]:
+    """Call ``then(scaler)`` behind each of these methods of an enabled scaler."""
+    patches = Patches()
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(scaler, *args, **kwargs)
+            if scaler.is_enabled():
+                then(scaler)
+            return result
+
+        return wrapper
+
+    for name in methods:
+        patches.replace(torch.amp.GradScaler, name, make)
+    try:
+        yield
+    finally:
+        patches.undo()
+
+
+# Interventions on every optimizer's step: fp32 masters and state, another learning rate.
+
+
+Hook = Callable[[Optimizer, Any, Any], None]
+
+
+@contextlib.contextmanager
+def fp32_state() -> Iterator[None]:
+    """Half parameters are stepped as fp32 masters with fp32 state, then rounded back."""
+    masters: dict[int, Tensor] = {}
+    kept: dict[int, tuple[torch.dtype, Tensor | None]] = {}  # dtype and gradient during the step
+
+    def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for p in parameters_of(optimizer):
+            if p.dtype not in HALF:
+                continue
+            master = masters.get(id(p))
+            if master is None or not torch.equal(master.to(p.dtype), p.detach()):
+                master = p.detach().float()  # first sight, or the script itself wrote to it
+            gradient = p.grad
+            kept[id(p)] = p.dtype, gradient
+            p.grad = None
+            p.data = master
+            p.grad = None if gradient is None else gradient.float()
+
+    def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for p in parameters_of(optimizer):
+            if id(p) in kept:
+                masters[id(p)] = p.data
+                dtype, gradient = kept.pop(id(p))
+                p.grad = None
+                p.data = p.data.to(dtype)
+                p.grad = gradient
+
+    with _around_steps(before, after):
+        yield
+
+
+@contextlib.contextmanager
+def scaled_lr(factor: float) -> Iterator[None]:
+    """Every step uses ``factor`` times its learning rate; schedulers see their own value."""
+    kept: dict[int, list[Any]] = {}
+
+    def restore(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        rates = kept.pop(id(optimizer), None)
+        for group, lr in zip(optimizer.param_groups, rates or (), strict=rates is not None):
+            group["lr"] = lr
+
+    def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        restore(optimizer, args, kwargs)  # the last step raised before its end
+        kept[id(optimizer)] = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            if group["lr"] is not None:  # an Adafactor that chooses its own
+                group["lr"] = group["lr"] * factor
+
+    with _around_steps(before, restore):
+        yield
+
+
+@contextlib.contextmanager
+def _around_steps(before: Hook, after: Hook) -> Iterator[None]:
+    handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+# Intervention: a scaler of its own for each loss of a loop that shares one.
+
+
+@contextlib.contextmanager
+def separate_scalers() -> Iterator[None]:
+    """Each loss between two updates gets a scaler of its own, with the settings of the shared one.
+
+    The n-th ``scale`` after an ``update`` uses the n-th scaler, and so do the ``unscale_`` and
+    ``step`` calls that follow it: that is how losses and optimizers alternate in a loop.
+    """
+    patches, shared = Patches(), _Shared()
+    scaler = torch.amp.GradScaler
+    patches.replace(scaler, "scale", shared.routed(is_next=True))
+    for name in ("unscale_", "step", "get_scale"):
+        patches.replace(scaler, name, shared.routed(is_next=False))
+    patches.replace(scaler, "update", shared.update)
+    try:
+        yield
+    finally:
+        patches.undo()
+
+
+class _Shared:
+    """The parts that stand for each of the script's scalers."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, list[Any]] = {}
+        self._turn: dict[int, int] = {}  # how many losses were scaled since the last update
+        self._inside = False  # a part's own calls are not routed again
+        self._new = torch.amp.GradScaler.__init__
+
+    def routed(self, *, is_next: bool) -> Callable[[Any], Any]:
+        """Wrapper that hands the call to a part; ``is_next``: to the next one."""
+
+        def make(original: Any) -> Any:
+            @functools.wraps(original)
+            def wrapper(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+                if self._inside or not scaler.is_enabled():
+                    return original(scaler, *args, **kwargs)
+                if is_next:
+                    self._turn[id(scaler)] = self._turn.get(id(scaler), 0) + 1
+                with self._entered():
+                    return original(self._part(scaler), *args, **kwargs)
+
+            return wrapper
+
+        return make
+
+    def update(self, original: Any) -> Any:
+        """Every part that saw gradients since the last update adapts."""
+
+        @functools.wraps(original)
+        def wrapper(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._inside or not scaler.is_enabled():
+                return original(scaler, *args, **kwargs)
+            self._turn[id(scaler)] = 0
+            with self._entered():
+                for part in self._parts.get(id(scaler), []):
+                    states = part._per_optimizer_states.values()
+                    if any(state["found_inf_per_device"] for state in states):
+                        original(part)
+            return None
+
+        return wrapper
+
+    @contextlib.contextmanager
+    def _entered(self) -> Iterator[None]:
+        self._inside = True
+        try:
+            yield
+        finally:
+            self._inside = False
+
+    def _part(self, scaler: Any) -> Any:
+        parts = self._parts.setdefault(id(scaler), [])
+        at = max(self._turn.get(id(scaler), 0) - 1, 0)
+        while len(parts) <= at:
+            fresh = torch.amp.GradScaler.__new__(torch.amp.GradScaler)
+            self._new(
+                fresh,
+                scaler._device,
+                init_scale=scaler._init_scale,
+                growth_factor=scaler._growth_factor,
+                backoff_factor=scaler._backoff_factor,
+                growth_interval=scaler._growth_interval,
+            )
+            parts.append(fresh)
+        return parts[at]
+
+
+# Intervention: ``scaler.unscale_(optimizer)`` before every clip of gradients that are scaled.
+
+
+@contextlib.contextmanager
+def unscale_first() -> Iterator[None]:
+    """The body's clips see unscaled gradients."""
+    watched, patches = _Protocol(), Patches()
+    patches.replace(torch.amp.GradScaler, "scale", watched.scale)
+    patches.replace(torch.amp.GradScaler, "step", watched.step)
+    patches.replace(Optimizer, "__init__", watched.created)
+    try:
+        with around_clips(watched.unscale):
+            yield
+    finally:
+        patches.undo()
+
+
+class _Protocol:
+    """Which scaler unscales which optimizer: the one that steps it, or the last that scaled."""
+
+    def __init__(self) -> None:
+        self._optimizers: list[Optimizer] = []
+        self._stepped_by: dict[int, Any] = {}  # id of an optimizer -> its scaler
+        self._last: Any = None
+
+    def scale(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(scaler: Any, outputs: Any) -> Any:
+            self._last = scaler
+            return original(scaler, outputs)
+
+        return wrapper
+
+    def step(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            self._stepped_by[id(optimizer)] = scaler
+            return original(scaler, optimizer, *args, **kwargs)
+
+        return wrapper
+
+    def created(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            original(optimizer, *args, **kwargs)
+            self._optimizers.append(optimizer)
+
+        return wrapper
+
+    def unscale(self, parameters: list[Tensor]) -> None:
+        """Unscale the optimizers that own some of ``parameters``; of two that own the same one the
+        newer, which has taken the other's place."""
+        wanted = {id(p) for p in parameters}
+        for optimizer in reversed(self._optimizers):
+            scaler = self._stepped_by.get(id(optimizer), self._last)
+            own = wanted & {id(p) for p in parameters_of(optimizer)}
+            wanted -= own
+            if own and scaler is not None and scaler.is_enabled():
+                with contextlib.suppress(RuntimeError):  # unscaled already, or no gradients yet
+                    scaler.unscale_(optimizer)

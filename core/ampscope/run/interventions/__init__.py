@@ -1,1 +1,0 @@
-"""Interventions: one change each, applied to a script from outside and taken back on exit."""

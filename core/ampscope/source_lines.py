@@ -1,0 +1,141 @@
+"""Which line of the user's own code is running: the innermost frame outside libraries."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import linecache
+import sys
+import sysconfig
+from pathlib import Path
+from types import CodeType, FrameType
+
+_FRAMEWORKS = ("torch", "keras", "tensorflow", "paddle")  # one built from source lies anywhere
+
+
+def _folders_of(names: tuple[str, ...]) -> list[str]:
+    """Folders of those that are installed; nothing is imported."""
+    found = (importlib.util.find_spec(name) for name in names)
+    return [str(Path(spec.origin).parent) for spec in found if spec and spec.origin]
+
+
+_FOLDERS = (
+    *_folders_of(_FRAMEWORKS),
+    str(Path(__file__).resolve().parent),  # ampscope itself
+    *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")),
+)
+_LIBRARIES = tuple(str(Path(folder).resolve()) for folder in _FOLDERS)
+# Of these no line is worth naming: torch's own, ampscope's, Python's.
+_MACHINERY = tuple(
+    str(Path(folder).resolve())
+    for folder in (*_folders_of(_FRAMEWORKS), str(Path(__file__).resolve().parent))
+)
+# Also of another environment that this one builds on (a venv with system site packages).
+_INSTALLED = ("site-packages", "dist-packages")
+_MARKERS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")  # of a project's folder
+_project = [""]  # the folder that files are named from, "" for bare names
+
+
+class SourceLines:
+    """Finds user frames; remembers for each file whether it is the user's.
+
+    ``own`` names a folder of the user's that counts even below a library folder (a script in the
+    package's own zoo).
+    """
+
+    def __init__(self, own: str = "") -> None:
+        self._own = own
+        self._is_user: dict[str, bool] = {}  # by file
+        self._packages: dict[str, bool] = {}
+
+    def places(self) -> tuple[tuple[str, int], tuple[str, int]]:
+        """:meth:`where`, and the line of a library that it led to: the innermost frame of an
+        installed package other than torch, ("", 0) when there is none."""
+        library = ("", 0)
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if self.is_user(frame.f_code):
+                return (frame.f_code.co_filename, frame.f_lineno), library
+            if not library[0] and self._is_package(frame.f_code):
+                library = (frame.f_code.co_filename, frame.f_lineno)
+            frame = frame.f_back
+        return ("", 0), library
+
+    def _is_package(self, code: CodeType) -> bool:
+        name = code.co_filename
+        found = self._packages.get(name)
+        if found is None:
+            path = str(Path(name).resolve())
+            installed = bool(set(_INSTALLED) & set(Path(path).parts))
+            found = self._packages[name] = installed and not path.startswith(_MACHINERY)
+        return found
+
+    def frame(self) -> FrameType | None:
+        """Innermost frame of user code, or None."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if self.is_user(frame.f_code):
+                return frame
+            frame = frame.f_back
+        return None
+
+    def is_user(self, code: CodeType) -> bool:
+        """Whether ``code`` is the user's own."""
+        name = code.co_filename  # equal code of two files compares equal
+        user = self._is_user.get(name)
+        if user is None:
+            user = self._is_user[name] = self._judge(name)
+        return user
+
+    def where(self) -> tuple[str, int]:
+        """(file, line) of the innermost user frame; ("", 0) when there is none."""
+        frame = self.frame()
+        return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+    def _judge(self, filename: str) -> bool:
+        if filename.startswith("<"):
+            return False
+        path = str(Path(filename).resolve())
+        # An environment may lie in the project's folder, as .venv does; it is not the user's.
+        below_own = self._own and Path(path).is_relative_to(self._own)
+        rest = path[len(self._own) :] if below_own else path
+        if set(_INSTALLED) & set(Path(rest).parts):
+            return False
+        return bool(below_own) or not path.startswith(_LIBRARIES)
+
+
+def name_files_from(folder: str) -> None:
+    """From now on name files by their path in the project that ``folder`` lies in, or in the folder
+    itself; for a process that runs one script."""
+    start = Path(folder).resolve()
+    own = not str(start).startswith(str(Path(__file__).resolve().parent))
+    around = (start, *start.parents) if own else (start,)
+    known = (p for p in around if p != Path.home() and any((p / m).exists() for m in _MARKERS))
+    _project[0] = str(next(known, start))
+
+
+def line_name(place: tuple[str, int]) -> str:
+    """("…/train.py", 41) -> "train.py:41"; in a project "src/models/net.py:41", and in a library
+    "transformers/models/gpt2/modeling_gpt2.py:41"."""
+    return f"{_file_name(place[0])}:{place[1]}" if place[0] else ""
+
+
+@functools.cache
+def _named(filename: str, project: str) -> str:
+    path = Path(filename).resolve()
+    name = path.name
+    installed = [n for n, part in enumerate(path.parts) if part in _INSTALLED]
+    if installed:
+        name = "/".join(path.parts[installed[-1] + 1 :])
+    elif project and path.is_relative_to(project):
+        name = path.relative_to(project).as_posix()
+    return path.name if set(name) & set(",;:") else name  # which separate controls
+
+
+def _file_name(filename: str) -> str:
+    return _named(filename, _project[0]) if _project[0] else Path(filename).name
+
+
+def line_text(place: tuple[str, int]) -> str:
+    """The text of that line, without indentation."""
+    return linecache.getline(*place).strip() if place[0] else ""

@@ -1,0 +1,149 @@
+"""LeNet on handwritten digits: Conv 1-20-5, pool, Conv 20-50-5, pool, FC 500, FC 10.
+
+Size small is the classic network with its 431,080 parameters (LeCun et al., 1998, in the form of
+Caffe's MNIST example). The 8x8 digits are enlarged to the 28x28 it was made for
+(`training_data.enlarge`). Plain SGD with momentum, no normalisation: what half precision does to it
+is easy to read. An MLP on the same digits follows below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from ampscope.workloads.protocol import Workload
+from ampscope.workloads.training_data import classification_loss, digit_batches, enlarge
+
+
+@dataclass(frozen=True, slots=True)
+class LeNetSize:
+    """Channels of the two convolutions, width of the hidden linear layer, images a step."""
+
+    channels1: int
+    channels2: int
+    hidden: int
+    batch_size: int
+    lr: float
+
+
+LENET_SIZES: Mapping[str, LeNetSize] = {
+    "tiny": LeNetSize(8, 16, 64, batch_size=32, lr=0.004),
+    "small": LeNetSize(20, 50, 500, batch_size=64, lr=0.003),
+    "medium": LeNetSize(64, 256, 7168, batch_size=64, lr=0.001),
+}
+_AREA = 4 * 4  # 28 -conv5-> 24 -pool-> 12 -conv5-> 8 -pool-> 4
+
+_HEAD_STD = 0.02  # the first loss is that of a guess, ln(10)
+
+
+class LeNet(nn.Module):
+    """(batch, 1, 28, 28) -> (batch, 10) logits. Every step is a module, so hooks see its output."""
+
+    def __init__(self, size: LeNetSize) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, size.channels1, 5)
+        self.pool1 = nn.MaxPool2d(2)
+        self.conv2 = nn.Conv2d(size.channels1, size.channels2, 5)
+        self.pool2 = nn.MaxPool2d(2)
+        self.flatten = nn.Flatten()
+        self.fc1 = nn.Linear(size.channels2 * _AREA, size.hidden)
+        self.relu = nn.ReLU()
+        self.fc2 = nn.Linear(size.hidden, 10)
+        self._initialise()
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.pool2(self.conv2(self.pool1(self.conv1(images))))
+        logits: Tensor = self.fc2(self.relu(self.fc1(self.flatten(features))))
+        return logits
+
+    def _initialise(self) -> None:
+        """He et al. (2015) in front of the last layer: with torch's default weights momentum builds
+        up on a plateau, and the loss then overshoots by half of where it started."""
+        for layer in (self.conv1, self.conv2, self.fc1):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            if layer.bias is not None:  # for the type checker
+                nn.init.zeros_(layer.bias)
+        nn.init.normal_(self.fc2.weight, std=_HEAD_STD)
+        nn.init.zeros_(self.fc2.bias)
+
+
+def build_lenet(size: str, seed: int) -> Workload:
+    """The workload of one size; weights come from torch's global generator."""
+    chosen = LENET_SIZES[size]
+    return Workload(
+        model=LeNet(chosen),
+        batches=digit_batches(seed, chosen.batch_size, enlarge),
+        loss=classification_loss,
+        optimizer=lambda params: torch.optim.SGD(params, lr=chosen.lr, momentum=0.9),
+    )
+
+
+# An MLP on handwritten digits: 64 pixels, hidden linear layers with ReLU, 10 logits.
+#
+# The smallest thing that learns: a step takes a millisecond, so it serves lessons and tests where
+# the question is about precision and not about the model.
+
+
+@dataclass(frozen=True, slots=True)
+class MLPSize:
+    """Width and number of the hidden layers, images a step."""
+
+    width: int
+    hidden_layers: int
+    batch_size: int
+    lr: float
+
+
+MLP_SIZES: Mapping[str, MLPSize] = {
+    "tiny": MLPSize(64, 2, batch_size=32, lr=0.07),
+    "small": MLPSize(512, 3, batch_size=128, lr=0.05),
+    "medium": MLPSize(3840, 3, batch_size=128, lr=0.05),
+}
+
+
+class HiddenLayer(nn.Module):
+    """One linear layer and its ReLU."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs)
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        activated: Tensor = self.relu(self.linear(x))
+        return activated
+
+
+class MLP(nn.Module):
+    """(batch, 1, 8, 8) -> (batch, 10) logits."""
+
+    def __init__(self, size: MLPSize) -> None:
+        super().__init__()
+        widths = [64] + [size.width] * size.hidden_layers
+        self.flatten = nn.Flatten()
+        self.layers = nn.ModuleList(
+            HiddenLayer(inputs, outputs) for inputs, outputs in pairwise(widths)
+        )
+        self.head = nn.Linear(size.width, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x: Tensor = self.flatten(images)
+        for layer in self.layers:
+            x = layer(x)
+        logits: Tensor = self.head(x)
+        return logits
+
+
+def build_mlp(size: str, seed: int) -> Workload:
+    """The workload of one size; weights come from torch's global generator."""
+    chosen = MLP_SIZES[size]
+    return Workload(
+        model=MLP(chosen),
+        batches=digit_batches(seed, chosen.batch_size),
+        loss=classification_loss,
+        optimizer=lambda params: torch.optim.SGD(params, lr=chosen.lr, momentum=0.9),
+    )
