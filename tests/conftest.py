@@ -19,31 +19,58 @@ os.environ.setdefault("AMPSCOPE_TELEMETRY", "0")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--thorough``: run the long tests, too."""
+    """``--slow`` and ``--thorough``: run the long tests, too."""
+    parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
     parser.addoption(
-        "--thorough", action="store_true", help="also run the tests marked thorough (half an hour)"
+        "--thorough", action="store_true", help="also run the tests marked thorough (an hour)"
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without ``--thorough`` or ``-m`` with that word, long tests are skipped and counted as such;
-    a test that is named by its own id runs."""
-    if config.getoption("--thorough") or "thorough" in config.getoption("-m"):
-        return
+    """Without ``--slow`` or ``-m`` with that word, slow tests are skipped and counted as such, and
+    the same for thorough ones. A test that is named by its own id runs."""
+    for item in _slow(items):
+        item.add_marker(pytest.mark.slow)
     named = {argument for argument in config.args if "::" in argument}
-    reason = pytest.mark.skip(reason="takes long: runs with --thorough or -m thorough")
+    for word in ("slow", "thorough"):
+        if config.getoption(f"--{word}") or word in config.getoption("-m"):
+            continue
+        reason = pytest.mark.skip(reason=f"takes long: runs with --{word} or -m {word}")
+        for item in items:
+            if item.get_closest_marker(word) and item.nodeid not in named:
+                item.add_marker(reason)
+
+
+def _slow(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Those of slow_tests.txt, which benchmarks/slow_tests.py writes from a recorded run. Where it
+    names all tests of a file, the shortest stays in the quick suite."""
+    lines = (ROOT / "tests" / "slow_tests.txt").read_text().splitlines()
+    seconds = {test: int(took) for took, test in (line.split(" ", 1) for line in lines)}
+    by_file: dict[Path, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("thorough") and item.nodeid not in named:
-            item.add_marker(reason)
+        if not item.get_closest_marker("thorough"):
+            by_file.setdefault(item.path, []).append(item)
+    slow: list[pytest.Item] = []
+    for tests in by_file.values():
+        found = [item for item in tests if item.nodeid in seconds]
+        if len(found) == len(tests):
+            found.remove(min(found, key=lambda item: seconds[item.nodeid]))
+        slow += found
+    return slow
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many long tests were left out: a skip among thousands is easily missed."""
+    """Say how many tests were left out, and why: a skip among thousands is easily missed."""
     skipped = terminalreporter.stats.get("skipped", [])
-    left_out = sum("--thorough" in str(report.longrepr) for report in skipped)
-    if left_out:
+    for word in ("slow", "thorough"):
+        left_out = sum(f"runs with --{word}" in str(report.longrepr) for report in skipped)
+        if left_out:
+            text = f"{left_out} {word} tests were not run; pytest --{word} runs them as well."
+            terminalreporter.write_line(text)
+    without = sum("Chromium is not installed" in str(report.longrepr) for report in skipped)
+    if without:
         terminalreporter.write_line(
-            f"{left_out} thorough tests were not run; pytest --thorough runs them as well."
+            f"{without} browser tests were skipped: apt-get install chromium runs them."
         )
 
 

@@ -15,11 +15,11 @@ from ampscope.policy.autocast_lists import (
     TORCH_VERSION,
     list_of,
 )
-from ampscope.policy.remake_lists import differences, installed_header, parse_header
+from benchmarks.remake_autocast_lists import differences, installed_header, parse_header
 
 of_the_data = pytest.mark.skipif(
     torch.__version__.split("+")[0] != TORCH_VERSION,
-    reason=f"the data are of torch {TORCH_VERSION}; `remake_lists` prints what another one changed",
+    reason=f"the data are of torch {TORCH_VERSION}; remake_autocast_lists.py compares another one",
 )
 
 
@@ -172,7 +172,7 @@ def test_trace_shows_the_kernel_of_a_listed_op(kernel, call, shape):
     assert kernel in trace.seen
 
 
-@pytest.mark.parametrize("module", ["autocast_lists", "op_lists", "remake_lists"])
+@pytest.mark.parametrize("module", ["autocast_lists", "op_lists"])
 def test_data_is_read_without_torch(module):
     check = f"import ampscope.policy.{module}, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

@@ -69,7 +69,7 @@ def test_colours_are_those_of_the_dashboard() -> None:
     assert documents.ZONES == palette.ZONES
     assert documents.DTYPES == palette.DTYPES
     for name in ("OUTLINE", "NONFINITE", "ZERO", "MEASURE", "OTHER_DTYPE"):
-        assert getattr(document, name) == getattr(palette, name)
+        assert getattr(documents, name) == getattr(palette, name)
 
 
 def test_text_is_never_markup() -> None:

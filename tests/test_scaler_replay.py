@@ -182,11 +182,12 @@ def test_a_thousand_steps_of_two_hundred_layers_take_less_than_a_second() -> Non
     rows[:, 160:] = 0
     frames = [Frame(0, role, tuple(range(200)), ("fp16",) * 200, rows, 1.0) for role in GRADIENTS]
     steps = [StepRecord(n, scale=2.0**16) for n in range(1000)]
-    started = time.perf_counter()
+    started = time.process_time()
     run = recorded_run(steps, lambda _: frames, FP16)
     made = replay(run.gradients, POLICIES["paddle"], Settings(2.0**15, 100))
     lost_shares(run, made)
-    elapsed_s = time.perf_counter() - started
+    # Processor time: other programs on the machine do not add to it.
+    elapsed_s = time.process_time() - started
     assert elapsed_s < 1.0
 
 

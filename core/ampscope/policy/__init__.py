@@ -4,5 +4,6 @@
 are plain data and import no torch, so that the command line and the dashboard can read them.
 `precision` puts a mode into effect. `rehearsal` makes a CPU follow CUDA's autocast lists and
 `tensor_core` gives it Tensor Core arithmetic; together they are the *rehearsal of CUDA* that a
-probe on a CPU runs by default. `remake_lists` compares the data with the installed torch.
+probe on a CPU runs by default. `benchmarks/remake_autocast_lists.py` compares the data with
+the installed torch.
 """

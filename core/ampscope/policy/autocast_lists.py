@@ -12,11 +12,11 @@ so before autograd records it; every other op runs in the dtype that its inputs 
 
 Names are `op` or `op.overload`; `out=` and in-place forms stand in no list and are not cast.
 
-Sources: CUDA's lists from `torch/include/ATen/autocast_mode.h` of the wheel (`remake_lists`
-compares them with the torch at hand); the ops in NOT_IN_HEADER and the CPU's lists from pytorch
-`aten/src/ATen/autocast_mode.cpp` (macros KERNEL_CUDA and KERNEL_CPU), `_cudnn_rnn` from
-`aten/src/ATen/cudnn/AutocastRNN.cpp`. A torch without CUDA registers all of them but `_cudnn_rnn`,
-so a test checks the names against the dispatcher too.
+Sources: CUDA's lists from `torch/include/ATen/autocast_mode.h` of the wheel (compared
+with the torch at hand by `benchmarks/remake_autocast_lists.py`); the ops in NOT_IN_HEADER and the
+CPU's lists from pytorch `aten/src/ATen/autocast_mode.cpp` (macros KERNEL_CUDA and KERNEL_CPU),
+`_cudnn_rnn` from `aten/src/ATen/cudnn/AutocastRNN.cpp`. A torch without CUDA registers all of them
+but `_cudnn_rnn`, so a test checks the names against the dispatcher too.
 
 The precision modes are data here too.
 """

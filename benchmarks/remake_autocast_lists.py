@@ -1,6 +1,6 @@
 """Compare the data of `autocast_lists` with the autocast lists of the torch that is installed.
 
-    python -m ampscope.policy.remake_lists      # prints the differences; exit status 1 if any
+    python benchmarks/remake_autocast_lists.py      # prints the differences; exit status 1 if any
 
 torch's wheel carries the C++ header in which the lists are X-macros:
 
