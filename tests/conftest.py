@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Hundreds of tests start runs of a second or two; a process that reads the machine beside each of
 # them would slow them down for nothing. Tests of the readings switch them on.
 os.environ.setdefault("AMPSCOPE_TELEMETRY", "0")
+SLOW_LIMIT_S = 1200
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,6 +32,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     the same for thorough ones. A test that is named by its own id runs."""
     for item in _slow(items):
         item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("timeout") is None:  # the first may measure for all of its file
+            item.add_marker(pytest.mark.timeout(SLOW_LIMIT_S))
     named = {argument for argument in config.args if "::" in argument}
     for word in ("slow", "thorough"):
         if config.getoption(f"--{word}") or word in config.getoption("-m"):

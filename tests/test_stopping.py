@@ -115,6 +115,7 @@ def answers(port: int) -> bool:
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(3600)  # 100 diagnoses, each up to some seconds
 @pytest.mark.parametrize("what", LONGEST_S)
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_at_a_hundred_moments(what: str, number: signal.Signals, tmp_path: Path) -> None:
