@@ -180,7 +180,7 @@ def test_a_stalled_sum_of_weights_is_an_average_and_any_other_a_sum(
     assert causes(diagnose(evidence(run(steps(), stall)))) == [cause]
 
 
-@pytest.mark.parametrize(("change", "says"), [(0.09, Status.PASSED), (0.01, Status.FOUND)])
+@pytest.mark.parametrize(("change", "says"), [(0.099, Status.PASSED), (0.01, Status.FOUND)])
 def test_stalls_of_an_average_that_comes_as_far_as_in_fp32_lose_nothing(
     change: float, says: Status
 ) -> None:
@@ -189,5 +189,20 @@ def test_stalls_of_an_average_that_comes_as_far_as_in_fp32_lose_nothing(
     stall = bad_op("aten.add_", target, kind="stall", error=1.0, reached_loss=False, pos_inf=0)
     own = scan("end", "frozen", "average.weight", dtype="bf16", change=change)
     full = scan("end", "frozen", "average.weight", change=0.1)
+    made = evidence(run(steps(), stall, own), fp32_run(None, full))
+    assert status("small_update_lost", made) is says
+
+
+@pytest.mark.parametrize(("way", "says"), [(0.99, Status.PASSED), (0.6, Status.FOUND)])
+def test_an_average_that_follows_and_then_stands_still_loses_updates(
+    way: float, says: Status
+) -> None:
+    # Weights that move far take their average along until the distance is below half a spacing.
+    target = tensor(is_parameter=True)
+    stall = bad_op("aten.lerp_", target, kind="stall", error=1.0, reached_loss=False, pos_inf=0)
+    places = (0.02, -0.04, 0.01)
+    moved = tuple(way * d for d in places)
+    own = scan("end", "frozen", "average", dtype="bf16", change=0.1, displacement=moved)
+    full = scan("end", "frozen", "average", change=0.1, displacement=places)
     made = evidence(run(steps(), stall, own), fp32_run(None, full))
     assert status("small_update_lost", made) is says
