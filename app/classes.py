@@ -16,8 +16,8 @@ import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from ampscope.errors import AmpscopeError
-from ampscope.experiments.launch import launch
 from ampscope.hardware.describe import read_software
+from ampscope.launcher.launch import launch
 from ampscope.lessons.catalog import LESSONS, lesson_spec, lesson_title
 from ampscope.records import RunInfo, RunSpec, State
 from ampscope.store import sharing

@@ -18,10 +18,12 @@ import streamlit as st
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.training import finite_parts
 from ampscope.causes import CAUSES
-from ampscope.diagnose import Finding
+from ampscope.diagnosis.findings import Finding
+from ampscope.diagnosis.load import counting, load_diagnosis
+from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.errors import AmpscopeError, BadInput
-from ampscope.experiments import script_runs
-from ampscope.experiments.script_runs import Job, folder_of
+from ampscope.launcher import script_runs
+from ampscope.launcher.script_runs import Job, folder_of
 from ampscope.observations import BadOp, Observation, Operand, Scan
 from ampscope.records import AS_IS, Role, RunInfo, StepRecord
 from ampscope.report import fix_words
@@ -33,8 +35,6 @@ from ampscope.report.verdict_words import chain as chain_of
 from ampscope.rules import catalog
 from ampscope.rules.verdict import Measurement, Rule, Status, Verdict
 from ampscope.store.reader import Reader
-from ampscope.verdicts.recall import counting, recall
-from ampscope.verdicts.report import Report
 from app import chart, links, permissions, run_rows, states, store
 from app.chart import KeyFigure
 from app.figures.modules import cause_chain
@@ -205,7 +205,7 @@ def _follow(head: RunInfo, version: str) -> None:
 METRIC_LENGTH = 18
 
 
-def verdict(case: Case, report: Report, as_is: RunView) -> bool:
+def verdict(case: Case, report: DiagnosisResult, as_is: RunView) -> bool:
     """The answer, a paragraph, and what to do now. False when there was nothing to judge."""
     chart.sentence(words.verdict(report, as_is))
     if headline := words.headline(report):
@@ -227,7 +227,7 @@ def verdict(case: Case, report: Report, as_is: RunView) -> bool:
     return not problem
 
 
-def chain(report: Report, as_is: RunView) -> None:
+def chain(report: DiagnosisResult, as_is: RunView) -> None:
     """From root cause to symptom."""
     finding = report.diagnosis.findings[0]
     st.subheader("From the cause to what you see", anchor=False)
@@ -236,7 +236,7 @@ def chain(report: Report, as_is: RunView) -> None:
     chart.show(cause_chain(found, is_dark=is_dark), "chain", lambda: _table(found), key="dx-chain")
 
 
-def others(report: Report) -> None:
+def others(report: DiagnosisResult) -> None:
     """Further causes that were found beside the first."""
     for finding in report.diagnosis.findings[1:]:
         with chart.details(f"Also found: {escape(CAUSES[finding.cause].title)}"):
@@ -247,7 +247,7 @@ def others(report: Report) -> None:
                 st.code(finding.verdict.fix.patch, language="python")
 
 
-def _figures(report: Report, finding: Finding) -> list[KeyFigure]:
+def _figures(report: DiagnosisResult, finding: Finding) -> list[KeyFigure]:
     found = finding.verdict
     place = found.module or found.line or "the whole script"
     fp32 = report.control_symptoms.get("fp32")
@@ -267,7 +267,7 @@ def _figures(report: Report, finding: Finding) -> list[KeyFigure]:
     ]
 
 
-def _fix_state(report: Report) -> tuple[str, str]:
+def _fix_state(report: DiagnosisResult) -> tuple[str, str]:
     details = {
         "seen to work": "A run with the fix did not show the symptom, and its loss follows fp32's",
         "none worked": "Each run with a fix still showed the symptom, or the cause",
@@ -302,7 +302,7 @@ def _table(links: list[Link]) -> pd.DataFrame:
 # The fix: what to change as a patch, what runs with it showed, and a button that runs it again.
 
 
-def show(case: Case, report: Report) -> None:
+def show(case: Case, report: DiagnosisResult) -> None:
     """Of the root cause."""
     finding = report.diagnosis.findings[0]
     st.subheader("The fix", anchor=False)
@@ -316,7 +316,7 @@ def show(case: Case, report: Report) -> None:
     _tried(report)
 
 
-def _proof(case: Case, report: Report, finding: Finding) -> None:
+def _proof(case: Case, report: DiagnosisResult, finding: Finding) -> None:
     if report.trials:
         boxes = {True: st.success, False: st.warning, None: st.info}
         boxes[fix_words.verified(report)](escape(fix_words.seen(report)))
@@ -332,7 +332,7 @@ def _proof(case: Case, report: Report, finding: Finding) -> None:
         st.code(script_command(case.head), language="bash")
 
 
-def _run(case: Case, report: Report, finding: Finding) -> None:
+def _run(case: Case, report: DiagnosisResult, finding: Finding) -> None:
     if case.head.spec.imported:  # its file and arguments are a stranger's words
         st.caption("This diagnosis was imported. It can be looked at, and is not run from here.")
         return
@@ -373,7 +373,7 @@ def _with_reference(word: str) -> list[str]:
     return [word, f"fp32;{word}"] if word.startswith("lr:") else [word]
 
 
-def _tried(report: Report) -> None:
+def _tried(report: DiagnosisResult) -> None:
     if not report.trials:
         return
     with chart.details("What was tried, and seen"):
@@ -403,7 +403,7 @@ class Case:
 
     head: RunInfo  # the run as it is; of a group without one, its first
     runs: tuple[RunInfo, ...]  # oldest first
-    report: Report | None  # None while the script as it is has not ended
+    report: DiagnosisResult | None  # None while the script as it is has not ended
     is_moving: bool  # a run is under way, or the next one is about to start
 
     @property
@@ -456,7 +456,7 @@ def observations(reader: Reader, run_id: str) -> list[Observation]:
     return reader.observations(run_id)
 
 
-def _report(head: RunInfo, runs: Sequence[RunInfo]) -> Report | None:
+def _report(head: RunInfo, runs: Sequence[RunInfo]) -> DiagnosisResult | None:
     try:
         return store.as_visible(_recalled(str(store.path()), head.id, _version(runs)))
     except BadInput:  # the script as it is still runs
@@ -464,10 +464,10 @@ def _report(head: RunInfo, runs: Sequence[RunInfo]) -> Report | None:
 
 
 @st.cache_data(show_spinner=False, max_entries=400)
-def _recalled(path: str, run_id: str, version: str) -> Report:
+def _recalled(path: str, run_id: str, version: str) -> DiagnosisResult:
     """``version`` is part of the key."""
     with Reader(Path(path)) as reader:
-        return store.read_or_damaged(run_id, lambda: recall(reader, run_id))
+        return store.read_or_damaged(run_id, lambda: load_diagnosis(reader, run_id))
 
 
 def _version(runs: Sequence[RunInfo]) -> str:
@@ -644,7 +644,7 @@ _LOOKS = {
 _FIXED_LOOK = (MEASURE, "dashdot")
 
 
-def show_controls(case: Case, report: Report) -> None:
+def show_controls(case: Case, report: DiagnosisResult) -> None:
     """The chart, a row for each control, and the way to its measurements."""
     st.subheader("The controls side by side", anchor=False)
     shown = _shown(case, report)
@@ -657,7 +657,7 @@ def show_controls(case: Case, report: Report) -> None:
     st.table(_control_table(report, recorded).set_index("Control"), border="horizontal")
 
 
-def _shown(case: Case, report: Report) -> list[tuple[str, RunInfo]]:
+def _shown(case: Case, report: DiagnosisResult) -> list[tuple[str, RunInfo]]:
     """Name and run: the three controls, and the fix that worked (else the last that was tried)."""
     wanted = [(control(word), word) for word in _LOOKS]
     cured = fix_words.chosen(report) or (report.trials[-1] if report.trials else None)
@@ -684,7 +684,7 @@ def _seen(recorded: list[tuple[str, RunInfo, list[StepRecord]]]) -> str:
 
 
 def _control_table(
-    report: Report, recorded: list[tuple[str, RunInfo, list[StepRecord]]]
+    report: DiagnosisResult, recorded: list[tuple[str, RunInfo, list[StepRecord]]]
 ) -> pd.DataFrame:
     return pd.DataFrame(
         {
@@ -697,7 +697,7 @@ def _control_table(
     )
 
 
-def _wrong(report: Report, run: RunInfo) -> str:
+def _wrong(report: DiagnosisResult, run: RunInfo) -> str:
     word = run.spec.control
     if word == "as_is":
         return "; ".join(report.diagnosis.symptoms) or "nothing"
@@ -889,7 +889,7 @@ _TITLES = {
 Answer = tuple[Rule, Verdict]
 
 
-def show_rules(report: Report) -> None:
+def show_rules(report: DiagnosisResult) -> None:
     """A folded table for each kind of answer, then any rule's documentation."""
     st.subheader("What every rule answered", anchor=False)
     answers = report.diagnosis.answers

@@ -17,8 +17,8 @@ from ampscope.analysis.framework_differences import (
     layers,
 )
 from ampscope.errors import AmpscopeError
-from ampscope.experiments.launch import FRAMEWORK_PRECISIONS
 from ampscope.frameworks.pythons import FRAMEWORKS, TORCH, find_python, why_missing
+from ampscope.launcher.launch import FRAMEWORK_PRECISIONS
 from ampscope.numerics.formats import FORMATS
 from ampscope.records import Machine, Role, RunInfo, RunSpec, State
 from ampscope.report.numbers import rules

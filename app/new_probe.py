@@ -9,8 +9,8 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from ampscope.errors import AmpscopeError, BadInput
-from ampscope.experiments.launch import checked
 from ampscope.hardware.describe import uses_cuda
+from ampscope.launcher.launch import checked
 from ampscope.policy.autocast_lists import PRECISIONS, resolve
 from ampscope.records import Cadence, RunSpec, ScalerSpec
 from app import machine, states, store

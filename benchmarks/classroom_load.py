@@ -32,8 +32,8 @@ import psutil
 from classroom_browser import Tab, opened
 from contest import setting
 
-from ampscope.experiments.children import child_environment
-from ampscope.experiments.launch import follow, launch
+from ampscope.launcher.children import child_environment
+from ampscope.launcher.launch import follow, launch
 from ampscope.lessons.catalog import LESSONS, lesson_spec
 from ampscope.records import State
 from ampscope.store import sharing

@@ -28,7 +28,7 @@ import import_mutations  # puts the repository's root on the path
 import mutations
 from streamlit.testing.v1 import AppTest
 
-from ampscope.experiments import children
+from ampscope.launcher import children
 from ampscope.records import RunInfo
 from ampscope.store.importing import import_file
 from ampscope.store.importing.values import Refusal

@@ -27,9 +27,9 @@ from typing import Any
 
 from contest import setting
 
-from ampscope.experiments.children import expect
-from ampscope.experiments.launch import follow, launch
-from ampscope.experiments.plan import run_diagnosis
+from ampscope.launcher.children import expect
+from ampscope.launcher.launch import follow, launch
+from ampscope.launcher.plan import run_diagnosis
 from ampscope.lessons.catalog import LESSONS, MISTAKES, STEPS, LessonInfo, lesson_spec, script_path
 from ampscope.records import RunSpec
 

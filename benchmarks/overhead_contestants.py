@@ -18,9 +18,9 @@ from ampscope.capture.op_trace import OpTrace
 from ampscope.capture.weights import WeightObserver
 from ampscope.policy.tensor_core import TensorCoreMode
 from ampscope.records import Cadence, RunSpec
-from ampscope.run.instruments import Instruments
-from ampscope.run.probe import prepare
-from ampscope.run.training import training_step
+from ampscope.runner.instruments import Instruments
+from ampscope.runner.probe import prepare
+from ampscope.runner.training import training_step
 from ampscope.store.writer import RunWriter
 from ampscope.workloads.protocol import iterate
 

@@ -18,12 +18,12 @@ import tempfile
 import time
 from pathlib import Path
 
+from ampscope.diagnosis.load import load_diagnosis
 from ampscope.records import RunInfo
 from ampscope.report.build import document, heads
 from ampscope.report.html import MAX_BYTES, to_html
 from ampscope.report.markdown import to_markdown
 from ampscope.store.reader import Reader
-from ampscope.verdicts.recall import recall
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the tests' way of starting a Chromium
@@ -71,7 +71,7 @@ def _row(reader: Reader, run: RunInfo, running: browser.Browser, folder: Path) -
     elapsed = time.perf_counter() - started
     path = folder / "report.html"
     path.write_text(content, encoding="utf-8")
-    diagnosis = recall(reader, run.id).diagnosis
+    diagnosis = load_diagnosis(reader, run.id).diagnosis
     cause = diagnosis.findings[0].cause if diagnosis.findings else diagnosis.verdict
     with offline_page.opened(running, path) as watched:
         offline_page.use(watched.page)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ampscope.experiments.plan import run_diagnosis
+
 from ampscope.frameworks.pythons import framework_of
 from ampscope.records import RunSpec
 from ampscope.report.contract import document

@@ -91,7 +91,7 @@ def open_page(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
     """``open_page("home", run=…)``: the page under AppTest, run once, through the real frame."""
     from streamlit.testing.v1 import AppTest
 
-    from ampscope.experiments import children
+    from ampscope.launcher import children
 
     # No process that waits: hundreds of pages are opened, and few of them measure.
     monkeypatch.setattr(children, "expect", lambda store: None)

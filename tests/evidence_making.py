@@ -17,7 +17,7 @@ from typing import Any
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
-from ampscope.diagnose import Diagnosis, diagnose
+from ampscope.diagnosis.findings import Diagnosis, diagnose
 from ampscope.observations import Attempt, BadOp, Call, Observation, Operand, Outcome, Scan
 from ampscope.rules.verdict import Status, Verdict
 from tests.script_stores import attempt

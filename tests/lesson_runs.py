@@ -11,7 +11,7 @@ import torch
 
 from ampscope.lessons.catalog import lesson_spec
 from ampscope.records import Curve, Machine, Reading, Result, State
-from ampscope.run.probe import arithmetic
+from ampscope.runner.probe import arithmetic
 from ampscope.store.writer import RunWriter
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ampscope.experiments.script_runs import ScriptRun, ScriptRuns
+from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
 from ampscope.observations import Attempt, Outcome
 from ampscope.records import RunSpec
 

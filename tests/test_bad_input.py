@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ampscope.errors import BadInput
-from ampscope.experiments.launch import checked, launch
+from ampscope.launcher.launch import checked, launch
 from ampscope.records import Cadence, RunInfo, RunSpec, ScalerSpec, State
 from ampscope.store.reader import Reader
 from ampscope.store.writer import request_cancel

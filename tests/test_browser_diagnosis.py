@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from ampscope.experiments import script_runs
+from ampscope.launcher import script_runs
 from ampscope.records import State
 from ampscope.store.reader import Reader
 from ampscope.zoo.score import ANSWERS

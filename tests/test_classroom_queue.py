@@ -243,7 +243,7 @@ def test_students_see_their_place_and_the_teacher_the_queue(
 
 
 def test_the_token_does_not_reach_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ampscope.experiments.children import child_environment
+    from ampscope.launcher.children import child_environment
 
     monkeypatch.setenv(options.TOKEN, TOKEN)
     assert TOKEN not in child_environment().values()

@@ -12,13 +12,13 @@ import pytest
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
-from ampscope.experiments.plan import run_diagnosis
+from ampscope.diagnosis.cure import judged, wants_compiled
+from ampscope.diagnosis.load import load_diagnosis
+from ampscope.diagnosis.result import DiagnosisResult
+from ampscope.launcher.plan import run_diagnosis
 from ampscope.observations import COMPILED_FRAMES, COMPILED_NOTE, OpUse
 from ampscope.records import RunSpec
 from ampscope.store.reader import Reader
-from ampscope.verdicts.cure import judged, wants_compiled
-from ampscope.verdicts.recall import recall
-from ampscope.verdicts.report import Report
 from tests.evidence_making import (
     FALLING,
     FLAT,
@@ -128,11 +128,11 @@ for step in range(8):
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 
 
-def diagnosed(script: Path, store: Path) -> Report:
+def diagnosed(script: Path, store: Path) -> DiagnosisResult:
     spec = RunSpec(kind="script", workload=str(script), group="one", steps=60, time_limit_s=240.0)
     report = run_diagnosis(spec, store, verify=False)
     with Reader(store) as reader:
-        again = recall(reader, report.runs["as_is"].id)
+        again = load_diagnosis(reader, report.runs["as_is"].id)
     assert causes(again.diagnosis) == causes(report.diagnosis)
     assert (again.undecided, again.notes) == (report.undecided, report.notes)
     return report

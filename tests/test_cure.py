@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.diagnose import Finding
+from ampscope.diagnosis.cure import follows, is_cured
+from ampscope.diagnosis.findings import Finding
 from ampscope.report import fix_words
 from ampscope.report.contract import document
 from ampscope.rules.verdict import Fix, Status, Verdict
 from ampscope.store.reader import Reader
-from ampscope.verdicts.cure import follows, is_cured
 from tests import script_stores
 from tests.evidence_making import (
     FALLING,
@@ -92,9 +92,9 @@ def test_what_is_written_where_nothing_could_be_measured(tmp_path: Path) -> None
     path = tmp_path / "r.db"
     head = script_stores.overflow(path)
     with Reader(path) as reader:
-        from ampscope.verdicts.recall import recall
+        from ampscope.diagnosis.load import load_diagnosis
 
-        report = recall(reader, head)
+        report = load_diagnosis(reader, head)
     assert document(report)["findings"][0]["fix"]["verified"] is True
     trials = tuple(replace(t, cured=None) for t in report.trials)
     unsure = replace(report, trials=trials)

@@ -7,10 +7,10 @@ import importlib
 
 import pytest
 
-from ampscope import diagnose as module
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.symptoms import Symptom
-from ampscope.diagnose import Diagnosis, diagnose
+from ampscope.diagnosis import findings as module
+from ampscope.diagnosis.findings import Diagnosis, diagnose
 from ampscope.rules.catalog import NAMES, all_rules
 from ampscope.rules.verdict import Rule, Status, Verdict, passed
 from tests.evidence_making import (

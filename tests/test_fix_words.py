@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampscope.diagnose import Finding
+from ampscope.diagnosis.findings import Finding
+from ampscope.diagnosis.result import Trial
 from ampscope.report import fix_words
 from ampscope.rules.verdict import Fix, Status, Verdict, island, island_patch
-from ampscope.verdicts.report import Trial
 from tests.evidence_making import bad_op
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ampscope.experiments.plan import smallest_fp32_set
+from ampscope.launcher.plan import smallest_fp32_set
 
 UNBOUNDED = 10_000
 Cures = Callable[[tuple[str, ...]], bool]

@@ -20,9 +20,8 @@ from ampscope.analysis.run_view import RunView
 from ampscope.causes import FIX_KINDS
 from ampscope.cli import frameworks as cli_frameworks
 from ampscope.cli.main import main
-from ampscope.diagnose import diagnose
+from ampscope.diagnosis.findings import diagnose
 from ampscope.errors import BadInput
-from ampscope.experiments.launch import checked, launch
 from ampscope.frameworks import pythons, tensors
 from ampscope.frameworks import recorder as writing_room
 from ampscope.frameworks.adapters import can_apply, parse
@@ -30,12 +29,13 @@ from ampscope.frameworks.networks import NAMES, network
 from ampscope.frameworks.pythons import FRAMEWORKS, KERAS, PADDLE, framework, framework_of
 from ampscope.frameworks.recorder import LayerCall, Recorder, StepFacts, square_sum
 from ampscope.frameworks.tensors import Values, count_into
+from ampscope.launcher.launch import checked, launch
 from ampscope.numerics.histogram import NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO, RAW_LEN
 from ampscope.observations import Outcome
 from ampscope.records import Cadence, Role, RunSpec, ScalerSpec, State
 from ampscope.rules import catalog
 from ampscope.rules.verdict import Fix, Status
-from ampscope.run.script_ending import ending
+from ampscope.runner.script_ending import ending
 from tests.child_runs import wait_until
 from tests.exponent_oracle import row_of
 

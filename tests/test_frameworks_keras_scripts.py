@@ -15,7 +15,7 @@ import pytest
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import symptoms
-from ampscope.diagnose import diagnose
+from ampscope.diagnosis.findings import diagnose
 from ampscope.scalers.replay import POLICIES, Settings
 from tests import keras_children
 from tests.keras_children import PYTHON, VARIABLE

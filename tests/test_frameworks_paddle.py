@@ -16,8 +16,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from ampscope.experiments.launch import launch
 from ampscope.frameworks.networks import network
+from ampscope.launcher.launch import launch
 from ampscope.numerics.histogram import NAN, NEG_INF, POS_INF
 from ampscope.records import Cadence, Role, RunSpec, ScalerSpec, State
 from ampscope.scalers.replay import POLICIES, Settings

@@ -9,7 +9,7 @@ import pytest
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
-from ampscope.diagnose import Diagnosis, diagnose
+from ampscope.diagnosis.findings import Diagnosis, diagnose
 from tests.paddle_python import SCRIPTS, VARIABLE, call, checked, needs_paddle, script_view
 
 pytestmark = [needs_paddle, pytest.mark.timeout(1500)]  # 30 trainings, one process each

@@ -62,7 +62,7 @@ def ended(folder: Path, name: str, text: str) -> RunInfo:
 def test_what_does_not_end_is_left_after_the_bound() -> None:
     text = """\
 import os, threading
-from ampscope.run.script_ending import end_python_within
+from ampscope.runner.script_ending import end_python_within
 threading.Thread(target=threading.Event().wait).start()
 end_python_within(0.5, lambda: os._exit(7))
 """

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.experiments.plan import run_diagnosis
+from ampscope.diagnosis.load import load_diagnosis
+from ampscope.diagnosis.result import DiagnosisResult
+from ampscope.launcher.plan import run_diagnosis
 from ampscope.records import RunSpec
 from ampscope.report.contract import document
 from ampscope.store.reader import Reader
-from ampscope.verdicts.recall import recall
-from ampscope.verdicts.report import Report
 
 TRAINING = """\
 import math, os, signal, sys
@@ -144,7 +144,7 @@ def written(folder: Path, guard: Guard, first_bad: int) -> Path:
     return path
 
 
-def diagnosed(path: Path, store: Path, verify: bool = True) -> Report:
+def diagnosed(path: Path, store: Path, verify: bool = True) -> DiagnosisResult:
     spec = RunSpec(
         str(path), kind="script", steps=60, policy="native", time_limit_s=60.0,
         precision="as_is", group="g", label=path.name,
@@ -152,7 +152,7 @@ def diagnosed(path: Path, store: Path, verify: bool = True) -> Report:
     return run_diagnosis(spec, store, verify=verify)
 
 
-def told(report: Report) -> tuple[str, str | None, bool | None]:
+def told(report: DiagnosisResult) -> tuple[str, str | None, bool | None]:
     """Cause, module and whether the fix is verified, as the JSON has them."""
     assert not report.could_not_run, report.could_not_run
     found = document(report)["findings"]
@@ -166,7 +166,7 @@ def test_the_overflow_behind_a_guard_is_told(guard: Guard, tmp_path: Path) -> No
     assert told(report) == ("activation_overflow", "up", True)
     assert report.diagnosis.findings[0].verdict.step == 6
     with Reader(tmp_path / "runs.db") as reader:  # and so it is read back
-        assert told(recall(reader, report.runs["as_is"].id)) == told(report)
+        assert told(load_diagnosis(reader, report.runs["as_is"].id)) == told(report)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
-from ampscope.diagnose import Diagnosis, diagnose
-from ampscope.experiments.script_runs import ScriptRuns
+from ampscope.diagnosis.findings import Diagnosis, diagnose
+from ampscope.launcher.script_runs import ScriptRuns
 from tests.script_runner import Runner, spec, write_script
 
 DYNAMIC = """

@@ -16,15 +16,15 @@ from click.testing import CliRunner
 
 import ampscope
 from ampscope.cli.main import main
+from ampscope.diagnosis.load import load_diagnosis
 from ampscope.errors import BadInput, StoreError
-from ampscope.experiments.script_runs import repeatable
+from ampscope.launcher.script_runs import repeatable
 from ampscope.records import Curve, Event, Histogram, RunSpec, State
 from ampscope.store import export
 from ampscope.store.importing import import_file, runs, values
 from ampscope.store.importing.values import Refusal
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
-from ampscope.verdicts.recall import recall
 from tests import made_comparisons, script_stores, stores, telemetry_samples, watched_stores
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -81,7 +81,7 @@ def test_an_imported_diagnosis_is_judged_from_its_evidence(tmp_path: Path) -> No
     exported(tmp_path / "a.db", tmp_path / "a.json")
     imported = {run.was: run.run_id for run in import_file(tmp_path / "a.json", tmp_path / "b.db")}
     with Reader(tmp_path / "a.db") as ours, Reader(tmp_path / "b.db") as theirs:
-        first, second = recall(ours, head), recall(theirs, imported[head])
+        first, second = load_diagnosis(ours, head), load_diagnosis(theirs, imported[head])
     assert second.diagnosis.findings == first.diagnosis.findings
     assert [t.cured for t in second.trials] == [t.cured for t in first.trials] == [True]
     assert set(second.runs) == {"as_is", "fp32", "bf16", f"fp32_modules:{script_stores.MODULE}"}

@@ -15,7 +15,7 @@ from torch.nn.functional import mse_loss
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from ampscope.errors import BadInput
-from ampscope.run.controls import applied
+from ampscope.runner.controls import applied
 from tests.script_watching import batch, equal, scaler, small_net, train, weights_of
 
 PATCHED: list[tuple[Any, str]] = [

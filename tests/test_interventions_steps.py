@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from ampscope.run.controls import applied
+from ampscope.runner.controls import applied
 from tests.script_watching import batch, equal, scaler, small_net, train, weights_of
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.experiments.launch import launch
+from ampscope.launcher.launch import launch
 from ampscope.records import Cadence, Role, RunSpec, State
 from ampscope.store.reader import Reader
 from tests.child_runs import wait_until, workload_file

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ampscope.errors import BadInput, StoreError
-from ampscope.experiments.launch import checked, follow, launch
+from ampscope.launcher.launch import checked, follow, launch
 from ampscope.lessons.catalog import LESSONS, lesson_spec
 from ampscope.records import RunSpec, State
 from ampscope.store.codec import decode_result, encode_result, spec_from_json, to_json

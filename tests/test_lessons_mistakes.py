@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from ampscope.experiments.plan import run_diagnosis
+from ampscope.launcher.plan import run_diagnosis
 from ampscope.lessons.catalog import BY_ID, MISTAKES, STEPS, script_path
 from ampscope.records import Machine, RunSpec, State
 from ampscope.store.writer import RunWriter

@@ -16,7 +16,7 @@ from ampscope.measure import rates as square_products
 from ampscope.measure.matmuls import OPERANDS, flops, moved_bytes, product, random_tensor, refusal
 from ampscope.measure.rates import LEAST, SIZES, copies, first_time, interleaved
 from ampscope.records import Rate, RunSpec, Timing
-from ampscope.run.device import describe
+from ampscope.runner.device import describe
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 

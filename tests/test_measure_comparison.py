@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from ampscope.cli.main import main
 from ampscope.compare.comparison import by_precision
 from ampscope.errors import BadInput
-from ampscope.experiments.launch import launch
+from ampscope.launcher.launch import launch
 from ampscope.measure.batch_size import Grid, Tries
 from ampscope.measure.comparison import energy_counter
 from ampscope.records import BatchTry, LargestBatch, LossCurve, RunSpec, State, StepTimes

@@ -20,7 +20,7 @@ from ampscope.measure.kernel_log import OneDnnLog, implementations, kernels_by_p
 from ampscope.measure.matmuls import ProductCall, TensorArgument
 from ampscope.measure.tensor_cores import Found, StepTrace, ceiling, copy_ceiling, measured
 from ampscope.records import Machine, Product, Result, StepProducts
-from ampscope.run.device import choose_device
+from ampscope.runner.device import choose_device
 
 CPU = torch.device("cpu")
 aten = torch.ops.aten

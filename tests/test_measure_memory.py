@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ampscope.errors import BadInput
 from ampscope.measure.comparison import batch_size, memory_split, resized
 from ampscope.measure.live_bytes import LiveBytes
-from ampscope.run.training import ObservedScaler, Training
+from ampscope.runner.training import ObservedScaler, Training
 from ampscope.workloads.protocol import Workload
 
 WIDTH, ROWS = 64, 32

@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from ampscope.capture.global_hooks import Dispatcher
 from ampscope.policy.autocast_lists import PRECISIONS
 from ampscope.records import Cadence, Role, RunSpec, State, StepRecord
-from ampscope.run.probe import drive, prepare
-from ampscope.run.training import Training
+from ampscope.runner.probe import drive, prepare
+from ampscope.runner.training import Training
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 from ampscope.workloads.catalog import BUILTIN

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from ampscope.experiments.launch import launch
+from ampscope.launcher.launch import launch
 from ampscope.policy.op_lists import MEANINGS, listed_ops, made_on
 from ampscope.records import RunSpec, State
 from tests.child_runs import wait_until

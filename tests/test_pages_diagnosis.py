@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ampscope.errors import BadInput
-from ampscope.experiments import script_runs
-from ampscope.experiments.script_runs import Job
+from ampscope.launcher import script_runs
+from ampscope.launcher.script_runs import Job
 from ampscope.records import RunInfo, State
 from ampscope.report import fix_words
 from ampscope.rules.catalog import NAMES, all_rules

@@ -13,7 +13,7 @@ import pytest
 import stores
 from test_pages_layers import asked, metrics, texts
 
-from ampscope.experiments.launch import launch
+from ampscope.launcher.launch import launch
 from ampscope.numerics.histogram import FIRST, RAW_LEN
 from ampscope.records import Frame, NonFiniteRecord, Role, RunSpec, ScalerSpec, State, StepRecord
 from ampscope.scalers.replay import Replay, replay

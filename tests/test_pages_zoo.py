@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ampscope.experiments import script_runs
-from ampscope.experiments.script_runs import Job
+from ampscope.launcher import script_runs
+from ampscope.launcher.script_runs import Job
 from ampscope.zoo.score import ANSWERS, HEALTHY, script_path
 from app import diagnosis, zoo
 from tests import script_stores

@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from ampscope.analysis.run_view import RunView
-from ampscope.diagnose import diagnose
-from ampscope.experiments.plan import Plan
-from ampscope.experiments.script_runs import ScriptRun, ScriptRuns
+from ampscope.diagnosis.findings import diagnose
+from ampscope.launcher.plan import Plan
+from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
 from ampscope.observations import BadOp, Observation
 from ampscope.records import RunInfo
 from tests.evidence_making import FLAT, HEALTHY_FP32, OVERFLOWED, run, scan, steps

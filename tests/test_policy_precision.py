@@ -23,8 +23,8 @@ from ampscope.policy.precision import (
     tf32_switches,
 )
 from ampscope.records import Cadence, RunSpec
-from ampscope.run.controls import applied
-from ampscope.run.probe import ProbeLoop, prepare
+from ampscope.runner.controls import applied
+from ampscope.runner.probe import ProbeLoop, prepare
 from ampscope.workloads.protocol import iterate
 
 HALF = {"fp16": torch.float16, "fp16-noscaler": torch.float16, "bf16": torch.bfloat16}

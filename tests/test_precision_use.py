@@ -15,7 +15,8 @@ from rich.console import Console
 
 from ampscope.analysis.precision_use import PrecisionUse, precision_use
 from ampscope.analysis.run_view import RunView
-from ampscope.experiments.script_runs import ScriptRuns
+from ampscope.diagnosis.load import load_diagnosis
+from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.observations import OpUse
 from ampscope.report.build import document
 from ampscope.report.contract import to_json
@@ -23,7 +24,6 @@ from ampscope.report.markdown import to_markdown, to_notebook
 from ampscope.report.terminal import print_report
 from ampscope.report.verdict_words import precision_headline, precision_no_fault, verdict
 from ampscope.store.reader import Reader
-from ampscope.verdicts.recall import recall
 from tests import script_stores
 from tests.evidence_making import fp32_run, run, steps
 from tests.script_runner import Runner, spec, write_script
@@ -194,7 +194,7 @@ def test_every_surface_says_it(tmp_path: Path) -> None:
     head = script_stores.run(path, "as_is", seen)
     script_stores.healthy_run(path, "fp32")
     with Reader(path) as reader:
-        report = recall(reader, head)
+        report = load_diagnosis(reader, head)
         made_document = document(reader, [head])
         notebook = to_notebook(made_document, [reader.run(head)], path)
     said = "This run used no half precision"
@@ -225,7 +225,7 @@ def _shown(path: Path, *others: OpUse, **facts: object) -> tuple[str, str, str, 
     script_stores.healthy_run(path, "fp32")
     console = Console(record=True, width=600, file=io.StringIO())
     with Reader(path) as reader:
-        report = recall(reader, head)
+        report = load_diagnosis(reader, head)
         page = verdict(report, RunView("as_is", head, reader.observations(head)))
         written = to_markdown(document(reader, [head])).replace("\\", "")
     print_report(report, console)

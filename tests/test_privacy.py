@@ -14,11 +14,11 @@ import stores
 
 from ampscope import privacy
 from ampscope.errors import BadInput
-from ampscope.experiments.script_runs import repeatable
+from ampscope.launcher.script_runs import repeatable
 from ampscope.observations import Outcome
 from ampscope.records import Event, RunSpec, State
 from ampscope.report.build import document
-from ampscope.run.child_frame import lock_path
+from ampscope.runner.child_frame import lock_path
 from ampscope.store import sharing
 from ampscope.store.export import to_json
 from ampscope.store.reader import Reader

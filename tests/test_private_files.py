@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.experiments.plan import run_diagnosis
-from ampscope.experiments.script_runs import ScriptRuns
+from ampscope.diagnosis.result import DiagnosisResult
+from ampscope.launcher.plan import run_diagnosis
+from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.observations import Outcome
 from ampscope.records import RunSpec
-from ampscope.run.private_files import FORCED, MIRROR, OVERLAY, can_overlay, roots_of
-from ampscope.verdicts.report import Report
+from ampscope.runner.private_files import FORCED, MIRROR, OVERLAY, can_overlay, roots_of
 
 WHY_NOT = can_overlay()
 KINDS = [
@@ -133,7 +133,7 @@ def spec(path: Path, **facts: object) -> RunSpec:
     return dataclasses.replace(made, **facts)  # type: ignore[arg-type]  # fields by name
 
 
-def diagnosed(path: Path, store: Path, **facts: object) -> Report:
+def diagnosed(path: Path, store: Path, **facts: object) -> DiagnosisResult:
     return run_diagnosis(spec(path, **facts), store)
 
 

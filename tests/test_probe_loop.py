@@ -13,8 +13,8 @@ from ampscope.capture.op_trace import Flops, OpTrace
 from ampscope.capture.shadow import Comparisons, Shadow
 from ampscope.capture.weights import WeightObserver
 from ampscope.records import Cadence, Role, RunSpec
-from ampscope.run import instruments
-from ampscope.run.probe import drive, prepare
+from ampscope.runner import instruments
+from ampscope.runner.probe import drive, prepare
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 

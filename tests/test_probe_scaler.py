@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ampscope.records import Cadence, Role, RunSpec, ScalerSpec
-from ampscope.run.probe import drive, prepare
+from ampscope.runner.probe import drive, prepare
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.experiments.launch import follow, launch
+from ampscope.launcher.launch import follow, launch
 from ampscope.records import Cadence, RunSpec, State
-from ampscope.run.child_frame import device_turn, lock_path
+from ampscope.runner.child_frame import device_turn, lock_path
 from ampscope.store.reader import Reader
 from ampscope.store.writer import request_cancel
 from tests.child_runs import wait_until, workload_file
@@ -74,7 +74,7 @@ def test_follow_ends_with_the_final_state(tmp_path: Path) -> None:
 
 HOLDER = """
 import sys
-from ampscope.run.child_frame import device_turn
+from ampscope.runner.child_frame import device_turn
 with device_turn("cpu", lambda: True):
     print("held", flush=True)
     sys.stdin.read()

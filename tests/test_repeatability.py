@@ -9,7 +9,7 @@ import pytest
 
 from ampscope.analysis.control_losses import difference
 from ampscope.analysis.run_view import RunView
-from ampscope.experiments.script_runs import ScriptRuns
+from ampscope.launcher.script_runs import ScriptRuns
 from tests.script_runner import Runner, spec, write_script
 
 GENERATOR = """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from ampscope.causes import CAUSES
-from ampscope.diagnose import diagnose
+from ampscope.diagnosis.findings import diagnose
 from ampscope.rules.catalog import NAMES, all_rules
 from ampscope.rules.verdict import Status
 from tests.evidence_making import MODULE, answers, causes, evidence, run, steps

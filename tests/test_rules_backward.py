@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ampscope.diagnose import diagnose
+from ampscope.diagnosis.findings import diagnose
 from ampscope.rules.verdict import Status
 from tests.evidence_making import (
     FLAT,

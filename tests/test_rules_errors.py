@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ampscope.diagnose import diagnose
+from ampscope.diagnosis.findings import diagnose
 from ampscope.observations import OpUse
 from ampscope.rules.verdict import Status
 from tests.evidence_making import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ampscope.diagnose import diagnose
+from ampscope.diagnosis.findings import diagnose
 from ampscope.observations import BadOp
 from ampscope.rules.verdict import Status
 from tests.evidence_making import (

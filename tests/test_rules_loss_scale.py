@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.diagnose import diagnose
+from ampscope.diagnosis.findings import diagnose
 from ampscope.observations import Call
 from ampscope.rules.verdict import Status
 from tests.evidence_making import (

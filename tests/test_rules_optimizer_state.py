@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ampscope.diagnose import diagnose
+from ampscope.diagnosis.findings import diagnose
 from ampscope.rules.verdict import Measurement, Status
 from tests.evidence_making import (
     FALLING,

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.diagnose import diagnose
+from ampscope.diagnosis.findings import diagnose
 from ampscope.numerics.formats import BF16
 from ampscope.observations import OpUse, Scan
 from ampscope.rules.verdict import Status

@@ -8,7 +8,7 @@ import pytest
 
 from ampscope.analysis.root_op import Arrives, ForwardClass, forward_class, root_op
 from ampscope.analysis.symptoms import Symptom, symptoms
-from ampscope.diagnose import diagnose
+from ampscope.diagnosis.findings import diagnose
 from ampscope.observations import BadOp, GradientChange, ParameterGradient
 from ampscope.rules.verdict import Status
 from tests.evidence_making import (

@@ -14,7 +14,7 @@ import torch
 from click.testing import CliRunner
 
 from ampscope.cli.main import main as ampscope
-from ampscope.experiments.launch import launch
+from ampscope.launcher.launch import launch
 from ampscope.numerics.formats import FP16
 from ampscope.numerics.histogram import FIRST, LOWEST, RAW_LEN
 from ampscope.observations import Call

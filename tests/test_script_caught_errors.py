@@ -8,8 +8,8 @@ import pytest
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
-from ampscope.diagnose import diagnose
-from ampscope.experiments.script_runs import ScriptRuns
+from ampscope.diagnosis.findings import diagnose
+from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.observations import Outcome
 from tests.script_runner import Ran, Runner, spec, write_script
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.experiments.script_runs import ScriptRuns
+from ampscope.launcher.script_runs import ScriptRuns
 from tests.script_runner import BASE, Ran, Runner, spec
 
 FORMS = {

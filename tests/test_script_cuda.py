@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ampscope.experiments.script_runs import ScriptRuns
+from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.records import State
 from tests.script_runner import Ran, Runner, spec, write_script
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ampscope.experiments.script_runs import ScriptRuns
+from ampscope.launcher.script_runs import ScriptRuns
 from tests.script_runner import Ran, Runner, spec, write_script
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ampscope.records import Cadence
-from ampscope.run.script_recorder import ScriptRecorder
+from ampscope.runner.script_recorder import ScriptRecorder
 from tests.script_watching import scaler, small_net, train
 
 

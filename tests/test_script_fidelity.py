@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.experiments.script_runs import ScriptRuns
+from ampscope.launcher.script_runs import ScriptRuns
 from tests.fidelity_scripts import HEAD, SCRIPTS
 from tests.script_runner import Ran, Runner, spec
 
@@ -100,7 +100,7 @@ def test_nothing_is_left_behind(folder: Path) -> None:
     check = f"""
 import os, sys, torch, torch._dynamo, subprocess, multiprocessing.process, weakref
 from ampscope.records import RunSpec
-from ampscope.run.script import Following, run_script
+from ampscope.runner.script import Following, run_script
 from torch.nn.modules import module
 from torch.optim import optimizer
 owners = [torch, torch.Tensor, torch.nn.Module, torch.nn.Parameter, torch.amp, os,

@@ -10,7 +10,7 @@ import torch
 
 from ampscope.capture.script.script_histograms import Measured
 from ampscope.records import Cadence, Role, RunSpec
-from ampscope.run.script import Following, run_script
+from ampscope.runner.script import Following, run_script
 from tests import exponent_oracle as oracle
 
 STEPS = 6

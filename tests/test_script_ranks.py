@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.experiments.plan import run_diagnosis
-from ampscope.experiments.script_runs import ScriptRuns
+from ampscope.diagnosis.result import DiagnosisResult
+from ampscope.launcher.plan import run_diagnosis
+from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.observations import Outcome
 from ampscope.records import State
-from ampscope.run.private_files import FORCED, MIRROR
-from ampscope.run.script_ranks import group_of
+from ampscope.runner.private_files import FORCED, MIRROR
+from ampscope.runner.script_ranks import group_of
 from ampscope.store.reader import Reader
-from ampscope.verdicts.report import Report
 from tests.test_guarded_scripts import diagnosed, told
 from tests.test_private_files import spec
 
@@ -71,7 +71,7 @@ def written(folder: Path, text: str, gain: float) -> Path:
     return path
 
 
-def through(module: str, *args: str, folder: Path, store: Path) -> Report:
+def through(module: str, *args: str, folder: Path, store: Path) -> DiagnosisResult:
     """The diagnosis of ``python -m module args``."""
     made = dataclasses.replace(spec(folder / "train.py"), workload=f"-m {module}", args=args)
     return run_diagnosis(made, store)

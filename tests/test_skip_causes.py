@@ -11,7 +11,7 @@ import torch
 from ampscope.analysis.skips import SkipCause, SkipEvidence, counted, skip_causes
 from ampscope.analysis.underflow import ScaleWindow
 from ampscope.records import Cadence, RunSpec, ScalerSpec, StepRecord
-from ampscope.run.probe import drive, prepare
+from ampscope.runner.probe import drive, prepare
 from ampscope.scalers.replay import advise, skipped_scales
 from ampscope.store.reader import Reader
 from ampscope.store.series import bad_gradients

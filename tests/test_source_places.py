@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.experiments.script_runs import ScriptRuns
+from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.observations import BadOp
 from ampscope.source_lines import SourceLines
 from tests.script_runner import Runner, spec

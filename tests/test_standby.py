@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ampscope.experiments import children
-from ampscope.experiments.launch import follow, launch
+from ampscope.launcher import children
+from ampscope.launcher.launch import follow, launch
 from ampscope.lessons.catalog import lesson_spec
 from ampscope.records import RunInfo, State
 
@@ -28,7 +28,7 @@ def waiting(pid: int) -> list[psutil.Process]:
     for process in psutil.Process(pid).children():
         with contextlib.suppress(psutil.Error):  # it has ended
             line = process.cmdline()
-            if "ampscope.run" in line and "--run" not in line:
+            if "ampscope.runner" in line and "--run" not in line:
                 found.append(process)
     return found
 
@@ -85,7 +85,7 @@ def test_it_ends_with_its_parent(store_path: Path) -> None:
             sys.executable,
             "-c",
             "import sys, time; from pathlib import Path; "
-            "from ampscope.experiments.children import expect; "
+            "from ampscope.launcher.children import expect; "
             "expect(Path(sys.argv[1])); time.sleep(600)",
             str(store_path),
         ]

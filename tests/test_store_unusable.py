@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ampscope.errors import StoreError
-from ampscope.experiments.launch import launch
+from ampscope.launcher.launch import launch
 from ampscope.records import RunSpec, State, StepRecord
 from ampscope.store import db
 from ampscope.store.reader import Reader

@@ -15,8 +15,8 @@ import pytest
 import stores
 
 from ampscope.errors import StoreError
-from ampscope.experiments.launch import follow, launch
-from ampscope.experiments.script_runs import ScriptRuns
+from ampscope.launcher.launch import follow, launch
+from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.records import RunSpec, Sample, State
 from ampscope.store.reader import Reader
 from ampscope.store.samples import SampleRows, row_of

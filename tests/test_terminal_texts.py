@@ -14,13 +14,13 @@ from rich.console import Console
 from ampscope.cli.main import main
 from ampscope.cli.progress import follow
 from ampscope.cli.tables import messages, probe_table, runs_table
+from ampscope.diagnosis.load import load_diagnosis
 from ampscope.records import Event, Machine, State
 from ampscope.report.terminal import print_report
 from ampscope.store import export
 from ampscope.store.importing import import_file
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
-from ampscope.verdicts.recall import recall
 from tests import script_stores, stores, watched_stores
 
 # Name the window; clear the screen; C1's own CSI; turn the line round; back over what stands there.
@@ -82,7 +82,7 @@ def test_a_diagnosis(tmp_path: Path, text: str) -> None:
     spec = replace(script_stores.SPEC, label=text)
     head = script_stores.overflow(store, spec, script_stores.bad_op(text, text, text))
     with Reader(store) as reader:
-        report = recall(reader, head)
+        report = load_diagnosis(reader, head)
     out = io.StringIO()
     print_report(report, Console(file=out, width=200, force_terminal=True, color_system=None))
     assert is_plain(out.getvalue())

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from ampscope.diagnosis.load import load_diagnosis
+from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.observations import Attempt, BadOp, ParameterGradient, Scan
 from ampscope.report.build import document
 from ampscope.report.contract import to_json
 from ampscope.report.markdown import to_markdown
 from ampscope.report.terminal import print_report
 from ampscope.store.reader import Reader
-from ampscope.verdicts.recall import recall
-from ampscope.verdicts.report import Report
 from tests import script_stores
 from tests.script_stores import FALLING, attempt, bad_op, healthy_run, run, seen
 
@@ -33,17 +33,19 @@ BAD = [
 ]
 
 
-def diagnosed(path: Path, *observations: object, fp32: bool = True, **outcome: object) -> Report:
+def diagnosed(
+    path: Path, *observations: object, fp32: bool = True, **outcome: object
+) -> DiagnosisResult:
     made = [o for o in observations if isinstance(o, Attempt)]
     others = [o for o in observations if not isinstance(o, Attempt)]
     head = run(path, "as_is", seen(made, *others, **outcome))  # type: ignore[arg-type]  # by hand
     if fp32:
         healthy_run(path, "fp32")
     with Reader(path) as reader:
-        return recall(reader, head)
+        return load_diagnosis(reader, head)
 
 
-def printed(report: Report) -> str:
+def printed(report: DiagnosisResult) -> str:
     out = io.StringIO()
     print_report(report, Console(file=out, width=10_000))
     return out.getvalue()
@@ -114,7 +116,7 @@ def test_undetermined_is_printed_once(
 ) -> None:
     from ampscope.cli.diagnose import Output
 
-    show: Callable[[Report], None] = Output(None).show
+    show: Callable[[DiagnosisResult], None] = Output(None).show
     show(diagnosed(tmp_path / "r.db", *BAD, UNKNOWN))
     said = capsys.readouterr()
     assert (said.out + said.err).count("Undetermined") == 1
@@ -124,7 +126,7 @@ def test_a_finding_needs_no_lead(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
     head = script_stores.overflow(path)
     with Reader(path) as reader:
-        report = recall(reader, head)
+        report = load_diagnosis(reader, head)
     assert report.lead is None
     assert json.loads(to_json(report))["lead"] is None
 
@@ -163,6 +165,6 @@ def test_fp16_without_a_scaler_is_noted_and_no_fault(tmp_path: Path) -> None:
     head = run(path, "as_is", calls)
     healthy_run(path, "fp32")
     with Reader(path) as reader:
-        report = recall(reader, head)
+        report = load_diagnosis(reader, head)
     assert report.diagnosis.verdict == "no_fault"
     assert "trains in fp16 without a GradScaler" in " ".join(report.notes)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ampscope.records import RunSpec, State
-from ampscope.run import child_frame
+from ampscope.runner import child_frame
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter, request_cancel
 
@@ -17,7 +17,7 @@ CHILD = """
 import ctypes, sys, time
 from pathlib import Path
 from ampscope.records import Machine, StepRecord
-from ampscope.run import child_frame as watchdog
+from ampscope.runner import child_frame as watchdog
 from ampscope.store.writer import RunWriter
 
 watchdog.HARD_GRACE_S, watchdog.GRACE_S = 3.0, 0.5

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import streamlit as st
 
-from ampscope.experiments import children
-from ampscope.experiments.launch import launch
+from ampscope.launcher import children
+from ampscope.launcher.launch import launch
 from ampscope.records import Result, RunInfo, RunSpec, State
 from ampscope.store import sharing
 from app import classes, links, permissions, run_rows, states, store

@@ -15,7 +15,7 @@ import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from ampscope.experiments.launch import checked, launch
+from ampscope.launcher.launch import checked, launch
 from ampscope.records import RunInfo, RunSpec, State, StepRecord
 from ampscope.store import sharing, writer
 from app import chart, links, permissions, states, store

@@ -11,7 +11,7 @@ import time
 
 import streamlit as st
 
-from ampscope.experiments.launch import checked, launch
+from ampscope.launcher.launch import checked, launch
 from ampscope.records import RunInfo, RunSpec, State
 from app import chart, links, permissions, states, store
 from app import telemetry as telemetry_view

@@ -1,7 +1,7 @@
 """ampscope: diagnostics for mixed-precision training, with measurements.
 
 The package keeps torch out of its import: the dashboard and the command line load in milliseconds,
-and only the child processes that train (``ampscope.run``) pay for torch.
+and only the child processes that train (``ampscope.runner``) pay for torch.
 
     from ampscope import Workload      # the protocol of a user's own workload file
     ampscope.watch(model)              # stay inside a training loop

@@ -18,15 +18,16 @@ from rich.console import Console
 
 from ampscope.cli import stopping
 from ampscope.cli.options import leave_out_option, store_option
-from ampscope.diagnose import Diagnosis
+from ampscope.diagnosis.findings import Diagnosis
+from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.errors import AmpscopeError, BadInput, Cancelled
-from ampscope.experiments.children import child_environment, started
-from ampscope.experiments.launch import check_memory_limit
-from ampscope.experiments.plan import run_diagnosis
-from ampscope.experiments.script_runs import ScriptRuns
 from ampscope.files import write_whole
 from ampscope.frameworks.adapters import parse
 from ampscope.frameworks.pythons import TORCH, framework_of
+from ampscope.launcher.children import child_environment, started
+from ampscope.launcher.launch import check_memory_limit
+from ampscope.launcher.plan import run_diagnosis
+from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.observations import Outcome
 from ampscope.policy.op_lists import WORD
 from ampscope.policy.op_lists import parse as parse_op_lists
@@ -34,7 +35,6 @@ from ampscope.records import RunSpec, State
 from ampscope.report.contract import to_json
 from ampscope.report.document import visible
 from ampscope.report.terminal import print_report
-from ampscope.verdicts.report import Report
 
 # Refuse what is no Python script, or no limit, before a process is started for it.
 
@@ -308,7 +308,7 @@ class Output:
         if not json_out.absolute().parent.is_dir():
             raise BadInput(f"Cannot write {json_out}: there is no folder {json_out.parent}.")
 
-    def write(self, report: Report) -> None:
+    def write(self, report: DiagnosisResult) -> None:
         """The JSON, where it was asked for. Raises BadInput when it cannot be written."""
         if self._json_out is None:
             return
@@ -320,7 +320,7 @@ class Output:
         except OSError as error:
             raise BadInput(f"Cannot write {self._json_out}: {error.strerror}.") from error
 
-    def show(self, report: Report) -> None:
+    def show(self, report: DiagnosisResult) -> None:
         """The report for people; of a script that could not be judged one sentence on standard
         error says why."""
         if not report.could_not_run:
@@ -332,7 +332,7 @@ class Output:
             click.echo(f"ampscope: {visible(report.undecided)}", err=True)
 
 
-def status_of(report: Report) -> int:
+def status_of(report: DiagnosisResult) -> int:
     """0 no fault, 1 fault found, 2 no verdict."""
     if report.undecided:
         return EXIT_UNDECIDED
@@ -350,10 +350,10 @@ def reason_of(error: BaseException) -> str:
     return f"ampscope itself failed, not the script: {type(error).__name__} at {at}: {error}"
 
 
-def could_not_run(script: str, policy: str, reason: str) -> Report:
+def could_not_run(script: str, policy: str, reason: str) -> DiagnosisResult:
     """The report of a script that never ran."""
     nothing = Diagnosis("inconclusive", (), (), (), policy)
-    return Report(script, nothing, {}, (), 0.0, could_not_run=reason)
+    return DiagnosisResult(script, nothing, {}, (), 0.0, could_not_run=reason)
 
 
 # ``ampscope replay``: run a failing step of a watched training again and name the first bad op.

@@ -18,8 +18,8 @@ from ampscope.cli.options import store_option
 from ampscope.cli.progress import EXIT_FAILED, leave, start_together
 from ampscope.cli.tables import messages, probe_table
 from ampscope.errors import BadInput
-from ampscope.experiments.launch import FRAMEWORK_PRECISIONS, checked
 from ampscope.frameworks.pythons import FRAMEWORKS, TORCH, check, install, why_missing
+from ampscope.launcher.launch import FRAMEWORK_PRECISIONS, checked
 from ampscope.records import RunSpec
 from ampscope.store.reader import Reader
 from ampscope.workloads.catalog import SHARED

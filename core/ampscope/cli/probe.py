@@ -13,7 +13,7 @@ from ampscope.cli.options import absolute, leave_out_option, store_option
 from ampscope.cli.progress import leave, start_together
 from ampscope.cli.tables import messages, probe_table, run_as_json
 from ampscope.errors import BadInput
-from ampscope.experiments.launch import checked
+from ampscope.launcher.launch import checked
 from ampscope.policy.autocast_lists import PRECISIONS
 from ampscope.policy.op_lists import control as list_control
 from ampscope.policy.op_lists import parse

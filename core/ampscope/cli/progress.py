@@ -24,7 +24,7 @@ from rich.progress import (
 
 from ampscope.analysis.telemetry import others_bound, spoiled
 from ampscope.cli import stopping
-from ampscope.experiments.launch import POLL_S, checked, launch
+from ampscope.launcher.launch import POLL_S, checked, launch
 from ampscope.records import Result, RunInfo, RunSpec, State
 from ampscope.report.document import line
 from ampscope.store.reader import Reader

@@ -1,6 +1,6 @@
 """Child process of a probe: ``python -m ampscope.frameworks.child --store FILE --run ID``.
 
-The same frame as ``ampscope.run``'s, under the framework's own Python.
+The same frame as ``ampscope.runner``'s, under the framework's own Python.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from ampscope.frameworks.adapters import load, store_and_run
 from ampscope.frameworks.recorder import Recorder, Writing
 from ampscope.records import RunSpec
-from ampscope.run.child_frame import Watchdog, run_queued, text_of, turn
+from ampscope.runner.child_frame import Watchdog, run_queued, text_of, turn
 from ampscope.store.writer import RunWriter
 
 

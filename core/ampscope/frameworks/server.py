@@ -1,8 +1,8 @@
 """Starts a process for every run of a script that trains with Keras or Paddle.
 
 ``python -m ampscope.frameworks.server --store FILE --python EXECUTABLE`` speaks the lines of
-``ampscope.run.server``, as the zygote does. It starts processes where the zygote forks: TensorFlow
-and Paddle start threads at their import, and a fork of such a process hangs.
+``ampscope.runner.run_server``, as the fork server does. It starts processes where that one forks:
+TensorFlow and Paddle start threads at their import, and a fork of such a process hangs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 
 from ampscope.frameworks.pythons import with_package
-from ampscope.run.server import adopt_orphans, serve
+from ampscope.runner.run_server import adopt_orphans, serve
 
 
 def main() -> None:

@@ -12,8 +12,8 @@ import torch
 
 from ampscope.measure.comparison import batch_of, memory_split
 from ampscope.records import Result, RunSpec
-from ampscope.run.probe import prepare
-from ampscope.run.training import training_step
+from ampscope.runner.probe import prepare
+from ampscope.runner.training import training_step
 
 PRECISIONS = ("fp32", "fp16", "fp16-pure")
 WARM_UP = 2

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.op_trace import OpTrace
 from ampscope.records import Call, Reading, Result, RunSpec
-from ampscope.run.probe import prepare
-from ampscope.run.training import default_step
+from ampscope.runner.probe import prepare
+from ampscope.runner.training import default_step
 from ampscope.workloads.protocol import iterate
 
 EXPONENT = 12.0  # e^12 is 162,755: an ordinary attention score

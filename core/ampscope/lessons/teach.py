@@ -14,8 +14,8 @@ import torch
 from ampscope.errors import Cancelled
 from ampscope.lessons.catalog import checked_lesson
 from ampscope.records import RunSpec
-from ampscope.run.device import choose_policy
-from ampscope.run.probe import arithmetic
+from ampscope.runner.device import choose_policy
+from ampscope.runner.probe import arithmetic
 from ampscope.store.writer import RunWriter
 
 

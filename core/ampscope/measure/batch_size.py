@@ -33,8 +33,8 @@ from ampscope.measure.comparison import Limit, batch_of, batch_size, timed_step
 from ampscope.measure.live_bytes import LiveBytes
 from ampscope.measure.timing import summary
 from ampscope.records import BatchPrediction, BatchTry, LargestBatch, RunSpec
-from ampscope.run.probe import prepare
-from ampscope.run.training import training_step
+from ampscope.runner.probe import prepare
+from ampscope.runner.training import training_step
 from ampscope.store.writer import RunWriter
 
 MOST_SAMPLES = 1 << 20

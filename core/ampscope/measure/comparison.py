@@ -34,8 +34,8 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ampscope.errors import BadInput, Cancelled
-from ampscope.experiments.children import started
 from ampscope.files import TemporaryFolder
+from ampscope.launcher.children import started
 from ampscope.measure.live_bytes import LiveBytes
 from ampscope.measure.timing import summary, synchronize
 from ampscope.records import (
@@ -47,8 +47,8 @@ from ampscope.records import (
     RunSpec,
     StepTimes,
 )
-from ampscope.run.probe import prepare
-from ampscope.run.training import Training, default_step, training_step
+from ampscope.runner.probe import prepare
+from ampscope.runner.training import Training, default_step, training_step
 from ampscope.store.writer import RunWriter
 from ampscope.workloads.protocol import Batch, iterate
 

@@ -28,10 +28,10 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ampscope.patches import Patches
-from ampscope.run.controls import autocast_as, scalers_off, tf32_held
-from ampscope.run.interventions import add_scaler
-from ampscope.run.script_main import stage
-from ampscope.run.script_text import execute
+from ampscope.runner.controls import autocast_as, scalers_off, tf32_held
+from ampscope.runner.interventions import add_scaler
+from ampscope.runner.script_main import stage
+from ampscope.runner.script_text import execute
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _BY_NAME = {"half": torch.float16, "bfloat16": torch.bfloat16}

@@ -50,10 +50,10 @@ from ampscope.records import (
     StepProducts,
     Timing,
 )
-from ampscope.run.probe import prepare
-from ampscope.run.script_main import stage
-from ampscope.run.script_text import execute
-from ampscope.run.training import Training, training_step
+from ampscope.runner.probe import prepare
+from ampscope.runner.script_main import stage
+from ampscope.runner.script_text import execute
+from ampscope.runner.training import Training, training_step
 from ampscope.store.writer import RunWriter
 from ampscope.workloads.protocol import iterate
 

@@ -12,12 +12,12 @@ import time
 from collections.abc import Sequence
 
 from ampscope import __version__
+from ampscope.diagnosis.load import counting
 from ampscope.privacy import for_others
 from ampscope.records import RunInfo
 from ampscope.report.contents import diagnosis, measurement, training
 from ampscope.report.document import Document, Part
 from ampscope.store.reader import Reader
-from ampscope.verdicts.recall import counting
 
 POINTS = 2000  # steps that a curve has at most, about two a pixel on paper
 

@@ -6,21 +6,21 @@ import json
 import math
 from typing import Any
 
-from ampscope.diagnose import Finding
+from ampscope.diagnosis.findings import Finding
+from ampscope.diagnosis.result import DiagnosisResult, Trial
 from ampscope.records import RunInfo
 from ampscope.report import fix_words, verdict_words
 from ampscope.rules.verdict import Measurement
-from ampscope.verdicts.report import Report, Trial
 
 SCHEMA = 1
 
 
-def to_json(report: Report) -> str:
+def to_json(report: DiagnosisResult) -> str:
     """The document, indented."""
     return json.dumps(document(report), indent=2)
 
 
-def document(report: Report) -> dict[str, Any]:
+def document(report: DiagnosisResult) -> dict[str, Any]:
     """The document as plain values."""
     diagnosis = report.diagnosis
     return {
@@ -55,7 +55,7 @@ def document(report: Report) -> dict[str, Any]:
     }
 
 
-def _finding(finding: Finding, report: Report, *, first: bool) -> dict[str, Any]:
+def _finding(finding: Finding, report: DiagnosisResult, *, first: bool) -> dict[str, Any]:
     verdict, runs = finding.verdict, report.runs
     trials = report.trials if first else ()  # fixes are run for the root cause alone
     cured = fix_words.best(report) if first else None
@@ -86,7 +86,7 @@ def _finding(finding: Finding, report: Report, *, first: bool) -> dict[str, Any]
     }
 
 
-def _lead(report: Report) -> dict[str, Any] | None:
+def _lead(report: DiagnosisResult) -> dict[str, Any] | None:
     """Where to look when the verdict is undetermined."""
     if not report.undecided or report.lead is None:
         return None
@@ -99,7 +99,7 @@ def _lead(report: Report) -> dict[str, Any] | None:
     }
 
 
-def _precision(report: Report) -> dict[str, Any] | None:
+def _precision(report: DiagnosisResult) -> dict[str, Any] | None:
     """What ran in which precision; None of a script that never ran. ``half_share`` is null where no
     FLOPs were recorded."""
     use = report.precision
@@ -134,7 +134,7 @@ def _measurement(measurement: Measurement, runs: dict[str, RunInfo]) -> dict[str
     }
 
 
-def _control(report: Report, name: str) -> dict[str, Any]:
+def _control(report: DiagnosisResult, name: str) -> dict[str, Any]:
     symptoms = report.control_symptoms.get(name)
     if symptoms is None:
         return {"ok": None}

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ampscope.causes import FIX_KINDS
-from ampscope.diagnose import Finding
+from ampscope.diagnosis.findings import Finding
+from ampscope.diagnosis.result import DiagnosisResult, Trial
 from ampscope.report.numbers import number, plural, power_of_two
 from ampscope.rules import catalog
 from ampscope.rules.verdict import island_patch
-from ampscope.verdicts.report import Report, Trial
 
 
-def best(report: Report) -> Trial | None:
+def best(report: DiagnosisResult) -> Trial | None:
     """Of the fixes that worked, the one that the rule prefers; of sets of modules the smallest."""
     if not report.diagnosis.findings:
         return None
@@ -29,12 +29,12 @@ def best(report: Report) -> Trial | None:
     return min((t for t in report.trials if t.cured is True), key=place, default=None)
 
 
-def chosen(report: Report) -> Trial | None:
+def chosen(report: DiagnosisResult) -> Trial | None:
     """The fix to advise: the best that worked, else the first that removed the pattern."""
     return best(report) or next((t for t in report.trials if t.cured is None), None)
 
 
-def verified(report: Report) -> bool | None:
+def verified(report: DiagnosisResult) -> bool | None:
     """True when a fix was seen to work, False when none of those that were run did; None when none
     was run, or when an effect could not be measured."""
     trial = chosen(report)
@@ -48,7 +48,7 @@ def outcome(trial: Trial) -> str:
     return "cured" if trial.cured else "not cured"
 
 
-def state(report: Report) -> str:
+def state(report: DiagnosisResult) -> str:
     """A key figure's word for the fixes."""
     if not report.trials:
         return "not tried"
@@ -93,7 +93,7 @@ def patch(finding: Finding, cured: Trial | None) -> str:
     return fix.patch
 
 
-def seen(report: Report) -> str:
+def seen(report: DiagnosisResult) -> str:
     """What the runs with a fix showed."""
     cured = best(report)
     if cured is not None:
@@ -110,7 +110,7 @@ def seen(report: Report) -> str:
     return f"No fix was seen to work. Tried: {tried}."
 
 
-def candidates(report: Report) -> list[str]:
+def candidates(report: DiagnosisResult) -> list[str]:
     """Controls to run again: the one that worked first, then what the rule names."""
     cured = chosen(report)
     words = [cured.control] if cured is not None else []

@@ -218,9 +218,9 @@ figure.update_layout(xaxis_title="optimizer step", yaxis_title="loss")
 figure
 """
 _VERDICT = """\
-from ampscope.verdicts.recall import recall
+from ampscope.diagnosis.load import load_diagnosis
 
-report = recall(reader, infos[0].id)  # judged anew from what was recorded; nothing is run
+report = load_diagnosis(reader, infos[0].id)  # judged anew from what was recorded; nothing is run
 print(report.diagnosis.verdict)
 for finding in report.diagnosis.findings:
     print(finding.cause, finding.verdict.module, finding.verdict.reason)

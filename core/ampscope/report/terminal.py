@@ -14,16 +14,16 @@ from rich.table import Table
 from rich.text import Text
 
 from ampscope.causes import CAUSES
-from ampscope.diagnose import Finding
+from ampscope.diagnosis.findings import Finding
+from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.report import fix_words, verdict_words
 from ampscope.report.document import CODE_LENGTH, line, visible
 from ampscope.report.numbers import rules_in_full
 from ampscope.report.verdict_words import no_fault
 from ampscope.rules.verdict import Measurement
-from ampscope.verdicts.report import Report
 
 
-def print_report(report: Report, console: Console) -> None:
+def print_report(report: DiagnosisResult, console: Console) -> None:
     """Everything a person needs, root cause first."""
     if report.could_not_run:
         console.print(_said(f"Could not diagnose: {report.could_not_run}", style="bold"))
@@ -51,7 +51,7 @@ def print_report(report: Report, console: Console) -> None:
     )
 
 
-def _no_finding(report: Report) -> RenderableType:
+def _no_finding(report: DiagnosisResult) -> RenderableType:
     if report.diagnosis.verdict == "no_fault":
         text = no_fault(report)
     else:
@@ -62,7 +62,7 @@ def _no_finding(report: Report) -> RenderableType:
     return Panel(_said(text), title="Verdict", title_align="left")
 
 
-def _finding(finding: Finding, report: Report, *, first: bool) -> RenderableType:
+def _finding(finding: Finding, report: DiagnosisResult, *, first: bool) -> RenderableType:
     verdict = finding.verdict
     cause = CAUSES[finding.cause]
     phase = "the optimizer's step" if verdict.phase == "step" else verdict.phase

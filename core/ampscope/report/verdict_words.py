@@ -16,7 +16,8 @@ from ampscope.analysis.precision_use import PrecisionUse, Reason
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import Symptom
 from ampscope.causes import CAUSES
-from ampscope.diagnose import Finding
+from ampscope.diagnosis.findings import Finding
+from ampscope.diagnosis.result import OUT_OF_MEMORY, DiagnosisResult, clue
 from ampscope.numerics.formats import FORMATS
 from ampscope.observations import Attempt, BadOp, Operand
 from ampscope.records import State
@@ -24,7 +25,6 @@ from ampscope.report import fix_words
 from ampscope.report.fix_words import control, value
 from ampscope.report.numbers import percent, plural, share
 from ampscope.rules.verdict import Status
-from ampscope.verdicts.report import OUT_OF_MEMORY, Report, clue
 
 _AGAIN = {
     State.CANCELLED: "Nothing is known yet. Diagnose the script again when you like:",
@@ -33,7 +33,7 @@ _AGAIN = {
 INNOCENT = "AMP is innocent"  # as the rules say it when the fp32 control fails at the same place
 
 
-def verdict(report: Report, as_is: RunView) -> str:
+def verdict(report: DiagnosisResult, as_is: RunView) -> str:
     """The page's answer."""
     problem = could_not_run(report, as_is)
     if problem:
@@ -52,7 +52,7 @@ def verdict(report: Report, as_is: RunView) -> str:
     return f"{'This run used no half precision. ' if none else ''}{no_fault(report)}"
 
 
-def no_fault(report: Report) -> str:
+def no_fault(report: DiagnosisResult) -> str:
     """The verdict where no fault was found: of which precision and of how many steps it is."""
     use = report.precision
     if report.scope:
@@ -60,7 +60,7 @@ def no_fault(report: Report) -> str:
     return "No fault found." if use is None else precision_no_fault(use)
 
 
-def in_fp32(report: Report) -> str:
+def in_fp32(report: DiagnosisResult) -> str:
     """A key figure's word for the fp32 control."""
     fp32 = report.control_symptoms.get("fp32")
     if fp32 is None:
@@ -70,12 +70,12 @@ def in_fp32(report: Report) -> str:
     return "fails too" if fp32 else "healthy"
 
 
-def headline(report: Report) -> str:
+def headline(report: DiagnosisResult) -> str:
     """What ran in which precision, and how much was judged; "" where nothing was."""
     return "" if report.precision is None else precision_headline(report.precision)
 
 
-def paragraph(report: Report, as_is: RunView) -> str:
+def paragraph(report: DiagnosisResult, as_is: RunView) -> str:
     """What a person should know beside the verdict."""
     diagnosis = report.diagnosis
     if could_not_run(report, as_is):
@@ -96,7 +96,7 @@ def paragraph(report: Report, as_is: RunView) -> str:
     return _harmless(as_is)
 
 
-def next_step(report: Report, as_is: RunView) -> str:
+def next_step(report: DiagnosisResult, as_is: RunView) -> str:
     """What to do now."""
     diagnosis = report.diagnosis
     first = report.runs.get("as_is")
@@ -130,7 +130,7 @@ def next_step(report: Report, as_is: RunView) -> str:
     return f"{advice} No run with a fix was seen to work." if report.trials else advice
 
 
-def when_undetermined(report: Report) -> str:
+def when_undetermined(report: DiagnosisResult) -> str:
     """Advice that fits how the script ended and what is known of the fault."""
     fp32 = report.control_symptoms.get("fp32", ())
     if OUT_OF_MEMORY in fp32:
@@ -164,7 +164,7 @@ def when_undetermined(report: Report) -> str:
     return "Compare the losses on the Diagnosis page: the script trains in fp32, and not as it is."
 
 
-def options(report: Report, as_is: RunView) -> str:
+def options(report: DiagnosisResult, as_is: RunView) -> str:
     """Options of the command that :func:`next_step` announces."""
     use = report.precision
     if could_not_run(report, as_is) or use is None:
@@ -186,7 +186,7 @@ def _towards_half(use: PrecisionUse) -> str:
     return "Switch AMP on, then diagnose the script again:"
 
 
-def could_not_run(report: Report, as_is: RunView) -> str:
+def could_not_run(report: DiagnosisResult, as_is: RunView) -> str:
     """Why there is nothing to judge, or an empty text."""
     if "as_is" not in report.runs:
         run = control(as_is.control)
@@ -194,7 +194,7 @@ def could_not_run(report: Report, as_is: RunView) -> str:
     return report.could_not_run
 
 
-def _missing(report: Report) -> str:
+def _missing(report: DiagnosisResult) -> str:
     """What the rules say that they would have needed."""
     open_ = [v.reason for _, v in report.diagnosis.answers if v.status is Status.INCONCLUSIVE]
     return f" What is missing: {' '.join(dict.fromkeys(open_))}" if open_ else ""

@@ -34,7 +34,7 @@ class Settings:
         return self.policy.get(alarm, self.policy.get("default", "warn"))
 
 
-class Telling:
+class AlarmDispatcher:
     """Tells alarms; ``is_cancelled`` says whether a person asked the run to stop."""
 
     def __init__(self, settings: Settings, is_cancelled: Callable[[], bool]) -> None:

@@ -18,7 +18,7 @@ from ampscope.errors import BadInput
 from ampscope.records import Event
 from ampscope.watcher import capsule
 from ampscope.watcher.alarm_dispatcher import Settings
-from ampscope.watcher.capsule import About, Keeper
+from ampscope.watcher.capsule import About, CapsuleStore
 from ampscope.watcher.flight import FlightRecorder, Forward
 from ampscope.watcher.guard import Guard
 from ampscope.watcher.histograms import StepHistograms
@@ -36,7 +36,7 @@ class BadSteps:
         models: WatchedModels,
         histograms: StepHistograms,
         flight: FlightRecorder,
-        keeper: Keeper,
+        keeper: CapsuleStore,
         recorder: Recorder,
         place: Place,
         policy: str,

@@ -430,7 +430,7 @@ MAX_REASON = 300
 STREAK = 3  # later on, where a scale that was right is off by a factor of 2 at most
 
 
-class Keeper:
+class CapsuleStore:
     """Keeps capsules of one run beside its store."""
 
     def __init__(

@@ -20,7 +20,7 @@ from torch import nn
 
 from ampscope.errors import AmpscopeError, BadInput
 from ampscope.report.document import line, visible
-from ampscope.run.probe import arithmetic
+from ampscope.runner.probe import arithmetic
 from ampscope.watcher.capsule import Capsule, check, load
 from ampscope.watcher.replay import Replay, replay
 from ampscope.workloads.load import load_models

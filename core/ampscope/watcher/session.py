@@ -34,11 +34,11 @@ from ampscope.capture.script.optimizer_facts import lr_of
 from ampscope.capture.tensors import in_backward, readable
 from ampscope.numerics.histogram import NAN, NEG_INF, POS_INF
 from ampscope.records import Event, Machine, Role, RunSpec, State, watched
-from ampscope.run.device import describe, peak_bytes, read_beside
-from ampscope.watcher.alarm_dispatcher import Settings, Telling, warn
+from ampscope.runner.device import describe, peak_bytes, read_beside
+from ampscope.watcher.alarm_dispatcher import AlarmDispatcher, Settings, warn
 from ampscope.watcher.alarms import Alarms, Signs
 from ampscope.watcher.bad_steps import BadSteps
-from ampscope.watcher.capsule import Keeper
+from ampscope.watcher.capsule import CapsuleStore
 from ampscope.watcher.flight import FlightRecorder, Forward, Past
 from ampscope.watcher.guard import Guard
 from ampscope.watcher.histograms import StepHistograms
@@ -75,12 +75,12 @@ class Session:
         self._device = models.parameters[0].tensor.device
         spec, machine = run_of(models, place, settings, self._device)
         self.recorder = Recorder(path, spec, machine)
-        self.telling = Telling(settings, lambda: self.recorder.is_cancelled)
+        self.telling = AlarmDispatcher(settings, lambda: self.recorder.is_cancelled)
         self.guard = guard = Guard(self._gave_up)
         threads = {threading.get_ident()}  # that train these models
         self._histograms = StepHistograms(models, guard)
         self._flight = FlightRecorder(models, threads, guard)
-        self.keeper = Keeper(models, self._flight.past, self.recorder.path, settings.limits)
+        self.keeper = CapsuleStore(models, self._flight.past, self.recorder.path, settings.limits)
         self.bad = BadSteps(
             models, self._histograms, self._flight, self.keeper, self.recorder, place,
             machine.policy, settings, guard,
@@ -300,7 +300,7 @@ class Finishing:
 
     def __init__(
         self, schedule: Schedule, alarms: Alarms, bad: BadSteps, recorder: Recorder,
-        past: deque[Past], models: WatchedModels, rank: int, keeper: Keeper,
+        past: deque[Past], models: WatchedModels, rank: int, keeper: CapsuleStore,
     ) -> None:  # fmt: skip
         self._schedule = schedule
         self._alarms = alarms

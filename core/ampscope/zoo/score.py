@@ -12,10 +12,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TypedDict
 
-from ampscope.experiments.plan import run_diagnosis
+from ampscope.diagnosis.result import DiagnosisResult
+from ampscope.launcher.plan import run_diagnosis
 from ampscope.records import RunSpec
 from ampscope.report import fix_words
-from ampscope.verdicts.report import Report
 
 STEPS = 300
 TIME_LIMIT_S = 120.0
@@ -70,7 +70,7 @@ def scores(
         yield _score(name, None, _diagnose(name, "any", store))
 
 
-def _diagnose(script: str, policy: str, store: Path) -> Report:
+def _diagnose(script: str, policy: str, store: Path) -> DiagnosisResult:
     path = script_path(script)
     spec = RunSpec(
         workload=str(path),
@@ -85,7 +85,7 @@ def _diagnose(script: str, policy: str, store: Path) -> Report:
     return run_diagnosis(spec, store)
 
 
-def _score(script: str, answer: Answer | None, report: Report) -> Score:
+def _score(script: str, answer: Answer | None, report: DiagnosisResult) -> Score:
     findings = report.diagnosis.findings
     names = [f.cause for f in findings] or [report.diagnosis.verdict]
     expected = answer.cause if answer else "no_fault"

@@ -1,5 +1,5 @@
 """Instruments for a script that nobody changed: public hooks, wrapped methods, marks on tensors.
 
-Each is a context manager that leaves nothing behind; :mod:`ampscope.run.script_recorder` puts
+Each is a context manager that leaves nothing behind; :mod:`ampscope.runner.script_recorder` puts
 them together.
 """

@@ -47,7 +47,7 @@ from ampscope.frameworks.tensors import wanted_gpu
 from ampscope.frameworks.watch_run import WatchOptions, WatchRun, on_leaving
 from ampscope.patches import Patches
 from ampscope.records import Cadence, Machine, RunSpec, State, StepRecord
-from ampscope.run.child_frame import host_facts
+from ampscope.runner.child_frame import host_facts
 from ampscope.source_lines import SourceLines, line_name
 
 _ENDS = (StopIteration, tf.errors.OutOfRangeError)  # of the data, not of the training

@@ -43,7 +43,7 @@ from ampscope.frameworks.paddle.steps import StepWatch
 from ampscope.frameworks.paddle.values import floating_tensors, replaced
 from ampscope.frameworks.recorder import Recorder
 from ampscope.records import Cadence
-from ampscope.run.script_text import execute, folder_of
+from ampscope.runner.script_text import execute, folder_of
 
 
 @dataclass(frozen=True, slots=True)

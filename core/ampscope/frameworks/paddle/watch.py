@@ -43,7 +43,7 @@ from ampscope.frameworks.recorder import Recorder
 from ampscope.frameworks.tensors import wanted_gpu
 from ampscope.frameworks.watch_run import WatchOptions, WatchRun, on_leaving
 from ampscope.records import Machine, RunSpec, State
-from ampscope.run.child_frame import host_facts
+from ampscope.runner.child_frame import host_facts
 
 _Callback: Any = paddle.callbacks.Callback
 _CallbackList: Any = paddle.hapi.callbacks.CallbackList

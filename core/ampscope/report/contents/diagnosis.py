@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.training import finite_parts
 from ampscope.causes import CAUSES
-from ampscope.diagnose import Finding
+from ampscope.diagnosis.findings import Finding
+from ampscope.diagnosis.load import load_diagnosis
+from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.records import RunInfo, StepRecord
 from ampscope.report import fix_words
 from ampscope.report import verdict_words as words
@@ -34,14 +36,12 @@ from ampscope.report.numbers import number, share
 from ampscope.report.verdict_words import chain
 from ampscope.rules.verdict import Status
 from ampscope.store.reader import Reader
-from ampscope.verdicts.recall import recall
-from ampscope.verdicts.report import Report
 
 
 def part(reader: Reader, info: RunInfo, points: int) -> Part:
     """The diagnosis that ``info`` belongs to. Raises BadInput while the script as it is still
     runs."""
-    report = recall(reader, info.id)
+    report = load_diagnosis(reader, info.id)
     head = report.runs.get("as_is", info)
     as_is = RunView(head.spec.control, head.id, reader.observations(head.id))
     findings = report.diagnosis.findings
@@ -66,7 +66,7 @@ def part(reader: Reader, info: RunInfo, points: int) -> Part:
     return Part(words.verdict(report, as_is), shared.subject(head), tuple(sections))
 
 
-def _verdict(report: Report, as_is: RunView) -> tuple[Block, ...]:
+def _verdict(report: DiagnosisResult, as_is: RunView) -> tuple[Block, ...]:
     headline = words.headline(report)
     blocks: list[Block] = [Paragraph(headline)] if headline else []
     blocks.append(Paragraph(words.paragraph(report, as_is)))
@@ -88,7 +88,7 @@ def _verdict(report: Report, as_is: RunView) -> tuple[Block, ...]:
     return tuple(blocks)
 
 
-def _figures(report: Report, finding: Finding) -> Figures:
+def _figures(report: DiagnosisResult, finding: Finding) -> Figures:
     found = finding.verdict
     fix = fix_words.state(report)
     return Figures(
@@ -101,7 +101,7 @@ def _figures(report: Report, finding: Finding) -> Figures:
     )
 
 
-def _chain(report: Report, as_is: RunView) -> tuple[Block, ...]:
+def _chain(report: DiagnosisResult, as_is: RunView) -> tuple[Block, ...]:
     links = chain(report.diagnosis.findings[0], as_is, report.diagnosis.symptoms)
     rows = tuple(
         (str(n), link.title, link.detail, "" if link.step is None else f"{link.step:,}")
@@ -110,7 +110,7 @@ def _chain(report: Report, as_is: RunView) -> tuple[Block, ...]:
     return (Table(("", "What", "Detail", "Step"), rows, numeric=(3,)),)
 
 
-def _fix(report: Report) -> tuple[Block, ...]:
+def _fix(report: DiagnosisResult) -> tuple[Block, ...]:
     finding = report.diagnosis.findings[0]
     cured = fix_words.chosen(report)
     blocks: list[Block] = [Paragraph(fix_words.sentence(finding, cured))]
@@ -132,7 +132,7 @@ def _fix(report: Report) -> tuple[Block, ...]:
     return tuple(blocks)
 
 
-def _evidence(report: Report, finding: Finding) -> tuple[Block, ...]:
+def _evidence(report: DiagnosisResult, finding: Finding) -> tuple[Block, ...]:
     if not finding.verdict.evidence:
         return (Paragraph("The verdict rests on the script's own error."),)
     rows = tuple(
@@ -150,7 +150,7 @@ def _evidence(report: Report, finding: Finding) -> tuple[Block, ...]:
     return (Table(columns, rows, numeric=(1, 2, 4)),)
 
 
-def _others(report: Report) -> tuple[Block, ...]:
+def _others(report: DiagnosisResult) -> tuple[Block, ...]:
     blocks: list[Block] = []
     for finding in report.diagnosis.findings[1:]:
         blocks.append(Paragraph(finding.verdict.reason, f"{CAUSES[finding.cause].title}."))
@@ -185,7 +185,7 @@ class Control:
     bad_losses: int
 
 
-def recorded_controls(reader: Reader, report: Report, points: int) -> list[Control]:
+def recorded_controls(reader: Reader, report: DiagnosisResult, points: int) -> list[Control]:
     """The three controls, and the fix that worked (else the last that was tried)."""
     wanted = [(control(word), word) for word in _LOOKS]
     cured = fix_words.chosen(report) or (report.trials[-1] if report.trials else None)
@@ -196,7 +196,7 @@ def recorded_controls(reader: Reader, report: Report, points: int) -> list[Contr
     return [_read(reader, name, run, points) for name, run in found if not run.state.is_active]
 
 
-def control_blocks(report: Report, found: list[Control]) -> tuple[Block, ...]:
+def control_blocks(report: DiagnosisResult, found: list[Control]) -> tuple[Block, ...]:
     """The chart and a row for each."""
     drawn = [c for c in found if c.steps]
     rows = tuple(
@@ -236,7 +236,7 @@ def _last(steps: list[StepRecord]) -> str:
     return number(last) if last is not None or losses else "none"
 
 
-def _wrong(report: Report, run: RunInfo) -> str:
+def _wrong(report: DiagnosisResult, run: RunInfo) -> str:
     word = run.spec.control
     if word == "as_is":
         return "; ".join(report.diagnosis.symptoms) or "nothing"
@@ -256,7 +256,7 @@ def _wrong(report: Report, run: RunInfo) -> str:
 _ORDER = (Status.FOUND, Status.INCONCLUSIVE, Status.ERRORED, Status.PASSED, Status.NOT_APPLICABLE)
 
 
-def rule_blocks(report: Report) -> tuple[Block, ...]:
+def rule_blocks(report: DiagnosisResult) -> tuple[Block, ...]:
     """A folded table, what was found first."""
     answers = sorted(report.diagnosis.answers, key=lambda pair: _ORDER.index(pair[1].status))
     rows = tuple(

@@ -22,6 +22,7 @@ from ampscope.analysis.distribution import (
     trouble,
     zone_counts,
 )
+from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.numerics.formats import FORMATS, NumberFormat
 from ampscope.policy import op_lists
 from ampscope.records import AS_IS, Frame, Machine, OpRecord, Role, RunInfo, State
@@ -54,7 +55,6 @@ from ampscope.report.numbers import (
 from ampscope.rules.verdict import Status
 from ampscope.store.reader import Reader
 from ampscope.store.series import last_shadow_step
-from ampscope.verdicts.report import Report
 
 _READ = (
     Link("PyTorch: automatic mixed precision", "https://docs.pytorch.org/docs/stable/amp.html"),
@@ -186,7 +186,7 @@ FEW_STEPS = 20
 NOTHING = "Nothing that this kind of run records is missing."
 
 
-def of_diagnosis(reader: Reader, report: Report, head: RunInfo) -> tuple[Block, ...]:
+def of_diagnosis(reader: Reader, report: DiagnosisResult, head: RunInfo) -> tuple[Block, ...]:
     """Of a script and its controls."""
     found = [*_of_controls(report), *_of_run(reader, head)]
     unsure = [r for r, v in report.diagnosis.answers if v.status is Status.INCONCLUSIVE]
@@ -212,7 +212,7 @@ def listed(found: list[tuple[str, str]], otherwise: str = NOTHING) -> tuple[Bloc
     return (Table(("Missing", "Why"), tuple(found)),)
 
 
-def _of_controls(report: Report) -> Iterator[tuple[str, str]]:
+def _of_controls(report: DiagnosisResult) -> Iterator[tuple[str, str]]:
     for name in ("fp32", "bf16"):
         run = report.runs.get(name)
         if run is None:

@@ -11,19 +11,18 @@ from ampscope.analysis.precision_use import PrecisionUse, precision_use
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.skips import hand_scale_facts, static_scale
 from ampscope.analysis.symptoms import Symptom, symptoms
-from ampscope.diagnose import Diagnosis
+from ampscope.diagnosis.findings import Diagnosis
 from ampscope.observations import COMPILED_NOTE
 from ampscope.policy import op_lists
 from ampscope.records import RunInfo, State
 from ampscope.rules.verdict import Fix
-from ampscope.run.script_ending import ending
 
 CONTROLS = ("fp32", "bf16")
 OUT_OF_MEMORY = "it ran out of memory, so there is nothing to compare with after that"
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DiagnosisResult:
     """Everything that a surface shows of one diagnosis."""
 
     script: str
@@ -101,11 +100,11 @@ def report_of(
     trials: tuple[Trial, ...],
     elapsed_s: float,
     output: str = "",
-) -> Report:
+) -> DiagnosisResult:
     """The report on runs that have ended; a script that could not be judged has a sentence."""
     first = runs.get("as_is") or next(iter(runs.values()))
     unfinished = "" if diagnosis.findings else problem(first, views["as_is"], views.get("fp32"))
-    return Report(
+    return DiagnosisResult(
         script=first.spec.workload,
         diagnosis=diagnosis,
         runs=runs,
@@ -132,7 +131,7 @@ def problem(info: RunInfo, view: RunView, fp32: RunView | None = None) -> str:
         return ""  # also a script that left at once because of what it computed can be judged
     if view.ended_itself and not view.has_exception and fp32 is not None and fp32.outcome.attempts:
         return ""  # it leaves before its first step, and in fp32 it does not
-    return info.message or ending(outcome, info.spec)[1] or "The script made no optimizer step."
+    return info.message or "The script made no optimizer step."
 
 
 def _other_end(run: RunView, fp32: RunView) -> str:

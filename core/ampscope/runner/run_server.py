@@ -1,10 +1,10 @@
 """Serves runs of a script from lines: each in a process of its own, which is ended at its limits.
 
 Lines ``RUN_ID<TAB>OUT<TAB>ERR<TAB>LIMIT_S<TAB>VIEW`` come on standard input, VIEW being the folder
-of a private view of the files (ampscope.run.private_files) or empty; ``RUN_ID<TAB>STATUS`` goes to
-standard output when a run has ended: its exit status (negative for a signal), or one of the words
-``hung``, ``flooded`` and ``nofork``. How a process is started is the caller's: ampscope.run.zygote
-forks, ampscope.frameworks.server starts another Python.
+of a private view of the files (ampscope.runner.private_files) or empty; ``RUN_ID<TAB>STATUS`` goes
+to standard output when a run has ended: its exit status (negative for a signal), or one of the
+words ``hung``, ``flooded`` and ``nofork``. How a process is started is the caller's:
+ampscope.runner.fork_server forks, ampscope.frameworks.server starts another Python.
 """
 
 from __future__ import annotations

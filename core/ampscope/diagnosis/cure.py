@@ -25,7 +25,7 @@ from ampscope.analysis.symptoms import (
     Symptom,
     symptoms,
 )
-from ampscope.diagnose import Diagnosis, Finding, diagnose
+from ampscope.diagnosis.findings import Diagnosis, Finding, diagnose
 from ampscope.observations import COMPILED_FRAMES, COMPILED_NOTE
 
 # With these a script leaves steps out, or ends, by itself: a fix has to bring the steps back.

@@ -1,8 +1,8 @@
 """A process that has imported torch once and forks a child for every run of a script.
 
-``python -m ampscope.run.zygote --store FILE --script SCRIPT`` speaks the lines of
-``ampscope.run.server``. Importing torch takes 1.5 to 3 s; a diagnosis makes 3 to 12 runs. Nothing
-that starts threads runs before a fork, and torch starts its own at the first parallel op.
+``python -m ampscope.runner.fork_server --store FILE --script SCRIPT`` speaks the lines of
+``ampscope.runner.run_server``. Importing torch takes 1.5 to 3 s; a diagnosis makes 3 to 12 runs.
+Nothing that starts threads runs before a fork, and torch starts its own at the first parallel op.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from ampscope.run.server import adopt_orphans, answer, serve
+from ampscope.runner.run_server import adopt_orphans, answer, serve
 
 
 @click.command()
@@ -24,9 +24,9 @@ def main(store: Path, script: str) -> None:
     """Serve runs of SCRIPT, into STORE, until standard input ends."""
     import torch  # the import that every child shares
 
-    import ampscope.run.script  # noqa: F401  # the children's other imports
-    from ampscope.run.probe import preload
-    from ampscope.run.script_text import read_once
+    import ampscope.runner.script  # noqa: F401  # the children's other imports
+    from ampscope.runner.probe import preload
+    from ampscope.runner.script_text import read_once
 
     adopt_orphans()
     torch.manual_seed(0)
@@ -44,7 +44,7 @@ def _fork(store: Path, run_id: str, out: Path, err: Path, view: str) -> int:
     try:
         from ampscope.capture.exponent_count import adopt_fork
         from ampscope.privacy import taken
-        from ampscope.run.script import run_child, settle
+        from ampscope.runner.script import run_child, settle
         from ampscope.store.reader import Reader
 
         adopt_fork()

@@ -45,9 +45,9 @@ from ampscope.policy.precision import (
 from ampscope.policy.rehearsal import cuda_autocast_lists
 from ampscope.policy.tensor_core import TensorCoreMode
 from ampscope.records import Cadence, RunSpec, StepRecord
-from ampscope.run.device import peak_bytes
-from ampscope.run.instruments import Instruments
-from ampscope.run.training import ObservedScaler, Training, training_step
+from ampscope.runner.device import peak_bytes
+from ampscope.runner.instruments import Instruments
+from ampscope.runner.training import ObservedScaler, Training, training_step
 from ampscope.store.writer import RunWriter
 from ampscope.workloads.load import load
 from ampscope.workloads.protocol import Batch, Workload, iterate, move

@@ -11,7 +11,7 @@ They work through torch functions and public methods only, and are undone on exi
 joined with ``;``.
 
 Here are the controls of the whole precision, parts in fp32, and what a script asks of half where
-nothing comes of it; :mod:`ampscope.run.interventions` holds the others.
+nothing comes of it; :mod:`ampscope.runner.interventions` holds the others.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ampscope.observations import OpUse
 from ampscope.patches import Patches
 from ampscope.policy.op_lists import parse
 from ampscope.policy.precision import custom_lists, tf32_switches
-from ampscope.run.interventions import (
+from ampscope.runner.interventions import (
     add_scaler,
     fp32_state,
     frozen_scale,

@@ -11,15 +11,12 @@ from pathlib import Path
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
-from ampscope.diagnose import Diagnosis, Finding
-from ampscope.experiments.script_runs import ScriptRun, ScriptRuns
-from ampscope.records import RunSpec
-from ampscope.rules.verdict import Fix
-from ampscope.verdicts.cure import COMPILED, is_cured, judged, wants_compiled
-from ampscope.verdicts.report import (
+from ampscope.diagnosis.cure import COMPILED, is_cured, judged, wants_compiled
+from ampscope.diagnosis.findings import Diagnosis, Finding
+from ampscope.diagnosis.result import (
     SEARCHED,
     USE_BF16,
-    Report,
+    DiagnosisResult,
     Trial,
     is_everything,
     modules_with_parameters,
@@ -27,6 +24,9 @@ from ampscope.verdicts.report import (
     report_of,
     trial_of,
 )
+from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
+from ampscope.records import RunSpec
+from ampscope.rules.verdict import Fix
 
 MAX_FIX_RUNS = 4
 MAX_SEARCH_RUNS = 14
@@ -179,7 +179,7 @@ def _collided(view: RunView) -> bool:
 def run_diagnosis(
     spec: RunSpec, store: Path, say: Say = lambda text: None, show: Say | None = None,
     verify: bool = True,
-) -> Report:  # fmt: skip
+) -> DiagnosisResult:  # fmt: skip
     """Diagnose the script of ``spec``; ``say`` gets progress, ``show`` the script's own output."""
     started = time.monotonic()
     with ScriptRuns(replace(spec, control="as_is"), store, private=True) as runs:
@@ -202,7 +202,7 @@ def run_diagnosis(
         return _report(plan, diagnosis, started)
 
 
-def _report(plan: Plan, diagnosis: Diagnosis, started: float) -> Report:
+def _report(plan: Plan, diagnosis: Diagnosis, started: float) -> DiagnosisResult:
     infos = {name: run.info for name, run in plan.done.items()}
     elapsed_s, output = time.monotonic() - started, plan.done["as_is"].output
     return report_of(diagnosis, plan.views, infos, tuple(plan.trials), elapsed_s, output)

@@ -125,7 +125,7 @@ def child_environment() -> dict[str, str]:
 
 
 def _child(store: Path, run_id: str = "") -> Child:
-    return Child(store, "ampscope.run", sys.executable, child_environment(), run_id)
+    return Child(store, "ampscope.runner", sys.executable, child_environment(), run_id)
 
 
 def _of_run(run_id: str) -> list[str]:
@@ -161,7 +161,7 @@ _NATIVE = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 def last_words(answer: str, output: str, who: str = "The script") -> str:
     """One sentence about a child that could not write how it ended.
 
-    ``who`` it was. ``answer`` is the zygote's: an exit status, negative for a signal, or a word of
+    ``who`` it was. ``answer`` is the fork server's: an exit status, negative for a signal, or a word of
     its own.
 
     >>> last_words("-11", "")

@@ -1,4 +1,4 @@
-"""Runs of one script under controls: start the zygote, run a control, read back what was seen; the
+"""Runs of one script under controls: start the fork server, run a control, read back what was seen; the
 same of a recorded script, as a process; and diagnoses as processes that outlive whoever starts
 them (:class:`Job`).
 """
@@ -21,7 +21,10 @@ from typing import BinaryIO
 import click
 
 from ampscope.errors import AmpscopeError, BadInput, StoreError
-from ampscope.experiments.children import (
+from ampscope.files import TemporaryFolder, throw_away
+from ampscope.frameworks.adapters import can_apply
+from ampscope.frameworks.pythons import TORCH, python_for
+from ampscope.launcher.children import (
     Followed,
     as_text,
     child_environment,
@@ -29,13 +32,10 @@ from ampscope.experiments.children import (
     started,
     tail,
 )
-from ampscope.files import TemporaryFolder, throw_away
-from ampscope.frameworks.adapters import can_apply
-from ampscope.frameworks.pythons import TORCH, python_for
 from ampscope.observations import Observation
 from ampscope.privacy import forget, hide_secrets_of, is_masked, leave
 from ampscope.records import Cadence, RunInfo, RunSpec, State
-from ampscope.run.private_files import LOCK
+from ampscope.runner.private_files import LOCK
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 
@@ -67,8 +67,8 @@ class ScriptRuns:
         self._process: subprocess.Popen[bytes] | None = None
         self._open: set[str] = set()  # started, and not waited for to the end
         self._started: list[str] = []
-        self._done: dict[str, str] = {}  # run -> the zygote's answer
-        self._gone = False  # the zygote has ended
+        self._done: dict[str, str] = {}  # run -> the fork server's answer
+        self._gone = False  # the fork server has ended
         self._changed = threading.Condition()
 
     def __enter__(self) -> ScriptRuns:
@@ -109,7 +109,7 @@ class ScriptRuns:
         if process is not None:
             if process.stdin is not None:
                 with contextlib.suppress(OSError):
-                    process.stdin.close()  # the zygote kills what still runs, and ends
+                    process.stdin.close()  # the fork server kills what still runs, and ends
             process.wait()
             if process.stdout is not None:
                 process.stdout.close()
@@ -223,20 +223,20 @@ class ScriptRuns:
         return Path(self.folder.name) / f"{run_id}.{name}"
 
     def _own_words(self) -> Path:
-        return Path(self.folder.name) / "zygote.err"
+        return Path(self.folder.name) / "fork_server.err"
 
 
 def _server(spec: RunSpec) -> list[str]:
     """The command of the process that starts the runs. Raises BadInput without the framework."""
     if spec.framework == TORCH:
-        return [*started("ampscope.run.zygote"), "--script", spec.workload]
+        return [*started("ampscope.runner.fork_server"), "--script", spec.workload]
     python = python_for(spec.framework)
     return [*started("ampscope.frameworks.server"), "--python", python]
 
 
 # Run a recorded script again under other controls, as runs of the same diagnosis.
 #
-#     python -m ampscope.experiments.script_runs --store FILE --run RUN_ID CONTROL…
+#     python -m ampscope.launcher.script_runs --store FILE --run RUN_ID CONTROL…
 #
 # What is run (file, arguments, limits, policy) is read from the store, so whoever asks names a run
 # and a control and nothing else.
@@ -339,7 +339,7 @@ def start_controls(store: Path, run_id: str, controls: Sequence[str]) -> Job:
     with Reader(store) as reader:
         spec = repeatable(reader.run(run_id))
     command = [
-        "ampscope.experiments.script_runs",
+        "ampscope.launcher.script_runs",
         "--store",
         str(store.absolute()),
         "--run",

@@ -13,7 +13,7 @@ import torch
 from ampscope.errors import BadInput
 from ampscope.hardware.cpu import read_cpu
 from ampscope.records import Machine, RunSpec
-from ampscope.run.child_frame import host_facts
+from ampscope.runner.child_frame import host_facts
 from ampscope.telemetry.sampler_process import Readings, beside
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ampscope.errors import AmpscopeError, BadInput
-from ampscope.experiments.children import spawn
 from ampscope.frameworks.pythons import KERAS, TORCH, framework, python_for
+from ampscope.launcher.children import spawn
 from ampscope.lessons.catalog import checked_lesson
 from ampscope.policy.autocast_lists import PRECISIONS, resolve
 from ampscope.privacy import leave

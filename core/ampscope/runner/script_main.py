@@ -18,7 +18,7 @@ import torch.export
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampscope.patches import Patches
-from ampscope.run.script_text import SEED, module_of, put_folder_first
+from ampscope.runner.script_text import SEED, module_of, put_folder_first
 
 
 @dataclass(slots=True)

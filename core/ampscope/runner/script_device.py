@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from ampscope.patches import Patches
-from ampscope.run.controls import HalfRequests
+from ampscope.runner.controls import HalfRequests
 from ampscope.source_lines import SourceLines, line_name
 
 Wrap = Callable[[Any], Any]

@@ -8,7 +8,7 @@ has made no step itself, it takes over what its first rank recorded (:func:`of_f
 How a child comes under the watch depends on how it is started: the target of a ``Process`` is
 wrapped; a command that starts this Python on a script of the user's becomes
 
-    python -m ampscope.run.script_ranks --store FILE --run LAUNCHER --index 0 -- train.py ARGS…
+    python -m ampscope.runner.script_ranks --store FILE --run LAUNCHER --index 0 -- train.py ARGS…
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from typing import TYPE_CHECKING, Any
 from ampscope.observations import Observation, Outcome
 from ampscope.patches import Patches
 from ampscope.records import RunInfo, RunSpec, State
-from ampscope.run.private_files import rejoin
+from ampscope.runner.private_files import rejoin
 from ampscope.source_lines import SourceLines
 from ampscope.store.reader import Reader
 
 if TYPE_CHECKING:
-    from ampscope.run.script import ScriptResult
-    from ampscope.run.script_recorder import ScriptRecorder
+    from ampscope.runner.script import ScriptResult
+    from ampscope.runner.script_recorder import ScriptRecorder
     from ampscope.store.writer import RunWriter
 
 
@@ -234,7 +234,7 @@ class _Record:
     def _open(self) -> None:
         if self._writer is not None:
             return
-        from ampscope.run.script_recorder import ScriptWriting
+        from ampscope.runner.script_recorder import ScriptWriting
         from ampscope.store.writer import RunWriter
 
         self._writer = RunWriter.create(self._store, self._spec)
@@ -245,7 +245,7 @@ class _Record:
 def follow(ticket: Ticket, action: Callable[[], Any]) -> Any:
     """Call ``action`` under the watch and the launching run's control; returns what it returns, and
     raises what it raises. At a limit of the run the process ends with status 0."""
-    from ampscope.run.script import Following, run_action
+    from ampscope.runner.script import Following, run_action
 
     rejoin()
     with contextlib.suppress(OSError, AttributeError):  # ends with the process that launched it
@@ -259,8 +259,8 @@ def follow(ticket: Ticket, action: Callable[[], Any]) -> Any:
 
 def main() -> None:
     """Run a script that a launcher starts."""
-    from ampscope.run.script_main import arguments
-    from ampscope.run.script_text import execute, put_folder_first
+    from ampscope.runner.script_main import arguments
+    from ampscope.runner.script_text import execute, put_folder_first
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--store", required=True)

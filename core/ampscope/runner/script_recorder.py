@@ -39,9 +39,9 @@ from ampscope.observations import Attempt, Call, Observation, Outcome, Scan
 from ampscope.patches import Patches
 from ampscope.policy import op_lists
 from ampscope.records import Cadence, StepRecord
-from ampscope.run import script_ending
-from ampscope.run.controls import HalfRequests
-from ampscope.run.device import peak_bytes
+from ampscope.runner import script_ending
+from ampscope.runner.controls import HalfRequests
+from ampscope.runner.device import peak_bytes
 from ampscope.source_lines import SourceLines, line_name
 from ampscope.store.writer import RunWriter
 

@@ -27,7 +27,7 @@ from ampscope.capture.op_trace import OpTrace
 from ampscope.capture.shadow import Shadow, random_state_kept, remembered
 from ampscope.capture.weights import WeightObserver, gradient_norm
 from ampscope.records import Cadence, Role
-from ampscope.run.training import Training, checked_loss
+from ampscope.runner.training import Training, checked_loss
 from ampscope.store.writer import RunWriter
 from ampscope.workloads.protocol import Batch
 

@@ -10,14 +10,21 @@ from collections.abc import Sequence
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
+from ampscope.diagnosis.cure import is_cured, judged
+from ampscope.diagnosis.result import (
+    SEARCHED,
+    USE_BF16,
+    DiagnosisResult,
+    is_everything,
+    report_of,
+    trial_of,
+)
 from ampscope.errors import BadInput
 from ampscope.records import RunInfo, State
 from ampscope.store.reader import Reader
-from ampscope.verdicts.cure import is_cured, judged
-from ampscope.verdicts.report import SEARCHED, USE_BF16, Report, is_everything, report_of, trial_of
 
 
-def recall(reader: Reader, run_id: str) -> Report:
+def load_diagnosis(reader: Reader, run_id: str) -> DiagnosisResult:
     """The diagnosis that ``run_id`` (any of its runs) belongs to.
 
     Raises BadInput for a probe, or while the script as it is has not ended.

@@ -39,7 +39,7 @@ from typing import Any
 from ampscope.errors import AmpscopeError
 from ampscope.files import TemporaryFolder
 from ampscope.records import RunSpec, State
-from ampscope.run.script_text import also_at
+from ampscope.runner.script_text import also_at
 from ampscope.store.writer import RunWriter
 
 OVERLAY, MIRROR = "overlay", "mirror"

@@ -24,7 +24,7 @@ from ampscope.capture.tensors import all_finite, floating_tensors, readable
 from ampscope.numerics.formats import dtype_name
 from ampscope.observations import COMPILED_FRAMES, Attempt, Call, Observation, OpUse, Outcome
 from ampscope.patches import Patches
-from ampscope.run.script_recorder import ScriptRecorder
+from ampscope.runner.script_recorder import ScriptRecorder
 from ampscope.watcher.guard import Guard
 from ampscope.watcher.hooks import Followed, LossHooks, StepHooks
 

@@ -29,19 +29,19 @@ from ampscope.capture.script.script_histograms import Measured
 from ampscope.errors import AmpscopeError, BadInput, StoreError
 from ampscope.observations import COMPILED_NOTE, Observation, Outcome
 from ampscope.records import AS_IS, Machine, RunSpec, State
-from ampscope.run import script_ending
-from ampscope.run.child_frame import Watchdog
-from ampscope.run.compiled_recorder import CompiledRecorder
-from ampscope.run.controls import COMPILED, applied
-from ampscope.run.device import choose_device, choose_policy, describe, limit_memory, read_beside
-from ampscope.run.private_files import NotPossible, PrivateFiles, wait_for_the_other
-from ampscope.run.probe import arithmetic
-from ampscope.run.script_device import CudaRequests
-from ampscope.run.script_ending import end_python, ending, passed_limit
-from ampscope.run.script_main import Stage, stage, without_compiling
-from ampscope.run.script_ranks import Processes, Ranks, of_first_rank
-from ampscope.run.script_recorder import ScriptRecorder, ScriptWriting
-from ampscope.run.script_text import execute, folder_of
+from ampscope.runner import script_ending
+from ampscope.runner.child_frame import Watchdog
+from ampscope.runner.compiled_recorder import CompiledRecorder
+from ampscope.runner.controls import COMPILED, applied
+from ampscope.runner.device import choose_device, choose_policy, describe, limit_memory, read_beside
+from ampscope.runner.private_files import NotPossible, PrivateFiles, wait_for_the_other
+from ampscope.runner.probe import arithmetic
+from ampscope.runner.script_device import CudaRequests
+from ampscope.runner.script_ending import end_python, ending, passed_limit
+from ampscope.runner.script_main import Stage, stage, without_compiling
+from ampscope.runner.script_ranks import Processes, Ranks, of_first_rank
+from ampscope.runner.script_recorder import ScriptRecorder, ScriptWriting
+from ampscope.runner.script_text import execute, folder_of
 from ampscope.source_lines import line_name, name_files_from
 from ampscope.store.writer import RunWriter
 from ampscope.telemetry.sampler_process import Readings

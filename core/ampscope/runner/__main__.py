@@ -1,4 +1,4 @@
-"""Child process of a probe or a measurement: ``python -m ampscope.run --store FILE --run ID``.
+"""Child process of a probe or a measurement: ``python -m ampscope.runner --store FILE --run ID``.
 
 Without a run it loads torch and reads one from standard input, whose end ends it.
 
@@ -18,7 +18,7 @@ import click
 import torch
 
 from ampscope.records import RunSpec
-from ampscope.run.child_frame import Watchdog, run_queued, text_of, turn
+from ampscope.runner.child_frame import Watchdog, run_queued, text_of, turn
 from ampscope.store.writer import RunWriter
 
 
@@ -36,7 +36,7 @@ def _told() -> str:
     import torch
 
     import ampscope.lessons.teach  # noqa: F401  # the likeliest to be asked for
-    from ampscope.run.probe import preload
+    from ampscope.runner.probe import preload
 
     preload(torch.device("cpu"))
     told = sys.stdin.readline().strip()
@@ -51,8 +51,8 @@ def _run(writer: RunWriter, spec: RunSpec, store: Path, watchdog: Watchdog) -> s
     import torch
 
     from ampscope.policy.autocast_lists import resolve
-    from ampscope.run.device import choose_device, describe, read_beside
-    from ampscope.run.probe import preload
+    from ampscope.runner.device import choose_device, describe, read_beside
+    from ampscope.runner.probe import preload
 
     device = choose_device(spec.device)
     if device.type == "cuda":
@@ -72,8 +72,8 @@ def _work(
     writer: RunWriter, spec: RunSpec, device: torch.device, is_cancelled: Callable[[], bool]
 ) -> str:
     """What kind of run it is decides who does it."""
-    from ampscope.run.device import choose_policy, limit_memory
-    from ampscope.run.probe import drive, prepare
+    from ampscope.runner.device import choose_policy, limit_memory
+    from ampscope.runner.probe import drive, prepare
 
     if not spec.is_training:
         return measure(spec, device, writer, is_cancelled)
