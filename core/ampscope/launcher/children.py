@@ -161,8 +161,8 @@ _NATIVE = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 def last_words(answer: str, output: str, who: str = "The script") -> str:
     """One sentence about a child that could not write how it ended.
 
-    ``who`` it was. ``answer`` is the fork server's: an exit status, negative for a signal, or a word of
-    its own.
+    ``who`` it was. ``answer`` is the fork server's: an exit status, negative for a signal, or a
+    word of its own.
 
     >>> last_words("-11", "")
     "The script's process crashed in native code (SIGSEGV)."

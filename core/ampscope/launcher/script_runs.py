@@ -1,5 +1,5 @@
-"""Runs of one script under controls: start the fork server, run a control, read back what was seen; the
-same of a recorded script, as a process; and diagnoses as processes that outlive whoever starts
+"""Runs of one script under controls: start the fork server, run a control, read back what was seen;
+the same of a recorded script, as a process; and diagnoses as processes that outlive whoever starts
 them (:class:`Job`).
 """
 
