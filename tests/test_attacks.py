@@ -1,5 +1,8 @@
 """Attacks by a program of its own making, on servers of these tests alone: bounded and seeded.
 
+``AMPSCOPE_ATTACKS=10000 pytest -m thorough FILE -k made_up`` sends that many addresses, and as many
+sets of widget values, shared among all pages; docs/security.md has the figures of such a run.
+
 Origins and hosts, query strings, widget states by the protocol, names of runs over all pages in
 Chromium. What each found before is closed by its own test elsewhere; these look for kin.
 """
@@ -7,6 +10,7 @@ Chromium. What each found before is closed by its own test elsewhere; these look
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import re
 import string
@@ -31,6 +35,7 @@ from tests.test_server import PLAIN, Running, ask, in_a_loop, opens, running, st
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1500)]
 PAGES = [entry.file.stem for entry in ENTRIES]
+ASKED = -(-int(os.environ.get("AMPSCOPE_ATTACKS", "0")) // len(PAGES))  # per page; 0: the default
 NUMBERS = ("0", "-1", "1e999", "nan", "9" * 30, str(2**63 - 1), str(2**53), "0x10", "١", "1.5", " ")
 NAMES = ("run", "step", "module", "role", "again", "group", "demo", "bench", "compare", "mistake13",
          "type", "number1", "guess1", "guess9", "op", "list", "policy", "scale", "rank", "whatif",
@@ -109,13 +114,13 @@ def _is_loopback(host: str) -> bool:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_query_strings_made_up(attacked: Running, page: str) -> None:
-    """30 addresses a page: no error, and nothing is started."""
+    """30 addresses per page: no error, and nothing is started."""
     chance = random.Random(page)
     run = run_of(attacked)
 
     async def attack() -> None:
         async with stream(attacked.port) as opened:
-            for _ in range(30):
+            for _ in range(ASKED or 30):
                 noise = "".join(chance.choices(string.printable, k=9))
                 values = (*HOSTILE[:13], *NUMBERS, run, run[:5], noise)
                 query = {chance.choice(NAMES): chance.choice(values)[:500] for _ in range(4)}
@@ -172,7 +177,7 @@ def test_widget_states_made_up(attacked: Running, page: str) -> None:
             query = urlencode({"run": run, "guess1": "a"})
             _, elements = await sent(opened, asked(page, query))
             ids = [e.id for e in elements if getattr(e, "id", "") and e.DESCRIPTOR.name != "Button"]
-            for _ in range(20 if ids else 0):
+            for _ in range((ASKED or 20) if ids else 0):
                 states = []
                 for id_ in chance.sample(ids, min(len(ids), 3)):
                     state = value(chance.choice(KINDS), chance)
