@@ -100,9 +100,8 @@ def eager(name: str, policy: str, rounds: int, store: Path) -> Result:
 
     writer = RunWriter.create(store, RunSpec(name, framework="keras"))
     writer.start(machine(RunSpec(name)))
-    recorder = Recorder(Cadence(1, 0, 0))
-    writing = Writing(writer, recorder, keeps_evidence=False)
-    recorder.on_step = lambda steps: writing.write_if_due()
+    writing = Writing(writer, keeps_evidence=False)
+    recorder = Recorder(Cadence(1, 0, 0), writing.write_if_due)
 
     def watched() -> float:
         with watching(recorder, Settings()):

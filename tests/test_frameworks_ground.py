@@ -242,9 +242,9 @@ class _Clock:
 def test_writing_takes_its_share_however_slow_the_store_is(monkeypatch) -> None:
     clock, recorder = _Clock(), Recorder(Cadence())
     monkeypatch.setattr(writing_room, "time", clock)
-    writing = writing_room.Writing(None, recorder, keeps_evidence=True)  # type: ignore[arg-type]
+    writing = writing_room.Writing(None, keeps_evidence=True)  # type: ignore[arg-type]
 
-    def write(outcome: object) -> None:
+    def write(recorder: Recorder, outcome: object) -> None:
         clock.now += 4.0
         clock.written_s += 4.0
 
@@ -252,7 +252,7 @@ def test_writing_takes_its_share_however_slow_the_store_is(monkeypatch) -> None:
     recorder.steps = writing_room.FIRST_STEPS + 1
     for _ in range(10_000):
         clock.now += 0.1
-        writing.write_if_due()
+        writing.write_if_due(recorder)
     assert 0.04 < clock.written_s / clock.now < 0.055
 
 

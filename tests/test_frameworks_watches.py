@@ -62,8 +62,8 @@ def test_options_are_the_same_for_every_framework(tmp_path: Path, monkeypatch) -
 
 
 def test_a_store_that_fails_ends_the_recording_and_not_the_training(tmp_path: Path) -> None:
-    run, recorder = opened(tmp_path / "runs.db"), Recorder(Cadence(1, 0, 0))
-    recorder.on_step = lambda steps: run.keep(recorder)
+    run = opened(tmp_path / "runs.db")
+    recorder = Recorder(Cadence(1, 0, 0), run.keep)
     flush, failures = run.writer.flush, iter([StoreError("The disk is full.")])
 
     def failing() -> None:
@@ -103,9 +103,9 @@ def test_a_run_without_steps_is_alive(tmp_path: Path, monkeypatch) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are listed there")
 def test_nothing_stays_open_and_no_memory_grows(tmp_path: Path) -> None:
-    run, recorder = opened(tmp_path / "runs.db"), Recorder(Cadence(0, 0, 0))
-    recorder.on_step = lambda steps: run.keep(recorder)
-    run.clock = lambda: float(recorder.steps)  # a second a step
+    run = opened(tmp_path / "runs.db")
+    recorder = Recorder(Cadence(0, 0, 0), run.keep)
+    run._now = lambda: float(recorder.steps)  # type: ignore[method-assign]  # a second a step
     for _ in range(300):
         step(recorder)
     kept = recorder.attempts, recorder.calls, recorder.gradients, recorder.scans

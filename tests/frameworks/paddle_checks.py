@@ -360,7 +360,7 @@ def full_store(folder: Path) -> dict[str, Any]:
                 if fill:  # SQLite then says "database or disk is full"
                     run, recorder = watch._training.run, watch._training.recorder
                     # The second is full at its end, the first within: it writes at each step.
-                    run.clock = (lambda: 0.0) if fail else (lambda: float(recorder.steps))
+                    run._now = (lambda: 0.0) if fail else (lambda: float(recorder.steps))
                     connection = run.writer._connection
                     pages = connection.execute("PRAGMA page_count").fetchone()[0]
                     connection.execute(f"PRAGMA max_page_count = {pages}")

@@ -25,15 +25,14 @@ def _run(writer: RunWriter, spec: RunSpec, store: Path, watchdog: Watchdog) -> s
     adapter = load(spec.framework)
     machine = adapter.machine(spec)
     writer.wait_for(machine)
-    recorder = Recorder(spec.cadence)
-    writing = Writing(writer, recorder, keeps_evidence=False)
-    recorder.on_step = lambda steps: writing.write_if_due()
+    writing = Writing(writer, keeps_evidence=False)
+    recorder = Recorder(spec.cadence, writing.write_if_due)
     with turn(writer, store, machine, watchdog):
         adapter.seed(spec.seed)
         try:
             return adapter.probe(spec, recorder, watchdog.cancelled.is_set)
         finally:
-            writing.write(recorder.outcome("returned"))
+            writing.write(recorder, recorder.outcome("returned"))
 
 
 def _sentence(error: BaseException, spec: RunSpec) -> str:

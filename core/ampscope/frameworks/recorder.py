@@ -55,10 +55,14 @@ _HALF = ("fp16", "bf16")
 
 
 class Recorder:
-    """Records one training of one model. Used by one thread."""
+    """Records one training of one model. Used by one thread. ``after_step`` is called with it at
+    the end of each attempted step."""
 
-    def __init__(self, cadence: Cadence) -> None:
+    def __init__(
+        self, cadence: Cadence, after_step: Callable[[Recorder], None] | None = None
+    ) -> None:
         self.cadence = cadence
+        self._after_step = after_step
         self.steps = 0  # attempted
         self.half_seen: set[str] = set()  # dtypes in which layers computed
         self.attempts: list[Attempt] = []
@@ -67,7 +71,6 @@ class Recorder:
         self.bad_layers = BadLayers()
         self.ops = OpSets()
         self.elapsed_s = 0.0  # spent here
-        self.on_step: Callable[[int], None] = lambda steps: None  # steps attempted so far
         self._index: dict[str, int] = {}
         self._modules: list[ModuleRecord] = []
         self._counts = StepCounts()
@@ -163,7 +166,8 @@ class Recorder:
         self.bad_layers.next_step()
         self.steps += 1
         self.elapsed_s += time.perf_counter() - started
-        self.on_step(self.steps)
+        if self._after_step is not None:
+            self._after_step(self)
 
     def scaler_updated(self, scaler: str) -> None:
         """It decided on its next scale, by the steps through it since it last did."""
@@ -222,28 +226,27 @@ FIRST_STEPS = 8  # each is written: most failures come early, when there is litt
 class Writing:
     """Writes a recorder's facts; ``keeps_evidence`` says whether observations are written too."""
 
-    def __init__(self, writer: RunWriter, recorder: Recorder, *, keeps_evidence: bool) -> None:
+    def __init__(self, writer: RunWriter, *, keeps_evidence: bool) -> None:
         self._writer = writer
-        self._recorder = recorder
         self._keeps_evidence = keeps_evidence
         self._next = 0.0
 
-    def write_if_due(self) -> None:
+    def write_if_due(self, recorder: Recorder) -> None:
         """Write what there is, unless that was done a moment ago."""
         started = time.monotonic()
-        if started < self._next and self._recorder.steps > FIRST_STEPS:
+        if started < self._next and recorder.steps > FIRST_STEPS:
             return
-        self.write(self._recorder.outcome("killed"))
+        self.write(recorder, recorder.outcome("killed"))
         took = time.monotonic() - started
         self._next = started + took / WRITING_SHARE
 
-    def write(self, outcome: Outcome) -> None:
+    def write(self, recorder: Recorder, outcome: Outcome) -> None:
         """Everything so far, closed with ``outcome``."""
-        self._recorder.take().write(self._writer)
+        recorder.take().write(self._writer)
         if self._keeps_evidence:
-            self._writer.add_observations(self._recorder.observations(outcome))
+            self._writer.add_observations(recorder.observations(outcome))
         else:
-            self._recorder.forget()
+            recorder.forget()
         self._writer.flush()
 
 
@@ -384,6 +387,10 @@ def _dtypes(all_values: Iterable[Values]) -> str:
 # What an adapter hands over: a layer's call, and everything about one optimizer step.
 
 
+def _unknown() -> None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class LayerCall:
     """One call of a layer in a forward pass.
@@ -406,9 +413,9 @@ class LayerCall:
     compute_dtype: str  # fp16 | bf16 | fp32
     line: str = ""  # "train.py:41", of the script
     is_training: bool = True
-    in_fp32: Callable[[], Values | None] = lambda: None
-    closer: Callable[[], LayerCall | None] = lambda: None
-    weights: Callable[[], tuple[Values, ...]] = lambda: ()
+    in_fp32: Callable[[], Values | None] = _unknown
+    closer: Callable[[], LayerCall | None] = _unknown
+    weights: Callable[[], tuple[Values, ...]] = tuple
     consumers: tuple[str, ...] = ()  # of a single op: what took its output, nearest first
     hands_on: bool = False  # a layer inside this one has put out a non-finite value already
 

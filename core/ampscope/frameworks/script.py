@@ -99,9 +99,8 @@ class _Run:
         self.adapter: Adapter = load(spec.framework)
         self.settings = parse(spec.control)
         self.lines = SourceLines(folder_of(spec.workload))
-        self.recorder = Recorder(spec.cadence)
-        self.writing = Writing(writer, self.recorder, keeps_evidence=True)
-        self.recorder.on_step = self._step
+        self.writing = Writing(writer, keeps_evidence=True)
+        self.recorder = Recorder(spec.cadence, self._step)
         self.started = time.monotonic()
         self.stopped = ""
         self.file_notes: Callable[[], tuple[str, ...]] = tuple
@@ -132,13 +131,13 @@ class _Run:
             error_line=facts.error_line,
             elapsed_s=time.monotonic() - self.started - self.recorder.elapsed_s,
         )
-        self.writing.write(outcome)
+        self.writing.write(self.recorder, outcome)
         return outcome, text
 
-    def _step(self, count: int) -> None:
-        self.writing.write_if_due()
+    def _step(self, recorder: Recorder) -> None:
+        self.writing.write_if_due(recorder)
         now = time.monotonic() - self.started
-        if count >= self.spec.steps and now >= self.spec.grace_s:
+        if recorder.steps >= self.spec.steps and now >= self.spec.grace_s:
             self.stopped = "steps"
         elif now > self.spec.time_limit_s:
             self.stopped = "time"

@@ -70,7 +70,7 @@ class WatchRun:
             raise
         self.run_id = self.writer.run_id
         self.is_open = True
-        self.clock: Callable[[], float] = time.monotonic
+        self.away_s = 0.0  # in which nothing was watched, and no writing can be due
         self._next_write = 0.0
         self._ending = State.FINISHED, "", ""
         self._unwritten = ""  # why the end is not in the store
@@ -107,7 +107,7 @@ class WatchRun:
 
     def keep(self, recorder: Recorder) -> None:
         """Write what ``recorder`` has, if that is due; what is written, it forgets."""
-        if not self.is_open or self.clock() >= self._next_write:
+        if not self.is_open or self._now() >= self._next_write:
             self.take(recorder)
             self.write_if_due()
 
@@ -123,12 +123,15 @@ class WatchRun:
 
     def write_if_due(self) -> None:
         """Write what is pending, unless that was done a moment ago."""
-        now = self.clock()
+        now = self._now()
         if not self.is_open or now < self._next_write:
             return
         with self.contained():
             self.writer.flush()
-        self._next_write = now + max(FLUSH_EVERY_S, (self.clock() - now) / WRITING_SHARE)
+        self._next_write = now + max(FLUSH_EVERY_S, (self._now() - now) / WRITING_SHARE)
+
+    def _now(self) -> float:
+        return time.monotonic() - self.away_s
 
     def failed(self, error: BaseException) -> None:
         """The training itself raised."""

@@ -184,7 +184,7 @@ class Training:
 
     recorder: Recorder
     settings: Settings
-    line: Callable[[], str] = lambda: ""  # the script's own line that is running
+    line: Callable[[], str] = str  # the script's own line that is running
     paths: LayerPaths = field(default_factory=LayerPaths)
     notes: list[str] = field(default_factory=list)
     outputs: list[_Output] = field(default_factory=list)  # of layers, under a tape

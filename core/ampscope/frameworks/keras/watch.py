@@ -107,14 +107,13 @@ class _Fit:
         self.readings = FitReadings(model)
         self._step = 0
         self._stack = contextlib.ExitStack()
-        self._recorder = Recorder(Cadence(every, 0, 0)) if every and model.run_eagerly else None
+        looks_inside = every > 0 and model.run_eagerly
+        self._recorder = Recorder(Cadence(every, 0, 0), run.keep) if looks_inside else None
         self._lacks_layers = every > 0 and not model.run_eagerly
 
     def begin(self) -> None:
         """On: the training function is called through :meth:`_train` until the end."""
         if self._recorder is not None:
-            recorder = self._recorder
-            recorder.on_step = lambda steps: self.run.keep(recorder)
             self._stack.enter_context(watching(self._recorder, Settings()))
         if self._lacks_layers:
             self.run.note("Layers and histograms need compile(run_eagerly=True): graphs hold none.")

@@ -29,7 +29,9 @@ InFp32 = Callable[[Callable[[], Any]], Any]  # runs a function with every op in 
 
 
 class LayerWatch:
-    """Hands every call to ``recorder``. ``around`` wraps a layer's call by its path (settings)."""
+    """Hands every call to ``recorder``. ``around`` wraps a layer's call by its path (settings).
+    ``is_sparing``: only the calls of steps whose tensors are wanted, and no batches, which are
+    evidence for the rules."""
 
     def __init__(
         self,
@@ -38,6 +40,8 @@ class LayerWatch:
         in_fp32: InFp32,
         emulation: Emulation | None = None,
         around: Callable[[str, Callable[..., Any]], Callable[..., Any]] | None = None,
+        *,
+        is_sparing: bool = False,
     ) -> None:
         self.recorder = recorder
         self.paths = paths
@@ -49,8 +53,7 @@ class LayerWatch:
         self._met: set[str] = set()
         self._bad_calls = 0
         self._asleep = 0
-        self.sleeps: Callable[[], bool] = lambda: False  # whether to let this call by
-        self.scans_batches = True
+        self._is_sparing = is_sparing
 
     @property
     def path(self) -> str:
@@ -64,7 +67,7 @@ class LayerWatch:
 
         @functools.wraps(original)
         def call(layer: Any, *inputs: Any, **kwargs: Any) -> Any:
-            if self._asleep or self.sleeps():
+            if self._asleep or (self._is_sparing and not self.recorder.wants_tensors):
                 return original(layer, *inputs, **kwargs)
             return self._call(original, layer, inputs, kwargs)
 
@@ -77,7 +80,7 @@ class LayerWatch:
             for record in self.paths.add_root(layer):
                 self.recorder.module(record)
             path = self.paths.of(layer) or ""
-        if self.scans_batches and not self.stack:
+        if not self._is_sparing and not self.stack:
             has_parts = layer._sub_layers or layer._parameters
             self._batch((*inputs, *kwargs.values()), "input" if has_parts else "target")
         bad_before = self._bad_calls

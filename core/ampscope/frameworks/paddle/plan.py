@@ -88,17 +88,22 @@ class _FirstStep(SystemExit):
     """Ends the script."""
 
 
+class _Stop:
+    """Stops where the first step begins."""
+
+    def step_begins(self) -> None:
+        raise _FirstStep
+
+    def step_ended(self) -> None:
+        """Never called."""
+
+
 def planned(train: Callable[[], None], half: str = "fp16") -> Plan:
     """Run ``train`` in fp32 up to its first optimizer step."""
     recorder, paths = Recorder(Cadence(0, 0, 0)), LayerPaths()
     layers = LayerWatch(recorder, paths, lambda run: run())
     ops = PlannedOps(half, lambda: layers.path if paths.roots else None, lambda: list(paths.roots))
-    steps = StepWatch(recorder, paths, lambda: False)
-
-    def stop() -> None:
-        raise _FirstStep
-
-    steps.begins = stop
+    steps = StepWatch(recorder, paths, listener=_Stop())
     backward = paddle.Tensor.backward
 
     def uncounted(*args: Any, **kwargs: Any) -> Any:

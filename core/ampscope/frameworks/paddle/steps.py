@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import paddle
 from paddle.amp import grad_scaler
 
 from ampscope.frameworks.adapters import Settings
-from ampscope.frameworks.paddle.emulation import MARK, dtype_name, keeps_half_state
+from ampscope.frameworks.paddle.emulation import MARK, HalfParameters, dtype_name, keeps_half_state
 from ampscope.frameworks.paddle.layers import LayerPaths
 from ampscope.frameworks.paddle.values import (
     NAMES,
@@ -40,22 +40,31 @@ _AmpScaler: Any = paddle.amp.AmpScaler
 _GradScaler: Any = paddle.amp.GradScaler
 
 
+class StepListener(Protocol):
+    """Who is told before an attempt, and after it."""
+
+    def step_begins(self) -> None: ...
+
+    def step_ended(self) -> None: ...
+
+
 class StepWatch:
-    """Hands every attempt to ``recorder``. ``master_grad`` says that gradients are fp32 although
-    the parameters are half; ``looks`` whether gradients and weights of this step are looked at."""
+    """Hands every attempt to ``recorder``. ``half`` says whether gradients are fp32 although the
+    parameters are half. ``is_sparing``: gradients and weights of a step are looked at where they
+    are wanted."""
 
     def __init__(
         self,
         recorder: Recorder,
         paths: LayerPaths,
-        master_grad: Callable[[], bool] = lambda: False,
-        looks: Callable[[], bool] = lambda: True,
+        half: HalfParameters | None = None,
+        listener: StepListener | None = None,
+        *,
+        is_sparing: bool = False,
     ) -> None:
         self.recorder = recorder
         self.paths = paths
-        self.begins: Callable[[], None] = lambda: None  # before an attempt, and after it
-        self.ended: Callable[[], None] = lambda: None
-        self._master_grad, self._looks = master_grad, looks
+        self._half, self._listener, self._is_sparing = half, listener, is_sparing
         self._loss = LossWatch()
         self._optimizers, self._scalers = Numbering("optimizer"), Numbering("scaler")
         self._depth = 0
@@ -127,13 +136,15 @@ class StepWatch:
 
     def _attempt(self, run: Callable[[], Any], optimizer: Any, scaler: Any) -> Any:
         began = time.perf_counter()
-        self.begins()
+        if self._listener is not None:
+            self._listener.step_begins()
         seen = Look()
-        if self._looks():
+        if not self._is_sparing or self.recorder.wants_tensors:
             if not self._scanned:
                 self._scanned = True
                 scan_weights(self.recorder, self.paths, "start", parameters_of(optimizer))
-            seen = look(optimizer, self.paths, master_grad=self._master_grad())
+            master_grad = self._half is not None and self._half.master_grad
+            seen = look(optimizer, self.paths, master_grad=master_grad)
         scale = None if scaler is None else float(scaler._scale)
         looked_s = time.perf_counter() - began
         self._depth += 1
@@ -149,7 +160,8 @@ class StepWatch:
         try:
             self.recorder.step(facts)
         finally:
-            self.ended()
+            if self._listener is not None:
+                self._listener.step_ended()
             self._ended_at, self._spent_before = time.perf_counter(), self.recorder.elapsed_s
         return result
 

@@ -127,21 +127,17 @@ class _Training:
 
     def __init__(self, run: WatchRun, spec: RunSpec) -> None:
         self.run = run
-        self.recorder = recorder = Recorder(spec.cadence)
-        recorder.on_step = lambda steps: run.keep(recorder)
+        self.recorder = Recorder(spec.cadence, run.keep)
         paths = LayerPaths()
-        self._steps = StepWatch(recorder, paths, looks=lambda: recorder.wants_tensors)
+        self._steps = StepWatch(self.recorder, paths, is_sparing=True)
         in_fp32 = AppliedSettings(Settings(), OpenRegion(), None).in_fp32
-        self._layers = LayerWatch(recorder, paths, in_fp32)
-        self._layers.sleeps = lambda: not recorder.wants_tensors
-        self._layers.scans_batches = False  # evidence for the rules, which judge scripts
-        self._left, self._away_s = 0.0, 0.0  # when it was detached last; for how long in all
-        run.clock = lambda: time.monotonic() - self._away_s
+        self._layers = LayerWatch(self.recorder, paths, in_fp32, is_sparing=True)
+        self._left = 0.0  # when it was detached last
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
         """Watch what trains inside the block."""
-        self._away_s += time.monotonic() - self._left if self._left else 0.0
+        self.run.away_s += time.monotonic() - self._left if self._left else 0.0
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._steps.active())
             if self.recorder.cadence.histogram > 0:
@@ -216,9 +212,8 @@ def watching(recorder: Recorder, settings: Settings) -> Iterator[list[str]]:
         emulation,
         applied.around if settings.fp32_modules else None,
     )
-    steps = StepWatch(recorder, paths, lambda: half.master_grad)
-    if emulation is not None:
-        _count_ops(recorder, emulation, layers, steps)
+    counted = None if emulation is None else _CountedOps(recorder, emulation, layers)
+    steps = StepWatch(recorder, paths, half, counted)
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         if emulation is not None:
@@ -244,22 +239,27 @@ def watching(recorder: Recorder, settings: Settings) -> Iterator[list[str]]:
         )
 
 
-def _count_ops(
-    recorder: Recorder, emulation: Emulation, layers: LayerWatch, steps: StepWatch
-) -> None:
+class _CountedOps:
     """In the steps whose ops are wanted; those of an optimizer's step are not the model's."""
-    counts = OpCounts(lambda: recorder.index_of(layers.path) if layers.paths.roots else None)
 
-    def begins() -> None:
-        recorder.ops.add(counts.take())
-        emulation.op_seen = None
+    def __init__(self, recorder: Recorder, emulation: Emulation, layers: LayerWatch) -> None:
+        self._recorder, self._emulation, self._layers = recorder, emulation, layers
+        self._counts = OpCounts(self._module)
+        self.step_ended()
 
-    def ended() -> None:
-        counts.take()
-        emulation.op_seen = counts if recorder.wants_ops else None
+    def step_begins(self) -> None:
+        """The ops since the last step are the model's."""
+        self._recorder.ops.add(self._counts.take())
+        self._emulation.op_seen = None
 
-    steps.begins, steps.ended = begins, ended
-    ended()
+    def step_ended(self) -> None:
+        """Those of the step itself are not."""
+        self._counts.take()
+        self._emulation.op_seen = self._counts if self._recorder.wants_ops else None
+
+    def _module(self) -> int | None:
+        layers = self._layers
+        return self._recorder.index_of(layers.path) if layers.paths.roots else None
 
 
 def _active(part: Any) -> Any:
