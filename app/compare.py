@@ -19,13 +19,13 @@ from ampscope.compare.comparison import (
     loss_difference,
     memory_ratio,
     searches_json,
-    seconds,
     sentence,
     speedup,
 )
 from ampscope.compare.verdict import claims, comparison_json, verdict
 from ampscope.errors import AmpscopeError
 from ampscope.hardware.describe import uses_cuda
+from ampscope.number_words import seconds
 from ampscope.policy.autocast_lists import PRECISIONS
 from ampscope.records import Machine, RunInfo, RunSpec
 from app import chart, machine, permissions, states, store

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
-from ampscope.analysis.bench import rate_words
 from ampscope.analysis.tensor_core_use import (
     ON_A_CPU,
     CoreUse,
@@ -22,6 +21,7 @@ from ampscope.analysis.tensor_core_use import (
 )
 from ampscope.errors import AmpscopeError
 from ampscope.hardware.describe import uses_cuda
+from ampscope.number_words import rate_words
 from ampscope.policy.autocast_lists import PRECISIONS
 from ampscope.records import Place, RunInfo, RunSpec
 from app import chart, machine, permissions, states, store

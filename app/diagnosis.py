@@ -24,12 +24,13 @@ from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.errors import AmpscopeError, BadInput
 from ampscope.launcher import script_runs
 from ampscope.launcher.script_runs import Job, folder_of
+from ampscope.number_words import value
 from ampscope.observations import BadOp, Observation, Operand, Scan
 from ampscope.records import AS_IS, Role, RunInfo, StepRecord
 from ampscope.report import fix_words
 from ampscope.report import verdict_words as words
-from ampscope.report.fix_words import control, value
-from ampscope.report.numbers import file_name
+from ampscope.report.fix_words import control
+from ampscope.report.run_words import file_name
 from ampscope.report.verdict_words import Link
 from ampscope.report.verdict_words import chain as chain_of
 from ampscope.rules import catalog

@@ -21,7 +21,7 @@ from ampscope.frameworks.pythons import FRAMEWORKS, TORCH, find_python, why_miss
 from ampscope.launcher.launch import FRAMEWORK_PRECISIONS
 from ampscope.numerics.formats import FORMATS
 from ampscope.records import Machine, Role, RunInfo, RunSpec, State
-from ampscope.report.numbers import rules
+from ampscope.report.run_words import rules
 from ampscope.workloads.catalog import SHARED
 from app import chart, links, permissions, states, store
 from app.chart import KeyFigure

@@ -15,13 +15,14 @@ import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from ampscope.analysis.bench import BenchView, bench_view, bytes_words, rate_words
+from ampscope.analysis.bench import BenchView, bench_view
 from ampscope.analysis.ceilings import LABELS
 from ampscope.analysis.telemetry import by_device
 from ampscope.hardware.capability import CAPABILITIES, DTYPE_LABELS, CapabilityRow
 from ampscope.hardware.cpu import CpuReading
 from ampscope.hardware.describe import HardwareReport, uses_cuda
 from ampscope.hardware.gpu import GpuReading
+from ampscope.number_words import bytes_words, rate_words
 from ampscope.records import Rate, RunInfo, RunSpec, Sample
 from ampscope.telemetry.cpu import CpuReader
 from ampscope.telemetry.gpu import GpuReader

@@ -6,7 +6,7 @@ import streamlit as st
 
 from ampscope.analysis.ranks import grouped, is_rank
 from ampscope.records import Cadence, RunInfo, RunSpec, State
-from ampscope.report.numbers import rules
+from ampscope.report.run_words import rules
 from ampscope.store.processes import whose
 from app import diagnosis, links, permissions, states, store
 from app.runs import live, run_page

@@ -14,7 +14,7 @@ import streamlit as st
 
 from ampscope.errors import AmpscopeError, StoreBusy
 from ampscope.records import RunInfo, State
-from ampscope.report.numbers import why_no_histograms
+from ampscope.report.run_words import why_no_histograms
 from app import links, permissions
 from app.links import CLASSROOM, ENTRIES, HOME, NEW_PROBE, Entry
 from app.permissions import Role

@@ -11,7 +11,7 @@ from __future__ import annotations
 import html
 import re
 
-from ampscope.report.numbers import (
+from ampscope.number_words import (
     NAME_LENGTH,
     ago,
     count,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ampscope.analysis import bench
-from ampscope.analysis.bench import bench_view, bytes_words, rate_words
+from ampscope.analysis.bench import bench_view
 from ampscope.analysis.ceilings import (
     Ceiling,
     Chip,
@@ -17,6 +17,7 @@ from ampscope.analysis.ceilings import (
     vendor_figures,
 )
 from ampscope.hardware.capability import tensor_cores
+from ampscope.number_words import bytes_words, rate_words
 from ampscope.records import Machine, Rate, RunInfo, RunSpec, Sample, State
 from tests.hardware_reports import report
 from tests.made_rates import aligned, ceilings_of, made

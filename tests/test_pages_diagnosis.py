@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ampscope import number_words
 from ampscope.errors import BadInput
 from ampscope.launcher import script_runs
 from ampscope.launcher.script_runs import Job
@@ -384,10 +385,10 @@ def test_controls_in_words(word: str, said: str) -> None:
 
 
 def test_values_keep_what_is_not_finite() -> None:
-    assert fix_words.value(math.nan) == "NaN"
-    assert fix_words.value(-math.inf) == "-Inf"
-    assert fix_words.value(65504.0) == "65,504"
-    assert fix_words.value("not returned") == "not returned"
+    assert number_words.value(math.nan) == "NaN"
+    assert number_words.value(-math.inf) == "-Inf"
+    assert number_words.value(65504.0) == "65,504"
+    assert number_words.value("not returned") == "not returned"
 
 
 def test_only_scripts_can_be_run_again(store_path: Path) -> None:

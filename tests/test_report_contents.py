@@ -14,7 +14,7 @@ from ampscope.report.build import document
 from ampscope.report.contents import shared
 from ampscope.report.contents.shared import base
 from ampscope.report.document import Part, Table
-from ampscope.report.numbers import file_name, rules, rules_in_full, why_no_histograms
+from ampscope.report.run_words import file_name, rules, rules_in_full, why_no_histograms
 from ampscope.store.reader import Reader
 from ampscope.store.series import last_shadow_step
 from tests import core_results, lesson_runs, made_comparisons, made_rates, stores

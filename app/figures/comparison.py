@@ -14,7 +14,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ampscope.analysis.framework_differences import LOWEST, LayerSeen
-from ampscope.compare.comparison import BatchSearch, Measured, size
+from ampscope.compare.comparison import BatchSearch, Measured
+from ampscope.number_words import binary_size
 from ampscope.numerics.formats import NumberFormat
 from ampscope.numerics.histogram import exponent_range
 from ampscope.records import MemorySplit, StepTimes
@@ -163,7 +164,7 @@ def _mib(count: int) -> float:
 def memory_words(split: MemorySplit) -> str:
     """ "120 MiB activations, 37 MiB optimizer state, 21 MiB cast copies": the three largest."""
     parts = sorted(((getattr(split, f), words) for f, words, _ in PARTS), reverse=True)
-    return ", ".join(f"{size(count)} {words}" for count, words in parts[:3] if count)
+    return ", ".join(f"{binary_size(count)} {words}" for count, words in parts[:3] if count)
 
 
 # Samples a second against the batch size: a line a precision, dotted where it did not fit.

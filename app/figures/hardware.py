@@ -13,8 +13,9 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ampscope.analysis.bench import DIMENSIONS, STEP, position, rate_words
+from ampscope.analysis.bench import DIMENSIONS, STEP, position
 from ampscope.analysis.ceilings import LABELS, SERIES, WIDTHS, VendorFigures
+from ampscope.number_words import rate_words
 from ampscope.records import Rate
 from app.palette import OUTLINE, dtype_color
 from app.text import for_plotly

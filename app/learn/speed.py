@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from ampscope.analysis.bench import rate_words
+from ampscope.number_words import rate_words
 from ampscope.records import Rate, Reading, Result, StepTimes
 from app import chart
 from app.chart import KeyFigure

@@ -24,7 +24,7 @@ from ampscope.report.build import document, of_reports
 from ampscope.report.fix_words import control
 from ampscope.report.html import to_html
 from ampscope.report.markdown import to_markdown, to_notebook
-from ampscope.report.numbers import file_name, rules
+from ampscope.report.run_words import file_name, rules
 from ampscope.store.reader import Reader
 from app import chart, links, options, permissions, run_rows, states, store
 from app.permissions import Role

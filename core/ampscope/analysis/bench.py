@@ -29,6 +29,7 @@ from ampscope.analysis.ceilings import (
 )
 from ampscope.hardware.capability import tensor_cores
 from ampscope.hardware.describe import HardwareReport
+from ampscope.number_words import rate_words
 from ampscope.records import Machine, Rate, Result, RunInfo, Sample, Timing
 
 HALVES = ("bf16", "fp16")
@@ -148,25 +149,6 @@ def chip_of(machine: Machine | None, report: HardwareReport | None) -> Chip:
     if is_rocm(machine):  # of an architecture with a number that says nothing of Tensor Cores
         return Chip(vendor_figures(name))
     return Chip(vendor_figures(name), tensor_cores(machine.capability, name))
-
-
-def rate_words(flops_s: float | None) -> str:
-    """``312 TFLOP/s``, ``94.5 GFLOP/s``"""
-    if flops_s is None:
-        return "not measured"
-    scale, unit = (1e12, "T") if flops_s >= 1e12 else (1e9, "G")
-    return (
-        f"{flops_s / scale:.3g} {unit}FLOP/s"
-        if flops_s < 1e15
-        else f"{flops_s / 1e12:,.0f} TFLOP/s"
-    )
-
-
-def bytes_words(bytes_s: float | None) -> str:
-    """``2,650 GB/s``"""
-    if bytes_s is None:
-        return "not measured"
-    return f"{bytes_s / 1e9:,.0f} GB/s" if bytes_s >= 1e11 else f"{bytes_s / 1e9:.3g} GB/s"
 
 
 def _against(ratio: float) -> str:

@@ -21,14 +21,13 @@ from ampscope.compare.comparison import (
     by_precision,
     figures,
     searches_json,
-    seconds,
     sentence,
-    size,
 )
 from ampscope.compare.verdict import claims, comparison_json, verdict
 from ampscope.errors import BadInput
 from ampscope.files import write_whole
 from ampscope.hardware.describe import describe_machine, uses_cuda
+from ampscope.number_words import binary_size, seconds
 from ampscope.policy.autocast_lists import PRECISIONS
 from ampscope.records import AS_IS, Machine, RunSpec
 from ampscope.workloads.catalog import SIZES, is_script
@@ -205,7 +204,7 @@ def _batch_table(search: BatchSearch) -> Table:
         table.add_row(
             f"{made.samples:,}",
             "yes" if made.fits else "no",
-            "" if peak is None else size(peak),
+            "" if peak is None else binary_size(peak),
             "" if made.step is None else seconds(made.step.median_s),
             "" if rate is None else f"{rate:,.0f}",
             "nine tenths of the best" if made is knee else escape(made.how_it_ended),
@@ -218,6 +217,6 @@ def _prediction(search: BatchSearch) -> str:
     if found is None:
         return "no prediction: that takes two tries that fit, of which the larger needs more"
     return (
-        f"predicted {found.largest:,}, from {size(found.fixed_bytes)} and "
-        f"{size(found.bytes_per_sample)} a sample under {size(found.limit_bytes)}"
+        f"predicted {found.largest:,}, from {binary_size(found.fixed_bytes)} and "
+        f"{binary_size(found.bytes_per_sample)} a sample under {binary_size(found.limit_bytes)}"
     )

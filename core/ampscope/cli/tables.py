@@ -15,12 +15,13 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from ampscope.analysis.bench import BenchView, bytes_words, rate_words
+from ampscope.analysis.bench import BenchView
 from ampscope.analysis.ceilings import LABELS, Ceiling
+from ampscope.number_words import bytes_words, rate_words
 from ampscope.records import AS_IS, Event, Rate, Role, RunInfo, State, StepRecord
 from ampscope.report.document import TEXT_LENGTH, line
 from ampscope.report.fix_words import control
-from ampscope.report.numbers import rules_in_full
+from ampscope.report.run_words import rules_in_full
 from ampscope.store.reader import Reader
 
 MAX_EVENTS = 200  # the first of a run; a training that breaks every step has one a step

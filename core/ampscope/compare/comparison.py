@@ -13,6 +13,7 @@ from enum import StrEnum
 from functools import partial
 from typing import TypeAlias
 
+from ampscope.number_words import binary_size, seconds
 from ampscope.records import (
     BatchPrediction,
     BatchTry,
@@ -139,10 +140,10 @@ def figures(base: Measured | None, price: float = 0.0) -> tuple[tuple[str, Cell]
         ("samples a second", lambda m: _of(m.times, _throughput)),
         ("forward / backward / optimizer", lambda m: _of(m.times, _phases)),
         ("casts, of the time in ops", lambda m: _of(m.times, _casts)),
-        (_peak_label(base), lambda m: _of(peak_bytes(m), size)),
+        (_peak_label(base), lambda m: _of(peak_bytes(m), binary_size)),
         ("against the base", partial(_memory, base)),
-        ("activations at the peak", lambda m: _of(m.memory, lambda s: size(s.activations))),
-        ("cast copies at the peak", lambda m: _of(m.memory, lambda s: size(s.cast_copies))),
+        ("activations at the peak", lambda m: _of(m.memory, lambda s: binary_size(s.activations))),
+        ("cast copies at the peak", lambda m: _of(m.memory, lambda s: binary_size(s.cast_copies))),
         ("weights and optimizer state", lambda m: _of(m.memory, _kept)),
         ("loss, last third", _loss),
         ("steps left out by GradScaler", lambda m: str(m.skips) if m.curves else ""),
@@ -151,25 +152,11 @@ def figures(base: Measured | None, price: float = 0.0) -> tuple[tuple[str, Cell]
     )
 
 
-def seconds(value: float) -> str:
-    """ "185 ms" """
-    if value < 1e-3:
-        return f"{value * 1e6:.3g} µs"
-    return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
-
-
 def quartiles(timing: Timing) -> str:
     """ "180–191 ms (56 steps)" """
     factor, unit = (1e3, "ms") if timing.high_s < 1 else (1.0, "s")
     low, high = timing.low_s * factor, timing.high_s * factor
     return f"{low:.3g}–{high:.3g} {unit} ({timing.repeats} steps)"
-
-
-def size(count: float) -> str:
-    """ "12.3 MiB" """
-    if count >= 2**30:
-        return f"{count / 2**30:,.2f} GiB"
-    return f"{count / 2**20:,.1f} MiB" if count >= 2**20 else f"{count / 2**10:,.1f} KiB"
 
 
 def _of(value: object, text: Callable[..., str]) -> str:
@@ -192,7 +179,7 @@ def _casts(times: StepTimes) -> str:
 
 
 def _kept(memory: MemorySplit) -> str:
-    return size(memory.weights + memory.gradients + memory.optimizer_state)
+    return binary_size(memory.weights + memory.gradients + memory.optimizer_state)
 
 
 def _speed(base: Measured | None, m: Measured) -> str:

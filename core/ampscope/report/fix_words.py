@@ -4,14 +4,13 @@ controls, interventions and measured values in words.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
 from ampscope.causes import FIX_KINDS
 from ampscope.diagnosis.findings import Finding
 from ampscope.diagnosis.result import DiagnosisResult, Trial
-from ampscope.report.numbers import number, plural, power_of_two
+from ampscope.number_words import plural, power_of_two
 from ampscope.rules import catalog
 from ampscope.rules.verdict import island_patch
 
@@ -167,17 +166,6 @@ def control(word: str) -> str:
     """``with encoder.0 in fp32`` for ``fp32_modules:encoder.0``; fits behind "run"."""
     parts = [_one_control(part) for part in word.split(";") if part]
     return " and ".join(parts) or _CONTROLS["as_is"]
-
-
-def value(measured: float | str | None) -> str:
-    """A measurement's value as a person reads it."""
-    if measured is None:
-        return "none"
-    if isinstance(measured, str):
-        return measured
-    if not math.isfinite(measured):
-        return number(measured)
-    return f"{measured:,.6g}" if abs(measured) < 1e15 else f"{measured:.4g}"
 
 
 def _one_control(word: str) -> str:

@@ -19,6 +19,7 @@ from importlib import resources
 
 from ampscope.analysis.distribution import aligned, occupied_range
 from ampscope.errors import BadInput
+from ampscope.number_words import number, percent, power_of_two
 from ampscope.numerics.formats import NumberFormat
 from ampscope.numerics.histogram import (
     NAN,
@@ -51,7 +52,6 @@ from ampscope.report.document import (
     line,
     visible,
 )
-from ampscope.report.numbers import number, percent, power_of_two
 
 # A document as one HTML file: no network, no other file, readable from disk and on paper.
 #

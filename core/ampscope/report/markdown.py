@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ampscope.number_words import number, plural
 from ampscope.records import RunInfo
 from ampscope.report.document import (
     CODE_LENGTH,
@@ -36,7 +37,6 @@ from ampscope.report.document import (
     line,
     visible,
 )
-from ampscope.report.numbers import number, plural
 
 JOINER = "\u2060"  # word joiner: no width, no line break
 MAX_ROWS = 40

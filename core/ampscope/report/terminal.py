@@ -18,7 +18,7 @@ from ampscope.diagnosis.findings import Finding
 from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.report import fix_words, verdict_words
 from ampscope.report.document import CODE_LENGTH, line, visible
-from ampscope.report.numbers import rules_in_full
+from ampscope.report.run_words import rules_in_full
 from ampscope.report.verdict_words import no_fault
 from ampscope.rules.verdict import Measurement
 

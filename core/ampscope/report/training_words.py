@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from ampscope.analysis.training import SETTLED_STEPS, FiniteParts, Pattern, ScaleSummary, Training
+from ampscope.number_words import number, plural, power_of_two
 from ampscope.records import State, StepTotals
-from ampscope.report.numbers import number, plural, power_of_two
 
 ALARM_NAMES = {
     "nonfinite_loss": "loss not finite",

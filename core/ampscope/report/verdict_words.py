@@ -18,12 +18,12 @@ from ampscope.analysis.symptoms import Symptom
 from ampscope.causes import CAUSES
 from ampscope.diagnosis.findings import Finding
 from ampscope.diagnosis.result import OUT_OF_MEMORY, DiagnosisResult, clue
+from ampscope.number_words import percent, plural, share, value
 from ampscope.numerics.formats import FORMATS
 from ampscope.observations import Attempt, BadOp, Operand
 from ampscope.records import State
 from ampscope.report import fix_words
-from ampscope.report.fix_words import control, value
-from ampscope.report.numbers import percent, plural, share
+from ampscope.report.fix_words import control
 from ampscope.rules.verdict import Status
 
 _AGAIN = {

@@ -11,6 +11,7 @@ from ampscope.causes import CAUSES
 from ampscope.diagnosis.findings import Finding
 from ampscope.diagnosis.load import load_diagnosis
 from ampscope.diagnosis.result import DiagnosisResult
+from ampscope.number_words import number, share, value
 from ampscope.records import RunInfo, StepRecord
 from ampscope.report import fix_words
 from ampscope.report import verdict_words as words
@@ -31,8 +32,7 @@ from ampscope.report.document import (
     Table,
     of_dtype,
 )
-from ampscope.report.fix_words import control, value
-from ampscope.report.numbers import number, share
+from ampscope.report.fix_words import control
 from ampscope.report.verdict_words import chain
 from ampscope.rules.verdict import Status
 from ampscope.store.reader import Reader

@@ -11,13 +11,13 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ampscope.analysis.bench import rate_words
 from ampscope.analysis.telemetry import others_bound, spoiled
 from ampscope.analysis.tensor_core_use import answer, core_use, shapes
 from ampscope.analysis.training import finite_parts
 from ampscope.compare import comparison
-from ampscope.compare.comparison import figures, quartiles, seconds, size
+from ampscope.compare.comparison import figures, quartiles
 from ampscope.compare.verdict import verdict
+from ampscope.number_words import binary_size, number, percent, plural, rate_words, seconds
 from ampscope.numerics.formats import FP16
 from ampscope.records import (
     BatchTry,
@@ -53,7 +53,7 @@ from ampscope.report.document import (
     Table,
     of_dtype,
 )
-from ampscope.report.numbers import number, percent, plural, rules
+from ampscope.report.run_words import rules
 from ampscope.store.reader import Reader
 
 # What a lesson measured, as tables and charts; what it means stands on the lesson's own page.
@@ -215,7 +215,7 @@ def _batch(run: RunInfo, results: Sequence[Result]) -> Said:
             search.precision,
             f"{t.samples:,}",
             "fits" if t.fits else f"does not fit: {t.how_it_ended}",
-            "" if t.peak_bytes is None else size(t.peak_bytes),
+            "" if t.peak_bytes is None else binary_size(t.peak_bytes),
             "" if t.step is None else seconds(t.step.median_s),
             "" if t.samples_s is None else f"{t.samples_s:,.0f}",
         )
@@ -471,7 +471,7 @@ def _cell(value: object) -> str:
 
 
 def _size(count: int | None) -> str:
-    return "not read" if count is None else size(count)
+    return "not read" if count is None else binary_size(count)
 
 
 def _median(timing: Timing | None) -> str:

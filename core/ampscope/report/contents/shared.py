@@ -23,6 +23,7 @@ from ampscope.analysis.distribution import (
     zone_counts,
 )
 from ampscope.diagnosis.result import DiagnosisResult
+from ampscope.number_words import duration, percent, plural, power_of_two
 from ampscope.numerics.formats import FORMATS, NumberFormat
 from ampscope.policy import op_lists
 from ampscope.records import AS_IS, Frame, Machine, OpRecord, Role, RunInfo, State
@@ -43,15 +44,7 @@ from ampscope.report.document import (
     of_dtype,
 )
 from ampscope.report.fix_words import control
-from ampscope.report.numbers import (
-    duration,
-    file_name,
-    percent,
-    plural,
-    power_of_two,
-    rules,
-    why_no_histograms,
-)
+from ampscope.report.run_words import file_name, rules, why_no_histograms
 from ampscope.rules.verdict import Status
 from ampscope.store.reader import Reader
 from ampscope.store.series import last_shadow_step

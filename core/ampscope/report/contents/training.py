@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import PurePath
 
 from ampscope.analysis.training import Training, finite_parts, summarize, training_of
+from ampscope.number_words import duration, number, plural, power_of_two, share
 from ampscope.records import (
     Event,
     ModuleRecord,
@@ -32,7 +33,6 @@ from ampscope.report.document import (
     Series,
     Table,
 )
-from ampscope.report.numbers import duration, number, plural, power_of_two, share
 from ampscope.store.reader import Reader
 from ampscope.store.series import last_shadow_step
 

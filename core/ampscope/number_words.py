@@ -1,20 +1,12 @@
-"""Names and numbers as a person reads them: counts with shares, powers of two, sizes, times; and
-what a run was: its file's name, under whose rules it ran, why it holds no histograms.
+"""Numbers as a person reads them: counts with shares, powers of two, sizes, times, rates; and names
+that are cut to fit. Texts that the pages, the reports and the command line share; nothing here is
+markup.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import PurePath
-from types import MappingProxyType
-
-from ampscope.records import Machine, RunInfo
-
-# Sentences and numbers that the pages and the reports share. Nothing here is markup.
-
 
 NAME_LENGTH = 48  # what a heat map's axis can hold beside the plot at 800 px
 
@@ -74,6 +66,17 @@ def number(value: float | None) -> str:
     return f"{value:.4g}"
 
 
+def value(measured: float | str | None) -> str:
+    """A rule's measurement as a person reads it."""
+    if measured is None:
+        return "none"
+    if isinstance(measured, str):
+        return measured
+    if not math.isfinite(measured):
+        return number(measured)
+    return f"{measured:,.6g}" if abs(measured) < 1e15 else f"{measured:.4g}"
+
+
 def size(byte_count: float | None) -> str:
     """MiB, as everywhere in ampscope."""
     return "not recorded" if byte_count is None else f"{byte_count / 2**20:,.1f} MiB"
@@ -107,75 +110,34 @@ def plural(number_: int, noun: str, many: str = "") -> str:
     return f"{number_:,} {noun if number_ == 1 else many or noun + 's'}"
 
 
-# What a run was: its file's name, under whose rules it ran, why it holds no histograms.
-#
-#     >>> from ampscope.records import Machine
-#     >>> rules(Machine("cpu", "", "rehearsal"))
-#     "CUDA's rules, rehearsed on a CPU"
+def seconds(value: float) -> str:
+    """ "185 ms" """
+    if value < 1e-3:
+        return f"{value * 1e6:.3g} µs"
+    return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """Whose rules: ``name`` in a line of facts, ``what`` they are made of."""
-
-    name: str
-    what: str
-
-
-_CUDA = Rules("CUDA", "CUDA")
-_OWN = Rules("the CPU's own rules", "the CPU's own autocast lists and kernels")
-_RULES: Mapping[tuple[str, str], Rules] = MappingProxyType(
-    {
-        ("torch", "cuda"): _CUDA,
-        ("torch", "native"): _OWN,
-        ("torch", "rehearsal"): Rules(
-            "CUDA's rules, rehearsed on a CPU",
-            "CUDA's autocast lists and Tensor Core arithmetic, rehearsed on a CPU",
-        ),
-        ("keras", "cuda"): _CUDA,
-        # Keras has no autocast: a layer computes in the dtype that its policy names.
-        ("keras", "native"): Rules(
-            "the CPU's own rules", "Keras's dtype policies and the CPU's own kernels"
-        ),
-        ("paddle", "cuda"): _CUDA,
-        ("paddle", "native"): _OWN,
-        # Paddle's lists are its own, and half precision is fp32 numbers rounded to it.
-        ("paddle", "rehearsal"): Rules(
-            "Paddle's rules for CUDA, rehearsed on a CPU",
-            "Paddle's autocast lists for CUDA, in fp32 rounded to half, rehearsed on a CPU",
-        ),
-    }
-)
+def binary_size(count: float) -> str:
+    """ "12.3 MiB" """
+    if count >= 2**30:
+        return f"{count / 2**30:,.2f} GiB"
+    return f"{count / 2**20:,.1f} MiB" if count >= 2**20 else f"{count / 2**10:,.1f} KiB"
 
 
-def rules(machine: Machine | None) -> str:
-    """Under whose rules a run took place, in few words."""
-    return _of(machine).name if machine is not None else "not started"
-
-
-def rules_in_full(machine: Machine | None) -> str:
-    """The same, saying what they are made of."""
-    return _of(machine).what if machine is not None else "not started"
-
-
-def file_name(workload: str) -> str:
-    """Of a file its name only: paths are long, and tell more than a reader needs."""
-    path, is_file, entry = workload.rpartition(".py")
-    return f"{PurePath(path).name}.py{entry}" if is_file else workload
-
-
-def why_no_histograms(run: RunInfo) -> str:
-    """The reason, and how to get some."""
-    if run.spec.kind == "script":
-        return "They are taken of scripts whose modules run in half precision, as far as they go."
-    if run.spec.kind == "watch":
-        return "Watch it with every=10 or another number of steps: every=0 takes none."
+def rate_words(flops_s: float | None) -> str:
+    """``312 TFLOP/s``, ``94.5 GFLOP/s``"""
+    if flops_s is None:
+        return "not measured"
+    scale, unit = (1e12, "T") if flops_s >= 1e12 else (1e9, "G")
     return (
-        "The probe was started with --histogram-every 0, or it made no step. Start it with "
-        "--histogram-every 1 to see its numbers."
+        f"{flops_s / scale:.3g} {unit}FLOP/s"
+        if flops_s < 1e15
+        else f"{flops_s / 1e12:,.0f} TFLOP/s"
     )
 
 
-def _of(machine: Machine) -> Rules:
-    named = Rules(machine.policy, machine.policy)
-    return _RULES.get((machine.framework, machine.policy), named)
+def bytes_words(bytes_s: float | None) -> str:
+    """``2,650 GB/s``"""
+    if bytes_s is None:
+        return "not measured"
+    return f"{bytes_s / 1e9:,.0f} GB/s" if bytes_s >= 1e11 else f"{bytes_s / 1e9:.3g} GB/s"

@@ -1,0 +1,82 @@
+"""What a run was, in words: its file's name, under whose rules it ran, why it holds no histograms.
+
+>>> from ampscope.records import Machine
+>>> rules(Machine("cpu", "", "rehearsal"))
+"CUDA's rules, rehearsed on a CPU"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from types import MappingProxyType
+
+from ampscope.records import Machine, RunInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Whose rules: ``name`` in a line of facts, ``what`` they are made of."""
+
+    name: str
+    what: str
+
+
+_CUDA = Rules("CUDA", "CUDA")
+_OWN = Rules("the CPU's own rules", "the CPU's own autocast lists and kernels")
+_RULES: Mapping[tuple[str, str], Rules] = MappingProxyType(
+    {
+        ("torch", "cuda"): _CUDA,
+        ("torch", "native"): _OWN,
+        ("torch", "rehearsal"): Rules(
+            "CUDA's rules, rehearsed on a CPU",
+            "CUDA's autocast lists and Tensor Core arithmetic, rehearsed on a CPU",
+        ),
+        ("keras", "cuda"): _CUDA,
+        # Keras has no autocast: a layer computes in the dtype that its policy names.
+        ("keras", "native"): Rules(
+            "the CPU's own rules", "Keras's dtype policies and the CPU's own kernels"
+        ),
+        ("paddle", "cuda"): _CUDA,
+        ("paddle", "native"): _OWN,
+        # Paddle's lists are its own, and half precision is fp32 numbers rounded to it.
+        ("paddle", "rehearsal"): Rules(
+            "Paddle's rules for CUDA, rehearsed on a CPU",
+            "Paddle's autocast lists for CUDA, in fp32 rounded to half, rehearsed on a CPU",
+        ),
+    }
+)
+
+
+def rules(machine: Machine | None) -> str:
+    """Under whose rules a run took place, in few words."""
+    return _of(machine).name if machine is not None else "not started"
+
+
+def rules_in_full(machine: Machine | None) -> str:
+    """The same, saying what they are made of."""
+    return _of(machine).what if machine is not None else "not started"
+
+
+def file_name(workload: str) -> str:
+    """Of a file its name only: paths are long, and tell more than a reader needs."""
+    path, is_file, entry = workload.rpartition(".py")
+    return f"{PurePath(path).name}.py{entry}" if is_file else workload
+
+
+def why_no_histograms(run: RunInfo) -> str:
+    """The reason, and how to get some."""
+    if run.spec.kind == "script":
+        return "They are taken of scripts whose modules run in half precision, as far as they go."
+    if run.spec.kind == "watch":
+        return "Watch it with every=10 or another number of steps: every=0 takes none."
+    return (
+        "The probe was started with --histogram-every 0, or it made no step. Start it with "
+        "--histogram-every 1 to see its numbers."
+    )
+
+
+def _of(machine: Machine) -> Rules:
+    named = Rules(machine.policy, machine.policy)
+    return _RULES.get((machine.framework, machine.policy), named)
