@@ -4,7 +4,8 @@ apart; the dtypes avoid all five of them, so a hue never means two things.
 
 Sky blue and orange are lighter than 3:1 on white. They fill areas only, and an area is bordered
 with :data:`OUTLINE` and labelled: meaning is never carried by colour alone.
-tests/test_palette.py checks contrast on both backgrounds and distance under simulated deficiency.
+tests/app/test_palette.py checks contrast on both backgrounds and distance under simulated
+deficiency.
 """
 
 from __future__ import annotations

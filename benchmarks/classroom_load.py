@@ -42,7 +42,7 @@ from ampscope.store.reader import Reader
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the tests' way of waiting for a dashboard
 
-from tests.browser import _free_port, _wait_until_healthy  # noqa: E402  - needs the path set above
+from tests.helpers.browser import _free_port, _wait_until_healthy  # noqa: E402  - needs the path set above
 
 RESULTS = ROOT / "benchmarks" / "results" / "classroom_load.json"
 CLIENTS = int(os.environ.get("CLIENTS", "60"))

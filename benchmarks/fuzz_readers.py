@@ -4,7 +4,7 @@
 
 Readers: exports (changed as in import_mutations.py), stores and capsules (bytes changed, cut,
 repeated and exchanged; in a capsule also values of its text, under a digest made anew). Query
-addresses and widget states are attacked through the server: tests/test_attacks.py.
+addresses and widget states are attacked through the server: tests/app/test_attacks.py.
 Each input ends in one of four ways:
 - let in: everything that pages and reports read of it was read
 - refused: an error of ampscope's own, in one sentence
@@ -204,11 +204,11 @@ def _read(reader: Reader, run_id: str) -> None:
 
 def capsules(folder: Path) -> Trial:
     """A capsule: its bytes, or a value of its text under a digest that was computed anew."""
-    import test_watch_capsules as made
     from safetensors import safe_open
     from safetensors.torch import save_file
 
     from ampscope.watcher import capsule as capsule_file
+    from tests.watcher import test_capsules as made
 
     run, _, _ = made.overflow(folder / "runs.db")
     run.close()
@@ -254,6 +254,6 @@ READERS: dict[str, Callable[[Path], Trial]] = {
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path.insert(0, str(ROOT))
     os.environ.setdefault("AMPSCOPE_TELEMETRY", "0")
     main()

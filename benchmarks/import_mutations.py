@@ -49,7 +49,7 @@ from ampscope.store.writer import delete_run
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the tests' made-up runs
 
-from tests import (  # noqa: E402  # noqa: E402  - need the path set above
+from tests.helpers import (  # noqa: E402  # noqa: E402  - need the path set above
     core_results,
     made_comparisons,
     made_rates,

@@ -31,7 +31,7 @@ from ampscope.store.writer import RunWriter
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the tests' way of starting a dashboard and a Chromium
 
-from tests import browser  # noqa: E402  - needs the path set above
+from tests.helpers import browser  # noqa: E402  - needs the path set above
 
 RESULTS = ROOT / "benchmarks" / "results" / "live_pages.json"
 BROWSERS = (0, 1, 5)

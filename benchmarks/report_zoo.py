@@ -28,7 +28,7 @@ from ampscope.store.reader import Reader
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the tests' way of starting a Chromium
 
-from tests import browser, offline_page  # noqa: E402  - needs the path set above
+from tests.helpers import browser, offline_page  # noqa: E402  - needs the path set above
 
 OUT = ROOT / "benchmarks" / "results" / "report_zoo.json"
 Row = dict[str, object]

@@ -110,7 +110,7 @@ def open_page(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[object]:
     """One headless Chromium for all browser tests."""
-    from tests import browser
+    from tests.helpers import browser
 
     found = browser.executable()
     if found is None:
@@ -125,7 +125,7 @@ def chromium() -> Iterator[object]:
 @pytest.fixture
 def dashboard(tmp_path: Path) -> Iterator[Callable[..., str]]:
     """``dashboard(store, workloads=None)`` starts `streamlit run app/main.py`; returns its URL."""
-    from tests import browser
+    from tests.helpers import browser
 
     with browser.Servers(tmp_path) as servers:
         yield servers.start
@@ -134,7 +134,7 @@ def dashboard(tmp_path: Path) -> Iterator[Callable[..., str]]:
 @pytest.fixture
 def browser_page(chromium: object) -> Iterator[object]:
     """A fresh browser page, 1400 x 1000."""
-    from tests import browser
+    from tests.helpers import browser
 
     with browser.page_of(chromium) as page:
         yield page

@@ -1,0 +1,169 @@
+"""What counts as a symptom, and what a search for the loss scale excuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ampscope.analysis.run_view import RunView
+from ampscope.analysis.symptoms import Symptom, symptoms
+from ampscope.rules.verdict import Status
+from tests.helpers.evidence_making import (
+    FALLING,
+    NAN,
+    OVERFLOWED,
+    WITHOUT_SCALER,
+    but,
+    evidence,
+    fp32_run,
+    run,
+    scan,
+    search,
+    status,
+    steps,
+)
+
+
+def seen(losses: list[float], fp32: list[float] | None, skips: int) -> frozenset[Symptom]:
+    """Symptoms of a run that searches its scale for so many steps."""
+    control = fp32_run(None if fp32 is None else steps(fp32))
+    return symptoms(run(search(steps(losses), 65536.0, skips)), control)
+
+
+def test_a_loss_that_only_the_search_spoiled_is_none() -> None:
+    # The gradient penalty of a WGAN is infinite at 65,536, as its gradients are.
+    assert Symptom.LOSS not in seen([NAN, *FALLING[1:]], None, 3)
+
+
+def test_a_loss_that_is_nan_in_fp32_too_is_one() -> None:
+    assert Symptom.LOSS in seen([NAN, *FALLING[1:]], [NAN, *FALLING[1:]], 3)
+
+
+@pytest.mark.parametrize("skips", [0, 1])
+def test_a_loss_that_is_nan_after_the_search_is_one(skips: int) -> None:
+    losses = [*FALLING[:10], NAN, *FALLING[11:]]
+    assert Symptom.LOSS in seen(losses, None, skips)
+
+
+def test_a_search_that_does_not_end_excuses_nothing() -> None:
+    losses = [NAN] * len(FALLING)
+    assert Symptom.LOSS in seen(losses, None, len(FALLING))
+
+
+def test_without_the_control_nothing_is_excused() -> None:
+    made = but(search(steps([NAN, *FALLING[1:]]), 65536.0, 3), [])
+    assert Symptom.LOSS in symptoms(run(made), None)
+
+
+@pytest.mark.parametrize("skips", [22, 40])
+def test_a_search_that_ended_is_none_however_long_it_was(skips: int) -> None:
+    made = search(steps([2.0] * 60), 2.0**48, skips)
+    assert Symptom.SKIPS not in symptoms(run(made), fp32_run(steps([2.0] * 60)))
+
+
+def test_a_long_search_that_ends_below_1_is_one() -> None:
+    assert Symptom.SKIPS in symptoms(run(search(steps([2.0] * 60), 65536.0, 22)), None)
+
+
+def descending(norms: list[float], skipped: list[int]) -> RunView:
+    """The scale is halved by each skip; the gradients have these norms."""
+    made, scale = [], 65536.0
+    for number, (attempt, norm) in enumerate(zip(steps([2.0] * 60), norms, strict=True)):
+        made.append(replace(attempt, scale=scale, grad_norm=norm))
+        scale /= 2.0 if number in skipped else 1.0
+    return run(but(made, skipped, **OVERFLOWED))
+
+
+def test_skips_with_which_the_scale_follows_growing_gradients_are_none() -> None:
+    growing = [2.0 ** (n / 6) for n in range(60)]
+    made = descending(growing, list(range(6, 60, 6)))
+    assert Symptom.SKIPS not in symptoms(made, None)
+
+
+def test_skips_at_steady_gradients_are_some() -> None:
+    assert Symptom.SKIPS in symptoms(descending([1.0] * 60, list(range(6, 60, 6))), None)
+
+
+@pytest.mark.parametrize(
+    ("own", "full", "is_one"),
+    [((0, 1), (0, 1), False), ((1, 0), (0, 1), True), ((0, 9), (0, 1), True), ((0, 1), None, True)],
+)
+def test_an_evaluation_that_is_not_finite_in_fp32_either_is_none(
+    own: tuple[int, int], full: tuple[int, int] | None, is_one: bool
+) -> None:
+    # The logits of forbidden actions are minus infinity in any precision.
+    made = run(steps(), eval_nonfinite=True, eval_nan=own[0], eval_inf=own[1])
+    nan, inf = full or (0, 0)
+    control = fp32_run(eval_nonfinite=full is not None, eval_nan=nan, eval_inf=inf)
+    assert (Symptom.EVALUATION in symptoms(made, control)) is is_one
+
+
+def test_an_infinity_of_an_op_that_fp32_does_not_have_is_one_beside_a_mask() -> None:
+    both = {"eval_nonfinite": True, "eval_inf": 3}
+    made = run(steps(), eval_taint=4, **both)
+    assert Symptom.EVALUATION in symptoms(made, fp32_run(**both))
+    assert Symptom.EVALUATION not in symptoms(made, fp32_run(eval_taint=7, **both))
+
+
+@pytest.mark.parametrize(("share", "is_one"), [(-0.1, False), (-4.2, True)])
+def test_a_loss_may_grow_where_its_steps_do_not_overshoot(share: float, is_one: bool) -> None:
+    # The same losses; a step that expects to take off more than the whole loss made it grow.
+    losses = [1.2**n for n in range(60)]
+    made = [replace(a, expected_change=share * (a.loss or 0)) for a in steps(losses)]
+    assert (Symptom.DIVERGED in symptoms(run(made), None)) is is_one
+    assert (Symptom.DIVERGED in symptoms(run(made), fp32_run(made))) is is_one
+    assert Symptom.DIVERGED in symptoms(run(made), fp32_run(steps([1.0] * 60)))
+
+
+def weighted(losses: list[float], places: tuple[int, ...], weight: float = 3e4) -> list[float]:
+    """The same losses, some multiplied by the weight of their batch."""
+    return [weight * x if n in places else x for n, x in enumerate(losses)]
+
+
+@pytest.mark.parametrize("places", [(15, 55), (53, 55, 57), (59,), (0,), (1, 58, 59)])
+def test_batches_of_a_large_weight_are_no_divergence_and_no_slower_learning(
+    places: tuple[int, ...],
+) -> None:
+    learned = [1.5 * 0.96**n for n in range(60)]
+    half = but(steps(weighted([1.02 * x for x in learned], places)), places, **OVERFLOWED)
+    control = fp32_run(steps(weighted(learned, places)))
+    found = symptoms(run(half), control)
+    assert not found & {Symptom.DIVERGED, Symptom.BEHIND}
+    assert Symptom.DIVERGED not in symptoms(control, None)
+
+
+def test_slower_learning_is_seen_between_batches_of_a_large_weight() -> None:
+    places = (15, 35, 55)
+    learned = [1.5 * 0.96**n for n in range(60)]
+    control = fp32_run(steps(weighted(learned, places)))
+    stuck = run(steps(weighted([1.5] * 60, places)))
+    assert Symptom.BEHIND in symptoms(stuck, control)
+
+
+def test_a_divergence_of_the_last_steps_is_seen_against_the_control() -> None:
+    learned = [1.5 * 0.96**n for n in range(60)]
+    late = [*learned[:55], 20.0, 400.0, 2e4, 1e6, 1e8]
+    assert Symptom.DIVERGED in symptoms(run(steps(late)), fp32_run(steps(learned)))
+
+
+def test_a_loss_that_rises_for_its_steps_counts_though_fp32_rises_as_well() -> None:
+    # Between the jump and the end a batch of large weight hides neither.
+    losses = weighted([1.4, 1.3, 1.3, 30.0, 19.0, *(19.0,) * 25], (1, 28), 1e3)
+    made = steps(losses, grad_norm=1.0, update_norm=15.0)
+    assert Symptom.DIVERGED in symptoms(run(made), fp32_run(made))
+    assert Symptom.DIVERGED in symptoms(fp32_run(made), None)
+
+
+@pytest.mark.parametrize(("kept", "is_one"), [(0.02, True), (0.9, False)])
+def test_weights_that_come_as_far_over_many_steps_do_not_stand_still(
+    kept: float, is_one: bool
+) -> None:
+    # Stochastic rounding and Kahan's compensation move few weights a step, and all in the end.
+    way = (0.1, -0.2, 0.05)
+    end = scan("end", "parameter", "w", dtype="bf16", displacement=tuple(kept * x for x in way))
+    full = scan("end", "parameter", "w", displacement=way)
+    half = {"weight_dtypes": "bf16", **WITHOUT_SCALER}
+    made = evidence(run(steps(moved_share=0.1, **half), end), fp32_run(None, full))
+    assert (Symptom.FROZEN in made.symptoms) is is_one
+    assert (status("small_update_lost", made) is Status.FOUND) is is_one

@@ -1,0 +1,446 @@
+"""The Diagnosis page in every state, against runs of a script whose story is known."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampscope import number_words
+from ampscope.errors import BadInput
+from ampscope.launcher import script_runs
+from ampscope.launcher.script_runs import Job
+from ampscope.records import RunInfo, State
+from ampscope.report import fix_words
+from ampscope.rules.catalog import NAMES, all_rules
+from ampscope.store.reader import Reader
+from app import diagnosis
+from app.diagnosis import sections
+from tests.helpers import script_stores, stores
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group whose last run ended a moment ago counts as moving; these ended long ago."""
+    monkeypatch.setattr(diagnosis, "BETWEEN_RUNS_S", -1.0)
+    monkeypatch.setattr(diagnosis, "_jobs", {})
+
+
+def texts(app: Any) -> str:
+    """All text of the page without the escapes of Markdown."""
+    kinds = ("subheader", "markdown", "caption", "info", "success", "warning", "error")
+    raw = " ".join(e.value for kind in kinds for e in app.get(kind))
+    return raw.replace("\\", "").replace("\u2060", "")
+
+
+def codes(app: Any) -> list[str]:
+    return [c.value for c in app.code]
+
+
+def runs_of(store: Path) -> list[RunInfo]:
+    with Reader(store) as reader:
+        return list(reversed(reader.runs()))
+
+
+def links(app: Any) -> list[tuple[str, str]]:
+    """(label, query) of every link."""
+    found = app.get("page_link")
+    return [(e.proto.label.replace("\\", ""), e.proto.query_string) for e in found]
+
+
+def tables(app: Any) -> dict[str, Any]:
+    """Measurements by name; each table stands below its name."""
+    names = ("Optimizer steps", "Bad ops", "Calls", "Tensors looked at", "How it ended")
+    shown = [m.value.strip("*") for m in app.markdown if m.value.strip("*") in names]
+    return dict(zip(shown, (d.value for d in app.dataframe), strict=True))
+
+
+def chain(app: Any) -> list[str]:
+    """Texts of the chain's boxes, from cause to symptom."""
+    spec = json.loads(app.get("plotly_chart")[0].proto.spec)
+    return [a["text"] for a in spec["layout"]["annotations"] if a.get("text")]
+
+
+def test_a_fault_is_told_from_cause_to_fix(store_path: Path, open_page: Open) -> None:
+    app = open_page("diagnosis", run=script_stores.overflow(store_path))
+    assert not app.exception
+    words = texts(app)
+    assert "Root cause: An activation overflowed, in encoder.2.wo, first at step 0." in words
+    assert "What to do.** Keep encoder.2.wo in fp32. A run with this fix was seen to work" in words
+    assert (
+        "Verified: the script was run with encoder.2.wo in fp32, and the symptom was gone" in words
+    )
+    assert {m.label: m.value for m in app.metric} == {
+        "Where": "encoder.2.wo",
+        "First seen at": "step 0",
+        "Fix": "seen to work",
+        "In fp32": "healthy",
+    }
+    assert "h = self.wo(x)" in codes(app)
+    patch = next(c for c in codes(app) if "get_submodule" in c)
+    assert "'encoder.2.wo'" in patch
+    compile(patch, "patch", "exec")
+
+
+def test_the_chain_leads_from_the_input_to_the_skipped_step(
+    store_path: Path, open_page: Open
+) -> None:
+    boxes = chain(open_page("diagnosis", run=script_stores.overflow(store_path)))
+    titles = [box.partition("</b>")[0].removeprefix("<b>") for box in boxes]
+    assert titles == [
+        "Input",
+        "First bad op: aten.mm in encoder.2.wo, forward",
+        "Loss",
+        "Gradients",
+        "Skipped step",
+        "What you see",
+    ]
+    assert "60 of 2,048" in boxes[1].replace("<br>", " ")
+    assert "fp32 gives 234,280; fp16 ends at 65,504" in boxes[1].replace("<br>", " ")
+    assert "NaN at step 0" in boxes[2]
+    assert "12 of 12 steps" in boxes[4]
+
+
+def test_evidence_leads_to_its_measurements(store_path: Path, open_page: Open) -> None:
+    head = script_stores.overflow(store_path)
+    app = open_page("diagnosis", run=head)
+    assert "same op in fp32" in texts(app)
+    assert "**234,280**, limit 65,504" in texts(app)
+    found = [query for label, query in links(app) if label == "Measurements"]
+    assert found == [f"run={head}&step=0"] * 5
+    # No histograms and no modules are recorded of a script: no link to pages that were empty.
+    labels = [label for label, _ in links(app)]
+    assert "Loss scale" in labels
+    assert not {"Layers", "Gradients"} & set(labels)
+
+
+def test_measurements_of_one_step_are_what_was_recorded(store_path: Path, open_page: Open) -> None:
+    head = script_stores.overflow(store_path)
+    app = open_page("diagnosis", run=head, step=3)
+    assert next(e for e in app.expander if e.label == "Measurements").proto.expanded
+    found = tables(app)
+    step = dict(zip(*found["Optimizer steps"].T.values, strict=True))
+    assert step["attempt"] == "3"
+    assert step["loss"] == "NaN"
+    assert step["scale"] == f"{2.0**13:,.0f}"
+    assert step["skipped"] == "True"
+    calls = found["Calls"]
+    assert list(calls["name"]) == ["scale", "backward", "scaler_step"]
+    assert list(calls["seq"]) == [9, 10, 11]
+    assert list(calls["value"]) == [f"{2.0**13:,.0f}", "NaN", ""]
+    op = dict(zip(*found["Bad ops"].T.values, strict=True))
+    assert op["op"] == "aten.mm"
+    assert op["inputs"].startswith("fp16 64×256, 0.02 to 1,028; fp16 256×32")
+
+
+def test_the_address_may_name_any_run_of_the_diagnosis(store_path: Path, open_page: Open) -> None:
+    script_stores.overflow(store_path)
+    fp32 = next(r for r in runs_of(store_path) if r.spec.control == "fp32")
+    app = open_page("diagnosis", run=fp32.id, step=2)
+    assert "Root cause: An activation overflowed" in texts(app)
+    found = tables(app)
+    step = dict(zip(*found["Optimizer steps"].T.values, strict=True))
+    assert step["loss"] == "1.3"
+    assert "Bad ops" not in found
+
+
+def test_a_step_that_the_run_did_not_reach(store_path: Path, open_page: Open) -> None:
+    app = open_page("diagnosis", run=script_stores.overflow(store_path), step=99)
+    assert not app.exception
+    assert "did not reach the step that the address names" in texts(app)
+    found = tables(app)
+    assert len(found["Optimizer steps"]) == script_stores.STEPS
+
+
+def test_innocence_is_said_in_so_many_words(store_path: Path, open_page: Open) -> None:
+    app = open_page("diagnosis", run=script_stores.innocent(store_path))
+    assert not app.exception
+    assert "AMP is innocent. Root cause: Divergence that has nothing to do with AMP" in texts(app)
+    assert {m.label: m.value for m in app.metric}["In fp32"] == "fails too"
+    assert app.button(key="dx-run-fix").label == "Run the fix"
+
+
+def test_undetermined_is_said_in_so_many_words(store_path: Path, open_page: Open) -> None:
+    app = open_page("diagnosis", run=script_stores.undetermined(store_path))
+    assert not app.exception
+    assert "Undetermined: the loss falls less than in fp32." in texts(app)
+    assert "No rule has enough evidence to name the cause." in texts(app)
+    # The script ended by itself: more steps help nobody.
+    assert "the script trains in fp32, and not as it is" in texts(app)
+    assert not any("--steps" in code for code in codes(app))
+    assert not app.metric
+
+
+def test_no_fault_names_the_search_for_a_scale(store_path: Path, open_page: Open) -> None:
+    app = open_page("diagnosis", run=script_stores.no_fault(store_path))
+    assert not app.exception
+    words = texts(app)
+    assert "No fault found: the script trains as its fp32 control does." in words
+    assert "GradScaler left out the first 3 of 12 optimizer steps while it searched" in words
+    assert "What to do.** Nothing" in words
+
+
+def test_without_the_fp32_control_the_page_says_so(store_path: Path, open_page: Open) -> None:
+    head = script_stores.healthy_run(store_path, "as_is")
+    words = texts(open_page("diagnosis", run=head))
+    assert "the fp32 control has not been run" in words
+    assert "No fault found" not in words
+
+
+def test_a_lone_run_of_a_control_is_no_diagnosis(store_path: Path, open_page: Open) -> None:
+    app = open_page("diagnosis", run=script_stores.healthy_run(store_path, "bf16"))
+    assert not app.exception
+    assert "Could not diagnose: only a run in bf16 was recorded" in texts(app)
+    assert "ampscope diagnose /home/me/train.py" in codes(app)
+
+
+def test_an_exception_before_the_first_step(store_path: Path, open_page: Open) -> None:
+    app = open_page("diagnosis", run=script_stores.raised(store_path))
+    assert not app.exception
+    words = texts(app)
+    assert (
+        "Could not diagnose: The script raised FileNotFoundError at train.py:7 before its first"
+        in words
+    )
+    assert "No such file: 'data.npz'" in words
+    assert "No fault" not in words
+    assert "ampscope diagnose /home/me/train.py" in codes(app)
+
+
+def test_a_script_that_never_trains(store_path: Path, open_page: Open) -> None:
+    head = script_stores.run(store_path, "as_is", script_stores.seen([]))
+    words = texts(open_page("diagnosis", run=head))
+    assert "Could not diagnose: The script ended without calling backward" in words
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [(State.FAILED, "The script was killed (SIGKILL)."), (State.CANCELLED, "Cancelled.")],
+)
+def test_a_run_that_ended_badly(
+    store_path: Path, open_page: Open, state: State, message: str
+) -> None:
+    head = script_stores.run(store_path, "as_is", None, state=state, message=message)
+    app = open_page("diagnosis", run=head)
+    assert not app.exception
+    assert f"Could not diagnose: {message}" in texts(app)
+    assert "diagnose" in codes(app)[0]
+
+
+def test_a_lost_run(store_path: Path, open_page: Open) -> None:
+    app = open_page("diagnosis", run=script_stores.lost(store_path))
+    assert not app.exception
+    assert "Could not diagnose: The process ended without a word" in texts(app)
+    assert "smaller batch if memory ran out" in texts(app)
+
+
+def test_while_the_script_runs_there_is_no_verdict(store_path: Path, open_page: Open) -> None:
+    head = script_stores.run(store_path, "as_is", None, state=None)
+    app = open_page("diagnosis", run=head)
+    assert not app.exception
+    assert "Under way:** the script runs as it is. 0 runs have ended." in texts(app)
+    assert app.button(key="dx-stop")
+    assert not app.subheader
+
+
+def test_while_a_fix_runs_the_verdict_stands(store_path: Path, open_page: Open) -> None:
+    head = script_stores.overflow(store_path, fixed=False)
+    script_stores.run(store_path, "fp32_modules:encoder.2.wo", None, state=None)
+    app = open_page("diagnosis", run=head)
+    assert "Root cause: An activation overflowed" in texts(app)
+    assert "the script runs with encoder.2.wo in fp32. 3 runs have ended." in texts(app)
+    assert app.button(key="dx-run-fix").disabled
+    assert "This fix has not been tried yet" in texts(app)
+
+
+def test_a_fix_that_is_run_again_counts_once_it_has_finished(store_path: Path) -> None:
+    script_stores.overflow(store_path)
+    word = f"fp32_modules:{script_stores.MODULE}"
+    script_stores.run(store_path, word, None, state=State.FAILED, message="no disk")
+    script_stores.run(store_path, word, None, state=None)
+    runs = runs_of(store_path)
+    kept = [r.spec.control for r in diagnosis.counting(runs)]
+    assert kept == ["as_is", "fp32", "bf16", word]
+    newest = script_stores.healthy_run(store_path, word)
+    assert diagnosis.counting(runs_of(store_path))[-1].id == newest
+
+
+def test_the_button_runs_the_fix(
+    store_path: Path, open_page: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Path, str, list[str]]] = []
+
+    def start(store: Path, run_id: str, controls: list[str]) -> Job:
+        asked.append((store, run_id, list(controls)))
+        return Job(-1, "")
+
+    monkeypatch.setattr(script_runs, "start_controls", start)
+    head = script_stores.overflow(store_path)
+    app = open_page("diagnosis", run=head)
+    assert app.button(key="dx-run-fix").label == "Run the fix again"
+    app.button(key="dx-run-fix").click().run()
+    assert not app.exception
+    assert asked == [(store_path, head, ["fp32_modules:encoder.2.wo"])]
+
+
+def test_a_lower_learning_rate_runs_in_fp32_too(
+    store_path: Path, open_page: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr(
+        script_runs, "start_controls", lambda store, run, words: asked.append(words) or Job(-1, "")
+    )
+    app = open_page("diagnosis", run=script_stores.innocent(store_path))
+    app.button(key="dx-run-fix").click().run()
+    assert asked == [["lr:0.1", "fp32;lr:0.1"]]
+
+
+def test_a_script_that_is_gone_is_one_sentence(store_path: Path, open_page: Open) -> None:
+    app = open_page("diagnosis", run=script_stores.overflow(store_path))
+    app.button(key="dx-run-fix").click().run()
+    assert not app.exception
+    assert "There is no file /home/me/train.py any more." in texts(app)
+
+
+def test_rules_are_folded_and_readable(store_path: Path, open_page: Open) -> None:
+    app = open_page("diagnosis", run=script_stores.overflow(store_path), rule="bad_input_data")
+    labels = [e.label for e in app.expander]
+    folded = [x for x in labels if x.startswith("Rules: ")]
+    counted = sum(int(x.rpartition("(")[2].rstrip(")")) for x in folded)
+    assert counted + 1 == len(NAMES)  # all but the one that was found
+    words = texts(app)
+    for heading in ("What it detects", "Why it matters", "Blind spots", "Remedy"):
+        assert f"**{heading}**" in words
+    assert "Inputs or targets are not finite before the first op sees them." in words
+
+
+def test_every_rule_is_documented_under_its_headings() -> None:
+    for rule in all_rules():
+        parts = dict(sections(rule.documentation))
+        assert list(parts) == ["", "What it detects", "Why it matters", "Blind spots", "Remedy"]
+        assert all(parts.values()), rule.id
+
+
+def test_an_empty_store(open_page: Open) -> None:
+    app = open_page("diagnosis")
+    assert not app.exception
+    assert "No script has been diagnosed yet." in texts(app)
+    assert any(code.startswith("ampscope diagnose --store") for code in codes(app))
+
+
+def test_a_probe_has_no_diagnosis(store_path: Path, open_page: Open) -> None:
+    probe = stores.finished(store_path)
+    app = open_page("diagnosis", run=probe)
+    assert not app.exception
+    assert "No script has been diagnosed yet." in texts(app)
+    script_stores.overflow(store_path)
+    app = open_page("diagnosis", run=probe)
+    assert "The chosen run is a probe." in texts(app)
+    assert "Root cause" in texts(app)
+
+
+def test_a_run_that_is_not_there(store_path: Path, open_page: Open) -> None:
+    script_stores.overflow(store_path)
+    app = open_page("diagnosis", run="nothing")
+    assert not app.exception
+    assert "The newest diagnosis is shown instead." in texts(app)
+
+
+def test_names_from_a_script_are_text(store_path: Path, open_page: Open) -> None:
+    module = stores.HOSTILE[0] + stores.HOSTILE[1]
+    spec = replace(script_stores.SPEC, label=stores.HOSTILE[0], workload=stores.HOSTILE[2] + ".py")
+    op = script_stores.bad_op(module, stores.HOSTILE[1], stores.HOSTILE[2])
+    app = open_page("diagnosis", run=script_stores.overflow(store_path, spec, op))
+    assert not app.exception
+    raw = " ".join(e.value for kind in ("markdown", "subheader", "caption") for e in app.get(kind))
+    assert not re.search(r"(?<!\\)<", raw)
+    assert not re.search(r"(?<!\\):red", raw)
+    boxes = " ".join(chain(app))
+    assert "<script" not in boxes
+    assert "<img" not in boxes
+    assert "&lt;script&gt;" in boxes
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("as_is", "as it is"),
+        ("fp32;lr:0.1", "in fp32 and at 0.1 times its learning rate"),
+        ("fp32_modules:a.b,c", "with a.b, c in fp32"),
+        ("init_scale:65536", "with an initial loss scale of 2^16"),
+        ("scale:nonsense", "at a loss scale frozen at nonsense"),
+        ("a_new_one:3", "under a_new_one:3"),
+    ],
+)
+def test_controls_in_words(word: str, said: str) -> None:
+    assert fix_words.control(word) == said
+
+
+def test_values_keep_what_is_not_finite() -> None:
+    assert number_words.value(math.nan) == "NaN"
+    assert number_words.value(-math.inf) == "-Inf"
+    assert number_words.value(65504.0) == "65,504"
+    assert number_words.value("not returned") == "not returned"
+
+
+def test_only_scripts_can_be_run_again(store_path: Path) -> None:
+    probe = stores.finished(store_path)
+    with pytest.raises(BadInput, match="probe"):
+        script_runs.start_controls(store_path, probe, ["fp32"])
+
+
+def dtypes_under_autocast(patch: str) -> dict[str, str]:
+    """What three linear layers compute in under fp16 autocast, once the patch was pasted."""
+    import torch
+
+    model = torch.nn.Sequential()
+    for name in ("a", "b", "c"):
+        model.add_module(name, torch.nn.Linear(4, 4))
+    exec(patch, {"torch": torch, "model": model, "device_type": "cpu"})
+    x, found = torch.ones(2, 4), {}
+    with torch.autocast("cpu", dtype=torch.float16):
+        for name, layer in model.named_children():
+            x = layer(x)
+            found[name] = str(x.dtype).removeprefix("torch.")
+    return found
+
+
+def test_of_several_fixes_that_worked_the_rule_s_first_is_named(
+    store_path: Path, open_page: Open
+) -> None:
+    head = script_stores.overflow(store_path, fixed=False)
+    for modules in ("encoder.1,encoder.2", "encoder.1", script_stores.MODULE):
+        script_stores.healthy_run(store_path, f"fp32_modules:{modules}")
+    app = open_page("diagnosis", run=head)
+    assert "What to do.** Keep encoder.2.wo in fp32." in texts(app)
+
+
+def test_the_smallest_set_of_modules_becomes_the_patch(store_path: Path, open_page: Open) -> None:
+    head = script_stores.overflow(store_path, fixed=False)
+    broken = script_stores.seen([script_stores.broken(i) for i in range(4)])
+    script_stores.run(store_path, f"fp32_modules:{script_stores.MODULE}", broken)
+    for modules in ("a,b,c", "a,c"):
+        script_stores.healthy_run(store_path, f"fp32_modules:{modules}")
+    app = open_page("diagnosis", run=head)
+    assert "What to do.** Keep a, c in fp32." in texts(app)
+    patch = next(c for c in codes(app) if "get_submodule" in c)
+    assert dtypes_under_autocast(patch) == {"a": "float32", "b": "float16", "c": "float32"}
+
+
+def test_when_no_fix_worked_the_page_says_so(store_path: Path, open_page: Open) -> None:
+    head = script_stores.overflow(store_path, fixed=False)
+    broken = script_stores.seen([script_stores.broken(i) for i in range(4)])
+    script_stores.run(store_path, f"fp32_modules:{script_stores.MODULE}", broken)
+    script_stores.run(store_path, "bf16", broken)  # which is tried last
+    app = open_page("diagnosis", run=head)
+    assert "No run with a fix was seen to work." in texts(app)
+    assert "No fix was seen to work. Tried: with encoder.2.wo in fp32; in bf16." in texts(app)
+    assert {m.label: m.value for m in app.metric}["Fix"] == "none worked"

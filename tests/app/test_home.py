@@ -1,0 +1,149 @@
+"""Home in its states: empty, runs of every kind, deletion, a store that cannot be read."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from ampscope.records import RunSpec
+from ampscope.store.reader import Reader
+from app.runs import live
+from tests.helpers import stores
+
+Open = Callable[..., AppTest]
+
+
+def words(app: AppTest) -> str:
+    """Everything that the page says."""
+    parts = (*app.markdown, *app.caption, *app.subheader, *app.info, *app.warning, *app.error)
+    return "\n".join(str(part.value) for part in parts)
+
+
+def test_an_empty_store_offers_the_demo_and_creates_no_file(
+    open_page: Open, store_path: Path
+) -> None:
+    app = open_page("home")
+    assert app.title[0].value == "Home"
+    assert [button.key for button in app.button] == ["run-demo"]
+    assert "torch" in app.caption[0].value
+    assert not store_path.exists()
+
+
+def test_the_demo_is_three_runs_of_one_model_with_a_small_loss(
+    open_page: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[RunSpec] = []
+    monkeypatch.setattr(live, "launch", lambda spec, store: started.append(spec) or "id")
+    app = open_page("home").button(key="run-demo").click().run()
+    assert [spec.precision for spec in started] == ["fp16-noscaler", "fp16", "fp32"]
+    assert {(s.workload, s.size, s.steps, s.seed) for s in started} == {("gpt", "tiny", 20, 0)}
+    assert len({s.loss_factor for s in started}) == 1
+    assert started[0].loss_factor < 1
+    assert {s.group for s in started} == {app.query_params["demo"]}
+
+
+def test_the_demo_is_followed_while_it_runs(open_page: Open, store_path: Path) -> None:
+    spec = RunSpec(workload="gpt", precision="fp16-noscaler", steps=20, group="g1")
+    stores.running(store_path, spec, steps=6)
+    stores.queued(store_path, RunSpec(workload="gpt", precision="fp16", steps=20, group="g1"))
+    app = open_page("home", demo="g1")
+    assert app.subheader[0].value == "Demo"
+    said = words(app)
+    assert ["6 of 20 steps" in bar.text for bar in app.progress] == [True, False]
+    assert "fp16\\-noscaler 1\\.538 \\(step 5\\)" in said  # 2.5 / (1 + 5/8)
+    assert sum("cancel" in str(button.key) for button in app.button) == 2
+
+
+def test_cancel_asks_the_run_to_stop(open_page: Open, store_path: Path) -> None:
+    run = stores.running(store_path, RunSpec(workload="gpt", steps=20, group="g1"))
+    app = open_page("home", demo="g1")
+    app.button(key=f"demo-cancel-{run}").click().run()
+    button = app.button(key=f"demo-cancel-{run}")
+    assert (button.label, button.disabled) == ("Stopping", True)
+    assert not app.error
+    rows = sqlite3.connect(store_path).execute("SELECT cancel FROM run").fetchall()
+    assert rows == [(1,)]
+
+
+def test_recent_runs_of_every_state_newest_first(open_page: Open, store_path: Path) -> None:
+    makers = (stores.finished, stores.failed, stores.cancelled, stores.lost, stores.running)
+    for maker in makers:
+        maker(store_path)
+    app = open_page("home")
+    badges = [m.value for m in app.markdown if "-badge[" in m.value]
+    order = ["running", "lost", "cancelled", "failed", "finished"]
+    assert [next(s for s in order if s in badge) for badge in badges] == order
+    assert not app.error
+
+
+def test_ten_at_first_and_more_on_request(open_page: Open, store_path: Path) -> None:
+    for _ in range(13):
+        stores.queued(store_path)
+    app = open_page("home")
+    assert sum("-badge[" in m.value for m in app.markdown) == 10
+    more = next(button for button in app.button if button.label.startswith("Show 3 older"))
+    app = more.click().run()
+    assert sum("-badge[" in m.value for m in app.markdown) == 13
+
+
+def test_names_from_a_run_are_escaped(open_page: Open, store_path: Path) -> None:
+    stores.hostile(store_path)
+    said = words(open_page("home"))
+    assert "<script>" not in said.replace("\\<script\\>", "")
+
+
+def test_runs_are_deleted_after_a_confirmation(open_page: Open, store_path: Path) -> None:
+    kept, gone = stores.finished(store_path), stores.failed(store_path)
+    running = stores.running(store_path)
+    app = open_page("home")
+    choice = app.multiselect(key="delete-which")
+    assert len(choice.options) == 2  # the running one is not on offer
+    assert app.button(key="delete-confirm").disabled
+    app = choice.set_value([gone]).run()
+    app.button(key="delete-confirm").click().run()
+    with Reader(store_path) as reader:
+        assert {run.id for run in reader.runs()} == {kept, running}
+
+
+def test_a_file_that_is_no_store_is_said_in_a_sentence(open_page: Open, store_path: Path) -> None:
+    store_path.write_bytes(b"not a database, but long enough to be read as one" * 40)
+    app = open_page("home")
+    assert "is not an ampscope store" in app.error[0].value.replace("\\", "")
+    assert not app.exception
+
+
+def test_another_version_is_said_in_a_sentence(open_page: Open, store_path: Path) -> None:
+    stores.queued(store_path)
+    connection = sqlite3.connect(store_path)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    app = open_page("home")
+    assert "schema version 99" in app.error[0].value.replace("\\", "")
+
+
+def test_a_wrong_option_is_said_in_a_sentence(
+    open_page: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AMPSCOPE_WORKLOADS", "/no/such/folder")
+    app = open_page("home")
+    assert "is not a folder" in app.error[0].value
+    assert not app.exception
+
+
+def test_a_fault_of_a_page_shows_no_traceback(
+    open_page: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from app import machine
+
+    def broken() -> None:
+        raise ZeroDivisionError("secret detail")
+
+    monkeypatch.setattr(machine, "line", broken)
+    app = open_page("home")
+    assert "could not be drawn" in app.error[0].value
+    assert "secret" not in str(app.error[0].value)
+    assert not app.exception

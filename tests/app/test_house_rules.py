@@ -1,0 +1,66 @@
+"""House rules of the dashboard that a reader can check and a tool should."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from app import states
+from app.learn import lesson_page
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted((ROOT / "pages").glob("*.py"))
+# The root's font size, and the text of what is chosen.
+STYLES = {("lesson_page.py", "STYLE"): lesson_page.STYLE, ("states.py", "STYLE"): states.STYLE}
+APP = sorted((ROOT / "app").rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module or "")
+    return names
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
+def test_a_page_only_puts_together_what_app_draws(path: Path) -> None:
+    others = {n for n in imported(path) if n.split(".")[0] not in ("streamlit", "app")}
+    assert not others
+
+
+@pytest.mark.parametrize("path", APP, ids=lambda p: p.name)
+def test_a_module_says_what_it_is(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+@pytest.mark.parametrize("path", [*APP, *PAGES], ids=lambda p: p.name)
+def test_nothing_is_drawn_as_html(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            assert not any(k.arg == "unsafe_allow_html" for k in node.keywords), node.lineno
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+            assert name not in ("html", "iframe") or _is_own_style(path, node), node.lineno
+
+
+def _is_own_style(path: Path, call: ast.Call) -> bool:
+    """A style sheet that is a constant of its own file, and holds nothing else."""
+    arguments = [ast.unparse(argument) for argument in call.args]
+    style = STYLES.get((path.name, *arguments), "")
+    return style.startswith("<style>") and style.endswith("</style>") and style.count("<") == 2
+
+
+@pytest.mark.parametrize("path", [*APP, *PAGES], ids=lambda p: p.name)
+def test_the_dashboard_does_not_import_torch_or_sqlite(path: Path) -> None:
+    tops = {name.split(".")[0] for name in imported(path)}
+    assert not tops & {"torch", "sqlite3"}
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    from app.links import ENTRIES
+
+    assert sorted(entry.file for entry in ENTRIES) == PAGES

@@ -1,0 +1,660 @@
+"""The door of the dashboard: names, origins, bodies, numbers, the secret, and nothing goes out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import os
+import re
+import socket
+import stat
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pytest
+from click.testing import CliRunner
+from playwright.sync_api import Page, expect
+from streamlit.proto.BackMsg_pb2 import BackMsg
+from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from ampscope.cli import dashboard as cli
+from ampscope.cli.main import main as command
+from app import permissions, server
+from tests.helpers import browser, stores
+
+ROOT = Path(__file__).resolve().parents[2]
+TOKEN = "a-token-that-no-other-user-knows"
+PROOF = permissions.proof_value(TOKEN)
+COOKIE = f"{permissions.cookie_name(TOKEN)}={permissions.cookie_value(TOKEN)}"
+PLAIN = ["-m", "streamlit", "run", str(ROOT / "app" / "main.py"), "--server.headless", "true"]
+AMPSCOPE = ["-m", "ampscope.cli.main", "dashboard", "--headless"]
+# Notes each attempt of the server, or of what it starts, to reach another machine or a name server.
+WATCHED = """
+import ipaddress, os, sys
+def is_local(host):
+    if host in (None, "", "localhost", "0.0.0.0", "::", b"localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host.decode() if isinstance(host, bytes) else host).is_loopback
+    except ValueError:
+        return False
+def watch(event, arguments):
+    if event == "socket.connect" or event == "socket.sendto":
+        address = arguments[1]
+        host = address[0] if isinstance(address, tuple) else None
+    elif event in ("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"):
+        host = arguments[0]
+    else:
+        return
+    if not is_local(host):
+        with open(os.environ["OUTGOING"], "a") as file:
+            file.write(f"{event} {host!r}\\n")
+sys.addaudithook(watch)
+"""
+T = TypeVar("T")
+
+
+class Running:
+    """A server: its port, its process, what it printed and where it wanted to go."""
+
+    def __init__(self, port: int, process: subprocess.Popen[bytes], folder: Path) -> None:
+        self.port, self.process = port, process
+        self.log, self.outgoing = folder / "log.txt", folder / "outgoing.txt"
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def rss(self) -> float:
+        """MB of the server and its children."""
+        own = psutil.Process(self.process.pid)
+        return sum(p.memory_info().rss for p in (own, *own.children(recursive=True))) / 1e6
+
+
+@contextlib.contextmanager
+def running(
+    folder: Path, arguments: list[str], before: tuple[str, ...] = (), **environment: str
+) -> Iterator[Running]:
+    """A server on loopback, with its attempts to reach another machine written down."""
+    (folder / "sitecustomize.py").write_text(WATCHED)
+    port = browser._free_port()
+    flag = "--port" if "dashboard" in arguments else "--server.port"
+    run = [*before, sys.executable, *arguments, flag, str(port)]
+    environment = {
+        **browser._environment(), "PYTHONPATH": str(folder),
+        "OUTGOING": str(folder / "outgoing.txt"), "AMPSCOPE_STORE": str(folder / "runs.db"),
+        **environment,
+    }  # fmt: skip
+    with (folder / "log.txt").open("wb") as output:
+        process = subprocess.Popen(
+            run, stdout=output, stderr=output, env=environment, cwd=folder, start_new_session=True
+        )
+    try:
+        browser._wait_until_healthy(f"http://127.0.0.1:{port}", process, folder / "log.txt")
+        yield Running(port, process, folder)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, 9)
+        process.wait(browser.START_S)
+
+
+@pytest.fixture(scope="module", params=[PLAIN, [*AMPSCOPE, "--no-token"]], ids=["run", "ampscope"])
+def either(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    """Both ways to start the dashboard."""
+    folder = tmp_path_factory.mktemp("server")
+    stores.finished(folder / "runs.db", stores.SPEC)
+    with running(folder, request.param) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """`ampscope dashboard` as it is by default, with a token of ours."""
+    folder = tmp_path_factory.mktemp("guarded")
+    stores.finished(folder / "runs.db", stores.SPEC)
+    with running(folder, AMPSCOPE, AMPSCOPE_TOKEN=TOKEN) as found:
+        yield found
+
+
+def ask(
+    port: int, path: str = "/", method: str = "GET", body: bytes | None = None, **headers: str
+) -> tuple[int, dict[str, str], bytes]:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request(method, path, body=body, headers=named)
+        answer = connection.getresponse()
+        return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
+    finally:
+        connection.close()
+
+
+def in_a_loop(work: Coroutine[Any, Any, T]) -> T:
+    """In a thread of its own: Playwright's loop runs in this one once a browser was opened."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
+
+
+def stream(
+    port: int, host: str = "", origin: str | None = None, cookie: str = "", proof: str = "",
+    timeout: float = 30,
+) -> connect:  # fmt: skip
+    """The page's websocket, as a browser opens it at ``host``."""
+    headers = {"Cookie": cookie} if cookie else {}
+    return connect(
+        f"ws://{host or f'127.0.0.1:{port}'}/_stcore/stream", host="127.0.0.1", port=port,
+        origin=origin, subprotocols=["streamlit", *([f"ampscope.{proof}"] if proof else [])],
+        additional_headers=headers, proxy=None, open_timeout=timeout, max_size=None,
+        compression=None,
+    )  # type: ignore[call-arg]  # fmt: skip
+
+
+async def drawn(
+    opened: ClientConnection, page: str = "", query: str = "", wrong: BackMsg | None = None
+) -> str:
+    """What a page sends, to its end, as text."""
+    wanted = wrong or BackMsg()
+    if wrong is None:
+        wanted.rerun_script.page_name, wanted.rerun_script.query_string = page, query
+    await opened.send(wanted.SerializeToString())
+    received = []
+    while True:
+        data = await asyncio.wait_for(opened.recv(), 60)
+        assert isinstance(data, bytes)
+        message = ForwardMsg.FromString(data)
+        received.append(str(message))
+        if message.WhichOneof("type") == "script_finished":
+            return "\n".join(received)
+
+
+def opens(port: int, **how: Any) -> bool:
+    """Whether a websocket is accepted and draws Home."""
+
+    async def opening() -> bool:
+        try:
+            async with stream(port, **how) as opened:
+                return "script_finished" in await drawn(opened)
+        except InvalidStatus as refused:
+            if refused.response.status_code not in (403, 503):
+                raise
+            return False
+
+    return in_a_loop(opening())
+
+
+FOREIGN_HOSTS = (
+    "evil.example", "evil.example:{port}", "localhost.evil.example:{port}", "127.0.0.1.evil:{port}",
+    "10.1.2.3:{port}", "[2001:db8::1]:{port}", "localhost@evil:{port}", "evil/localhost", "", "a b",
+    "localhost:80:80", "xn--lcalhost-n0a:{port}", "0.0.0.0:{port}", "[::ffff:10.1.2.3]:{port}",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("host", FOREIGN_HOSTS)
+def test_a_name_that_is_not_this_servers_gets_nothing(either: Running, host: str) -> None:
+    """DNS rebinding: a page at another name for 127.0.0.1, where Host and Origin agree."""
+    host = host.format(port=either.port)
+    for path in ("/", "/_stcore/health", "/learn", "/_stcore/host-config", "/static/x.js"):
+        assert ask(either.port, path, Host=host)[0] in (400, 421), path
+    if re.fullmatch(r"[\w.:\[\]-]+", host) and host.count(":80") < 2:  # one that a client can ask
+        assert not opens(either.port, host=host, origin=f"http://{host}")
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "LOCALHOST.", "[::1]", "localhost:1"])
+def test_loopback_by_any_of_its_names_is_served(either: Running, host: str) -> None:
+    """Also another port: a tunnel (ssh -L) has its own."""
+    assert ask(either.port, "/", Host=host)[0] == 200
+    assert opens(either.port, host=host.rstrip("."), origin=f"http://{host.lower().rstrip('.')}")
+
+
+FOREIGN_ORIGINS = (
+    "http://evil.example", "null", "", "file://", "http://localhost:{other}", "http://0.0.0.0:{port}",
+    "http://127.0.0.1:{other}", "https://127.0.0.1:{port}", "http://localhost:{port}",
+    "http://127.0.0.1:{port}.evil.example", "http://x@127.0.0.1:{port}", "chrome-extension://abc",
+    "http://127.0.0.1", "http://127.0.0.1:{port}/path", "http://[::1]:{port}",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("origin", FOREIGN_ORIGINS)
+def test_a_page_of_another_origin_gets_nothing(either: Running, origin: str) -> None:
+    """Another port of this machine is another origin, and so is another of its names."""
+    origin = origin.format(port=either.port, other=either.port + 1)
+    assert ask(either.port, "/", Origin=origin)[0] == 403
+    assert not opens(either.port, origin=origin)
+
+
+def test_the_page_itself_is_served(either: Running) -> None:
+    own = f"http://127.0.0.1:{either.port}"
+    assert ask(either.port, "/", Origin=own)[0] == 200
+    assert opens(either.port, origin=own)
+
+
+def test_what_a_browser_says_of_a_cross_site_request_is_heeded(either: Running) -> None:
+    ways = (
+        ("no-cors", "image"), ("no-cors", "script"), ("navigate", "iframe"), ("navigate", "embed"),
+        ("cors", "empty"), ("websocket", "empty"),
+    )  # fmt: skip
+    for site in ("cross-site", "same-site"):
+        for mode, dest in ways:
+            said = {"Sec_Fetch_Site": site, "Sec_Fetch_Mode": mode, "Sec_Fetch_Dest": dest}
+            assert ask(either.port, "/", **said)[0] == 403, said
+        said = {"Sec_Fetch_Site": site, "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "document"}
+        assert ask(either.port, "/", **said)[0] == 200  # a link on another site may lead here
+
+
+def test_refused_websockets_do_not_delay_others(either: Running) -> None:
+    """Streamlit asks an outside address for its own, up to 2 s each time, in the event loop."""
+
+    async def many() -> float:
+        async def refused() -> None:
+            with pytest.raises(InvalidStatus):
+                async with stream(either.port, origin="http://evil.example"):
+                    pass
+
+        tasks = [asyncio.create_task(refused()) for _ in range(10)]
+        started = time.monotonic()
+        await asyncio.to_thread(ask, either.port, "/_stcore/health")
+        took = time.monotonic() - started
+        await asyncio.gather(*tasks)
+        return took
+
+    assert in_a_loop(many()) < 2.0  # 19.9 s without the door
+
+
+@pytest.mark.parametrize("path", ["/_stcore/upload_file/abc/def", "/", "/learn", "/_stcore/health"])
+@pytest.mark.parametrize("method", ["PUT", "POST", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW"])
+def test_only_get_is_served(either: Running, method: str, path: str) -> None:
+    assert ask(either.port, path, method)[0] == 405
+
+
+def test_what_is_sent_is_not_kept(either: Running) -> None:
+    """Eight uploads of 64 MB added 515 MB, and two minutes after leaving it was still there."""
+    before = either.rss
+    for method in ("PUT", "POST", "GET"):
+        for length in (b"Content-Length: 67108864", b"Transfer-Encoding: chunked"):
+            with socket.create_connection(("127.0.0.1", either.port), timeout=20) as raw:
+                raw.sendall(
+                    method.encode() + b" /_stcore/upload_file/a/b HTTP/1.1\r\n"
+                    b"Host: localhost\r\n" + length + b"\r\n\r\n"
+                )
+                with contextlib.suppress(OSError):
+                    for _ in range(64):
+                        raw.sendall(
+                            b"400\r\n" + b"x" * 1024 + b"\r\n" if b"ch" in length else b"x" * 2**20
+                        )
+    assert ask(either.port, "/_stcore/health")[0] == 200
+    assert either.rss - before < 40
+
+
+def test_streamlits_other_routes_are_closed(either: Running) -> None:
+    for path in ("/_stcore/metrics", "/_stcore/upload_file/a/b", "/_stcore/agent",
+                 "/_stcore/agent/openapi.json", "/_stcore/bidi-components/x/y", "/component/x/y",
+                 "/app/static/x", "/_stcore/script-health-check", "//_stcore/metrics",
+                 "/_stcore//metrics", "/_stcore/../_stcore/metrics"):  # fmt: skip
+        assert ask(either.port, path)[0] in (400, 404), path
+
+
+def test_no_page_can_be_framed_and_nothing_is_fetched_from_elsewhere(either: Running) -> None:
+    for path in ("/", "/learn", "/_stcore/health", "/ampscope.js", "/favicon.png"):
+        status, headers, _ = ask(either.port, path)
+        assert status == 200, path
+        policy = headers["content-security-policy"]
+        assert "frame-ancestors 'none'" in policy
+        assert "default-src 'self'" in policy
+        assert headers["x-frame-options"] == "DENY"
+        assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_message_is_bounded_before_it_is_put_together(either: Running) -> None:
+    before = either.rss
+
+    async def flood() -> None:
+        for _ in range(3):
+            async with stream(either.port) as opened:
+                with pytest.raises(ConnectionClosed) as closed:
+                    await opened.send(b"x" * 2**20 for _ in range(40))  # one message, in fragments
+                assert closed.value.rcvd is None or closed.value.rcvd.code == 1009
+
+    in_a_loop(flood())
+    assert ask(either.port, "/_stcore/health")[0] == 200
+    assert either.rss - before < 40
+
+
+def test_a_value_of_another_type_counts_as_none(either: Running) -> None:
+    """Of 500 states with wrong types 195 ended in a page that could not be drawn."""
+
+    async def attack() -> str:
+        async with stream(either.port) as opened:
+            said = await drawn(opened, "new_probe")
+            wrong = BackMsg()
+            wrong.rerun_script.page_name = "new_probe"
+            for id_ in sorted(set(re.findall(r'id: "(\$\$ID-[^"]+)"', said))):
+                state = wrong.rerun_script.widget_states.widgets.add(id=id_)
+                if "start" in id_:
+                    state.string_value = "x"
+                elif len(id_) % 2:
+                    state.string_array_value.data.append("x")
+                else:
+                    state.double_array_value.data.append(float("nan"))
+            assert len(wrong.rerun_script.widget_states.widgets) > 10
+            return await drawn(opened, wrong=wrong)
+
+    said = in_a_loop(attack())
+    assert "could not be drawn" not in said
+    assert "New probe" in said
+
+
+def test_a_widget_of_another_page_is_no_widget_here(either: Running) -> None:
+    """A forged click on the switch of the lesson before ended in an error of the page."""
+
+    async def attack() -> str:
+        async with stream(either.port) as opened:
+            found = []
+            for page in ("learn_01_numbers", "learn_02_gradients"):
+                said = await drawn(opened, page)
+                found += re.findall(r'id: "(\$\$ID-[^"]+-widget:type)"', said)
+            answers = []
+            for id_ in dict.fromkeys(found):
+                forged = BackMsg()
+                forged.rerun_script.page_name = "learn_02_gradients"
+                forged.rerun_script.widget_states.widgets.add(id=id_, bool_value=True)
+                answers.append(await drawn(opened, wrong=forged))
+            assert len(answers) == 2
+            return "\n".join(answers)
+
+    before = either.log.read_text().count("KeyError")
+    said = in_a_loop(attack())
+    assert "exception {" not in said
+    assert either.log.read_text().count("KeyError") == before
+
+
+def test_nothing_leaves_the_machine(either: Running) -> None:
+    """Start, pages, refused and accepted websockets, and a quarter of all paths that asked."""
+    for page in ("", "learn", "hardware", "new_probe", "diagnosis"):
+        in_a_loop(_draw(either.port, page))
+    for origin in ("http://evil.example", "http://8.8.8.8", "null"):
+        assert not opens(either.port, origin=origin)
+    either_log = either.log.read_text()
+    assert "External URL" not in either_log
+    assert "Network URL" not in either_log
+    assert not either.outgoing.exists(), either.outgoing.read_text()
+
+
+async def _draw(port: int, page: str) -> None:
+    async with stream(port) as opened:
+        await drawn(opened, page)
+
+
+def has_namespaces() -> bool:
+    done = subprocess.run(["unshare", "-rn", "true"], capture_output=True, check=False)
+    return done.returncode == 0
+
+
+def test_it_works_where_there_is_no_network(tmp_path: Path) -> None:
+    """In a network namespace that has loopback alone: no wait, no error."""
+    if sys.platform != "linux" or not has_namespaces():
+        pytest.skip("no right to make a network namespace")
+    script = (
+        f"import sys; sys.path[:0] = [{str(ROOT)!r}]\n"
+        "from pathlib import Path\nfrom tests.app import test_server as t\n"
+        f"with t.running(Path({str(tmp_path)!r}), t.PLAIN) as found:\n"
+        "    t.in_a_loop(t._draw(found.port, ''))\n"
+        "    assert not t.opens(found.port, origin='http://evil.example')\n"
+        "    assert not found.outgoing.exists(), found.outgoing.read_text()\n"
+        "    print('drawn')\n"
+    )
+    inside = f'ip link set lo up && exec {sys.executable} -c "$SCRIPT"'
+    done = subprocess.run(
+        ["unshare", "-rn", "sh", "-c", inside], capture_output=True, text=True, timeout=120,
+        env={**os.environ, "SCRIPT": script}, check=False,
+    )  # fmt: skip
+    assert done.stdout == "drawn\n", done.stderr
+
+
+def test_streamlit_run_listens_on_loopback_alone(either: Running) -> None:
+    listening = [
+        line.split()[1].partition(":")[0]
+        for table in ("/proc/net/tcp", "/proc/net/tcp6")
+        for line in Path(table).read_text().splitlines()[1:]
+        if line.split()[3] == "0A" and int(line.split()[1].partition(":")[2], 16) == either.port
+    ]
+    assert set(listening) <= {"0100007F", "00000000000000000000000001000000"}
+    assert listening
+
+
+def test_websockets_are_bounded_for_a_client_and_the_teacher_still_enters(tmp_path: Path) -> None:
+    """With 1,024 open files, 254 websockets blocked every other."""
+    limits = ("sh", "-c", 'ulimit -n 1024; exec "$@"', "sh")
+    arguments = [*AMPSCOPE, "--classroom"]
+    with running(tmp_path, arguments, limits, AMPSCOPE_CLASSROOM_TOKEN=TOKEN) as found:
+        in_a_loop(_fill(found.port))
+        assert opens(found.port)  # they have left
+
+
+async def _fill(port: int) -> None:
+    most, most_each = 142, 71  # of 1,024 open files
+    async with contextlib.AsyncExitStack() as stack:
+        for number in range(most_each):
+            opened = await stack.enter_async_context(stream(port))
+            if number % 8 == 0:
+                await drawn(opened, "learn")
+        for _ in range(3):
+            with pytest.raises(InvalidStatus):
+                await stack.enter_async_context(stream(port))
+        forwarded = {"X-Forwarded-For": "10.9.8.7"}  # as a proxy on this machine says
+        for _ in range(most - most_each):
+            await stack.enter_async_context(
+                connect(f"ws://127.0.0.1:{port}/_stcore/stream", subprotocols=["streamlit"],
+                        additional_headers=forwarded, proxy=None)  # type: ignore[call-arg, list-item]
+            )  # fmt: skip
+        for client in ("10.9.8.7", "10.9.8.8"):
+            with pytest.raises(InvalidStatus):
+                await connect(
+                    f"ws://127.0.0.1:{port}/_stcore/stream", subprotocols=["streamlit"],
+                    additional_headers={"X-Forwarded-For": client}, proxy=None,
+                )  # type: ignore[call-arg, list-item]  # fmt: skip
+        assert (await asyncio.to_thread(ask, port, "/_stcore/health"))[0] == 200
+        teacher = await stack.enter_async_context(stream(port, cookie=COOKIE, proof=PROOF))
+        assert "Class" in await drawn(teacher)
+
+
+def test_capacity_follows_the_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    for files, expected in ((65_536, (512, 128)), (1024, (142, 71)), (256, (8, 4)), (64, (8, 4))):
+        monkeypatch.setattr(server, "open_files", lambda files=files: files)
+        assert server.capacity() == expected
+
+
+def test_the_dashboard_asks_for_its_token(guarded: Running) -> None:
+    assert not opens(guarded.port)
+    wrong = (
+        (COOKIE, ""), ("", PROOF), (COOKIE, "0" * 64), (COOKIE[:-1], PROOF), (COOKIE, TOKEN),
+        (f"{COOKIE[:20]}=x", PROOF), (COOKIE, PROOF.upper()),
+    )  # fmt: skip
+    for cookie, proof in wrong:
+        assert not opens(guarded.port, cookie=cookie, proof=proof), (cookie, proof)
+    assert opens(guarded.port, cookie=COOKIE, proof=PROOF)
+    assert opens(guarded.port, cookie=f"a=b; {COOKIE}", proof=PROOF)
+
+
+def test_the_link_is_exchanged(guarded: Running) -> None:
+    status, headers, body = ask(guarded.port, f"/open/{TOKEN}")
+    assert (status, headers["location"]) == (303, f"/#ampscope={PROOF}")
+    assert headers["cache-control"] == "no-store"
+    assert headers["set-cookie"].startswith(f"{COOKIE};")
+    for wanted in ("HttpOnly", "SameSite=strict", "Path=/"):
+        assert wanted in headers["set-cookie"]
+    assert TOKEN not in str(headers) + body.decode()
+    for wrong in (TOKEN[:-1], TOKEN + "x", "%00", "%C3%A9", PROOF):
+        status, headers, _ = ask(guarded.port, f"/open/{wrong}")
+        assert status in (400, 403, 404)
+        assert "ampscope" not in headers.get("set-cookie", "")
+    assert ask(guarded.port, f"/teacher/{TOKEN}")[0] == 403  # there is no class
+
+
+def test_files_of_a_page_need_the_cookie(guarded: Running) -> None:
+    assert ask(guarded.port, "/media/abc.csv")[0] == 403
+    assert ask(guarded.port, "/media/abc.csv", Cookie=COOKIE)[0] == 404
+    assert ask(guarded.port, "/ampscope/open")[0] == 401
+    proven = {"Cookie": COOKIE, "X_Ampscope_Proof": PROOF}
+    assert ask(guarded.port, "/ampscope/open", **proven)[0] == 204
+
+
+def test_the_printed_link_is_the_one_and_no_command_line_has_it(guarded: Running) -> None:
+    assert f"Dashboard: http://localhost:{guarded.port}/open/{TOKEN}\n" in guarded.log.read_text()
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            assert TOKEN.encode() not in entry.read_bytes()
+
+
+@pytest.mark.browser
+def test_a_browser_with_the_link_is_let_in_and_one_without_is_told(
+    guarded: Running, browser_page: Page
+) -> None:
+    page = browser_page
+    page.goto(guarded.url)
+    expect(page.get_by_role("heading", name="This dashboard is locked")).to_be_visible()
+    page.goto(f"{guarded.url}/open/{TOKEN}")
+    browser.settle(page)
+    assert page.url == f"{guarded.url}/"
+    page.goto(f"{guarded.url}/learn")
+    browser.settle(page)
+    expect(page.get_by_role("heading", name="Lessons").first).to_be_visible()
+    page.reload()
+    browser.settle(page)
+    assert TOKEN not in page.evaluate("document.documentElement.outerHTML + document.cookie")
+    assert PROOF not in page.evaluate("document.documentElement.outerHTML + document.cookie")
+
+
+@pytest.mark.browser
+def test_a_page_on_another_port_of_this_host_cannot_use_the_dashboard(
+    guarded: Running, browser_page: Page, tmp_path: Path
+) -> None:
+    """Same site, so the cookie goes along; another origin, so the proof does not."""
+    page, other = browser_page, browser._free_port()
+    (tmp_path / "index.html").write_text("<!doctype html><title>other</title>")
+    site = subprocess.Popen(
+        [sys.executable, "-m", "http.server", str(other), "--bind", "127.0.0.1"], cwd=tmp_path,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        page.goto(f"{guarded.url}/open/{TOKEN}")
+        browser.settle(page)
+        browser.settle(page)
+        for _ in range(50):
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{other}"):
+                break
+            time.sleep(0.1)
+        page.goto(f"http://127.0.0.1:{other}/")
+        result = page.evaluate(
+            """async (port) => {
+              const url = `ws://127.0.0.1:${port}/_stcore/stream`;
+              const socket = await new Promise((done) => {
+                const made = new WebSocket(url, ["streamlit"]);
+                made.onopen = () => done("open"); made.onerror = () => done("refused");
+              });
+              const read = await fetch(`http://127.0.0.1:${port}/`, {credentials: "include"})
+                .then(() => "read", () => "refused");
+              const frame = document.createElement("iframe");
+              frame.src = `http://127.0.0.1:${port}/`;
+              document.body.append(frame);
+              await new Promise((done) => { frame.onload = done; setTimeout(done, 3000); });
+              let inside = "refused";
+              try { inside = frame.contentDocument ? "refused" : "refused"; } catch (e) {}
+              return {socket, read, proof: localStorage.length};
+            }""",
+            guarded.port,
+        )
+        assert result == {"socket": "refused", "read": "refused", "proof": 0}
+    finally:
+        site.terminate()
+        site.wait(30)
+
+
+@pytest.mark.browser
+def test_pages_keep_to_their_policy_and_fetch_nothing_from_elsewhere(
+    either: Running, browser_page: Page
+) -> None:
+    page = browser_page
+    asked: list[str] = []
+    said: list[str] = []
+    page.on("request", lambda r: asked.append(r.url))
+    page.on("console", lambda m: said.append(m.text))
+    for path in ("", "training", "gradients", "layers", "learn_01_numbers", "hardware", "op_lists"):
+        page.goto(f"{either.url}/{path}")
+        browser.settle(page)
+    here = (f"{either.url}/", f"ws://127.0.0.1:{either.port}/", "data:", f"blob:{either.url}/")
+    assert [url for url in asked if not url.startswith(here)] == []
+    assert [text for text in said if "Content Security Policy" in text or "violates" in text] == []
+
+
+def test_no_token_is_an_answer_too() -> None:
+    assert cli._announced("http://localhost:8501", "") == "http://localhost:8501/"
+
+
+def test_the_browser_gets_the_link_in_a_file_that_is_this_users_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(cli.webbrowser, "open", opened.append)
+    with cli._browser(f"http://localhost:1/open/{TOKEN}"):
+        (uri,) = opened
+        assert TOKEN not in uri
+        path = Path(uri.removeprefix("file://"))
+        assert TOKEN in path.read_text()
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert not path.exists()
+
+
+def test_a_short_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AMPSCOPE_TOKEN", "secret")
+    done = CliRunner().invoke(command, ["dashboard", "--headless"])
+    assert "at least 16" in done.output + str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("options", "says", "not_says"),
+    [
+        ({}, ("can use this dashboard", "Without TLS"), ()),
+        ({"AMPSCOPE_TOKEN": TOKEN}, ("Without TLS",), ("can use this dashboard",)),
+        ({"AMPSCOPE_CLASSROOM_TOKEN": TOKEN}, ("Without TLS",), ("can use this dashboard",)),
+        ({"AMPSCOPE_CONTAINER": "1"}, (), ("WARNING",)),
+    ],
+)
+def test_an_open_address_is_warned_of(
+    options: dict[str, str], says: tuple[str, ...], not_says: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    given = {"server.address": "0.0.0.0", "server.sslCertFile": ""}
+    monkeypatch.setattr(server.streamlit, "get_option", given.get)
+    text = " ".join(server.exposed(options))
+    assert all(part in text for part in says)
+    assert not any(part in text for part in not_says)
+    given["server.address"] = "localhost"
+    assert not server.exposed(options)
+
+
+def test_a_server_on_all_addresses_knows_its_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, object] = {"server.address": "0.0.0.0", "server.allowedHosts": ["lab.example"]}
+    monkeypatch.setattr(server.streamlit, "get_option", given.get)
+    monkeypatch.setenv("AMPSCOPE_PUBLIC_URL", "https://amp.example.org/class")
+    hosts = server.Hosts()
+    assert hosts.knows(f"{socket.gethostname()}:8501")
+    assert hosts.knows("amp.example.org")
+    assert hosts.knows("lab.example:1")
+    assert hosts.public_origin() == "https://amp.example.org"
+    for foreign in ("10.255.254.253:8501", "evil.example", "0.0.0.0:8501", "amp.example.org.evil"):
+        assert not hosts.knows(foreign)
+    given["server.address"] = "localhost"
+    assert not server.Hosts().knows(socket.gethostname())

@@ -1,0 +1,150 @@
+"""The dashboard in Chromium with the real engine: demo, cancelling, deleting, hostile names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from ampscope.records import RunSpec, State
+from ampscope.store.reader import Reader
+from tests.helpers import stores
+from tests.helpers.browser import settle
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
+RUN_MS = 300_000  # three probes one after another on a loaded machine; an idle one takes 20 s
+Dashboard = Callable[..., str]
+
+
+def test_the_demo_runs_on_an_empty_store_and_opens_its_result(
+    browser_page: Page, dashboard: Dashboard, tmp_path: Path
+) -> None:
+    store, page = tmp_path / "runs.db", browser_page
+    page.goto(dashboard(store))
+    settle(page)
+    page.get_by_role("button", name="Run the demo").click()
+    expect(page.get_by_role("button", name="Cancel")).to_have_count(3)
+    expect(page.get_by_text(re.compile(r"of 20 steps")).first).to_be_visible(timeout=RUN_MS)
+    page.wait_for_url(re.compile(r"/gradients\?.*run="), timeout=RUN_MS)
+    settle(page)
+    expect(page.get_by_role("heading", name="Gradients", exact=True)).to_be_visible()
+    with Reader(store) as reader:
+        runs = reader.runs()
+        assert [run.state for run in runs] == [State.FINISHED] * 3
+        shown = next(run for run in runs if run.spec.precision == "fp16-noscaler")
+        assert f"run={shown.id}" in page.url
+        lost = {run.spec.precision: sum(s.lost for s in reader.shadows(run.id)) for run in runs}
+    assert lost["fp16-noscaler"] > 10 * lost["fp16"]
+
+
+def test_a_probe_is_cancelled_and_keeps_what_it_recorded(
+    browser_page: Page, dashboard: Dashboard, tmp_path: Path
+) -> None:
+    store, page = tmp_path / "runs.db", browser_page
+    page.goto(f"{dashboard(store)}/new_probe")
+    settle(page)
+    page.get_by_label("Steps", exact=True).fill("100000")
+    page.get_by_label("Steps", exact=True).press("Tab")
+    page.get_by_role("button", name="Start the probe").click()
+    progress = page.get_by_text(re.compile(r"[1-9]\d* of 100,000 steps"))
+    expect(progress).to_be_visible(timeout=RUN_MS)
+    expect(page.locator(".js-plotly-plot").first).to_be_visible()
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.get_by_text("This run was cancelled.")).to_be_visible(timeout=RUN_MS)
+    with Reader(store) as reader:
+        (run,) = reader.runs()
+        assert run.state is State.CANCELLED
+        assert 0 < run.steps_done < 100_000
+        assert len(reader.steps(run.id)) == run.steps_done
+    page.get_by_role("link", name="Open").click()
+    expect(page.get_by_role("heading", name="Layers", exact=True)).to_be_visible()
+
+
+def test_a_failed_probe_is_one_sentence_with_its_traceback_folded(
+    browser_page: Page, dashboard: Dashboard, tmp_path: Path
+) -> None:
+    folder, page = tmp_path / "mine", browser_page
+    folder.mkdir()
+    (folder / "broken.py").write_text("def build(seed):\n    raise ValueError('<b>no data</b>')\n")
+    page.goto(f"{dashboard(tmp_path / 'runs.db', '--workloads', str(folder))}/new_probe")
+    settle(page)
+    page.get_by_role("combobox").first.click()
+    page.get_by_role("option", name="broken.py").click()
+    page.get_by_role("button", name="Start the probe").click()
+    expect(page.get_by_text("This run failed.")).to_be_visible(timeout=RUN_MS)
+    alert = page.get_by_role("alert")
+    expect(alert).to_contain_text("<b>no data</b>")
+    expect(alert).not_to_contain_text("Traceback")
+    trace = page.get_by_text("Traceback (most recent call last)").first
+    expect(trace).to_be_hidden()
+    page.get_by_text("The run's own traceback").click()
+    expect(trace).to_be_visible()
+
+
+def test_names_from_a_run_are_text_on_every_page(
+    browser_page: Page, dashboard: Dashboard, tmp_path: Path
+) -> None:
+    store, page = tmp_path / "runs.db", browser_page
+    run = stores.hostile(store)
+    url = dashboard(store)
+    for path in ("", f"layers?run={run}", f"gradients?run={run}", f"loss_scale?run={run}"):
+        page.goto(f"{url}/{path}")
+        settle(page)
+        expect(page.get_by_text("<script>window.hacked").first).to_be_visible()
+        assert page.evaluate("window.hacked") is None, path
+        assert page.locator("[data-testid=stMain] img[src='x']").count() == 0, path
+
+
+def test_a_run_is_deleted_after_a_confirmation(
+    browser_page: Page, dashboard: Dashboard, tmp_path: Path
+) -> None:
+    store, page = tmp_path / "runs.db", browser_page
+    kept = stores.finished(store, RunSpec(workload="gpt", label="kept", steps=3))
+    stores.finished(store, RunSpec(workload="gpt", label="gone", steps=3))
+    page.goto(dashboard(store))
+    settle(page)
+    page.get_by_role("button", name="Delete runs").click()
+    page.get_by_role("combobox").click()
+    page.get_by_role("option", name=re.compile("^gone")).click()
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Delete 1 run").click()
+    expect(page.get_by_text("gone", exact=True)).to_have_count(0)
+    with Reader(store) as reader:
+        assert [run.id for run in reader.runs()] == [kept]
+
+
+def test_the_chosen_run_follows_from_page_to_page_and_stays_in_the_address(
+    browser_page: Page, dashboard: Dashboard, tmp_path: Path
+) -> None:
+    store, page = tmp_path / "runs.db", browser_page
+    older = stores.finished(store, RunSpec(workload="gpt", label="older", steps=6))
+    stores.finished(store, RunSpec(workload="gpt", label="newer", steps=6))
+    page.goto(f"{dashboard(store)}/layers?run={older}")
+    settle(page)
+    expect(page.get_by_text("older", exact=True)).to_be_visible()
+    page.get_by_role("link", name="Loss scale").click()
+    page.wait_for_url(re.compile(rf"/loss_scale\?.*run={older}"))
+    expect(page.get_by_text("older", exact=True)).to_be_visible()
+
+
+def test_a_run_page_follows_a_run_that_is_under_way(
+    browser_page: Page, dashboard: Dashboard, tmp_path: Path
+) -> None:
+    from ampscope.store.writer import RunWriter
+    from tests.helpers.synthetic_run import add_step, module_paths
+
+    store, page = tmp_path / "runs.db", browser_page
+    run = stores.running(store, RunSpec(workload="gpt", steps=12), steps=6)
+    page.goto(f"{dashboard(store)}/loss_scale?run={run}")
+    settle(page)
+    expect(page.get_by_text("Running: 6 of 12 steps.")).to_be_visible()
+    writer = RunWriter(store, run)
+    add_step(writer, module_paths(), 6)
+    writer.flush()
+    expect(page.get_by_text("Running: 7 of 12 steps.")).to_be_visible()
+    writer.finish(State.FINISHED)
+    writer.close()
+    expect(page.get_by_text("Running:")).to_have_count(0)

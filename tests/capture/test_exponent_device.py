@@ -1,0 +1,200 @@
+"""The device counter: plain torch, Triton (its interpreter on a CPU), CUDA where there is one."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ampscope.capture import exponent_count
+from ampscope.capture.exponent_count import DeviceCounter, count_into
+from tests.helpers import exponent_oracle as oracle
+
+CUDA = torch.cuda.is_available()
+INTERPRETED = not CUDA and importlib.util.find_spec("triton") is not None
+if INTERPRETED:  # Triton decides when it is imported, and parts of torch import it
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        importlib.import_module("ampscope.capture.exponent_cuda")
+ONE = 1 + 149
+DECODERS = {
+    torch.float16: oracle.fp16,
+    torch.bfloat16: oracle.bf16,
+    torch.float8_e5m2: oracle.e5m2,
+    torch.float8_e4m3fn: oracle.e4m3fn,
+}
+
+needs_triton = pytest.mark.skipif(not INTERPRETED, reason="no Triton, or a GPU is used")
+needs_cuda = (pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="no CUDA device"))
+TRITON, GPU = pytest.param("triton", marks=needs_triton), pytest.param("cuda", marks=needs_cuda)
+
+
+@pytest.fixture(params=["torch", TRITON, GPU])
+def counter(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[DeviceCounter]:
+    if request.param == "triton":
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    exponent_count._triton_works.cache_clear()
+    made = DeviceCounter(torch.device("cuda" if request.param == "cuda" else "cpu"))
+    assert made._triton == (request.param != "torch")
+    yield made
+    exponent_count._triton_works.cache_clear()
+
+
+def on_cpu(*tensors: Tensor) -> NDArray[np.int64]:
+    rows = np.zeros((len(tensors), oracle.ROW_LENGTH), np.int64)
+    for row, tensor in zip(rows, tensors, strict=True):
+        count_into(tensor, row)
+    return rows
+
+
+def every_pattern(dtype: torch.dtype) -> Tensor:
+    bits = torch.arange(256**dtype.itemsize, dtype=torch.int32)
+    return bits.to(torch.uint8 if dtype.itemsize == 1 else torch.int16).view(dtype)
+
+
+@pytest.mark.parametrize("dtype", DECODERS, ids=str)
+def test_every_bit_pattern(counter: DeviceCounter, dtype: torch.dtype) -> None:
+    patterns = every_pattern(dtype)
+    # In order each tile has a narrow range of exponents; shuffled, each has all there is.
+    shuffled = patterns[torch.randperm(len(patterns), generator=torch.Generator().manual_seed(0))]
+    for row, tensor in enumerate((patterns, shuffled, patterns[1:])):  # the last: not aligned
+        counter.add(tensor.to(counter.device), row, stable=True)
+    whole = [DECODERS[dtype](bits) for bits in range(len(patterns))]
+    rows = [oracle.row_of(whole), oracle.row_of(whole), oracle.row_of(whole[1:])]
+    np.testing.assert_array_equal(counter.collect(), rows)
+
+
+def test_fp32_and_fp64_of_every_magnitude(counter: DeviceCounter) -> None:
+    rng = np.random.default_rng(3)
+    single = rng.integers(0, 1 << 32, 20_000, dtype=np.uint64).astype(np.uint32)
+    small = rng.integers(0, 1 << 23, 5_000).astype(np.uint32)  # zero and subnormals
+    ordinary = rng.normal(size=5_000).astype(np.float32).view(np.uint32)
+    double = rng.integers(0, 1 << 63, 5_000, dtype=np.uint64)
+    expected = [
+        oracle.row_of(oracle.fp32(int(b)) for b in bits) for bits in (single, small, ordinary)
+    ]
+    expected.append(oracle.row_of(oracle.fp64(int(b)) for b in double))
+    for row, bits in enumerate((single, small, ordinary)):
+        values = torch.from_numpy(bits.view(np.float32)).to(counter.device)
+        counter.add(values, row, stable=True)
+    counter.add(torch.from_numpy(double.view(np.float64)).to(counter.device), 3)
+    np.testing.assert_array_equal(counter.collect(), expected)
+
+
+def test_every_position_of_the_window(counter: DeviceCounter) -> None:
+    """Whole tiles whose largest exponent field is each of fp16's in turn, infinity without a NaN
+    among them: above it the kernel looks at 29 fields, below at the rest."""
+    rng = np.random.default_rng(4)
+    for top in range(32):
+        bits = rng.integers(0, max(1, top << 10) + 1, 4096).astype(np.uint16)
+        bits[:2] = top << 10, 0x8000 | top << 10
+        bits[2::3] |= 0x8000
+        counter.add(torch.from_numpy(bits.view(np.float16)).to(counter.device), top, stable=True)
+        row = counter.collect()[top]
+        np.testing.assert_array_equal(row, oracle.row_of(oracle.fp16(int(b)) for b in bits))
+
+
+def test_rows_grow_add_up_and_start_anew(counter: DeviceCounter) -> None:
+    ones = torch.ones(1000, dtype=torch.bfloat16, device=counter.device)
+    counter.add(ones, 0)
+    counter.add(ones, 0, stable=True)
+    counter.add(ones[:5], 200)  # far past the first allocation
+    rows = counter.collect()
+    assert rows.shape == (201, oracle.ROW_LENGTH)
+    assert (rows[0, ONE], rows[200, ONE], rows.sum()) == (2000, 5, 2005)
+    counter.add(ones[:7], 1)
+    rows = counter.collect()
+    assert (rows.shape[0], rows[1, ONE], rows.sum()) == (2, 7, 7)
+    assert counter.collect().shape == (0, oracle.ROW_LENGTH)
+
+
+def test_views_expansions_and_empty_tensors(counter: DeviceCounter) -> None:
+    base = torch.randn(40, 50, generator=torch.Generator().manual_seed(1)).half()
+    made = (base.T, base[:, 3:30:2], base[:, :1].expand(40, 700), base[:0], base[1, 1])
+    for row, tensor in enumerate(made):
+        counter.add(
+            tensor.to(counter.device) if row > 2 else _like(tensor, counter), row, stable=True
+        )
+    np.testing.assert_array_equal(counter.collect(), on_cpu(*made))
+
+
+def _like(view: Tensor, counter: DeviceCounter) -> Tensor:
+    """The same view of the same storage, on the counter's device."""
+    storage = torch.empty(0, dtype=view.dtype).set_(view.untyped_storage()).to(counter.device)
+    return storage.as_strided(view.shape, view.stride(), view.storage_offset())
+
+
+def test_a_tensor_that_changes_after_add_is_counted_as_it_was(counter: DeviceCounter) -> None:
+    values = torch.full((10_000,), -1.0, device=counter.device)
+    counter.add(values, 0)
+    values.relu_()
+    assert counter.collect()[0, ONE] == 10_000
+
+
+def test_a_tensor_declared_stable_must_be(counter: DeviceCounter) -> None:
+    if not counter._triton:
+        pytest.skip("plain torch counts at once")
+    weight = torch.nn.Parameter(torch.ones(10, 10, device=counter.device).T)
+    counter.add(weight, 4, stable=True)
+    torch.no_grad()(weight.mul_)(2)
+    with pytest.raises(RuntimeError, match=r"rows \[4\] were changed in place"):
+        counter.flush()
+    counter.add(weight, 0, stable=True)  # and the counter goes on
+    assert counter.collect()[0, ONE + 1] == 100
+
+
+def test_one_launch_serves_many_tensors(
+    counter: DeviceCounter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not counter._triton:
+        pytest.skip("plain torch has no launches of its own")
+    from ampscope.capture import exponent_cuda
+
+    launches: list[int] = []
+    real = exponent_cuda.launch
+
+    def counted(entries: list[exponent_cuda.Entry], counts: Tensor) -> None:
+        launches.append(len(entries))
+        real(entries, counts)
+
+    monkeypatch.setattr(exponent_cuda, "launch", counted)
+    kinds = (torch.float16, torch.bfloat16, torch.float32, torch.float8_e5m2)
+    made = [torch.randn(300 + i).to(kinds[i % 4]) for i in range(12)]
+    for row, tensor in enumerate(made):
+        counter.add(tensor.to(counter.device), row, stable=True)
+    np.testing.assert_array_equal(counter.collect(), on_cpu(*made))
+    assert launches == [12]
+    monkeypatch.setattr(exponent_count, "PENDING_BYTES", 8_000)
+    for _ in range(6):  # 6,000 bytes each: the second and the fourth fill the bound
+        counter.add(torch.ones(1500, device=counter.device), 0, stable=True)
+    assert launches == [12, 2, 2, 2]
+
+
+def test_without_triton_plain_torch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    exponent_count._triton_works.cache_clear()
+    assert not exponent_count._triton_works(torch.device("cpu"))
+    exponent_count._triton_works.cache_clear()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="no CUDA device")
+def test_streams_are_kept_in_order() -> None:
+    """Tensors of two streams, freed at once: no count lost or left over."""
+    counter, side = DeviceCounter(torch.device("cuda")), torch.cuda.Stream()
+    for _ in range(20):
+        for row in range(6):
+            with torch.cuda.stream(side if row % 2 else torch.cuda.current_stream()):
+                counter.add(torch.ones(1 << 20, device="cuda").mul_(2.0**row), row)
+        rows = counter.collect()
+        assert [rows[row, ONE + row] for row in range(6)] == [1 << 20] * 6
+        assert rows.sum() == 6 << 20

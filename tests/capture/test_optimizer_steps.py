@@ -1,0 +1,227 @@
+"""Attempts at an optimizer step, against NumPy's arithmetic on the same gradients and weights."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+from ampscope.capture.script import optimizer_steps
+from ampscope.capture.script.optimizer_facts import lr_of
+from ampscope.store.codec import decode_observation, encode_observation
+from tests.helpers.script_watching import batch, scaler, small_net, train, watched
+
+
+def _flat(model: nn.Module, *, gradients: bool = False) -> np.ndarray:
+    tensors = [p.grad if gradients else p.detach() for p in model.parameters()]
+    return np.concatenate([t.double().flatten().numpy() for t in tensors if t is not None])
+
+
+def test_a_taken_step_against_numpy() -> None:
+    model, lr = small_net(), 0.5
+    x, y = batch(0)
+    loss = mse_loss(model(x), y)
+    loss.backward()
+    gradient, before = _flat(model, gradients=True), _flat(model)
+    model.zero_grad()
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    with watched() as seen:
+        train(model, optimizer, scaler(), steps=1)
+    (attempt,) = seen.attempts.records
+    after = _flat(model)
+    assert (attempt.scaler, attempt.skipped, attempt.scale) == ("scaler0", False, 1024.0)
+    assert attempt.loss == pytest.approx(loss.item(), rel=1e-6)
+    assert attempt.grad_norm == pytest.approx(np.linalg.norm(gradient), rel=1e-5)
+    assert attempt.grad_max == pytest.approx(np.abs(gradient).max(), rel=1e-5)
+    assert attempt.grad_total == gradient.size
+    assert attempt.grad_zero == int((gradient == 0).sum())
+    assert attempt.moved_share == float((after != before).mean())
+    assert attempt.update_norm == pytest.approx(np.linalg.norm(after - before), rel=1e-6)
+    assert attempt.update_norm == pytest.approx(lr * np.linalg.norm(gradient), rel=1e-4)
+    assert (attempt.lr, attempt.backwards) == (lr, 1)
+    assert attempt.expected_change == pytest.approx(gradient @ (after - before), rel=1e-4)
+
+
+def test_the_norm_is_unscaled_whoever_unscaled_it() -> None:
+    norms = []
+    for by_user in (False, True):
+        model = small_net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        own = scaler(2.0**14)
+        with watched() as seen:
+            train(model, optimizer, own, lambda step, f=by_user, s=own, o=optimizer:
+                  s.unscale_(o) if f else None, 2)  # fmt: skip
+        norms.append([a.grad_norm for a in seen.attempts.records])
+        assert [a.unscaled_before for a in seen.attempts.records] == [by_user] * 2
+    assert norms[0] == pytest.approx(norms[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_the_scaler_leaves_out_is_skipped_and_moves_nothing(fused: bool) -> None:
+    """A fused optimizer's step is called all the same and leaves itself out."""
+    model = small_net()
+    optimizer = torch.optim.Adam(model.parameters(), 0.1, fused=fused)
+    overflowed, weights = [], []
+
+    def look(step: int) -> None:
+        overflowed.append(not np.isfinite(_flat(model, gradients=True)).all())
+        weights.append(_flat(model))
+
+    with watched() as seen:
+        train(model, optimizer, scaler(3e38), look, 8)
+    weights.append(_flat(model))
+    assert set(overflowed) == {True, False}
+    still = [np.array_equal(a, b) for a, b in itertools.pairwise(weights)]
+    attempts = seen.attempts.records
+    assert [a.skipped for a in attempts] == overflowed == still
+    assert [a.moved_share == 0.0 for a in attempts] == overflowed
+    scales = [a.scale for a in attempts]
+    for now, after, bad in zip(scales, scales[1:], overflowed, strict=False):
+        assert after == (now / 2 if bad else now)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_both_norms_of_a_script_that_clips(parts: int) -> None:
+    """Before its clip and after it; at steps at which the clip changed nothing, only one."""
+    model = small_net()
+    optimizer, grad_scaler = torch.optim.SGD(model.parameters(), 0.01), scaler()
+    norms: list[float] = []
+
+    def clip(step: int) -> None:
+        grad_scaler.unscale_(optimizer)
+        parameters = list(model.parameters())
+        squares = sum(float(p.grad.square().sum()) for p in parameters if p.grad is not None)
+        norms.append(math.sqrt(squares))
+        limit = 1e6 if step == 2 else 0.01
+        for part in range(parts):
+            nn.utils.clip_grad_norm_(parameters[part::parts], limit)
+
+    with watched() as seen:
+        train(model, optimizer, grad_scaler, clip, steps=3)
+    first, second, third = seen.attempts.records
+    for record, norm in ((first, norms[0]), (second, norms[1])):
+        assert record.unclipped_norm == pytest.approx(norm, rel=1e-5)
+        assert record.grad_norm == pytest.approx(0.01 * math.sqrt(parts), rel=1e-3)
+    assert (third.unclipped_norm, third.grad_norm) == (None, pytest.approx(norms[2], rel=1e-5))
+
+
+def test_a_clip_of_some_gradients_is_not_the_norm_of_all() -> None:
+    model = small_net()
+    optimizer, grad_scaler = torch.optim.SGD(model.parameters(), 0.01), scaler()
+
+    def clip(step: int) -> None:
+        grad_scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model[0].parameters(), 0.01)
+
+    with watched() as seen:
+        train(model, optimizer, grad_scaler, clip, steps=1)
+    assert seen.attempts.records[0].unclipped_norm is None
+
+
+def test_a_step_that_the_script_calls_itself_has_no_scaler() -> None:
+    model = small_net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with watched() as seen:
+        for step in range(2):
+            for _ in range(3):
+                mse_loss(model(batch(step)[0]), batch(step)[1]).backward()
+            optimizer.step()
+    attempts = seen.attempts.records
+    assert [(a.scaler, a.scale, a.backwards, a.attempt) for a in attempts] == [
+        ("", 1.0, 3, 0), ("", 1.0, 3, 1),
+    ]  # fmt: skip
+    assert "optimizer_step" in seen.names()
+
+
+def test_lbfgs_whose_step_runs_the_closure_itself() -> None:
+    model = small_net()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+    calls = 0
+
+    def closure() -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        optimizer.zero_grad()
+        loss = mse_loss(model(batch(0)[0]), batch(0)[1])
+        loss.backward()
+        return loss
+
+    with watched() as seen:
+        optimizer.step(closure)
+    (attempt,) = seen.attempts.records
+    assert attempt.backwards == calls > 1
+    assert attempt.grad_norm == pytest.approx(np.linalg.norm(_flat(model, gradients=True)))
+
+
+def test_every_parameters_gradient_is_kept_for_the_first_attempts_and_for_bad_ones() -> None:
+    model = small_net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+
+    def poison(step: int) -> None:
+        if step == 5:
+            model[2].bias.grad.fill_(math.nan)
+
+    with watched() as seen:
+        train(model, optimizer, scaler(), poison, 7)
+    parameters = len(list(model.parameters()))
+    kept = [g.attempt for g in seen.attempts.gradients]
+    assert kept == [n for n in (0, 1, 2, 3, 5) for _ in range(parameters)]
+    bad = [g for g in seen.attempts.gradients if g.nonfinite]
+    assert [(g.attempt, g.order, g.nonfinite) for g in bad] == [(5, 3, 1)]
+    assert [a.attempt for a in seen.attempts.records if a.skipped] == [5]
+
+
+def test_half_state_and_its_dead_second_moments() -> None:
+    """fp16 squares of gradients below 2^-12.5 are zero while the gradients are not."""
+    weight = nn.Parameter(torch.ones(4, dtype=torch.float16))
+    optimizer = torch.optim.Adam([weight], 1e-3, eps=1e-4)
+    gradient = torch.tensor([1e-4, 2e-5, 0.5, 0.25], dtype=torch.float16)
+    with watched() as seen:
+        weight.grad = gradient
+        optimizer.step()
+    (attempt,) = seen.attempts.records
+    second = (np.float16(0.001) * gradient.numpy() * gradient.numpy()).astype(np.float16)
+    assert attempt.state_zero_share == float((second == 0).mean())
+    assert (attempt.weight_dtypes, attempt.state_dtypes) == ("fp16", "fp16")
+    assert attempt.eps == 1e-4
+
+
+def test_too_many_weights_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizer_steps, "MAX_NUMEL", 10)
+    model = small_net()
+    with watched() as seen:
+        train(model, torch.optim.SGD(model.parameters(), 0.1), scaler(), steps=1)
+    (attempt,) = seen.attempts.records
+    assert (attempt.moved_share, attempt.update_norm) == (None, None)
+
+
+def test_a_clone_of_the_training_sees_the_same_attempts() -> None:
+    """Nothing of one watch leaks into the next."""
+    model = small_net()
+    seen_twice = []
+    for own in (model, copy.deepcopy(model)):
+        with watched() as seen:
+            train(own, torch.optim.Adam(own.parameters(), 0.01), scaler(), steps=3)
+        seen_twice.append([replace(r, ended_at=None) for r in seen.attempts.records])
+    assert seen_twice[0] == seen_twice[1]
+
+
+def test_options_that_are_no_single_number_are_not_recorded() -> None:
+    """Adafactor has two eps; that of Transformers has no learning rate where it chooses its own."""
+    model = small_net()
+    optimizer = torch.optim.SGD(model.parameters(), torch.tensor(0.01))
+    optimizer.param_groups[0]["eps"] = (None, 1e-3)
+    with watched() as seen:
+        train(model, optimizer, scaler(), steps=1)
+    (attempt,) = seen.attempts.records
+    assert decode_observation(*encode_observation(attempt)) == attempt
+    assert (attempt.lr, attempt.eps) == (pytest.approx(0.01), None)
+    optimizer.param_groups[0]["lr"] = None
+    assert math.isnan(lr_of(optimizer))

@@ -1,0 +1,391 @@
+"""The door that every tensor passes: what is read, what is left alone and why, and no crash."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.utils._mode_utils import no_dispatch
+
+import ampscope
+from ampscope.capture.failures import Failures
+from ampscope.capture.histograms import Accumulator
+from ampscope.capture.model_map import ModelMap
+from ampscope.capture.script import op_facts
+from ampscope.capture.script.optimizer_facts import nonfinite_count, scan
+from ampscope.capture.script.optimizer_steps import WeightMotion, gradient_facts
+from ampscope.capture.shadow import Comparisons
+from ampscope.capture.tensors import (
+    Unreadable,
+    all_finite,
+    floating_tensors,
+    has_own_memory,
+    holds_numbers,
+    numbers,
+    opened,
+    plain,
+    readable,
+    unreadable,
+)
+from ampscope.capture.weights import gradient_norm
+from ampscope.records import Role
+from ampscope.watcher.capsule import CapsuleLimits, collected, packed
+from ampscope.watcher.numbers import checked, read_numbers
+from tests.helpers.watched import recorded
+from tests.helpers.wrapper_tensors import Float8Weight, Int8Weight, Opaque, Tagged, Twins
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*(prototype|beta|experimental|deprecat|Sparse).*"),
+]
+
+
+def freed() -> Tensor:
+    tensor = torch.randn(64, 64)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def shrunk() -> Tensor:
+    tensor = torch.randn(64, 64)
+    tensor.untyped_storage().resize_(100)
+    return tensor
+
+
+def fake() -> Tensor:
+    with FakeTensorMode():
+        return torch.randn(64, 64)
+
+
+def functional() -> Tensor:
+    tensor = torch.randn(4, 4)
+    torch._enable_functionalization(reapply_views=False)
+    try:
+        return torch._to_functional_tensor(tensor)
+    finally:
+        torch._disable_functionalization()
+
+
+def quantized() -> Tensor:
+    return torch.quantize_per_tensor(torch.randn(4), 0.1, 0, torch.qint8)
+
+
+def packed_floats() -> Tensor:
+    return torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+
+
+def int8_weight() -> Tensor:
+    return Int8Weight(torch.ones(4, 4, dtype=torch.int8), torch.ones(4))
+
+
+def coo(values: Tensor) -> Tensor:
+    places = torch.ones(1, len(values), dtype=torch.int64, device=values.device)
+    return torch.sparse_coo_tensor(places, values, (5,), check_invariants=False)
+
+
+def jagged(values: Tensor) -> Tensor:
+    return torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 1, 3]))
+
+
+def detached() -> Tensor:
+    with no_dispatch():
+        return Float8Weight(torch.randn(64)).detach()
+
+
+def nested_with_gaps() -> Tensor:
+    rows = torch.nested.nested_tensor([torch.randn(2, 4), torch.randn(3, 4)])
+    return rows.transpose(1, 2)
+
+
+def jagged_with_gaps() -> Tensor:
+    rows = torch.nested.nested_tensor_from_jagged
+    return rows(torch.randn(9, 2), torch.tensor([0, 4, 9]), lengths=torch.tensor([2, 5]))
+
+
+CLOSED: dict[str, tuple[Callable[[], Tensor], str]] = {
+    "meta": (lambda: torch.randn(64, 64, device="meta"), "meta tensor"),
+    "detached with dispatch off": (detached, "memory was given back"),
+    "meta sparse": (lambda: coo(torch.empty(1, device="meta")), "meta tensor"),
+    "fake": (fake, "FakeTensor"),
+    "functional": (functional, "not computed yet"),
+    "freed": (freed, "memory was given back"),
+    "shrunk": (shrunk, "memory was given back"),
+    "zeros without memory": (lambda: torch._efficientzerotensor(64), "zeros that have no memory"),
+    "quantized": (quantized, "quantized"),
+    "packed": (packed_floats, "several to a byte"),
+    "int8 weight": (int8_weight, "Int8Weight"),
+    "opaque": (lambda: Opaque(torch.randn(4, 4)), "Opaque"),
+    "twins": (lambda: Twins(torch.randn(4), torch.randn(4)), "Twins"),
+    "around freed": (lambda: Float8Weight(freed()), "memory was given back"),
+    "around meta": (lambda: Float8Weight(torch.randn(4, device="meta")), "meta tensor"),
+    "lazy": (lambda: nn.LazyLinear(3).weight, "no shape yet"),
+    "nested with gaps": (nested_with_gaps, "gaps"),
+    "jagged with gaps": (jagged_with_gaps, "NestedTensor"),
+}
+
+OPEN: dict[str, tuple[Callable[[], Tensor], list[float]]] = {
+    "plain": (lambda: torch.tensor([1.0, -2.0]), [1, -2]),
+    "parameter": (lambda: nn.Parameter(torch.tensor([1.0, -2.0])), [1, -2]),
+    "buffer": (lambda: nn.Buffer(torch.tensor([1.0])), [1]),
+    "subclass": (lambda: torch.tensor([1.0, 4.0]).as_subclass(Tagged), [1, 4]),
+    "float8 weight": (lambda: Float8Weight(torch.tensor([1.0, 2.0])), [1, 2]),
+    "float8 parameter": (lambda: nn.Parameter(Float8Weight(torch.tensor([3.0]))), [3]),
+    "around a view": (lambda: Float8Weight(torch.arange(6.0).view(2, 3).T), [0, 3, 1, 4, 2, 5]),
+    "complex": (lambda: torch.tensor([1 + 2j]), [1, 2]),
+    "conjugate": (lambda: torch.tensor([1 + 2j]).conj(), [1, -2]),
+    "negative": (lambda: torch.tensor([1 + 2j]).conj().imag, [-2]),
+    "coo": (lambda: coo(torch.tensor([3.0, 4.0])), [7]),
+    "csr": (lambda: torch.eye(3).to_sparse_csr(), [1, 1, 1]),
+    "csc": (lambda: torch.eye(3).to_sparse_csc(), [1, 1, 1]),
+    "bsr": (lambda: torch.eye(2).to_sparse_bsr((1, 1)), [1, 1]),
+    "bsc": (lambda: torch.eye(2).to_sparse_bsc((1, 1)), [1, 1]),
+    "mkldnn": (lambda: torch.tensor([1.0, 2.0]).to_mkldnn(), [1, 2]),
+    "nested": (lambda: torch.nested.nested_tensor([torch.ones(1), torch.zeros(2)]), [1, 0, 0]),
+    "jagged": (lambda: jagged(torch.tensor([1.0, 0.0, 0.0])), [1, 0, 0]),
+    "expanded": (lambda: torch.tensor([[2.0]]).expand(2, 2), [2, 2, 2, 2]),
+    "overlapping": (lambda: torch.arange(3.0).as_strided((2, 2), (1, 1)), [0, 1, 1, 2]),
+    "strided slice": (lambda: torch.arange(6.0)[1::2], [1, 3, 5]),
+    "empty": (lambda: torch.empty(0, 3), []),
+    "empty without memory": (lambda: torch.empty(4).expand(0, 4), []),
+    "inference": (lambda: torch.inference_mode()(lambda: torch.ones(2))(), [1, 1]),
+    "fp64": (lambda: torch.tensor([0.5], dtype=torch.float64), [0.5]),
+    "fp16": (lambda: torch.tensor([0.5], dtype=torch.float16), [0.5]),
+    "bf16": (lambda: torch.tensor([0.5], dtype=torch.bfloat16), [0.5]),
+    "e4m3": (lambda: torch.tensor([0.5]).to(torch.float8_e4m3fn), [0.5]),
+    "e5m2": (lambda: torch.tensor([0.5]).to(torch.float8_e5m2), [0.5]),
+    "e4m3fnuz": (lambda: torch.tensor([0.5]).to(torch.float8_e4m3fnuz), [0.5]),
+    "e8m0": (lambda: torch.tensor([0.5]).to(torch.float8_e8m0fnu), [0.5]),
+    "complex32": (lambda: torch.tensor([1 + 2j]).to(torch.complex32), [1, 2]),
+    "int64": (lambda: torch.tensor([3]), [3]),
+    "uint16": (lambda: torch.tensor([3], dtype=torch.uint16), [3]),
+    "uint64": (lambda: torch.tensor([3], dtype=torch.uint64), [3]),
+    "bool": (lambda: torch.tensor([True]), [1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_what_has_no_numbers_is_refused_with_a_reason(name: str) -> None:
+    make, reason = CLOSED[name]
+    tensor = make()
+    assert reason in unreadable(tensor)
+    assert opened(tensor) is None
+    assert readable(tensor) is None
+    assert not holds_numbers(tensor)
+    assert not has_own_memory(tensor)
+    for read in (numbers, plain):
+        with pytest.raises(Unreadable, match=reason):
+            read(tensor)
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_what_has_numbers_is_opened(name: str) -> None:
+    make, expected = OPEN[name]
+    tensor = make()
+    assert not unreadable(tensor)
+    values = readable(tensor)
+    assert values is not None
+    assert type(values) is Tensor
+    assert values.layout is torch.strided
+    assert not values.requires_grad
+    assert values.double().flatten().tolist() == expected
+
+
+def test_no_address_is_taken_of_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def address(self: Tensor) -> int:
+        raise AssertionError("an address was taken")
+
+    tensors = [make() for make, _ in CLOSED.values()]
+    monkeypatch.setattr(Tensor, "data_ptr", address)
+    for tensor in tensors:
+        assert unreadable(tensor)
+        counts = Accumulator(Failures())
+        counts.add(Role.ACTIVATION, 0, tensor)
+        assert counts.take(0, 1.0) == {}
+
+
+def test_inside_transformations_of_torch_func() -> None:
+    reasons = []
+
+    def looked_at(x: Tensor) -> Tensor:
+        reasons.append(unreadable(x))
+        assert floating_tensors(x) == []
+        return x.sum()
+
+    torch.func.grad(looked_at)(torch.ones(3))
+    torch.vmap(looked_at)(torch.ones(3, 2))
+    torch.func.jvp(looked_at, (torch.ones(3),), (torch.ones(3),))
+    torch.func.grad(torch.func.grad(looked_at))(torch.tensor(2.0))
+    assert all("torch.func" in reason for reason in reasons)
+    assert reasons
+
+
+class NoGradients(torch.autograd.Function):
+    """Gives its input no gradient, and is given none where its output's was not needed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        return x * 2, y * 3
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return tuple(None if grad is None else grad * 2 for grad in grads)
+
+
+class Half(nn.Module):
+    """Two outputs, of which the loss takes one: the other's hooks are called with None."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.split = Split()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.split(self.first(x), self.second(x))
+
+
+class Split(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        x, y = NoGradients.apply(x, y)
+        return NoGradients.apply(x, y)
+
+
+@pytest.mark.parametrize("every", [0, 1])
+def test_gradients_that_are_none_are_no_error(tmp_path: Path, every: int) -> None:
+    def train(store: Path | None) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = Half()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = ampscope.watch(model, optimizer, store=store, every=every) if store else None
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4))[0].square().mean().backward()
+            optimizer.step()
+        if run is not None:
+            run.close()
+            found = recorded(run.store, run.id)
+            assert len(found.steps) == 3
+            assert not found.of("note")
+        return [p.detach().clone() for p in model.parameters()]
+
+    assert all(map(torch.equal, train(None), train(tmp_path / "runs.db")))
+
+
+def instruments(tensor: Tensor, folder: Path) -> Iterator[Callable[[], object]]:
+    """Everything in capture/ and watcher/ that reads a tensor which training hands it."""
+
+    class Holder(nn.Module):
+        """Holds ``tensor`` as a gradient, whatever it is."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+
+    class Stand:
+        def __init__(self, grad: Tensor) -> None:
+            self.grad = grad
+
+    counts, comparisons, motion = Accumulator(Failures()), Comparisons(0), WeightMotion()
+    for role in (Role.ACTIVATION, Role.WEIGHT, Role.WEIGHT_GRAD):
+        yield lambda role=role: counts.add(role, 0, tensor, stable=True)
+    yield counts.flush
+    yield lambda: counts.take(0, 1.0)
+    yield lambda: floating_tensors({"a": [tensor]})
+    yield lambda: all_finite(tensor)
+    yield lambda: op_facts.tensors([tensor], {"out": tensor})
+    yield lambda: op_facts.scalars((tensor,), {})
+    yield lambda: gradient_facts([Stand(tensor)], 1.0)  # type: ignore[list-item]  # has a grad
+    yield lambda: gradient_norm(_names(Holder(), tensor))
+    yield lambda: nonfinite_count([tensor] if holds_numbers(tensor) else [])
+    yield lambda: scan("end", "buffer", "it", tensor) if holds_numbers(tensor) else None
+    yield lambda: motion.start([tensor])
+    yield lambda: motion.take([tensor])
+    yield lambda: checked(read_numbers({0: tensor}, None).norms(), {0: tensor})
+    yield lambda: packed({"x": (tensor,)}, "args", {})
+    yield lambda: collected(_about(), [], {"w": tensor}, [], CapsuleLimits(), without_weights="")
+    if (values := opened(tensor)) is not None and values.is_floating_point():
+        yield lambda: comparisons.add(0, Role.ACTIVATION, plain(tensor), plain(tensor).float(), 1.0)
+        yield comparisons.records
+
+
+def _names(module: nn.Module, gradient: Tensor) -> ModelMap:
+    names = ModelMap(module)
+    for parameter in names.parameters:
+        object.__setattr__(parameter, "tensor", type("Stand", (), {"grad": gradient})())
+    return names
+
+
+def _about() -> object:
+    from ampscope.watcher.capsule import About
+
+    return About("run", 0, 0, "loss", "why", 1.0, "native", torch.__version__)
+
+
+@pytest.mark.parametrize("name", [*CLOSED, *OPEN])
+def test_no_instrument_fails_on_any_kind_of_tensor(name: str, tmp_path: Path) -> None:
+    make = (CLOSED.get(name) or OPEN[name])[0]
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        for number, look in enumerate(instruments(make(), tmp_path)):
+            try:
+                look()
+            except Exception as error:
+                raise AssertionError(f"instrument {number}") from error
+
+
+@pytest.mark.parametrize(
+    "kind", [Float8Weight, Opaque, Twins, Int8Weight], ids=lambda k: k.__name__
+)
+def test_a_model_of_wrapped_weights_is_watched_and_trains_the_same(
+    kind: type, tmp_path: Path
+) -> None:
+    """The weight of one layer is a wrapper that the loop fills by hand, as an all-gather does."""
+
+    def train(store: Path | None) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+        values = model[0].weight.detach().clone()
+        inner = {
+            "Twins": lambda: (values, values.clone()),
+            "Int8Weight": lambda: ((values * 100).to(torch.int8), torch.full((4,), 0.01)),
+        }.get(kind.__name__, lambda: (values,))()
+        model[0].weight = nn.Parameter(kind(*inner), requires_grad=False)
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        run = ampscope.watch(model, optimizer, store=store, every=1) if store else None
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+        if run is not None:
+            run.close()
+            found = recorded(run.store, run.id)
+            assert len(found.steps) == 4
+            notes = [e.text for e in found.of("note")]
+            assert any("left alone" in text for text in notes) == (kind is not Float8Weight)
+        return [p.detach().clone() for p in model.parameters() if p.requires_grad]
+
+    assert all(map(torch.equal, train(None), train(tmp_path / "runs.db")))
+
+
+def test_random_strides_and_offsets_are_counted_whole(tmp_path: Path) -> None:
+    """Whatever view of a storage: as many counts as elements, and the right ones."""
+    chance = np.random.default_rng(0)
+    base = torch.randn(400)
+    for _ in range(300):
+        shape = tuple(int(n) for n in chance.integers(0, 4, chance.integers(0, 4)))
+        strides = tuple(int(n) for n in chance.integers(0, 7, len(shape)))
+        view = base.as_strided(shape, strides, int(chance.integers(0, 300)))
+        counts = Accumulator()
+        counts.add(Role.WEIGHT, 0, view)
+        (frame,) = counts.take(0, 1.0).values()
+        whole = Accumulator()
+        whole.add(Role.WEIGHT, 0, view.clone(memory_format=torch.contiguous_format))
+        (expected,) = whole.take(0, 1.0).values()
+        np.testing.assert_array_equal(frame.rows, expected.rows)
+        assert frame.rows.sum() == view.numel()

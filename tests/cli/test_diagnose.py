@@ -1,0 +1,233 @@
+"""``ampscope diagnose`` and ``ampscope run`` from outside: streams, JSON, exit status, refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ampscope.cli.main import main
+from tests.helpers.diagnosis_contract import EXIT_STATUS, checked
+from tests.helpers.script_runner import write_script
+
+HEALTHY = """
+import sys, warnings
+from base import *
+o.param_groups[0]["lr"] = 0.01
+for i in range(6): step()
+warnings.warn("careful"); print("script out"); print("script err", file=sys.stderr)
+"""
+OVERFLOWS = """
+import torch
+torch.manual_seed(0)
+m = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
+with torch.no_grad(): m[1].weight.mul_(3e5); m[2].weight.mul_(1e-5)
+o = torch.optim.SGD(m.parameters(), 1e-9)
+for i in range(6):
+    o.zero_grad()
+    with torch.autocast("cpu", torch.float16):
+        loss = m(torch.randn(16, 8)).float().mean()
+    loss.backward(); o.step()
+    print("script out", loss.item())
+"""
+
+
+def ampscope(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ampscope.cli.main", *map(str, arguments)]
+    env = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env=env, cwd=cwd, timeout=120
+    )
+
+
+def test_a_healthy_script(tmp_path: Path) -> None:
+    script = write_script(tmp_path, "healthy.py", HEALTHY)
+    out = tmp_path / "out.json"
+    done = ampscope("diagnose", "--store", tmp_path / "r.db", "--json", out, script)
+    document = checked(out.read_text())
+    assert (document["verdict"], done.returncode) == ("no_fault", 0), done.stderr
+    assert document["controls"]["fp32"]["ok"] is True
+    assert "No fault found" in done.stdout
+    assert "script" not in done.stdout.replace("The script trains", "")
+    assert done.stderr.count("script out\n") == done.stderr.count("script err\n") == 1
+    assert "careful" in done.stderr
+
+
+def test_a_fault_as_json_on_standard_output(tmp_path: Path) -> None:
+    script = write_script(tmp_path, "overflows.py", OVERFLOWS)
+    done = ampscope("diagnose", "--store", tmp_path / "r.db", "--json", "-", "--no-verify", script)
+    document = checked(done.stdout)  # nothing else is on that stream
+    assert (document["verdict"], done.returncode) == ("fault", 1)
+    assert document["findings"][0]["module"] == "1"
+    assert document["findings"][0]["fix"]["verified"] is None
+    assert "script out" in done.stderr
+    assert "Root cause" in done.stderr
+    assert not (tmp_path / "-").exists()
+
+
+def test_a_script_that_cannot_be_judged(tmp_path: Path) -> None:
+    script = write_script(tmp_path, "raises.py", "raise ValueError('no data here')")
+    done = ampscope("diagnose", "--store", tmp_path / "r.db", "--json", "-", "--quiet", script)
+    document = checked(done.stdout)
+    assert (document["verdict"], done.returncode) == ("inconclusive", 2)
+    assert "ValueError at raises.py:1 before its first optimizer step" in document["reason"]
+    *progress, sentence = done.stderr.splitlines()
+    assert sentence == f"ampscope: {document['reason']}"
+    assert all(line.startswith("Running: ") for line in progress)
+
+
+def test_what_follows_the_script_belongs_to_it(tmp_path: Path) -> None:
+    script = write_script(
+        tmp_path, "trän me.py", "import sys; from base import *\nfor i in range(9): step()\n"
+        "print(sys.argv[1:])",
+    )  # fmt: skip
+    own = ("--steps", "9", "--json", "x", "--quiet", "-m")
+    done = ampscope("run", "--store", "r.db", "--steps", "20", script.name, *own, cwd=tmp_path)
+    assert done.stdout == f"{list(own)}\n"
+    assert done.returncode == 0
+    assert "9 optimizer steps." in done.stderr
+    assert not (tmp_path / "x").exists()
+    assert "--steps, --quiet goes to the script." in done.stderr  # run has no --json
+
+
+def test_ctrl_c_is_no_verdict(tmp_path: Path) -> None:
+    script = write_script(tmp_path, "long.py", "print('up', flush=True)\nwhile True: pass")
+    command = [sys.executable, "-m", "ampscope.cli.main", "diagnose", "--store", "r.db"]
+    out = tmp_path / "out.json"
+    with subprocess.Popen(
+        [*command, "--json", str(out), str(script)],
+        cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        assert process.stderr is not None
+        while "up" not in process.stderr.readline():
+            assert process.poll() is None
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+    assert process.returncode == 2
+    assert said.splitlines()[-1] == "ampscope: Cancelled. What was recorded is kept."
+    assert json.loads(out.read_text())["verdict"] == "inconclusive"
+
+
+def test_a_fault_of_ampscope_is_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object) -> None:
+        raise TypeError("a bug")
+
+    monkeypatch.setattr("ampscope.cli.diagnose.run_diagnosis", broken)
+    script, out = write_script(tmp_path, "fine.py", "pass"), tmp_path / "out.json"
+    result = CliRunner().invoke(main, ["diagnose", "--json", str(out), str(script)])
+    assert result.exit_code == 2
+    assert "ampscope itself failed, not the script: TypeError at test_cli_" in result.output
+    assert "ampscope itself failed" in checked(out.read_text())["reason"]
+
+
+REFUSED = {
+    "missing.py": "There is no file missing.py.",
+    "folder": "folder is a folder. Name the script in it, or use -m for a package.",
+    "binary.py": "binary.py is not Python: it is a binary file.",
+    "text.py": "text.py is not Python: invalid syntax at line 1.",
+    "open.py": "open.py is not Python: '(' was never closed at line 2.",
+    "latin.py": "latin.py is not Python: (unicode error) 'utf-8' codec can't decode byte 0xe4",
+    "returns.py": "returns.py is not Python: 'return' outside function at line 1.",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("command", ["run", "diagnose"])
+def test_what_is_no_script_is_refused_at_once(
+    name: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("binary.py").write_bytes(b"\x7fELF\0\xff\xfe")
+    Path("text.py").write_text("Dear reader, hello.\n")
+    Path("open.py").write_text("import torch\nx = (\n")
+    Path("latin.py").write_bytes(b"x = '\xe4'\n")
+    Path("returns.py").write_text("return 3\n")
+    json_out = ["--json", "out.json"] if command == "diagnose" else []
+    result = CliRunner().invoke(main, [command, "--store", "r.db", *json_out, name])
+    assert result.exit_code == 2
+    assert result.output.startswith(f"ampscope: {REFUSED[name]}"), result.output
+    assert result.output.count("\n") == 1
+    assert not Path("r.db").exists()
+    if json_out:
+        document = checked(Path("out.json").read_text())
+        assert document["reason"] in result.output
+        assert EXIT_STATUS[document["verdict"]] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--json", "no/such/out.json"], "there is no folder no/such"),
+        (["--json", "."], "it is a folder"),
+        (["--steps", "0"], "must be positive"),
+        (["--time-limit", "nan"], "must be positive"),
+        (["--time-limit", "-1"], "must be positive"),
+        (["--memory-limit", "-1"], "0 or more"),
+        (["--store", "fine.py/runs.db"], "fine.py"),
+    ],
+    ids=str,
+)
+def test_what_cannot_work_is_refused_at_once(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("fine.py").write_text("print('never run')\n")
+    result = CliRunner().invoke(main, ["diagnose", "--store", "r.db", *arguments, "fine.py"])
+    assert result.exit_code == 2
+    assert says in result.output
+    assert "Traceback" not in result.output
+    assert not Path("r.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("fix", "says"),
+    [
+        ("scale:0", "scale needs a positive number, such as scale:1024; not '0'."),
+        ("lr:abc", "lr needs a positive number"),
+        ("scale:nan", "scale needs a positive number"),
+        ("fp32_modules", "fp32_modules needs a value, such as fp32_modules:encoder.0,head."),
+        ("", "There is no intervention ''. Use one of: as_is, fp32, bf16"),
+        ("bf16;nonsense", "There is no intervention 'nonsense'."),
+    ],
+)
+def test_a_fix_that_is_none_is_refused_at_once(fix: str, says: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('ran')")
+    store = tmp_path / "runs.db"
+    result = CliRunner().invoke(main, ["run", "--fix", fix, "--store", str(store), str(script)])
+    assert result.exit_code == 2
+    assert says in result.output
+    assert not store.exists()
+
+
+def test_a_script_that_is_stopped_early_is_judged_by_its_first_steps(tmp_path: Path) -> None:
+    """What was not watched may fail later, and the verdict says so."""
+    script = write_script(tmp_path, "long.py", HEALTHY.replace("range(6)", "range(60)"))
+    out = tmp_path / "out.json"
+    done = ampscope("diagnose", "--store", tmp_path / "r.db", "--steps", 12, "--json", out, script)
+    document = checked(out.read_text())
+    assert (document["verdict"], done.returncode) == ("no_fault", 0), done.stderr
+    assert document["scope"]["steps"] == 12
+    assert document["scope"]["stopped_by"] == "steps"
+    said = " ".join(done.stdout.replace("\u2502", " ").split())
+    assert "No fault in the first 12 of the script's steps" in said
+    assert "--steps 48" in said
+    assert "No fault found" not in said
+
+
+def test_a_script_that_ends_by_itself_is_judged_as_a_whole(tmp_path: Path) -> None:
+    script = write_script(tmp_path, "short.py", HEALTHY)
+    out = tmp_path / "out.json"
+    ampscope("diagnose", "--store", tmp_path / "r.db", "--json", out, script)
+    scope = checked(out.read_text())["scope"]
+    assert scope == {"steps": 6, "whole_script": True, "stopped_by": None, "sentence": ""}

@@ -1,0 +1,173 @@
+"""A script that compiles is accused of what its compiled code does, not of what eager code would.
+
+The long tests compile for real; the short ones judge a compiled run that was made by hand.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.run_view import RunView
+from ampscope.diagnosis.cure import judged, wants_compiled
+from ampscope.diagnosis.load import load_diagnosis
+from ampscope.diagnosis.result import DiagnosisResult
+from ampscope.launcher.plan import run_diagnosis
+from ampscope.observations import COMPILED_FRAMES, COMPILED_NOTE, OpUse
+from ampscope.records import RunSpec
+from ampscope.store.reader import Reader
+from tests.helpers.evidence_making import (
+    FALLING,
+    FLAT,
+    HEALTHY_FP32,
+    NAN,
+    STEPS,
+    bad_op,
+    causes,
+    run,
+    steps,
+    tensor,
+)
+from tests.helpers.evidence_of_runs import clip_before_unscale
+
+ACTIVATION = bad_op("aten.addmm", tensor(400.0), tensor(2.0), tensor(600.0), fp32_max=2e5)
+EAGER = run(steps((NAN,) * STEPS), ACTIVATION, notes=(COMPILED_NOTE,))
+FRAMES = OpUse(COMPILED_FRAMES, "", "", "", 0, count=2)
+
+
+def with_compiled(compiled: RunView, policy: str = "native") -> Evidence:
+    """The eager run overflows; fp32 trains."""
+    return Evidence({"as_is": EAGER, "fp32": HEALTHY_FP32, "compiled": compiled}, policy)
+
+
+def test_a_script_that_compiles_runs_compiled_before_it_is_accused() -> None:
+    made = Evidence({"as_is": EAGER, "fp32": HEALTHY_FP32}, "native")
+    assert causes(judged(made)) == ["activation_overflow"]
+    assert wants_compiled(judged(made), made)
+    eager = run(steps((NAN,) * STEPS), ACTIVATION)
+    made = Evidence({"as_is": eager, "fp32": HEALTHY_FP32}, "native")
+    assert not wants_compiled(judged(made), made)
+
+
+def test_what_trains_compiled_is_no_fault_and_a_note() -> None:
+    found = judged(with_compiled(run(steps(), FRAMES)))
+    assert (found.verdict, found.findings, found.symptoms) == ("no_fault", (), ())
+    assert found.notes[0].startswith("The script would fail in eager mode: aten.addmm")
+
+
+@pytest.mark.parametrize(
+    "compiled",
+    [
+        run(steps((NAN,) * STEPS), FRAMES),
+        run(steps([*FALLING[:20], NAN, *FALLING[21:]]), FRAMES),  # one bad step
+        run(steps(FLAT), FRAMES),  # it does not learn
+        run(steps(weight_nonfinite=3), FRAMES),
+    ],
+)
+def test_what_fails_compiled_too_is_accused(compiled: RunView) -> None:
+    found = judged(with_compiled(compiled))
+    assert causes(found) == ["activation_overflow"]
+    assert found.notes
+
+
+@pytest.mark.parametrize(
+    ("compiled", "words"),
+    [
+        (
+            run([], ended="exception", error_type="InvalidCxxCompiler", error_text="No working"),
+            "it raised InvalidCxxCompiler: No working",
+        ),
+        (run([], ended="exception", error_type="KeyError", error_text=""), "it raised KeyError"),
+        (run(steps()), "compiled nothing"),
+        (run(steps()[:2], FRAMES), "too few"),
+        (run(steps()[:2], FRAMES, ended="killed"), "stopped at a limit"),
+    ],
+)
+def test_what_could_not_be_compiled_is_undecided(compiled: RunView, words: str) -> None:
+    found = judged(with_compiled(compiled))
+    assert (found.verdict, found.findings) == ("inconclusive", ())
+    assert "aten.addmm" in found.undecided
+    assert "not judged" in found.undecided
+    assert words in found.undecided
+
+
+def test_a_gpus_compiled_code_cannot_be_rehearsed() -> None:
+    found = judged(with_compiled(run(steps(), FRAMES), "rehearsal"))
+    assert (found.verdict, found.findings) == ("inconclusive", ())
+    found = judged(with_compiled(run(steps((NAN,) * STEPS), FRAMES), "rehearsal"))
+    assert causes(found) == ["activation_overflow"]
+
+
+def test_an_order_of_calls_is_the_same_compiled() -> None:
+    usual = clip_before_unscale()
+    made = Evidence({**usual.runs, "compiled": run(steps(), FRAMES)}, "native")
+    assert causes(judged(made)) == ["clip_before_unscale"]
+
+
+OVERFLOWS = """
+import torch
+import torch.nn.functional as F
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 5))
+with torch.no_grad():
+    net[0].weight.mul_(2000)
+    net[2].weight.fill_(3000)
+opt = torch.optim.SGD(net.parameters(), lr=0.01)
+x, y = torch.randn(64, 16), torch.randint(0, 5, (64,))
+model = torch.compile(net)
+for step in range(8):
+    with torch.autocast("cpu", torch.float16):
+        loss = F.cross_entropy(model(x).float(), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+
+
+def diagnosed(script: Path, store: Path) -> DiagnosisResult:
+    spec = RunSpec(kind="script", workload=str(script), group="one", steps=60, time_limit_s=240.0)
+    report = run_diagnosis(spec, store, verify=False)
+    with Reader(store) as reader:
+        again = load_diagnosis(reader, report.runs["as_is"].id)
+    assert causes(again.diagnosis) == causes(report.diagnosis)
+    assert (again.undecided, again.notes) == (report.undecided, report.notes)
+    return report
+
+
+@pytest.mark.thorough
+@needs_compiler
+@pytest.mark.parametrize("name", ["compiled_fused_norm", "compiled_step_bf16"])
+def test_a_healthy_compiled_script_is_not_accused(name: str, tmp_path: Path) -> None:
+    script = Path(__file__).parents[1] / "healthy" / f"{name}.py"
+    report = diagnosed(script, tmp_path / "runs.db")
+    assert report.diagnosis.verdict == "no_fault", report.undecided
+    assert "would fail in eager mode" in report.notes[0]
+    assert COMPILED_NOTE not in report.notes
+    assert len(report.runs["compiled"].id) > 0
+
+
+@pytest.mark.thorough
+@needs_compiler
+def test_an_overflow_that_compiled_code_has_too_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "overflows.py"
+    script.write_text(OVERFLOWS)
+    report = diagnosed(script, tmp_path / "runs.db")
+    assert causes(report.diagnosis) == ["activation_overflow"]
+    assert "with torch.compile on the script fails too" in report.notes[0]
+
+
+@pytest.mark.thorough
+def test_without_a_compiler_nothing_is_decided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    source = Path(__file__).parents[1] / "healthy" / "compiled_fused_norm.py"
+    script = shutil.copy(source, tmp_path / "script.py")
+    report = diagnosed(Path(script), tmp_path / "runs.db")
+    assert report.diagnosis.verdict == "inconclusive"
+    assert "compiled code was not judged" in report.undecided

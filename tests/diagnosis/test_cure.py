@@ -1,0 +1,105 @@
+"""What counts as a cure: a measured symptom that went away, and a loss that follows the control."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ampscope.analysis.evidence import Evidence
+from ampscope.diagnosis.cure import follows, is_cured
+from ampscope.diagnosis.findings import Finding
+from ampscope.report import fix_words
+from ampscope.report.contract import document
+from ampscope.rules.verdict import Fix, Status, Verdict
+from ampscope.store.reader import Reader
+from tests.helpers import script_stores
+from tests.helpers.evidence_making import (
+    FALLING,
+    FLAT,
+    HEALTHY_FP32,
+    NAN,
+    OVERFLOWED,
+    WITHOUT_SCALER,
+    but,
+    fp32_run,
+    run,
+    steps,
+)
+
+ANY = Finding("scaled_gradient_penalty", Verdict(Status.FOUND, fix=Fix("add_scaler", "")))
+DIVERGENCE = Finding("not_amp_divergence", Verdict(Status.FOUND, fix=Fix("lower_lr", "")))
+BROKEN = run(but(steps([NAN] * 30, **WITHOUT_SCALER), range(30), grad_nonfinite=9))
+
+
+def evidence(as_is: object = BROKEN, fp32: object = HEALTHY_FP32) -> Evidence:
+    return Evidence({"as_is": as_is, "fp32": fp32}, "native")  # type: ignore[dict-item]
+
+
+def test_a_symptom_that_went_away_and_a_loss_that_follows_is_a_cure() -> None:
+    assert evidence().symptoms
+    assert is_cured(ANY, evidence(), run(steps()), None) is True
+
+
+def test_a_loss_that_does_not_follow_the_control_is_no_cure() -> None:
+    assert is_cured(ANY, evidence(), run(steps(FLAT)), None) is False
+    rising = [1.5 + 0.5 * i for i in range(30)]
+    assert is_cured(ANY, evidence(fp32=fp32_run(steps(FLAT))), run(steps(rising)), None) is False
+
+
+def test_without_a_symptom_a_removed_pattern_is_not_measurable() -> None:
+    healthy = evidence(run(steps()))
+    assert not healthy.symptoms
+    assert is_cured(ANY, healthy, run(steps()), None) is None
+    assert is_cured(ANY, evidence(), BROKEN, None) is False
+
+
+def test_a_divergence_that_is_only_smaller_is_no_cure() -> None:
+    """Learning rate 30 to 3: the loss goes 2.3, 334, 23, and so it does in fp32."""
+    wild = [2.3, 334.0, 120.0, *([40.0] * 20), *([23.0] * 7)]
+    slower, reference = run(steps(wild)), fp32_run(steps(wild))
+    before = evidence(fp32=fp32_run(steps([2.3 * 10.0**i for i in range(30)])))
+    assert is_cured(DIVERGENCE, before, slower, reference) is False
+    assert is_cured(DIVERGENCE, before, run(steps()), HEALTHY_FP32) is True
+
+
+@pytest.mark.parametrize("count", [8, 12, 14, 30, 200])
+def test_a_search_for_the_scale_in_a_short_run_is_no_failed_fix(count: int) -> None:
+    """The fixed run begins with eleven skips. However few steps are left after them, it is not
+    "not cured"; with enough of them it is cured."""
+    losses = [1.5 - 1.2 * i / count for i in range(count)]
+    fixed = run(but(steps(losses), range(11), **OVERFLOWED))
+    fixed = run([replace(a, scale=2.0 ** max(16 - i, 5)) for i, a in enumerate(fixed.attempts)])
+    before = evidence(run(but(steps([NAN] * count, **OVERFLOWED), ())), fp32_run(steps(losses)))
+    found = is_cured(ANY, before, fixed, None)
+    assert found is (True if count >= 30 else None)
+
+
+def test_a_control_that_does_not_train_proves_nothing() -> None:
+    wild = steps([2.3, *([334.0] * 9), *([23.0] * 20)])
+    assert is_cured(ANY, evidence(fp32=fp32_run(wild)), run(wild), None) is None
+
+
+def test_several_optimizers_are_not_compared_by_their_losses() -> None:
+    two = [replace(a, optimizer=f"optimizer{a.attempt % 2}") for a in steps(FLAT)]
+    assert follows(run(two), fp32_run(two)) is True
+    assert follows(run(steps(FALLING)), None) is None
+
+
+def test_what_is_written_where_nothing_could_be_measured(tmp_path: Path) -> None:
+    """A clip on scaled gradients under Adam: the pattern is wrong, and the loss is as good."""
+    path = tmp_path / "r.db"
+    head = script_stores.overflow(path)
+    with Reader(path) as reader:
+        from ampscope.diagnosis.load import load_diagnosis
+
+        report = load_diagnosis(reader, head)
+    assert document(report)["findings"][0]["fix"]["verified"] is True
+    trials = tuple(replace(t, cured=None) for t in report.trials)
+    unsure = replace(report, trials=trials)
+    fix = document(unsure)["findings"][0]["fix"]
+    assert fix["verified"] is None
+    assert "The effect is not measurable in 12 steps" in fix["verification"]
+    assert fix_words.state(unsure) == "not measurable"
+    assert fix_words.outcome(trials[0]) == ("pattern removed; effect not measurable in 12 steps")

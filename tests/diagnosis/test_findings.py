@@ -1,0 +1,160 @@
+"""How the rules' answers become one diagnosis: contained, nested, ranked, and honest."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+
+import pytest
+
+from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.symptoms import Symptom
+from ampscope.diagnosis import findings as module
+from ampscope.diagnosis.findings import Diagnosis, diagnose
+from ampscope.rules.catalog import NAMES, all_rules
+from ampscope.rules.verdict import Rule, Status, Verdict, passed
+from tests.helpers.evidence_making import (
+    FALLING,
+    FLAT,
+    NAN,
+    OVERFLOWED,
+    STEPS,
+    answers,
+    causes,
+    evidence,
+    fp32_run,
+    run,
+    steps,
+)
+from tests.helpers.evidence_of_ops import ACTIVATION, fails_forward
+from tests.helpers.evidence_of_runs import diverging
+
+FOUND = Verdict(Status.FOUND, "seen")
+
+
+def rule(name: str, order: int, verdict: Verdict = FOUND, explains: tuple[str, ...] = ()) -> Rule:
+    """A rule that always gives the same answer."""
+    return Rule(name, lambda evidence: verdict, ("as_is",), order, explains)
+
+
+def failing(evidence: Evidence) -> Verdict:
+    raise KeyError("no such tensor")
+
+
+def under(monkeypatch: pytest.MonkeyPatch, *rules: Rule, made: Evidence | None = None) -> Diagnosis:
+    """The diagnosis of a healthy run, or of ``made``, under these rules alone."""
+    monkeypatch.setattr(module, "all_rules", lambda: rules)
+    return diagnose(made or evidence(run(steps())))
+
+
+def test_a_rule_that_raises_is_errored_and_the_others_still_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broken = Rule("broken", failing, ("as_is",), 1)
+    diagnosis = under(monkeypatch, broken, rule("sound", 2), rule("calm", 3, passed("fine")))
+    said = {r.id: v for r, v in diagnosis.answers}
+    assert [said[n].status for n in ("broken", "sound", "calm")] == [
+        Status.ERRORED, Status.FOUND, Status.PASSED,
+    ]  # fmt: skip
+    assert said["broken"].reason == "KeyError: 'no such tensor'"
+    assert causes(diagnosis) == ["sound"]
+
+
+def test_an_errored_rule_alone_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    diagnosis = under(monkeypatch, Rule("broken", failing, ("as_is",), 1))
+    assert (diagnosis.verdict, diagnosis.findings) == ("no_fault", ())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_rule_may_break_without_spoiling_another_finding(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = [dataclasses.replace(r, check=failing) if r.id == name else r for r in all_rules()]
+    made = fails_forward(ACTIVATION)
+    diagnosis = under(monkeypatch, *rules, made=made)
+    said = {r.id: v.status for r, v in diagnosis.answers}
+    assert said[name] is Status.ERRORED
+    assert list(said.values()).count(Status.ERRORED) == 1
+    assert causes(diagnosis) == ([] if name == "activation_overflow" else ["activation_overflow"])
+
+
+def test_the_smaller_order_ranks_first_whatever_the_order_of_the_rules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    diagnosis = under(monkeypatch, rule("late", 70), rule("early", 10), rule("middle", 40))
+    assert causes(diagnosis) == ["early", "middle", "late"]
+
+
+def test_a_consequence_is_nested_under_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    cause = rule("cause", 10, explains=("effect",))
+    diagnosis = under(monkeypatch, rule("effect", 20), cause, rule("other", 30))
+    assert causes(diagnosis) == ["cause", "other"]
+    assert [c.cause for c in diagnosis.findings[0].consequences] == ["effect"]
+    assert diagnosis.findings[1].consequences == ()
+
+
+def test_what_a_cause_would_explain_stands_alone_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    absent = rule("cause", 10, passed("not here"), explains=("effect",))
+    assert causes(under(monkeypatch, absent, rule("effect", 20))) == ["effect"]
+
+
+def test_a_rule_that_needs_a_control_is_not_asked_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asks = Rule("asks", failing, ("as_is", "scale:1"), 10)
+    diagnosis = under(monkeypatch, asks)
+    verdict = diagnosis.answers[0][1]
+    assert verdict.status is Status.INCONCLUSIVE
+    assert "scale:1" in verdict.reason
+
+
+def test_a_healthy_run_has_no_finding() -> None:
+    diagnosis = diagnose(evidence(run(steps())))
+    assert (diagnosis.verdict, diagnosis.findings, diagnosis.symptoms) == ("no_fault", (), ())
+    assert {v.status for _, v in diagnosis.answers} == {Status.PASSED, Status.NOT_APPLICABLE}
+    assert [r.id for r, _ in diagnosis.answers] == list(NAMES)
+
+
+def test_harm_without_a_cause_is_inconclusive_and_names_the_symptom() -> None:
+    diagnosis = diagnose(evidence(run(steps(FLAT))))
+    assert (diagnosis.verdict, diagnosis.findings) == ("inconclusive", ())
+    assert diagnosis.symptoms == (Symptom.BEHIND.value,)
+
+
+def test_without_the_control_each_rule_that_needs_it_says_so() -> None:
+    said = answers(evidence(run(steps((NAN,) * STEPS, **OVERFLOWED)), fp32=None))
+    needing = {r.id for r in all_rules() if "fp32" in r.needs}
+    assert needing == {n for n, v in said.items() if v.status is Status.INCONCLUSIVE}
+    assert all(said[name].reason == "The control fp32 was not run." for name in needing)
+
+
+def test_divergence_keeps_its_consequences_with_it() -> None:
+    # The overflow of half precision follows from the growth that fp32 shows as well.
+    usual = diverging()
+    assert usual.fp32 is not None
+    late = dataclasses.replace(ACTIVATION, attempt=4)
+    broken = steps((1.0, 10.0, 100.0, 1e3, *(NAN,) * 26))
+    made = evidence(run([dataclasses.replace(a, skipped=a.attempt > 3) for a in broken], late),
+                    usual.fp32)  # fmt: skip
+    diagnosis = diagnose(made)
+    assert causes(diagnosis)[0] == "not_amp_divergence"
+    assert "activation_overflow" not in causes(diagnosis)
+
+
+def test_the_policy_under_which_it_was_judged_is_kept() -> None:
+    runs = {"as_is": run(steps()), "fp32": fp32_run(steps(FALLING))}
+    assert diagnose(Evidence(runs, "rehearsal")).policy == "rehearsal"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rule_is_named_after_its_file_and_explains_causes_that_rank_later(name: str) -> None:
+    own: Rule = importlib.import_module(f"ampscope.rules.{name}").RULE
+    order = {r.id: r.order for r in all_rules()}
+    assert own.id == name
+    assert own.needs[0] == "as_is"
+    # A finding can be nested only under one that is ranked before it.
+    backward = [c for c in own.explains if order[c] < own.order]
+    assert set(own.explains) <= set(NAMES)
+    assert not backward

@@ -1,0 +1,170 @@
+"""An undetermined verdict names the first bad op, its place, and a next step that fits the run."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ampscope.diagnosis.load import load_diagnosis
+from ampscope.diagnosis.result import DiagnosisResult
+from ampscope.observations import Attempt, BadOp, ParameterGradient, Scan
+from ampscope.report.build import document
+from ampscope.report.contract import to_json
+from ampscope.report.markdown import to_markdown
+from ampscope.report.terminal import print_report
+from ampscope.store.reader import Reader
+from tests.helpers import script_stores
+from tests.helpers.script_stores import FALLING, attempt, bad_op, healthy_run, run, seen
+
+FLAT: list[Attempt] = [attempt(i, 1.5 - 0.001 * i) for i in range(12)]
+# NaN came to the loss at step 4, from an op of a kind that no rule knows.
+UNKNOWN: BadOp = replace(
+    bad_op(), op="aten.log", attempt=4, count=8, fp32_max=None, fp32_finite=None, dtype="fp32"
+)
+BAD = [
+    attempt(i, x if i < 4 else float("nan"), grad_nonfinite=0 if i < 4 else 9)
+    for i, x in enumerate(FALLING)
+]
+
+
+def diagnosed(
+    path: Path, *observations: object, fp32: bool = True, **outcome: object
+) -> DiagnosisResult:
+    made = [o for o in observations if isinstance(o, Attempt)]
+    others = [o for o in observations if not isinstance(o, Attempt)]
+    head = run(path, "as_is", seen(made, *others, **outcome))  # type: ignore[arg-type]  # by hand
+    if fp32:
+        healthy_run(path, "fp32")
+    with Reader(path) as reader:
+        return load_diagnosis(reader, head)
+
+
+def printed(report: DiagnosisResult) -> str:
+    out = io.StringIO()
+    print_report(report, Console(file=out, width=10_000))
+    return out.getvalue()
+
+
+def test_the_first_bad_op_its_module_line_and_step_are_named(tmp_path: Path) -> None:
+    report = diagnosed(tmp_path / "r.db", *BAD, UNKNOWN)
+    assert report.diagnosis.verdict == "inconclusive", report.diagnosis.findings
+    said = (
+        "Where to look first: aten.log gave the first non-finite value out of finite inputs "
+        "(in module encoder.2.ffn.wo, forward, at train.py:18, step 4)."
+    ).replace("encoder.2.ffn.wo", UNKNOWN.module)
+    assert said in report.undecided
+    text = printed(report)
+    assert said in text
+    assert "h = self.wo(x)" in text
+    lead = json.loads(to_json(report))["lead"]
+    assert (lead["op"], lead["module"], lead["line"], lead["step"]) == (
+        "aten.log", UNKNOWN.module, "train.py:18", 4,
+    )  # fmt: skip
+    with Reader(tmp_path / "r.db") as reader:
+        told = to_markdown(document(reader, [report.runs["as_is"].id])).replace("\\", "")
+    assert "Where to look first: aten.log" in told
+
+
+def test_advice_fits_how_the_script_ended(tmp_path: Path) -> None:
+    ended = printed(diagnosed(tmp_path / "a.db", *BAD, UNKNOWN))
+    assert "more steps" not in ended
+    assert f"`ampscope run --fix fp32_modules:{UNKNOWN.module}`" in ended
+    stopped = printed(diagnosed(tmp_path / "b.db", *BAD, UNKNOWN, ended="steps"))
+    assert "Diagnose it again over more steps" in stopped
+    raised = {"ended": "exception", "error_type": "RuntimeError", "error_line": "train.py:9"}
+    error = printed(diagnosed(tmp_path / "c.db", *FLAT, error_text="odd", **raised))
+    assert "the script's error is RuntimeError (at train.py:9" in error
+    assert "Fix the script's own error at train.py:9 first" in error
+
+
+@pytest.mark.parametrize(
+    ("observations", "said"),
+    [
+        (BAD, "the loss is not finite there for the first time (step 4)"),
+        (FLAT, "in fp32 (step "),
+        (
+            [*(replace(a, loss=1.0) for a in BAD),
+             ParameterGradient(4, "optimizer0", "a.weight", 0, 9, 0, 9, None)],
+            "the gradient of a.weight is not finite there for the first time (in module a,",
+        ),
+    ],
+)  # fmt: skip
+def test_without_an_op_the_first_bad_step_is_named(
+    observations: list[object], said: str, tmp_path: Path
+) -> None:
+    report = diagnosed(tmp_path / "r.db", *observations)
+    assert report.diagnosis.verdict == "inconclusive", report.diagnosis.findings
+    assert said in report.undecided
+
+
+def test_that_fp32_fails_too_is_the_advice(tmp_path: Path) -> None:
+    path = tmp_path / "r.db"
+    broken = Scan("end", "buffer", "s", "fp32", 4, 4, 0, None)
+    run(path, "fp32", seen(FLAT, broken))
+    report = diagnosed(path, *FLAT, broken, fp32=False)
+    assert "The fp32 control fails too" in printed(report)
+
+
+def test_undetermined_is_printed_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ampscope.cli.diagnose import Output
+
+    show: Callable[[DiagnosisResult], None] = Output(None).show
+    show(diagnosed(tmp_path / "r.db", *BAD, UNKNOWN))
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("Undetermined") == 1
+
+
+def test_a_finding_needs_no_lead(tmp_path: Path) -> None:
+    path = tmp_path / "r.db"
+    head = script_stores.overflow(path)
+    with Reader(path) as reader:
+        report = load_diagnosis(reader, head)
+    assert report.lead is None
+    assert json.loads(to_json(report))["lead"] is None
+
+
+def test_a_control_without_memory_is_no_failing_control(tmp_path: Path) -> None:
+    path = tmp_path / "r.db"
+    error = {"ended": "exception", "error_type": "RuntimeError"}
+    text = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes"
+    run(path, "fp32", seen(FLAT[:6], error_text=text, **error))
+    report = diagnosed(path, *BAD, UNKNOWN, fp32=False)
+    said = printed(report)
+    assert "fp32: it ran out of memory" in said
+    assert "the script raised" not in said
+    assert "fails too" not in said
+
+
+def test_other_random_numbers_in_bf16_are_no_lack_of_a_seed(tmp_path: Path) -> None:
+    """torch draws other numbers in bf16 than in fp32: what is drawn behind them differs."""
+
+    def starts(dtype: str, std: float) -> list[Scan]:
+        first = Scan("start", "parameter", "a.weight", dtype, 64, 0, 0, 0.5, std=0.1)
+        return [first, replace(first, name="b.weight", dtype="fp32", std=std)]
+
+    for name, dtype, told in (("a", "bf16", "drawn in another dtype"), ("b", "fp32", "reproduce")):
+        path = tmp_path / f"{name}.db"
+        run(path, "fp32", seen(FLAT, *starts("fp32", 0.3)))
+        report = diagnosed(path, *FLAT, *starts(dtype, 0.2), fp32=False)
+        assert told in " ".join(report.notes)
+
+
+def test_fp16_without_a_scaler_is_noted_and_no_fault(tmp_path: Path) -> None:
+    made = [attempt(i, x, scaler="", scale=1.0) for i, x in enumerate(FALLING)]
+    facts = {"flop_dtypes": ("fp16",), "flop_counts": (9,), "traced_ops": 9}
+    calls = [o for o in seen(made, **facts) if getattr(o, "name", "") not in ("scale",)]
+    path = tmp_path / "r.db"
+    head = run(path, "as_is", calls)
+    healthy_run(path, "fp32")
+    with Reader(path) as reader:
+        report = load_diagnosis(reader, head)
+    assert report.diagnosis.verdict == "no_fault"
+    assert "trains in fp16 without a GradScaler" in " ".join(report.notes)

@@ -1,0 +1,223 @@
+"""Synthetic diagnoses: runs of a script under its controls, written by RunWriter.
+
+What is written is what a recorder would have seen; the verdict is left to the rules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ampscope.observations import Attempt, BadOp, Call, Observation, Operand, Outcome, Scan
+from ampscope.records import RunSpec, State, StepRecord
+from ampscope.store.writer import RunWriter
+from tests.helpers.stores import MACHINE
+
+SPEC = RunSpec(workload="/home/me/train.py", kind="script", steps=200, label="train.py", group="g1")
+MODULE = "encoder.2.wo"
+STEPS = 12
+FALLING = [1.5 - 0.1 * i for i in range(STEPS)]
+NAN = math.nan
+
+
+def attempt(number: int, loss: float | None, **changed: object) -> Attempt:
+    """A healthy step of an fp16 script with a scaler, but for what is ``changed``."""
+    healthy = Attempt(
+        attempt=number,
+        optimizer="optimizer0",
+        scaler="scaler0",
+        loss=loss,
+        loss_dtype="fp32",
+        scale=65536.0,
+        skipped=False,
+        unscaled_before=False,
+        backwards=1,
+        grad_total=1000,
+        grad_zero=0,
+        grad_nonfinite=0,
+        grad_max=0.5,
+        grad_norm=1.0,
+        lr=0.01,
+        moved_share=1.0,
+        update_norm=0.01,
+        weight_nonfinite=0,
+        grad_dtypes="fp32",
+        weight_dtypes="fp32",
+        state_dtypes="fp32",
+    )
+    return replace(healthy, **changed)  # type: ignore[arg-type]  # fields by name
+
+
+def broken(number: int) -> Attempt:
+    """A step whose loss is NaN, and which the scaler leaves out."""
+    return attempt(
+        number,
+        NAN,
+        scale=2.0 ** (16 - number),
+        skipped=True,
+        grad_nonfinite=1000,
+        grad_max=None,
+        grad_norm=None,
+        moved_share=0.0,
+    )
+
+
+def bad_op(module: str = MODULE, line: str = "train.py:18", code: str = "h = self.wo(x)") -> BadOp:
+    """A matmul that overflows fp16 in every step."""
+    inputs = (
+        Operand("fp16", (64, 256), 1028.0, 0.02, 0, 0),
+        Operand("fp16", (256, 32), 31.25, 0.001, 0, 0, is_parameter=True),
+    )
+    return BadOp(
+        id=0,
+        kind="nonfinite",
+        attempt=0,
+        phase="forward",
+        op="aten.mm",
+        node="",
+        module=module,
+        module_type="Linear",
+        line=line,
+        code=code,
+        dtype="fp16",
+        inputs=inputs,
+        scalars=(),
+        nan=0,
+        pos_inf=40,
+        neg_inf=20,
+        total=2048,
+        fp32_max=234280.0,
+        fp32_finite=True,
+        autocast=True,
+        consumers=("add", "mean"),
+        count=STEPS,
+        last_attempt=STEPS - 1,
+        reached_loss=True,
+        reached_gradient=True,
+    )
+
+
+def seen(attempts: Sequence[Attempt], *others: Observation, **outcome: object) -> list[Observation]:
+    """Calls and attempts of a plain loop, then ``others``, then how it ended."""
+    calls: list[Observation] = []
+    for a in attempts:
+        for name, value in (("scale", a.scale), ("backward", a.loss), ("scaler_step", None)):
+            calls.append(
+                Call(len(calls), a.attempt, name, value=value, line="train.py:30", scaled=True)
+            )
+    ended = {"ended": "returned", "attempts": len(attempts), "elapsed_s": 2.0}
+    ended |= {"uses_autocast": "fp16", "backwards": len(attempts)} | outcome
+    return [*calls, *attempts, *others, Outcome(**ended)]  # type: ignore[arg-type]  # by name
+
+
+def run(
+    store: Path,
+    control: str,
+    observations: Sequence[Observation] | None,
+    spec: RunSpec = SPEC,
+    state: State | None = State.FINISHED,
+    message: str = "",
+) -> str:
+    """One run; ``state`` None leaves it running, ``observations`` None leaves nothing recorded."""
+    writer = RunWriter.create(store, replace(spec, control=control))
+    writer.start(MACHINE)
+    if observations is not None:
+        writer.add_observations(observations)
+        for record in observations:
+            if isinstance(record, Attempt):
+                writer.add_step(
+                    StepRecord(
+                        record.attempt,
+                        record.loss,
+                        record.scale if record.scaler else None,
+                        skipped=record.skipped,
+                        grad_norm=NAN if record.grad_nonfinite else record.grad_norm,
+                    )
+                )
+    if state is not None:
+        writer.finish(state, message)
+    writer.close()
+    return writer.run_id
+
+
+def healthy_run(store: Path, control: str, spec: RunSpec = SPEC) -> str:
+    """A run that learns."""
+    return run(store, control, seen([attempt(i, x) for i, x in enumerate(FALLING)]), spec)
+
+
+def overflow(
+    store: Path, spec: RunSpec = SPEC, op: BadOp | None = None, *, fixed: bool = True
+) -> str:
+    """A matmul overflows in fp16 only; with its module in fp32 the script learns."""
+    op = op or bad_op()
+    start = Scan("start", "parameter", f"{op.module}.weight", "fp32", 8192, 0, 0, 0.5)
+    head = run(store, "as_is", seen([broken(i) for i in range(STEPS)], op, start), spec)
+    healthy_run(store, "fp32", spec)
+    healthy_run(store, "bf16", spec)
+    if fixed:
+        healthy_run(store, f"fp32_modules:{op.module}", spec)
+    return head
+
+
+def no_fault(store: Path, spec: RunSpec = SPEC, search: int = 3) -> str:
+    """A search for the scale of ``search`` steps, then as good as fp32."""
+    skipped = {"skipped": True, "grad_nonfinite": 10, "moved_share": 0.0}
+    attempts = [attempt(i, x, **(skipped if i < search else {})) for i, x in enumerate(FALLING)]
+    head = run(store, "as_is", seen(attempts), spec)
+    healthy_run(store, "fp32", spec)
+    return head
+
+
+def undetermined(store: Path, spec: RunSpec = SPEC) -> str:
+    """It learns nothing, fp32 does, and nothing that was recorded tells why."""
+    flat = [attempt(i, 1.5 - 0.001 * i) for i in range(STEPS)]
+    head = run(store, "as_is", seen(flat), spec)
+    healthy_run(store, "fp32", spec)
+    return head
+
+
+def innocent(store: Path, spec: RunSpec = SPEC) -> str:
+    """The loss explodes in fp32 at the same step as in fp16."""
+
+    def exploding(scaler: str) -> list[Attempt]:
+        losses = [1.0, 1e3, 1e9, math.inf, *[NAN] * 8]
+        bad = {"grad_nonfinite": 1000, "grad_norm": None, "grad_max": None}
+        return [
+            attempt(
+                i,
+                x,
+                scaler=scaler,
+                skipped=bool(scaler) and i >= 3,
+                weight_nonfinite=0 if scaler or i < 3 else 1000,
+                **({} if i < 3 else bad),
+            )
+            for i, x in enumerate(losses)
+        ]
+
+    head = run(store, "as_is", seen(exploding("scaler0")), spec)
+    run(store, "fp32", seen(exploding(""), uses_autocast=""), spec)
+    return head
+
+
+def raised(store: Path, spec: RunSpec = SPEC) -> str:
+    """An exception before the first optimizer step."""
+    outcome = {
+        "ended": "exception",
+        "error_type": "FileNotFoundError",
+        "error_text": "No such file: 'data.npz'",
+        "error_line": "train.py:7",
+    }
+    head = run(store, "as_is", seen([], **outcome), spec)
+    run(store, "fp32", seen([], **outcome), spec)
+    return head
+
+
+def lost(store: Path, spec: RunSpec = SPEC) -> str:
+    """The process of the run as it is was killed."""
+    head = run(store, "as_is", None, spec, state=None)
+    writer = RunWriter(store, head)
+    writer._update(pid_started=-1.0)  # this pid now belongs to another process: ours
+    writer.close()
+    return head

@@ -1,0 +1,103 @@
+"""Which fixes a diagnosis tries: bf16 instead of a set that would hold every module."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from ampscope.analysis.run_view import RunView
+from ampscope.diagnosis.findings import diagnose
+from ampscope.launcher.plan import Plan
+from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
+from ampscope.observations import BadOp, Observation
+from ampscope.records import RunInfo
+from tests.helpers.evidence_making import FLAT, HEALTHY_FP32, OVERFLOWED, run, scan, steps
+from tests.helpers.evidence_of_ops import ACTIVATION
+
+MODULES = ("a", "b", "c", "d")
+SCANS = [scan("start", "parameter", f"{name}.weight") for name in MODULES]
+
+
+class Info:
+    """Of a run: as much as the plan reads."""
+
+    id = "run"
+    machine = None
+
+
+class Runs:
+    """Stands in for the processes: only all modules in fp32, or bf16, cure."""
+
+    def __init__(self, bad: list[BadOp], bf16_cures: bool, needed: tuple[str, ...]) -> None:
+        self.broken: list[Observation] = _observations(run(steps(FLAT, **OVERFLOWED), *bad, *SCANS))
+        self.healthy: list[Observation] = _observations(run(steps(), *SCANS))
+        self.bf16_cures, self.needed = bf16_cures, needed
+        self.made: list[str] = []
+
+    def can_apply(self, control: str) -> bool:
+        return True
+
+    def first_to_share(self) -> str:
+        return ""  # every run has a copy of all that it writes
+
+    def start(self, control: str, parent: str = "") -> str:
+        return control
+
+    def wait(self, control: str, show: object = None) -> ScriptRun:
+        return self.run(control)
+
+    def run(self, control: str, parent: str = "") -> ScriptRun:
+        self.made.append(control)
+        name, _, value = control.partition(":")
+        cures = name == "bf16" and self.bf16_cures
+        cures = cures or (name == "fp32_modules" and set(self.needed) <= set(value.split(",")))
+        seen = self.healthy if cures else self.broken
+        if name == "fp32":
+            seen = _observations(HEALTHY_FP32)
+        return ScriptRun(cast(RunInfo, Info()), tuple(seen), "")
+
+
+def _observations(view: RunView) -> list[Observation]:
+    return [*view.calls, *view.attempts, *view.bad_ops, *view.scans, view.outcome]
+
+
+def _bad(*modules: str) -> list[BadOp]:
+    return [
+        replace(ACTIVATION, id=n, module=name, line=f"train.py:{n + 1}")
+        for n, name in enumerate(modules)
+    ]
+
+
+def _tried(bad: list[BadOp], *, bf16: bool, needed: tuple[str, ...]) -> tuple[Plan, Runs]:
+    runs = Runs(bad, bf16, needed)
+    plan = Plan(cast(ScriptRuns, cast(Any, runs)), lambda text: None)
+    plan.first_two(None)
+    plan.try_fixes(diagnose(plan.evidence).findings[0])
+    return plan, runs
+
+
+@pytest.mark.parametrize("overflowing", [MODULES, ("a",)])
+def test_every_module_in_fp32_gives_way_to_bf16(overflowing: tuple[str, ...]) -> None:
+    plan, runs = _tried(_bad(*overflowing), bf16=True, needed=MODULES)
+    cured = [trial for trial in plan.trials if trial.cured]
+    assert [(t.control, t.kind) for t in cured] == [("bf16", "use_bf16")]
+    assert runs.made.count("bf16") == 1
+
+
+def test_where_most_modules_overflow_no_set_is_searched() -> None:
+    _, runs = _tried(_bad(*MODULES), bf16=True, needed=MODULES)
+    assert not [made for made in runs.made if made.count(",")]
+
+
+def test_without_a_healthy_bf16_every_module_is_the_answer() -> None:
+    plan, _ = _tried(_bad(*MODULES), bf16=False, needed=MODULES)
+    cured = [trial.control for trial in plan.trials if trial.cured]
+    assert cured == ["fp32_modules:a,b,c,d"]
+
+
+def test_a_small_set_is_still_preferred() -> None:
+    plan, _ = _tried(_bad("a"), bf16=True, needed=("b", "d"))
+    cured = [trial.control for trial in plan.trials if trial.cured]
+    assert cured == ["fp32_modules:b,d"]

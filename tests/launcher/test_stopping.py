@@ -1,0 +1,126 @@
+"""A signal at any moment ends the command line with one sentence, and no child is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import browser
+
+SCRIPT = """
+import torch
+w = torch.nn.Linear(2, 1)
+o = torch.optim.SGD(w.parameters(), 0.1)
+for _ in range(30):
+    o.zero_grad(); w(torch.ones(4, 2)).mean().backward(); o.step()
+"""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+START_S = 60.0
+LONGEST_S = {"diagnose": 14.0, "probe": 10.0}
+GONE_S = 20.0
+
+
+def command(what: str, folder: Path) -> list[str]:
+    (folder / "train.py").write_text(SCRIPT)
+    store = ["--store", str(folder / "runs.db")]
+    given = {
+        "diagnose": ["diagnose", "--quiet", *store, str(folder / "train.py")],
+        "probe": ["probe", "gpt", "--steps", "200", *store],
+    }[what]
+    return [sys.executable, "-m", "ampscope.cli.main", *given]
+
+
+def children_of(folder: Path) -> list[str]:
+    """Command lines of the processes that name the folder."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and int(process.name) != os.getpid():
+            try:
+                line = (process / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if os.fsencode(folder) in line:
+                found.append(line.replace(b"\0", b" ").decode(errors="replace"))
+    return found
+
+
+def stopped(what: str, number: signal.Signals, after_s: float, folder: Path) -> None:
+    process = subprocess.Popen(
+        command(what, folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    time.sleep(after_s)
+    process.send_signal(number)
+    out, said = process.communicate(timeout=60)
+    assert "Traceback" not in out + said, said
+    assert "Exception ignored" not in said, said
+    if process.returncode in (130, 2):
+        assert said.count("What was recorded is kept") == 1, said
+    else:  # before Python itself had begun to listen, or after the end
+        assert process.returncode in (0, 1, -number), (process.returncode, said)
+    deadline = time.monotonic() + GONE_S
+    while (left := children_of(folder)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left
+
+
+@pytest.mark.parametrize("what", LONGEST_S)
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_at_some_moment(what: str, number: signal.Signals, tmp_path: Path) -> None:
+    moment = random.Random(f"{what}{number}").uniform(0.2, LONGEST_S[what])
+    stopped(what, number, moment, tmp_path)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_ends_the_dashboard_and_its_server(number: signal.Signals, tmp_path: Path) -> None:
+    """To the command alone, as `kill` sends it: nothing else tells the server to end."""
+    port = browser._free_port()
+    command = [sys.executable, "-m", "ampscope.cli.main", "dashboard", "--headless"]
+    command += ["--port", str(port), "--store", str(tmp_path / "runs.db")]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    ) as process:
+        deadline = time.monotonic() + START_S
+        while not answers(port) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    assert "Traceback" not in said
+    assert not answers(port)
+    assert not list(tmp_path.glob("ampscope-*-*-*"))
+
+
+def answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(5400)  # 100 commands, each up to some seconds
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_at_a_hundred_moments(number: signal.Signals, tmp_path: Path) -> None:
+    moments = random.Random(f"{number} 100")
+    for trial in range(100):
+        folder = tmp_path / str(trial)
+        folder.mkdir()
+        what = ("diagnose", "probe")[trial % 2]
+        stopped(what, number, moments.uniform(0.0, LONGEST_S[what]), folder)

@@ -1,0 +1,253 @@
+"""What is recorded of a script's arguments, paths and machine, and what is handed on."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import stat
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ampscope import privacy
+from ampscope.errors import BadInput
+from ampscope.launcher.script_runs import repeatable
+from ampscope.observations import Outcome
+from ampscope.records import Event, RunSpec, State
+from ampscope.report.build import document
+from ampscope.runner.child_frame import lock_path
+from ampscope.store import sharing
+from ampscope.store.export import to_json
+from ampscope.store.reader import Reader
+from ampscope.store.writer import RunWriter
+from tests.helpers import script_stores, stores, watched_stores
+from tests.helpers.child_runs import run_command
+from tests.helpers.classes import Class
+
+SECRET = "hf_S3cr3tValue"
+MASKED = {
+    ("--token", SECRET): ("--token", "***"),
+    (f"--token={SECRET}",): ("--token=***",),
+    (f"--hf_token={SECRET}",): ("--hf_token=***",),
+    ("--apiKey", SECRET): ("--apiKey", "***"),
+    ("-password", SECRET): ("-password", "***"),
+    ("--db-password", "-dashed"): ("--db-password", "***"),
+    (f"AWS_SECRET_ACCESS_KEY={SECRET}",): ("AWS_SECRET_ACCESS_KEY=***",),
+    (f"logger.wandb.api_key={SECRET}",): ("logger.wandb.api_key=***",),
+    (f"https://me:{SECRET}@host.org/x?y=1",): ("https://***@host.org/x?y=1",),
+    (f"s3://{SECRET}@bucket/data",): ("s3://***@bucket/data",),
+    ("--header", f"Authorization: Bearer {SECRET}"): ("--header", "Authorization: *** ***"),
+    (f'{{"token": "{SECRET}"}}',): ('{"token": "***"}',),
+    ("--credentials", SECRET, "--lr", "1"): ("--credentials", "***", "--lr", "1"),
+    ("--auth", "--lr", "1"): ("--auth", "--lr", "1"),
+    (f"--config=logger.api_key={SECRET}",): ("--config=logger.api_key=***",),
+    (f"--set=a=1,b.token='{SECRET}',c=2",): ("--set=a=1,b.token='***',c=2",),
+    (f'{{"hub": {{"token": "{SECRET}"}}, "lr": 1}}',): ('{"hub": {"token": "***"}, "lr": 1}',),
+    ("push", f"hf_{SECRET[3:]}{'x' * 20}"): ("push", "***"),
+    (f"ghp_{'S3cr3tValue' * 3}",): ("***",),
+}
+SEVERAL = {
+    f"--opts=token={SECRET},secret=other,lr=1": "--opts=token=***,secret=***,lr=1",
+    f"Authorization: Bearer {SECRET}": "Authorization: *** ***",
+}
+KEPT = (
+    ("--lr", "3e-4", "--epochs=5"),
+    ("--max-tokens", "512", "--tokenizer", "gpt2"),
+    ("--key-dim", "64", "--num-keys=8"),
+    ("--token-file", "token.txt"),
+    ("data:8080", "https://host.org/a@b", "monkey=1", "--author=me"),
+)
+
+
+@pytest.mark.parametrize("args", MASKED)
+def test_values_after_names_of_secrets_are_masked(args: tuple[str, ...]) -> None:
+    found = privacy.masked(args)
+    assert SECRET not in " ".join(found)
+    if "Bearer" not in args[-1]:
+        assert found == MASKED[args]
+
+
+@pytest.mark.parametrize("arg", SEVERAL)
+def test_an_error_that_quotes_one_of_several_secrets_is_stored_without_it(
+    arg: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(privacy, "_hidden", [])
+    assert privacy.masked((arg,)) == (SEVERAL[arg],)
+    privacy.hide_secrets_of((arg, "--lr"))
+    assert privacy.without_secrets(f"refused: {SECRET} is old") == "refused: *** is old"
+
+
+@pytest.mark.parametrize("args", KEPT)
+def test_other_values_are_kept(args: tuple[str, ...]) -> None:
+    assert privacy.masked(args) == args
+
+
+def test_a_secret_is_in_no_part_of_a_store(tmp_path: Path) -> None:
+    store = tmp_path / "runs.db"
+    spec = RunSpec("/home/me/train.py", kind="script", args=("--token", SECRET, "--lr", "1"))
+    privacy.hide_secrets_of(spec.args)
+    try:
+        writer = RunWriter.create(store, spec)
+        writer.add_observations([Outcome("exception", error_text=f"bad token {SECRET}")])
+        writer.finish(State.FAILED, f"It raised: {SECRET}", f"Traceback\n  x({SECRET!r})")
+        writer.close()
+    finally:
+        privacy._hidden.clear()
+    assert SECRET.encode() not in b"".join(p.read_bytes() for p in tmp_path.iterdir())
+    with Reader(store) as reader:
+        info = reader.run(writer.run_id)
+        assert info.spec.args == ("--token", "***", "--lr", "1")
+        to_json(reader, [info], tmp_path / "run.json")
+    assert SECRET not in (tmp_path / "run.json").read_text()
+    with pytest.raises(BadInput, match="not stored"):
+        repeatable(info)
+
+
+def test_a_run_of_an_older_version_is_masked_where_it_is_read(tmp_path: Path) -> None:
+    from tests.store.test_hostile_values import change
+
+    store = tmp_path / "runs.db"
+    run_id = stores.finished(store)
+    data = f'{{"workload":"t.py","kind":"script","args":["--token","{SECRET}"]}}'
+    change(store, "UPDATE run SET spec=? WHERE id=?", data, run_id)
+    with Reader(store) as reader:
+        assert reader.run(run_id).spec.args == ("--token", "***")
+
+
+SCRIPT = f"""
+import sys
+import torch
+assert sys.argv[1:] == ["--token", "{SECRET}", "caf\\udcff"], sys.argv
+w = torch.nn.Linear(2, 1)
+o = torch.optim.SGD(w.parameters(), 0.1)
+for _ in range(3):
+    o.zero_grad(); w(torch.ones(4, 2)).mean().backward(); o.step()
+print("the token is", sys.argv[2])
+raise RuntimeError("bad token " + sys.argv[2])
+"""
+
+
+def test_the_script_itself_gets_its_arguments(tmp_path: Path) -> None:
+    store = tmp_path / "runs.db"
+    script = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xff.py"))
+    script.write_text(SCRIPT)
+    arguments = ["run", "--quiet", "--store", str(store), str(script)]
+    found = run_command(*arguments, "--token", SECRET, "caf\udcff")
+    assert "3 optimizer steps" in found.stderr, found.stderr
+    assert SECRET.encode() not in b"".join(p.read_bytes() for p in tmp_path.glob("runs.db*"))
+    assert not list(privacy.private_folder().glob("given-*"))
+    with Reader(store) as reader:
+        (info,) = reader.runs()
+    assert info.spec.args == ("--token", "***", "caf\\udcff")
+    assert info.spec.label == "caf\\udcff.py"
+    assert "RuntimeError" in info.message
+
+
+def test_everything_can_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(privacy.VARIABLE, "arguments,host,paths,source")
+    spec = RunSpec("/home/me/deep/train.py", kind="script", args=("--data", "/home/me/data"))
+    writer = RunWriter.create(tmp_path / "runs.db", spec)
+    writer.start(replace(stores.MACHINE, host="secret-host"))
+    trace = 'Traceback:\n  File "/home/me/train.py", line 3, in f\n    x = secret_code()\nE: no'
+    writer.finish(State.FAILED, "No file /home/me/deep/data.bin there", trace)
+    writer.close()
+    with Reader(tmp_path / "runs.db") as reader:
+        info = reader.run(writer.run_id)
+    whole = str(dataclasses.asdict(info))
+    assert info.spec.workload == "train.py"
+    assert info.spec.args == ("(left out)",)
+    assert info.message == "No file data.bin there"
+    for word in ("/home", "secret-host", "secret_code"):
+        assert word not in whole
+
+
+def test_an_unknown_part_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(privacy.VARIABLE, "everything")
+    with pytest.raises(BadInput, match="arguments, host, paths, source"):
+        privacy.leaves_out("host")
+
+
+def test_a_report_drops_the_home_folder_and_the_host(tmp_path: Path) -> None:
+    from ampscope.report.markdown import to_markdown
+
+    store = tmp_path / "runs.db"
+    path = f"{Path.home()}/project/train.py"
+    writer = RunWriter.create(store, replace(stores.SPEC, label=f"of {path} on night-host"))
+    writer.start(replace(stores.MACHINE, host="night-host"))
+    writer.finish(State.FAILED, f"No file {path} on night-host.", f'File "{path}", line 3')
+    writer.close()
+    with Reader(store) as reader:
+        made = [document(reader, [writer.run_id], as_recorded=kept) for kept in (False, True)]
+    short, whole = map(to_markdown, made)
+    assert str(Path.home()) not in short
+    assert "night-host" not in short.replace("\\", "")
+    assert "night-host" in whole.replace("\\", "")
+
+
+@pytest.mark.parametrize("page", ["home", "diagnosis", "training"])
+def test_students_see_neither_arguments_nor_folders(
+    page: str, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.classroom.test_permissions import said
+
+    spec = replace(script_stores.SPEC, workload="/home/me/zebra/train.py", args=("--x", "finch"))
+    seen = script_stores.seen([script_stores.broken(i) for i in range(4)])
+    run_id = script_stores.run(store_path, "as_is", seen, spec, State.FAILED, "No /home/me/zebra/d")
+    watching = watched_stores.begun(store_path, watched_stores.good(12))
+    watching.add_event(Event(3, "note", "n", "See /home/me/zebra/x", path="/home/me/zebra/c"))
+    watching.close()
+    sharing.share(store_path, [run_id, watching.run_id], wanted=True)
+    room = Class(monkeypatch)
+    shown = {
+        who: said(
+            getattr(room, who)().page(page, run=run_id if page != "training" else watching.run_id)
+        )
+        for who in ("student", "teacher")
+    }
+    assert "zebra" not in shown["student"]
+    assert "finch" not in shown["student"]
+    if page != "home":
+        assert "zebra" in shown["teacher"]
+
+
+# --- the temporary folder
+
+
+def test_a_temporary_folder_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "elsewhere").mkdir()
+    folder = tmp_path / f"ampscope-{os.getuid()}"
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(BadInput, match="not a folder of yours"):
+        lock_path("cpu")
+    folder.unlink()
+    folder.mkdir()
+    folder.chmod(0o777)
+    assert lock_path("cpu").parent == folder
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    real = os.getuid()
+    monkeypatch.setattr("os.getuid", lambda: real + 1)
+    folder.rename(tmp_path / f"ampscope-{real + 1}")
+    with pytest.raises(BadInput, match="not a folder of yours"):
+        lock_path("cpu")
+
+
+@pytest.mark.parametrize(
+    "part", ["n", "A", "a ", "a=", "a://", "token=", "/a", "bearer ", "-", "."]
+)
+def test_long_texts_are_masked_in_a_moment(part: str) -> None:
+    started = time.process_time()
+    privacy.masked_text(part * 300_000)
+    assert time.process_time() - started < 5.0
+
+
+def test_a_secret_is_found_behind_any_name() -> None:
+    assert privacy.masked_text("2nd_token=abcd --1-hf-token=abcd x.token: abcd") == (
+        "2nd_token=*** --1-hf-token=*** x.token: ***"
+    )
+    assert privacy.masked_text("a 9p+x://me:pw@host/x") == "a 9p+x://***@host/x"
+    assert privacy.masked_text("https://host/x?token=abcd&k=1") == "https://host/x?token=***&k=1"

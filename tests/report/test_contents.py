@@ -1,0 +1,153 @@
+"""What a report is made of: what is missing, and what making it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ampscope.records import Machine, Rate, Reading, Result, ShadowRecord, State
+from ampscope.report.build import document
+from ampscope.report.contents import shared
+from ampscope.report.contents.shared import base
+from ampscope.report.document import Part, Table
+from ampscope.report.run_words import file_name, rules, rules_in_full, why_no_histograms
+from ampscope.store.reader import Reader
+from ampscope.store.series import last_shadow_step
+from tests.helpers import core_results, lesson_runs, made_comparisons, made_rates, stores
+
+
+def part_of(store: Path, run: str) -> Part:
+    with Reader(store) as reader:
+        return document(reader, [run]).parts[0]
+
+
+def missing(part: Part) -> dict[str, str]:
+    (section,) = [s for s in part.sections if s.title == "What is missing"]
+    tables = [block for block in section.blocks if isinstance(block, Table)]
+    return {row[0]: row[1] for table in tables for row in table.rows}
+
+
+def test_a_comparison_says_what_it_lacks(tmp_path: Path) -> None:
+    results = [r for r in made_comparisons.compared() if getattr(r, "is_base", True)]
+    run = made_comparisons.stored(tmp_path / "a.db", "compare", results)
+    assert set(missing(part_of(tmp_path / "a.db", run))) == {"A GPU", "Energy", "Telemetry"}
+    half = [r for r in results if type(r).__name__ != "MemorySplit" or r.precision == "fp32"]
+    run = made_comparisons.stored(tmp_path / "a.db", "compare", half, State.CANCELLED, "Stopped.")
+    found = missing(part_of(tmp_path / "a.db", run))
+    assert found["Split memory in bf16"]
+    assert "Split memory in fp32" not in found
+    assert found["The rest of the measurement"] == "It is cancelled. Stopped."
+
+
+def test_a_search_a_bench_and_a_step_say_what_they_lack(tmp_path: Path) -> None:
+    store = tmp_path / "a.db"
+    searched = made_comparisons.searched()[:-1]  # without where bf16's ended
+    run = made_comparisons.stored(store, "batch", searched)
+    assert missing(part_of(store, run))["The largest batch in bf16"] == "Its search did not end."
+    rates: list[Result] = [
+        made_rates.made("fp32", 1e12),
+        made_rates.made("fp16", None, note="This device has no fp16 product."),
+    ]
+    run = made_comparisons.stored(store, "bench", rates)
+    assert missing(part_of(store, run))["1 rate"] == "This device has no fp16 product."
+    slow: list[Result] = [Reading("too slow here", "fp16", 0.4, "512")]
+    run = lesson_runs.keep(store, "speed", tuple(slow))
+    assert "took too long" in missing(part_of(store, run))["1 rate, of fp16"]
+    product = core_results.linear(64, 64, 64, 1e-3, None)
+    run = core_results.stored(store, [product], state=State.RUNNING)
+    found = missing(part_of(store, run))
+    assert found["fp32 beside 1 product"] == "It could not be run in fp32."
+    assert "A GPU" not in found
+
+
+def test_nothing_is_loaded_of_shadows_but_the_last_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of 1,000 modules has 2,000 records a step; all of them were loaded, twice."""
+    store = tmp_path / "a.db"
+    run = stores.finished(store)
+    with Reader(store) as reader:
+        every = reader.shadows(run)
+        assert last_shadow_step(reader, run) == max(s.step for s in every)
+        assert last_shadow_step(reader, "none") is None
+    asked: list[int | None] = []
+    original = Reader.shadows
+
+    def shadows(self: Reader, run_id: str, *args: object, **named: object) -> list[ShadowRecord]:
+        asked.append(named.get("step"))  # type: ignore[arg-type]  # a step
+        return original(self, run_id, *args, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Reader, "shadows", shadows)
+    part = part_of(store, run)
+    assert any(s.title == "Against the fp32 shadow" for s in part.sections)
+    assert asked == [max(s.step for s in every)]
+
+
+def test_modules_are_ranked_once_a_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = stores.finished(tmp_path / "a.db")
+    calls: list[int] = []
+    original = shared.trouble
+
+    def trouble(counts: np.ndarray) -> np.ndarray:
+        calls.append(len(counts))
+        return original(counts)
+
+    monkeypatch.setattr(shared, "trouble", trouble)
+    part_of(tmp_path / "a.db", run)
+    assert len(calls) == len(shared.ROLES)
+    assert all(count > 1 for count in calls)
+
+
+def test_whose_rules_by_framework() -> None:
+    def machine(policy: str, framework: str) -> Machine:
+        return Machine("cpu", "Test CPU", policy, framework=framework)
+
+    assert rules(machine("rehearsal", "torch")) == "CUDA's rules, rehearsed on a CPU"
+    # Paddle's lists are its own, and its half precision on a CPU is emulated: not CUDA's rules.
+    assert rules(machine("rehearsal", "paddle")).startswith("Paddle's rules")
+    assert "Tensor Core" not in rules_in_full(machine("rehearsal", "paddle"))
+    assert "autocast" not in rules_in_full(machine("native", "keras"))
+    assert rules(machine("a stranger's", "torch")) == "a stranger's"
+    assert rules(None) == rules_in_full(None) == "not started"
+
+
+def test_names_and_reasons_of_runs(tmp_path: Path) -> None:
+    assert file_name("/home/me/train.py:build") == "train.py:build"
+    assert file_name("gpt") == "gpt"
+    run = stores.queued(tmp_path / "a.db")
+    with Reader(tmp_path / "a.db") as reader:
+        info = reader.run(run)
+    for kind, said in (("probe", "--histogram-every"), ("watch", "every=10"), ("script", "half")):
+        assert said in why_no_histograms(replace(info, spec=replace(info.spec, kind=kind)))
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [((1.0, 99.0), 0), ((1.0, 100.0), 10), ((0.0, 1e9), 0), ((-1.0, 1e9), 0), ((), 0)],
+)
+def test_an_axis_is_logarithmic_from_two_decades_on(
+    values: tuple[float, ...], expected: int
+) -> None:
+    assert base(values) == expected
+
+
+MEASUREMENTS: dict[str, Callable[[], list[Result]]] = {
+    "compare": made_comparisons.compared,
+    "batch": made_comparisons.searched,
+    "bench": lambda: list[Result](made_rates.ceilings_of({"fp32": 1.0})),
+    "lesson": list,
+    "cores": list,
+}
+
+
+@pytest.mark.parametrize("kind", MEASUREMENTS)
+def test_every_measurement_has_the_section(tmp_path: Path, kind: str) -> None:
+    results = MEASUREMENTS[kind]()
+    run = made_comparisons.stored(tmp_path / "a.db", kind, results)
+    found = missing(part_of(tmp_path / "a.db", run))
+    assert ("Every figure" in found) == (not results)
+    assert not [r for r in results if isinstance(r, Rate) and r.timing is None]

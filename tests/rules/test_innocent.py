@@ -1,0 +1,229 @@
+"""The rules that acquit AMP: fp32 must fail too, at the same place and at the same time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ampscope.diagnosis.findings import diagnose
+from ampscope.observations import OpUse
+from ampscope.rules.verdict import Status
+from tests.helpers.evidence_making import (
+    FALLING,
+    FLAT,
+    LINE,
+    NAN,
+    OVERFLOWED,
+    STEPS,
+    answers,
+    bad_op,
+    but,
+    causes,
+    evidence,
+    fp32_run,
+    run,
+    scan,
+    search,
+    status,
+    steps,
+    tensor,
+)
+from tests.helpers.evidence_of_ops import ACTIVATION, empty_loss, fully_masked_row
+from tests.helpers.evidence_of_runs import bad_batch, bad_weights, diverging
+
+DEAD = {"grad_nonfinite": 1000, "weight_nonfinite": 1000, "grad_norm": None}
+NAN_STEPS = steps((NAN,) * STEPS, **OVERFLOWED)
+ROW = OpUse("fully_masked_row", "_softmax", "attention", LINE, 0, 4.0, 32.0)
+BY_FP32 = {
+    "bad_initial_state": bad_weights,
+    "bad_input_data": bad_batch,
+    "empty_loss_reduction": empty_loss,
+    "fully_masked_row": fully_masked_row,
+    "not_amp_divergence": diverging,
+}
+
+
+@pytest.mark.parametrize("cause", BY_FP32)
+def test_nobody_is_acquitted_without_the_control(cause: str) -> None:
+    said = answers(evidence(BY_FP32[cause]().as_is, fp32=None))[cause]
+    assert said.status is Status.INCONCLUSIVE
+    assert "fp32" in said.reason
+
+
+@pytest.mark.parametrize("cause", BY_FP32)
+def test_a_sound_control_leaves_half_precision_to_blame(cause: str) -> None:
+    assert status(cause, evidence(BY_FP32[cause]().as_is)) is Status.PASSED
+
+
+def test_a_weight_that_only_the_cast_made_infinite_is_no_bad_initial_state() -> None:
+    weight = scan("start", "parameter", "head.weight", dtype="fp16", inf=1, max_abs=65504.0)
+    sound = scan("start", "parameter", "head.weight", max_abs=70000.0)
+    made = evidence(run(NAN_STEPS, weight), fp32_run(None, sound))
+    assert status("bad_initial_state", made) is Status.PASSED
+
+
+def test_weights_that_break_in_training_were_not_bad_before() -> None:
+    late = scan("start", "parameter", "head.weight", nan=4, attempt=3)
+    dead = fp32_run(steps((NAN,) * STEPS, **DEAD), late)
+    assert status("bad_initial_state", evidence(run(NAN_STEPS, late), dead)) is Status.PASSED
+
+
+def test_absurd_weights_count_as_bad() -> None:
+    # What torch.empty finds in memory: finite, and of any magnitude.
+    weight = scan("start", "parameter", "head.weight", max_abs=1e30)
+    dead = fp32_run(steps((NAN,) * STEPS, **DEAD), weight)
+    assert status("bad_initial_state", evidence(run(NAN_STEPS, weight), dead)) is Status.FOUND
+
+
+def test_a_mask_of_infinities_that_nothing_trains_is_no_fault() -> None:
+    mask = scan("start", "frozen", "causal_mask", inf=120)
+    made = evidence(run(steps(), mask), fp32_run(None, mask))
+    assert diagnose(made).verdict == "no_fault"
+
+
+def test_a_mask_of_infinities_beside_an_overflow_is_not_to_blame() -> None:
+    mask = scan("start", "frozen", "causal_mask", inf=120)
+    made = evidence(run(NAN_STEPS, ACTIVATION, mask), fp32_run(None, mask))
+    assert causes(diagnose(made)) == ["activation_overflow"]
+
+
+def test_an_infinite_weight_of_a_frozen_part_breaks_fp32_at_once() -> None:
+    weight = scan("start", "frozen", "backbone.weight", inf=1)
+    dead = fp32_run(steps((NAN,) * STEPS, **DEAD), weight)
+    assert causes(diagnose(evidence(run(NAN_STEPS, weight), dead))) == ["bad_initial_state"]
+
+
+def test_a_bad_weight_that_nothing_uses_is_no_fault() -> None:
+    unused = scan("start", "parameter", "old_head.weight", nan=4)
+    assert diagnose(evidence(run(steps(), unused), fp32_run(None, unused))).verdict == "no_fault"
+
+
+def test_a_value_that_preparing_the_data_made_is_bad_data() -> None:
+    # The standard deviation of a constant column is 0, and 0 / 0 is NaN in every precision.
+    scaled = bad_op(
+        "aten.div", tensor(0.0), tensor(0.0, zeros=9), nan=9, pos_inf=0, dtype="fp32", module="",
+        module_type="", tracked=False,
+    )  # fmt: skip
+    dead = fp32_run(steps((NAN,) * STEPS, **DEAD), scaled)
+    found = diagnose(evidence(run(NAN_STEPS, scaled), dead))
+    assert causes(found) == ["bad_input_data"]
+    assert found.findings[0].verdict.line == LINE
+
+
+def test_a_mask_in_every_batch_is_not_what_overflowed() -> None:
+    mask = [scan("batch", "batch", "input 1 of GPT", inf=120, attempt=n) for n in range(STEPS)]
+    made = evidence(run(NAN_STEPS, ACTIVATION, *mask), fp32_run(None, *mask))
+    assert causes(diagnose(made)) == ["activation_overflow"]
+
+
+def test_a_mask_in_every_batch_is_not_what_diverged() -> None:
+    mask = [scan("batch", "batch", "input 1 of GPT", inf=120, attempt=n) for n in range(STEPS)]
+    usual = diverging()
+    assert usual.fp32 is not None
+    own, fp32 = usual.as_is.attempts, usual.fp32.attempts
+    made = evidence(run(own, *mask), fp32_run(fp32, *mask))
+    assert causes(diagnose(made)) == ["not_amp_divergence"]
+
+
+def test_a_search_for_the_scale_does_not_hide_a_bad_batch() -> None:
+    usual = bad_batch()
+    assert usual.fp32 is not None
+    own = search(usual.as_is.attempts, 2.0**24, 3)
+    made = evidence(run(own, *usual.as_is.scans), usual.fp32)
+    assert causes(diagnose(made)) == ["bad_input_data"]
+
+
+def test_a_target_that_no_module_sees_is_data_too() -> None:
+    target = OpUse("nan_operand", "sub", "", LINE, 7)
+    usual = bad_batch()
+    assert usual.fp32 is not None
+    made = evidence(run(usual.as_is.attempts, target), fp32_run(usual.fp32.attempts, target))
+    found = diagnose(made)
+    assert causes(found) == ["bad_input_data"]
+    assert found.findings[0].verdict.line == LINE
+    assert found.findings[0].verdict.step == 7
+
+
+def test_a_count_that_is_zero_in_half_alone_is_no_empty_set() -> None:
+    quotient = bad_op(
+        "aten.div", tensor(1.0, shape=()), tensor(0.0, shape=(), zeros=1), nan=1, pos_inf=0, total=1
+    )
+    made = evidence(run(NAN_STEPS, quotient))
+    assert status("empty_loss_reduction", made) is Status.PASSED
+
+
+def test_the_mean_of_no_elements_and_a_quotient_by_no_tokens_are_empty() -> None:
+    mean = bad_op("aten.mean", tensor(None, shape=(0,)), nan=1, pos_inf=0, total=1)
+    quotient = bad_op(
+        "aten.div", tensor(0.0, shape=()), tensor(0.0, shape=(), zeros=1), nan=1, pos_inf=0, total=1
+    )
+    for op in (mean, quotient):
+        dead = fp32_run(steps((NAN,) * STEPS, **DEAD), replace(op, dtype="fp32"))
+        assert causes(diagnose(evidence(run(NAN_STEPS, op), dead))) == ["empty_loss_reduction"]
+
+
+def test_a_masked_row_that_does_no_harm_is_no_fault() -> None:
+    assert diagnose(evidence(run(steps(), ROW), fp32_run(None, ROW))).verdict == "no_fault"
+
+
+def test_a_row_that_is_masked_in_half_alone_is_the_mask_constants_doing() -> None:
+    assert status("fully_masked_row", evidence(run(NAN_STEPS, ROW), fp32_run(None))) is (
+        Status.PASSED
+    )
+
+
+def test_a_harmless_masked_row_from_the_start_is_not_what_diverged_later() -> None:
+    usual = diverging()
+    assert usual.fp32 is not None
+    made = evidence(run(usual.as_is.attempts, ROW), fp32_run(usual.fp32.attempts, ROW))
+    assert causes(diagnose(made)) == ["not_amp_divergence"]
+
+
+def test_fp32_that_breaks_without_growing_did_not_diverge() -> None:
+    once = but(steps([*FALLING[:7], *(NAN,) * 23]), range(7, STEPS), **DEAD)
+    made = evidence(run(steps(FLAT)), fp32_run(once))
+    assert status("not_amp_divergence", made) is Status.INCONCLUSIVE
+
+
+def test_bf16_that_breaks_alone_says_nothing_of_fp32() -> None:
+    assert status("not_amp_divergence", evidence(run(NAN_STEPS), bf16=run(NAN_STEPS))) is (
+        Status.PASSED
+    )
+
+
+def test_half_precision_that_breaks_long_before_fp32_grows_is_to_blame() -> None:
+    # fp16 is NaN from step 0 at one op; fp32 learns for ten steps and grows only then.
+    late = [*FALLING[:10], *(10.0**n for n in range(1, 11)), *(NAN,) * 10]
+    fp32 = fp32_run(but(steps(late), range(20, STEPS), **DEAD))
+    assert causes(diagnose(evidence(run(NAN_STEPS, ACTIVATION), fp32)))[0] == "activation_overflow"
+
+
+CHANCE = (1.39, 40.0, *(19.0,) * 28)  # cross entropy over four classes; 1.39 is guessing
+
+
+def test_a_loss_that_ends_finite_far_above_its_start_is_no_matter_of_amp() -> None:
+    made = steps(CHANCE, grad_norm=1.0, update_norm=15.0, lr=1.0)
+    found = diagnose(evidence(run(made), fp32_run(made))).findings
+    assert [f.cause for f in found] == ["not_amp_divergence"]
+    assert "13.7 times its start" in found[0].verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("losses", "facts"),
+    [
+        # returns grow: each step goes for a small part of the loss
+        ([1.0 + 0.5 * n for n in range(30)], {"grad_norm": 1.0, "update_norm": 0.2}),
+        # the steps were too long at first, and the loss came back
+        ((1.4, 24.0, 14.0, *(1.2,) * 27), {"grad_norm": 1.0, "update_norm": 15.0}),
+        # a policy's loss lies around zero
+        ((0.01, *(0.9,) * 29), {"grad_norm": 1.0, "update_norm": 5.0}),
+        # a critic's loss falls below zero
+        ([-10.0 * n for n in range(30)], {"grad_norm": 1.0, "update_norm": 5.0}),
+    ],
+)
+def test_a_loss_that_rises_for_the_task_or_comes_back_is_no_divergence(
+    losses: list[float], facts: dict[str, float]
+) -> None:
+    made = steps(losses, **facts)
+    assert diagnose(evidence(run(made), fp32_run(made))).findings == ()

@@ -1,0 +1,173 @@
+"""How high a loss scale is borne: a search, a scale too high, a loss too large."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ampscope.analysis.evidence import Evidence
+from ampscope.diagnosis.findings import diagnose
+from ampscope.observations import Call
+from ampscope.rules.verdict import Status
+from tests.helpers.evidence_making import (
+    DIRECT_STEP,
+    FALLING,
+    FLAT,
+    INF,
+    NAN,
+    OVERFLOWED,
+    PLAIN_BACKWARD,
+    STEPS,
+    WITHOUT_SCALER,
+    ZERO,
+    bad_op,
+    but,
+    causes,
+    evidence,
+    fp32_run,
+    log,
+    run,
+    search,
+    status,
+    steps,
+    tensor,
+)
+from tests.helpers.evidence_of_ops import ACTIVATION, STEEP
+from tests.helpers.evidence_of_runs import loss_too_large, scale_too_high
+
+LONG = [2.0 - 0.02 * n for n in range(60)]
+
+
+def searched(init: float, skips: int, losses: list[float] = LONG) -> Evidence:
+    """``skips`` overflows at the start, and none after."""
+    return evidence(run(search(steps(losses), init, skips)), fp32_run(steps(losses)))
+
+
+@pytest.mark.parametrize(
+    ("init", "skips"), [(2.0**24, 6), (2.0**16, 1), (2.0**24, 20), (2.0**34, 12)]
+)
+def test_a_search_that_ends_is_no_fault(init: float, skips: int) -> None:
+    assert diagnose(searched(init, skips)).verdict == "no_fault"
+
+
+def test_a_search_of_22_in_60_from_2_to_the_40_is() -> None:
+    found = diagnose(scale_too_high()).findings[0]
+    assert found.cause == "loss_scale_too_high"
+    values = {m.name: m.value for m in found.verdict.evidence}
+    assert values["skipped steps"] == 22
+    assert values["initial scale"] == 2.0**40
+    assert values["scale at the end"] == 2.0**18
+
+
+def test_a_search_that_ends_at_4_needs_no_scale_below_1() -> None:
+    made = searched(65536.0, 14)
+    assert status("loss_magnitude_overflow", made) is Status.PASSED
+
+
+def test_a_search_that_ends_below_1_is_no_high_scale() -> None:
+    made = loss_too_large()
+    assert status("loss_scale_too_high", made) is Status.PASSED
+    assert status("loss_magnitude_overflow", made) is Status.FOUND
+
+
+def test_a_scale_that_grows_every_few_steps_is_too_high() -> None:
+    # Growth every second step: a third of all steps overflow, between 2^15 and 2^16.
+    made = but(steps(LONG), range(2, 60, 3), **OVERFLOWED, scale=2.0**16)
+    made = but(made, [n for n in range(60) if n % 3 != 2], scale=2.0**15)
+    assert causes(diagnose(evidence(run(made), fp32_run(steps(LONG))))) == ["loss_scale_too_high"]
+
+
+def test_a_scale_with_a_floor_that_is_not_borne_is_too_high() -> None:
+    stuck = run(steps(FLAT, **OVERFLOWED))
+    at_one = run(steps(FALLING, scale=1.0))
+    made = evidence(stuck, **{"scale:1": at_one})
+    assert causes(diagnose(made)) == ["loss_scale_too_high"]
+    assert status("loss_scale_too_high", evidence(stuck)) is Status.PASSED
+
+
+def by_hand(factor: float) -> Evidence:
+    """The loss is multiplied by ``factor``, with no scaler; a backward product overflows."""
+    backward: Call = replace(PLAIN_BACKWARD, note=f"mul {factor:g}")
+    calls = log((ZERO, backward, DIRECT_STEP), FLAT)
+    made = steps(FLAT, grad_nonfinite=1000, grad_norm=None, **WITHOUT_SCALER)
+    return evidence(run(made, STEEP, calls=calls))
+
+
+def test_a_static_scale_by_hand_is_too_high() -> None:
+    assert causes(diagnose(by_hand(65536.0))) == ["loss_scale_too_high"]
+
+
+def test_a_weight_of_a_loss_is_no_static_scale() -> None:
+    assert status("loss_scale_too_high", by_hand(2.0)) is Status.NOT_APPLICABLE
+
+
+def test_a_loss_that_is_not_finite_is_cured_by_no_scale() -> None:
+    made = evidence(run(search(steps((NAN,) * STEPS), 2.0**40, STEPS), ACTIVATION))
+    assert causes(diagnose(made)) == ["activation_overflow"]
+
+
+@pytest.mark.parametrize("cause", ["loss_scale_too_high", "loss_magnitude_overflow"])
+def test_without_any_overflow_the_scale_is_not_discussed(cause: str) -> None:
+    made = evidence(run(steps(**WITHOUT_SCALER), calls=log((ZERO, PLAIN_BACKWARD, DIRECT_STEP))))
+    assert status(cause, made) is Status.NOT_APPLICABLE
+
+
+def test_fp32_gradients_that_overflow_too_need_no_other_scale() -> None:
+    usual = loss_too_large()
+    infinite = fp32_run(steps(FLAT, grad_nonfinite=5, grad_norm=None))
+    assert status("loss_magnitude_overflow", evidence(usual.as_is, infinite)) is Status.PASSED
+
+
+@pytest.mark.parametrize(("loss", "says"), [(4.6e6, Status.FOUND), (1.5, Status.PASSED)])
+def test_without_a_scaler_only_a_large_loss_is_too_large(loss: float, says: Status) -> None:
+    bad = steps((loss,) * STEPS, grad_nonfinite=9, **WITHOUT_SCALER)
+    fp32 = fp32_run(steps([loss * (1 - 0.02 * n) for n in range(STEPS)]))
+    assert status("loss_magnitude_overflow", evidence(run(bad, STEEP), fp32)) is says
+
+
+def test_a_scale_below_1_does_not_make_a_nan_loss_large() -> None:
+    losses = [*(NAN,) * 18, *LONG[18:]]
+    made = evidence(run(search(steps(losses), 65536.0, 18), ACTIVATION), fp32_run(steps(LONG)))
+    assert status("loss_magnitude_overflow", made) is Status.PASSED
+
+
+def test_a_product_with_a_static_scale_that_overflows_itself_is_the_scale() -> None:
+    # 1.5 times 65,536 is 98,304: the loss is finite, and its product in half is not.
+    product = bad_op("aten.mul", tensor(1.5), scalars=(65536.0,), total=1, pos_inf=1, module="")
+    backward = replace(PLAIN_BACKWARD, note="mul 65536")
+    calls = log((ZERO, backward, DIRECT_STEP), (INF,) * STEPS)
+    made = steps((INF,) * STEPS, grad_nonfinite=1000, grad_norm=None, **WITHOUT_SCALER)
+    found = diagnose(evidence(run(made, product, calls=calls)))
+    assert causes(found) == ["loss_scale_too_high"]
+
+
+def test_a_scale_that_grows_back_from_below_1_is_no_high_scale() -> None:
+    made = but(steps(LONG), range(2, 60, 3), **OVERFLOWED, scale=1.0)
+    made = but(made, [n for n in range(60) if n % 3 != 2], scale=0.5)
+    assert status("loss_scale_too_high", evidence(run(made), fp32_run(steps(LONG)))) is (
+        Status.PASSED
+    )
+
+
+def every_seventh(*, falls: bool = True) -> Evidence:
+    """A gradient that is NaN at any scale, with a finite loss; a skip halves the scale."""
+    scaled = [replace(a, scale=1024.0 / 2 ** (a.attempt // 7)) for a in steps(LONG)]
+    made = but(scaled if falls else steps(LONG), range(6, 60, 7), **OVERFLOWED)
+    return evidence(run(made), fp32_run(steps(LONG)))
+
+
+def test_skips_to_which_the_scale_never_grew_are_not_of_its_growth() -> None:
+    assert status("loss_scale_too_high", every_seventh()) is Status.PASSED
+
+
+def test_a_constant_scale_that_overflows_now_and_then_is_too_high() -> None:
+    assert status("loss_scale_too_high", every_seventh(falls=False)) is Status.FOUND
+
+
+def test_a_scale_that_grows_into_nan_gradients_which_fp32_has_too_is_not_too_high() -> None:
+    made = but(steps(LONG), range(2, 60, 3), **OVERFLOWED, scale=2.0**16)
+    made = but(made, [n for n in range(60) if n % 3 != 2], scale=2.0**15)
+    fp32 = fp32_run(but(steps(LONG), [5], grad_nonfinite=4, grad_norm=None))
+    assert status("loss_scale_too_high", evidence(run(made), fp32)) is Status.PASSED
+    assert status("loss_scale_too_high", evidence(run(made))) is Status.FOUND

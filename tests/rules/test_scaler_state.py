@@ -1,0 +1,72 @@
+"""A resume and its scaler: restored, lost, or never there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ampscope.observations import Call
+from ampscope.rules.verdict import Status
+from tests.helpers.evidence_making import (
+    FALLING,
+    SCALED_LOOP,
+    STEPS,
+    answers,
+    evidence,
+    log,
+    run,
+    search,
+    status,
+    steps,
+)
+from tests.helpers.evidence_of_runs import LOAD, state_lost
+
+
+def resumed(*between: Call, init: float, skips: int, trained: bool = True) -> Status:
+    """Half a run at a steady scale of 64, ``between``, and half a run from ``init``."""
+    before = [replace(a, scale=64.0) for a in steps(FALLING)] if trained else []
+    after = search(steps(FALLING), init, skips)
+    first = log(SCALED_LOOP)[: 5 * len(before)]
+    moved = [replace(a, attempt=a.attempt + len(before)) for a in after]
+    link = [replace(c, seq=len(first) + n, attempt=len(before)) for n, c in enumerate(between)]
+    rest = log(SCALED_LOOP, start=len(first) + len(link))
+    second = [replace(c, attempt=c.attempt + len(before)) for c in rest]
+    return status(
+        "scaler_state_lost", evidence(run([*before, *moved], calls=[*first, *link, *second]))
+    )
+
+
+def test_a_restored_scaler_has_lost_nothing() -> None:
+    # Not even where the state that was restored is too high for what follows.
+    restored = replace(LOAD, name="scaler_load_state_dict")
+    assert resumed(LOAD, restored, init=65536.0, skips=10) is Status.PASSED
+
+
+def test_weights_that_are_loaded_after_training_lose_no_scale() -> None:
+    loop = log(SCALED_LOOP)
+    load = replace(LOAD, seq=len(loop), attempt=STEPS)
+    made = evidence(run(steps(), calls=[*loop, load]))
+    assert status("scaler_state_lost", made) is Status.PASSED
+
+
+def test_a_fresh_scale_that_fits_has_lost_nothing() -> None:
+    assert resumed(LOAD, init=128.0, skips=0) is Status.PASSED
+
+
+def test_the_jump_from_64_to_65536_is_found() -> None:
+    assert resumed(LOAD, init=65536.0, skips=10) is Status.FOUND
+
+
+def test_the_jump_and_the_burst_are_the_evidence() -> None:
+    values = {m.name: m.value for m in answers(state_lost())["scaler_state_lost"].evidence}
+    assert values["scale after the load over scale before"] == 2.0**16 / 2.0**-5
+    assert values["skips right after the load"] == 21
+
+
+def test_pretrained_weights_before_training_are_no_resume() -> None:
+    # Six skips are the search from 2^24; nothing was trained that could have found a scale.
+    assert resumed(LOAD, init=2.0**24, skips=6, trained=False) is not Status.FOUND
+
+
+def test_a_checkpoint_with_the_scalers_state_that_is_ignored_is_found() -> None:
+    ignored = replace(LOAD, note="with scaler state")
+    assert resumed(ignored, init=65536.0, skips=10, trained=False) is Status.FOUND

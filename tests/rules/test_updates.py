@@ -1,0 +1,208 @@
+"""What half precision does to gradients and updates: rules that stand close to each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ampscope.analysis.evidence import Evidence
+from ampscope.diagnosis.findings import diagnose
+from ampscope.rules.verdict import Status
+from tests.helpers.evidence_making import (
+    FALLING,
+    FLAT,
+    NAN,
+    WITHOUT_SCALER,
+    answers,
+    bad_op,
+    causes,
+    evidence,
+    fp32_run,
+    run,
+    scan,
+    search,
+    status,
+    steps,
+    tensor,
+)
+from tests.helpers.evidence_of_ops import silent_square
+from tests.helpers.evidence_of_runs import adam_in_half, gains_of_one, nothing_arrives
+
+UPDATES = {
+    "gradient_underflow": nothing_arrives,
+    "optimizer_state_range": adam_in_half,
+    "small_update_lost": gains_of_one,
+}
+HALF: dict[str, Any] = {
+    "weight_dtypes": "fp16",
+    "grad_dtypes": "fp16",
+    "state_dtypes": "fp16",
+    **WITHOUT_SCALER,
+}
+
+
+@pytest.mark.parametrize("cause", UPDATES)
+def test_without_the_fp32_control_nothing_is_concluded(cause: str) -> None:
+    said = answers(evidence(UPDATES[cause]().as_is, fp32=None))[cause]
+    assert said.status is Status.INCONCLUSIVE
+    assert "fp32" in said.reason
+
+
+def zeros(own: int, in_fp32: int, losses: tuple[float, ...] = FLAT) -> Evidence:
+    """Of 1,000 gradient entries, so many are zero as it is and in fp32."""
+    fp32 = fp32_run(steps(FALLING, grad_zero=in_fp32))
+    return evidence(run(steps(losses, grad_zero=own, **WITHOUT_SCALER)), fp32)
+
+
+def test_zeros_that_fp32_has_too_are_structural() -> None:
+    # Dead units: half of all gradients are zero in either precision.
+    assert status("gradient_underflow", zeros(500, 500)) is Status.PASSED
+
+
+def test_zeros_of_bf16_are_rounding_and_no_underflow() -> None:
+    made = steps(FLAT, grad_zero=610, **WITHOUT_SCALER)
+    fp32 = fp32_run(steps(FALLING, grad_zero=0))
+    for autocast, model, gaps, expected in (
+        ("fp16", "", (), Status.FOUND),
+        ("bf16", "", (), Status.NOT_APPLICABLE),
+        ("", "bf16", (), Status.NOT_APPLICABLE),
+        ("bf16", "fp16", (), Status.FOUND),
+        ("bf16", "", ("rnn",), Status.FOUND),  # torch's cuDNN wrapper casts to fp16
+    ):
+        view = run(made, uses_autocast=autocast, uses_half_model=model, gaps=gaps)
+        assert status("gradient_underflow", evidence(view, fp32)) is expected
+
+
+def test_lost_gradients_that_cost_nothing_are_no_fault() -> None:
+    assert status("gradient_underflow", zeros(120, 0, FALLING)) is Status.PASSED
+
+
+@pytest.mark.parametrize(("own", "says"), [(610, Status.FOUND), (10, Status.PASSED)])
+def test_a_loss_that_stays_behind_needs_lost_gradients_to_be_underflow(
+    own: int, says: Status
+) -> None:
+    # Open-Rig3R#35 at a loss of 1e-5: 61 % of the entries are zero, and learning is slow.
+    assert status("gradient_underflow", zeros(own, 0)) is says
+
+
+def test_a_low_scale_is_raised_and_a_missing_scaler_is_added() -> None:
+    without, low = (diagnose(nothing_arrives(scaler=s)).findings[0].verdict for s in (False, True))
+    assert (without.fix.kind, low.fix.kind) == ("add_scaler", "change_scale")
+
+
+def test_a_bias_whose_gradient_is_noise_in_fp32_has_lost_nothing() -> None:
+    usual = nothing_arrives()
+    assert usual.fp32 is not None
+    bias = replace(usual.as_is.gradients[0], name="net.0.bias")
+    noise = replace(usual.fp32.gradients[0], name="net.0.bias", norm=1e-9)
+    made = evidence(run(steps(), bias), fp32_run(None, *usual.fp32.gradients, noise))
+    assert status("gradient_underflow", made) is Status.PASSED
+
+
+def test_a_layer_that_gets_nothing_is_named_though_the_rest_learns() -> None:
+    usual = nothing_arrives()
+    assert usual.fp32 is not None
+    made = evidence(run(steps(), *usual.as_is.gradients), fp32_run(None, *usual.fp32.gradients))
+    assert answers(made)["gradient_underflow"].module == "net.0"
+
+
+def test_zeros_of_a_skipped_step_are_not_lost() -> None:
+    # A clip by hand divides by the infinite norm of a step that is then skipped.
+    usual = nothing_arrives()
+    assert usual.fp32 is not None
+    made = evidence(
+        run(search(steps(), 65536.0, 1), *usual.as_is.gradients),
+        fp32_run(None, *usual.fp32.gradients),
+    )
+    assert status("gradient_underflow", made) is Status.PASSED
+
+
+def test_zeros_behind_an_overflow_inside_are_not_underflow() -> None:
+    assert status("gradient_underflow", silent_square()) is Status.INCONCLUSIVE
+
+
+def test_fp32_alone_has_no_underflow_in_half() -> None:
+    made = evidence(run(steps(FLAT, grad_zero=990), uses_autocast=""))
+    assert status("gradient_underflow", made) is Status.NOT_APPLICABLE
+
+
+def test_gradients_behind_a_loss_that_is_nan_are_not_discussed() -> None:
+    # An op made the loss NaN in the last steps; the first had zero gradients already.
+    losses = (*FLAT[:20], *(NAN,) * 10)
+    late = bad_op("aten.addmm", fp32_max=66246.0, attempt=20, count=10)
+    made = evidence(run(steps(losses, grad_zero=1000), late))
+    assert status("gradient_underflow", made) is Status.PASSED
+
+
+def test_weights_in_fp32_that_stand_still_are_not_lost_updates() -> None:
+    made = evidence(run(steps(FLAT, moved_share=0.0)))
+    assert status("small_update_lost", made) is Status.PASSED
+
+
+def test_weights_without_gradients_have_no_updates_to_lose() -> None:
+    made = evidence(run(steps(FLAT, moved_share=0.0, grad_norm=0.0, grad_zero=1000, **HALF)))
+    assert status("small_update_lost", made) is Status.PASSED
+
+
+def test_weights_that_fp32_does_not_move_either_are_not_lost_updates() -> None:
+    still = fp32_run(steps(moved_share=0.0))
+    made = evidence(run(steps(moved_share=0.0, **HALF)), still)
+    assert status("small_update_lost", made) is Status.PASSED
+
+
+def average(moved: float, dtype: str = "bf16") -> Evidence:
+    """sd_dreambooth_extension#1415: fp32's average moves by 0.43 (0.5 to 0.93)."""
+    own = scan("end", "frozen", "ema.weight", dtype=dtype, change=moved)
+    return evidence(run(steps(), own), fp32_run(None, replace(own, dtype="fp32", change=0.86)))
+
+
+def test_an_average_that_stands_still_in_half_is_a_lost_update() -> None:
+    found = diagnose(average(0.0)).findings[0]
+    assert found.cause == "small_update_lost"
+    assert found.verdict.module == "ema"
+
+
+@pytest.mark.parametrize("made", [average(0.8), average(0.0, "fp32")])
+def test_an_average_that_moves_or_is_kept_in_fp32_is_not(made: Evidence) -> None:
+    assert status("small_update_lost", made) is Status.PASSED
+
+
+@pytest.mark.parametrize(("parameter", "cause"), [
+    (True, "small_update_lost"), (False, "half_accumulation_stagnation"),
+])  # fmt: skip
+def test_a_stalled_sum_of_weights_is_an_average_and_any_other_a_sum(
+    parameter: bool, cause: str
+) -> None:
+    target = tensor(1.0, is_parameter=parameter)
+    stall = bad_op("aten.add_", target, kind="stall", error=1.0, reached_loss=False, pos_inf=0)
+    assert causes(diagnose(evidence(run(steps(), stall)))) == [cause]
+
+
+@pytest.mark.parametrize(("change", "says"), [(0.099, Status.PASSED), (0.01, Status.FOUND)])
+def test_stalls_of_an_average_that_comes_as_far_as_in_fp32_lose_nothing(
+    change: float, says: Status
+) -> None:
+    # Kahan's compensation adds nothing at most steps, and the whole at some.
+    target = tensor(is_parameter=True)
+    stall = bad_op("aten.add_", target, kind="stall", error=1.0, reached_loss=False, pos_inf=0)
+    own = scan("end", "frozen", "average.weight", dtype="bf16", change=change)
+    full = scan("end", "frozen", "average.weight", change=0.1)
+    made = evidence(run(steps(), stall, own), fp32_run(None, full))
+    assert status("small_update_lost", made) is says
+
+
+@pytest.mark.parametrize(("way", "says"), [(0.99, Status.PASSED), (0.6, Status.FOUND)])
+def test_an_average_that_follows_and_then_stands_still_loses_updates(
+    way: float, says: Status
+) -> None:
+    # Weights that move far take their average along until the distance is below half a spacing.
+    target = tensor(is_parameter=True)
+    stall = bad_op("aten.lerp_", target, kind="stall", error=1.0, reached_loss=False, pos_inf=0)
+    places = (0.02, -0.04, 0.01)
+    moved = tuple(way * d for d in places)
+    own = scan("end", "frozen", "average", dtype="bf16", change=0.1, displacement=moved)
+    full = scan("end", "frozen", "average", change=0.1, displacement=places)
+    made = evidence(run(steps(), stall, own), fp32_run(None, full))
+    assert status("small_update_lost", made) is says

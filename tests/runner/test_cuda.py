@@ -1,0 +1,159 @@
+"""Scripts that ask for AMP or for a device on CUDA, on a machine without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from ampscope.launcher.script_runs import ScriptRuns
+from ampscope.records import State
+from tests.helpers.script_runner import Ran, Runner, spec, write_script
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+
+LOOP = """
+import torch, warnings
+warnings.simplefilter("ignore")
+torch.manual_seed(0)
+m = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 2))
+o = torch.optim.SGD(m.parameters(), 1e-3)
+scaler = {scaler}
+for i in range(4):
+    o.zero_grad()
+    with {autocast}:
+        y = m(torch.randn(8, 4)); loss = y.exp().square().mean()
+        inside = torch.is_autocast_enabled({device})
+    scaler.scale(loss).backward(); scaler.step(o); scaler.update()
+    print(repr(loss.item()), y.dtype, loss.dtype, scaler.get_scale(), inside)
+"""
+FUNCTION = """
+import torch, warnings
+warnings.simplefilter("ignore")
+from base import *
+class Double(torch.autograd.Function):
+    @staticmethod
+    @{forward}
+    def forward(ctx, x): print(x.dtype); return 2 * x
+    @staticmethod
+    @{backward}
+    def backward(ctx, g): return 2 * g
+with torch.autocast({device}, torch.float16):
+    Double.apply(m(torch.ones(1, 4))).sum().backward()
+o.step()
+"""
+ON_CPU = LOOP.format(
+    scaler='torch.amp.GradScaler("cpu", init_scale=2.0**17)',
+    autocast='torch.autocast("cpu", torch.float16)',
+    device='"cpu"',
+)
+SPELLINGS = {
+    "old": ("torch.cuda.amp.GradScaler(init_scale=2.0**17)", "torch.cuda.amp.autocast()", ""),
+    "old_dtype": (
+        "torch.cuda.amp.GradScaler(2.0**17)", "torch.cuda.amp.autocast(True, torch.float16)", "",
+    ),
+    "new": (
+        'torch.amp.GradScaler("cuda", init_scale=2.0**17)', 'torch.autocast("cuda")', '"cuda"',
+    ),
+    "mixed": (
+        "torch.amp.GradScaler(init_scale=2.0**17)",
+        'torch.amp.autocast(device_type="cuda", dtype=torch.float16)', '"cuda"',
+    ),
+}  # fmt: skip
+CALLS = {
+    "module_cuda": "m.cuda()",
+    "tensor_cuda": "torch.ones(2).cuda()",
+    "module_to": "m.to('cuda')",
+    "tensor_to": "torch.ones(2).to('cuda:0')",
+    "device": "torch.ones(2, device='cuda')",
+    "set_default": "torch.set_default_device('cuda'); torch.ones(2)",
+}
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ran]]:
+    folder = tmp_path_factory.mktemp("cuda")
+    texts = {
+        name: LOOP.format(scaler=s, autocast=a, device=d) for name, (s, a, d) in SPELLINGS.items()
+    }
+    texts["fp32"] = LOOP.format(
+        scaler='torch.amp.GradScaler("cpu", enabled=False)',
+        autocast='torch.autocast("cpu", enabled=False)',
+        device='"cpu"',
+    )
+    fp32 = "cast_inputs=torch.float32"
+    texts["function_cpu"] = FUNCTION.format(
+        forward=f'torch.amp.custom_fwd(device_type="cpu", {fp32})',
+        backward='torch.amp.custom_bwd(device_type="cpu")', device='"cpu"',
+    )  # fmt: skip
+    texts["function"] = FUNCTION.format(
+        forward=f'torch.amp.custom_fwd(device_type="cuda", {fp32})',
+        backward='torch.amp.custom_bwd(device_type="cuda")', device='"cuda"',
+    )  # fmt: skip
+    texts["function_old"] = FUNCTION.format(
+        forward=f"torch.cuda.amp.custom_fwd({fp32})",
+        backward="torch.cuda.amp.custom_bwd", device='"cuda"',
+    )  # fmt: skip
+    texts["off"] = LOOP.format(
+        scaler="torch.amp.GradScaler(enabled=False)",
+        autocast='torch.autocast("cuda", enabled=False)', device='"cuda"',
+    )  # fmt: skip
+    texts |= {name: f"from base import *\nstep()\n{call}\n" for name, call in CALLS.items()}
+    with ScriptRuns(spec(), folder / "runs.db") as runs:
+        run = Runner(runs)
+        paths = {name: write_script(folder, f"{name}.py", text) for name, text in texts.items()}
+        paths["cpu"] = write_script(folder, "cpu.py", ON_CPU)
+        native = {name: run(path) for name, path in paths.items()}
+        rehearsed = {f"cuda {name}": run(path, policy="cuda") for name, path in paths.items()
+                     if name not in CALLS}  # fmt: skip
+        yield native | rehearsed
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_a_rehearsal_runs_what_the_script_asks_of_cuda(name: str, ended: dict[str, Ran]) -> None:
+    """Bit for bit what the same script gives that names the CPU and fp16 itself."""
+    ran = ended[f"cuda {name}"]
+    assert ran.out == ended["cuda cpu"].out, ran.err.decode()
+    assert b"torch.float16 torch.float32" in ran.out  # exp in fp32: CUDA's list, not the CPU's
+    assert ran.outcome.uses_autocast == "fp16"
+    assert ran.outcome.scalers == ("scaler0",)
+    (note,) = ran.outcome.notes
+    assert "GradScaler and autocast on CUDA (first at" in note
+    assert "redirected to the CPU" in note
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_a_native_run_says_that_torch_switched_amp_off(name: str, ended: dict[str, Ran]) -> None:
+    ran = ended[name]
+    numbers = [line.split()[0] for line in ran.out.decode().splitlines()]
+    assert numbers == [line.split()[0] for line in ended["fp32"].out.decode().splitlines()]
+    (note,) = ran.outcome.notes
+    assert "torch switched AMP off and this was an fp32 run: --policy cuda rehearses it" in note
+    assert note.count(". ") == 0  # one sentence
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda cpu", "off", "cuda off", "fp32"])
+def test_who_asks_nothing_of_cuda_is_told_nothing(name: str, ended: dict[str, Ran]) -> None:
+    assert ended[name].outcome.notes == ()
+
+
+@pytest.mark.parametrize("name", ["function", "function_old"])
+def test_custom_functions_cast_as_under_cuda(name: str, ended: dict[str, Ran]) -> None:
+    assert ended["cuda function_cpu"].out == b"torch.float32\n"
+    assert ended[f"cuda {name}"].out == b"torch.float32\n", ended[f"cuda {name}"].err.decode()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_cuda_device_that_is_not_there_is_one_sentence(name: str, ended: dict[str, Ran]) -> None:
+    info = ended[name].run.info
+    assert info.state is State.FAILED
+    assert info.message.startswith(f"The script asks for a CUDA device at {name}.py:3, and this ")
+    assert len(ended[name].attempts) == 1
+    assert "Traceback" in ended[name].err.decode()
+
+
+def test_the_path_of_the_script_is_named(ended: dict[str, Ran]) -> None:
+    assert "(first at old.py:7)" in ended["old"].outcome.notes[0]
+    assert Path(ended["old"].run.info.spec.workload).name == "old.py"

@@ -1,0 +1,146 @@
+"""Each intervention does what it says to a small training, nothing more, and is taken back.
+
+The oracle is the same training written out by hand with the change in its own lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from ampscope.errors import BadInput
+from ampscope.runner.controls import applied
+from tests.helpers.script_watching import batch, equal, scaler, small_net, train, weights_of
+
+PATCHED: list[tuple[Any, str]] = [
+    *((torch.amp.GradScaler, name) for name in (
+        "__init__", "scale", "unscale_", "step", "update", "get_scale", "load_state_dict")),
+    (torch.Tensor, "backward"), (torch.optim.Optimizer, "__init__"),
+    *((owner, name) for owner in (torch.nn.utils, torch.nn.utils.clip_grad)
+      for name in ("clip_grad_norm_", "clip_grad_value_")),
+    *((nn.Module, name) for name in ("__call__", "to", "half", "bfloat16")),
+    *((torch.amp.autocast_mode.autocast, name) for name in ("__enter__", "__exit__")),
+]  # fmt: skip
+WORDS = ("fp32", "bf16", "scale:8", "init_scale:8", "growth_interval:3", "add_scaler",
+         "unscale_first", "lr:0.5", "eps:1e-3", "fp32_params", "fp32_state", "separate_scalers",
+         "fp32_modules:0,2", "fp32_lines:train.py:1", "as_is", "scale:8;lr:0.5")  # fmt: skip
+
+
+def _state() -> list[object]:
+    own = [vars(owner).get(name) for owner, name in PATCHED]
+    return [*own, len(_global_optimizer_pre_hooks), len(_global_optimizer_post_hooks)]
+
+
+@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("raises", [False, True])
+def test_everything_is_taken_back(word: str, raises: bool) -> None:
+    before = _state()
+    with contextlib.suppress(KeyError), applied(word):
+        if raises:
+            raise KeyError("the script's own")
+    assert all(a is b or a == b for a, b in zip(before, _state(), strict=True))
+
+
+def test_an_unknown_word_names_the_known_ones() -> None:
+    with pytest.raises(BadInput, match="separate_scalers"), applied("as_is;faster"):
+        pass
+
+
+def _scales(own: torch.amp.GradScaler, steps: int = 6) -> list[float]:
+    """The scale before each step of a training."""
+    model, seen = small_net(), []
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+    train(model, optimizer, own, lambda step: seen.append(own.get_scale()), steps)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("as_is", [4.0, 4.0, 8.0, 8.0, 16.0, 16.0]),
+        ("scale:64", [64.0] * 6),
+        ("init_scale:64", [64.0, 64.0, 128.0, 128.0, 256.0, 256.0]),
+        ("growth_interval:3", [4.0, 4.0, 4.0, 8.0, 8.0, 8.0]),
+    ],
+)
+def test_the_scale_follows_the_word(word: str, expected: list[float]) -> None:
+    with applied(word):
+        own = scaler(4.0, growth_interval=2)
+        assert _scales(own) == expected
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_frozen_scale_survives_a_checkpoint(early: bool) -> None:
+    other = scaler(4096.0)
+    other.scale(torch.ones(1))
+    with applied("scale:64"):
+        own = scaler(4.0)
+        if not early:
+            own.scale(torch.ones(1))
+        own.load_state_dict(other.state_dict())
+        assert _scales(own, 2) == [64.0, 64.0]
+
+
+def test_a_frozen_scale_still_skips_what_overflows() -> None:
+    model = small_net()
+    before = weights_of(model)
+    with applied("scale:3e38"):
+        train(model, torch.optim.SGD(model.parameters(), 1.0), scaler(), steps=6)
+        skipped_all = equal(before, weights_of(model))
+    largest = max(mse_loss(small_net()(batch(n)[0]), batch(n)[1]).item() for n in range(6))
+    assert largest * 3e38 > torch.finfo(torch.float32).max
+    assert not skipped_all  # the first loss is below 1, so its step is taken
+
+
+def test_disabled_scalers_are_left_alone() -> None:
+    for word in ("scale:64", "init_scale:64", "growth_interval:3"):
+        with applied(word):
+            own = torch.amp.GradScaler("cpu", enabled=False)
+            assert own.get_scale() == 1.0
+
+
+def _dtypes_under(control: str) -> list[torch.dtype]:
+    """Dtypes of the outputs of a net's three modules under fp16 autocast."""
+    model, seen = small_net(), []
+    for module in model:
+        module.register_forward_hook(lambda m, i, o: seen.append(o.dtype))
+    with applied(control), torch.autocast("cpu", dtype=torch.float16):
+        model(batch(0)[0])
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("control", "expected"),
+    [
+        ("as_is", [torch.float16] * 3),
+        ("fp32", [torch.float32] * 3),
+        ("bf16", [torch.bfloat16] * 3),
+        ("fp32_modules:0", [torch.float32, torch.float32, torch.float16]),
+        ("fp32_modules:2", [torch.float16, torch.float16, torch.float32]),
+        ("fp32_modules:0,2", [torch.float32] * 3),
+    ],
+)
+def test_precision_of_each_module(control: str, expected: list[torch.dtype]) -> None:
+    assert _dtypes_under(control) == expected
+
+
+def test_epsilons_are_raised_where_they_are_smaller() -> None:
+    with applied("eps:1e-3"):
+        norms = [nn.LayerNorm(4, eps=eps) for eps in (1e-6, 1e-2)]
+        for norm in norms:
+            norm(torch.ones(2, 4))
+        model = small_net()
+        optimizer = torch.optim.Adam(model.parameters(), eps=1e-8)
+        train(model, optimizer, scaler(), steps=1)
+        zero = torch.zeros(1)
+        assert [n.eps for n in norms] == [1e-3, 1e-2]
+        assert optimizer.param_groups[0]["eps"] == 1e-3
+        assert float(zero + 1e-8) == pytest.approx(1e-3)
+        assert float(zero + 0.5) == 0.5
+    assert float(zero + 1e-8) == pytest.approx(1e-8)

@@ -1,0 +1,170 @@
+"""Stores of ranks and machines in one: nothing lost, nothing twice, nothing overwritten."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ampscope.errors import BadInput, StoreError
+from ampscope.numerics.histogram import RAW_LEN
+from ampscope.observations import Call
+from ampscope.records import Event, Frame, Role, RunSpec, State, StepRecord
+from ampscope.store.merging import Merged, merge, stores_in
+from ampscope.store.reader import Reader
+from ampscope.store.writer import RunWriter, delete_run
+from tests.helpers import stores
+from tests.helpers.child_runs import assert_one_sentence, run_command
+
+
+def rank_run(folder: Path, rank: int, steps: int = 5, world: int = 2) -> RunWriter:
+    spec = RunSpec("train.py", kind="watch", group="job 7", rank=rank, world=world)
+    writer = RunWriter.create(f"{folder}/", spec)
+    rows = np.zeros((1, RAW_LEN), np.int64)
+    rows[0, 150] = 1 + rank
+    for step in range(steps):
+        writer.add_step(StepRecord(step, loss=float(rank), scale=2.0**step))
+        writer.add_frame(Frame(step, Role.WEIGHT, (rank,), ("fp32",), rows))
+        writer.add_event(Event(step, "note", "n", f"Step {step}."))
+    writer.finish(State.FINISHED)
+    writer.close()
+    return writer
+
+
+def dump(path: Path, run_id: str) -> dict[str, list[tuple[object, ...]]]:
+    """Every row of a run in every table, straight from SQLite."""
+    with closing(sqlite3.connect(path)) as connection:
+        tables = connection.execute("SELECT name FROM sqlite_master WHERE type='table'").fetchall()
+        return {
+            name: sorted(
+                connection.execute(
+                    f"SELECT * FROM {name} WHERE {'id' if name == 'run' else 'run'}=?", (run_id,)
+                ).fetchall(),
+                key=str,
+            )
+            for (name,) in tables
+        }
+
+
+def test_a_folder_holds_one_file_a_rank_without_wal(tmp_path: Path) -> None:
+    for folder in (tmp_path / "new", tmp_path):  # with a slash at the end; one that exists
+        writer = rank_run(folder, 3)
+        assert writer.path.parent == folder
+        assert writer.path.name.endswith(f"-{os.getpid()}-rank3.db")
+        with closing(sqlite3.connect(writer.path)) as connection:
+            assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+    with Reader(writer.path) as reader:
+        assert len(reader.steps(writer.run_id)) == 5
+    delete_run(writer.path, writer.run_id)  # opens it for writing once more
+    with closing(sqlite3.connect(writer.path)) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+    plain = RunWriter.create(tmp_path / "one.db", dataclasses.replace(RunSpec("t"), kind="watch"))
+    plain.close()
+    assert plain.path == tmp_path / "one.db"
+
+
+def test_a_folder_as_store_says_how_to_merge_it(tmp_path: Path) -> None:
+    rank_run(tmp_path / "ranks", 0)
+    what = f"ampscope runs merge {tmp_path / 'ranks'} --into runs.db"
+    with pytest.raises(StoreError, match="is a folder, not a store"):
+        Reader(tmp_path / "ranks")
+    with pytest.raises(StoreError, match="is a folder"):
+        RunWriter.create(tmp_path / "ranks", RunSpec("gpt"))  # a probe
+    assert_one_sentence(run_command("runs", "list", "--store", tmp_path / "ranks"), what)
+
+
+def test_ranks_are_merged_whole_and_once(tmp_path: Path) -> None:
+    folder, into = tmp_path / "ranks", tmp_path / "runs.db"
+    writers = [rank_run(folder, rank) for rank in range(2)]
+    observed = RunWriter.create(tmp_path / "other.db", RunSpec("s.py", kind="script"))
+    observed.add_observations([Call(0, 0, "update", value=2.0)])
+    observed.close()
+    probe = stores.finished(tmp_path / "other.db")
+    sources = stores_in([folder, tmp_path / "other.db"])
+    assert len(sources) == 3
+    places = [(w.path, w.run_id) for w in (*writers, observed)]
+    places.append((observed.path, probe))
+    expected = {run_id: dump(path, run_id) for path, run_id in places}
+    for was_there in (False, True):
+        found = list(merge(sources, into))
+        assert {m.run_id for m in found} == set(expected)
+        assert [m.was_there for m in found] == [was_there] * 4
+    assert isinstance(found[0], Merged)
+    for run_id, content in expected.items():
+        assert all(content[name] == rows for name, rows in dump(into, run_id).items())
+        assert content["run"]
+    with Reader(into) as reader:
+        group = reader.group("job 7")
+        assert [info.spec.rank for info in group] == [0, 1]
+        assert [len(reader.events(info.id)) for info in group] == [5, 5]
+
+
+@pytest.mark.parametrize("table", ["step", "frame", "event"])
+def test_a_run_with_other_content_is_refused_and_left(tmp_path: Path, table: str) -> None:
+    writer = rank_run(tmp_path / "ranks", 0)
+    into = tmp_path / "runs.db"
+    list(merge([writer.path], into))
+    with closing(sqlite3.connect(writer.path)) as connection:
+        connection.execute(f"DELETE FROM {table} WHERE step=4")
+        connection.commit()
+    before = dump(into, writer.run_id)
+    with pytest.raises(StoreError, match="already with other content"):
+        list(merge([writer.path], into))
+    assert dump(into, writer.run_id) == before
+
+
+def test_a_damaged_source_stops_the_merge_before_it_begins(tmp_path: Path) -> None:
+    good, bad = rank_run(tmp_path / "a", 0), rank_run(tmp_path / "b", 1, steps=500)
+    content = bytearray(bad.path.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 20_000] = b"\x07" * 20_000
+    bad.path.write_bytes(content)
+    with pytest.raises(StoreError, match="damaged"):
+        list(merge([good.path, bad.path], tmp_path / "runs.db"))
+    assert not (tmp_path / "runs.db").exists()
+
+
+def test_sources_are_not_written(tmp_path: Path) -> None:
+    writer = rank_run(tmp_path / "ranks", 0)
+    before = writer.path.read_bytes()
+    list(merge([writer.path], tmp_path / "runs.db"))
+    assert writer.path.read_bytes() == before
+    with closing(sqlite3.connect(writer.path)) as connection:
+        connection.execute("PRAGMA user_version = 1")
+    with pytest.raises(StoreError, match="version 1 and is not converted here"):
+        list(merge([writer.path], tmp_path / "runs.db"))
+
+
+def test_the_target_may_be_among_the_sources(tmp_path: Path) -> None:
+    first, second = rank_run(tmp_path / "x", 0), rank_run(tmp_path / "y", 1)
+    into = tmp_path / "x" / "all.db"
+    shutil.copy(second.path, into)
+    assert len(list(merge(stores_in([tmp_path / "x"]), into))) == 1
+    with Reader(into) as reader:
+        assert {info.id for info in reader.runs()} == {first.run_id, second.run_id}
+
+
+def test_an_empty_folder(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no store"):
+        stores_in([tmp_path])
+
+
+def test_the_command(tmp_path: Path) -> None:
+    for rank in range(2):
+        rank_run(tmp_path / "ranks", rank, world=2).path.rename(
+            tmp_path / "ranks" / f"node{rank}.db"
+        )
+    into = tmp_path / "runs.db"
+    done = run_command("runs", "merge", tmp_path / "ranks", "--into", into)
+    assert (done.returncode, done.stdout.count(" copied (")) == (0, 2)
+    assert "2 of 2 runs copied from 2 stores" in done.stdout
+    again = run_command("runs", "merge", tmp_path / "ranks" / "node1.db", "--store", into)
+    assert "is there already" in again.stdout
+    missing = run_command("runs", "merge", tmp_path / "none.db", "--into", into)
+    assert_one_sentence(missing, "There is no store at")

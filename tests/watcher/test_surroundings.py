@@ -1,0 +1,398 @@
+"""What surrounds a watched training: the recorder's thread, late numbers, the notebook's figure."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import random
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import module as module_hooks
+
+import ampscope
+from ampscope.capture.global_hooks import (
+    FORWARD,
+    FORWARD_ALWAYS,
+    FORWARD_PRE,
+    OPTIMIZER_POST,
+    OPTIMIZER_PRE,
+)
+from ampscope.errors import StoreError
+from ampscope.records import Role
+from ampscope.store.reader import Reader
+from ampscope.store.writer import RunWriter
+from ampscope.watcher.alarms import AmpscopeWarning
+from ampscope.watcher.guard import Guard
+from ampscope.watcher.numbers import Readout, checked, read_numbers
+from tests.helpers.trainers import assert_nothing_left
+from tests.helpers.watched import Seen, recorded, small_net, train_bf16, train_fp16, watching
+
+
+def test_a_store_that_fails_ends_the_recording_and_not_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_net()
+    run = ampscope.watch(model, store=tmp_path / "runs.db", every=1)
+
+    def full(self: RunWriter) -> None:
+        raise StoreError("The disk is full.")
+
+    monkeypatch.setattr(RunWriter, "flush", full)
+
+    def train() -> list[float]:
+        losses = train_bf16(20, model)
+        run.close()
+        return losses
+
+    with pytest.warns(AmpscopeWarning, match="records no more: The disk is full"):
+        losses = train()
+    assert len(losses) == 20
+    assert not [t for t in threading.enumerate() if t.name == "ampscope-recorder"]
+
+
+def test_a_store_that_is_deleted_is_missed(tmp_path: Path) -> None:
+    model = small_net()
+    run = ampscope.watch(model, store=tmp_path / "runs.db")
+    train_bf16(2, model)
+    run._session.recorder.wait()
+    (tmp_path / "runs.db").unlink()
+
+    def train() -> None:
+        train_bf16(2, model)
+        time.sleep(1.2)
+        run.close()
+
+    with pytest.warns(AmpscopeWarning, match="was deleted"):
+        train()
+
+
+def test_steps_can_be_read_soon_after_they_were_made(tmp_path: Path) -> None:
+    """The dashboard's delay of 2 s has room for a flush every 0.5 s."""
+    model = small_net()
+    with ampscope.watch(model, store=tmp_path / "runs.db") as run:
+        train_bf16(3, model)
+        deadline = time.monotonic() + 1.5
+        with Reader(run.store) as reader:
+            while time.monotonic() < deadline and len(reader.steps(run.id)) < 3:
+                time.sleep(0.02)
+            assert len(reader.steps(run.id)) == 3
+
+
+def test_numbers_that_come_late_lose_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on CUDA without a scaler: a step is finished while the next one runs."""
+    model = small_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = ampscope.watch(model, optimizer, store=tmp_path / "runs.db", policy="ignore")
+    monkeypatch.setattr(Readout, "is_immediate", property(lambda self: False))
+    losses, norms = [], []
+    for step in range(6):
+        optimizer.zero_grad()
+        loss = model(torch.randn(16, 8)).square().mean() * (float("inf") if step == 4 else 1.0)
+        loss.backward()
+        losses.append(float(loss.detach()))
+        norms.append(math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters())))
+        if step == 4:
+            for p in model.parameters():
+                p.grad = torch.full_like(p, float("nan"))
+            # As if the step had been left out: the next ones are finite.
+            kept = [p.detach().clone() for p in model.parameters()]
+            optimizer.step()
+            with torch.no_grad():
+                for p, old in zip(model.parameters(), kept, strict=True):
+                    p.copy_(old)
+        else:
+            optimizer.step()
+    run.close()
+    found = recorded(run.store, run.id)
+    assert [s.step for s in found.steps] == list(range(6))
+    np.testing.assert_array_equal([s.loss for s in found.steps], losses)
+    good = [0, 1, 2, 3, 5]
+    np.testing.assert_allclose(
+        [found.steps[i].grad_norm for i in good], [norms[i] for i in good], rtol=1e-5
+    )
+    assert [(e.step, e.name) for e in found.of("nonfinite")] == [(4, "loss")]
+    (capsule,) = found.of("capsule")
+    assert "the step was over" in capsule.text
+
+
+def test_norms_against_fp64_also_where_fp32_overflows() -> None:
+    gradients = {
+        0: torch.full((4,), 3e30),
+        1: torch.tensor([3.0, 4.0], dtype=torch.float16),
+        2: torch.tensor([float("inf"), 1.0]),
+        3: torch.sparse_coo_tensor(
+            torch.tensor([[0, 0]]), torch.tensor([3.0, 4.0]), (5,), check_invariants=True
+        ),
+    }
+    norms = checked(read_numbers(gradients, None).norms(), gradients)
+    assert norms.suspects == (2,)
+    np.testing.assert_allclose(norms.values[[0, 1]], [6e30, 5.0], rtol=1e-6)
+    assert norms.values[3] == 7.0  # the same place twice: it adds up
+    assert read_numbers({}, None).norms().total == 0.0
+
+
+def test_a_run_that_nobody_closes_is_lost_and_keeps_its_steps(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import os, signal, sys, time
+            sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+            from tests.helpers.watched import small_net, train_bf16
+            import ampscope
+            model = small_net()
+            run = ampscope.watch(model, store={str(tmp_path / "runs.db")!r})
+            train_bf16(5, model)
+            if sys.argv[1] == "killed":
+                time.sleep(1.2)
+                os.kill(os.getpid(), signal.SIGKILL)
+            if sys.argv[1] == "raised":
+                raise OSError("no more data")
+            """
+        )
+    )
+    for way, state in (("killed", "lost"), ("left", "finished"), ("raised", "failed")):
+        command = [sys.executable, str(script), way]
+        subprocess.run(command, check=False, timeout=120, capture_output=True)
+        with Reader(tmp_path / "runs.db") as reader:
+            run = reader.runs()[0]
+            assert (run.state, run.steps_done) == (state, 5)
+            assert (way == "raised") == ("no more data" in run.message)
+
+
+def test_a_fork_of_the_training_records_nothing(tmp_path: Path) -> None:
+    """DataLoader workers are forks: they have the hooks and no thread."""
+    model = small_net()
+    with ampscope.watch(model, store=tmp_path / "runs.db") as run:
+        loader = torch.utils.data.DataLoader(torch.randn(32, 8), batch_size=16, num_workers=1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for inputs in loader:
+            model(inputs).square().mean().backward()
+            optimizer.step()
+    assert len(recorded(run.store, run.id).steps) == 2
+
+
+def test_the_notebook_shows_a_figure_and_escapes_the_name(tmp_path: Path) -> None:
+    watched, _ = watching(tmp_path / "runs.db", name="<script>alert(1)</script>")
+    kept: list[ampscope.Watch] = []
+
+    def opened(*arguments: object) -> ampscope.Watch:
+        kept.append(watched(*arguments))
+        assert "no step so far" in kept[0]._repr_html_()
+        return kept[0]
+
+    train_fp16(6, opened, bad_at=(3,))
+    page = kept[0]._repr_html_()
+    assert "plotly" in page
+    assert "step 5" in page
+    assert "<script>alert" not in page
+    assert f"run={kept[0].id}" in page
+
+
+def test_models_of_many_kinds_of_input(tmp_path: Path) -> None:
+    """Outputs in dicts, keyword arguments, no floating-point output at all in between."""
+
+    class Dicts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, *, batch: dict[str, torch.Tensor]) -> dict[str, object]:
+            return {"out": self.layer(batch["x"]), "names": ["a"], "count": torch.tensor(3)}
+
+    model = Dicts()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ampscope.watch(model, store=tmp_path / "runs.db", policy="ignore") as run:
+        out = model(batch={"x": torch.full((3, 4), 3e38)})["out"]
+        (out * 10).sum().backward()
+        optimizer.step()
+    result = run.replay()
+    assert result.first is not None  # 10 * 3 * 3e38 in the weight's gradient
+    assert (result.where, result.first.module, result.first.dtype) == ("backward", "layer", "fp32")
+    assert recorded(run.store, run.id).at(Role.ACTIVATION) == [0]
+
+
+def test_memory_stays_where_it_is(tmp_path: Path) -> None:
+    """A tenth of what benchmarks/watch_memory.py runs: growth of a step's leak would show."""
+    import tracemalloc
+
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    inputs = torch.ones(1, 2)
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            model(inputs).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    # Without histograms: their thinning keeps about 512 numbers a role, which fills up slowly.
+    with ampscope.watch(model, optimizer, store=tmp_path / "runs.db", every=0) as run:
+        steps(3000)
+        tracemalloc.start()
+        readings = []
+        for _ in range(8):
+            steps(500)
+            run._session.recorder.wait()
+            gc.collect()  # empties Python's lists of free tuples as well
+            readings.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+    assert min(readings[4:]) - min(readings[:4]) < 2000 * 8, "more than 8 bytes a step"
+    assert os.path.getsize(run.store) > 0
+
+
+def _trained(seed: int, store: Path | None) -> list[torch.Tensor]:
+    """200 steps of a model of this thread's own; with a ``store`` watches come and go meanwhile."""
+    numbers, chance = torch.Generator().manual_seed(seed), random.Random(seed)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=numbers) * 0.3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    runs: list[ampscope.Watch] = []
+    losses = []
+    for step in range(200):
+        if store is not None and step % 40 == 5 * (seed % 8):
+            runs.append(ampscope.watch(model, optimizer, store=store, every=3, policy="ignore"))
+        if store is not None and runs and chance.random() < 0.02:
+            runs.pop(chance.randrange(len(runs))).close()
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 8, generator=numbers)).square().mean()
+        losses.append(float(loss.detach()))
+        loss.backward()
+        optimizer.step()
+    for run in runs:
+        run.close()
+        assert {s.loss for s in recorded(run.store, run.id).steps} <= set(losses), "its own losses"
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def test_threads_that_watch_do_not_meet(tmp_path: Path) -> None:
+    """Eight trainings; watches come and leave in any order, in the middle of the others' steps."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            bare = list(pool.map(_trained, range(8), [None] * 8))
+            stores = [tmp_path / f"{seed}.db" for seed in range(8)]
+            seen = list(pool.map(_trained, range(8), stores))
+    finally:
+        sys.setswitchinterval(interval)
+    for one, other in zip(bare, seen, strict=True):
+        assert all(map(torch.equal, one, other))
+    dispatchers = (FORWARD, FORWARD_PRE, FORWARD_ALWAYS, OPTIMIZER_PRE, OPTIMIZER_POST)
+    assert not any(dispatcher.subscribers for dispatcher in dispatchers)
+    with ampscope.watch(nn.Linear(2, 2), store=tmp_path / "last.db"):
+        assert module_hooks._global_forward_hooks
+    assert not module_hooks._global_forward_hooks, "later calls would take torch's slower path"
+
+
+def test_a_watch_that_is_closed_by_its_own_alarm_breaks_no_step(tmp_path: Path) -> None:
+    """From inside the optimizer's hooks, while torch walks them."""
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-30)
+    options = {"every": 1, "policy": "ignore"}
+    run = ampscope.watch(
+        model, optimizer, store=tmp_path / "a.db", on_alarm=lambda _: run.close(), **options
+    )
+    other = ampscope.watch(model, optimizer, store=tmp_path / "b.db", **options)
+    for _ in range(6):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    other.close()
+    assert len(recorded(run.store, run.id).steps) == 3
+    assert len(recorded(other.store, other.id).steps) == 6
+
+
+def _hooked(name: str, moment: str, store: Path, monkeypatch: pytest.MonkeyPatch) -> Seen:
+    """A training with skips, whose watch raises in the hook ``name`` the second time it runs."""
+    calls = []
+
+    def call(
+        self: Guard, function: Callable[..., object], *args: object, **facts: object
+    ) -> object:
+        inner = getattr(function, "func", function)
+        if inner.__qualname__ != name:
+            return plain_call(self, function, *args, **facts)
+
+        def failing() -> object:
+            calls.append(name)
+            if len(calls) == 2 and moment == "before":
+                raise ZeroDivisionError(name)
+            result = function(*args, **facts)
+            if len(calls) == 2:
+                raise ZeroDivisionError(name)
+            return result
+
+        return plain_call(self, failing)
+
+    plain_call = Guard.call
+    with monkeypatch.context() as patch:
+        patch.setattr(Guard, "call", call)
+        options: dict[str, object] = {"every": 1, "policy": "ignore"}
+        _, seen = train_fp16(10, watching(store, **options)[0], bad_at=(3, 7))
+    assert len(calls) >= 2, f"{name} runs in this training"
+    return seen
+
+
+def _hook_names(store: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    names: dict[str, int] = {}
+
+    def call(
+        self: Guard, function: Callable[..., object], *args: object, **facts: object
+    ) -> object:
+        name = getattr(function, "func", function).__qualname__
+        names[name] = names.get(name, 0) + 1
+        return plain_call(self, function, *args, **facts)
+
+    plain_call = Guard.call
+    with monkeypatch.context() as patch:
+        patch.setattr(Guard, "call", call)
+        train_fp16(10, watching(store, every=1, policy="ignore")[0], bad_at=(3, 7))
+    return [name for name, count in names.items() if count > 1]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_an_error_in_any_hook_ends_the_watch_and_not_the_training(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    moment: str,
+) -> None:
+    """One hook after the other raises, before its work and after: weights, losses and scales are
+    those of the training alone, and one line says what happened."""
+    _, bare = train_fp16(10, bad_at=(3, 7))
+    names = _hook_names(tmp_path / "names.db", monkeypatch)
+    assert len(names) >= 9, names
+    for number, name in enumerate(names):
+        capsys.readouterr()
+        seen = _hooked(name, moment, tmp_path / f"{number}.db", monkeypatch)
+        said = capsys.readouterr().err
+        assert said == f"ampscope stopped watching: ZeroDivisionError: {name}\n", name
+        assert all(map(torch.equal, bare.weights, seen.weights)), name
+        np.testing.assert_array_equal(bare.losses, seen.losses)
+        assert bare.scales == seen.scales, name
+        assert_nothing_left()
+
+
+def test_every_hook_of_a_watch_passes_the_guard() -> None:
+    """What torch is given is made by the guard: nothing else may raise into a training."""
+    folder = Path(ampscope.__file__).parent / "watcher"
+    for path in folder.glob("*.py"):
+        for line in path.read_text().splitlines():
+            if "register_hook(" in line or ".subscribe(" in line:
+                assert "guard.hook(" in line, f"{path.name}: {line.strip()}"
