@@ -12,7 +12,7 @@ All are loaded on first use; the first two need torch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+TYPE_CHECKING = False  # as typing's; the import of typing is a third of this package's
 
 if TYPE_CHECKING:
     from ampscope.store.importing import opened as open_store

@@ -21,43 +21,27 @@ ampscope dashboard                           look at it in a browser
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from ampscope.cli import stopping
 
-if Path(sys.argv[0]).name in ("ampscope", "-m", "main.py"):  # not where a test imports this
-    stopping.install()  # before the imports below, which take half a second
+if sys.argv[0].rpartition("/")[2] in ("ampscope", "-m", "main.py"):  # not where a test imports this
+    stopping.install()
 
-import click  # see above
+# The imports below take half a second, in which a signal must end the command already.
 
-from ampscope import __version__  # see above
-from ampscope.cli.compare import (
-    batch_size,  # see above
-    compare,  # see above
-)
-from ampscope.cli.dashboard import dashboard  # see above
-from ampscope.cli.diagnose import (  # see above
-    diagnose,
-    replay,  # see above
-    run_script,
-)
-from ampscope.cli.export import (
-    export,  # see above
-    metrics,  # see above
-    report,  # see above
-)
-from ampscope.cli.frameworks import frameworks  # see above
-from ampscope.cli.hardware import (
-    cores,  # see above
-    hardware,  # see above
-)
-from ampscope.cli.probe import probe  # see above
-from ampscope.cli.runs import (
-    import_runs,  # see above
-    runs,  # see above
-)
-from ampscope.cli.zoo import zoo  # see above
-from ampscope.errors import AmpscopeError  # see above
+import click
+
+from ampscope import __version__
+from ampscope.cli.compare import batch_size, compare
+from ampscope.cli.dashboard import dashboard
+from ampscope.cli.diagnose import diagnose, replay, run_script
+from ampscope.cli.export import export, metrics, report
+from ampscope.cli.frameworks import frameworks
+from ampscope.cli.hardware import cores, hardware
+from ampscope.cli.probe import probe
+from ampscope.cli.runs import import_runs, runs
+from ampscope.cli.zoo import zoo
+from ampscope.errors import AmpscopeError
 from ampscope.files import remove_leftovers  # see above
 from ampscope.report.document import visible  # see above
 
