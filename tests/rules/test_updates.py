@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 
 from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.symptoms import Symptom
 from ampscope.diagnosis.findings import diagnose
+from ampscope.observations import Attempt
 from ampscope.rules.verdict import Status
 from tests.helpers.evidence_making import (
     FALLING,
     FLAT,
+    INF,
     NAN,
+    STEPS,
     WITHOUT_SCALER,
     answers,
     bad_op,
@@ -206,3 +210,36 @@ def test_an_average_that_follows_and_then_stands_still_loses_updates(
     full = scan("end", "frozen", "average", change=0.1, displacement=places)
     made = evidence(run(steps(), stall, own), fp32_run(None, full))
     assert status("small_update_lost", made) is says
+
+
+def two_optimizers(skipped: int, **clipped: float) -> list[Attempt]:
+    """Iterations of an embedding's optimizer, which moves few weights, and of one for the rest,
+    whose first ``skipped`` steps the scaler left out."""
+    made = []
+    for number in range(STEPS):
+        rare = number % 2 == 0
+        (step,) = steps(
+            FLAT[:1],
+            optimizer=f"optimizer{number % 2}",
+            moved_share=0.08 if rare else 1.0,
+            grad_zero=900 if rare else 0,
+        )
+        step = replace(step, attempt=number)
+        if number // 2 < skipped:
+            changes = clipped if rare else {"skipped": True, "grad_nonfinite": 10}
+            step = replace(step, **changes)
+        made.append(step)
+    return made
+
+
+def test_an_embedding_that_moves_few_weights_is_no_loss_when_other_steps_are_skipped() -> None:
+    made = evidence(run(two_optimizers(skipped=4)), fp32_run(two_optimizers(skipped=0)))
+    assert Symptom.FROZEN not in made.symptoms
+
+
+def test_zeros_that_a_clip_by_an_infinite_norm_made_are_no_underflow() -> None:
+    # The overflow of one optimizer's gradients makes the common norm infinite; the other's become
+    # zero, are finite, and its step is taken.
+    own = two_optimizers(4, grad_zero=1000, grad_norm=0.0, unclipped_norm=INF, moved_share=0.0)
+    made = evidence(run(own), fp32_run(two_optimizers(skipped=0)))
+    assert status("gradient_underflow", made) is Status.PASSED

@@ -125,17 +125,18 @@ class RunView:
     @cached_property
     def zero_share(self) -> float | None:
         """Exactly zero gradient entries in the first attempts with finite gradients."""
-        seen = [a for a in self.attempts if not a.grad_nonfinite and a.grad_total][:3]
+        seen = [a for a in self.attempts if has_own_gradients(a)][:3]
         total = sum(a.grad_total for a in seen)
         return sum(a.grad_zero for a in seen) / total if total else None
 
     @cached_property
-    def moved_share(self) -> float | None:
-        """Median share of weights that a taken step changed."""
-        seen = sorted(
-            a.moved_share for a in self.attempts if a.moved_share is not None and not a.skipped
-        )
-        return seen[len(seen) // 2] if seen else None
+    def moved_shares(self) -> dict[str, float]:
+        """By optimizer: the median share of its weights that a taken step changed."""
+        seen: dict[str, list[float]] = {}
+        for a in self.attempts:
+            if a.moved_share is not None and not a.skipped and not _clipped_by_infinity(a):
+                seen.setdefault(a.optimizer, []).append(a.moved_share)
+        return {name: sorted(shares)[len(shares) // 2] for name, shares in seen.items()}
 
     @cached_property
     def head_loss(self) -> float | None:
@@ -223,6 +224,40 @@ def _is_running_total(op: BadOp) -> bool:
     name = op.op.rpartition(".")[2]
     is_chain = bool(op.inputs and name in op.inputs[0].producers[:3])
     return name.endswith("_") or (is_chain and op.phase != "backward")
+
+
+# What a step's gradients and weights tell.
+
+
+def has_own_gradients(attempt: Attempt) -> bool:
+    """Its gradients are finite, and what the backward pass gave: not what a clip by an infinite
+    norm, to which another optimizer's overflow may have led, left of them."""
+    finite = attempt.grad_total > 0 and not attempt.grad_nonfinite
+    return finite and not _clipped_by_infinity(attempt)
+
+
+def _clipped_by_infinity(attempt: Attempt) -> bool:
+    return attempt.unclipped_norm is not None and not math.isfinite(attempt.unclipped_norm)
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Shares of one optimizer's weights that its median step changed."""
+
+    optimizer: str
+    own: float
+    reference: float  # in the fp32 control
+
+
+def least_moved(run: RunView, fp32: RunView) -> Moved | None:
+    """The optimizer whose steps move the fewest weights beside those of the fp32 control. Taken by
+    optimizer: one of an embedding moves few weights in every run."""
+    pairs = [
+        Moved(name, own, fp32.moved_shares[name])
+        for name, own in run.moved_shares.items()
+        if fp32.moved_shares.get(name)
+    ]
+    return min(pairs, key=lambda pair: pair.own / pair.reference, default=None)
 
 
 # Trained weights that are themselves half precision, with no fp32 master copy beside them.

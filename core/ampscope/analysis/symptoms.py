@@ -8,7 +8,14 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from ampscope.analysis.control_losses import difference, divergence
-from ampscope.analysis.run_view import KEPT, TAIL_SHARE, RunView, kept_motion
+from ampscope.analysis.run_view import (
+    KEPT,
+    TAIL_SHARE,
+    RunView,
+    has_own_gradients,
+    kept_motion,
+    least_moved,
+)
 
 # A dynamic scale that starts at 2^16 needs at most 16 skips to reach 1; a start at 2^24 needs 24.
 MAX_SEARCH_SKIPS = 20
@@ -270,8 +277,8 @@ def _ordinary(losses: Sequence[float], head: float) -> list[int]:
 def is_frozen(run: RunView, fp32: RunView) -> bool:
     """Taken steps leave most weights as they are, and fp32's do not; nor do the weights come as
     far over the run."""
-    own, reference = run.moved_share, fp32.moved_share
-    if own is None or reference is None or own >= 0.5 * reference:
+    moved = least_moved(run, fp32)
+    if moved is None or moved.own >= 0.5 * moved.reference:
         return False
     kept = kept_motion(run, fp32)
     return kept is None or kept < KEPT
@@ -291,7 +298,7 @@ LATE = 5  # last attempts with finite gradients
 
 def late_zero_share(run: RunView) -> float:
     """Exactly zero gradient entries in the last attempts with finite gradients."""
-    seen = [a for a in run.attempts if not a.grad_nonfinite and a.grad_total][-LATE:]
+    seen = [a for a in run.attempts if has_own_gradients(a)][-LATE:]
     total = sum(a.grad_total for a in seen)
     return sum(a.grad_zero for a in seen) / total if total else 0.0
 
@@ -306,7 +313,7 @@ def dead_parameters(run: RunView, fp32: RunView) -> list[str]:
     total = math.sqrt(sum((g.norm or 0.0) ** 2 for g in reference.values()))
     # A skipped step says nothing: its gradients are infinite, or were made zero by a clip that
     # divided by an infinite norm.
-    taken = (a.attempt for a in run.attempts if not a.skipped and not a.grad_nonfinite)
+    taken = (a.attempt for a in run.attempts if not a.skipped and has_own_gradients(a))
     first = next(taken, None)
     names = []
     for own in (g for g in run.gradients if g.attempt == first and g.total and not g.nonfinite):

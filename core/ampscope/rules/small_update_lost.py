@@ -28,6 +28,7 @@ from ampscope.analysis.run_view import (
     averages_keep_up,
     half_weights,
     kept_motion,
+    least_moved,
     slow_average,
     stalled_average,
 )
@@ -50,8 +51,8 @@ def check(evidence: Evidence) -> Verdict:
 
 def _weights(run: RunView, fp32: RunView) -> Verdict | None:
     """Trained weights in half of which a step moves few."""
-    moved, reference, dtype = run.moved_share, fp32.moved_share, half_weights(run)
-    if not dtype or moved is None or not reference or moved >= STILL * reference:
+    moved, dtype = least_moved(run, fp32), half_weights(run)
+    if not dtype or moved is None or moved.own >= STILL * moved.reference:
         return None
     kept = kept_motion(run, fp32)
     if kept is not None and kept >= KEPT:
@@ -59,10 +60,10 @@ def _weights(run: RunView, fp32: RunView) -> Verdict | None:
     way = [] if kept is None else [Measurement("way over the run, of fp32's", kept, KEPT, "as_is")]
     found = _found(
         "",
-        f"A step moves {moved:.1%} of the {dtype} weights, and {reference:.1%} in fp32: the"
-        " updates are below half the spacing of the numbers.",
-        Measurement("weights moved a step", moved, STILL * reference, "as_is"),
-        Measurement("weights moved a step in fp32", reference, None, "fp32"),
+        f"A step moves {moved.own:.1%} of the {dtype} weights, and {moved.reference:.1%} in fp32:"
+        " the updates are below half the spacing of the numbers.",
+        Measurement("weights moved a step", moved.own, STILL * moved.reference, "as_is"),
+        Measurement("weights moved a step in fp32", moved.reference, None, "fp32"),
         *way,
     )
     return replace(found, fix=Fix("fp32_params", "Keep the weights in fp32.", MASTERS, CONTROLS))
