@@ -22,7 +22,7 @@ from ampscope.lessons.catalog import LESSONS, lesson_spec, lesson_title
 from ampscope.records import RunInfo, RunSpec, State
 from ampscope.store import sharing
 from app import chart, options, permissions, states, store
-from app.permissions import Role
+from app.permissions import ClassRole
 from app.runs import live, run_page
 from app.text import code, duration, escape, plural
 
@@ -36,11 +36,11 @@ SHOWN = 8  # of what waits; the button below stays on the screen
 def show() -> None:
     """The whole page."""
     st.title("Class", anchor=False)
-    if permissions.role() is Role.OPERATOR:
+    if permissions.role() is ClassRole.OPERATOR:
         states.nothing_recorded("This dashboard is yours alone.", "To open it to a class:")
         st.code("ampscope dashboard --classroom", language="bash")
         return
-    permissions.require(permissions.role() is Role.TEACHER, "this page")
+    permissions.require(permissions.role() is ClassRole.TEACHER, "this page")
     classroom = options.current().classroom
     if classroom is not None and classroom.link:
         st.markdown(f"The link for students: {code(classroom.link)}")
@@ -283,7 +283,7 @@ def ask(spec: RunSpec, *, again: bool = False) -> str:
     """The run that answers ``spec``, or "" while it waits. Raises Full, Forbidden."""
     permissions.require(permissions.may_run(spec), "starting this measurement")
     permissions.require(not again or permissions.is_trusted(), "measuring again")
-    is_teacher = permissions.role() is Role.TEACHER
+    is_teacher = permissions.role() is ClassRole.TEACHER
     return queue().ask(spec, _session(), teacher=is_teacher, again=again)
 
 

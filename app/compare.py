@@ -11,7 +11,7 @@ from ampscope.compare.comparison import (
     BASES,
     BatchSearch,
     LossChange,
-    Measured,
+    PrecisionResults,
     base_of,
     batches_by_precision,
     by_precision,
@@ -176,7 +176,9 @@ def _disturbed(run: RunInfo) -> tuple[str, ...]:
     return spoiled(store.samples(run), others_bound(run.spec))
 
 
-def _figures(base: Measured, measured: tuple[Measured, ...], name: str) -> list[KeyFigure]:
+def _figures(
+    base: PrecisionResults, measured: tuple[PrecisionResults, ...], name: str
+) -> list[KeyFigure]:
     best = next((m for m in measured if m.precision == name), None)
     if best is None or best.times is None or base.times is None:
         return [KeyFigure(f"A step in {base.precision}", _median(base))]
@@ -202,11 +204,11 @@ def _figures(base: Measured, measured: tuple[Measured, ...], name: str) -> list[
     ]
 
 
-def _median(m: Measured) -> str:
+def _median(m: PrecisionResults) -> str:
     return seconds(m.times.step.median_s) if m.times else "not measured"
 
 
-def _time_seen(base: Measured, measured: tuple[Measured, ...]) -> str:
+def _time_seen(base: PrecisionResults, measured: tuple[PrecisionResults, ...]) -> str:
     parts = [
         f"{m.precision} {speedup(base.times, m.times).value:.2f}× as fast"
         for m in measured
@@ -218,12 +220,12 @@ def _time_seen(base: Measured, measured: tuple[Measured, ...]) -> str:
     )
 
 
-def _memory_seen(measured: tuple[Measured, ...]) -> str:
+def _memory_seen(measured: tuple[PrecisionResults, ...]) -> str:
     parts = [f"{m.precision}: {memory_words(m.memory)}" for m in measured if m.memory]
     return f"What lives when a step needs most. {'; '.join(parts)}."
 
 
-def _losses_seen(base: Measured, measured: tuple[Measured, ...]) -> str:
+def _losses_seen(base: PrecisionResults, measured: tuple[PrecisionResults, ...]) -> str:
     words = []
     for m in measured:
         if m is base:
@@ -240,7 +242,7 @@ def _losses_seen(base: Measured, measured: tuple[Measured, ...]) -> str:
     return f"Loss of the last third against {base.precision}. {'; '.join(words)}."
 
 
-def _curves(measured: tuple[Measured, ...]) -> list[Curve]:
+def _curves(measured: tuple[PrecisionResults, ...]) -> list[Curve]:
     return [
         Curve(
             f"{m.precision}, seed {curve.seed}",
@@ -253,7 +255,7 @@ def _curves(measured: tuple[Measured, ...]) -> list[Curve]:
     ]
 
 
-def _promises(base: Measured, other: Measured, machine: Machine | None) -> None:
+def _promises(base: PrecisionResults, other: PrecisionResults, machine: Machine | None) -> None:
     rows = [
         {
             "promise": escape(c.claim),
@@ -265,7 +267,7 @@ def _promises(base: Measured, other: Measured, machine: Machine | None) -> None:
     st.table(pd.DataFrame(rows).set_index("promise"), border="horizontal")
 
 
-def _details(run: RunInfo, measured: tuple[Measured, ...]) -> None:
+def _details(run: RunInfo, measured: tuple[PrecisionResults, ...]) -> None:
     with chart.details("All figures, and what a million samples cost"):
         price = st.number_input(
             "Price of this machine an hour", 0.0, 1e6, 0.0, key="cmp-price",
@@ -281,7 +283,7 @@ def _details(run: RunInfo, measured: tuple[Measured, ...]) -> None:
     )
 
 
-def _table(measured: tuple[Measured, ...], price: float) -> pd.DataFrame:
+def _table(measured: tuple[PrecisionResults, ...], price: float) -> pd.DataFrame:
     rows = []
     for label, cell in figures(base_of(measured), price):
         cells = {m.precision: cell(m) for m in measured}
@@ -290,12 +292,12 @@ def _table(measured: tuple[Measured, ...], price: float) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _memory_table(measured: tuple[Measured, ...]) -> pd.DataFrame:
+def _memory_table(measured: tuple[PrecisionResults, ...]) -> pd.DataFrame:
     splits = [s for m in measured for s in (m.memory, m.other_memory) if s is not None]
     return pd.DataFrame(splits)
 
 
-def _losses(measured: tuple[Measured, ...]) -> pd.DataFrame:
+def _losses(measured: tuple[PrecisionResults, ...]) -> pd.DataFrame:
     rows = [
         (m.precision, curve.seed, step, loss, step in curve.skipped)
         for m in measured

@@ -10,9 +10,9 @@ import streamlit as st
 from ampscope.analysis.tensor_core_use import (
     ON_A_CPU,
     CoreUse,
+    CoreVerdict,
     PaddingGain,
     ProductUse,
-    Verdict,
     answer,
     core_use,
     padding_gains,
@@ -108,17 +108,17 @@ def show(run: RunInfo) -> None:
 
 
 def _figures(use: CoreUse) -> list[KeyFigure]:
-    used, calls = use.calls(Verdict.USED), use.step.calls
+    used, calls = use.calls(CoreVerdict.USED), use.step.calls
     timed = [u.product for u in use.uses if u.product.timing and u.product.control]
     own = sum(p.count * p.timing.median_s for p in timed if p.timing)
     control = sum(p.count * p.control.median_s for p in timed if p.control)
     faster = f"{control / own:.2f}×" if own else "no control"
     return [
         KeyFigure("Products that use them", f"{count(used)} of {count(calls)}"),
-        KeyFigure("Their share of FLOPs", percent(use.share(Verdict.USED))),
+        KeyFigure("Their share of FLOPs", percent(use.share(CoreVerdict.USED))),
         KeyFigure(
             "Unknown",
-            count(use.calls(Verdict.UNKNOWN)),
+            count(use.calls(CoreVerdict.UNKNOWN)),
             "The two signs disagree, or neither tells.",
         ),
         KeyFigure(

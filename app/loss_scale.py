@@ -26,7 +26,7 @@ from ampscope.scalers.replay import (
     Policy,
     RecordedRun,
     Replay,
-    Settings,
+    ScalerSettings,
     advise,
     first_difference,
     lost_shares,
@@ -577,7 +577,7 @@ def recorded(reader: Reader, run_id: str) -> RecordedRun:
     return recorded_run(reader.steps(run_id), frames_of, FP16, calls)
 
 
-def _controls(own: Policy, run: Settings) -> tuple[Policy, Settings]:
+def _controls(own: Policy, run: ScalerSettings) -> tuple[Policy, ScalerSettings]:
     """What is chosen. ``run``: the run's own settings, always among the choices."""
     columns = st.columns((3, 2, 2, 2, 2), vertical_alignment="bottom")
     name = links.select(
@@ -611,7 +611,7 @@ def _controls(own: Policy, run: Settings) -> tuple[Policy, Settings]:
             place=columns[4], writes_default=False,
         )  # fmt: skip
     st.caption(policy.words)
-    return policy, Settings(scales[first], interval, growth, backoff)
+    return policy, ScalerSettings(scales[first], interval, growth, backoff)
 
 
 def _scales(own: float) -> dict[float, float]:

@@ -31,7 +31,7 @@ from app.options import Classroom
 from app.text import escape
 
 
-class Role(StrEnum):
+class ClassRole(StrEnum):
     """Who looks at the dashboard."""
 
     OPERATOR = "operator"  # there is no class
@@ -41,28 +41,28 @@ class Role(StrEnum):
 
 
 _SCRIPTS = script_path(MISTAKES[0].id).parent
-TRUSTED = (Role.OPERATOR, Role.TEACHER)
+TRUSTED = (ClassRole.OPERATOR, ClassRole.TEACHER)
 
 
 T = TypeVar("T")
-_lent: ContextVar[Role] = ContextVar("lent", default=Role.GUEST)
+_lent: ContextVar[ClassRole] = ContextVar("lent", default=ClassRole.GUEST)
 
 
 class Forbidden(AmpscopeError):  # noqa: N818  # says what happened, as the others
     """A student asked for what is the teacher's."""
 
 
-def role() -> Role:
+def role() -> ClassRole:
     """Of whoever this script runs for."""
     classroom = options.current().classroom
     if classroom is None:
-        return Role.OPERATOR
+        return ClassRole.OPERATOR
     if get_script_run_ctx(suppress_warning=True) is None:
         return _lent.get()  # a thread that serves nobody has the rights that it was lent
     if classroom.signs_in:
         return _signed_in(classroom)
     is_teacher = is_proven(classroom.token, _cookies(), _proof())
-    return Role.TEACHER if is_teacher else Role.STUDENT
+    return ClassRole.TEACHER if is_teacher else ClassRole.STUDENT
 
 
 def lent(call: Callable[[], T]) -> Callable[[], T]:
@@ -87,7 +87,7 @@ def is_trusted() -> bool:
 
 def may_run(spec: RunSpec) -> bool:
     """Lessons for everybody; what runs code, files or for long, for the teacher."""
-    return is_trusted() or (role() is Role.STUDENT and spec.kind == "lesson")
+    return is_trusted() or (role() is ClassRole.STUDENT and spec.kind == "lesson")
 
 
 def may_see(run: RunInfo) -> bool:
@@ -100,7 +100,7 @@ def visible(runs: Iterable[RunInfo]) -> tuple[RunInfo, ...]:
     who = role()
     if who in TRUSTED:
         return tuple(runs)
-    if who is Role.GUEST:
+    if who is ClassRole.GUEST:
         return ()
     shared = run_rows.shared(options.current().store)
     return tuple(
@@ -185,15 +185,15 @@ def _proof() -> str:
     return str(st.context.headers.get(PROOF_HEADER, ""))
 
 
-def _signed_in(classroom: Classroom) -> Role:
+def _signed_in(classroom: Classroom) -> ClassRole:
     """By the address that the identity provider vouches for, or by its own name for the person."""
     user = st.user
     if not user.get("is_logged_in", False):
-        return Role.GUEST
+        return ClassRole.GUEST
     address = str(user.get("email") or "").casefold()
     is_teacher = address in classroom.teachers and user.get("email_verified") is True
     is_teacher |= f"sub:{user.get('sub')}".casefold() in classroom.teachers
-    return Role.TEACHER if is_teacher else Role.STUDENT
+    return ClassRole.TEACHER if is_teacher else ClassRole.STUDENT
 
 
 # Sign in and out, where the class does (OIDC through Streamlit, docs/classroom.md).
@@ -209,7 +209,7 @@ def show() -> None:
 def offer_out() -> None:
     """Who is signed in, and the way out."""
     classroom = options.current().classroom
-    if classroom is None or not classroom.signs_in or role() is Role.GUEST:
+    if classroom is None or not classroom.signs_in or role() is ClassRole.GUEST:
         return
     with st.sidebar.container(horizontal=True, vertical_alignment="center"):
         st.caption(escape(str(st.user.get("email") or "signed in")), width="content")

@@ -17,7 +17,7 @@ from ampscope.records import RunInfo, State
 from ampscope.report.run_words import why_no_histograms
 from app import links, permissions
 from app.links import CLASSROOM, ENTRIES, HOME, NEW_PROBE, Entry
-from app.permissions import Role
+from app.permissions import ClassRole
 from app.text import escape, plural
 
 BadgeColor: TypeAlias = Literal["gray", "blue", "green", "red", "orange"]
@@ -241,7 +241,7 @@ def show() -> None:
     for entry in ENTRIES:
         sections.setdefault(entry.section, []).append(_page(entry, who))
     page = st.navigation(sections, expanded=True)
-    if who is Role.GUEST:  # its address is known to the browser, its content is not drawn
+    if who is ClassRole.GUEST:  # its address is known to the browser, its content is not drawn
         permissions.show()
         return
     permissions.offer_out()
@@ -256,16 +256,16 @@ def show() -> None:
         broken(page.title)
 
 
-def _is_hidden(entry: Entry, who: Role) -> bool:
+def _is_hidden(entry: Entry, who: ClassRole) -> bool:
     """What is of no use to this person is not in the navigation; its address still answers."""
-    if who is Role.GUEST:
+    if who is ClassRole.GUEST:
         return True
     if entry is CLASSROOM:
-        return who is not Role.TEACHER
+        return who is not ClassRole.TEACHER
     return entry is NEW_PROBE and who not in permissions.TRUSTED
 
 
-def _page(entry: Entry, who: Role) -> st.Page:
+def _page(entry: Entry, who: ClassRole) -> st.Page:
     return st.Page(
         entry.file,
         title=entry.title,

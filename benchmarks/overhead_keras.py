@@ -29,7 +29,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ampscope.frameworks.adapters import Settings
+from ampscope.frameworks.adapters import ControlSettings
 from ampscope.frameworks.keras import Watch
 from ampscope.frameworks.keras.adapter import build
 from ampscope.frameworks.keras.watch import machine, versions, watching
@@ -104,7 +104,7 @@ def eager(name: str, policy: str, rounds: int, store: Path) -> Result:
     recorder = Recorder(Cadence(1, 0, 0), writing.write_if_due)
 
     def watched() -> float:
-        with watching(recorder, Settings()):
+        with watching(recorder, ControlSettings()):
             return steps()
 
     result = _result(name, policy, "eager, everything", model, steps, watched, rounds, 1.3)

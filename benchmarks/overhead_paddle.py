@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from ampscope.frameworks.adapters import Settings
+from ampscope.frameworks.adapters import ControlSettings
 from ampscope.frameworks.paddle import Watch
 from ampscope.frameworks.paddle.adapter import Training
 from ampscope.frameworks.paddle.emulation import Emulation, OpenRegion
@@ -86,7 +86,7 @@ def measured(name: str, half: bool, rounds: int, folder: Path) -> dict[str, Any]
     """Ratios of one network in one precision."""
     with contextlib.ExitStack() as stack:
         if half:
-            stack.enter_context(Scalers(Settings(), on_cpu=True).active())
+            stack.enter_context(Scalers(ControlSettings(), on_cpu=True).active())
             stack.enter_context(Emulation(OpenRegion()).active())
         contestants = {n: stepper(name, half) for n in ("bare", *GOALS)}
         watches = {

@@ -14,7 +14,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ampscope.analysis.framework_differences import LOWEST, LayerSeen
-from ampscope.compare.comparison import BatchSearch, Measured
+from ampscope.compare.comparison import BatchSearch, PrecisionResults
 from ampscope.number_words import binary_size
 from ampscope.numerics.formats import NumberFormat
 from ampscope.numerics.histogram import exponent_range
@@ -38,7 +38,7 @@ PARTS = (
 )
 
 
-def step_bars(measured: Sequence[Measured]) -> go.Figure:
+def step_bars(measured: Sequence[PrecisionResults]) -> go.Figure:
     """Milliseconds of a step; the error bar is the quartiles of the whole step."""
     shown = [(m.precision, m.times) for m in measured if m.times is not None]
     figure = go.Figure()
@@ -76,7 +76,7 @@ def step_bars(measured: Sequence[Measured]) -> go.Figure:
     return figure
 
 
-def memory_bars(measured: Sequence[Measured]) -> go.Figure:
+def memory_bars(measured: Sequence[PrecisionResults]) -> go.Figure:
     """MiB of tensors when a step needs most; a mark where the allocator's own peak is known."""
     shown = [(m.precision, m.memory) for m in measured if m.memory is not None]
     figure = go.Figure()

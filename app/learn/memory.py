@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from ampscope.compare.comparison import Measured
+from ampscope.compare.comparison import PrecisionResults
 from ampscope.records import MemorySplit, Result
 from app import chart
 from app.chart import KeyFigure
@@ -99,9 +99,9 @@ def _split(results: Sequence[Result], precision: str) -> MemorySplit:
     return next(found)
 
 
-def _measured(split: MemorySplit) -> Measured:
+def _measured(split: MemorySplit) -> PrecisionResults:
     """What the chart of a comparison draws, of a measurement that has memory alone."""
-    return Measured(_name(split.precision), None, (), split, None, (), None, None)
+    return PrecisionResults(_name(split.precision), None, (), split, None, (), None, None)
 
 
 def _name(precision: str) -> str:

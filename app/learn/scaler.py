@@ -9,7 +9,7 @@ import pandas as pd
 
 from ampscope.numerics.formats import FP16
 from ampscope.records import Result
-from ampscope.scalers.replay import POLICIES, Replay, Settings, StepGradients, replay
+from ampscope.scalers.replay import POLICIES, Replay, ScalerSettings, StepGradients, replay
 from app import chart, links
 from app.chart import KeyFigure
 from app.figures.lessons import Line, lines
@@ -129,7 +129,7 @@ def _replayed(results: Sequence[Result], name: str, first: float, interval: int)
         for i, (top, scale, skip) in parts
     ]  # fmt: skip
     policy = POLICIES[name]
-    settings = Settings(first or policy.defaults.initial_scale, interval)
+    settings = ScalerSettings(first or policy.defaults.initial_scale, interval)
     return replay(gradients, policy, settings)
 
 

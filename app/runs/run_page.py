@@ -27,7 +27,7 @@ from ampscope.report.markdown import to_markdown, to_notebook
 from ampscope.report.run_words import file_name, rules
 from ampscope.store.reader import Reader
 from app import chart, links, options, permissions, run_rows, states, store
-from app.permissions import Role
+from app.permissions import ClassRole
 from app.runs import live
 from app.text import ago, code, cut, escape, percent, plural, power_of_two
 
@@ -239,7 +239,7 @@ def pick(run: RunInfo, *, may_merge: bool) -> tuple[RunInfo, ...]:
 
 def offer(run: RunInfo) -> None:
     """Draw it for the teacher of a class. Lessons are shown to everybody and have none."""
-    if permissions.role() is not Role.TEACHER or run.spec.kind == "lesson":
+    if permissions.role() is not ClassRole.TEACHER or run.spec.kind == "lesson":
         return
     key = f"shared-{run.id}"
     st.session_state[key] = run.id in run_rows.shared(options.current().store)

@@ -10,7 +10,7 @@ import pytest
 from ampscope.analysis.tensor_core_use import (
     Ceilings,
     CoreUse,
-    Verdict,
+    CoreVerdict,
     answer,
     best_gain,
     core_use,
@@ -37,18 +37,18 @@ def big(seconds: float, control_s: float | None, dtype: str = "bf16") -> Product
 @pytest.mark.parametrize(
     ("names", "rate", "expected"),
     [
-        (Sign.USED, Sign.USED, Verdict.USED),
-        (Sign.USED, Sign.NOTHING, Verdict.USED),
-        (Sign.USED, Sign.NOT_USED, Verdict.UNKNOWN),
-        (Sign.NOT_USED, Sign.USED, Verdict.UNKNOWN),
-        (Sign.NOT_USED, Sign.NOTHING, Verdict.NOT_USED),
-        (Sign.NOT_USED, Sign.NOT_USED, Verdict.NOT_USED),
-        (Sign.NOTHING, Sign.USED, Verdict.USED),
-        (Sign.NOTHING, Sign.NOTHING, Verdict.UNKNOWN),
-        (Sign.NOTHING, Sign.NOT_USED, Verdict.NOT_USED),
+        (Sign.USED, Sign.USED, CoreVerdict.USED),
+        (Sign.USED, Sign.NOTHING, CoreVerdict.USED),
+        (Sign.USED, Sign.NOT_USED, CoreVerdict.UNKNOWN),
+        (Sign.NOT_USED, Sign.USED, CoreVerdict.UNKNOWN),
+        (Sign.NOT_USED, Sign.NOTHING, CoreVerdict.NOT_USED),
+        (Sign.NOT_USED, Sign.NOT_USED, CoreVerdict.NOT_USED),
+        (Sign.NOTHING, Sign.USED, CoreVerdict.USED),
+        (Sign.NOTHING, Sign.NOTHING, CoreVerdict.UNKNOWN),
+        (Sign.NOTHING, Sign.NOT_USED, CoreVerdict.NOT_USED),
     ],
 )
-def test_the_truth_table(names: Sign, rate: Sign, expected: Verdict) -> None:
+def test_the_truth_table(names: Sign, rate: Sign, expected: CoreVerdict) -> None:
     assert verdict(names, rate) is expected
 
 
@@ -125,7 +125,7 @@ def test_a_step_as_a_sentence() -> None:
     slow = linear(512, 512, 512, 1e-5, None, module="loss", dtype="fp32", kernels=())
     use = used(head(1e-3), slow)
     assert use.calls() == 2
-    assert [one.verdict for one in use.uses] == [Verdict.USED, Verdict.NOT_USED]
+    assert [one.verdict for one in use.uses] == [CoreVerdict.USED, CoreVerdict.NOT_USED]
     assert use.uses[0].eligibility.fit is Fit.REDUCED
     big_share = 100 * 1024 * 50257 * 768 / (1024 * 50257 * 768 + 512**3)
     assert answer(use) == (

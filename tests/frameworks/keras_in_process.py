@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ampscope.frameworks.adapters import Settings
+from ampscope.frameworks.adapters import ControlSettings
 from ampscope.frameworks.keras.watch import watching
 from ampscope.frameworks.recorder import Recorder
 from ampscope.records import Cadence
@@ -104,7 +104,7 @@ def two_tapes(at_once: bool) -> Any:
     optimizers = [scaler(keras.optimizers.SGD(0.1), initial_scale=1024.0) for _ in models]
     recorder, true, sums = Recorder(Cadence(1, 0, 0)), [], []
     recorder.backward = lambda path, values: sums.append(float(values.floats().sum()))
-    with watching(recorder, Settings()):
+    with watching(recorder, ControlSettings()):
         for _ in range(2):
             with tf.GradientTape() as first, tf.GradientTape() as second:
                 outs = [tf.cast(m(np.ones((8, 4))), tf.float32) for m in models]
@@ -130,7 +130,7 @@ def accumulated() -> list[float | None]:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=3)
     recorder = Recorder(Cadence(0, 0, 0))
-    with watching(recorder, Settings()):
+    with watching(recorder, ControlSettings()):
         for _ in range(9):
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean(model(np.ones((8, 4))))
@@ -147,7 +147,7 @@ def main() -> None:
         for policy in ("float32", "mixed_float16", "mixed_bfloat16"):
             plain = train(make, policy)
             recorder = Recorder(Cadence(1, 0, 0))
-            with watching(recorder, Settings()) as notes:
+            with watching(recorder, ControlSettings()) as notes:
                 seen = train(make, policy)
             cases[f"{make.__name__} {policy}"] = {
                 "same": plain[0] == seen[0], "steps": recorder.steps, "notes": notes,
@@ -156,7 +156,7 @@ def main() -> None:
                 "bad": [[b.module, b.op, b.fp32_finite, b.fp32_max, b.line, b.inputs[0].max_abs]
                         for b in recorder.bad_layers.records()],
             }  # fmt: skip
-    every = Settings(
+    every = ControlSettings(
         "fp32", 4.0, 2.0, 3, 0.5, 1e-4, ("a",), True
     )  # all controls at once: they must all come off again
     with watching(Recorder(Cadence(0, 0, 0)), every):

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from ampscope.frameworks.adapters import Settings
+from ampscope.frameworks.adapters import ControlSettings
 from ampscope.frameworks.networks import network
 from ampscope.frameworks.paddle import Watch, WatchCallback
 from ampscope.frameworks.paddle.adapter import Training, model_of
@@ -152,7 +152,7 @@ def _emulated(name: str, level: str) -> set[str]:
     """What ran in one training step: "layer|op|dtype|count" up to the backward pass."""
     with contextlib.ExitStack() as stack:
         recorder = Recorder(Cadence(0, 1, 0))
-        stack.enter_context(watching(recorder, Settings()))
+        stack.enter_context(watching(recorder, ControlSettings()))
         spec = RunSpec(
             workload=name, precision="fp16-noscaler", framework="paddle", args=(f"--level={level}",)
         )
@@ -173,7 +173,7 @@ def fp32_untouched(folder: Path) -> dict[str, Any]:
         ends = []
         for watched in (False, True):
             paddle.seed(0)
-            with watching(Recorder(Cadence(1, 1, 0)), Settings()) if watched else _nothing():
+            with watching(Recorder(Cadence(1, 1, 0)), ControlSettings()) if watched else _nothing():
                 training = Training(RunSpec(workload=name, precision="fp32"))
                 for _ in range(4):
                     training.step(*next(training.batches))
@@ -185,7 +185,7 @@ def fp32_untouched(folder: Path) -> dict[str, Any]:
 def put_back(folder: Path) -> dict[str, Any]:
     """Which attributes of Paddle are other objects after a watched fp16 training than before."""
     before = _attributes()
-    settings = Settings(lr_factor=2.0, eps=1e-4, add_scaler=True)
+    settings = ControlSettings(lr_factor=2.0, eps=1e-4, add_scaler=True)
     with contextlib.suppress(ZeroDivisionError), watching(Recorder(Cadence(1, 1, 0)), settings):
         changed = sum(value is not before.get(key) for key, value in _attributes().items())
         training = Training(RunSpec(workload="mlp", precision="fp16", args=("--level=O2",)))
@@ -213,7 +213,7 @@ def _attributes() -> dict[str, Any]:
 def losses(folder: Path) -> dict[str, Any]:
     """Losses as they are recorded of backward passes of every kind, and as they are."""
     recorder, true = Recorder(Cadence(0, 0, 0)), []
-    with watching(recorder, Settings()):
+    with watching(recorder, ControlSettings()):
         model = paddle.nn.Linear(4, 1)
         optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
         scaler = paddle.amp.GradScaler(init_loss_scaling=64.0)
@@ -265,7 +265,7 @@ def masters(folder: Path) -> dict[str, Any]:
 def watch(folder: Path) -> dict[str, Any]:
     """A training under Watch, forced fp16; then Model.fit with the callback. Their run ids."""
     store = folder / "watch.db"
-    with Scalers(Settings(), on_cpu=True).active(), Emulation(OpenRegion()).active():
+    with Scalers(ControlSettings(), on_cpu=True).active(), Emulation(OpenRegion()).active():
         spec = RunSpec(workload="mlp", precision="fp16", args=("--loop=minimize",))
         training = Training(spec)
         training.scaler.set_init_loss_scaling(2.0**30)

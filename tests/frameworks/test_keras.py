@@ -26,7 +26,7 @@ from ampscope.numerics.histogram import (
     POS_ZERO,
 )
 from ampscope.records import Cadence, Role, RunSpec, ScalerSpec, State
-from ampscope.scalers.replay import POLICIES, Settings
+from ampscope.scalers.replay import POLICIES, ScalerSettings
 from ampscope.store.reader import Reader
 from tests.helpers import keras_children
 from tests.helpers.keras_children import PYTHON, VARIABLE
@@ -221,7 +221,7 @@ def test_a_watched_fit_is_bit_identical_and_what_keras_says(
     first = {"mirrored": 2.0**4, "two outputs": 2.0**15, "custom step": 2.0**15}.get(name, 2.0**22)
     assert [s.scale for s in steps] == [first, *oracle["scales"][:-1]]
     policy = POLICIES["keras"]
-    settings = Settings(first, 2000 if first == 2.0**15 else 5)
+    settings = ScalerSettings(first, 2000 if first == 2.0**15 else 5)
     state = policy.start(settings)
     for step in steps:
         assert step.scale == state.scale

@@ -16,7 +16,7 @@ from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import symptoms
 from ampscope.diagnosis.findings import diagnose
-from ampscope.scalers.replay import POLICIES, Settings
+from ampscope.scalers.replay import POLICIES, ScalerSettings
 from tests.helpers import keras_children
 from tests.helpers.keras_children import PYTHON, VARIABLE
 
@@ -87,7 +87,7 @@ def test_the_overflow_is_in_the_layer_that_was_planted(runs: Runs) -> None:
 
 def test_scales_follow_keras_rules(runs: Runs) -> None:
     run = runs["keras_scale_high", "as_is"]
-    policy, settings = POLICIES["keras"], Settings(2.0**40, 2000)
+    policy, settings = POLICIES["keras"], ScalerSettings(2.0**40, 2000)
     state = policy.start(settings)
     for attempt in run.attempts:
         assert attempt.scale == state.scale

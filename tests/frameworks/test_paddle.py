@@ -20,7 +20,7 @@ from ampscope.frameworks.networks import network
 from ampscope.launcher.launch import launch
 from ampscope.numerics.histogram import NAN, NEG_INF, POS_INF
 from ampscope.records import Cadence, Role, RunSpec, ScalerSpec, State
-from ampscope.scalers.replay import POLICIES, Settings
+from ampscope.scalers.replay import POLICIES, ScalerSettings
 from ampscope.store.reader import Reader
 from ampscope.store.writer import request_cancel
 from tests.helpers.child_runs import wait_until
@@ -243,7 +243,7 @@ def test_a_probes_scale_is_the_policys(tmp_path: Path, loop: str) -> None:
     _, found = _probe(tmp_path, spec)
     steps = found["steps"]
     assert any(step.skipped for step in steps)
-    policy, own = POLICIES["paddle"], Settings(2.0**30, 3)
+    policy, own = POLICIES["paddle"], ScalerSettings(2.0**30, 3)
     state = policy.start(own)
     for step in steps:
         assert step.scale == state.scale

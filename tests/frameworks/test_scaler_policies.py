@@ -18,15 +18,15 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.scalers.replay import POLICIES, Settings, allowed
+from ampscope.scalers.replay import POLICIES, ScalerSettings, allowed
 from tests.scalers.test_policies import SEQUENCES
 
 STEPS = 10_000
 JOBS = (
-    Settings(2.0**16, 2000),
-    Settings(2.0**16, 7, backoff_after=2),
-    Settings(2.0**100, 3, 4.0, 0.25, backoff_after=3),
-    Settings(3.7, 5, 1.7, 0.3),
+    ScalerSettings(2.0**16, 2000),
+    ScalerSettings(2.0**16, 7, backoff_after=2),
+    ScalerSettings(2.0**100, 3, 4.0, 0.25, backoff_after=3),
+    ScalerSettings(3.7, 5, 1.7, 0.3),
 )
 PYTHONS = {
     "paddle": "AMPSCOPE_PADDLE_PYTHON",

@@ -9,7 +9,7 @@ import pytest
 
 from ampscope.analysis.run_view import RunView
 from ampscope.diagnosis.findings import diagnose
-from ampscope.launcher.plan import Plan
+from ampscope.launcher.plan import DiagnosisPlan
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
 from ampscope.observations import BadOp, Observation
 from ampscope.records import RunInfo
@@ -70,9 +70,9 @@ def _bad(*modules: str) -> list[BadOp]:
     ]
 
 
-def _tried(bad: list[BadOp], *, bf16: bool, needed: tuple[str, ...]) -> tuple[Plan, Runs]:
+def _tried(bad: list[BadOp], *, bf16: bool, needed: tuple[str, ...]) -> tuple[DiagnosisPlan, Runs]:
     runs = Runs(bad, bf16, needed)
-    plan = Plan(cast(ScriptRuns, cast(Any, runs)), lambda text: None)
+    plan = DiagnosisPlan(cast(ScriptRuns, cast(Any, runs)), lambda text: None)
     plan.first_two(None)
     plan.try_fixes(diagnose(plan.evidence).findings[0])
     return plan, runs

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampscope.analysis.tensor_core_use import Verdict, core_use
+from ampscope.analysis.tensor_core_use import CoreVerdict, core_use
 from ampscope.capture.model_map import ModelMap
 from ampscope.errors import BadInput, Cancelled
 from ampscope.measure.kernel_log import OneDnnLog, implementations, kernels_by_product
@@ -378,4 +378,4 @@ def test_a_large_half_product_uses_tensor_cores_and_fp32_does_not() -> None:
     use = core_use([step, *rates, copy_ceiling(device), *products], machine)
     assert use is not None
     verdicts = {u.product.dtype: u.verdict for u in use.uses}
-    assert verdicts == {"fp16": Verdict.USED, "fp32": Verdict.NOT_USED}
+    assert verdicts == {"fp16": CoreVerdict.USED, "fp32": CoreVerdict.NOT_USED}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ampscope.capture.script.script_histograms import Measured
+from ampscope.capture.script.script_histograms import ScriptMeasurements
 from ampscope.records import Cadence, Role, RunSpec
 from ampscope.runner.script import Following, run_script
 from tests.helpers import exponent_oracle as oracle
@@ -36,7 +36,7 @@ for step in range({STEPS}):
 """
 
 
-def measured(folder: Path, text: str, cadence: Cadence) -> Measured:
+def measured(folder: Path, text: str, cadence: Cadence) -> ScriptMeasurements:
     file = folder / "train.py"
     file.write_text(text.replace("FOLDER", repr(str(folder))))
     spec = RunSpec(str(file), kind="script", steps=100, control="as_is", cadence=cadence)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from ampscope.scalers.replay import POLICIES, Settings
+from ampscope.scalers.replay import POLICIES, ScalerSettings
 
 STEPS = 10_000
 Sequence = Callable[[random.Random], Iterator[bool]]
@@ -49,17 +49,17 @@ def always(chance: random.Random) -> Iterator[bool]:
 
 SEQUENCES = (rarely, evenly, in_bursts, just_before_growth, never, always)
 SETTINGS = (
-    Settings(2.0**16, 2000),
-    Settings(2.0**16, 7),
-    Settings(2.0**120, 3, 4.0, 0.25),
-    Settings(3.7, 5, 1.7, 0.3),
-    Settings(1.0, 1, 2.0, 0.5),
+    ScalerSettings(2.0**16, 2000),
+    ScalerSettings(2.0**16, 7),
+    ScalerSettings(2.0**120, 3, 4.0, 0.25),
+    ScalerSettings(3.7, 5, 1.7, 0.3),
+    ScalerSettings(1.0, 1, 2.0, 0.5),
 )
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("sequence", SEQUENCES, ids=lambda s: s.__name__)
-def test_torch(sequence: Sequence, settings: Settings) -> None:
+def test_torch(sequence: Sequence, settings: ScalerSettings) -> None:
     """torch's own scaler, driven by the kernel that its update() calls."""
     policy, chance = POLICIES["torch"], random.Random(1)
     scaler = torch.amp.GradScaler(
@@ -85,14 +85,14 @@ def test_torch(sequence: Sequence, settings: Settings) -> None:
 
 
 def test_torch_refuses_to_grow_to_infinity() -> None:
-    policy, settings = POLICIES["torch"], Settings(2.0**127, 1)
+    policy, settings = POLICIES["torch"], ScalerSettings(2.0**127, 1)
     state = policy.step(policy.start(settings), found_inf=False, settings=settings)
     assert (state.scale, state.good) == (2.0**127, 0)
 
 
 # Trajectories written by hand from the frameworks' rules , where the framework
 # itself is not installed; tests/frameworks drives the real ones.
-def scales(name: str, found: list[bool], settings: Settings) -> list[float]:
+def scales(name: str, found: list[bool], settings: ScalerSettings) -> list[float]:
     policy = POLICIES[name]
     state = policy.start(settings)
     seen = []
@@ -104,33 +104,33 @@ def scales(name: str, found: list[bool], settings: Settings) -> list[float]:
 
 def test_paddle_waits_for_so_many_in_a_row() -> None:
     found = [True, False, True, True, False, True, True, True]
-    settings = Settings(64.0, 100, backoff_after=2)
+    settings = ScalerSettings(64.0, 100, backoff_after=2)
     assert scales("paddle", found, settings) == [64, 64, 64, 32, 32, 32, 16, 16]
 
 
 def test_paddle_and_keras_may_grow_to_infinity_and_stay() -> None:
     for name in ("paddle", "keras"):
-        grown = scales(name, [False, False, True], Settings(2.0**127, 1))
+        grown = scales(name, [False, False, True], ScalerSettings(2.0**127, 1))
         assert grown == [math.inf, math.inf, math.inf]
 
 
 def test_tensorflow_has_a_floor_and_refuses_infinity() -> None:
-    assert scales("tensorflow", [True] * 3, Settings(2.0, 10)) == [1, 1, 1]
-    assert scales("tensorflow", [False], Settings(2.0**127, 1)) == [2.0**127]
+    assert scales("tensorflow", [True] * 3, ScalerSettings(2.0, 10)) == [1, 1, 1]
+    assert scales("tensorflow", [False], ScalerSettings(2.0**127, 1)) == [2.0**127]
 
 
 def test_keras_falls_to_zero_below_the_smallest_normal_number() -> None:
-    assert scales("keras", [True, True], Settings(2.0**-125, 10)) == [2.0**-126, 0.0]
+    assert scales("keras", [True, True], ScalerSettings(2.0**-125, 10)) == [2.0**-126, 0.0]
 
 
 def test_an_interval_that_was_lowered_never_ends_but_in_tensorflow() -> None:
     """The equality test of torch, Paddle and Keras is passed by for good; TF1's is not."""
     for name, grows in (("torch", 0), ("paddle", 0), ("keras", 0), ("tensorflow", 20)):
         policy = POLICIES[name]
-        state = policy.start(Settings(8.0, 100))
+        state = policy.start(ScalerSettings(8.0, 100))
         for _ in range(10):
-            state = policy.step(state, False, Settings(8.0, 100))
-        lowered, found = Settings(8.0, 1), 0
+            state = policy.step(state, False, ScalerSettings(8.0, 100))
+        lowered, found = ScalerSettings(8.0, 1), 0
         for _ in range(20):
             before = state.scale
             state = policy.step(state, False, lowered)

@@ -23,7 +23,7 @@ from ampscope.scalers.replay import (
     POLICIES,
     Fate,
     RecordedRun,
-    Settings,
+    ScalerSettings,
     StepGradients,
     Turn,
     fate,
@@ -66,7 +66,7 @@ def test_at_its_own_settings_it_is_what_was_recorded(
     assert wait_until(tmp_path / "s.db", run_id).state is State.FINISHED
     with Reader(tmp_path / "s.db") as reader:
         steps, run = reader.steps(run_id), read(reader, run_id)
-    settings = Settings(
+    settings = ScalerSettings(
         scaler.init_scale, scaler.growth_interval, scaler.growth_factor, scaler.backoff_factor
     )
     found = replay(run.gradients, POLICIES["torch"], settings)
@@ -82,10 +82,10 @@ def test_a_probes_own_settings_are_those_it_was_asked_for_where_its_framework_ha
         name: own_settings(RunSpec("shared-mlp", framework=name, scaler=asked), 1000.0)
         for name in ("torch", "paddle", "keras")
     }
-    assert own["torch"] == own["paddle"] == Settings(1000.0, 4, 3.0, 0.25)
-    assert own["keras"] == Settings(1000.0, 4, 2.0, 0.5)
+    assert own["torch"] == own["paddle"] == ScalerSettings(1000.0, 4, 3.0, 0.25)
+    assert own["keras"] == ScalerSettings(1000.0, 4, 2.0, 0.5)
     script = RunSpec("train.py", kind="script", framework="keras", scaler=asked)
-    assert own_settings(script, 64.0) == Settings(64.0, 2000)
+    assert own_settings(script, 64.0) == ScalerSettings(64.0, 2000)
 
 
 @pytest.mark.parametrize(("first", "second"), [(2.0**8, 2.0**24), (2.0**24, 2.0**8)])
@@ -151,7 +151,7 @@ def test_what_overflowed_tells_nothing_of_smaller_scales() -> None:
     assert fate(recorded, 2.0**21) is Fate.OVERFLOW
     assert fate(recorded, 2.0**10) is Fate.UNKNOWN
     after = StepGradients(1, 2.0**12, False, 10, FP16.max_exponent)
-    found = replay([recorded, after], POLICIES["torch"], Settings(2.0**10, 100))
+    found = replay([recorded, after], POLICIES["torch"], ScalerSettings(2.0**10, 100))
     assert [s.skipped for s in found.steps] == [False, False]
     assert found.guesses == (0,)
     assert found.first_guess == 0
@@ -169,7 +169,7 @@ def test_lost_shares_are_counted_by_hand() -> None:
     counts = {-30: 10, -20: 30, -5: 60}
     run = recorded_run([StepRecord(0, scale=1.0)], lambda _: [frame(counts)], FP16)
     for scale, share in ((1.0, 0.1), (2.0**-6, 0.4), (2.0**5, 0.0), (2.0**-21, 1.0)):
-        made = replay(run.gradients, POLICIES["torch"], Settings(scale, 100))
+        made = replay(run.gradients, POLICIES["torch"], ScalerSettings(scale, 100))
         below = FP16.zero_below_exponent - int(math.log2(scale))
         by_hand = sum(n for e, n in counts.items() if e < below) / 100
         assert by_hand == share
@@ -184,7 +184,7 @@ def test_a_thousand_steps_of_two_hundred_layers_take_less_than_a_second() -> Non
     steps = [StepRecord(n, scale=2.0**16) for n in range(1000)]
     started = time.process_time()
     run = recorded_run(steps, lambda _: frames, FP16)
-    made = replay(run.gradients, POLICIES["paddle"], Settings(2.0**15, 100))
+    made = replay(run.gradients, POLICIES["paddle"], ScalerSettings(2.0**15, 100))
     lost_shares(run, made)
     # Processor time: other programs on the machine do not add to it.
     elapsed_s = time.process_time() - started
@@ -222,7 +222,7 @@ def test_steps_that_share_an_update_halve_the_scale_once() -> None:
     gradients = [
         StepGradients(n, 1.0, False, 1 if n % 2 == 0 else -9, FP16.max_exponent) for n in range(6)
     ]
-    made = replay(gradients, POLICIES["torch"], Settings(2.0**16, 2000), turns)
+    made = replay(gradients, POLICIES["torch"], ScalerSettings(2.0**16, 2000), turns)
     assert [s.scale for s in made.steps] == [2.0**e for e in (16, 16, 15, 15, 14, 14)]
     assert [s.skipped for s in made.steps] == [True, False, True, False, False, False]
 

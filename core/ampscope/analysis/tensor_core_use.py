@@ -46,7 +46,7 @@ WAITS_FOR_MEMORY = 0.5  # share of its time that a copy of its bytes would take
 COMPUTES = 0.5  # share of fp32's ceiling from which arithmetic is what limits a control
 
 
-class Verdict(StrEnum):
+class CoreVerdict(StrEnum):
     """Of one product."""
 
     USED = "used"
@@ -76,12 +76,12 @@ class RateSign:
     speedup: float | None = None
 
 
-def verdict(names: Sign, rate: Sign) -> Verdict:
+def verdict(names: Sign, rate: Sign) -> CoreVerdict:
     """Unknown where the two disagree and where neither speaks; else what was said."""
     said = {names, rate} - {Sign.NOTHING}
     if said == {Sign.USED}:
-        return Verdict.USED
-    return Verdict.NOT_USED if said == {Sign.NOT_USED} else Verdict.UNKNOWN
+        return CoreVerdict.USED
+    return CoreVerdict.NOT_USED if said == {Sign.NOT_USED} else CoreVerdict.UNKNOWN
 
 
 def rate_sign(product: Product, ceilings: Ceilings) -> RateSign:
@@ -158,7 +158,7 @@ class ProductUse:
     eligibility: Eligibility
     names: Sign
     rate: RateSign
-    verdict: Verdict
+    verdict: CoreVerdict
 
     @property
     def step_flops(self) -> int:
@@ -175,15 +175,15 @@ class CoreUse:
     ceilings: Ceilings
     rates: tuple[Rate, ...]  # the ceilings as they were measured
 
-    def calls(self, of: Verdict | None = None) -> int:
+    def calls(self, of: CoreVerdict | None = None) -> int:
         """Products a step with that verdict; None: measured at all."""
         return sum(u.product.count for u in self.uses if of in (None, u.verdict))
 
-    def flops(self, of: Verdict) -> int:
+    def flops(self, of: CoreVerdict) -> int:
         """Their FLOPs a step."""
         return sum(u.step_flops for u in self.uses if u.verdict == of)
 
-    def share(self, of: Verdict) -> float:
+    def share(self, of: CoreVerdict) -> float:
         """Of the step's FLOPs, 0 … 1."""
         return self.flops(of) / self.step.flops if self.step.flops else 0.0
 
@@ -236,7 +236,7 @@ ON_A_CPU = (
 def answer(use: CoreUse) -> str:
     """What the page says first: how many products, what share of the FLOPs, and what to do."""
     parts = [_used(use)]
-    unknown, measured = use.calls(Verdict.UNKNOWN), use.calls()
+    unknown, measured = use.calls(CoreVerdict.UNKNOWN), use.calls()
     if unknown:
         parts.append(f"of {unknown:,} it is unknown")
     if measured < use.step.calls:
@@ -244,7 +244,7 @@ def answer(use: CoreUse) -> str:
     gain = best_gain([u.product for u in use.uses])
     if gain is not None:
         parts.append(padding_words(gain))
-    why = "" if use.calls(Verdict.USED) else why_not(use)
+    why = "" if use.calls(CoreVerdict.USED) else why_not(use)
     return f"{'; '.join(parts)}. {why}".strip()
 
 
@@ -252,7 +252,7 @@ def why_not(use: CoreUse) -> str:
     """Of the products that do not use them, the reason with most FLOPs; empty where all do."""
     reasons: dict[str, int] = {}
     for one in use.uses:
-        if one.verdict is not Verdict.USED and one.eligibility.fit in (Fit.NOT, Fit.UNKNOWN):
+        if one.verdict is not CoreVerdict.USED and one.eligibility.fit in (Fit.NOT, Fit.UNKNOWN):
             reason = one.eligibility.reason
             reasons[reason] = reasons.get(reason, 0) + one.step_flops
     return max(reasons, key=lambda reason: reasons[reason]) if reasons else ""
@@ -287,12 +287,12 @@ def signs_words(one: ProductUse) -> str:
 
 
 def _used(use: CoreUse) -> str:
-    used, calls = use.calls(Verdict.USED), use.step.calls
+    used, calls = use.calls(CoreVerdict.USED), use.step.calls
     plain = "product" if calls == 1 else "products"
     if not used:
-        runs = "is known to run" if use.calls(Verdict.UNKNOWN) else "runs"
+        runs = "is known to run" if use.calls(CoreVerdict.UNKNOWN) else "runs"
         return f"None of {calls:,} {plain} {runs} on {units(use)}"
-    share = 100 * use.share(Verdict.USED)
+    share = 100 * use.share(CoreVerdict.USED)
     number = f"{share:.0f}" if share > 99.95 or share < 0.1 else f"{share:.1f}"
     return f"{used:,} of {calls:,} {plain}, {number} % of the FLOPs, run on {units(use)}"
 
@@ -315,8 +315,8 @@ def cores_json(info: RunInfo, use: CoreUse) -> str:
             "machine": machine,
             "sentence": answer(use),
             "step": dataclasses.asdict(use.step),
-            "calls": {v.value: use.calls(v) for v in Verdict},
-            "flops": {v.value: use.flops(v) for v in Verdict},
+            "calls": {v.value: use.calls(v) for v in CoreVerdict},
+            "flops": {v.value: use.flops(v) for v in CoreVerdict},
             "ceilings": [dataclasses.asdict(rate) for rate in use.rates],
             "products": [_product(one) for one in use.uses],
             "padding": [

@@ -15,7 +15,7 @@ from ampscope.cli.tables import plain_table
 from ampscope.compare.comparison import (
     BASES,
     BatchSearch,
-    Measured,
+    PrecisionResults,
     base_of,
     batches_by_precision,
     by_precision,
@@ -104,7 +104,7 @@ def compare(
         write_whole(out, comparison_json(info, results, disturbed) + "\n")
 
 
-def _table(found: tuple[Measured, ...], price: float) -> Table:
+def _table(found: tuple[PrecisionResults, ...], price: float) -> Table:
     """Figures downwards, precisions across: 80 columns are few."""
     table = plain_table("")
     table.add_column("")
@@ -118,7 +118,7 @@ def _table(found: tuple[Measured, ...], price: float) -> Table:
     return table
 
 
-def _claims(base: Measured, other: Measured, machine: Machine | None) -> Table:
+def _claims(base: PrecisionResults, other: PrecisionResults, machine: Machine | None) -> Table:
     table = plain_table(f"What articles promise, and {other.precision} here")
     for name in ("promise", "measured", "why"):
         table.add_column(name)

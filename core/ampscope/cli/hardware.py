@@ -19,9 +19,9 @@ from ampscope.analysis.bench import bench_json, bench_view
 from ampscope.analysis.tensor_core_use import (
     ON_A_CPU,
     CoreUse,
+    CoreVerdict,
     PaddingGain,
     ProductUse,
-    Verdict,
     answer,
     core_use,
     cores_json,
@@ -80,7 +80,7 @@ def _bench(report: HardwareReport, device: str, quick: bool, as_json: bool, stor
 SHOWN = 24  # products; --all shows the rest
 LAYER_LENGTH = 16
 FITS = {Fit.ELIGIBLE: "yes", Fit.REDUCED: "less", Fit.NOT: "no", Fit.UNKNOWN: "?"}
-USED = {Verdict.USED: "yes", Verdict.NOT_USED: "no", Verdict.UNKNOWN: "unknown"}
+USED = {CoreVerdict.USED: "yes", CoreVerdict.NOT_USED: "no", CoreVerdict.UNKNOWN: "unknown"}
 _PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
 
 

@@ -41,7 +41,7 @@ class Ratio:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class PrecisionResults:
     """Everything that was measured of one precision."""
 
     precision: str
@@ -64,14 +64,14 @@ class Measured:
         return next((t for t in every if t.samples == samples), None)
 
 
-def by_precision(results: Iterable[Result]) -> tuple[Measured, ...]:
+def by_precision(results: Iterable[Result]) -> tuple[PrecisionResults, ...]:
     """In the order in which they were asked for."""
     found = list(results)
     names = dict.fromkeys(r.precision for r in found if isinstance(r, LossCurve | StepTimes))
     return tuple(_measured(name, found) for name in names)
 
 
-def base_of(measured: Sequence[Measured]) -> Measured | None:
+def base_of(measured: Sequence[PrecisionResults]) -> PrecisionResults | None:
     """fp32, else TF32, else the first."""
     named = {m.precision: m for m in measured}
     first = measured[0] if measured else None
@@ -84,20 +84,20 @@ def speedup(base: StepTimes, other: StepTimes) -> Ratio:
     return Ratio(a.median_s / b.median_s, a.low_s / b.high_s, a.high_s / b.low_s)
 
 
-def memory_ratio(base: Measured, other: Measured) -> float | None:
+def memory_ratio(base: PrecisionResults, other: PrecisionResults) -> float | None:
     """Peak of ``other`` over that of ``base``."""
     peaks = [peak_bytes(m) for m in (base, other)]
     return peaks[1] / peaks[0] if peaks[0] and peaks[1] else None
 
 
-def peak_bytes(measured: Measured) -> int | None:
+def peak_bytes(measured: PrecisionResults) -> int | None:
     """By the allocator where it was asked, else the sum of tensors; of a script its process."""
     if measured.memory is not None:
         return measured.memory.device_peak or measured.memory.peak
     return measured.process.peak_bytes if measured.process else None
 
 
-def joules_a_step(measured: Measured) -> float | None:
+def joules_a_step(measured: PrecisionResults) -> float | None:
     """Energy of one step; None where no counter was read."""
     return measured.energy.joules / measured.energy.steps if measured.energy else None
 
@@ -107,13 +107,13 @@ def cost_per_million(times: StepTimes, price_per_hour: float) -> float | None:
     return price_per_hour / 3600 / times.samples_s * 1e6 if times.samples else None
 
 
-def _measured(name: str, results: Sequence[Result]) -> Measured:
+def _measured(name: str, results: Sequence[Result]) -> PrecisionResults:
     times = [r for r in results if isinstance(r, StepTimes) and r.precision == name]
     memory = [r for r in results if isinstance(r, MemorySplit) and r.precision == name]
     energy = [r for r in results if isinstance(r, EnergyUse) and r.precision == name]
     curves = [r for r in results if isinstance(r, LossCurve) and r.precision == name]
     others = sorted((t for t in times if not t.is_base), key=lambda t: t.samples)
-    return Measured(
+    return PrecisionResults(
         name,
         next((t for t in times if t.is_base), None),
         tuple(others),
@@ -128,10 +128,10 @@ def _measured(name: str, results: Sequence[Result]) -> Measured:
 # The figures of a comparison as texts, one row each: the same in a terminal and on a page.
 
 
-Cell: TypeAlias = Callable[[Measured], str]  # "" where it was not measured
+Cell: TypeAlias = Callable[[PrecisionResults], str]  # "" where it was not measured
 
 
-def figures(base: Measured | None, price: float = 0.0) -> tuple[tuple[str, Cell], ...]:
+def figures(base: PrecisionResults | None, price: float = 0.0) -> tuple[tuple[str, Cell], ...]:
     """(label, text of one precision); ``price`` is the machine's an hour, 0 for none."""
     return (
         ("time a step, median", lambda m: _of(m.times, lambda t: seconds(t.step.median_s))),
@@ -182,33 +182,33 @@ def _kept(memory: MemorySplit) -> str:
     return binary_size(memory.weights + memory.gradients + memory.optimizer_state)
 
 
-def _speed(base: Measured | None, m: Measured) -> str:
+def _speed(base: PrecisionResults | None, m: PrecisionResults) -> str:
     if base is None or base.times is None or m.times is None:
         return ""
     return f"{speedup(base.times, m.times).value:.2f}×"
 
 
-def _memory(base: Measured | None, m: Measured) -> str:
+def _memory(base: PrecisionResults | None, m: PrecisionResults) -> str:
     ratio = None if base is None else memory_ratio(base, m)
     return "" if ratio is None else f"{ratio:.0%}"
 
 
-def _loss(m: Measured) -> str:
+def _loss(m: PrecisionResults) -> str:
     losses = [final_loss(curve) for curve in m.curves]
     return f"{sum(losses) / len(losses):.4g}" if losses else ""
 
 
-def _energy(m: Measured) -> str:
+def _energy(m: PrecisionResults) -> str:
     joules = joules_a_step(m)
     return "" if joules is None else f"{joules:.3g} J"
 
 
-def _cost(price: float, m: Measured) -> str:
+def _cost(price: float, m: PrecisionResults) -> str:
     cost = cost_per_million(m.times, price) if price and m.times else None
     return "" if cost is None else f"{cost:.4g}"
 
 
-def _peak_label(base: Measured | None) -> str:
+def _peak_label(base: PrecisionResults | None) -> str:
     """Of a script it is the whole process that is measured."""
     return f"peak memory, {base.process.what}" if base and base.process else "peak memory"
 
@@ -247,7 +247,7 @@ def final_loss(curve: LossCurve) -> float:
     return sum(last) / len(last) if last else math.nan
 
 
-def loss_difference(base: Measured, other: Measured) -> LossDifference:
+def loss_difference(base: PrecisionResults, other: PrecisionResults) -> LossDifference:
     """Of two precisions that were trained under the same seeds."""
     bases = {c.seed: final_loss(c) for c in base.curves}
     others = {c.seed: final_loss(c) for c in other.curves}
@@ -277,13 +277,13 @@ def _unknown(
     return LossDifference(LossChange.UNKNOWN, gap, noise, first, why)
 
 
-def _made_fewer_steps(base: Measured, other: Measured) -> bool:
+def _made_fewer_steps(base: PrecisionResults, other: PrecisionResults) -> bool:
     """So slow here that it was not trained as long."""
     lengths = {c.seed: len(c.losses) for c in base.curves}
     return any(len(c.losses) < lengths.get(c.seed, 0) for c in other.curves)
 
 
-def _first_nonfinite(measured: Measured) -> int | None:
+def _first_nonfinite(measured: PrecisionResults) -> int | None:
     for curve in measured.curves:
         for step, loss in enumerate(curve.losses):
             if not math.isfinite(loss):

@@ -17,7 +17,7 @@ from enum import StrEnum
 from ampscope.compare.comparison import (
     BASES,
     LossChange,
-    Measured,
+    PrecisionResults,
     Ratio,
     base_of,
     by_precision,
@@ -45,7 +45,7 @@ class Pays(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AmpVerdict:
     """``sentence`` begins with the answer; ``precision`` is the one that it speaks of."""
 
     pays: Pays
@@ -53,16 +53,16 @@ class Verdict:
     precision: str
 
 
-def verdict(measured: Sequence[Measured]) -> Verdict:
+def verdict(measured: Sequence[PrecisionResults]) -> AmpVerdict:
     """Of a comparison that has ended; "unknown" where there is nothing to compare."""
     base = base_of(measured)
     others = [m for m in measured if m.precision not in BASES and m.times is not None]
     if base is None or base.times is None or base.precision not in BASES or not others:
-        return Verdict(Pays.UNKNOWN, "Compare fp32 with at least one half precision.", "")
+        return AmpVerdict(Pays.UNKNOWN, "Compare fp32 with at least one half precision.", "")
     broken = loss_difference(base, others[0])
     if base.curves and broken.first_nonfinite is not None and broken.change is LossChange.UNKNOWN:
         text = f"{base.precision} itself is not finite from step {broken.first_nonfinite} on"
-        return Verdict(Pays.UNKNOWN, f"{text}: find out why first, with ampscope diagnose.", "")
+        return AmpVerdict(Pays.UNKNOWN, f"{text}: find out why first, with ampscope diagnose.", "")
     sound = [m for m in others if loss_difference(base, m).change is not LossChange.DIVERGED]
     if not sound:
         return _diverged(base, others[0])
@@ -71,7 +71,7 @@ def verdict(measured: Sequence[Measured]) -> Verdict:
     return replace(found, sentence=f"{found.sentence} {beside}") if beside else found
 
 
-def _best(base: Measured, sound: Sequence[Measured]) -> Measured:
+def _best(base: PrecisionResults, sound: Sequence[PrecisionResults]) -> PrecisionResults:
     """The fastest of those that pay at the same loss, else at an unknown one; else the fastest."""
     for change in (LossChange.SAME, LossChange.UNKNOWN, LossChange.DIFFERENT):
         alike = [m for m in sound if loss_difference(base, m).change is change]
@@ -81,20 +81,20 @@ def _best(base: Measured, sound: Sequence[Measured]) -> Measured:
     return max(sound, key=lambda m: _ratio(base, m).value)
 
 
-def _judged(base: Measured, best: Measured) -> Verdict:
+def _judged(base: PrecisionResults, best: PrecisionResults) -> AmpVerdict:
     name, ratio, loss = best.precision, _ratio(base, best), loss_difference(base, best)
     faster = f"{name} is {ratio.value:.2f}× as fast as {base.precision}"
     if loss.change is LossChange.DIFFERENT:
         gap = f"its loss is off by {loss.gap:+.3g}, and seeds differ by {loss.noise:.3g}"
-        return Verdict(Pays.UNKNOWN, f"Look at the loss first: {faster}, but {gap}.", name)
+        return AmpVerdict(Pays.UNKNOWN, f"Look at the loss first: {faster}, but {gap}.", name)
     if ratio.value >= WORTH and ratio.low > 1:
         same = loss.change is LossChange.SAME
         at = "at the same loss" if same else f"(whether at the same loss is unknown: {loss.why})"
-        return Verdict(Pays.TIME, f"AMP pays here: {faster} {at}; {_scaler(best)}.", name)
+        return AmpVerdict(Pays.TIME, f"AMP pays here: {faster} {at}; {_scaler(best)}.", name)
     if ratio.value >= WORTH:
         spread = f"the quartiles allow {ratio.low:.2f} to {ratio.high:.2f}"
         text = f"Too noisy to tell: {faster} at the median, and {spread}. Measure again, or longer."
-        return Verdict(Pays.UNKNOWN, text, name)
+        return AmpVerdict(Pays.UNKNOWN, text, name)
     about = (
         "about the same time as"
         if ratio.value > 1 / WORTH
@@ -105,7 +105,7 @@ def _judged(base: Measured, best: Measured) -> Verdict:
     return _not_faster(base, best, slower)
 
 
-def _not_faster(base: Measured, best: Measured, slower: str) -> Verdict:
+def _not_faster(base: PrecisionResults, best: PrecisionResults, slower: str) -> AmpVerdict:
     assert base.times is not None
     name, memory = best.precision, memory_ratio(base, best)
     larger = _pays_from(base, best)
@@ -114,21 +114,23 @@ def _not_faster(base: Measured, best: Measured, slower: str) -> Verdict:
         at = f"AMP does not pay at a batch of {base.times.samples:,}: {slower}"
         bound = ", most of which goes into launching ops" if launch_bound(best) else ""
         text = f"{at}{bound}; with {samples:,} samples it is {factor:.2f}× as fast."
-        return Verdict(Pays.LARGER, text, name)
+        return AmpVerdict(Pays.LARGER, text, name)
     if memory is not None and memory <= SMALLER and _ratio(base, best).value > 1 / WORTH:
         needs = f"{name} needs {memory:.0%} of the peak"
-        return Verdict(Pays.MEMORY, f"AMP buys memory here, not time: {needs}, and {slower}.", name)
+        return AmpVerdict(
+            Pays.MEMORY, f"AMP buys memory here, not time: {needs}, and {slower}.", name
+        )
     memory_words = "" if memory is None else f" and {memory:.0%} of its memory"
-    return Verdict(Pays.NO, f"AMP does not pay here: {slower}{memory_words}.", name)
+    return AmpVerdict(Pays.NO, f"AMP does not pay here: {slower}{memory_words}.", name)
 
 
-def _ratio(base: Measured, other: Measured) -> Ratio:
+def _ratio(base: PrecisionResults, other: PrecisionResults) -> Ratio:
     assert base.times is not None
     assert other.times is not None
     return speedup(base.times, other.times)
 
 
-def _tf32(base: Measured, measured: Sequence[Measured]) -> str:
+def _tf32(base: PrecisionResults, measured: Sequence[PrecisionResults]) -> str:
     """What TF32 gives without any autocast, where it was measured beside fp32."""
     found = next((m for m in measured if m.precision == "tf32" and m.times is not None), None)
     if found is None or found is base:
@@ -136,7 +138,7 @@ def _tf32(base: Measured, measured: Sequence[Measured]) -> str:
     return f"TF32 alone, without autocast, is {_ratio(base, found).value:.2f}× as fast as fp32."
 
 
-def _pays_from(base: Measured, best: Measured) -> tuple[int, float] | None:
+def _pays_from(base: PrecisionResults, best: PrecisionResults) -> tuple[int, float] | None:
     """The smallest larger batch at which it pays."""
     for times in best.other_times:
         beside = base.times_at(times.samples)
@@ -148,7 +150,7 @@ def _pays_from(base: Measured, best: Measured) -> tuple[int, float] | None:
     return None
 
 
-def _scaler(best: Measured) -> str:
+def _scaler(best: PrecisionResults) -> str:
     if best.precision.startswith("bf16"):
         return "bf16 needs no scaler"
     if best.skips:
@@ -156,11 +158,11 @@ def _scaler(best: Measured) -> str:
     return "its GradScaler left out no step"
 
 
-def _diverged(base: Measured, other: Measured) -> Verdict:
+def _diverged(base: PrecisionResults, other: PrecisionResults) -> AmpVerdict:
     step = loss_difference(base, other).first_nonfinite
     when = "" if step is None else f" at step {step}"
     text = f"{other.precision} diverged{when} where {base.precision} did not: ampscope diagnose"
-    return Verdict(Pays.NO, f"AMP does not pay here: {text} finds out why.", other.precision)
+    return AmpVerdict(Pays.NO, f"AMP does not pay here: {text} finds out why.", other.precision)
 
 
 # What articles promise of AMP, against what was measured here, and why they differ.
@@ -189,7 +191,9 @@ class Claim:
     why: str
 
 
-def claims(base: Measured, other: Measured, machine: Machine | None) -> tuple[Claim, ...]:
+def claims(
+    base: PrecisionResults, other: PrecisionResults, machine: Machine | None
+) -> tuple[Claim, ...]:
     """Of ``other`` (a half precision) beside ``base``, on ``machine``."""
     missing = no_fast_path(machine, other.precision)
     return (_speed(base, other, missing), _memory(base, other), _batch(base, other))
@@ -208,7 +212,7 @@ def no_fast_path(machine: Machine | None, precision: str) -> str:
     return f"this GPU has no Tensor Cores for {DTYPE_LABELS[dtype]}" if can is False else ""
 
 
-def batch_at_the_same_memory(base: Measured, other: Measured) -> float | None:
+def batch_at_the_same_memory(base: PrecisionResults, other: PrecisionResults) -> float | None:
     """How many times the batch fits into the base's memory, by what grows with the batch and what
     does not. Predicted, not tried."""
     grows = _growth(other)
@@ -218,7 +222,7 @@ def batch_at_the_same_memory(base: Measured, other: Measured) -> float | None:
     return (base.memory.peak - fixed) / per_sample / base.memory.samples
 
 
-def launch_bound(measured: Measured) -> tuple[int, float] | None:
+def launch_bound(measured: PrecisionResults) -> tuple[int, float] | None:
     """(times the samples, times the time) of the first larger batch, where the time hardly grows;
     None where it does, or was not measured."""
     times = measured.times
@@ -230,7 +234,7 @@ def launch_bound(measured: Measured) -> tuple[int, float] | None:
     return (factor, growth) if at_worst < BOUND_BY_LAUNCHES * factor / 4 else None
 
 
-def _speed(base: Measured, other: Measured, missing: str) -> Claim:
+def _speed(base: PrecisionResults, other: PrecisionResults, missing: str) -> Claim:
     text = "twice as fast"
     if base.times is None or other.times is None:
         return Claim(text, "not measured", None, "")
@@ -239,7 +243,7 @@ def _speed(base: Measured, other: Measured, missing: str) -> Claim:
     return Claim(text, spoken(ratio), met, "" if met else _why_slow(base, other, missing))
 
 
-def _why_slow(base: Measured, other: Measured, missing: str) -> str:
+def _why_slow(base: PrecisionResults, other: PrecisionResults, missing: str) -> str:
     reasons = [missing] if missing else []
     bound = launch_bound(other)
     if bound:
@@ -259,7 +263,7 @@ def _why_slow(base: Measured, other: Measured, missing: str) -> str:
     return _joined(reasons) or "The measurements here do not say why."
 
 
-def _slower_when_large(base: Measured, other: Measured) -> str:
+def _slower_when_large(base: PrecisionResults, other: PrecisionResults) -> str:
     """At a batch so large that time grows with it, products dominate; where half loses there, its
     products are slow."""
     if not base.times or not base.other_times or not other.other_times:
@@ -278,7 +282,7 @@ def _slower_when_large(base: Measured, other: Measured) -> str:
     )
 
 
-def _memory(base: Measured, other: Measured) -> Claim:
+def _memory(base: PrecisionResults, other: PrecisionResults) -> Claim:
     text = "40 % less memory"
     ratio = memory_ratio(base, other)
     if ratio is None:
@@ -292,7 +296,7 @@ def _memory(base: Measured, other: Measured) -> Claim:
     )
 
 
-def _why_large(base: Measured, other: Measured) -> str:
+def _why_large(base: PrecisionResults, other: PrecisionResults) -> str:
     reasons = []
     if base.memory is None or other.memory is None:
         return "The memory of a script cannot be split; a workload file's can."
@@ -311,7 +315,7 @@ def _why_large(base: Measured, other: Measured) -> str:
     return _joined(reasons) or "The measurements here do not say why."
 
 
-def _batch(base: Measured, other: Measured) -> Claim:
+def _batch(base: PrecisionResults, other: PrecisionResults) -> Claim:
     text = "twice the batch"
     ratio = batch_at_the_same_memory(base, other)
     if ratio is None:
@@ -321,7 +325,7 @@ def _batch(base: Measured, other: Measured) -> Claim:
     return Claim(text, said, met, "" if met else "For the reasons given for memory.")
 
 
-def _growth(measured: Measured) -> tuple[float, float] | None:
+def _growth(measured: PrecisionResults) -> tuple[float, float] | None:
     """(bytes that do not depend on the batch, bytes a sample)."""
     one, two = measured.memory, measured.other_memory
     if one is None or two is None or two.samples <= one.samples or two.peak <= one.peak:
@@ -334,7 +338,7 @@ def _fixed(memory: MemorySplit) -> int:
     return memory.weights + memory.gradients + memory.optimizer_state
 
 
-def _phases(measured: Measured) -> float:
+def _phases(measured: PrecisionResults) -> float:
     times = measured.times
     parts = (times.forward, times.backward, times.optimizer) if times else ()
     return sum(part.median_s for part in parts if part is not None)

@@ -56,7 +56,7 @@ class ExportedStep:
     step: int
     time: float
     scalars: dict[str, float] = field(default_factory=dict)
-    histograms: dict[str, Histogram] = field(default_factory=dict)
+    histograms: dict[str, UnscaledHistogram] = field(default_factory=dict)
 
 
 def exported_steps(reader: Reader, info: RunInfo, axis: Axis) -> Iterator[ExportedStep]:
@@ -147,7 +147,7 @@ Axis = Literal["magnitude", "log2"]
 
 
 @dataclass(frozen=True, slots=True)
-class Histogram:
+class UnscaledHistogram:
     """``counts[i]`` finite non-zero elements have a magnitude in [edges[i], edges[i + 1]), or, on
     the log2 axis, the logarithm of one. Both are empty when there is no such element, and when
     ``scale`` is no number that one can divide by (``is_unusable``)."""
@@ -165,7 +165,7 @@ class Histogram:
         return self.finite > 0 and self.counts.size == 0
 
 
-def unscaled(row: Raw, scale: float, axis: Axis = "magnitude") -> Histogram:
+def unscaled(row: Raw, scale: float, axis: Axis = "magnitude") -> UnscaledHistogram:
     """``row`` [RAW_LEN], recorded multiplied by ``scale``, from its first to its last occupied
     power of two."""
     finite = row[: ABOVE + 1]
@@ -175,7 +175,7 @@ def unscaled(row: Raw, scale: float, axis: Axis = "magnitude") -> Histogram:
     else:
         first, end = int(occupied[0]), int(occupied[-1]) + 1
         edges, counts = _edges(scale, axis)[first : end + 1], finite[first:end]
-    return Histogram(
+    return UnscaledHistogram(
         edges=edges,
         counts=counts,
         finite=int(finite.sum()),

@@ -28,7 +28,9 @@ class Adapter(Protocol):
     def probe(self, spec: RunSpec, recorder: Recorder, is_cancelled: Callable[[], bool]) -> str:
         """Train a shared network (``networks.py``); a sentence on what is not recorded, or ""."""
 
-    def watching(self, recorder: Recorder, settings: Settings) -> AbstractContextManager[list[str]]:
+    def watching(
+        self, recorder: Recorder, settings: ControlSettings
+    ) -> AbstractContextManager[list[str]]:
         """Watch whatever trains inside the block, changed by ``settings``. The list fills with
         sentences on what could not be seen or done. Everything is undone on exit."""
 
@@ -82,7 +84,7 @@ def _parsed() -> argparse.Namespace:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ControlSettings:
     """What is changed in a run; the defaults change nothing."""
 
     precision: str = ""  # fp32 | bf16: in place of the script's own half precision
@@ -107,7 +109,7 @@ _NUMBERS: dict[str, tuple[str, type]] = {
 }
 
 
-def parse(control: str) -> Settings:
+def parse(control: str) -> ControlSettings:
     """Settings of the words joined with ``;``. Raises BadInput for one that is torch's alone, and
     for one whose number is none."""
     changed: dict[str, Any] = {}
@@ -124,7 +126,7 @@ def parse(control: str) -> Settings:
             changed["fp32_modules"] = tuple(value.split(","))
         else:
             raise BadInput(f"The intervention {word!r} exists for PyTorch alone.")
-    return Settings(**changed)
+    return ControlSettings(**changed)
 
 
 def can_apply(control: str) -> bool:

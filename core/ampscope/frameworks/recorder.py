@@ -74,7 +74,7 @@ class Recorder:
         self._index: dict[str, int] = {}
         self._modules: list[ModuleRecord] = []
         self._counts = StepCounts()
-        self._measured = Measured()
+        self._measured = PendingRecords()
         self._batches = 0
 
     @property
@@ -174,9 +174,9 @@ class Recorder:
         attempt = max(self.steps - 1, 0)
         self.calls.append(Call(len(self.calls), attempt, "update", subject=scaler))
 
-    def take(self) -> Measured:
+    def take(self) -> PendingRecords:
         """What came since the last call."""
-        taken, self._measured = self._measured, Measured()
+        taken, self._measured = self._measured, PendingRecords()
         taken.ops = self.ops.take()
         return taken
 
@@ -766,7 +766,7 @@ def nonfinite_count(values: NDArray[Any]) -> int:
 
 
 @dataclass(slots=True)
-class Measured:
+class PendingRecords:
     """Records in the order in which they came."""
 
     modules: list[ModuleRecord] = field(default_factory=list)

@@ -36,7 +36,7 @@ EVERYWHERE = 0.5  # of the modules with parameters
 Say = Callable[[str], None]
 
 
-class Plan:
+class DiagnosisPlan:
     """The runs made so far and what they say."""
 
     def __init__(self, runs: ScriptRuns, say: Say) -> None:
@@ -183,7 +183,7 @@ def run_diagnosis(
     """Diagnose the script of ``spec``; ``say`` gets progress, ``show`` the script's own output."""
     started = time.monotonic()
     with ScriptRuns(replace(spec, control="as_is"), store, private=True) as runs:
-        plan = Plan(runs, say)
+        plan = DiagnosisPlan(runs, say)
         plan.first_two(show)
         diagnosis = judged(plan.evidence)
         if plan.problem() and not diagnosis.findings:
@@ -202,7 +202,7 @@ def run_diagnosis(
         return _report(plan, diagnosis, started)
 
 
-def _report(plan: Plan, diagnosis: Diagnosis, started: float) -> DiagnosisResult:
+def _report(plan: DiagnosisPlan, diagnosis: Diagnosis, started: float) -> DiagnosisResult:
     infos = {name: run.info for name, run in plan.done.items()}
     elapsed_s, output = time.monotonic() - started, plan.done["as_is"].output
     return report_of(diagnosis, plan.views, infos, tuple(plan.trials), elapsed_s, output)

@@ -352,7 +352,7 @@ WARM_UP_SIZE = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RatePlan:
     """Everything of one run."""
 
     products: Effort
@@ -364,12 +364,14 @@ class Plan:
 CPU_SIZES, CUDA_SIZES = (256, 512, 1024, 2048), (512, 1024, 2048, 4096, 8192)
 ALIGNED = {"cpu": (256, 512), "cuda": (1024, 2048, 4096)}
 PLANS = {
-    ("cpu", False): Plan(Effort(CPU_SIZES, 2.5, 3.0), 2.0, AlignmentEffort(ALIGNED["cpu"], 8.0)),
-    ("cpu", True): Plan(Effort(CPU_SIZES[:3], 1.0, 0.5), 0.8, AlignmentEffort((256,), 3.0)),
-    ("cuda", False): Plan(
+    ("cpu", False): RatePlan(
+        Effort(CPU_SIZES, 2.5, 3.0), 2.0, AlignmentEffort(ALIGNED["cpu"], 8.0)
+    ),
+    ("cpu", True): RatePlan(Effort(CPU_SIZES[:3], 1.0, 0.5), 0.8, AlignmentEffort((256,), 3.0)),
+    ("cuda", False): RatePlan(
         Effort(CUDA_SIZES, 4.0, 3.0), 2.0, AlignmentEffort(ALIGNED["cuda"], 16.0)
     ),
-    ("cuda", True): Plan(
+    ("cuda", True): RatePlan(
         Effort(CUDA_SIZES[1:4], 1.0, 0.5), 0.8, AlignmentEffort(ALIGNED["cuda"][:2], 4.0)
     ),
 }

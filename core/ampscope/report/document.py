@@ -91,7 +91,7 @@ class Lines:
 
 
 @dataclass(frozen=True, slots=True)
-class Histogram:
+class HistogramChart:
     """One raw row (ampscope.numerics.histogram) against the zones of a format."""
 
     title: str
@@ -148,7 +148,9 @@ class Document:
     made: str  # by which ampscope, and when
 
 
-Block: TypeAlias = Paragraph | Code | Table | Facts | Figures | Lines | Histogram | Links | Fold
+Block: TypeAlias = (
+    Paragraph | Code | Table | Facts | Figures | Lines | HistogramChart | Links | Fold
+)
 
 
 # Texts from runs as plain text that cannot mislead: what is invisible or turns the line round is

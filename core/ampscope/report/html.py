@@ -42,7 +42,7 @@ from ampscope.report.document import (
     Facts,
     Figures,
     Fold,
-    Histogram,
+    HistogramChart,
     Lines,
     Links,
     Paragraph,
@@ -164,7 +164,7 @@ def _block(block: Block, numbers: Iterator[int]) -> Markup:
             return _figures(block)
         case Lines():
             return curves(block, f"chart-{next(numbers)}")
-        case Histogram():
+        case HistogramChart():
             return bars(block)
         case Links():
             links = [
@@ -493,7 +493,7 @@ _SIDES = (
 )
 
 
-def bars(histogram: Histogram) -> Markup:
+def bars(histogram: HistogramChart) -> Markup:
     """A figure."""
     row, fmt = histogram.row, histogram.fmt
     shown = exponent_range(occupied_range(row[None, :], [0]), fmt)

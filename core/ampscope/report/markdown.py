@@ -28,7 +28,7 @@ from ampscope.report.document import (
     Facts,
     Figures,
     Fold,
-    Histogram,
+    HistogramChart,
     Lines,
     Links,
     Paragraph,
@@ -125,7 +125,7 @@ def _block(block: Block, code: int) -> str:
             )
         case Lines():
             return _lines(block)
-        case Histogram():
+        case HistogramChart():
             return f"*{escaped(block.title)}: a chart in the HTML report.*"
         case Links():
             return "\n".join(f"- [{escaped(x.text)}]({x.address})" for x in block.links)

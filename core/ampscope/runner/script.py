@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from ampscope.capture.script.op_taint import fixed_sentence
-from ampscope.capture.script.script_histograms import Measured
+from ampscope.capture.script.script_histograms import ScriptMeasurements
 from ampscope.errors import AmpscopeError, BadInput, StoreError
 from ampscope.observations import COMPILED_NOTE, Observation, Outcome
 from ampscope.records import AS_IS, Machine, RunSpec, State
@@ -63,7 +63,7 @@ class ScriptResult:
     """What is left of a script's run."""
 
     observations: list[Observation]
-    measured: Measured
+    measured: ScriptMeasurements
     outcome: Outcome  # the last of the observations
     traceback: str
     processes: int  # that the script started

@@ -25,7 +25,7 @@ from ampscope.capture.script.op_taint import MAKER
 from ampscope.capture.script.op_watch import OpWatch
 from ampscope.capture.script.optimizer_facts import scan, scan_model
 from ampscope.capture.script.optimizer_steps import Attempts
-from ampscope.capture.script.script_histograms import Measured, ScriptHistograms
+from ampscope.capture.script.script_histograms import ScriptHistograms, ScriptMeasurements
 from ampscope.capture.tensors import (
     HALF,
     all_finite,
@@ -295,7 +295,11 @@ class ScriptWriting:
         self._next = started + min(took / WRITING_SHARE, LONGEST_PAUSE_S)
 
     def write(
-        self, observations: Sequence[Observation], measured: Measured, *, last: bool = False
+        self,
+        observations: Sequence[Observation],
+        measured: ScriptMeasurements,
+        *,
+        last: bool = False,
     ) -> None:
         """Write all of a run's observations over those that were there, and its new steps.
 
@@ -310,7 +314,7 @@ class ScriptWriting:
         self._steps = max(self._steps, len(settled))
         self._writer.flush()
 
-    def _add(self, measured: Measured) -> None:
+    def _add(self, measured: ScriptMeasurements) -> None:
         writer = self._writer
         writer.add_modules(measured.modules)
         writer.add_nonfinite(measured.nonfinite)

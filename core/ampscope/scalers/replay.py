@@ -48,7 +48,7 @@ from ampscope.records import Frame, Role, RunSpec, StepRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ScalerSettings:
     """What a person may set; a framework that fixes one ignores it (:attr:`Policy.settable`)."""
 
     initial_scale: float
@@ -73,18 +73,18 @@ class Policy:
 
     name: str
     title: str
-    defaults: Settings
+    defaults: ScalerSettings
     settable: frozenset[str]  # names of Settings' fields that the framework lets one set
-    advance: Callable[[ScalerState, bool, Settings], ScalerState]
+    advance: Callable[[ScalerState, bool, ScalerSettings], ScalerState]
     words: str  # what is special about it, one sentence
     last_decides: bool = False  # of several steps before an update, else any with Inf or NaN
 
-    def start(self, settings: Settings | None = None) -> ScalerState:
+    def start(self, settings: ScalerSettings | None = None) -> ScalerState:
         """Before the first step."""
         return ScalerState(_fp32((settings or self.defaults).initial_scale))
 
     def step(
-        self, state: ScalerState, found_inf: bool, settings: Settings | None = None
+        self, state: ScalerState, found_inf: bool, settings: ScalerSettings | None = None
     ) -> ScalerState:
         """After a step at ``state.scale`` whose gradients held Inf or NaN, or did not. A step with
         ``found_inf`` is skipped by every policy."""
@@ -101,7 +101,7 @@ def _times(scale: float, factor: float) -> float:
     return _fp32(scale * factor)
 
 
-def _torch(state: ScalerState, found_inf: bool, settings: Settings) -> ScalerState:
+def _torch(state: ScalerState, found_inf: bool, settings: ScalerSettings) -> ScalerState:
     if found_inf:
         return ScalerState(_times(state.scale, settings.backoff_factor))
     good = state.good + 1
@@ -111,7 +111,7 @@ def _torch(state: ScalerState, found_inf: bool, settings: Settings) -> ScalerSta
     return ScalerState(grown if math.isfinite(grown) else state.scale)
 
 
-def _paddle(state: ScalerState, found_inf: bool, settings: Settings) -> ScalerState:
+def _paddle(state: ScalerState, found_inf: bool, settings: ScalerSettings) -> ScalerState:
     if found_inf:
         bad = state.bad + 1
         if bad == settings.backoff_after:
@@ -123,7 +123,7 @@ def _paddle(state: ScalerState, found_inf: bool, settings: Settings) -> ScalerSt
     return ScalerState(state.scale, good)
 
 
-def _keras(state: ScalerState, found_inf: bool, settings: Settings) -> ScalerState:
+def _keras(state: ScalerState, found_inf: bool, settings: ScalerSettings) -> ScalerState:
     if found_inf:
         return ScalerState(_flushed(state.scale / 2))
     if state.good == settings.growth_interval - 1:
@@ -131,7 +131,7 @@ def _keras(state: ScalerState, found_inf: bool, settings: Settings) -> ScalerSta
     return ScalerState(state.scale, state.good + 1)
 
 
-def _tensorflow(state: ScalerState, found_inf: bool, settings: Settings) -> ScalerState:
+def _tensorflow(state: ScalerState, found_inf: bool, settings: ScalerSettings) -> ScalerState:
     factor = settings.growth_factor
     if found_inf:
         return ScalerState(max(_flushed(state.scale / _fp32(factor)), 1.0))
@@ -150,28 +150,28 @@ def _flushed(value: float) -> float:
 _ALL_FACTORS = ("growth_factor", "backoff_factor")
 _ORDER: Final = (
     Policy(
-        "torch", "PyTorch GradScaler", Settings(2.0**16, 2000),
+        "torch", "PyTorch GradScaler", ScalerSettings(2.0**16, 2000),
         frozenset({"initial_scale", "growth_interval", *_ALL_FACTORS}), _torch,
         "It refuses to grow to Inf, and has no floor.",
     ),
     Policy(
-        "paddle", "Paddle GradScaler", Settings(2.0**16, 2000),
+        "paddle", "Paddle GradScaler", ScalerSettings(2.0**16, 2000),
         frozenset({"initial_scale", "growth_interval", *_ALL_FACTORS, "backoff_after"}), _paddle,
         "The scale falls after so many skipped steps in a row; it may grow to Inf and stay there.",
         last_decides=True,
     ),
     Policy(
-        "paddle-amp-scaler", "Paddle AmpScaler", Settings(2.0**15, 1000),
+        "paddle-amp-scaler", "Paddle AmpScaler", ScalerSettings(2.0**15, 1000),
         frozenset({"initial_scale", "growth_interval", *_ALL_FACTORS, "backoff_after"}), _paddle,
         "GradScaler's older name, with other defaults.", last_decides=True,
     ),
     Policy(
-        "keras", "Keras 3 LossScaleOptimizer", Settings(2.0**15, 2000),
+        "keras", "Keras 3 LossScaleOptimizer", ScalerSettings(2.0**15, 2000),
         frozenset({"initial_scale", "growth_interval"}), _keras,
         "The factors are fixed at 2; it may grow to Inf and stay there.",
     ),
     Policy(
-        "tensorflow", "TensorFlow DynamicLossScale", Settings(2.0**15, 2000),
+        "tensorflow", "TensorFlow DynamicLossScale", ScalerSettings(2.0**15, 2000),
         frozenset({"initial_scale", "growth_interval", "growth_factor"}), _tensorflow,
         "One multiplier for both ways; it refuses to grow to Inf and never falls below 1.",
     ),
@@ -179,11 +179,11 @@ _ORDER: Final = (
 POLICIES: Final[Mapping[str, Policy]] = MappingProxyType({p.name: p for p in _ORDER})
 
 
-def allowed(policy: Policy, settings: Settings) -> Settings:
+def allowed(policy: Policy, settings: ScalerSettings) -> ScalerSettings:
     """``settings`` with what the framework fixes at its own value."""
     fixed = {
         name: getattr(policy.defaults, name)
-        for name in Settings.__dataclass_fields__
+        for name in ScalerSettings.__dataclass_fields__
         if name not in policy.settable
     }
     return replace(settings, **fixed)
@@ -208,7 +208,7 @@ class Replay:
     """A whole trajectory."""
 
     policy: str
-    settings: Settings
+    settings: ScalerSettings
     steps: tuple[Replayed, ...]
 
     @property
@@ -230,7 +230,7 @@ class Replay:
 def replay(
     gradients: Sequence[StepGradients],
     policy: Policy,
-    settings: Settings,
+    settings: ScalerSettings,
     turns: Sequence[Turn] | None = None,
     starts: Mapping[str, float] = _NO_STARTS,
 ) -> Replay:
@@ -346,7 +346,7 @@ def lost_shares(run: RecordedRun, replay: Replay) -> list[float | None]:
 
 
 def first_difference(
-    run: RecordedRun, steps: Sequence[StepRecord], policy: Policy, own: Settings
+    run: RecordedRun, steps: Sequence[StepRecord], policy: Policy, own: ScalerSettings
 ) -> int | None:
     """The first step at which a replay at the run's own settings is not what was recorded: it has
     other settings than it seems, or a scaler whose state was set by hand. None: all agree."""
@@ -358,11 +358,11 @@ def first_difference(
     return None
 
 
-def own_settings(spec: RunSpec, first_scale: float | None) -> Settings:
+def own_settings(spec: RunSpec, first_scale: float | None) -> ScalerSettings:
     """A probe's are recorded; of any other run the first scale is, and its framework's defaults."""
     if spec.kind == "probe":
         asked = spec.scaler
-        settings = Settings(
+        settings = ScalerSettings(
             asked.init_scale, asked.growth_interval, asked.growth_factor, asked.backoff_factor
         )
         return allowed(own_policy(spec), settings)

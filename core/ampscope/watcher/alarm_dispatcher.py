@@ -16,7 +16,7 @@ POLICIES = ("warn", "raise", "stop", "ignore")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class WatchSettings:
     """What the caller asked for."""
 
     every: int | None  # None: the default schedule, which bounds its price
@@ -37,7 +37,7 @@ class Settings:
 class AlarmDispatcher:
     """Tells alarms; ``is_cancelled`` says whether a person asked the run to stop."""
 
-    def __init__(self, settings: Settings, is_cancelled: Callable[[], bool]) -> None:
+    def __init__(self, settings: WatchSettings, is_cancelled: Callable[[], bool]) -> None:
         self.told: list[Event] = []
         self.should_stop = False
         self.in_block = False  # a `with` block, which a stop may leave

@@ -17,7 +17,7 @@ from ampscope.capture.tensors import all_finite, floating_tensors, readable
 from ampscope.errors import BadInput
 from ampscope.records import Event
 from ampscope.watcher import capsule
-from ampscope.watcher.alarm_dispatcher import Settings
+from ampscope.watcher.alarm_dispatcher import WatchSettings
 from ampscope.watcher.capsule import About, CapsuleStore
 from ampscope.watcher.flight import FlightRecorder, Forward
 from ampscope.watcher.guard import Guard
@@ -40,7 +40,7 @@ class BadSteps:
         recorder: Recorder,
         place: Place,
         policy: str,
-        settings: Settings,
+        settings: WatchSettings,
         guard: Guard,
     ) -> None:
         self.sentinel = Sentinel(models, guard) if place.world > 1 else None

@@ -35,7 +35,7 @@ from ampscope.capture.tensors import in_backward, readable
 from ampscope.numerics.histogram import NAN, NEG_INF, POS_INF
 from ampscope.records import Event, Machine, Role, RunSpec, State, watched
 from ampscope.runner.device import describe, peak_bytes, read_beside
-from ampscope.watcher.alarm_dispatcher import AlarmDispatcher, Settings, warn
+from ampscope.watcher.alarm_dispatcher import AlarmDispatcher, WatchSettings, warn
 from ampscope.watcher.alarms import Alarms, Signs
 from ampscope.watcher.bad_steps import BadSteps
 from ampscope.watcher.capsule import CapsuleStore
@@ -66,7 +66,7 @@ class Session:
 
     def __init__(
         self, models: WatchedModels, optimizers: list[Optimizer], scalers: list[Any],
-        path: Path, place: Place, settings: Settings,
+        path: Path, place: Place, settings: WatchSettings,
     ) -> None:  # fmt: skip
         self.now = Present(0)
         self.referenced: set[int] = set()  # steps to run again beside fp32
@@ -396,7 +396,7 @@ class Finishing:
 
 
 def run_of(
-    models: WatchedModels, place: Place, settings: Settings, device: torch.device
+    models: WatchedModels, place: Place, settings: WatchSettings, device: torch.device
 ) -> tuple[RunSpec, Machine]:
     """The run as the store lists it, and where it takes place."""
     every = EVERY if settings.every is None else settings.every

@@ -32,7 +32,7 @@ from ampscope.errors import BadInput
 from ampscope.records import Event, RunInfo, StepRecord
 from ampscope.store.db import default_path
 from ampscope.store.reader import Reader
-from ampscope.watcher.alarm_dispatcher import POLICIES, Settings, ending_of
+from ampscope.watcher.alarm_dispatcher import POLICIES, WatchSettings, ending_of
 from ampscope.watcher.alarms import AlarmBounds, StopAsked, TrainingStopped
 from ampscope.watcher.capsule import CapsuleLimits
 from ampscope.watcher.hooks import plain_optimizer
@@ -190,7 +190,7 @@ def watch(
     path = default_path() if store is None else Path(store).expanduser()
     if store is not None and str(store).endswith("/"):
         path.mkdir(parents=True, exist_ok=True)
-    settings = Settings(
+    settings = WatchSettings(
         every=every,
         policy=policy,
         name=name or name_of(models),

@@ -36,7 +36,7 @@ from ampscope.records import Cadence, Frame, ModuleRecord, NonFiniteRecord, OpRe
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class ScriptMeasurements:
     """What was measured at attempts that are over; ``op_sets`` maps an attempt to its ops' id."""
 
     modules: list[ModuleRecord]
@@ -149,9 +149,9 @@ class ScriptHistograms:
             self._end(scale)
         self._begin(count)
 
-    def take(self) -> Measured:
+    def take(self) -> ScriptMeasurements:
         """What came since the last call."""
-        measured = Measured(
+        measured = ScriptMeasurements(
             self.models.take_records(), self._frames, self._nonfinite, self._ops, self._op_sets
         )
         self._frames, self._nonfinite, self._ops, self._op_sets = [], [], [], {}

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from ampscope.errors import BadInput, Cancelled
-from ampscope.frameworks.adapters import Settings
+from ampscope.frameworks.adapters import ControlSettings
 from ampscope.frameworks.keras.watch import choose_device, machine, watching
 from ampscope.frameworks.networks import (
     BLOCKS,
@@ -42,7 +42,9 @@ class KerasAdapter:
     def probe(self, spec: RunSpec, recorder: Recorder, is_cancelled: Callable[[], bool]) -> str:
         return probe(spec, recorder, is_cancelled)
 
-    def watching(self, recorder: Recorder, settings: Settings) -> AbstractContextManager[list[str]]:
+    def watching(
+        self, recorder: Recorder, settings: ControlSettings
+    ) -> AbstractContextManager[list[str]]:
         return watching(recorder, settings)
 
     def seed(self, seed: int) -> None:
@@ -95,7 +97,7 @@ def probe(spec: RunSpec, recorder: Recorder, is_cancelled: Callable[[], bool]) -
             model = build(shared)
             optimizer = _optimizer(spec, _rate(shared, schedule, spec.steps))
             optimizer.build(model.trainable_variables)
-        with watching(recorder, Settings()):
+        with watching(recorder, ControlSettings()):
             _train(spec, shared, model, optimizer, is_cancelled)
     finally:
         keras.config.set_dtype_policy(before)

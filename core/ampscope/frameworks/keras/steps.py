@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager.record import could_possibly_record
 
-from ampscope.frameworks.adapters import Settings
+from ampscope.frameworks.adapters import ControlSettings
 from ampscope.frameworks.keras.layers import Called
 from ampscope.frameworks.keras.training import FIRST_REPLICA, Backward, Training, replicas
 from ampscope.frameworks.keras.values import scalar, short_name, values_of, variable_values
@@ -246,7 +246,7 @@ def static_factor(optimizer: Any) -> float | None:
     return None if is_scaler(optimizer) else scalar(optimizer.loss_scale_factor)
 
 
-def learning_rate(optimizer: Any, settings: Settings) -> float:
+def learning_rate(optimizer: Any, settings: ControlSettings) -> float:
     """Of the step that is coming."""
     value = inner(optimizer).learning_rate
     return (scalar(value) or 0.0) * settings.lr_factor
@@ -464,7 +464,7 @@ def control_loss_scales(patches: Patches, training: Training) -> None:
         patches.replace(owner, "scale_loss", lambda original: _scaling(original, training))
 
 
-def is_inactive(optimizer: Any, settings: Settings) -> bool:
+def is_inactive(optimizer: Any, settings: ControlSettings) -> bool:
     """A LossScaleOptimizer that a control has switched off."""
     return bool(settings.precision) and is_scaler(optimizer)
 
@@ -474,7 +474,7 @@ def is_scaler(optimizer: Any) -> bool:
     return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
-def hold(optimizer: Any, settings: Settings) -> None:
+def hold(optimizer: Any, settings: ControlSettings) -> None:
     """A constant scale, after the scaler has changed it."""
     if settings.scale is not None and is_scaler(optimizer) and not settings.precision:
         optimizer.dynamic_scale.assign(settings.scale)
@@ -494,7 +494,7 @@ def has_nonfinite(gradients: Any) -> bool:
     return not all(np.isfinite(a.astype(np.float32)).all() for a in arrays)
 
 
-def _made(original: Any, settings: Settings) -> Any:
+def _made(original: Any, settings: ControlSettings) -> Any:
     @functools.wraps(original)
     def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import keras
 import tensorflow as tf
 
-from ampscope.frameworks.adapters import Settings
+from ampscope.frameworks.adapters import ControlSettings
 from ampscope.frameworks.keras.values import short_name
 from ampscope.frameworks.recorder import Recorder
 from ampscope.records import ModuleRecord
@@ -183,7 +183,7 @@ class Training:
     """One per ``watching``."""
 
     recorder: Recorder
-    settings: Settings
+    settings: ControlSettings
     line: Callable[[], str] = str  # the script's own line that is running
     paths: LayerPaths = field(default_factory=LayerPaths)
     notes: list[str] = field(default_factory=list)

@@ -28,7 +28,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ampscope.frameworks.adapters import Settings
+from ampscope.frameworks.adapters import ControlSettings
 from ampscope.frameworks.keras.layers import LayerWatch
 from ampscope.frameworks.keras.steps import (
     LossWatch,
@@ -114,7 +114,7 @@ class _Fit:
     def begin(self) -> None:
         """On: the training function is called through :meth:`_train` until the end."""
         if self._recorder is not None:
-            self._stack.enter_context(watching(self._recorder, Settings()))
+            self._stack.enter_context(watching(self._recorder, ControlSettings()))
         if self._lacks_layers:
             self.run.note("Layers and histograms need compile(run_eagerly=True): graphs hold none.")
         if self.model.steps_per_execution > 1:
@@ -319,7 +319,7 @@ def _read_one(value: Any) -> Read:
 
 
 @contextlib.contextmanager
-def watching(recorder: Recorder, settings: Settings) -> Iterator[list[str]]:
+def watching(recorder: Recorder, settings: ControlSettings) -> Iterator[list[str]]:
     """Everything on; the list holds sentences on what could not be seen or done."""
     lines = SourceLines()
     training = Training(recorder, settings, lambda: line_name(lines.where()))

@@ -15,7 +15,7 @@ import numpy as np
 import paddle
 
 from ampscope.errors import BadInput, Cancelled
-from ampscope.frameworks.adapters import Settings
+from ampscope.frameworks.adapters import ControlSettings
 from ampscope.frameworks.networks import (
     BLOCKS,
     EPS,
@@ -45,7 +45,9 @@ class PaddleAdapter:
         """Train a shared network."""
         return train(spec, recorder, is_cancelled)
 
-    def watching(self, recorder: Recorder, settings: Settings) -> AbstractContextManager[list[str]]:
+    def watching(
+        self, recorder: Recorder, settings: ControlSettings
+    ) -> AbstractContextManager[list[str]]:
         """Watch a script."""
         return watching(recorder, settings)
 
@@ -147,7 +149,7 @@ class Training:
 
 def train(spec: RunSpec, recorder: Recorder, is_cancelled: Callable[[], bool]) -> str:
     """Train ``spec.steps`` steps under watch; the notes as one text. Raises Cancelled."""
-    with watching(recorder, Settings()) as notes:
+    with watching(recorder, ControlSettings()) as notes:
         training = Training(spec)
         for _ in range(spec.steps):
             if is_cancelled():

@@ -59,7 +59,7 @@ class PlannedOp:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DtypePlan:
     """Of one script, up to its first optimizer step."""
 
     half: str
@@ -98,7 +98,7 @@ class _Stop:
         """Never called."""
 
 
-def planned(train: Callable[[], None], half: str = "fp16") -> Plan:
+def planned(train: Callable[[], None], half: str = "fp16") -> DtypePlan:
     """Run ``train`` in fp32 up to its first optimizer step."""
     recorder, paths = Recorder(Cadence(0, 0, 0)), LayerPaths()
     layers = LayerWatch(recorder, paths, lambda run: run())
@@ -127,7 +127,7 @@ def planned(train: Callable[[], None], half: str = "fp16") -> Plan:
         )
         for (module, op, lists, dtypes), count in ops.plan.items()
     )
-    return Plan(half, found, tuple(differences(on_a_cpu(ops.seen), statistics)))
+    return DtypePlan(half, found, tuple(differences(on_a_cpu(ops.seen), statistics)))
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import paddle
 from paddle.amp import grad_scaler
 
-from ampscope.frameworks.adapters import Settings
+from ampscope.frameworks.adapters import ControlSettings
 from ampscope.frameworks.paddle.emulation import MARK, HalfParameters, dtype_name, keeps_half_state
 from ampscope.frameworks.paddle.layers import LayerPaths
 from ampscope.frameworks.paddle.values import (
@@ -390,7 +390,7 @@ class Scalers:
     """Makes scalers as ``settings`` say; ``forced`` counts those that Paddle would have switched
     off."""
 
-    def __init__(self, settings: Settings, *, on_cpu: bool) -> None:
+    def __init__(self, settings: ControlSettings, *, on_cpu: bool) -> None:
         self.settings = settings
         self.on_cpu = on_cpu
         self.forced = 0

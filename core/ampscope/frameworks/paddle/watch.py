@@ -27,7 +27,7 @@ from typing import Any
 
 import paddle
 
-from ampscope.frameworks.adapters import Settings, parse
+from ampscope.frameworks.adapters import ControlSettings, parse
 from ampscope.frameworks.paddle.emulation import (
     AUTO_CAST,
     DTYPE_NAMES,
@@ -130,7 +130,7 @@ class _Training:
         self.recorder = Recorder(spec.cadence, run.keep)
         paths = LayerPaths()
         self._steps = StepWatch(self.recorder, paths, is_sparing=True)
-        in_fp32 = AppliedSettings(Settings(), OpenRegion(), None).in_fp32
+        in_fp32 = AppliedSettings(ControlSettings(), OpenRegion(), None).in_fp32
         self._layers = LayerWatch(self.recorder, paths, in_fp32, is_sparing=True)
         self._left = 0.0  # when it was detached last
 
@@ -195,7 +195,7 @@ _NO_EFFECT = ".*can only be enabled on CUDAPlace.*"  # Paddle on a CPU, where au
 
 
 @contextmanager
-def watching(recorder: Recorder, settings: Settings) -> Iterator[list[str]]:
+def watching(recorder: Recorder, settings: ControlSettings) -> Iterator[list[str]]:
     """Watch; the list fills with sentences on what could not be seen or done."""
     cpu, notes = on_cpu(), list[str]()
     region = OpenRegion(settings.precision)
@@ -278,7 +278,9 @@ _Optimizer: Any = paddle.optimizer.Optimizer
 class AppliedSettings:
     """``active`` while a script trains; ``around`` for the calls of layers."""
 
-    def __init__(self, settings: Settings, region: OpenRegion, emulation: Emulation | None) -> None:
+    def __init__(
+        self, settings: ControlSettings, region: OpenRegion, emulation: Emulation | None
+    ) -> None:
         self.settings = settings
         self.notes: list[str] = []
         self._region = region

@@ -92,7 +92,7 @@ def told(run: RunInfo, results: Sequence[Result]) -> tuple[str, tuple[Block, ...
     for name in dict.fromkeys(curve.name for curve in curves):
         blocks += _curves(name, [c for c in curves if c.name == name])
     blocks += [
-        document.Histogram(f"{h.name}, {h.series}, {h.dtype}", np.array(h.row, np.int64), FP16)
+        document.HistogramChart(f"{h.name}, {h.series}, {h.dtype}", np.array(h.row, np.int64), FP16)
         for h in histograms(results)[:MOST_HISTOGRAMS]
     ]
     asked = ", ".join(f"{name} {value}" for name, value in run.spec.settings)

@@ -34,7 +34,7 @@ from ampscope.report.document import (
     Code,
     Facts,
     Fold,
-    Histogram,
+    HistogramChart,
     Link,
     Links,
     Paragraph,
@@ -305,7 +305,7 @@ def _of_role(frame: Frame, names: Names, fmt: NumberFormat, wanted: int | None) 
     when = f"step {frame.step:,}{until}{scale}"
     role = ROLE_NAMES[frame.role]
     drawn = [
-        Histogram(
+        HistogramChart(
             f"{_name(names, frame.modules[n])}: {role}, {frame.dtypes[n]}, {when}",
             frame.rows[n],
             fmt,
