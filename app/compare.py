@@ -28,11 +28,11 @@ from ampscope.hardware.describe import uses_cuda
 from ampscope.number_words import seconds
 from ampscope.policy.autocast_lists import PRECISIONS
 from ampscope.records import Machine, RunInfo, RunSpec
+from ampscope.report.palette import dtype_color
 from app import chart, machine, permissions, states, store
 from app.chart import KeyFigure
 from app.figures.comparison import memory_bars, memory_words, step_bars, throughput
 from app.figures.training import Curve, control_losses
-from app.palette import dtype_color
 from app.runs import measurements, workload_choice
 from app.text import escape, percent, size
 

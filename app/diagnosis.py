@@ -30,6 +30,7 @@ from ampscope.records import AS_IS, Role, RunInfo, StepRecord
 from ampscope.report import fix_words
 from ampscope.report import verdict_words as words
 from ampscope.report.fix_words import control
+from ampscope.report.palette import MEASURE, OTHER_DTYPE, dtype_color
 from ampscope.report.run_words import file_name
 from ampscope.report.verdict_words import Link
 from ampscope.report.verdict_words import chain as chain_of
@@ -41,7 +42,6 @@ from app.chart import KeyFigure
 from app.figures.modules import cause_chain
 from app.figures.training import Curve, control_losses
 from app.links import Entry
-from app.palette import MEASURE, OTHER_DTYPE, dtype_color
 from app.runs import live, run_page
 from app.text import ago, cut, escape, number, plural, share
 

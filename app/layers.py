@@ -34,10 +34,10 @@ from ampscope.analysis.precision_use import (
 )
 from ampscope.policy.autocast_lists import CPU_LISTS, LISTED_OP_OF_KERNEL, list_of
 from ampscope.records import Frame, Machine, ModuleRecord, OpRecord, Role, RunInfo, StepRecord
+from ampscope.report.palette import OTHER_DTYPE, dtype_color
 from app import chart, links, states, store
 from app.chart import KeyFigure
 from app.figures import modules as flops_figure
-from app.palette import OTHER_DTYPE, dtype_color
 from app.runs.module_names import (
     find_box,
     in_tree,

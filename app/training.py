@@ -16,11 +16,11 @@ import streamlit as st
 from ampscope.analysis.ranks import FirstNonFinite, first_nonfinite
 from ampscope.analysis.training import Training, training_of
 from ampscope.records import Event, Role, RunInfo, State, StepRecord, StepTotals
+from ampscope.report.palette import MEASURE, OTHER_DTYPE
 from ampscope.report.training_words import ALARM_NAMES, answer
 from app import chart, links, states, store
 from app.chart import KeyFigure
 from app.figures.training import Curve, control_losses, training_curves
-from app.palette import MEASURE, OTHER_DTYPE
 from app.text import duration, escape, number, percent, plural, power_of_two
 
 # Sections of the Training page: how a run stands, what went wrong, its curves, what it said.

@@ -19,8 +19,8 @@ from ampscope.number_words import binary_size
 from ampscope.numerics.formats import NumberFormat
 from ampscope.numerics.histogram import exponent_range
 from ampscope.records import MemorySplit, StepTimes
+from ampscope.report.palette import DTYPES, MEASURE, OUTLINE, dtype_color
 from app.figures.exponents import TOP_PX, exponent_axis
-from app.palette import DTYPES, MEASURE, OUTLINE, dtype_color
 from app.text import for_plotly
 
 ROW_PX, EDGE_PX = 46, 100

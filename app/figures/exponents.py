@@ -29,8 +29,8 @@ from ampscope.numerics.histogram import (
     exponent_range,
     zone_spans,
 )
+from ampscope.report.palette import NONFINITE, OUTLINE, ZERO, ZONES
 from app.figures.lessons import kept
-from app.palette import NONFINITE, OUTLINE, ZERO, ZONES
 from app.text import for_plotly
 
 HEIGHT_PX = 400

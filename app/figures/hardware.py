@@ -17,7 +17,7 @@ from ampscope.analysis.bench import DIMENSIONS, STEP, position
 from ampscope.analysis.ceilings import LABELS, SERIES, WIDTHS, VendorFigures
 from ampscope.number_words import rate_words
 from ampscope.records import Rate
-from app.palette import OUTLINE, dtype_color
+from ampscope.report.palette import OUTLINE, dtype_color
 from app.text import for_plotly
 
 HEIGHT = 420

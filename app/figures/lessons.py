@@ -16,7 +16,7 @@ from typing import Any, Generic, ParamSpec
 
 import plotly.graph_objects as go
 
-from app.palette import OUTLINE
+from ampscope.report.palette import OUTLINE
 
 # Figures that are built once for all browsers that ask for the same one.
 #

@@ -15,9 +15,9 @@ from typing import Any
 import plotly.graph_objects as go
 
 from ampscope.analysis.precision_use import FlopShare
+from ampscope.report.palette import MEASURE, NONFINITE, OUTLINE, dtype_color, text_on
 from ampscope.report.verdict_words import Link
 from app.figures.exponents import NAME_SIZE
-from app.palette import MEASURE, NONFINITE, OUTLINE, dtype_color, text_on
 from app.text import for_plotly
 
 LINE_CHARACTERS = 58  # fit 400 px at 13 px

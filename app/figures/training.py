@@ -18,7 +18,7 @@ from plotly.subplots import make_subplots
 
 from ampscope.analysis.training import FiniteParts, finite_parts
 from ampscope.records import RunInfo, StepRecord
-from app.palette import MEASURE, NONFINITE, OUTLINE, dtype_color
+from ampscope.report.palette import MEASURE, NONFINITE, OUTLINE, dtype_color
 from app.text import cut, for_plotly
 
 BEFORE_CLIP = "gradient norm before the clip"

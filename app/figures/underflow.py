@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ampscope.analysis.underflow import Counts
+from ampscope.report.palette import LOST, MEASURE, OUTLINE, SUBNORMAL, ZERO
 from app.figures.exponents import (
     NAME_SIZE,
     SHARE_BAR,
@@ -23,7 +24,6 @@ from app.figures.exponents import (
     fade,
     log_share,
 )
-from app.palette import LOST, MEASURE, OUTLINE, SUBNORMAL, ZERO
 from app.text import for_plotly
 
 ROW_PX, MIN_PLOT_PX, TOP, BOTTOM = 18, 120, 20, 56 + SHARE_BAR_PX

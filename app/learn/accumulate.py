@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from ampscope.records import Curve, Result
+from ampscope.report.palette import DTYPES, NORMAL
 from app import chart
 from app.chart import KeyFigure
 from app.figures.lessons import Line, lines
@@ -25,7 +26,6 @@ from app.learn.lesson_page import (
     reading,
 )
 from app.learn.lesson_runs import Answer
-from app.palette import DTYPES, NORMAL
 from app.text import count, number, percent
 
 HALF, WIDE = "half accumulator", "fp32 accumulator"

@@ -9,12 +9,12 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from ampscope.records import EnergyUse, Result, StepTimes
+from ampscope.report.palette import dtype_color
 from app import chart, links
 from app.chart import KeyFigure
 from app.learn import lesson_page
 from app.learn.lesson_page import NVIDIA, TORCH_AMP, Lesson, Setting
 from app.learn.lesson_runs import Answer
-from app.palette import dtype_color
 from app.text import duration
 
 GAINS = 1.1  # times as cheap, and more: beyond the spread of a step

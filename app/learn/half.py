@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 
 from ampscope.lessons.catalog import HALF_LENET
 from ampscope.records import Curve, Result
+from ampscope.report.palette import DTYPES, MEASURE, NONFINITE, NORMAL
 from app import chart
 from app.chart import KeyFigure
 from app.figures.lessons import Line, lines
@@ -28,7 +29,6 @@ from app.learn.lesson_page import (
     reading,
 )
 from app.learn.lesson_runs import Answer
-from app.palette import DTYPES, MEASURE, NONFINITE, NORMAL
 from app.text import count, for_plotly, number, percent
 
 FP32, HALF, AMP = "fp32", "model.half()", "autocast + GradScaler"

@@ -8,6 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ampscope.records import Result, Tally
+from ampscope.report.palette import NONFINITE, NORMAL, OVERFLOW
 from app import chart, links
 from app.chart import KeyFigure
 from app.learn import lesson_page
@@ -22,7 +23,6 @@ from app.learn.lesson_page import (
     reading,
 )
 from app.learn.lesson_runs import Answer
-from app.palette import NONFINITE, NORMAL, OVERFLOW
 from app.text import count, number, power_of_two
 
 BAD_STEP, LAST_STEP = 1, 3

@@ -11,11 +11,11 @@ from ampscope.lessons.catalog import STEPS, Mistake, script_path
 from ampscope.records import RunInfo, StepRecord
 from ampscope.report import verdict_words as diagnosis_words
 from ampscope.report.fix_words import control
+from ampscope.report.palette import DTYPES
 from app import chart, diagnosis, links, permissions, store
 from app.diagnosis import Case
 from app.figures.lessons import Line, lines
 from app.learn import lesson_page
-from app.palette import DTYPES
 from app.runs import run_page
 from app.text import duration, escape, number
 

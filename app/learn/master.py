@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import pandas as pd
 
 from ampscope.records import Curve, Result
+from ampscope.report.palette import DTYPES, NORMAL
 from app import chart, links
 from app.chart import KeyFigure
 from app.figures.lessons import Line, lines
 from app.learn import lesson_page
 from app.learn.lesson_page import BFLOAT16, KERAS, PADDLE, PAPER, Lesson, curve, curves, reading
 from app.learn.lesson_runs import Answer
-from app.palette import DTYPES, NORMAL
 from app.text import count, number, percent
 
 SYMBOLS = {"fp32": "circle", "bf16": "triangle-up", "fp16": "triangle-down", "e4m3": "star",

@@ -21,12 +21,12 @@ from ampscope.numerics.formats import (
     width,
 )
 from ampscope.records import Curve, Reading, Result
+from ampscope.report.palette import dtype_color
 from app import chart, links
 from app.figures.lessons import Line, lines
 from app.learn import lesson_page
 from app.learn.lesson_page import IEEE_754, NVIDIA, OCP_FP8, Lesson, reading
 from app.learn.lesson_runs import Answer
-from app.palette import dtype_color
 from app.text import escape
 
 SYMBOLS = {"fp32": "circle", "tf32": "diamond", "bf16": "triangle-up", "fp16": "triangle-down",

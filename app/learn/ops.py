@@ -12,12 +12,12 @@ import streamlit as st
 
 from ampscope.policy.op_lists import listed_ops
 from ampscope.records import Call, Result
+from ampscope.report.palette import dtype_color
 from app import chart, links
 from app.chart import KeyFigure
 from app.learn import lesson_page
 from app.learn.lesson_page import KERAS, PADDLE, PAPER, TORCH_AMP, Lesson, Setting, reading
 from app.learn.lesson_runs import Answer
-from app.palette import dtype_color
 from app.text import count, number
 
 # What a framework calls it in its own list: PyTorch on CUDA, Paddle in fp16 O1, TensorFlow.

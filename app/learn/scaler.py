@@ -9,6 +9,7 @@ import pandas as pd
 
 from ampscope.numerics.formats import FP16
 from ampscope.records import Result
+from ampscope.report.palette import DTYPES, MEASURE, NORMAL, OUTLINE
 from ampscope.scalers.replay import POLICIES, Replay, ScalerSettings, StepGradients, replay
 from app import chart, links
 from app.chart import KeyFigure
@@ -16,7 +17,6 @@ from app.figures.lessons import Line, lines
 from app.learn import lesson_page
 from app.learn.lesson_page import KERAS, PADDLE, PAPER, TORCH_AMP, Lesson, Setting, curve, reading
 from app.learn.lesson_runs import Answer
-from app.palette import DTYPES, MEASURE, NORMAL, OUTLINE
 from app.text import count, plural, power_of_two
 
 SHOWN = {"torch": (MEASURE, "circle", "solid"), "paddle": (NORMAL, "square", "dash"),

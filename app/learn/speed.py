@@ -8,13 +8,13 @@ import pandas as pd
 
 from ampscope.number_words import rate_words
 from ampscope.records import Rate, Reading, Result, StepTimes
+from ampscope.report.palette import DTYPES
 from app import chart
 from app.chart import KeyFigure
 from app.figures.lessons import Line, lines
 from app.learn import lesson_page
 from app.learn.lesson_page import NVIDIA, NVIDIA_SHAPES, PADDLE, TORCH_AMP, Lesson
 from app.learn.lesson_runs import Answer
-from app.palette import DTYPES
 from app.text import duration, percent
 
 LOOKS = {"fp32": ("circle", "solid"), "tf32": ("diamond", "solid"),

@@ -11,6 +11,7 @@ import pandas as pd
 
 from ampscope.numerics.formats import FP16
 from ampscope.records import Fates, Histogram, Result
+from ampscope.report.palette import LOST, NONFINITE, SUBNORMAL
 from app import chart, links
 from app.chart import KeyFigure
 from app.figures.exponents import exponent_bars
@@ -18,7 +19,6 @@ from app.figures.lessons import Line, lines
 from app.learn import lesson_page
 from app.learn.lesson_page import NVIDIA, PADDLE, PAPER, TORCH_EXAMPLES, Lesson, Setting
 from app.learn.lesson_runs import Answer
-from app.palette import LOST, NONFINITE, SUBNORMAL
 from app.text import count, percent, power_of_two
 
 FEW, MOST = 0.01, 0.5  # shares of the question's choices

@@ -8,11 +8,11 @@ from itertools import pairwise
 from pathlib import Path
 
 from ampscope.analysis.training import finite_parts
+from ampscope.report.palette import NONFINITE
 from ampscope.report.verdict_words import Link
 from app.figures import modules as chain_module
 from app.figures.modules import cause_chain
 from app.figures.training import Curve, control_losses
-from app.palette import NONFINITE
 
 CONFIG = Path(__file__).resolve().parents[2] / "app" / ".streamlit" / "config.toml"
 LOSSES = [1.0, math.nan, 0.5, math.inf, -math.inf, 0.25, math.nan]

@@ -16,12 +16,10 @@ from ampscope.cli.main import main
 from ampscope.errors import BadInput
 from ampscope.numerics.histogram import RAW_LEN
 from ampscope.records import Curve, Event, Histogram, Reading, Result, Role
-from ampscope.report import document as documents
 from ampscope.report.build import document
 from ampscope.report.document import Lines, Series
 from ampscope.report.html import MAX_BYTES, curves, element, to_html
 from ampscope.store.reader import Reader
-from app import palette
 from tests.helpers import (
     made_comparisons,
     made_rates,
@@ -70,13 +68,6 @@ def test_the_policy_names_the_hashes_of_what_is_in_the_file(store: Path) -> None
         assert f"{tag}-src 'sha256-{digest}'" in rules
     assert not re.search(r"<(link|img|iframe|object|embed|base|form)\b", text)
     assert not re.search(r"\son[a-z]+=|\sstyle=", text)
-
-
-def test_colours_are_those_of_the_dashboard() -> None:
-    assert documents.ZONES == palette.ZONES
-    assert documents.DTYPES == palette.DTYPES
-    for name in ("OUTLINE", "NONFINITE", "ZERO", "MEASURE", "OTHER_DTYPE"):
-        assert getattr(documents, name) == getattr(palette, name)
 
 
 def test_text_is_never_markup() -> None:

@@ -33,9 +33,6 @@ from ampscope.numerics.histogram import (
 )
 from ampscope.report.document import (
     CODE_LENGTH,
-    NONFINITE,
-    OUTLINE,
-    ZONES,
     Block,
     Code,
     Document,
@@ -52,6 +49,7 @@ from ampscope.report.document import (
     line,
     visible,
 )
+from ampscope.report.palette import NONFINITE, OUTLINE, ZONES
 
 # A document as one HTML file: no network, no other file, readable from disk and on paper.
 #

@@ -18,7 +18,6 @@ from ampscope.report import verdict_words as words
 from ampscope.report.contents import shared, training
 from ampscope.report.contents.shared import base
 from ampscope.report.document import (
-    MEASURE,
     Block,
     Code,
     Figure,
@@ -30,9 +29,9 @@ from ampscope.report.document import (
     Section,
     Series,
     Table,
-    of_dtype,
 )
 from ampscope.report.fix_words import control
+from ampscope.report.palette import MEASURE, dtype_color
 from ampscope.report.verdict_words import chain
 from ampscope.rules.verdict import Status
 from ampscope.store.reader import Reader
@@ -166,9 +165,9 @@ def _others(report: DiagnosisResult) -> tuple[Block, ...]:
 
 # What the script is as it is has no dtype of its own colour: it may be fp16 in one part only.
 _LOOKS = {
-    "as_is": (of_dtype("fp16"), ""),
-    "fp32": (of_dtype("fp32"), "9 6"),
-    "bf16": (of_dtype("bf16"), "2 4"),
+    "as_is": (dtype_color("fp16"), ""),
+    "fp32": (dtype_color("fp32"), "9 6"),
+    "bf16": (dtype_color("bf16"), "2 4"),
 }
 _FIXED_LOOK = (MEASURE, "9 4 2 4")
 

@@ -51,8 +51,8 @@ from ampscope.report.document import (
     Section,
     Series,
     Table,
-    of_dtype,
 )
+from ampscope.report.palette import dtype_color
 from ampscope.report.run_words import rules
 from ampscope.store.reader import Reader
 
@@ -196,7 +196,7 @@ def _compare(run: RunInfo, results: Sequence[Result]) -> Said:
         Series(
             f"{m.precision}, seed {curve.seed}",
             finite_parts(range(len(curve.losses)), curve.losses),
-            of_dtype(m.precision),
+            dtype_color(m.precision),
             DASHES[n % len(DASHES)],
             curve.skipped,
         )

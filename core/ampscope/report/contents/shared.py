@@ -28,8 +28,6 @@ from ampscope.numerics.formats import FORMATS, NumberFormat
 from ampscope.policy import op_lists
 from ampscope.records import AS_IS, Frame, Machine, OpRecord, Role, RunInfo, State
 from ampscope.report.document import (
-    DTYPES,
-    MEASURE,
     Block,
     Code,
     Facts,
@@ -41,9 +39,9 @@ from ampscope.report.document import (
     Section,
     Table,
     line,
-    of_dtype,
 )
 from ampscope.report.fix_words import control
+from ampscope.report.palette import DTYPES, MEASURE, dtype_color
 from ampscope.report.run_words import file_name, rules, why_no_histograms
 from ampscope.rules.verdict import Status
 from ampscope.store.reader import Reader
@@ -166,7 +164,7 @@ def looks(names: Sequence[str]) -> list[Look]:
     found = []
     for name in names:
         first = re.split(r"\W", name, maxsplit=1)[0]
-        colour = of_dtype(first) if first in DTYPES else MEASURE
+        colour = dtype_color(first) if first in DTYPES else MEASURE
         found.append((colour, DASHES[drawn[colour] % len(DASHES)]))
         drawn[colour] += 1
     return found

@@ -20,7 +20,6 @@ from ampscope.report import training_words as words
 from ampscope.report.contents import shared
 from ampscope.report.contents.shared import base
 from ampscope.report.document import (
-    MEASURE,
     Block,
     Code,
     Figure,
@@ -33,6 +32,7 @@ from ampscope.report.document import (
     Series,
     Table,
 )
+from ampscope.report.palette import MEASURE
 from ampscope.store.reader import Reader
 from ampscope.store.series import last_shadow_step
 

@@ -13,9 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-BACKGROUND_LIGHT = "#FFFFFF"  # the same as in .streamlit/config.toml, checked by a test
-BACKGROUND_DARK = "#12161C"
-OUTLINE = "#76808E"  # at least 3:1 on both backgrounds
+OUTLINE = "#76808E"  # at least 3:1 on the dashboard's light and dark background
 
 LOST = "#0072B2"  # blue
 SUBNORMAL = "#56B4E9"  # sky blue: what lies between lost and kept
