@@ -18,6 +18,7 @@ import streamlit as st
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.training import finite_parts
 from ampscope.causes import CAUSES
+from ampscope.control import AS_IS, Control
 from ampscope.diagnosis.findings import Finding
 from ampscope.diagnosis.load import counting, load_diagnosis
 from ampscope.diagnosis.result import DiagnosisResult
@@ -26,10 +27,9 @@ from ampscope.launcher import script_runs
 from ampscope.launcher.script_runs import Job, folder_of
 from ampscope.number_words import value
 from ampscope.observations import BadOp, Observation, Operand, Scan
-from ampscope.records import AS_IS, Role, RunInfo, StepRecord
+from ampscope.records import Role, RunInfo, StepRecord
 from ampscope.report import fix_words
 from ampscope.report import verdict_words as words
-from ampscope.report.fix_words import control
 from ampscope.report.palette import MEASURE, OTHER_DTYPE, dtype_color
 from ampscope.report.run_words import file_name
 from ampscope.report.verdict_words import Link
@@ -99,7 +99,7 @@ def state(case: Case) -> None:
     if not case.is_moving:
         return
     active = [r for r in case.runs if r.state.is_active]
-    names = ", ".join(control(r.spec.control) for r in active)
+    names = ", ".join(Control(r.spec.control).words for r in active)
     now = f"the script runs {names}" if active else "the next run is about to start"
     ended = len(case.runs) - len(active)
     so_far = f"{plural(ended, 'run')} {'has' if ended == 1 else 'have'} ended"
@@ -343,7 +343,10 @@ def _run(case: Case, report: DiagnosisResult, finding: Finding) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         chosen = words[0]
         if len(words) > 1:
-            chosen = st.selectbox("Run the script", words, format_func=control, key="dx-fix-word")
+            said = {word: Control(word).words for word in words}
+            chosen = st.selectbox(
+                "Run the script", words, format_func=said.__getitem__, key="dx-fix-word"
+            )
         again = any(t.control == chosen for t in report.trials)
         busy = busy_with()
         start = st.button(
@@ -353,7 +356,7 @@ def _run(case: Case, report: DiagnosisResult, finding: Finding) -> None:
             disabled=bool(busy) or case.is_moving,
         )
     folder = cut(str(folder_of(case.head.spec)), 60)
-    text = f"It runs the script {control(chosen)}, in the folder {folder}."
+    text = f"It runs the script {Control(chosen).words}, in the folder {folder}."
     if busy and busy != case.script:
         text = f"{cut(busy, 60)} is being run; one at a time."
     elif case.is_moving:
@@ -365,13 +368,17 @@ def _run(case: Case, report: DiagnosisResult, finding: Finding) -> None:
         except AmpscopeError as error:
             st.error(escape(str(error)))
         else:
-            st.toast(escape(f"The script runs {control(chosen)}."))
+            st.toast(escape(f"The script runs {Control(chosen).words}."))
             st.rerun()
+
+
+def _in_words(word: str) -> str:
+    return Control(word).words
 
 
 def _with_reference(word: str) -> list[str]:
     """A lower learning rate is judged by fp32 at that rate too."""
-    return [word, f"fp32;{word}"] if word.startswith("lr:") else [word]
+    return [word, Control(word).in_fp32] if Control(word).first.name == "lr" else [word]
 
 
 def _tried(report: DiagnosisResult) -> None:
@@ -379,7 +386,7 @@ def _tried(report: DiagnosisResult) -> None:
         return
     with chart.details("What was tried, and seen"):
         rows = {
-            "The script was run": [escape(control(t.control)) for t in report.trials],
+            "The script was run": [escape(Control(t.control).words) for t in report.trials],
             "Seen": [fix_words.outcome(t) for t in report.trials],
             "Time per step": [f"{t.price:.2f} times" if t.price else "" for t in report.trials],
             "Peak memory": [f"{t.memory:.2f} times" if t.memory else "" for t in report.trials],
@@ -592,7 +599,7 @@ def _row(case: Case, finding: Finding, measured: Measurement) -> None:
     limit = "" if measured.threshold is None else f", limit {value(measured.threshold)}"
     shown.markdown(f"**{escape(value(measured.value))}**{escape(limit)}")
     at = "" if step is None else f", step {step:,}"
-    where.markdown(escape(control(measured.run or "as_is") + at))
+    where.markdown(escape(Control(measured.run or "as_is").words + at))
     if run is None:
         addresses.caption("this run was deleted")
         return
@@ -660,12 +667,11 @@ def show_controls(case: Case, report: DiagnosisResult) -> None:
 
 def _shown(case: Case, report: DiagnosisResult) -> list[tuple[str, RunInfo]]:
     """Name and run: the three controls, and the fix that worked (else the last that was tried)."""
-    wanted = [(control(word), word) for word in _LOOKS]
+    wanted = [(Control(word).words, word) for word in _LOOKS]
     cured = fix_words.chosen(report) or (report.trials[-1] if report.trials else None)
     if cured is not None and cured.control not in _LOOKS:
-        wanted.append(
-            (f"{'fixed' if cured.cured else 'tried'}, {control(cured.control)}", cured.control)
-        )
+        kind = "fixed" if cured.cured else "tried"
+        wanted.append((f"{kind}, {Control(cured.control).words}", cured.control))
     found = [(name, case.run_of(word)) for name, word in wanted]
     return [(name, run) for name, run in found if run is not None and not run.state.is_active]
 
@@ -773,7 +779,7 @@ def run_names(runs: Sequence[RunInfo]) -> dict[str, str]:
     """Run id -> its control in words; a control's second run is called that."""
     names: dict[str, str] = {}
     for run in runs:
-        name = control(run.spec.control)
+        name = Control(run.spec.control).words
         before = sum(r.spec.control == run.spec.control for r in runs[: len(names)])
         names[run.id] = f"{name}, again" if before else name
     return names

@@ -9,13 +9,11 @@ from dataclasses import replace
 import pandas as pd
 import streamlit as st
 
+from ampscope.control import LISTS, Control
 from ampscope.errors import BadInput
 from ampscope.policy.op_lists import (
-    LISTS,
     MEANINGS,
     ListedOp,
-    changes_of,
-    control,
     listed_ops,
     made_on,
 )
@@ -177,7 +175,7 @@ def _form() -> None:
             named = workload_choice.named(choice)
             plain = RunSpec(workload=named, size=choice.size, steps=STEPS)
             plain = replace(plain, precision=precision or PRECISIONS[0])
-            changed = replace(plain, control=control({str(op): str(name)}))
+            changed = replace(plain, control=Control.of(op_lists={str(op): str(name)}))
             links.keep("whatif", live.start([plain, changed]))
         except BadInput as error:
             states.unreadable(str(error))
@@ -205,7 +203,8 @@ def _compared(runs: list[RunInfo]) -> None:
 
 
 def _whatif_answer(changed: RunInfo, own: list[StepRecord], other: list[StepRecord]) -> str:
-    what = ", ".join(f"{op} in {name}" for op, name in changes_of(changed.spec.control).items())
+    changes = Control(changed.spec.control).list_changes
+    what = ", ".join(f"{op} in {name}" for op, name in changes.items())
     ends = number(own[-1].loss), number(other[-1].loss)
     skips = sum(s.skipped for s in own), sum(s.skipped for s in other)
     return (
@@ -225,7 +224,7 @@ def _facts(run: RunInfo, changed: RunInfo) -> dict[str, str]:
         "gradients lost against fp32": _lost(run),
         "median step": f"{1000 * statistics.median(times):,.1f} ms" if times else "not measured",
     }
-    for op in changes_of(changed.spec.control):
+    for op in Control(changed.spec.control).list_changes:
         facts[f"{op} gave"] = results_of(op, did) or "did not run"
     return facts
 

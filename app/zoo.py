@@ -11,8 +11,9 @@ import pandas as pd
 import streamlit as st
 
 from ampscope.causes import CAUSES
+from ampscope.control import AS_IS
 from ampscope.errors import AmpscopeError
-from ampscope.records import AS_IS, RunInfo
+from ampscope.records import RunInfo
 from ampscope.report import fix_words
 from ampscope.report.verdict_words import could_not_run
 from ampscope.zoo.score import ANSWERS, HEALTHY, STEPS, Answer, script_path

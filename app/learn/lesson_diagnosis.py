@@ -7,10 +7,10 @@ import math
 import pandas as pd
 import streamlit as st
 
+from ampscope.control import Control
 from ampscope.lessons.catalog import STEPS, Mistake, script_path
 from ampscope.records import RunInfo, StepRecord
 from ampscope.report import verdict_words as diagnosis_words
-from ampscope.report.fix_words import control
 from ampscope.report.palette import DTYPES
 from app import chart, diagnosis, links, permissions, store
 from app.diagnosis import Case
@@ -100,7 +100,7 @@ def _losses(case: Case) -> None:
     runs = {c: run for c in LOOKS if (run := case.run_of(c)) is not None}
     steps = {c: [s for s in store.steps(run) if s.loss is not None] for c, run in runs.items()}
     curves = [
-        Line(f"the script {control(c)}", [s.step for s in seen], [_drawn(s) for s in seen],
+        Line(f"the script {Control(c).words}", [s.step for s in seen], [_drawn(s) for s in seen],
              LOOKS[c][0], dash=LOOKS[c][1], has_markers=len(seen) < 3)
         for c, seen in steps.items() if seen
     ]  # fmt: skip

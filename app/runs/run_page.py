@@ -16,12 +16,12 @@ import streamlit as st
 
 from ampscope.analysis.ranks import grouped, is_rank
 from ampscope.analysis.underflow import ScaleWindow, common_window
+from ampscope.control import AS_IS, Control
 from ampscope.errors import BadInput
 from ampscope.lessons.catalog import lesson_title
 from ampscope.numerics.formats import NumberFormat
-from ampscope.records import AS_IS, Frame, Machine, RunInfo
+from ampscope.records import Frame, Machine, RunInfo
 from ampscope.report.build import document, of_reports
-from ampscope.report.fix_words import control
 from ampscope.report.html import to_html
 from ampscope.report.markdown import to_markdown, to_notebook
 from ampscope.report.run_words import file_name, rules
@@ -91,7 +91,7 @@ def title_line(run: RunInfo) -> None:
 def name_of(run: RunInfo) -> str:
     """The label, else what it was; of a script's control with how it was run."""
     if run.spec.kind == "script" and run.spec.control not in ("", AS_IS):
-        return f"{run.spec.label or file_name(run.spec.workload)} {control(run.spec.control)}"
+        return f"{run.spec.label or file_name(run.spec.workload)} {Control(run.spec.control).words}"
     return run.spec.label or described(run)
 
 
@@ -107,7 +107,7 @@ def described(run: RunInfo) -> str:
             what=f"{file_name(run.spec.workload)} {spec.size}", precision=spec.precision
         )
     if spec.kind != "probe":  # a script brings its own size and precision
-        return f"{file_name(run.spec.workload)} {control(spec.control)}"
+        return f"{file_name(run.spec.workload)} {Control(spec.control).words}"
     return f"{file_name(run.spec.workload)} {spec.size} {spec.mode}"
 
 

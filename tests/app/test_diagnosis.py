@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from ampscope import number_words
+from ampscope.control import Control
 from ampscope.errors import BadInput
 from ampscope.launcher import script_runs
 from ampscope.launcher.script_runs import Job
 from ampscope.records import RunInfo, State
-from ampscope.report import fix_words
 from ampscope.rules.catalog import NAMES, all_rules
 from ampscope.store.reader import Reader
 from app import diagnosis
@@ -381,7 +381,7 @@ def test_names_from_a_script_are_text(store_path: Path, open_page: Open) -> None
     ],
 )
 def test_controls_in_words(word: str, said: str) -> None:
-    assert fix_words.control(word) == said
+    assert Control(word).words == said
 
 
 def test_values_keep_what_is_not_finite() -> None:

@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ampscope.control import Control, list_changes
 from ampscope.errors import BadInput
-from ampscope.policy.op_lists import changes_of, control, parse
 from ampscope.policy.precision import custom_lists
 from ampscope.policy.rehearsal import cuda_autocast_lists
 
@@ -72,8 +72,8 @@ def test_numbers_are_those_of_the_named_dtype_and_gradients_flow():
 
 def test_words_round_trip_and_nonsense_is_refused():
     changes = {"softmax": "half", "add": "as it comes"}
-    assert dict(changes_of(f"as_is;{control(changes)}")) == changes
-    assert not changes_of("as_is;fp32")
+    assert dict(Control(f"as_is;{Control.of(op_lists=changes)}").list_changes) == changes
+    assert not Control("as_is;fp32").list_changes
     for wrong in (
         "softmax",
         "softmax=fp8",
@@ -84,7 +84,7 @@ def test_words_round_trip_and_nonsense_is_refused():
         "softmax=half,softmax=fp32",
     ):
         with pytest.raises(BadInput):
-            parse(wrong)
+            list_changes(wrong)
     with (
         pytest.raises(BadInput, match="no op 'nonsense'"),
         custom_lists({"nonsense": "half"}, "cpu"),

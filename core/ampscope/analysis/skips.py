@@ -17,6 +17,7 @@ from itertools import pairwise
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.root_op import Arrives
 from ampscope.analysis.run_view import RunView
+from ampscope.control import SCALE_1
 from ampscope.numerics.formats import FP16
 from ampscope.observations import MIN_HAND_SCALE, Attempt, Call
 from ampscope.records import StepRecord
@@ -354,5 +355,5 @@ def scaled_by_hand(evidence: Evidence) -> float | None:
 
 def bears_one(evidence: Evidence) -> bool:
     """With the scale held at 1 the scaler takes steps; False when that control was not run."""
-    low = evidence.runs.get("scale:1")
+    low = evidence.runs.get(SCALE_1)
     return low is not None and len(low.skips) < len(low.attempts) and low.has_scaler

@@ -16,7 +16,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ampscope.records import AS_IS, RunSpec, Sample, StepRecord
+from ampscope.control import AS_IS
+from ampscope.records import RunSpec, Sample, StepRecord
 
 # Reasons for which a clock is lower than the device could at that moment, in the words of
 # hardware.gpu.CLOCK_REASONS and telemetry.cpu_sensors. The others (application clocks, sync boost,

@@ -24,12 +24,13 @@ from ampscope.compare.comparison import (
     sentence,
 )
 from ampscope.compare.verdict import claims, comparison_json, verdict
+from ampscope.control import AS_IS
 from ampscope.errors import BadInput
 from ampscope.files import write_whole
 from ampscope.hardware.describe import describe_machine, uses_cuda
 from ampscope.number_words import binary_size, seconds
 from ampscope.policy.autocast_lists import PRECISIONS
-from ampscope.records import AS_IS, Machine, RunSpec
+from ampscope.records import Machine, RunSpec
 from ampscope.workloads.catalog import SIZES, is_script
 
 

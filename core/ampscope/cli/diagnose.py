@@ -18,6 +18,7 @@ from rich.console import Console
 
 from ampscope.cli import stopping
 from ampscope.cli.options import leave_out_option, store_option
+from ampscope.control import INTERVENTIONS, Control
 from ampscope.diagnosis.findings import Diagnosis
 from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.errors import AmpscopeError, BadInput, Cancelled
@@ -29,8 +30,6 @@ from ampscope.launcher.launch import check_memory_limit
 from ampscope.launcher.plan import run_diagnosis
 from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.observations import Outcome
-from ampscope.policy.op_lists import WORD
-from ampscope.policy.op_lists import parse as parse_op_lists
 from ampscope.records import RunSpec, State
 from ampscope.report.contract import to_json
 from ampscope.report.document import visible
@@ -70,42 +69,6 @@ def checked_script(script: str) -> str:
     except (ValueError, RecursionError, MemoryError) as error:
         raise BadInput(f"{script} is not Python that can be compiled: {error}.") from error
     return str(path.absolute())
-
-
-_PLAIN = ("as_is", "fp32", "bf16", "add_scaler", "unscale_first", "fp32_params", "fp32_state",
-          "separate_scalers")  # fmt: skip
-_NUMBERS = {"scale": float, "init_scale": float, "growth_interval": int, "lr": float, "eps": float}
-_PLACES = ("fp32_modules", "fp32_lines")
-INTERVENTIONS = ", ".join([*_PLAIN, *(f"{n}:NUMBER" for n in _NUMBERS), "fp32_modules:PATH,…",
-                           "fp32_lines:FILE:LINE,…", "op_lists:OP=LIST,…"])  # fmt: skip
-
-
-def checked_fix(control: str) -> str:
-    """The interventions, joined with ``;``. Raises BadInput for one that is none."""
-    for word in control.split(";"):
-        name, _, value = word.partition(":")
-        if name in _NUMBERS:
-            _checked_number(name, value)
-        elif name == WORD:
-            parse_op_lists(value)
-        elif name in _PLACES:
-            if not all(value.split(",")):
-                raise BadInput(f"{name} needs a value, such as {_EXAMPLES[name]}.")
-        elif word not in _PLAIN:
-            raise BadInput(f"There is no intervention {word!r}. Use one of: {INTERVENTIONS}.")
-    return control
-
-
-_EXAMPLES = {"fp32_modules": "fp32_modules:encoder.0,head", "fp32_lines": "fp32_lines:train.py:41"}
-
-
-def _checked_number(name: str, text: str) -> None:
-    try:
-        number = _NUMBERS[name](text)
-    except ValueError:
-        number = 0
-    if not (math.isfinite(number) and number > 0):
-        raise BadInput(f"{name} needs a positive number, such as {name}:1024; not {text!r}.")
 
 
 EXIT_COULD_NOT_RUN = 2
@@ -200,7 +163,7 @@ def run_script(
 
     Exit status: the script's own; 2 when it could not be run to its end.
     """
-    checked_fix(fix)
+    Control(fix).check()
     spec = _spec(script, args, module, steps, time_limit, memory_limit, policy, framework)
     if spec.framework != TORCH:
         parse(fix)

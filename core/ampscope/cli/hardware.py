@@ -30,12 +30,13 @@ from ampscope.analysis.tensor_core_use import (
 from ampscope.cli.options import absolute, store_option
 from ampscope.cli.progress import measured
 from ampscope.cli.tables import MISSING, bench_table, plain_table
+from ampscope.control import AS_IS
 from ampscope.errors import BadInput
 from ampscope.files import write_whole
 from ampscope.hardware.capability import Fit
 from ampscope.hardware.describe import HardwareReport, describe_machine, report_json, sentence
 from ampscope.policy.autocast_lists import PRECISIONS
-from ampscope.records import AS_IS, RunSpec
+from ampscope.records import RunSpec
 from ampscope.store.reader import Reader
 from ampscope.workloads.catalog import SIZES, is_script
 

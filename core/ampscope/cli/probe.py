@@ -12,11 +12,10 @@ from rich.console import Console
 from ampscope.cli.options import absolute, leave_out_option, store_option
 from ampscope.cli.progress import leave, start_together
 from ampscope.cli.tables import messages, probe_table, run_as_json
+from ampscope.control import Control, list_changes
 from ampscope.errors import BadInput
 from ampscope.launcher.launch import checked
 from ampscope.policy.autocast_lists import PRECISIONS
-from ampscope.policy.op_lists import control as list_control
-from ampscope.policy.op_lists import parse
 from ampscope.records import Cadence, RunSpec, ScalerSpec
 from ampscope.store.reader import Reader
 from ampscope.workloads.catalog import SIZES
@@ -99,7 +98,7 @@ def probe(
     if not names:
         raise BadInput(f"Name at least one precision of: {', '.join(PRECISIONS)}.")
     group = secrets.token_hex(4)
-    controls = ["", list_control(parse(",".join(op_lists)))] if op_lists else [""]
+    controls = ["", Control.of(op_lists=list_changes(",".join(op_lists)))] if op_lists else [""]
     specs = [
         checked(
             RunSpec(

@@ -25,6 +25,7 @@ from ampscope.analysis.symptoms import (
     Symptom,
     symptoms,
 )
+from ampscope.control import COMPILED
 from ampscope.diagnosis.findings import Diagnosis, Finding, diagnose
 from ampscope.observations import COMPILED_FRAMES, COMPILED_NOTE
 
@@ -186,7 +187,6 @@ def _last_zero_share(run: RunView, optimizers: set[str]) -> float:
 # compiled on the CPU is then undecided.
 
 
-COMPILED = "compiled"  # the control
 FAILS_TOO = "Ops were judged in eager mode; with torch.compile on the script fails too."
 # Causes that lie in what ops computed, although their verdicts may name no single op.
 _OF_NUMBERS = frozenset({"gradient_underflow", "loss_scale_too_high"})

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
+from ampscope.control import Control
 from ampscope.diagnosis.cure import is_cured, judged
 from ampscope.diagnosis.result import (
     SEARCHED,
@@ -46,8 +47,8 @@ def load_diagnosis(reader: Reader, run_id: str) -> DiagnosisResult:
     if diagnosis.findings:
         finding = diagnosis.findings[0]
         for name, view in views.items():
-            if name in finding.verdict.fix.controls or name.startswith("fp32_modules:"):
-                cured = is_cured(finding, evidence, view, views.get(f"fp32;{name}"))
+            if name in finding.verdict.fix.controls or Control(name).first.name == "fp32_modules":
+                cured = is_cured(finding, evidence, view, views.get(Control(name).in_fp32))
                 fix = finding.verdict.fix
                 trials.append(trial_of(name, fix, view, views["as_is"], cured=cured))
         bf16 = views.get("bf16")

@@ -11,6 +11,7 @@ from ampscope.analysis.precision_use import PrecisionUse, precision_use
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.skips import hand_scale_facts, static_scale
 from ampscope.analysis.symptoms import Symptom, symptoms
+from ampscope.control import COMPILED, Control
 from ampscope.diagnosis.findings import Diagnosis
 from ampscope.observations import COMPILED_NOTE
 from ampscope.policy import op_lists
@@ -184,7 +185,7 @@ def _gaps(diagnosis: Diagnosis, views: Mapping[str, RunView]) -> list[str]:
 def _notes(diagnosis: Diagnosis, views: Mapping[str, RunView]) -> tuple[str, ...]:
     """What a person must know beside the verdict: how the runs were made."""
     outcome = views["as_is"].outcome
-    was_compiled = "compiled" in views and bool(diagnosis.notes or diagnosis.undecided)
+    was_compiled = COMPILED in views and bool(diagnosis.notes or diagnosis.undecided)
     notes = [*diagnosis.notes, *outcome.notes]
     if was_compiled:  # what the verdict says of compiled code takes the place of the warning
         notes.remove(COMPILED_NOTE)
@@ -210,13 +211,6 @@ def _notes(diagnosis: Diagnosis, views: Mapping[str, RunView]) -> tuple[str, ...
 # One fix that was run: what kind it was, whether it cured, and what it costs in time.
 
 
-_KINDS = {
-    "bf16": "use_bf16", "fp32_modules": "fp32_module", "eps": "raise_eps",
-    "fp32_state": "fp32_optimizer_state", "fp32_params": "fp32_params",
-    "add_scaler": "add_scaler", "init_scale": "change_scale", "lr": "lower_lr",
-    "unscale_first": "move_unscale", "separate_scalers": "separate_scalers",
-    "fp32_lines": "rewrite_op",
-}  # fmt: skip
 # Causes for which the smallest set of modules in fp32 is looked for, and bf16 tried after that.
 SEARCHED = ("activation_overflow", "elementwise_overflow", "reduction_overflow",
             "attention_logit_overflow", "log_zero_saturation", "norm_eps_underflow")  # fmt: skip
@@ -258,7 +252,7 @@ def price(fixed: RunView, before: RunView) -> float | None:
 
 def kind_of(control: str, fix: Fix) -> str:
     """Fix kind of what was really run, which may be another than the rule's first choice."""
-    return _KINDS.get(control.partition(":")[0], fix.kind)
+    return Control(control).fix_kind or fix.kind
 
 
 def modules_with_parameters(view: RunView) -> list[str]:
@@ -270,5 +264,4 @@ def modules_with_parameters(view: RunView) -> list[str]:
 def is_everything(control: str, view: RunView) -> bool:
     """Whether ``control`` puts every module of ``view`` in fp32: fp32 training by another name."""
     names = modules_with_parameters(view)
-    paths = control.removeprefix("fp32_modules:").split(",")
-    return len(names) > 1 and set(paths) == set(names)
+    return len(names) > 1 and set(Control(control).values("fp32_modules")) == set(names)

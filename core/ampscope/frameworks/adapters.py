@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from ampscope.control import AS_IS, Control, Part
 from ampscope.errors import AmpscopeError, BadInput
 from ampscope.frameworks.pythons import framework
 from ampscope.frameworks.recorder import Recorder
-from ampscope.records import AS_IS, Machine, RunSpec
+from ampscope.records import Machine, RunSpec
 
 
 class Adapter(Protocol):
@@ -78,7 +79,7 @@ def _parsed() -> argparse.Namespace:
 #     >>> parse("init_scale:1024;growth_interval:2000").init_scale
 #     1024.0
 #
-# The words are those of PyTorch's controls (`ampscope run --fix`). What changes calls that only
+# The words are those of :class:`ampscope.control.Control`. What changes calls that only
 # torch's scripts make is no setting here: :func:`parse` raises BadInput, and a diagnosis then says
 # that this fix was not run.
 
@@ -110,27 +111,26 @@ _NUMBERS: dict[str, tuple[str, type]] = {
 
 
 def parse(control: str) -> ControlSettings:
-    """Settings of the words joined with ``;``. Raises BadInput for one that is torch's alone, and
+    """Settings of a control. Raises BadInput for one that is torch's alone, and
     for one whose number is none."""
     changed: dict[str, Any] = {}
-    for word in control.split(";"):
-        name, _, value = word.partition(":")
-        if word in ("", AS_IS):
+    for part in Control(control).parts:
+        if part.text == AS_IS:
             continue
-        if word in _PLAIN:
-            changed |= _PLAIN[word]
-        elif name in _NUMBERS:
-            field, kind = _NUMBERS[name]
-            changed[field] = _number(word, value, kind)
-        elif name == "fp32_modules":
-            changed["fp32_modules"] = tuple(value.split(","))
+        if part.text in _PLAIN:
+            changed |= _PLAIN[part.text]
+        elif part.name in _NUMBERS:
+            field, kind = _NUMBERS[part.name]
+            changed[field] = _number(part, kind)
+        elif part.name == "fp32_modules":
+            changed["fp32_modules"] = part.values
         else:
-            raise BadInput(f"The intervention {word!r} exists for PyTorch alone.")
+            raise BadInput(f"The intervention {part.text!r} exists for PyTorch alone.")
     return ControlSettings(**changed)
 
 
 def can_apply(control: str) -> bool:
-    """Whether every word is a setting here."""
+    """Whether every part is a setting here."""
     try:
         parse(control)
     except BadInput:
@@ -138,8 +138,8 @@ def can_apply(control: str) -> bool:
     return True
 
 
-def _number(word: str, value: str, kind: type) -> Any:
+def _number(part: Part, kind: type) -> Any:
     try:
-        return kind(float(value))
+        return kind(float(part.value))
     except (ValueError, OverflowError) as error:  # int(inf)
-        raise BadInput(f"{word!r} needs a number after the colon.") from error
+        raise BadInput(f"{part.text!r} needs a number after the colon.") from error

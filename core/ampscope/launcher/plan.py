@@ -11,7 +11,8 @@ from pathlib import Path
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
-from ampscope.diagnosis.cure import COMPILED, is_cured, judged, wants_compiled
+from ampscope.control import COMPILED, SCALE_1, Control
+from ampscope.diagnosis.cure import is_cured, judged, wants_compiled
 from ampscope.diagnosis.findings import Diagnosis, Finding
 from ampscope.diagnosis.result import (
     SEARCHED,
@@ -100,7 +101,7 @@ class DiagnosisPlan:
         may_search = finding.cause in SEARCHED
         known = [c for c in finding.verdict.fix.controls if self.runs.can_apply(c)]
         for control in known[:MAX_FIX_RUNS]:
-            if may_search and finding.verdict.module and control.startswith("fp32_lines"):
+            if may_search and finding.verdict.module and Control(control).values("fp32_lines"):
                 may_search = False
                 if self._search(finding):
                     return
@@ -112,7 +113,7 @@ class DiagnosisPlan:
             self._try(finding, "bf16", USE_BF16)
 
     def _try(self, finding: Finding, control: str, fix: Fix) -> bool:
-        extra = f"fp32;{control}" if fix.kind == "lower_lr" else ""
+        extra = Control(control).in_fp32 if fix.kind == "lower_lr" else ""
         view = self.control(control)
         cured = is_cured(finding, self.evidence, view, self.control(extra) if extra else None)
         self._tried(control, fix, cured=cured)
@@ -125,7 +126,7 @@ class DiagnosisPlan:
         def cures(paths: tuple[str, ...]) -> bool:
             if time.monotonic() > deadline:
                 return False
-            control = "fp32_modules:" + ",".join(paths)
+            control = Control.of(fp32_modules=paths)
             seen[control] = is_cured(finding, self.evidence, self.control(control), None)
             return seen[control] is not False
 
@@ -134,7 +135,7 @@ class DiagnosisPlan:
             return True
         found = smallest_fp32_set(names, cures, MAX_SEARCH_RUNS)
         if found:
-            control = "fp32_modules:" + ",".join(found)
+            control = Control.of(fp32_modules=found)
             # Every module in fp32 is fp32 training: bf16 does better, where it is healthy.
             tried = any(t.control == "bf16" for t in self.trials)
             is_all = is_everything(control, self.views["as_is"]) and not tried
@@ -189,7 +190,7 @@ def run_diagnosis(
         if plan.problem() and not diagnosis.findings:
             return _report(plan, diagnosis, started)
         if plan.wants_frozen_scale():
-            plan.control("scale:1")
+            plan.control(SCALE_1)
             diagnosis = judged(plan.evidence)
         if wants_compiled(diagnosis, plan.evidence):
             plan.control(COMPILED)

@@ -33,13 +33,13 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ampscope.control import AS_IS
 from ampscope.errors import BadInput, Cancelled
 from ampscope.files import TemporaryFolder
 from ampscope.launcher.children import started
 from ampscope.measure.live_bytes import LiveBytes
 from ampscope.measure.timing import summary, synchronize
 from ampscope.records import (
-    AS_IS,
     EnergyUse,
     LossCurve,
     MemorySplit,

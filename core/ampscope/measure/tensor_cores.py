@@ -30,6 +30,7 @@ from ampscope.capture.model_map import ModelMap, Numbers
 from ampscope.capture.op_trace import OpPlace
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.script_histograms import ScriptModels
+from ampscope.control import AS_IS
 from ampscope.errors import BadInput, Cancelled
 from ampscope.hardware.capability import padded_sizes
 from ampscope.hardware.cpu import read_cpu
@@ -40,7 +41,6 @@ from ampscope.numerics.formats import dtype_name
 from ampscope.patches import Patches
 from ampscope.policy.precision import tf32_switches
 from ampscope.records import (
-    AS_IS,
     Dimension,
     Padded,
     Place,

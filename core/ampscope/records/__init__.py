@@ -40,7 +40,6 @@ from ampscope.records.measurements import (
     Timing,
 )
 from ampscope.records.runs import (
-    AS_IS,
     MEASUREMENT_KINDS,
     Cadence,
     Machine,
@@ -53,7 +52,6 @@ from ampscope.records.runs import (
 )
 
 __all__ = [
-    "AS_IS",
     "MEASUREMENT_KINDS",
     "RESULT_KINDS",
     "BatchPrediction",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ampscope.control import Control
+
 
 class State(StrEnum):
     """State of a run. A reader derives ``lost`` from pid and heartbeat; it is stored of imported
@@ -23,7 +25,6 @@ class State(StrEnum):
         return self in (State.QUEUED, State.RUNNING)
 
 
-AS_IS = "as_is"  # the control that leaves a script as it is
 # Runs that measure instead of recording one training: what this machine reaches (bench), which
 # products of a step use Tensor Cores (cores), precisions beside each other (compare), the largest
 # batch (batch), what a lesson shows (lesson).
@@ -70,7 +71,7 @@ class RunSpec:
     label: str = ""
     group: str = ""  # runs that were started together share it
     args: tuple[str, ...] = ()  # a script's own arguments
-    control: str = ""  # which control or intervention a script's run is
+    control: str = ""  # what is changed in a script's run, or in a probe's (ampscope.control)
     parent: str = ""  # run id that this run is a control of
     rank: int = 0  # of a distributed training, whose runs share a group
     world: int = 1  # how many ranks it has
@@ -89,7 +90,8 @@ class RunSpec:
     @property
     def mode(self) -> str:
         """How a probe computes, in few words: ``fp16``, ``fp16 softmax=half``, ``fp16 keras``."""
-        changed = self.control.removeprefix("op_lists:") if self.kind == "probe" else ""
+        probed = self.kind == "probe"
+        changed = ",".join(Control(self.control).values("op_lists")) if probed else ""
         framework = "" if self.framework == "torch" else self.framework
         return " ".join(filter(None, (self.precision, changed, framework)))
 

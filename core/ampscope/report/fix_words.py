@@ -1,16 +1,14 @@
-"""A fix in words and as a patch: what a run has shown to work, else what the rule advises. Also
-controls, interventions and measured values in words.
-"""
+"""A fix in words and as a patch: what a run has shown to work, else what the rule advises."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from ampscope.causes import FIX_KINDS
+from ampscope.control import Control
 from ampscope.diagnosis.findings import Finding
 from ampscope.diagnosis.result import DiagnosisResult, Trial
-from ampscope.number_words import plural, power_of_two
+from ampscope.number_words import plural
 from ampscope.rules import catalog
 from ampscope.rules.verdict import island_patch
 
@@ -23,7 +21,8 @@ def best(report: DiagnosisResult) -> Trial | None:
 
     def place(trial: Trial) -> tuple[int, int]:
         known = trial.control in wanted
-        return wanted.index(trial.control) if known else len(wanted), trial.control.count(",")
+        modules = Control(trial.control).values("fp32_modules")
+        return wanted.index(trial.control) if known else len(wanted), max(1, len(modules))
 
     return min((t for t in report.trials if t.cured is True), key=place, default=None)
 
@@ -57,13 +56,15 @@ def state(report: DiagnosisResult) -> str:
 def sentence(finding: Finding, cured: Trial | None) -> str:
     """What to change, in one sentence; of two that say the same, the rule's own."""
     fix = finding.verdict.fix
-    word, _, names = cured.control.partition(":") if cured is not None else ("", "", "")
+    tried = Control(cured.control if cured is not None else "").first
+    word, places = tried.name, tried.values
+    names = ", ".join(places)
     if word == "fp32_lines" and fix.kind == "rewrite_op" and fix.text:
-        return f"{fix.text} It was run with {names.replace(',', ', ')} in fp32."
+        return f"{fix.text} It was run with {names} in fp32."
     if word == "fp32_lines":
-        return f"Compute {names.replace(',', ', ')} in fp32."
-    if word == "fp32_modules" and names != finding.verdict.module:
-        return f"Keep {names.replace(',', ', ')} in fp32."
+        return f"Compute {names} in fp32."
+    if word == "fp32_modules" and places != (finding.verdict.module,):
+        return f"Keep {names} in fp32."
     if cured is None or cured.kind == fix.kind:
         return fix.text or FIX_KINDS[fix.kind]
     if word == "fp32_state" and fix.kind == "fp32_params":
@@ -78,15 +79,18 @@ def patch(finding: Finding, cured: Trial | None) -> str:
     """Code to paste: for the modules that were seen to matter, else as the rule wrote it."""
     fix = finding.verdict.fix
     if fix.framework != "torch":
-        tried = replace(fix, kind=cured.kind, controls=(cured.control,)) if cured else fix
-        return catalog.patch(tried)
-    word, _, names = cured.control.partition(":") if cured is not None else ("", "", "")
+        made = replace(fix, kind=cured.kind, controls=(cured.control,)) if cured else fix
+        return catalog.patch(made)
+    tried = Control(cured.control if cured is not None else "").first
+    word, places = tried.name, tried.values
     if word == "lr":
-        return f'for group in optimizer.param_groups:\n    group["lr"] *= {names}\n'
-    if word == "fp32_modules" and (names != finding.verdict.module or fix.kind != "fp32_module"):
-        return island_patch(*names.split(","))
+        return f'for group in optimizer.param_groups:\n    group["lr"] *= {places[0]}\n'
+    if word == "fp32_modules" and (
+        places != (finding.verdict.module,) or fix.kind != "fp32_module"
+    ):
+        return island_patch(*places)
     if word == "fp32_lines":
-        return _line_patch(finding, names)
+        return _line_patch(finding, places)
     if word == "bf16" and fix.kind != "use_bf16":
         return "with torch.autocast(device_type, dtype=torch.bfloat16):\n    ...  # no GradScaler\n"
     return fix.patch
@@ -97,15 +101,15 @@ def seen(report: DiagnosisResult) -> str:
     cured = best(report)
     if cured is not None:
         price = f", at {cured.price:.2f} times the time per step" if cured.price else ""
-        run = f"the script was run {control(cured.control)}"
+        run = f"the script was run {Control(cured.control).words}"
         return f"Verified: {run}, and the symptom was gone{price}."
     removed = chosen(report)
     if removed is not None:
         return (
-            f"Pattern removed: the script was run {control(removed.control)}, and the cause is "
-            f"found no more. The effect is not measurable in {plural(removed.steps, 'step')}."
+            f"Pattern removed: the script was run {Control(removed.control).words}, and the cause "
+            f"is found no more. The effect is not measurable in {plural(removed.steps, 'step')}."
         )
-    tried = "; ".join(control(t.control) for t in report.trials)
+    tried = "; ".join(Control(t.control).words for t in report.trials)
     return f"No fix was seen to work. Tried: {tried}."
 
 
@@ -116,12 +120,12 @@ def candidates(report: DiagnosisResult) -> list[str]:
     return list(dict.fromkeys([*words, *report.diagnosis.findings[0].verdict.fix.controls]))
 
 
-def _line_patch(finding: Finding, lines: str) -> str:
+def _line_patch(finding: Finding, lines: tuple[str, ...]) -> str:
     """The form of what was run: lines in fp32. A rule's own rewriting stands behind it."""
     verdict = finding.verdict
     code = f"#     {verdict.code}\n" if verdict.code else ""
     text = (
-        f"# {lines.replace(',', ', ')}\n{code}"
+        f"# {', '.join(lines)}\n{code}"
         "with torch.autocast(x.device.type, enabled=False):\n"
         "    ...  # this, with every half tensor t in it as t.float()\n"
     )
@@ -131,52 +135,3 @@ def _line_patch(finding: Finding, lines: str) -> str:
         if rewriting
         else text
     )
-
-
-# Controls, interventions and measured values as a person says them.
-#
-# A control is a word that is stored with a run: ``fp32_modules:encoder.0``. No Markdown is made
-# here.
-
-
-_CONTROLS: dict[str, str] = {
-    "as_is": "as it is",
-    "compiled": "with torch.compile on",
-    "fp32": "in fp32",
-    "bf16": "in bf16",
-    "add_scaler": "with a GradScaler added",
-    "unscale_first": "with unscale_ before the clip",
-    "fp32_params": "with its parameters in fp32",
-    "fp32_state": "with the optimizer's state in fp32",
-    "separate_scalers": "with a scaler for each loss",
-}
-_VALUED: dict[str, Callable[[str], str]] = {
-    "scale": lambda value: f"at a loss scale frozen at {_power(value)}",
-    "init_scale": lambda value: f"with an initial loss scale of {_power(value)}",
-    "growth_interval": lambda value: f"with a growth interval of {value}",
-    "lr": lambda value: f"at {value} times its learning rate",
-    "eps": lambda value: f"with an epsilon of {value}",
-    "fp32_modules": lambda value: f"with {value.replace(',', ', ')} in fp32",
-    "op_lists": lambda value: f"with {value.replace('=', ' in ').replace(',', ', ')}",
-    "fp32_lines": lambda value: f"with line {value.replace(',', ', ')} in fp32",
-}
-
-
-def control(word: str) -> str:
-    """``with encoder.0 in fp32`` for ``fp32_modules:encoder.0``; fits behind "run"."""
-    parts = [_one_control(part) for part in word.split(";") if part]
-    return " and ".join(parts) or _CONTROLS["as_is"]
-
-
-def _one_control(word: str) -> str:
-    name, _, text = word.partition(":")
-    if name in _CONTROLS:
-        return _CONTROLS[name]
-    return _VALUED[name](text) if name in _VALUED else f"under {word}"
-
-
-def _power(text: str) -> str:
-    try:
-        return power_of_two(float(text))
-    except ValueError:
-        return text

@@ -16,6 +16,7 @@ from ampscope.analysis.precision_use import PrecisionUse, Reason
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import Symptom
 from ampscope.causes import CAUSES
+from ampscope.control import Control
 from ampscope.diagnosis.findings import Finding
 from ampscope.diagnosis.result import OUT_OF_MEMORY, DiagnosisResult, clue
 from ampscope.number_words import percent, plural, share, value
@@ -23,7 +24,6 @@ from ampscope.numerics.formats import FORMATS
 from ampscope.observations import Attempt, BadOp, Operand
 from ampscope.records import State
 from ampscope.report import fix_words
-from ampscope.report.fix_words import control
 from ampscope.rules.verdict import Status
 
 _AGAIN = {
@@ -189,7 +189,7 @@ def _towards_half(use: PrecisionUse) -> str:
 def could_not_run(report: DiagnosisResult, as_is: RunView) -> str:
     """Why there is nothing to judge, or an empty text."""
     if "as_is" not in report.runs:
-        run = control(as_is.control)
+        run = Control(as_is.control).words
         return f"only a run {run} was recorded, and none of the script as it is."
     return report.could_not_run
 

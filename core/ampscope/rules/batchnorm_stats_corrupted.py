@@ -18,6 +18,7 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
+from ampscope.control import Control
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, passed
 
 
@@ -52,7 +53,7 @@ def check(evidence: Evidence) -> Verdict:
             "fp32_module",
             "Cure the overflow of that step, and re-estimate the statistics.",
             PATCH,
-            (f"fp32_modules:{module}", "bf16"),
+            (Control.of(fp32_modules=module), "bf16"),
         ),
     )
 

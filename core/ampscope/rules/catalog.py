@@ -10,6 +10,7 @@ import inspect
 import re
 
 from ampscope.causes import CAUSES, FIX_KINDS
+from ampscope.control import Control, Part
 from ampscope.rules.verdict import Fix, Rule, Status, Verdict
 
 NAMES = (
@@ -127,17 +128,17 @@ def in_words_of(framework: str, verdict: Verdict) -> Verdict:
 def patch(fix: Fix) -> str:
     """Code to paste for a kind of fix; "" where there is none to give."""
     code = _CODE[fix.framework].get(fix.kind, "")
-    control = fix.controls[0] if fix.controls else ""
-    word, _, names = control.partition(":")
-    if word == "fp32_modules":
-        code = f"# {names.replace(',', ', ')}\n{code}"
-    return code.replace("{init}", _initial_scale(fix.framework, control))
+    tried = Control(fix.controls[0] if fix.controls else "").first
+    if tried.name == "fp32_modules":
+        code = f"# {', '.join(tried.values)}\n{code}"
+    return code.replace("{init}", _initial_scale(fix.framework, tried))
 
 
-def _initial_scale(framework: str, control: str) -> str:
-    """The argument that sets a control's scale; "" for the framework's default."""
-    number = re.match(r"(?:init_)?scale:([0-9.e+]+)", control)
-    return _ARGUMENT[framework].format(number[1]) if number else ""
+def _initial_scale(framework: str, tried: Part) -> str:
+    """The argument that sets the scale that was tried; "" for the framework's default."""
+    number = re.match(r"[0-9.e+]+", tried.value)
+    is_scale = tried.name in ("scale", "init_scale")
+    return _ARGUMENT[framework].format(number[0]) if is_scale and number else ""
 
 
 if __name__ == "__main__":

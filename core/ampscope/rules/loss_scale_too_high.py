@@ -28,6 +28,7 @@ from ampscope.analysis.skips import (
     scale_facts,
     scaled_by_hand,
 )
+from ampscope.control import Control
 from ampscope.rules.static_scale_overflow import static_scale_overflow
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, passed
 
@@ -122,9 +123,9 @@ def _found(evidence: Evidence, facts: ScaleFacts, words: str, better: float) -> 
             f"Start at {better:,.6g} and grow every 2,000 steps.",
             f"scaler = torch.amp.GradScaler(device, init_scale={better:g}, growth_interval=2000)\n",
             (
-                f"init_scale:{better:g};growth_interval:2000",
-                f"init_scale:{better / 16:g};growth_interval:2000",
-                f"scale:{max(better / 16, 1.0):g}",
+                Control.of(init_scale=better, growth_interval=2000),
+                Control.of(init_scale=better / 16, growth_interval=2000),
+                Control.of(scale=max(better / 16, 1.0)),
             ),
         ),
     )

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.root_op import ForwardClass, RootOp
+from ampscope.control import Control
 from ampscope.rules.roots import forward_root
 from ampscope.rules.verdict import Fix, Rule, Verdict, error_verdict, island, op_verdict, place
 
@@ -30,7 +31,7 @@ def check(evidence: Evidence) -> Verdict:
     outcome = evidence.as_is.outcome
     if "cannot be converted to type" in outcome.error_text and "overflow" in outcome.error_text:
         places = (("fp32_lines", outcome.error_line), ("fp32_modules", outcome.error_module))
-        controls = tuple(f"{word}:{where}" for word, where in places if where)
+        controls = tuple(Control.of(**{name: where}) for name, where in places if where)
         return error_verdict(evidence, Fix("rewrite_op", TEXT, PATCH, controls))
     found = forward_root(evidence, ForwardClass.MASK)
     if not isinstance(found, RootOp):

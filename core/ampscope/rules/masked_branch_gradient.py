@@ -17,6 +17,7 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
+from ampscope.control import Control
 from ampscope.rules.roots import backward_root, is_discarded_branch, is_overflow
 from ampscope.rules.verdict import Fix, Rule, Verdict, op_verdict, passed
 
@@ -39,7 +40,7 @@ def check(evidence: Evidence) -> Verdict:
             "rewrite_op",
             "Make the argument safe before the branch.",
             PATCH,
-            () if shared else (f"fp32_lines:{op.line}",),
+            () if shared else (Control.of(fp32_lines=op.line),),
         ),
     )
 

@@ -25,6 +25,7 @@ from ampscope.analysis.evidence import Evidence, shared_singularity
 from ampscope.analysis.root_op import Arrives, RootOp
 from ampscope.analysis.skips import undivided_by_hand
 from ampscope.analysis.symptoms import Symptom
+from ampscope.control import Control
 from ampscope.observations import BadOp
 from ampscope.rules.verdict import (
     Fix,
@@ -85,7 +86,7 @@ def check(evidence: Evidence) -> Verdict:
             "rate by as much.",
             PATCH if factor is None else DIVISION_PATCH.format(factor=f"{factor:.12g}"),
             (
-                *(() if factor is None else (f"lr:{1 / factor:.6g}",)),
+                *(() if factor is None else (Control.of(lr=1 / factor),)),
                 "lr:0.1",
                 "lr:0.01",
                 "lr:0.001",

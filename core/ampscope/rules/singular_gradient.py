@@ -18,6 +18,7 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
+from ampscope.control import Control
 from ampscope.rules.roots import SINGULAR, backward_root, is_discarded_branch, is_overflow
 from ampscope.rules.verdict import Fix, Measurement, Rule, Verdict, op_verdict, passed
 
@@ -46,7 +47,7 @@ def check(evidence: Evidence) -> Verdict:
             "raise_eps" if not shared else "rewrite_op",
             TEXT,
             PATCH,
-            (f"fp32_lines:{op.line}", "eps:0.0001") if not shared else (),
+            (Control.of(fp32_lines=op.line), "eps:0.0001") if not shared else (),
         ),
         (Measurement("fp32 fails too", str(shared), run="fp32"),),
     )

@@ -14,6 +14,7 @@ from enum import StrEnum
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.root_op import RootOp
+from ampscope.control import Control
 from ampscope.numerics.formats import FORMATS
 from ampscope.observations import BadOp
 
@@ -158,11 +159,11 @@ def op_verdict(root: RootOp, reason: str, fix: Fix, extra: tuple[Measurement, ..
 
 def island(op: BadOp, kind: str, text: str, patch: str = "") -> Fix:
     """A fix that computes the op's module, or else its line, in fp32."""
-    controls = []
+    controls: list[str] = []
     if op.module:
-        controls.append(f"fp32_modules:{op.module}")
+        controls.append(Control.of(fp32_modules=op.module))
     if op.line:
-        controls.append(f"fp32_lines:{op.line}")
+        controls.append(Control.of(fp32_lines=op.line))
     return Fix(kind, text, patch or island_patch(op.module), tuple(controls))
 
 

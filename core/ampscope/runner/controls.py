@@ -1,14 +1,7 @@
 """Controls and interventions: the same script in another precision, at another scale, with a fix.
 
-A control is a word, so that it can be stored with the run and repeated:
-
-    as_is  compiled  fp32  bf16  scale:1024 (frozen)  init_scale:1024  growth_interval:2000
-    add_scaler  unscale_first  lr:0.1  eps:1e-4  fp32_params  fp32_state  separate_scalers
-    fp32_modules:encoder.0,head  fp32_lines:train.py:41  op_lists:softmax=half
-
-``compiled`` is the script as it is with torch.compile left on, watched from outside compiled code.
-They work through torch functions and public methods only, and are undone on exit. Several are
-joined with ``;``.
+What can be asked for is :class:`ampscope.control.Control`; here is what it does to torch. All work
+through torch functions and public methods only, and are undone on exit.
 
 Here are the controls of the whole precision, parts in fp32, and what a script asks of half where
 nothing comes of it; :mod:`ampscope.runner.interventions` holds the others.
@@ -19,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -33,10 +26,9 @@ from torch.overrides import TorchFunctionMode
 from ampscope.capture.script.call_log import held_off
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.tensors import HALF
-from ampscope.errors import BadInput
+from ampscope.control import AS_IS, COMPILED, Control, list_changes
 from ampscope.observations import OpUse
 from ampscope.patches import Patches
-from ampscope.policy.op_lists import parse
 from ampscope.policy.precision import custom_lists, tf32_switches
 from ampscope.runner.interventions import (
     add_scaler,
@@ -237,7 +229,7 @@ TINY = 1e-5  # a smaller positive constant next to a tensor is an epsilon; half 
 
 
 @contextlib.contextmanager
-def fp32_modules(paths: list[str]) -> Iterator[set[str]]:
+def fp32_modules(paths: Iterable[str]) -> Iterator[set[str]]:
     """The modules at ``paths`` run with autocast off and their inputs in fp32. Gives the paths that
     did not run yet.
 
@@ -290,7 +282,7 @@ def _autocast_off() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def fp32_lines(lines: list[str], own_folder: str) -> Iterator[set[str]]:
+def fp32_lines(lines: Iterable[str], own_folder: str) -> Iterator[set[str]]:
     """Every torch call made by these lines of the script computes in fp32. Gives the lines that
     made none yet."""
     with _Fp32Lines(set(lines), own_folder) as mode:
@@ -456,13 +448,10 @@ def _trainers_precision() -> str:
     return precision if precision == "fp16" and device == "cpu" else ""
 
 
-COMPILED = "compiled"
-
-
 @contextlib.contextmanager
 def _changed_lists(text: str) -> Iterator[None]:
     """Some ops on another list, under autocast on either device."""
-    changes = parse(text)
+    changes = list_changes(text)
     with contextlib.ExitStack() as stack:
         for device_type in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
             stack.enter_context(custom_lists(changes, device_type))
@@ -486,7 +475,6 @@ _VALUED: dict[str, Callable[[str], AbstractContextManager[object]]] = {
     "eps": lambda text: larger_eps(float(text)),
     "op_lists": _changed_lists,
 }
-_PLACES = ("fp32_modules", "fp32_lines")
 
 
 @contextlib.contextmanager
@@ -494,24 +482,21 @@ def applied(control: str, own_folder: str = "") -> Iterator[list[set[str]]]:
     """Run the body under ``control``; ``own_folder`` holds the script. Gives the sets of modules
     and lines that are to be in fp32 and were not met yet.
 
-    Raises BadInput for a word that is not a control.
+    Raises BadInput for a part that is none.
     """
     missing: list[set[str]] = []
     with contextlib.ExitStack() as stack:
-        for word in filter(None, control.split(";")):
-            name, _, value = word.partition(":")
-            if name in ("as_is", COMPILED):
+        for part in Control(control).parts:
+            if part.name in (AS_IS, COMPILED):
                 continue
-            if name in _PLAIN:
-                stack.enter_context(_PLAIN[name]())
-            elif name == "fp32_lines":
-                lines = fp32_lines(value.split(","), own_folder)
-                missing.append(stack.enter_context(lines))
-            elif name == "fp32_modules":
-                missing.append(stack.enter_context(fp32_modules(value.split(","))))
-            elif name in _VALUED:
-                stack.enter_context(_VALUED[name](value))
+            if part.name in _PLAIN:
+                stack.enter_context(_PLAIN[part.name]())
+            elif part.name == "fp32_lines":
+                missing.append(stack.enter_context(fp32_lines(part.values, own_folder)))
+            elif part.name == "fp32_modules":
+                missing.append(stack.enter_context(fp32_modules(part.values)))
+            elif part.name in _VALUED:
+                stack.enter_context(_VALUED[part.name](part.value))
             else:
-                known = ", ".join([*_PLAIN, *(f"{n}:VALUE" for n in (*_VALUED, *_PLACES))])
-                raise BadInput(f"There is no control called {word!r}. Use one of: {known}.")
+                raise part.unknown()
         yield missing

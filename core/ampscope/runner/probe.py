@@ -30,11 +30,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampscope.capture.exponent_count import count_into
+from ampscope.control import Control
 from ampscope.errors import BadInput, Cancelled
 from ampscope.numerics.formats import dtype_name
 from ampscope.numerics.histogram import RAW_LEN
 from ampscope.policy.autocast_lists import resolve
-from ampscope.policy.op_lists import changes_of
 from ampscope.policy.precision import (
     convert_model,
     custom_lists,
@@ -122,7 +122,7 @@ def drive(
     lists = cuda_autocast_lists() if rehearses else contextlib.nullcontext()
     batches = iterate(training.workload)
     torch.manual_seed(spec.seed)  # the loop starts from the same state however the build went
-    changed = custom_lists(changes_of(spec.control), training.device.type)
+    changed = custom_lists(Control(spec.control).list_changes, training.device.type)
     with lists, changed, loop.observing():
         for number in range(spec.steps):
             if is_cancelled():

@@ -26,13 +26,14 @@ import torch
 
 from ampscope.capture.script.op_taint import fixed_sentence
 from ampscope.capture.script.script_histograms import ScriptMeasurements
+from ampscope.control import AS_IS, COMPILED
 from ampscope.errors import AmpscopeError, BadInput, StoreError
 from ampscope.observations import COMPILED_NOTE, Observation, Outcome
-from ampscope.records import AS_IS, Machine, RunSpec, State
+from ampscope.records import Machine, RunSpec, State
 from ampscope.runner import script_ending
 from ampscope.runner.child_frame import Watchdog
 from ampscope.runner.compiled_recorder import CompiledRecorder
-from ampscope.runner.controls import COMPILED, applied
+from ampscope.runner.controls import applied
 from ampscope.runner.device import choose_device, choose_policy, describe, limit_memory, read_beside
 from ampscope.runner.private_files import NotPossible, PrivateFiles, wait_for_the_other
 from ampscope.runner.probe import arithmetic

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.training import finite_parts
 from ampscope.causes import CAUSES
+from ampscope.control import Control
 from ampscope.diagnosis.findings import Finding
 from ampscope.diagnosis.load import load_diagnosis
 from ampscope.diagnosis.result import DiagnosisResult
@@ -30,7 +31,6 @@ from ampscope.report.document import (
     Series,
     Table,
 )
-from ampscope.report.fix_words import control
 from ampscope.report.palette import MEASURE, dtype_color
 from ampscope.report.verdict_words import chain
 from ampscope.rules.verdict import Status
@@ -120,7 +120,7 @@ def _fix(report: DiagnosisResult) -> tuple[Block, ...]:
         blocks.append(Paragraph(fix_words.seen(report)))
         rows = tuple(
             (
-                control(t.control),
+                Control(t.control).words,
                 fix_words.outcome(t),
                 f"{t.price:.2f} times" if t.price else "not known",
                 f"{t.memory:.2f} times" if t.memory else "not known",
@@ -139,7 +139,7 @@ def _evidence(report: DiagnosisResult, finding: Finding) -> tuple[Block, ...]:
             m.name,
             value(m.value),
             "" if m.threshold is None else value(m.threshold),
-            control(m.run or "as_is"),
+            Control(m.run or "as_is").words,
             "" if m.step is None else f"{m.step:,}",
             report.runs[m.run or "as_is"].id if (m.run or "as_is") in report.runs else "",
         )
@@ -173,7 +173,7 @@ _FIXED_LOOK = (MEASURE, "9 4 2 4")
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class ControlRun:
     """One run beside the others: exact counts, and the steps that are drawn."""
 
     name: str
@@ -184,18 +184,18 @@ class Control:
     bad_losses: int
 
 
-def recorded_controls(reader: Reader, report: DiagnosisResult, points: int) -> list[Control]:
+def recorded_controls(reader: Reader, report: DiagnosisResult, points: int) -> list[ControlRun]:
     """The three controls, and the fix that worked (else the last that was tried)."""
-    wanted = [(control(word), word) for word in _LOOKS]
+    wanted = [(Control(word).words, word) for word in _LOOKS]
     cured = fix_words.chosen(report) or (report.trials[-1] if report.trials else None)
     if cured is not None and cured.control not in _LOOKS:
         kind = "fixed" if cured.cured else "tried"
-        wanted.append((f"{kind}, {control(cured.control)}", cured.control))
+        wanted.append((f"{kind}, {Control(cured.control).words}", cured.control))
     found = [(name, report.runs[word]) for name, word in wanted if word in report.runs]
     return [_read(reader, name, run, points) for name, run in found if not run.state.is_active]
 
 
-def control_blocks(report: DiagnosisResult, found: list[Control]) -> tuple[Block, ...]:
+def control_blocks(report: DiagnosisResult, found: list[ControlRun]) -> tuple[Block, ...]:
     """The chart and a row for each."""
     drawn = [c for c in found if c.steps]
     rows = tuple(
@@ -208,7 +208,7 @@ def control_blocks(report: DiagnosisResult, found: list[Control]) -> tuple[Block
         )
         for c in found
     )
-    columns = ("Control", "Last loss", "Losses not finite", "Skipped", "What went wrong")
+    columns = ("ControlRun", "Last loss", "Losses not finite", "Skipped", "What went wrong")
     table = Table(columns, rows)
     if not drawn:
         return (Paragraph("No run made an optimizer step, so there is no loss to draw."), table)
@@ -217,13 +217,13 @@ def control_blocks(report: DiagnosisResult, found: list[Control]) -> tuple[Block
     return (Lines("Loss by control", "loss", series, base=base(values)), table)
 
 
-def _read(reader: Reader, name: str, run: RunInfo, points: int) -> Control:
+def _read(reader: Reader, name: str, run: RunInfo, points: int) -> ControlRun:
     totals = reader.step_totals(run.id)
     steps = reader.overview(run.id, points)
-    return Control(name, run, steps, totals.steps, totals.skipped, totals.nonfinite_losses)
+    return ControlRun(name, run, steps, totals.steps, totals.skipped, totals.nonfinite_losses)
 
 
-def _series(c: Control) -> Series:
+def _series(c: ControlRun) -> Series:
     colour, dash = _LOOKS.get(c.run.spec.control, _FIXED_LOOK)
     parts = finite_parts([s.step for s in c.steps], [s.loss for s in c.steps])
     return Series(c.name, parts, colour, dash, tuple(s.step for s in c.steps if s.skipped))

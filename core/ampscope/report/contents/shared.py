@@ -22,11 +22,12 @@ from ampscope.analysis.distribution import (
     trouble,
     zone_counts,
 )
+from ampscope.control import AS_IS, Control
 from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.number_words import duration, percent, plural, power_of_two
 from ampscope.numerics.formats import FORMATS, NumberFormat
 from ampscope.policy import op_lists
-from ampscope.records import AS_IS, Frame, Machine, OpRecord, Role, RunInfo, State
+from ampscope.records import Frame, Machine, OpRecord, Role, RunInfo, State
 from ampscope.report.document import (
     Block,
     Code,
@@ -40,7 +41,6 @@ from ampscope.report.document import (
     Table,
     line,
 )
-from ampscope.report.fix_words import control
 from ampscope.report.palette import DTYPES, MEASURE, dtype_color
 from ampscope.report.run_words import file_name, rules, why_no_histograms
 from ampscope.rules.verdict import Status
@@ -116,7 +116,7 @@ def _runs(runs: Sequence[RunInfo]) -> tuple[Block, ...]:
 def _what(run: RunInfo) -> str:
     spec = run.spec
     if spec.kind == "script":
-        return f"{file_name(spec.workload)} {control(spec.control or AS_IS)}"
+        return f"{file_name(spec.workload)} {Control(spec.control or AS_IS).words}"
     if spec.kind in ("lesson", "bench"):  # these have neither size nor precision
         return run.title
     return f"{file_name(spec.workload)} {spec.size} {spec.mode}"
