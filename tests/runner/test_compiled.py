@@ -85,6 +85,8 @@ torch.compiler.disable(m)(x)
 torch._dynamo.explain(f)(x)
 torch._dynamo.export(f)(x)
 torch.export.export(m, (x,))
+graph = torch.export.export(m, (x,), strict=True).graph
+assert [n.target for n in graph.nodes if n.op == "call_function"] == [torch.ops.aten.linear.default]
 """,
     "stance": """
 import torch._dynamo

@@ -22,11 +22,12 @@ module beside a global hook is left out: where warnings are errors, it would end
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -151,6 +152,26 @@ def _compiles() -> bool:
         return False
     backends = getattr(frames, "cached_backends", None)  # None for what compilation leaves out
     return backends is None or any(one is not None for one in list(backends.values()))
+
+
+@contextlib.contextmanager
+def no_own_module_hooks() -> Iterator[None]:
+    """ampscope's global module hooks are out of torch's tables inside: a strict export traces what
+    it finds there, and gives up. A script's own hooks stay."""
+    taken: list[tuple[dict[int, Hear], dict[int, Hear]]] = []
+    for name in ("_global_forward_pre_hooks", "_global_forward_hooks"):
+        table: dict[int, Hear] = getattr(torch.nn.modules.module, name)
+        own = {key: h for key, h in table.items() if h.__module__.startswith("ampscope.")}
+        for key in own:
+            del table[key]
+        taken.append((table, own))
+    try:
+        yield
+    finally:
+        for table, own in taken:
+            others = dict(table)
+            table.clear()
+            table.update(own | others)
 
 
 def _expect_no_warning() -> None:

@@ -17,7 +17,8 @@ import torch._dynamo as dynamo
 import torch.export
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ampscope.patches import Patches
+from ampscope.capture.global_hooks import no_own_module_hooks
+from ampscope.patches import Patches, unpatched
 from ampscope.runner.script_text import SEED, module_of, put_folder_first
 
 
@@ -119,9 +120,13 @@ def _really_traced(original: Any) -> Any:
         before, default = dynamo.eval_frame._stance, dynamo.eval_frame.DynamoStance()
         dynamo.eval_frame._set_stance(default)
         try:
-            with _disable_current_modes():
+            with (
+                _disable_current_modes(),
+                unpatched(torch.nn.Module, "__call__"),
+                no_own_module_hooks(),
+            ):
                 result = original(*args, **kwargs)
-                return _really_traced(result) if inspect.isfunction(result) else result
+            return _really_traced(result) if inspect.isfunction(result) else result
         finally:
             dynamo.eval_frame._set_stance(before)
 
