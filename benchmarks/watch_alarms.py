@@ -3,7 +3,8 @@
     python benchmarks/watch_alarms.py [SCRIPT …] [--out benchmarks/results/watch_alarms.json]
 
 Each script runs in a process of its own. The watch begins at the first step of an optimizer, over
-every module that holds one of its parameters and is part of no other; it sees later steps. With
+every module that holds one of its parameters and is part of no other; it sees later steps. A step
+that is compiled as a whole calls no hook, so such a script has 0 steps here. With
 ``--steps N`` 20 long trainings follow, N steps in all: five tasks with noisy labels, rare large
 targets, restarts of the learning rate and batches of one sample, in four precisions.
 """
@@ -27,9 +28,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import ampscope
+from ampscope.capture.global_hooks import OPTIMIZER_POST
 from ampscope.store.reader import Reader
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "healthy"
@@ -43,14 +44,15 @@ def run_one(script: Path) -> dict[str, Any]:
     def begin(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if runs:
             return
-        modules = [m for m in gc.get_objects() if isinstance(m, nn.Module)]
+        # By type: isinstance asks a weak proxy for its referent, which may be gone.
+        modules: list[nn.Module] = [m for m in gc.get_objects() if issubclass(type(m), nn.Module)]
         inner = {id(child) for module in modules for child in module.children()}
         roots = [m for m in modules if id(m) not in inner and any(True for _ in m.parameters())]
         if roots:
             store = Path(tempfile.mkdtemp(prefix="ampscope-benchmark-")) / "runs.db"
             runs.append(ampscope.watch(roots, store=store, policy="ignore"))
 
-    handle = register_optimizer_step_post_hook(begin)
+    handle = OPTIMIZER_POST.subscribe(begin)  # never traced by torch.compile
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     runpy.run_path(str(script), run_name="__main__")
