@@ -409,3 +409,69 @@ def test_a_bad_weight_under_a_scaler_rings_at_the_next_step(tmp_path: Path) -> N
     assert {(a.step, a.name) for a in run.alarms} == {
         (4, "nonfinite_loss"), (4, "nonfinite_weight"),
     }  # fmt: skip
+
+
+def train_with_penalty(
+    store: Path, *, poison: str = "", at: int = 14, init_scale: float = 2.0**20
+) -> ampscope.Watch:
+    """The gradient penalty of PyTorch's AMP examples: its gradient is scaled and divided again, and
+    is infinite as long as the scale is too high. ``poison`` spoils one thing at one step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=init_scale)
+    with ampscope.watch(model, optimizer, scaler, store=store, policy="ignore") as run:
+        for step in range(20):
+            optimizer.zero_grad()
+            inputs = torch.randn(16, 8)
+            if step == at and poison == "input":
+                inputs[0, 0] = float("nan")
+            with torch.autocast("cpu", torch.float16):
+                output = model(inputs)
+                loss = (output.float() - 1).square().mean()
+            if step == at and poison == "vector":
+                output = output * float("nan")
+            taken = output if poison == "vector" else loss
+            ones = torch.ones_like(taken)
+            scaled = torch.autograd.grad(
+                scaler.scale(taken), list(model.parameters())[:-1], ones, create_graph=True
+            )
+            unscaled = [gradient / scaler.get_scale() for gradient in scaled]
+            penalty = sum(gradient.square().sum() for gradient in unscaled).sqrt()
+            if step == at and poison == "penalty":
+                penalty = penalty * float("nan")
+            scaler.scale(loss + 0.1 * penalty).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    return run
+
+
+def test_a_loss_that_the_search_for_a_scale_made_infinite_rings_nothing(tmp_path: Path) -> None:
+    """GradScaler leaves these steps out and halves the scale, as for any other gradient."""
+    run = train_with_penalty(tmp_path / "runs.db")
+    found = recorded(run.store, run.id)
+    spoilt = [s.step for s in found.steps if not np.isfinite(s.loss)]
+    assert spoilt
+    assert all(found.steps[i].skipped for i in spoilt)
+    assert run.alarms == []
+    assert found.of("capsule") == []
+    assert [(e.step, e.name) for e in found.of("calibration")] == [(0, "backward")]
+
+
+@pytest.mark.parametrize("poison", ["input", "vector", "penalty"])
+def test_beside_such_a_search_a_loss_that_is_nan_rings_at_its_step(
+    tmp_path: Path, poison: str
+) -> None:
+    run = train_with_penalty(tmp_path / "runs.db", poison=poison)
+    assert [(a.step, a.name) for a in run.alarms] == [(14, "nonfinite_loss")]
+
+
+def test_an_infinite_loss_that_the_optimizer_stepped_with_rings_after_any_search() -> None:
+    def rung(*, skipped: bool, of_search: bool) -> list[str]:
+        signs = Signs(is_search=of_search)
+        bad = step(0, loss=float("nan"), skipped=skipped)
+        return [event.name for event in Alarms(AlarmBounds()).check(bad, signs=signs)]
+
+    assert rung(skipped=True, of_search=True) == []
+    assert rung(skipped=True, of_search=False) == ["nonfinite_loss"]
+    assert rung(skipped=False, of_search=True) == ["nonfinite_loss"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -62,6 +62,9 @@ class CompiledRecorder(ScriptRecorder):
         """A backward pass of this loss begins."""
         self._backwards += 1
         self._note_loss(loss)
+
+    def gradients_taken(self, scaled: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """The script took gradients by itself; only those of the step are looked at."""
 
     def losses_dropped(self) -> None:
         """Gradients were zeroed; the loss of the next backward pass counts."""

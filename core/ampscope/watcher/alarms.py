@@ -1,6 +1,6 @@
 """What a person should hear of while a training runs: alarms over the steps' numbers.
 
-    nonfinite_loss      the loss is NaN or infinite
+    nonfinite_loss      the loss is NaN or infinite, and not by a loss scale that is too high
     nonfinite_gradient  a gradient is, and the optimizer stepped with it
     nonfinite_weight    a weight is
     zero_gradients      every gradient is exactly zero, many steps in a row, and the loss is not
@@ -69,6 +69,7 @@ class Signs:
     bad_gradient: str = ""  # a parameter whose gradient is not finite
     bad_weight: str = ""  # a parameter that is not finite after the step
     stalled: float | None = None  # share of the weights that moved in the last long span
+    is_search: bool = False  # the loss went bad by a scaled gradient that it was computed with
 
 
 class SpikeDetector:
@@ -149,8 +150,9 @@ class Alarms:
         loss = step.loss
         is_bad = loss is not None and not math.isfinite(loss)
         text = f"The loss is {loss}."
-        found = self._ring("nonfinite_loss", is_bad, step, text)
         # What GradScaler leaves out is its search for a scale, or skips_in_a_row.
+        is_search = step.skipped and signs.is_search
+        found = self._ring("nonfinite_loss", is_bad and not is_search, step, text)
         used = bool(signs.bad_gradient) and not step.skipped
         text = f"The optimizer stepped with a gradient that is not finite: {signs.bad_gradient}."
         found += self._ring("nonfinite_gradient", used, step, text)

@@ -4,7 +4,6 @@ tells whether this rank's own backward pass was finite.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
@@ -88,8 +87,10 @@ class BadSteps:
     ) -> list[Event]:
         """Events of a bad step. ``is_late``: it is over, and the weights are other ones."""
         loss, scale = read.readout.loss, read.scale
-        loss_is_bad = loss is not None and not math.isfinite(loss)
+        loss_is_bad = read.is_loss_bad and not read.is_search
         where, text = self._first_sign(loss if loss_is_bad else None, forwards)
+        if read.is_search:
+            where, text = "backward", f"A gradient that the loss is computed with made it {loss}."
         fault = self._keeper.is_fault(scale, loss_is_bad=loss_is_bad)
         sign = ("nonfinite" if fault else "calibration", where)
         # A run that stays bad says so once, not at every step for days.

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 
 from ampscope.capture.global_hooks import OPTIMIZER_POST, OPTIMIZER_PRE, Subscription
 from ampscope.capture.script.optimizer_facts import has_closure, parameters_of
-from ampscope.capture.tensors import in_backward, readable
+from ampscope.capture.tensors import floating_tensors, in_backward, readable
 from ampscope.patches import Patches
 from ampscope.watcher.guard import Guard
 from ampscope.watcher.models import WatchedModels
@@ -199,6 +199,7 @@ def plain_optimizer(optimizer: Any) -> Any:
 #
 #     scaler.scale(loss)      the unscaled loss of the backward pass that follows
 #     backward(loss)          the loss itself, where no scaler has scaled one
+#     autograd.grad(scaled)   gradients that the loop goes on computing its loss with
 #     optimizer.zero_grad()   gradients that were there are gone, and with them their losses
 #
 # What a loop does with a scaled loss before it calls backward (a sum, a division) changes nothing:
@@ -210,6 +211,8 @@ class LossListener(Protocol):
     """Who is told; every call comes from the thread that trains."""
 
     def loss_seen(self, loss: Tensor) -> None: ...
+
+    def gradients_taken(self, scaled: Sequence[Tensor], gradients: Sequence[Tensor]) -> None: ...
 
     def losses_dropped(self) -> None: ...
 
@@ -236,6 +239,7 @@ class LossHooks:
         self._scalers = scalers
         self._patches = Patches()
         self._scaled: list[Tensor] = []  # losses whose backward has not begun
+        self._outputs: list[Tensor] = []  # all that was scaled since the last backward
         self._is_open = False
 
     def __enter__(self) -> LossHooks:
@@ -244,6 +248,7 @@ class LossHooks:
             if "scale" in vars(kind):
                 self._patches.replace(kind, "scale", self._scale)
         self._patches.replace(torch.autograd, "backward", self._backward)
+        self._patches.replace(torch.autograd, "grad", self._grad)
         self._patches.replace(Optimizer, "zero_grad", self._zero_grad)
         return self
 
@@ -256,6 +261,7 @@ class LossHooks:
         self._is_open = False  # a wrapper of ours may live on inside somebody else's
         self._patches.undo()
         self._scaled.clear()
+        self._outputs.clear()
 
     def _scale(self, original: Any) -> Any:
         @functools.wraps(original)
@@ -279,6 +285,20 @@ class LossHooks:
 
         return wrapper
 
+    def _grad(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            gradients = original(*args, **kwargs)
+            if not torch.compiler.is_compiling():
+                self._guard.call(self._note_gradients, gradients)
+            return gradients
+
+        return wrapper
+
+    def _note_gradients(self, gradients: Any) -> None:
+        if self._outputs and self._is_here() and not in_backward():
+            self._listener.gradients_taken(self._outputs, floating_tensors(gradients))
+
     def _note_backward_end(self) -> None:
         if self._is_open and not in_backward():
             self._listener.backward_ended()
@@ -286,10 +306,13 @@ class LossHooks:
     def _note_scaled(self, scaler: Any, outputs: Any) -> None:
         if self._is_here() and self._follows(scaler):
             self._scaled += _losses(outputs)
+            self._outputs += [
+                x for t in floating_tensors(outputs) if (x := readable(t)) is not None
+            ]
 
     def _note_backward(self, tensors: Any) -> None:
         if self._is_here() and not in_backward():  # not inside another
-            losses, self._scaled = self._scaled, []
+            losses, self._scaled, self._outputs = self._scaled, [], []
             for loss in losses or _losses(tensors):
                 self._listener.loss_seen(loss)
 

@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,13 @@ class Session:
                 self.recorder.event(Event(self.now.step, "note", "cannot be seen", UNSEEN_TEXT))
                 warn(UNSEEN_TEXT)
 
+    def gradients_taken(self, scaled: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """By the hooks: the training itself took gradients of what was scaled."""
+        started = time.perf_counter()
+        with no_dispatch():
+            self.now.take_gradients(scaled, gradients)
+        self.now.own_s += time.perf_counter() - started
+
     def losses_dropped(self) -> None:
         """By the hooks: gradients were set to zero."""
         self.now.drop_losses()
@@ -193,6 +201,7 @@ class Session:
         self._readings[id(optimizer)] = read
         self._histograms.gradients_complete(optimizer)
         read.read_scaler(scaler)
+        read.is_search = scaler is not None and read.is_loss_bad and self.now.is_search
         held = self._flight.forwards
         if scaler is not None or read.readout.is_immediate:  # GradScaler waits here as it is
             with no_dispatch():
@@ -352,6 +361,7 @@ class Finishing:
             bad_gradient=self._bad_gradient(ended),
             bad_weight=self._bad_weight(ended),
             stalled=ended.stalled,
+            is_search=ended.reading.is_search,
         )
 
     def _bad_weight(self, ended: Ended) -> str:

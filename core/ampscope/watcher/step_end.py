@@ -25,7 +25,7 @@ from ampscope.records import (
     StepRecord,
 )
 from ampscope.watcher.flight import Past
-from ampscope.watcher.numbers import JoinedReadout, Norms, Readout, joined
+from ampscope.watcher.numbers import JoinedReadout, Norms, Readout, joined, read_numbers
 from ampscope.watcher.replay import Replay
 
 
@@ -51,6 +51,9 @@ class Present:
     began: float = field(default_factory=time.perf_counter)
     own_s: float = 0.0  # the instruments' own time
     _taken: Tensor | float | None = None
+    # Each time that the script took gradients of what was scaled: the numbers of both, of what was
+    # scaled first, and how many these are.
+    _gradients: list[tuple[Readout, int]] = field(default_factory=list)
 
     def see(self, loss: Tensor) -> None:
         """A loss that backward begins at. Micro-batches add up, as their gradients do."""
@@ -61,6 +64,23 @@ class Present:
         """The loss as the caller says: it counts more than what is seen."""
         self.loss = loss.detach() if isinstance(loss, Tensor) else float(loss)
         self.is_given = True
+
+    def take_gradients(self, scaled: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """The script itself took gradients of what was ``scaled``, for a penalty of their norm or
+        for an inner step."""
+        read = read_numbers(dict(enumerate([*scaled, *gradients])), self.loss)
+        self._gradients.append((read, len(scaled)))
+
+    @property
+    def is_search(self) -> bool:
+        """Whether such a gradient was not finite while all that it is a gradient of was: the scale
+        was too high, and what the loss was computed with is as infinite as any other gradient at
+        that scale. Waits for the device where it has to."""
+        for read, scaled in self._gradients:
+            suspects = read.norms().suspects
+            if suspects and suspects[0] >= scaled and is_finite(read.loss):
+                return True
+        return False
 
     def drop_losses(self) -> None:
         """The gradients that they led to are gone."""
@@ -86,6 +106,7 @@ class Reading:
     events: list[Event] = field(default_factory=list)
     again: Replay | None = None  # the step run again beside fp32, where that was asked for
     clipped_to: float | None = None  # the script's clip since then, by the 2-norm
+    is_search: bool = False  # a loss that is not finite is so because the scale was too high
 
     def read_scaler(self, scaler: Any) -> None:
         """Before the optimizer steps, when GradScaler waits for the device as it is: a value read
@@ -109,8 +130,12 @@ class Reading:
     def is_bad(self) -> bool:
         """The loss or a gradient is not finite. Waits for the device where it has to."""
         suspects = self.norms is not None and bool(self.norms.suspects)
-        loss = self.readout.loss
-        return suspects or (loss is not None and not math.isfinite(loss))
+        return suspects or self.is_loss_bad
+
+    @property
+    def is_loss_bad(self) -> bool:
+        """The loss is not finite. Waits for the device where it has to."""
+        return not is_finite(self.readout.loss)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +162,7 @@ def as_one(parts: Sequence[Part]) -> Reading:
         readings[0].scale,
         readings[0].growth,
         [event for read in readings for event in read.events],
+        is_search=any(read.is_search for read in readings),
     )
 
 
@@ -208,6 +234,11 @@ class Ended:
         if read.norms is not None and read.norms.positions:
             norms[list(read.norms.positions)] = read.norms.values / (read.scale or 1.0)
         return Past(self.step, read.readout.loss, read.scale, norms)
+
+
+def is_finite(loss: float | None) -> bool:
+    """None, where there was no loss, is."""
+    return loss is None or math.isfinite(loss)
 
 
 def _growth(scaler: Any) -> GrowthCounter | None:
