@@ -40,7 +40,7 @@ from app.text import escape, percent, size
 
 
 SLOW = (
-    "fp16 products have no instruction on most CPUs: a step can take a hundred times as long. It "
+    "fp16 matmuls have no instruction on most CPUs: a step can take a hundred times as long. It "
     "then makes a few steps only."
 )
 LIMIT_S = 170.0
@@ -318,7 +318,7 @@ def show_batches(run: RunInfo) -> None:
         return
     chart.sentence(sentence(searches))
     chart.key_figures([_figure(search) for search in searches[: chart.MAX_KEY_FIGURES]])
-    if any(t.step for s in searches for t in s.tries):
+    if any(t.step for s in searches for t in s.trials):
         chart.see(_seen(searches))
         chart.show(throughput(searches), "throughput", lambda: _frame(searches), key="bs-chart")
     measurements.telemetry(run)
@@ -367,6 +367,6 @@ def _frame(searches: tuple[BatchSearch, ...]) -> pd.DataFrame:
                 "how it ended": t.how_it_ended,
             }
             for s in searches
-            for t in s.tries
+            for t in s.trials
         ]
     )

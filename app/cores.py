@@ -1,4 +1,4 @@
-"""The page Tensor Cores: its form, what was measured of one step, and the table of all products."""
+"""The page Tensor Cores: its form, what was measured of one step, and the table of all matmuls."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ampscope.analysis.tensor_core_use import (
     ON_A_CPU,
     CoreUse,
     CoreVerdict,
+    MatmulUse,
     PaddingGain,
-    ProductUse,
     answer,
     core_use,
     padding_gains,
@@ -31,15 +31,15 @@ from app.runs import measurements, workload_choice
 from app.runs.module_names import find_box, name_of
 from app.text import count, cut, escape, percent, plural, share
 
-# Start a measurement of the products of one training step.
+# Start a measurement of the matmuls of one training step.
 
 
-SLOW = "On this CPU a product in fp16 can take a hundred times as long as in fp32."
+SLOW = "On this CPU a matmul in fp16 can take a hundred times as long as in fp32."
 
 
 def draw_form() -> None:
     """Workload, size, precision, and the button."""
-    if not permissions.offers("measuring a step's products"):
+    if not permissions.offers("measuring a step's matmuls"):
         return
     on_cuda = uses_cuda(machine.report())
     what, how = st.columns(2, gap="large")
@@ -56,7 +56,7 @@ def draw_form() -> None:
         )
         if not on_cuda and "fp16" in precision:
             st.caption(escape(SLOW))
-        started = st.button("Measure its products", type="primary", key="cores-start")
+        started = st.button("Measure its matmuls", type="primary", key="cores-start")
     if started:
         try:
             measurements.start(
@@ -83,7 +83,7 @@ def show(run: RunInfo) -> None:
     """Everything about it, as far as it has come."""
     use = core_use(store.results(run), run.machine)
     if use is None or not use.uses:
-        states.nothing_recorded("The step is recorded.", "Its first product is being measured.")
+        states.nothing_recorded("The step is recorded.", "Its first matmul is being measured.")
         return
     chart.sentence(answer(use))
     about = [
@@ -97,11 +97,11 @@ def show(run: RunInfo) -> None:
     lines = [Ceiling(dtype, flops_s) for dtype, flops_s in use.ceilings.flops_s.items()]
     figure = roofline(dots, lines, use.ceilings.bytes_s)
     chart.show(figure, "roofline", lambda: frame(use.layers()), key="roofline")
-    gains = padding_gains([one.product for one in use.uses])
+    gains = padding_gains([one.matmul for one in use.uses])
     if gains:
         chart.see(_padding_seen(gains))
         padding(gains)
-    with chart.details("All products"):
+    with chart.details("All matmuls"):
         draw_table(use)
     with chart.details("Ceilings, and how a verdict is reached"):
         _how(use)
@@ -109,12 +109,12 @@ def show(run: RunInfo) -> None:
 
 def _figures(use: CoreUse) -> list[KeyFigure]:
     used, calls = use.calls(CoreVerdict.USED), use.step.calls
-    timed = [u.product for u in use.uses if u.product.timing and u.product.control]
+    timed = [u.matmul for u in use.uses if u.matmul.timing and u.matmul.control]
     own = sum(p.count * p.timing.median_s for p in timed if p.timing)
     control = sum(p.count * p.control.median_s for p in timed if p.control)
     faster = f"{control / own:.2f}×" if own else "no control"
     return [
-        KeyFigure("Products that use them", f"{count(used)} of {count(calls)}"),
+        KeyFigure("Matmuls that use them", f"{count(used)} of {count(calls)}"),
         KeyFigure("Their share of FLOPs", percent(use.share(CoreVerdict.USED))),
         KeyFigure(
             "Unknown",
@@ -124,7 +124,7 @@ def _figures(use: CoreUse) -> list[KeyFigure]:
         KeyFigure(
             "Against fp32",
             faster,
-            "All half and TF32 products of the step together, each run alone, against the same "
+            "All half and TF32 matmuls of the step together, each run alone, against the same "
             "shapes in fp32 without TF32.",
         ),
     ]
@@ -132,33 +132,33 @@ def _figures(use: CoreUse) -> list[KeyFigure]:
 
 def _what_to_see(use: CoreUse) -> str:
     text = (
-        f"A dot for each of {plural(len(use.uses), 'different product')}. On the left memory "
+        f"A dot for each of {plural(len(use.uses), 'different matmul')}. On the left memory "
         "limits, on the right arithmetic; a dot far below both lines waits for something else. "
     )
     return text + "A dot above the slope works within the cache. Bars are quartiles."
 
 
-def _dot(one: ProductUse) -> Dot | None:
-    product, timing = one.product, one.product.timing
-    if timing is None or not product.flops_s:
+def _dot(one: MatmulUse) -> Dot | None:
+    matmul, timing = one.matmul, one.matmul.timing
+    if timing is None or not matmul.flops_s:
         return None
-    names = [f"{name_of(p.module)}, {p.phase}" for p in product.places]
+    names = [f"{name_of(p.module)}, {p.phase}" for p in matmul.places]
     more = len(names) - NAMED_LAYERS
     lines = (
         names[0],
         *names[1:NAMED_LAYERS],
         *([f"and {plural(more, 'other')}"] if more > 0 else []),
-        f"{product.op} {product.part}".strip(),
-        cut(shapes(product.operands), 90),
-        f"{rate_words(product.flops_s)}, {product.intensity:.3g} FLOP a byte",
+        f"{matmul.op} {matmul.part}".strip(),
+        cut(shapes(matmul.operands), 90),
+        f"{rate_words(matmul.flops_s)}, {matmul.intensity:.3g} FLOP a byte",
         f"{one.verdict}; {one.eligibility.fit}",
     )
     return Dot(
-        intensity=product.intensity,
-        flops_s=product.flops_s,
-        low_flops_s=product.flops / timing.high_s,
-        high_flops_s=product.flops / timing.low_s,
-        dtype=product.dtype,
+        intensity=matmul.intensity,
+        flops_s=matmul.flops_s,
+        low_flops_s=matmul.flops / timing.high_s,
+        high_flops_s=matmul.flops / timing.low_s,
+        dtype=matmul.dtype,
         verdict=one.verdict.value,
         lines=lines,
     )
@@ -187,13 +187,13 @@ def _how(use: CoreUse) -> None:
     st.dataframe(table, key="cores-ceilings", hide_index=True)
     st.markdown(
         "Two signs are taken independently: the names of the kernels that ran in the step "
-        f"({escape(use.step.kernel_source)}), and the rate that each product reaches alone against "
+        f"({escape(use.step.kernel_source)}), and the rate that each matmul reaches alone against "
         "the same shapes in fp32 without TF32. Where they disagree, or neither tells, the answer "
         "is *unknown*. A name that is in no list says nothing; it never means *not used*."
     )
 
 
-# The table of the Tensor Cores page: one line for each layer, phase and product.
+# The table of the Tensor Cores page: one line for each layer, phase and matmul.
 
 
 TABLE_PX = 460
@@ -201,7 +201,7 @@ _NUMBERS = {"MFLOP": "%.3g", "FLOP/byte": "%.3g", "GFLOP/s": "%.4g", "Spread": "
 _WIDE = {"Layer": 260, "Shapes": 320, "Why": 320, "Signs": 380, "Kernels": 380}
 
 
-def frame(entries: Sequence[tuple[ProductUse, Place]]) -> pd.DataFrame:
+def frame(entries: Sequence[tuple[MatmulUse, Place]]) -> pd.DataFrame:
     """Numbers as numbers, so that a column sorts; None where nothing was measured."""
     return pd.DataFrame([_row(use, place) for use, place in entries])
 
@@ -238,7 +238,7 @@ def padding(gains: Sequence[PaddingGain]) -> None:
         {
             "Layer": [name_of(g.module) for g in gains],
             "Padding": [", ".join(f"{a} to {b}" for a, b in g.changes) for g in gains],
-            "Products a step": [g.products for g in gains],
+            "Matmuls a step": [g.matmuls for g in gains],
             "ms a step": [1e3 * g.seconds for g in gains],
             "ms padded": [1e3 * g.padded_s for g in gains],
             "Gain": [g.gain for g in gains],
@@ -252,30 +252,30 @@ def padding(gains: Sequence[PaddingGain]) -> None:
     chart.download(lambda: table, "padding", key="cores-padding")
 
 
-def _row(use: ProductUse, place: Place) -> dict[str, object]:
-    product = use.product
-    rate, timing = product.flops_s, product.timing
+def _row(use: MatmulUse, place: Place) -> dict[str, object]:
+    matmul = use.matmul
+    rate, timing = matmul.flops_s, matmul.timing
     return {
         "Layer": name_of(place.module),
         "Phase": place.phase,
-        "Op": product.op.removeprefix("aten.") + (f", {product.part}" if product.part else ""),
-        "Shapes": shapes(product.operands),
-        "Dtype": product.dtype,
+        "Op": matmul.op.removeprefix("aten.") + (f", {matmul.part}" if matmul.part else ""),
+        "Shapes": shapes(matmul.operands),
+        "Dtype": matmul.dtype,
         "Calls": place.count,
-        "MFLOP": product.flops / 1e6,
-        "FLOP/byte": product.intensity,
+        "MFLOP": matmul.flops / 1e6,
+        "FLOP/byte": matmul.intensity,
         "GFLOP/s": rate / 1e9 if rate else None,
         "Spread": 100 * timing.spread if timing else None,
         "× fp32": use.rate.speedup,
         "Fits": use.eligibility.fit.value,
         "Why": use.eligibility.reason,
         "Used": use.verdict.value,
-        "Signs": product.note or signs_words(use),
-        "Kernels": ", ".join(product.kernels) or "none seen",
+        "Signs": matmul.note or signs_words(use),
+        "Kernels": ", ".join(matmul.kernels) or "none seen",
     }
 
 
-def _searched(use: ProductUse, place: Place) -> str:
-    product = use.product
-    parts = (name_of(place.module), place.phase, product.op, product.dtype, use.verdict)
+def _searched(use: MatmulUse, place: Place) -> str:
+    matmul = use.matmul
+    parts = (name_of(place.module), place.phase, matmul.op, matmul.dtype, use.verdict)
     return " ".join(map(str, parts)).lower()

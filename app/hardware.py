@@ -167,7 +167,7 @@ def _ceilings(run: RunInfo, rates: list[Rate], view: BenchView) -> None:
     for warning in view.warnings:
         st.warning(escape(warning), icon=":material/speed:")
     chart.see(
-        "Each line is a dtype: the median rate of a product of random square matrices, with its "
+        "Each line is a dtype: the median rate of a matmul of random square matrices, with its "
         f"quartiles. Higher is faster. {view.vendor_sentence}"
     )
     chart.show(
@@ -202,7 +202,7 @@ def _key_figures(view: BenchView) -> list[KeyFigure]:
     wanted = [c for c in view.ceilings if c.dtype in ("fp32", "bf16", "fp16") and c.best]
     figures = [
         KeyFigure(
-            f"{found.dtype} products",
+            f"{found.dtype} matmuls",
             rate_words(found.flops_s),
             _beside(found.share, found.best),
         )

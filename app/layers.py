@@ -496,7 +496,7 @@ def flops_seen(shares: Sequence[tuple[str, FlopShare]], shown: int) -> str:
     """Above the chart of FLOPs."""
     total = sum(s.total for _, s in shares)
     if not shares:
-        return "No op with a FLOP formula (matrix product, convolution, attention) ran."
+        return "No op with a FLOP formula (matmul, convolution, attention) ran."
     name, largest = shares[0]
     wide = [(n, s) for n, s in shares if s.total > s.half]
     most = percent(largest.total / total)

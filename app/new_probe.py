@@ -27,7 +27,7 @@ POLICIES = {
 }
 POLICY_HELP = (
     "On a GPU a probe runs under CUDA. On a CPU it rehearses CUDA by default: CUDA's autocast "
-    "lists decide which op runs in half, and products are summed in fp32 as Tensor Cores do. "
+    "lists decide which op runs in half, and matmuls are summed in fp32 as Tensor Cores do. "
     "The CPU's own rules keep more ops in half (softmax, norms, sums) and fp16 is much slower."
 )
 LABEL_LENGTH = 120

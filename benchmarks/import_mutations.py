@@ -3,7 +3,7 @@
     python benchmarks/import_mutations.py [--files 10000]      # results/import_mutations.json
 
 Good files are exports of made-up runs of every kind (a diagnosis of four runs, a probe, a watched
-training, a comparison, a batch search, products), or of the runs of a real store (--store FILE).
+training, a comparison, a batch search, matmuls), or of the runs of a real store (--store FILE).
 Each is changed (mutations.py) and imported into one store.
 - refused: one sentence, and the files of the store are as they were, to the byte
 - imported: then everything that the pages and reports read of it is read: all calls of the reader,
@@ -31,11 +31,11 @@ from ampscope.records import (
     Call,
     Curve,
     Event,
-    Fates,
     Histogram,
+    NonFiniteCounts,
     Reading,
     Role,
-    Tally,
+    UnderflowCounts,
 )
 from ampscope.report.build import document, of_reports
 from ampscope.report.html import to_html
@@ -235,8 +235,8 @@ LESSON = [
     Curve("loss", "fp32", (0.0, 1.0, 2.0), (3.0, 2.0, float("nan"))),
     Curve("error", "bf16", (0.5, 1.5), (1e-3, 1e-2)),
     Histogram("grad_output", "fp16", "fp16", tuple(range(RAW_LEN))),
-    Fates("fp16", 1024.0, 100, 1, 2, 3, 4),
-    Tally("fp16", 0, "softmax", "forward", 10, 0, 1, 2.5),
+    UnderflowCounts("fp16", 1024.0, 100, 1, 2, 3, 4),
+    NonFiniteCounts("fp16", 0, "softmax", "forward", 10, 0, 1, 2.5),
     Call("mm", "forward", "fp16,fp16", "fp16", 3),
 ]
 _MAKERS = {

@@ -59,7 +59,7 @@ def section() -> str:
 
 
 def rates() -> list[str]:
-    """Products alone, by dtype."""
+    """Matmuls alone, by dtype."""
     bench = kept("hardware_cpu")["bench"]
     lines = ["| dtype | reached, GFLOP/s | quartiles apart | side | |", "|---|---|---|---|---|"]
     for row in bench["ceilings"]:

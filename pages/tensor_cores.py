@@ -1,4 +1,4 @@
-"""Tensor Cores: which products of a training step use them, which do not, and what stops them."""
+"""Tensor Cores: which matmuls of a training step use them, which do not, and what stops them."""
 
 import streamlit as st
 
@@ -16,6 +16,6 @@ else:
     if not measurements.of_kind("cores"):
         states.nothing_recorded(
             "No training step has been measured yet.",
-            "Choose one: it is run once, then each of its products alone.",
+            "Choose one: it is run once, then each of its matmuls alone.",
         )
     cores.draw_form()

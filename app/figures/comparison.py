@@ -101,7 +101,7 @@ def memory_bars(measured: Sequence[PrecisionResults]) -> go.Figure:
 
 
 def _shorten(figure: go.Figure, medians: Sequence[tuple[str, float]]) -> None:
-    """Half products without an instruction take a hundred times as long: such a bar runs out of
+    """Half matmuls without an instruction take a hundred times as long: such a bar runs out of
     the picture, with its figure beside it, so that the others can be told apart."""
     fastest = min(median for _, median in medians)
     inside = [median for _, median in medians if median <= FAR * fastest]
@@ -189,7 +189,7 @@ def throughput(searches: Sequence[BatchSearch]) -> go.Figure:
 
 
 def _add_throughput(figure: go.Figure, search: BatchSearch, symbol: str) -> None:
-    timed = [(t, t.step) for t in search.tries if t.step is not None]
+    timed = [(t, t.step) for t in search.trials if t.step is not None]
     color = dtype_color(search.precision)
     figure.add_trace(
         go.Scatter(

@@ -1,5 +1,5 @@
 """Charts of a machine's rates: what each dtype reaches at each size, what a crooked size costs, and
-a roofline of the products of a step.
+a roofline of the matmuls of a step.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def rates_figure(rates: Sequence[Rate], vendor: VendorFigures | None) -> go.Figu
     )
     figure.update_xaxes(
         type="log",
-        title="size of the product (m = n = k)",
+        title="size of the matmul (m = n = k)",
         tickvals=sizes,
         ticktext=[f"{size:,}" for size in sizes],
         showgrid=False,
@@ -198,18 +198,18 @@ def _title(series: str, rates: Sequence[Rate]) -> str:
     name = DIMENSIONS[series]
     others = [n for n in ("M", "N", "K") if n != name]
     fixed = next(size for axis, size in zip("MNK", shape, strict=True) if axis == others[0])
-    return f"{name} of a product ({' = '.join(others)} = {fixed:,})"
+    return f"{name} of a matmul ({' = '.join(others)} = {fixed:,})"
 
 
 def _is_even(rate: Rate) -> bool:
     return position(rate) % STEP == 0
 
 
-# A roofline: what each product reaches over how much it computes for each byte, under the ceilings
+# A roofline: what each matmul reaches over how much it computes for each byte, under the ceilings
 # that were measured in the same run.
 #
 # Colour is the dtype, symbol the verdict; the legend names both, so neither stands alone. Equal
-# products of several layers lie on one spot and are one dot.
+# matmuls of several layers lie on one spot and are one dot.
 
 
 HEIGHT_PX = 460
@@ -220,7 +220,7 @@ MARGIN = 1.6  # room beside the outermost dot, a factor on a log axis
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """One product; rates in FLOP/s at the median and the quartiles of its times."""
+    """One matmul; rates in FLOP/s at the median and the quartiles of its times."""
 
     intensity: float
     flops_s: float
@@ -320,7 +320,7 @@ def _add_line(
         )
     )
     figure.add_annotation(
-        text=f"{for_plotly(ceiling.dtype)}, largest product: {height:.3g} {name}",
+        text=f"{for_plotly(ceiling.dtype)}, largest matmul: {height:.3g} {name}",
         x=math.log10(end),  # a log axis takes exponents here
         y=math.log10(height),
         xanchor="right",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 import plotly.graph_objects as go
 
-from ampscope.records import Result, Tally
+from ampscope.records import NonFiniteCounts, Result
 from ampscope.report.palette import NONFINITE, NORMAL, OVERFLOW
 from app import chart, links
 from app.chart import KeyFigure
@@ -52,7 +52,7 @@ model.fit(inputs, targets, callbacks=[keras.callbacks.TerminateOnNaN()])
 
 def answer(results: Sequence[Result]) -> Answer:
     """By the weights and the loss after the last step."""
-    last = next(t for t in _tallies(results, LAST_STEP) if t.place == "weights")
+    last = next(t for t in _counts_at(results, LAST_STEP) if t.place == "weights")
     loss = reading(results, "loss", str(LAST_STEP))
     is_dead, is_well = last.nan + last.inf > 0, loss == loss and loss not in (float("inf"),)
     choice = 2 if is_dead else 0 if is_well else 1
@@ -66,7 +66,7 @@ def answer(results: Sequence[Result]) -> Answer:
 def draw(results: Sequence[Result]) -> None:
     """Step picker, the chain as bars, the sentence of each link that changes something."""
     step = links.pick("Step", "step9", (0, 1, 2, 3), default=BAD_STEP, format_func=_step_name)
-    tallies = _tallies(results, step)
+    counts = _counts_at(results, step)
     chart.key_figures(
         [
             KeyFigure("Loss", number(reading(results, "loss", str(step)))),
@@ -74,19 +74,19 @@ def draw(results: Sequence[Result]) -> None:
                       "Whether the optimizer changed any weight in this step."),
             KeyFigure("Loss scale", power_of_two(reading(results, "scale", str(step))),
                       "1 without a scaler."),
-            KeyFigure("NaN weights after it", count(tallies[-1].nan)),
+            KeyFigure("NaN weights after it", count(counts[-1].nan)),
         ]
     )  # fmt: skip
-    chart.see(chain_words(tallies))
-    figure = chain(tallies)
-    lesson_page.show_chart(figure, "lesson-inf-to-nan", table(results), chain_words(tallies))
+    chart.see(chain_words(counts))
+    figure = chain(counts)
+    lesson_page.show_chart(figure, "lesson-inf-to-nan", table(results), chain_words(counts))
     chart.see(end_words(results))
 
 
-def chain_words(tallies: Sequence[Tally]) -> str:
+def chain_words(counts: Sequence[NonFiniteCounts]) -> str:
     """The first Inf, the first NaN, and how far they got."""
-    inf = next((t for t in tallies if t.inf), None)
-    nan = next((t for t in tallies if t.nan), None)
+    inf = next((t for t in counts if t.inf), None)
+    nan = next((t for t in counts if t.nan), None)
     if inf is None and nan is None:
         return "Every number of this step is finite."
     parts = []
@@ -100,7 +100,7 @@ def chain_words(tallies: Sequence[Tally]) -> str:
             f"{nan.place} is the first with NaN ({count(nan.nan)} of {count(nan.total)})"
             + ("; it adds up infinities of both signs" if inf is not None else "")
         )
-    last = tallies[-1]
+    last = counts[-1]
     return _sentence(". ".join(parts)) + f" Weights that are NaN then: {count(last.nan)}."
 
 
@@ -108,29 +108,29 @@ def end_words(results: Sequence[Result]) -> str:
     """What each step left behind."""
     parts = []
     for step in range(LAST_STEP + 1):
-        weights = next(t for t in _tallies(results, step) if t.place == "weights")
+        weights = next(t for t in _counts_at(results, step) if t.place == "weights")
         moved = "moved" if reading(results, "moved", str(step)) else "left alone"
         parts.append(f"step {step}: loss {number(reading(results, 'loss', str(step)))}, weights "
                      f"{moved}, {count(weights.nan)} NaN")  # fmt: skip
     return _sentence("; ".join(parts))
 
 
-def chain(tallies: Sequence[Tally]) -> go.Figure:
+def chain(counts: Sequence[NonFiniteCounts]) -> go.Figure:
     """A bar a place: finite, Inf, NaN, each with its own pattern."""
-    places = [f"{t.place}" for t in tallies]
+    places = [f"{t.place}" for t in counts]
     kinds = (
-        ("finite", [t.total - t.nan - t.inf for t in tallies], NORMAL, ""),
-        ("Inf", [t.inf for t in tallies], OVERFLOW, "/"),
-        ("NaN", [t.nan for t in tallies], NONFINITE, "x"),
+        ("finite", [t.total - t.nan - t.inf for t in counts], NORMAL, ""),
+        ("Inf", [t.inf for t in counts], OVERFLOW, "/"),
+        ("NaN", [t.nan for t in counts], NONFINITE, "x"),
     )
     figure = go.Figure(
         [
             go.Bar(
                 name=name, y=places, orientation="h",
-                x=[n / t.total for n, t in zip(numbers, tallies, strict=True)],
+                x=[n / t.total for n, t in zip(numbers, counts, strict=True)],
                 marker={"color": color, "pattern": {"shape": pattern}},
                 hovertext=[f"{count(n)} of {count(t.total)} {name}"
-                           for n, t in zip(numbers, tallies, strict=True)],
+                           for n, t in zip(numbers, counts, strict=True)],
                 hovertemplate="%{y}: %{hovertext}<extra></extra>",
             )
             for name, numbers, color, pattern in kinds
@@ -152,13 +152,13 @@ def table(results: Sequence[Result]) -> pd.DataFrame:
             {"step": t.step, "place": t.place, "numbers": t.total, "Inf": t.inf, "NaN": t.nan,
              "largest finite": t.largest}
             for t in results
-            if isinstance(t, Tally)
+            if isinstance(t, NonFiniteCounts)
         ]
     )  # fmt: skip
 
 
-def _tallies(results: Sequence[Result], step: int) -> list[Tally]:
-    return [t for t in results if isinstance(t, Tally) and t.step == step]
+def _counts_at(results: Sequence[Result], step: int) -> list[NonFiniteCounts]:
+    return [t for t in results if isinstance(t, NonFiniteCounts) and t.step == step]
 
 
 def _sentence(text: str) -> str:

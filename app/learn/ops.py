@@ -22,7 +22,7 @@ from app.text import count, number
 
 # What a framework calls it in its own list: PyTorch on CUDA, Paddle in fp16 O1, TensorFlow.
 KINDS = {
-    "matrix product": ("matmul", "matmul_v2", "MatMul"),
+    "matmul": ("matmul", "matmul_v2", "MatMul"),
     "convolution": ("conv2d", "conv2d", "Conv2D"),
     "softmax": ("softmax.int", "softmax", "Softmax"),
     "layer norm": ("layer_norm", "layer_norm", ""),
@@ -40,7 +40,7 @@ PLACES = (("PyTorch", "CUDA"), ("Paddle", "fp16 O1"), ("TensorFlow", "fp16 graph
 QUIET = ("view", "t", "detach", "transpose", "expand", "_unsafe_view", "reshape", "slice", "select",
          "as_strided", "permute", "unsqueeze", "squeeze", "empty_like", "clone")  # fmt: skip
 MOST = 14  # ops drawn
-PRODUCTS = ("mm", "addmm", "bmm", "convolution")
+MATMULS = ("mm", "addmm", "bmm", "convolution")
 CAREFUL = ("_softmax", "nll_loss_forward")  # softmax, and the loss of classes
 INNER = "_log_softmax"  # of cross_entropy
 
@@ -65,14 +65,14 @@ outputs = keras.layers.Activation("softmax", dtype="float32")(outputs)
 
 
 def answer(results: Sequence[Result]) -> Answer:
-    """By the dtypes that the products, softmax and the loss put out in the traced step."""
+    """By the dtypes that the matmuls, softmax and the loss put out in the traced step."""
     careful = _dtypes(results, CAREFUL)
-    products = _dtypes(results, PRODUCTS)
-    half, full = products["fp16"], careful["fp32"]
+    matmuls = _dtypes(results, MATMULS)
+    half, full = matmuls["fp16"], careful["fp32"]
     choice = 0 if careful["fp16"] and half else 1 if half and full else 2
     return Answer(
         choice,
-        f"In the traced step {count(half)} of {count(products.total())} products put out fp16, and "
+        f"In the traced step {count(half)} of {count(matmuls.total())} matmuls put out fp16, and "
         f"{count(full)} of {count(careful.total())} softmaxes and losses fp32.",
     )
 
@@ -185,8 +185,8 @@ def _first(call: Call) -> str:
 
 LESSON = Lesson(
     id="ops",
-    question="Under fp16 autocast, in which precision do products run, and in which the loss?",
-    choices=("Both in fp16", "Products in fp16, the loss in fp32", "Both in fp32"),
+    question="Under fp16 autocast, in which precision do matmuls run, and in which the loss?",
+    choices=("Both in fp16", "Matmuls in fp16, the loss in fp32", "Both in fp32"),
     answer=answer,
     draw=draw,
     settings={"model": Setting("Model", {"gpt": "GPT", "resnet": "ResNet"})},

@@ -1,4 +1,4 @@
-"""Lesson 12: speed. Products by size, crooked sizes, and two models, on this machine."""
+"""Lesson 12: speed. Matmuls by size, crooked sizes, and two models, on this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOOKS = {"fp32": ("circle", "solid"), "tf32": ("diamond", "solid"),
 GAINS = 1.1  # times as fast, and more: beyond the spread of a step
 
 PYTORCH = """
-torch.backends.cuda.matmul.allow_tf32 = True    # fp32 products on Tensor Cores
+torch.backends.cuda.matmul.allow_tf32 = True    # fp32 matmuls on Tensor Cores
 layer = nn.Linear(1024, 4096)                   # sizes in multiples of 8 (fp16, bf16)
 embedding = nn.Embedding(50304, 1024)           # 50257 rounded up to a multiple of 64
 """
@@ -55,7 +55,7 @@ def draw(results: Sequence[Result]) -> None:
     """Rates over size, then words on the rest."""
     rates = [r for r in results if isinstance(r, Rate) and r.series == "square" and r.flops_s]
     chart.key_figures(_figures(results))
-    text = product_words(results)
+    text = matmul_words(results)
     chart.see(text)
     names = [name for name in LOOKS if any(r.dtype == name for r in rates)]
     curves = [
@@ -63,18 +63,18 @@ def draw(results: Sequence[Result]) -> None:
              [r.flops_s or 0 for r in rates if r.dtype == name], DTYPES[name], *LOOKS[name])
         for name in names
     ]  # fmt: skip
-    figure = lines(curves, x_title="size of the product (m = n = k)",
+    figure = lines(curves, x_title="size of the matmul (m = n = k)",
                    y_title="operations a second", x_log=True, y_log=True)  # fmt: skip
     sizes = sorted({r.shape[0] for r in rates})
     figure.update_xaxes(tickvals=sizes, ticktext=[f"{n:,}" for n in sizes])
     figure.update_yaxes(exponentformat="SI", dtick=1)
     lesson_page.show_chart(figure, "lesson-speed", table(results), text)
-    chart.see(crooked_words(results))
+    chart.see(misaligned_words(results))
     chart.see(step_words(results))
     lesson_page.warn(results)
 
 
-def product_words(results: Sequence[Result]) -> str:
+def matmul_words(results: Sequence[Result]) -> str:
     """bf16 beside fp32, at the smallest and at the largest size; what was too slow."""
     rates = {(r.dtype, r.shape[0]): r.flops_s for r in results
              if isinstance(r, Rate) and r.series == "square" and r.flops_s}  # fmt: skip
@@ -82,7 +82,7 @@ def product_words(results: Sequence[Result]) -> str:
     parts = [f"{rates['bf16', n] / rates['fp32', n]:.2f} times the speed at size {n:,}"
              for n in dict.fromkeys((sizes[0], sizes[-1]) if sizes else ())]  # fmt: skip
     text = (
-        f"A product in bf16, beside one in fp32: {', '.join(parts)}."
+        f"A matmul in bf16, beside one in fp32: {', '.join(parts)}."
         if parts
         else "No size could be multiplied in both bf16 and fp32 here."
     )
@@ -92,13 +92,13 @@ def product_words(results: Sequence[Result]) -> str:
             first.setdefault(one.series, one)
     for dtype, slow in first.items():
         text += (
-            f" {dtype} was left out from {slow.text} on: one product took "
+            f" {dtype} was left out from {slow.text} on: one matmul took "
             f"{duration(slow.value)}, as on a device that has no instructions for it."
         )
     return text
 
 
-def crooked_words(results: Sequence[Result]) -> str:
+def misaligned_words(results: Sequence[Result]) -> str:
     """What a size beside a multiple of 8 costs here."""
     rates = [r for r in results if isinstance(r, Rate) and r.series == "crooked" and r.flops_s]
     if len(rates) < 2:
@@ -122,7 +122,7 @@ def step_words(results: Sequence[Result]) -> str:
 
 
 def table(results: Sequence[Result]) -> pd.DataFrame:
-    """Every product."""
+    """Every matmul."""
     rates = [r for r in results if isinstance(r, Rate) and r.timing is not None]
     return pd.DataFrame(
         {
@@ -139,9 +139,7 @@ def _figures(results: Sequence[Result]) -> list[KeyFigure]:
     best = max((r for r in results if isinstance(r, Rate) and r.flops_s),
                key=lambda r: r.flops_s or 0)  # fmt: skip
     return [
-        KeyFigure(
-            "Best product", rate_words(best.flops_s or 0), f"{best.dtype}, {best.shape[0]:,}"
-        ),
+        KeyFigure("Best matmul", rate_words(best.flops_s or 0), f"{best.dtype}, {best.shape[0]:,}"),
         KeyFigure("Tiny MLP in bf16", f"{_gain(results, 'mlp'):.2f}×", "Against fp32, a step."),
         KeyFigure("Small GPT in bf16", f"{_gain(results, 'gpt'):.2f}×", "Against fp32, a step."),
     ]

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ampscope.numerics.formats import FP16
-from ampscope.records import Fates, Histogram, Result
+from ampscope.records import Histogram, Result, UnderflowCounts
 from ampscope.report.palette import LOST, NONFINITE, SUBNORMAL
 from app import chart, links
 from app.chart import KeyFigure
@@ -52,7 +52,7 @@ model.fit(inputs, targets)
 
 def answer(results: Sequence[Result]) -> Answer:
     """By the share that is lost without scaling."""
-    plain = _fates(results)[0]
+    plain = _underflow_counts(results)[0]
     share = _lost_share(plain)
     choice = 0 if share < FEW else 1 if share < MOST else 2
     text = f"At loss scale 1, {percent(share)} of the gradients that were not zero became zero."
@@ -61,12 +61,12 @@ def answer(results: Sequence[Result]) -> Answer:
 
 def draw(results: Sequence[Result]) -> None:
     """Slider, histogram, three counts, and the whole range in one chart."""
-    fates = _fates(results)
+    counts = _underflow_counts(results)
     row = next(np.array(r.row, np.int64) for r in results if isinstance(r, Histogram))
     wanted = links.slide(
-        "Loss scale", "scale3", [f.scale for f in fates], default=1.0, format_func=power_of_two
+        "Loss scale", "scale3", [f.scale for f in counts], default=1.0, format_func=power_of_two
     )
-    here = next(f for f in fates if f.scale == wanted)
+    here = next(f for f in counts if f.scale == wanted)
     chart.key_figures(_figures(here))
     chart.see(at_scale(here))
     shift = int(math.log2(wanted))
@@ -78,39 +78,39 @@ def draw(results: Sequence[Result]) -> None:
         f"Bars: how many gradients lie in each power of two at loss scale {power_of_two(wanted)}. "
         "Left of 2^-25 they are lost in fp16, up to 2^-14 subnormal, beyond 65,504 infinite.",
     )
-    chart.see(window_words(fates))
-    exponents = [math.log2(f.scale) for f in fates]
+    chart.see(window_words(counts))
+    exponents = [math.log2(f.scale) for f in counts]
     shown = lines(
         [
-            Line("lost", exponents, [_lost_share(f) for f in fates], LOST),
-            Line("subnormal", exponents, [f.subnormal / _nonzero(f) for f in fates], SUBNORMAL,
+            Line("lost", exponents, [_lost_share(f) for f in counts], LOST),
+            Line("subnormal", exponents, [f.subnormal / _nonzero(f) for f in counts], SUBNORMAL,
                  "square"),
-            Line("NaN or Inf", exponents, [f.nonfinite / _nonzero(f) for f in fates], NONFINITE,
+            Line("NaN or Inf", exponents, [f.nonfinite / _nonzero(f) for f in counts], NONFINITE,
                  "x"),
         ],
         x_title="loss scale", y_title="share of gradients", x_power=True, y_percent=True,
         mark=shift,
     )  # fmt: skip
-    lesson_page.show_chart(shown, "lesson-underflow-scales", table(fates), window_words(fates))
+    lesson_page.show_chart(shown, "lesson-underflow-scales", table(counts), window_words(counts))
 
 
-def at_scale(fates: Fates) -> str:
+def at_scale(at: UnderflowCounts) -> str:
     """What fp16 did at one scale, in a sentence."""
-    scale = power_of_two(fates.scale)
-    if fates.nonfinite:
+    scale = power_of_two(at.scale)
+    if at.nonfinite:
         return (
-            f"At {scale} the largest gradients became Inf, and spread: {count(fates.nonfinite)} of "
-            f"{count(fates.total)} hold Inf or NaN. The scaler would skip this step."
+            f"At {scale} the largest gradients became Inf, and spread: {count(at.nonfinite)} of "
+            f"{count(at.total)} hold Inf or NaN. The scaler would skip this step."
         )
     return (
-        f"At {scale}, {count(fates.lost)} gradients are lost, {count(fates.subnormal)} keep fewer "
-        f"digits, and {count(fates.zero_before)} were zero in fp32 as well: they are no loss."
+        f"At {scale}, {count(at.lost)} gradients are lost, {count(at.subnormal)} keep fewer "
+        f"digits, and {count(at.zero_before)} were zero in fp32 as well: they are no loss."
     )
 
 
-def window_words(fates: Sequence[Fates]) -> str:
+def window_words(counts: Sequence[UnderflowCounts]) -> str:
     """Which scales are safe, and whether the usual two are among them."""
-    good = [f.scale for f in fates if not f.nonfinite and _lost_share(f) < FEW]
+    good = [f.scale for f in counts if not f.nonfinite and _lost_share(f) < FEW]
     if not good:
         return "No scale here keeps all but 1 % of the gradients without overflow."
     low, high = min(good), max(good)
@@ -118,7 +118,7 @@ def window_words(fates: Sequence[Fates]) -> str:
         f"{s:,.0f} ({'inside' if low <= s <= high else 'too low' if s < low else 'too high'})"
         for s in STATIC
     )
-    over = next((f.scale for f in fates if f.nonfinite), None)
+    over = next((f.scale for f in counts if f.nonfinite), None)
     beyond = f"; at {power_of_two(over)} they overflow" if over else ""
     return (
         f"From {power_of_two(low)} to {power_of_two(high)} under 1 % of these gradients are lost"
@@ -126,27 +126,27 @@ def window_words(fates: Sequence[Fates]) -> str:
     )
 
 
-def table(fates: Sequence[Fates]) -> pd.DataFrame:
+def table(counts: Sequence[UnderflowCounts]) -> pd.DataFrame:
     """The counts of every scale."""
     return pd.DataFrame(
         {
-            "loss scale": [power_of_two(f.scale) for f in fates],
-            "lost": [f.lost for f in fates],
-            "subnormal": [f.subnormal for f in fates],
-            "zero before": [f.zero_before for f in fates],
-            "NaN or Inf": [f.nonfinite for f in fates],
-            "of": [f.total for f in fates],
+            "loss scale": [power_of_two(f.scale) for f in counts],
+            "lost": [f.lost for f in counts],
+            "subnormal": [f.subnormal for f in counts],
+            "zero in both": [f.zero_before for f in counts],
+            "NaN or Inf": [f.nonfinite for f in counts],
+            "of": [f.total for f in counts],
         }
     )
 
 
-def _figures(here: Fates) -> list[KeyFigure]:
+def _figures(here: UnderflowCounts) -> list[KeyFigure]:
     whole = _nonzero(here)
     return [
         KeyFigure("Lost", percent(here.lost / whole), "Zero in fp16, not zero in fp32."),
         KeyFigure("Subnormal", percent(here.subnormal / whole), "Kept with fewer digits."),
         KeyFigure("NaN or Inf", percent(here.nonfinite / whole), "Too large, or made of such."),
-        KeyFigure("Zero before", count(here.zero_before), "Zero in fp32 too: not counted above."),
+        KeyFigure("Zero in both", count(here.zero_before), "Zero in fp32 too: not counted above."),
     ]
 
 
@@ -162,16 +162,16 @@ def _histogram_table(row: np.ndarray[tuple[int], np.dtype[np.int64]], shift: int
     )
 
 
-def _fates(results: Sequence[Result]) -> list[Fates]:
-    return sorted((r for r in results if isinstance(r, Fates)), key=lambda f: f.scale)
+def _underflow_counts(results: Sequence[Result]) -> list[UnderflowCounts]:
+    return sorted((r for r in results if isinstance(r, UnderflowCounts)), key=lambda f: f.scale)
 
 
-def _nonzero(fates: Fates) -> int:
-    return max(fates.total - fates.zero_before, 1)
+def _nonzero(counts: UnderflowCounts) -> int:
+    return max(counts.total - counts.zero_before, 1)
 
 
-def _lost_share(fates: Fates) -> float:
-    return fates.lost / _nonzero(fates)
+def _lost_share(counts: UnderflowCounts) -> float:
+    return counts.lost / _nonzero(counts)
 
 
 LESSON = Lesson(

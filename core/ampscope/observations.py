@@ -30,7 +30,7 @@ class GradientChange:
     line: str = ""  # the script's line that wrote the last of them, "train.py:41"
 
 
-COARSE_ERROR = 0.05  # relative 2-norm error; one rounding to bf16 gives at most 2^-9 = 0.002
+INACCURATE_ERROR = 0.05  # relative 2-norm error; one rounding to bf16 gives at most 2^-9 = 0.002
 READ_LOSS, READ_GRADIENT = "loss", "gradient"  # what a Call named "read" looked at
 # Texts of torch 2.11 to 2.13: c10/core/impl/alloc_cpu.cpp and CUDACachingAllocator.cpp.
 _MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "Cannot allocate memory")
@@ -40,7 +40,7 @@ COMPILED_NOTE = (
     "torch.compile was switched off: compiled code was judged as the eager code that it was made "
     "from, whose rounding may differ from the compiled one's."
 )
-STALLED_SHARE = 0.9  # of the elements that an addition should have moved
+STAGNATED_SHARE = 0.9  # of the elements that an addition should have moved
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,8 +249,8 @@ def run_on(device: str, name: str, capability: str = "", torch: str = "2.13.0") 
 
 def test_the_sentence_says_what_half_precision_gives() -> None:
     view = bench_view(run_on("cpu", "Some CPU, 2 cores"), giga(CPU_GIGA), (), report())
-    assert "bf16 products run 2.4 times as fast as fp32's (380 GFLOP/s)" in view.sentence
-    assert "fp16 products run 53 times slower than fp32's (3 GFLOP/s)" in view.sentence
+    assert "bf16 matmuls run 2.4 times as fast as fp32's (380 GFLOP/s)" in view.sentence
+    assert "fp16 matmuls run 53 times slower than fp32's (3 GFLOP/s)" in view.sentence
     assert any("no instruction that multiplies fp16" in text for text in view.warnings)
     assert "unknown" in view.vendor_sentence
 

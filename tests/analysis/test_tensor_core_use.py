@@ -22,15 +22,15 @@ from ampscope.analysis.tensor_core_use import (
     verdict,
 )
 from ampscope.hardware.capability import Fit, Sign
-from ampscope.records import Operand, Padded, Place, Product, RunInfo, State
+from ampscope.records import Matmul, Operand, Padded, Place, RunInfo, State
 from tests.helpers import core_results
 from tests.helpers.core_results import CPU, H100, ceiling, copy, linear, step, timing
 
 H100_CEILINGS = Ceilings({"fp32": 50e12, "bf16": 700e12, "tf32": 400e12}, 2.6e12)
-BIG = 2 * 4096**3  # FLOPs of the products below
+BIG = 2 * 4096**3  # FLOPs of the matmuls below
 
 
-def big(seconds: float, control_s: float | None, dtype: str = "bf16") -> Product:
+def big(seconds: float, control_s: float | None, dtype: str = "bf16") -> Matmul:
     return linear(4096, 4096, 4096, seconds, control_s, dtype=dtype)
 
 
@@ -68,7 +68,7 @@ def test_the_rate_against_its_control(reached: float, control: float, expected: 
 
 
 def test_half_the_bytes_explain_twice_the_rate() -> None:
-    """A product of a vector waits for its matrix: 64 MiB in fp32 take 26 µs at 2.6 TB/s."""
+    """A matmul of a vector waits for its matrix: 64 MiB in fp32 take 26 µs at 2.6 TB/s."""
     waits = linear(8, 4096, 4096, 13e-6, 27e-6)
     assert rate_sign(waits, H100_CEILINGS).sign is Sign.NOTHING
     assert rate_sign(linear(8, 4096, 4096, 6e-6, 27e-6), H100_CEILINGS).sign is Sign.USED
@@ -78,8 +78,8 @@ def test_a_wide_spread_is_no_proof() -> None:
     steady = big(BIG / 110e12, BIG / 45e12)
     shaky = linear(4096, 4096, 4096, BIG / 110e12, None)
     assert rate_sign(steady, H100_CEILINGS).sign is Sign.USED
-    wide = Product(
-        **{f: getattr(shaky, f) for f in Product.__slots__}
+    wide = Matmul(
+        **{f: getattr(shaky, f) for f in Matmul.__slots__}
         | {"control": timing(BIG / 45e12, spread=0.6)}
     )
     assert rate_sign(wide, H100_CEILINGS).sign is Sign.NOTHING
@@ -106,17 +106,17 @@ def test_without_a_control_or_ceilings_nothing_is_said() -> None:
     assert rate_sign(big(1e-4, 1e-3), Ceilings()).sign is Sign.NOTHING
 
 
-def head(padded_s: float) -> Product:
+def head(padded_s: float) -> Matmul:
     """GPT-2's: 50257 characters."""
     padded = Padded(((50257, 50304),), 2 * 1024 * 50304 * 768, timing(padded_s))
     return linear(1024, 50257, 768, 1.8e-3, 2.5e-3, module="lm_head", padded=(padded,))
 
 
-def used(*products: Product, device: str = "cuda") -> CoreUse:
+def used(*matmuls: Matmul, device: str = "cuda") -> CoreUse:
     machine = H100 if device == "cuda" else CPU
-    whole = step(products, device)
+    whole = step(matmuls, device)
     rates = (copy(2.6e12), ceiling("fp32", 50e12), ceiling("bf16", 700e12))
-    found = core_use([whole, *rates, *products], machine)
+    found = core_use([whole, *rates, *matmuls], machine)
     assert found is not None
     return found
 
@@ -129,8 +129,8 @@ def test_a_step_as_a_sentence() -> None:
     assert use.uses[0].eligibility.fit is Fit.REDUCED
     big_share = 100 * 1024 * 50257 * 768 / (1024 * 50257 * 768 + 512**3)
     assert answer(use) == (
-        f"1 of 2 products, {big_share:.1f} % of the FLOPs, run on Tensor Cores; lm_head misses by "
-        "one dimension: padding 50257 to 50304 gains 1.8×, measured."
+        f"1 of 2 matmuls and convolutions, {big_share:.1f} % of the FLOPs, run on Tensor "
+        "Cores; lm_head misses by one dimension: padding 50257 to 50304 gains 1.8×, measured."
     )
 
 
@@ -139,7 +139,7 @@ def test_a_gain_within_the_spread_is_not_promised() -> None:
     assert "padding" not in answer(used(head(1.79e-3)))
 
 
-def test_a_layers_products_are_added_up() -> None:
+def test_a_layers_matmuls_are_added_up() -> None:
     """Forward n, backward k and m: 1.8 + 2 x 1.2 ms become 1.0 + 2 x 0.8."""
     change = ((50257, 50304),)
     backward = linear(
@@ -152,31 +152,31 @@ def test_a_layers_products_are_added_up() -> None:
         padded=(Padded(change, 1, timing(0.8e-3)),),
     )
     (gain,) = padding_gains([head(1e-3), backward])
-    assert (gain.module, gain.changes, gain.products) == ("lm_head", change, 3)
+    assert (gain.module, gain.changes, gain.matmuls) == ("lm_head", change, 3)
     assert gain.gain == pytest.approx(4.2 / 2.6)
     assert gain.low < gain.gain < gain.high
 
 
 def test_a_cpu_is_named_for_what_it_is() -> None:
-    product = linear(1024, 256, 256, 1e-3, 2e-3, kernels=("matmul brg_matmul:avx512_core_bf16",))
-    text = answer(used(product, device="cpu"))
+    matmul = linear(1024, 256, 256, 1e-3, 2e-3, kernels=("matmul brg_matmul:avx512_core_bf16",))
+    text = answer(used(matmul, device="cpu"))
     assert "this CPU's half-precision instructions (AVX512-BF16)" in text
     assert "Tensor" not in text
 
 
 def test_none_says_why() -> None:
     text = answer(used(linear(64, 64, 64, 1e-5, None, dtype="fp32", kernels=())))
-    assert text.startswith("None of 1 product runs on Tensor Cores. ")
+    assert text.startswith("None of 1 matmul or convolution runs on Tensor Cores. ")
     assert "TF32 switched off" in text
 
 
 def test_what_is_not_measured_yet_is_counted() -> None:
-    product = big(BIG / 600e12, BIG / 45e12)
+    matmul = big(BIG / 600e12, BIG / 45e12)
     results = [
-        step([product], more_calls=5),
+        step([matmul], more_calls=5),
         ceiling("fp32", 50e12),
         ceiling("bf16", 7e14),
-        product,
+        matmul,
     ]
     use = core_use(results, H100)
     assert use is not None
@@ -212,9 +212,9 @@ def test_json_holds_every_number_and_its_verdict() -> None:
         "id", core_results.SPEC, State.FINISHED, 1.0, 2.0, 3.0, None, None, H100, "", "", 1, None
     )
     found = json.loads(cores_json(info, use))
-    (product,) = found["products"]
-    assert product["verdict"] == "used"
-    assert product["timing"]["repeats"] == 20
-    assert product["flops_s"] == pytest.approx(2 * 1024 * 50257 * 768 / 1.8e-3)
+    (matmul,) = found["products"]
+    assert matmul["verdict"] == "used"
+    assert matmul["timing"]["repeats"] == 20
+    assert matmul["flops_s"] == pytest.approx(2 * 1024 * 50257 * 768 / 1.8e-3)
     assert found["machine"]["capability"] == "9.0"
     assert found["padding"][0]["gain"] == pytest.approx(1.8)

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from ampscope.records import Padded, Place, Product, RunSpec, State
+from ampscope.records import Matmul, Padded, Place, RunSpec, State
 from app import cores
 from app.figures.hardware import Ceiling, Dot, roofline
 from app.runs import measurements
@@ -38,7 +38,7 @@ def test_none_yet(open_page: Open) -> None:
     app = open_page("tensor_cores")
     assert not app.exception
     assert "No training step has been measured yet" in plain(app.info[0].value)
-    assert [b.label for b in app.button] == ["Measure its products"]
+    assert [b.label for b in app.button] == ["Measure its matmuls"]
 
 
 def test_finished_says_what_is_used_and_what_padding_gains(
@@ -48,13 +48,13 @@ def test_finished_says_what_is_used_and_what_padding_gains(
     app = open_page("tensor_cores")
     assert not app.exception
     answer = plain(app.subheader[0].value)
-    assert answer.startswith("13 of 15 products, ")
+    assert answer.startswith("13 of 15 matmuls and convolutions, ")
     assert "run on Tensor Cores; of 1 it is unknown" in answer
     assert answer.endswith(
         "lm_head misses by one dimension: padding 50257 to 50304 gains 1.8×, measured."
     )
     figures = {metric.label: metric.value for metric in app.metric}
-    assert figures["Products that use them"] == "13 of 15"
+    assert figures["Matmuls that use them"] == "13 of 15"
     assert figures["Unknown"] == "1"
     # 8 ms, 12 x 40 us and 5 us of controls over 1.8 ms, 12 x 5 us and 5 us
     assert figures["Against fp32"] == f"{(8e-3 + 12 * 40e-6 + 5e-6) / (1.8e-3 + 65e-6):.2f}×"
@@ -94,7 +94,7 @@ def test_failed_says_why_and_offers_another(open_page: Open, store_path: Path) -
     app = open_page("tensor_cores")
     assert not app.exception
     assert "Out of memory. Use a smaller size." in plain(app.error[0].value)
-    assert [b.label for b in app.button] == ["Measure its products"]
+    assert [b.label for b in app.button] == ["Measure its matmuls"]
 
 
 def test_a_cpu_is_not_called_tensor_cores(open_page: Open, store_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_thousand_layers(open_page: Open, store_path: Path) -> None:
     stored(store_path, [linear(1024, 768, 768, 5e-6, 40e-6, places=places)])
     app = open_page("tensor_cores")
     assert not app.exception
-    assert "1,000 of 1,000 products" in plain(app.subheader[0].value)
+    assert "1,000 of 1,000 matmuls" in plain(app.subheader[0].value)
     assert len(app.dataframe[0].value) == 1000
 
 
@@ -162,10 +162,10 @@ def test_hover_shows_the_whole_name_as_text() -> None:
     assert text.startswith("<b>" + "encoder." * 20 + "&lt;b&gt;x&lt;/b&gt;</b>")
 
 
-def test_a_product_without_a_time_has_a_line_and_no_rate() -> None:
-    product: Product = linear(8, 8, 8, 1e-6, None)
-    untimed = Product(
-        **{f: getattr(product, f) for f in Product.__slots__}
+def test_a_matmul_without_a_time_has_a_line_and_no_rate() -> None:
+    matmul: Matmul = linear(8, 8, 8, 1e-6, None)
+    untimed = Matmul(
+        **{f: getattr(matmul, f) for f in Matmul.__slots__}
         | {"timing": None, "note": "It could not be run alone."}
     )
     from tests.analysis.test_tensor_core_use import used

@@ -153,10 +153,10 @@ def test_a_finished_bench_is_answered_first(open_page: Open, store_path: Path) -
     app = open_page("hardware")
     assert not app.exception
     assert not app.error
-    said = "Here bf16 products run 2.5 times as fast as fp32's (400 GFLOP/s)"
+    said = "Here bf16 matmuls run 2.5 times as fast as fp32's (400 GFLOP/s)"
     assert plain(app.subheader[0].value).startswith(said)
     figures = {m.label: m.value for m in app.metric}
-    assert figures["bf16 products"] == "400 GFLOP/s"
+    assert figures["bf16 matmuls"] == "400 GFLOP/s"
     assert "fp16 reaches under half" in texts(app)
     assert "K = 513 costs 2.3 times the time that K = 512 costs" in texts(app)
     assert "unknown to ampscope" in texts(app)
@@ -187,7 +187,7 @@ def test_a_running_bench_shows_what_it_has(open_page: Open, store_path: Path) ->
     assert not app.exception
     assert "Measuring." in texts(app)
     assert all(b.disabled for b in app.button if b.label.startswith("Measure"))
-    assert [m.value for m in app.metric if m.label == "fp32 products"] == ["100 GFLOP/s"]
+    assert [m.value for m in app.metric if m.label == "fp32 matmuls"] == ["100 GFLOP/s"]
 
 
 @pytest.mark.usefixtures("on_cpu")
@@ -199,7 +199,7 @@ def test_a_bench_that_failed_says_why_and_keeps_what_it_has(
     app = open_page("hardware")
     assert not app.exception
     assert "It broke." in texts(app)
-    assert bool([m for m in app.metric if m.label == "bf16 products"]) == (len(rates) == 4)
+    assert bool([m for m in app.metric if m.label == "bf16 matmuls"]) == (len(rates) == 4)
 
 
 @pytest.mark.usefixtures("on_cpu")

@@ -207,4 +207,4 @@ def test_a_checkpoint_says_whether_it_holds_the_scaler_and_holds_no_marks(
     loaded = torch.load(tmp_path / "checkpoint.pt")
     notes = [c.note for c in seen.log.calls if c.name in ("save", "load")]
     assert notes == ["with scaler state" if keep else "without scaler state"] * 2
-    assert not any(hasattr(t, "_ampscope_maker") for t in loaded["model"].values())
+    assert not any(hasattr(t, "_ampscope_provenance") for t in loaded["model"].values())

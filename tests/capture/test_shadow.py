@@ -219,7 +219,7 @@ def one_step(
 ) -> dict[tuple[int, Role], ShadowRecord]:
     """The shadow's step and then the real one, in fp16."""
     shadow = Shadow(ModelMap(model), 0, scale)
-    shadow.run_twin(loss)
+    shadow.run_shadow(loss)
     with TensorCoreMode(), shadow:
         with torch.autocast("cpu", dtype=HALF):
             value = loss(model)
@@ -261,11 +261,11 @@ def test_the_twin_touches_no_gradient_of_the_model() -> None:
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 7.0)
     shadow = Shadow(ModelMap(model), 0, 1.0)
-    shadow.run_twin(lambda twin: twin(torch.ones(1, 2)).sum())
+    shadow.run_shadow(lambda twin: twin(torch.ones(1, 2)).sum())
     assert all((p.grad == 7.0).all() for p in model.parameters())  # type: ignore[union-attr]  # set above
     # A loss that ignores the model it is given must not train the one that it holds.
     shadow = Shadow(ModelMap(model), 0, 1.0)
-    shadow.run_twin(lambda twin: model(torch.ones(1, 2)).sum() + twin(torch.ones(1, 2)).sum())
+    shadow.run_shadow(lambda twin: model(torch.ones(1, 2)).sum() + twin(torch.ones(1, 2)).sum())
     assert all((p.grad == 7.0).all() for p in model.parameters())  # type: ignore[union-attr]  # as above
 
 

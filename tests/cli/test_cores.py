@@ -30,9 +30,9 @@ def test_a_sentence_a_table_of_eighty_columns_and_json(tmp_path: Path) -> None:
     assert found["sentence"] == first
     calls = sum(p["count"] for one in found["products"] for p in one["places"])
     assert calls == found["step"]["calls"] == sum(found["calls"].values())
-    for product in found["products"]:
-        assert product["timing"]["repeats"] >= 5
-        assert product["flops_s"] == pytest.approx(product["flops"] / product["timing"]["median_s"])
+    for matmul in found["products"]:
+        assert matmul["timing"]["repeats"] >= 5
+        assert matmul["flops_s"] == pytest.approx(matmul["flops"] / matmul["timing"]["median_s"])
     assert {rate["series"] for rate in found["ceilings"]} == {"copy", "ceiling"}
 
 
@@ -71,7 +71,7 @@ def test_a_script_untouched(tmp_path: Path) -> None:
     store = ("--device", "cpu", "--store", tmp_path / "runs.db")
     done = run_command("cores", script, "9", *store)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("None of 2 products runs on ")
+    assert done.stdout.startswith("None of 2 matmuls runs on ")
     too_short = run_command("cores", script, "1", *store)
     assert_one_sentence(too_short, "The script ended after one optimizer step")
     assert_one_sentence(run_command("cores", "gpt", "9", *store), "Only a script takes arguments")

@@ -59,8 +59,8 @@ def test_every_rate_follows_from_its_time(printed: dict[str, Any]) -> None:
     assert {"ceiling", "copy", "align_m", "align_n", "align_k", "align_channels"} == {
         r["series"] for r in rates
     }
-    products = [r for r in rates if r["op"] == "matmul" and r["timing"]]
-    for rate in products:
+    matmuls = [r for r in rates if r["op"] == "matmul" and r["timing"]]
+    for rate in matmuls:
         m, n, k = rate["shape"]
         assert rate["flops_s"] == pytest.approx(2 * m * n * k / rate["timing"]["median_s"])
         assert rate["timing"]["repeats"] >= 7

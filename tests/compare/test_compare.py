@@ -33,7 +33,7 @@ from tests.helpers.made_comparisons import (
     compared,
     curves,
     diverged,
-    made_try,
+    made_trial,
     memory,
     searched,
     times,
@@ -197,7 +197,7 @@ def test_reasons_rest_on_measurements() -> None:
 
 def test_a_device_without_a_path_is_named() -> None:
     assert no_fast_path(CPU, "bf16") == ""
-    assert no_fast_path(CPU, "fp16") == "this CPU has no instruction for products in fp16"
+    assert no_fast_path(CPU, "fp16") == "this CPU has no instruction for matmuls in fp16"
     assert no_fast_path(V100, "fp16-noscaler") == ""
     assert no_fast_path(V100, "bf16") == "this GPU has no Tensor Cores for bf16"
     assert no_fast_path(Machine("cpu", "?", "native"), "fp16") == ""  # flags cannot be read
@@ -229,7 +229,7 @@ def test_the_knee_is_the_smallest_batch_near_the_best() -> None:
     assert fp32.knee.samples == 128  # 1,280 a second at 64, 2,133 at 128
     assert bf16.knee is not None
     assert bf16.knee.samples == 200  # 1,280 at 64, 1,429 at 200: 64 has 0.896 of it
-    flat = searches_of([made_try("fp32", 8, 0.01), made_try("fp32", 80, 0.1)])[0]
+    flat = searches_of([made_trial("fp32", 8, 0.01), made_trial("fp32", 80, 0.1)])[0]
     assert flat.knee is not None
     assert flat.knee.samples == 8
 
@@ -238,8 +238,8 @@ def test_the_answer_of_a_search() -> None:
     assert sentence(searches_of(searched())) == (
         "fp32 fits 128 samples (136 do not); bf16 fits 1.6 times that, 200 samples (208 do not)."
     )
-    nothing = searches_of([made_try("fp32", 8, None), LargestBatch("fp32", 0, 8, 1)])
+    nothing = searches_of([made_trial("fp32", 8, None), LargestBatch("fp32", 0, 8, 1)])
     assert sentence(nothing) == "fp32 fits not even the smallest batch."
-    assert sentence(searches_of([made_try("fp32", 8, 0.1)])) == "The search goes on."
-    odd = searches_of([made_try("fp32", 512, 0.1), LargestBatch("fp32", 0, 100_000, 2)])
+    assert sentence(searches_of([made_trial("fp32", 8, 0.1)])) == "The search goes on."
+    odd = searches_of([made_trial("fp32", 512, 0.1), LargestBatch("fp32", 0, 100_000, 2)])
     assert sentence(odd) == ("fp32 fits no batch of the sizes asked for, though 512 samples fit.")

@@ -48,7 +48,7 @@ def test_tf32_switched_off_is_named() -> None:
 
 
 def test_fp8_takes_multiples_of_16_alone() -> None:
-    """torch._scaled_mm raises for others: that is no product at reduced efficiency."""
+    """torch._scaled_mm raises for others: that is no matmul at reduced efficiency."""
     refused = on_gpu(*H100, "e4m3", (Dimension("m", 7), Dimension("n", 50257), Dimension("k", 768)))
     assert refused.fit is Fit.NOT
     assert "n = 50,257: fp8 matmuls take multiples of 16 alone" in refused.reason

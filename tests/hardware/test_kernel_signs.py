@@ -79,7 +79,7 @@ NOT_USED = (
     ),
 )
 NOTHING = (
-    # helpers around a product, and kernels that no list can know
+    # helpers around a matmul, and kernels that no list can know
     ("void splitKreduce_kernel<float, float, float>(cublasSplitKParams<float>, f", TORCH + "51382"),
     ("nchwToNhwcKernel", "https://github.com/NVIDIA/apex/issues/530"),
     ("cudnn::gemm::computeOffsetsKernel", "https://github.com/NVIDIA/apex/issues/530"),
@@ -135,7 +135,7 @@ def test_one_kernel_that_uses_them_is_enough() -> None:
     assert sign_of_names([], "cuda", "bf16") is Sign.NOTHING
 
 
-def test_a_fp32_product_says_nothing_by_its_implementations_name() -> None:
+def test_a_fp32_matmul_says_nothing_by_its_implementations_name() -> None:
     """oneDNN runs fp32 in an implementation compiled for bf16 too; it multiplies fp32 there."""
     assert sign_of_names(["matmul brg_matmul:avx512_core_bf16"], "cpu", "fp32") is Sign.NOTHING
     assert sign_of_names(["matmul brg_matmul:avx512_core_bf16"], "cpu", "bf16") is Sign.USED

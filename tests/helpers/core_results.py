@@ -8,14 +8,14 @@ from pathlib import Path
 from ampscope.records import (
     Dimension,
     Machine,
+    Matmul,
     Operand,
     Padded,
     Place,
-    Product,
     Rate,
     RunSpec,
     State,
-    StepProducts,
+    StepMatmuls,
     Timing,
 )
 from ampscope.store.writer import RunWriter
@@ -43,10 +43,10 @@ def linear(
     kernels: tuple[str, ...] = (TENSOR_CORE_KERNEL,),
     places: tuple[Place, ...] = (),
     padded: tuple[Padded, ...] = (),
-) -> Product:
-    """A forward product of a Linear layer."""
+) -> Matmul:
+    """A forward matmul of a Linear layer."""
     width = 4 if dtype in ("fp32", "tf32") else 2
-    return Product(
+    return Matmul(
         op="aten.addmm",
         part="",
         dtype=dtype,
@@ -75,21 +75,21 @@ def copy(bytes_s: float) -> Rate:
     return Rate("copy", "copy", "fp32", (2**28,), 0, moved, timing(moved / bytes_s), NOW)
 
 
-def step(products: Sequence[Product], device: str = "cuda", more_calls: int = 0) -> StepProducts:
-    return StepProducts(
+def step(matmuls: Sequence[Matmul], device: str = "cuda", more_calls: int = 0) -> StepMatmuls:
+    return StepMatmuls(
         device=device,
         capability="9.0" if device == "cuda" else "",
         cpu_flags=("AVX512-BF16",) if device == "cpu" else None,
-        calls=sum(p.count for p in products) + more_calls,
-        flops=sum(p.flops * p.count for p in products),
-        distinct=len(products),
+        calls=sum(p.count for p in matmuls) + more_calls,
+        flops=sum(p.flops * p.count for p in matmuls),
+        distinct=len(matmuls),
         kernel_source="torch.profiler" if device == "cuda" else "oneDNN",
     )
 
 
 def stored(
     store: Path,
-    products: Sequence[Product],
+    matmuls: Sequence[Matmul],
     machine: Machine = H100,
     state: State = State.FINISHED,
     message: str = "",
@@ -98,14 +98,14 @@ def stored(
     writer = RunWriter.create(store, SPEC)
     writer.start(machine)
     is_gpu = machine.device != "cpu"
-    if products:
+    if matmuls:
         missing = 3 if state is State.RUNNING else 0
-        writer.add_result(step(products, "cuda" if is_gpu else "cpu", missing))
+        writer.add_result(step(matmuls, "cuda" if is_gpu else "cpu", missing))
         writer.add_result(copy(2.6e12 if is_gpu else 18e9))
         writer.add_result(ceiling("fp32", 50e12 if is_gpu else 90e9))
         writer.add_result(ceiling("bf16", 700e12 if is_gpu else 200e9))
-    for product in products:
-        writer.add_result(product)
+    for matmul in matmuls:
+        writer.add_result(matmul)
     writer.flush()
     if state is not State.RUNNING:
         writer.finish(state, message)

@@ -133,11 +133,11 @@ def banned_loss() -> Evidence:
 
 def embedding_sum() -> Evidence:
     """mxnet#17703: 100,000 gradients of 0.01 for 4 rows; fp16 says 32, fp32 250."""
-    coarse = bad_op(
+    inaccurate = bad_op(
         "aten.embedding_dense_backward", kind="coarse", phase="backward", module="embed",
         error=(250.0 - 32.0) / 250.0, reached_loss=False, reached_gradient=False, pos_inf=0,
     )  # fmt: skip
-    return evidence(run(steps(FLAT), coarse))
+    return evidence(run(steps(FLAT), inaccurate))
 
 
 def repeated_positions() -> Evidence:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ampscope.records import (
     BatchPrediction,
-    BatchTry,
+    BatchTrial,
     LargestBatch,
     LossCurve,
     Machine,
@@ -76,23 +76,23 @@ def compared(
 def searched() -> list[Result]:
     """fp32 fits 128 samples, bf16 200."""
     return [
-        made_try("fp32", 64, 0.05),
+        made_trial("fp32", 64, 0.05),
         BatchPrediction("fp32", 20 * MIB, MIB, 150 * MIB, 128),
-        made_try("fp32", 128, 0.06),
-        made_try("fp32", 136, None),
+        made_trial("fp32", 128, 0.06),
+        made_trial("fp32", 136, None),
         LargestBatch("fp32", 128, 136, 3),
-        made_try("bf16", 64, 0.05),
-        made_try("bf16", 200, 0.14),
-        made_try("bf16", 208, None),
+        made_trial("bf16", 64, 0.05),
+        made_trial("bf16", 200, 0.14),
+        made_trial("bf16", 208, None),
         LargestBatch("bf16", 200, 208, 3),
     ]
 
 
-def made_try(precision: str, samples: int, step_s: float | None) -> BatchTry:
+def made_trial(precision: str, samples: int, step_s: float | None) -> BatchTrial:
     if step_s is None:
-        return BatchTry(precision, samples, False, None, None, None, "Out of memory.", 1_000.0)
+        return BatchTrial(precision, samples, False, None, None, None, "Out of memory.", 1_000.0)
     peak = 20 * MIB + samples * MIB
-    return BatchTry(precision, samples, True, peak, None, timing(step_s), "", 1_000.0)
+    return BatchTrial(precision, samples, True, peak, None, timing(step_s), "", 1_000.0)
 
 
 def diverged(precision: str) -> list[Result]:

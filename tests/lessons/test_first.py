@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from ampscope.lessons.underflow import _fates
+from ampscope.lessons.underflow import _underflow_counts
 from ampscope.numerics.histogram import Raw
-from ampscope.records import Curve, Fates, Histogram
+from ampscope.records import Curve, Histogram, UnderflowCounts
 from tests.helpers.lesson_runs import curve, measured, reading
 
 
-def fates(**asked: str) -> list[Fates]:
-    return [r for r in measured("underflow", **asked) if isinstance(r, Fates)]
+def counts(**asked: str) -> list[UnderflowCounts]:
+    return [r for r in measured("underflow", **asked) if isinstance(r, UnderflowCounts)]
 
 
 def test_numbers_agree_with_torch_everywhere() -> None:
@@ -41,7 +41,7 @@ def test_numbers_spacing_is_numpys() -> None:
 
 @pytest.mark.parametrize("model", ["gpt", "lenet"])
 def test_underflow_goes_down_with_the_scale_until_it_overflows(model: str) -> None:
-    found = fates(model=model, loss="small")
+    found = counts(model=model, loss="small")
     assert [f.scale for f in found] == [4.0**k for k in range(21)]
     finite = [f for f in found if not f.nonfinite]
     assert len(finite) >= 10
@@ -53,12 +53,12 @@ def test_underflow_goes_down_with_the_scale_until_it_overflows(model: str) -> No
 
 
 def test_underflow_takes_most_of_a_small_loss_and_scaling_brings_it_back() -> None:
-    found = {f.scale: f for f in fates(model="gpt", loss="small")}
+    found = {f.scale: f for f in counts(model="gpt", loss="small")}
     nonzero = found[1.0].total - found[1.0].zero_before
     assert found[1.0].lost > 0.5 * nonzero
     assert found[2.0**24].lost < 0.01 * nonzero
     # A factor on the loss is a factor on every gradient: 2^-11 is undone by a scale of 2^11 or so.
-    usual = {f.scale: f for f in fates(model="gpt", loss="usual")}
+    usual = {f.scale: f for f in counts(model="gpt", loss="usual")}
     assert found[2.0**12].lost <= usual[1.0].lost <= found[2.0**10].lost
 
 
@@ -68,7 +68,7 @@ def test_underflow_is_what_numpy_makes_of_the_fp32_gradients() -> None:
     (histogram,) = [r for r in measured("underflow", model="gpt") if isinstance(r, Histogram)]
     row: Raw = np.array(histogram.row, np.int64)
     below = int(row[: 1 + 149 - 25].sum())  # exponents below -25 round to zero in fp16
-    first = fates(model="gpt")[0]
+    first = counts(model="gpt")[0]
     assert below <= first.lost * 1.02
     assert below >= first.lost * 0.8
     assert int(row.sum()) == first.total
@@ -77,8 +77,8 @@ def test_underflow_is_what_numpy_makes_of_the_fp32_gradients() -> None:
 def test_fates_are_counted_by_hand() -> None:
     exact = torch.tensor([0.0, 1e-9, 1e-5, 1.0, 1e6])
     half = exact.half()
-    found = _fates(4.0, half, exact == 0)
-    assert found == Fates("fp16", 4.0, 5, lost=1, subnormal=1, zero_before=1, nonfinite=1)
+    found = _underflow_counts(4.0, half, exact == 0)
+    assert found == UnderflowCounts("fp16", 4.0, 5, lost=1, subnormal=1, zero_before=1, nonfinite=1)
 
 
 def test_half_adam_is_nan_at_once_and_autocast_learns() -> None:

@@ -13,12 +13,12 @@ from tests.helpers.lesson_runs import measured, reading
 
 
 @pytest.mark.parametrize("model", ["gpt", "resnet"])
-def test_autocast_runs_products_in_half_and_keeps_losses_in_fp32(model: str) -> None:
+def test_autocast_runs_matmuls_in_half_and_keeps_losses_in_fp32(model: str) -> None:
     calls = [r for r in measured("ops", model=model) if isinstance(r, Call)]
-    products = [c for c in calls if c.op in ("mm", "addmm", "bmm", "convolution")
+    matmuls = [c for c in calls if c.op in ("mm", "addmm", "bmm", "convolution")
                 and c.phase == "forward"]  # fmt: skip
-    assert products
-    assert {c.outputs for c in products} == {"fp16"}
+    assert matmuls
+    assert {c.outputs for c in matmuls} == {"fp16"}
     losses = [c for c in calls if c.op in ("_softmax", "nll_loss_forward")]
     assert losses
     assert {c.outputs.partition(",")[0] for c in losses} == {"fp32"}
@@ -47,7 +47,7 @@ def test_every_op_of_the_table_is_in_a_list() -> None:
         found = [(f, w, n) in known for (f, w), n in zip(ops.PLACES, names, strict=True)]
         assert any(found), kind
     table = ops.lists().set_index("op")
-    assert list(table.loc["matrix product"]) == ["half"] * 3
+    assert list(table.loc["matmul"]) == ["half"] * 3
     assert table.loc["softmax", "PyTorch, CUDA"] == "fp32"
 
 
@@ -66,7 +66,7 @@ def test_autocast_does_not_halve_memory(model: str, batch: str) -> None:
     assert full.weights >= 4 * parameters
 
 
-def test_speed_is_measured_of_products_and_models() -> None:
+def test_speed_is_measured_of_matmuls_and_models() -> None:
     found = measured("speed")
     rates = [r for r in found if isinstance(r, Rate)]
     assert {r.dtype for r in rates} >= {"fp32", "bf16"}
@@ -86,17 +86,17 @@ def test_speed_has_words_for_a_machine_without_bf16() -> None:
         for r in measured("speed")
         if not isinstance(r, Reading) and not (isinstance(r, Rate) and r.dtype == "bf16")
     ]
-    text = speed.product_words([*found, *slow])
+    text = speed.matmul_words([*found, *slow])
     assert "No size could be multiplied in both" in text
     assert "bf16 was left out from 64 on" in text
     assert "fp16 was left out from 64 on" in text
-    assert "left out" in speed.crooked_words([*found, *slow])
+    assert "left out" in speed.misaligned_words([*found, *slow])
 
 
 def test_a_tiny_model_gains_nothing() -> None:
     # The lower quartile: other programs only make a step longer.
     times = {r.precision: r.step.low_s for r in measured("speed") if isinstance(r, StepTimes)}
-    # Casts of a tiny model cost more than its products can gain, on any machine.
+    # Casts of a tiny model cost more than its matmuls can gain, on any machine.
     assert times["mlp fp32"] < 1.3 * times["mlp bf16"]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ampscope.numerics.histogram import EXPONENTS, total
-from ampscope.records import Histogram, Tally
+from ampscope.records import Histogram, NonFiniteCounts
 from tests.helpers.lesson_runs import curve, measured, reading
 
 
@@ -128,12 +128,16 @@ def test_gradients_quantiles_are_numpys() -> None:
     assert quantile_exponent(np.zeros_like(row), 0.5) is None
 
 
-def tallies(**asked: str) -> dict[tuple[int, str], Tally]:
-    return {(t.step, t.place): t for t in measured("inf_to_nan", **asked) if isinstance(t, Tally)}
+def counts(**asked: str) -> dict[tuple[int, str], NonFiniteCounts]:
+    return {
+        (t.step, t.place): t
+        for t in measured("inf_to_nan", **asked)
+        if isinstance(t, NonFiniteCounts)
+    }
 
 
 def test_one_inf_becomes_nan_and_stays() -> None:
-    found = tallies(scaler="without", batch="one")
+    found = counts(scaler="without", batch="one")
     assert found[1, "input"].largest < 65504
     assert found[1, "input"].inf == found[1, "linear 1"].nan == 0
     assert found[1, "linear 1"].inf > 0
@@ -145,7 +149,7 @@ def test_one_inf_becomes_nan_and_stays() -> None:
 
 
 def test_the_scaler_keeps_the_weights_out_of_it() -> None:
-    found = tallies(scaler="with", batch="one")
+    found = counts(scaler="with", batch="one")
     assert found[1, "weight gradients"].nan > 0
     assert found[1, "weights"].nan == 0
     run = measured("inf_to_nan", scaler="with", batch="one")

@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from ampscope.errors import Cancelled
 from ampscope.measure import rates as alignment
 from ampscope.measure import rates as bench
-from ampscope.measure import rates as square_products
-from ampscope.measure.matmuls import OPERANDS, flops, moved_bytes, product, random_tensor, refusal
+from ampscope.measure import rates as square_matmuls
+from ampscope.measure.matmuls import OPERANDS, flops, matmul, moved_bytes, random_tensor, refusal
 from ampscope.measure.rates import LEAST, SIZES, copies, first_time, interleaved
 from ampscope.records import Rate, RunSpec, Timing
 from ampscope.runner.device import describe
@@ -31,22 +31,22 @@ def writer(tmp_path: Path) -> RunWriter:
 
 
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16", "fp16", "int8", "e4m3"])
-def test_a_product_multiplies_in_its_dtype(dtype: str) -> None:
+def test_a_matmul_multiplies_in_its_dtype(dtype: str) -> None:
     shape = (32, 48, 64)
-    result = product(dtype, shape, CPU)()
+    result = matmul(dtype, shape, CPU)()
     assert isinstance(result, torch.Tensor)
     assert result.shape == (32, 48)
     written = {"int8": torch.int32, "e4m3": torch.bfloat16}.get(dtype, OPERANDS[dtype])
     assert result.dtype == written
     values = result.to(torch.float64)
     assert values.isfinite().all()
-    assert values.std() > 1  # sums of 64 random products, not zeros
+    assert values.std() > 1  # sums of 64 random matmuls, not zeros
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8", "e4m3"])
 def test_flops_are_those_that_torch_counts(dtype: str) -> None:
     shape = (32, 48, 64)
-    call = product(dtype, shape, CPU)
+    call = matmul(dtype, shape, CPU)
     with FlopCounterMode(display=False) as counter:
         call()
     counted = counter.get_total_flops()
@@ -89,7 +89,7 @@ def test_tf32_is_refused_on_a_cpu() -> None:
 def test_the_rate_is_that_of_a_plain_loop() -> None:
     """Within a factor of five on a machine that does other things: units and counts are right."""
     n = 256
-    call = product("fp32", (n, n, n), CPU)
+    call = matmul("fp32", (n, n, n), CPU)
     a, b = torch.randn(n, n), torch.randn(n, n)
     ratios = []
     for _ in range(5):  # the best of five: the machine may pause either of the two
@@ -144,11 +144,11 @@ def test_a_slow_dtype_is_left_out_before_it_is_called(
     def turns(calls: list[tuple[object, float]], *_: object) -> list[Timing]:
         return [Timing(s, s, s, 7) for _, s in calls]
 
-    monkeypatch.setattr(square_products, "product", pretended)
-    monkeypatch.setattr(square_products, "first_time", seconds)
-    monkeypatch.setattr(square_products, "interleaved", turns)
-    effort = square_products.Effort((256, 512, 1024), 1.0, 2.0)
-    rates = square_products.square_products(effort, CPU, writer, NEVER)
+    monkeypatch.setattr(square_matmuls, "matmul", pretended)
+    monkeypatch.setattr(square_matmuls, "first_time", seconds)
+    monkeypatch.setattr(square_matmuls, "interleaved", turns)
+    effort = square_matmuls.Effort((256, 512, 1024), 1.0, 2.0)
+    rates = square_matmuls.square_matmuls(effort, CPU, writer, NEVER)
     assert ("fp16", 256) in made
     assert not {("fp16", 512), ("fp16", 1024)} & set(made)
     left = [r for r in rates if r.dtype == "fp16" and r.timing is None]
@@ -158,10 +158,10 @@ def test_a_slow_dtype_is_left_out_before_it_is_called(
     assert [r.note for r in rates if r.dtype == "tf32"] == [refusal("tf32", CPU)]  # said once
 
 
-def test_a_product_that_torch_refuses_has_torchs_reason(
+def test_a_matmul_that_torch_refuses_has_torchs_reason(
     writer: RunWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = square_products.product
+    whole = square_matmuls.matmul
 
     def refusing(dtype: str, shape: tuple[int, int, int], device: torch.device) -> object:
         if dtype == "e4m3":
@@ -170,9 +170,9 @@ def test_a_product_that_torch_refuses_has_torchs_reason(
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
         return whole(dtype, shape, device)
 
-    monkeypatch.setattr(square_products, "product", refusing)
-    effort = square_products.Effort((64,), 0.05, 1.0)
-    rates = square_products.square_products(effort, CPU, writer, NEVER)
+    monkeypatch.setattr(square_matmuls, "matmul", refusing)
+    effort = square_matmuls.Effort((64,), 0.05, 1.0)
+    rates = square_matmuls.square_matmuls(effort, CPU, writer, NEVER)
     notes = {r.dtype: r.note for r in rates if r.timing is None}
     assert notes["e4m3"] == "torch._scaled_mm is only supported elsewhere"
     assert "not enough free memory" in notes["bf16"]
@@ -201,13 +201,13 @@ def test_sizes_are_eight_n_and_zero_one_two_four() -> None:
 
 def ceiling(dtype: str, size: int, seconds: float | None) -> Rate:
     timing = Timing(seconds, seconds, seconds, 9) if seconds else None
-    return square_products.rate("ceiling", dtype, (size, size, size), timing)
+    return square_matmuls.rate("ceiling", dtype, (size, size, size), timing)
 
 
 def test_one_dimension_is_crooked_at_a_time(writer: RunWriter) -> None:
     rates = [ceiling("fp32", 64, 1e-4), ceiling("bf16", 64, 1e-4), ceiling("fp16", 64, None)]
     effort = alignment.AlignmentEffort((64,), 0.4)
-    alignment.aligned_products(effort, rates, CPU, writer, NEVER)
+    alignment.aligned_matmuls(effort, rates, CPU, writer, NEVER)
     writer.close()
     with Reader(writer.path) as reader:
         found = [r for r in reader.results(writer.run_id) if isinstance(r, Rate)]

@@ -18,9 +18,9 @@ from ampscope.cli.main import main
 from ampscope.compare.comparison import by_precision
 from ampscope.errors import BadInput
 from ampscope.launcher.launch import launch
-from ampscope.measure.batch_size import Grid, Tries
+from ampscope.measure.batch_size import Grid, Trials
 from ampscope.measure.comparison import energy_counter
-from ampscope.records import BatchTry, LargestBatch, LossCurve, RunSpec, State, StepTimes
+from ampscope.records import BatchTrial, LargestBatch, LossCurve, RunSpec, State, StepTimes
 from ampscope.store.reader import Reader
 from tests.helpers.child_runs import wait_until
 
@@ -153,10 +153,10 @@ def test_the_search_ends_within_one_step_of_what_is_known(tmp_path: Path) -> Non
     state, message, results = ended(spec, tmp_path / "s.db")
     assert state is State.FINISHED, message
     found = next(r for r in results if isinstance(r, LargestBatch))
-    tries = {r.samples: r.fits for r in results if isinstance(r, BatchTry)}
-    assert tries[found.samples]
+    trials = {r.samples: r.fits for r in results if isinstance(r, BatchTrial)}
+    assert trials[found.samples]
     assert found.too_many is not None
-    assert not tries[found.too_many]
+    assert not trials[found.too_many]
     assert found.too_many - found.samples == 16
     # The batch, 16 outputs that are kept, the mean's gradient and the first that is made of it.
     largest = int(limit * MIB / (19 * ROW_BYTES)) // 16 * 16
@@ -165,11 +165,11 @@ def test_the_search_ends_within_one_step_of_what_is_known(tmp_path: Path) -> Non
 
 def test_running_out_of_memory_twenty_times_harms_nothing(tmp_path: Path) -> None:
     spec = RunSpec(known(tmp_path), kind="batch", precision="fp32", policy="native")
-    tries = Tries(torch.device("cpu"), 64 * MIB)
-    made = [tries.attempt(spec, 100_000 + 1000 * n, 60.0) for n in range(20)]
+    trials = Trials(torch.device("cpu"), 64 * MIB)
+    made = [trials.attempt(spec, 100_000 + 1000 * n, 60.0) for n in range(20)]
     assert not any(m.fits for m in made)
     assert all("memory" in m.how_it_ended for m in made)
-    assert tries.attempt(spec, 8, 60.0).fits
+    assert trials.attempt(spec, 8, 60.0).fits
 
 
 def test_the_embedding_programs_main_is_not_run_in_a_try(
@@ -180,14 +180,14 @@ def test_the_embedding_programs_main_is_not_run_in_a_try(
     Path(foreign.__file__).write_text("raise SystemExit('must not run')")
     monkeypatch.setitem(sys.modules, "__main__", foreign)
     spec = RunSpec(known(tmp_path), kind="batch", precision="fp32", policy="native")
-    assert Tries(torch.device("cpu"), 0).attempt(spec, 8, 60.0).fits
+    assert Trials(torch.device("cpu"), 0).attempt(spec, 8, 60.0).fits
 
 
 def test_a_child_that_dies_without_a_word_did_not_fit(tmp_path: Path) -> None:
     more = "import os, signal"
     loss = "model(batch).mean() if len(batch) < 50 else os.kill(os.getpid(), signal.SIGKILL)"
     spec = RunSpec(known(tmp_path, loss=loss, more=more), kind="batch", precision="fp32")
-    made = Tries(torch.device("cpu"), 0).attempt(spec, 64, 60.0)
+    made = Trials(torch.device("cpu"), 0).attempt(spec, 64, 60.0)
     assert not made.fits
     assert made.how_it_ended == "Out of memory. The process ended by SIGKILL."
 
@@ -196,7 +196,7 @@ def test_a_crash_without_a_limit_is_no_answer(tmp_path: Path) -> None:
     more, loss = "import os, signal", "os.kill(os.getpid(), signal.SIGSEGV)"
     spec = RunSpec(known(tmp_path, loss=loss, more=more), kind="batch", precision="fp32")
     with pytest.raises(BadInput, match="ended by SIGSEGV, without a word"):
-        Tries(torch.device("cpu"), 0).attempt(spec, 64, 60.0)
+        Trials(torch.device("cpu"), 0).attempt(spec, 64, 60.0)
 
 
 def test_a_batch_that_does_not_fit_is_made_smaller(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_batch_that_does_not_fit_is_made_smaller(tmp_path: Path) -> None:
     )  # fmt: skip
     state, message, results = ended(spec, tmp_path / "s.db")
     assert state is State.FINISHED, message
-    first = next(r for r in results if isinstance(r, BatchTry))
+    first = next(r for r in results if isinstance(r, BatchTrial))
     assert (first.samples, first.fits) == (2000, False)
     found = next(r for r in results if isinstance(r, LargestBatch))
     # 2,000 rows of 8 KiB are held as well, whatever the batch.
@@ -232,7 +232,7 @@ def test_other_words_about_memory_are_no_lack_of_it(tmp_path: Path) -> None:
     loss = "(_ for _ in ()).throw(RuntimeError('refers to a single memory location'))"
     spec = RunSpec(known(tmp_path, loss=loss), kind="batch", precision="fp32")
     with pytest.raises(BadInput, match="single memory location"):
-        Tries(torch.device("cpu"), 64 * MIB).attempt(spec, 8, 60.0)
+        Trials(torch.device("cpu"), 64 * MIB).attempt(spec, 8, 60.0)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_a_search_over_what_cannot_be_searched_gives_one_sentence(
 ) -> None:
     spec = RunSpec(known(tmp_path, batches, loss), kind="batch", precision="fp32")
     with pytest.raises(BadInput, match=words):
-        Tries(torch.device("cpu"), 0).attempt(spec, 8, 60.0)
+        Trials(torch.device("cpu"), 0).attempt(spec, 8, 60.0)
 
 
 @pytest.mark.parametrize(("step", "sizes"), [(8, [8, 16, 24]), (1, [1, 2, 3]), (0, [1, 2, 4])])

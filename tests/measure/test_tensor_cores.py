@@ -1,4 +1,4 @@
-"""Products of a step: FLOPs, bytes and places against numbers worked out by hand; kernels by name;
+"""Matmuls of a step: FLOPs, bytes and places against numbers worked out by hand; kernels by name;
 calls made again alone."""
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from ampscope.analysis.tensor_core_use import CoreVerdict, core_use
 from ampscope.capture.model_map import ModelMap
 from ampscope.errors import BadInput, Cancelled
-from ampscope.measure.kernel_log import OneDnnLog, implementations, kernels_by_product
-from ampscope.measure.matmuls import ProductCall, TensorArgument
+from ampscope.measure.kernel_log import OneDnnLog, implementations, kernels_by_matmul
+from ampscope.measure.matmuls import MatmulCall, TensorArgument
 from ampscope.measure.tensor_cores import Found, StepTrace, ceiling, copy_ceiling, measured
-from ampscope.records import Machine, Product, Result, StepProducts
+from ampscope.records import Machine, Matmul, Result, StepMatmuls
 from ampscope.runner.device import choose_device
 
 CPU = torch.device("cpu")
@@ -27,7 +27,7 @@ aten = torch.ops.aten
 
 
 class NoKernels:
-    """Products without names."""
+    """Matmuls without names."""
 
     def mark(self, number: int) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -53,8 +53,8 @@ def by_place(found: list[Found], model: nn.Module) -> dict[tuple[str, str, str],
     }
 
 
-def test_an_mlps_products_by_hand() -> None:
-    """Batch 8; 12 -> 20 -> 10. The input needs no gradient, so layer 0 has one backward product."""
+def test_an_mlps_matmuls_by_hand() -> None:
+    """Batch 8; 12 -> 20 -> 10. The input needs no gradient, so layer 0 has one backward matmul."""
     model = nn.Sequential(nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 10))
     found = traced(model, torch.randn(8, 12))
     sizes = Counter((tuple(f.call.dimensions().values()), f.flops, f.moved_bytes) for f in found)
@@ -69,11 +69,11 @@ def test_an_mlps_products_by_hand() -> None:
     assert {f.dtype for f in found} == {"fp32"}
 
 
-def test_a_conv_nets_products_by_hand() -> None:
+def test_a_conv_nets_matmuls_by_hand() -> None:
     """2 x 3 x 8 x 8, 6 filters of 3 x 3, then 12 in 3 groups without padding: 6 x 6 are left."""
     model = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 12, 3, groups=3, bias=False))
     found = by_place(traced(model, torch.randn(2, 3, 8, 8)), model)
-    first = 2 * 2 * 6 * 64 * (3 * 9)  # 2, batch, filters, places, products for each
+    first = 2 * 2 * 6 * 64 * (3 * 9)  # 2, batch, filters, places, matmuls for each
     second = 2 * 2 * 12 * 36 * (2 * 9)  # a filter sees the 2 channels of its group
     x, w0, y, w1, z = 2 * 3 * 64, 6 * 3 * 9, 2 * 6 * 64, 12 * 2 * 9, 2 * 12 * 36
     channels = "input channelsoutput channels"
@@ -107,7 +107,7 @@ def test_gradients_are_the_same_as_without_the_trace() -> None:
     assert all(torch.equal(a, b.grad) for a, b in zip(before, model.parameters(), strict=True))
 
 
-def test_equal_products_are_one_with_several_places() -> None:
+def test_equal_matmuls_are_one_with_several_places() -> None:
     model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
     found = traced(model, torch.randn(4, 16, requires_grad=True))
     forward = [f for f in found if f.call.name == "addmm"]
@@ -115,7 +115,7 @@ def test_equal_products_are_one_with_several_places() -> None:
     assert sorted(forward[0].places.items()) == [((1, "forward"), 1), ((2, "forward"), 1)]
 
 
-def test_attention_is_a_product_on_a_cpu_too() -> None:
+def test_attention_is_a_matmul_on_a_cpu_too() -> None:
     q = torch.randn(2, 4, 16, 8)
     with StepTrace(ModelMap(nn.Identity()), NoKernels()) as trace:
         torch.nn.functional.scaled_dot_product_attention(q, q, q)
@@ -136,7 +136,7 @@ def test_attention_is_a_product_on_a_cpu_too() -> None:
     ],
 )
 def test_a_tensor_is_made_again_as_it_lay(tensor: Tensor, elements: int) -> None:
-    call = ProductCall.of(aten.relu.default, (tensor,), {})
+    call = MatmulCall.of(aten.relu.default, (tensor,), {})
     argument = call.args[0]
     assert isinstance(argument, TensorArgument)
     made = argument.made(CPU)
@@ -144,13 +144,13 @@ def test_a_tensor_is_made_again_as_it_lay(tensor: Tensor, elements: int) -> None
     assert argument.elements == elements
 
 
-def product_of(module: nn.Module, x: Tensor, name: str, part: str = "") -> ProductCall:
+def matmul_of(module: nn.Module, x: Tensor, name: str, part: str = "") -> MatmulCall:
     found = traced(module, x)
     return next(f.call for f in found if f.call.name == name and f.call.part == part)
 
 
 def test_padding_enlarges_a_linear_layers_output_everywhere() -> None:
-    call = product_of(nn.Linear(12, 10), torch.randn(8, 12), "addmm").padded({"n": 16})
+    call = matmul_of(nn.Linear(12, 10), torch.randn(8, 12), "addmm").padded({"n": 16})
     assert [t.shape for t in call.tensors()] == [(16,), (8, 12), (12, 16)]
     assert [t.stride for t in call.tensors()] == [(1,), (12, 1), (1, 12)]  # still transposed
     assert call.made(CPU)().shape == (8, 16)  # type: ignore[attr-defined]
@@ -160,7 +160,7 @@ def test_padding_enlarges_a_linear_layers_output_everywhere() -> None:
 def test_padding_enlarges_channels_of_a_convolutions_backward(part: str) -> None:
     conv = nn.Conv2d(3, 10, 3)
     x = torch.randn(2, 3, 8, 8, requires_grad=True)
-    call = product_of(conv, x, "convolution_backward", part)
+    call = matmul_of(conv, x, "convolution_backward", part)
     padded = call.padded({"input channels": 8, "output channels": 16})
     out = padded.made(CPU)()
     assert isinstance(out, tuple)
@@ -169,24 +169,24 @@ def test_padding_enlarges_channels_of_a_convolutions_backward(part: str) -> None
     )
 
 
-def test_a_product_alone_has_a_control_and_padded_sizes() -> None:
+def test_a_matmul_alone_has_a_control_and_padded_sizes() -> None:
     model = nn.Linear(64, 10).to(torch.bfloat16)
     (forward, _) = traced(model, torch.randn(32, 64, dtype=torch.bfloat16))
-    product = measured(forward, {0: ""}, ("name",), CPU)
-    assert product.dtype == "bf16"
-    assert product.timing is not None
-    assert product.timing.repeats >= 5
-    assert product.control is not None
-    assert [p.changes for p in product.padded] == [((10, 16),)]
-    assert product.padded[0].flops == 2 * 32 * 64 * 16
-    assert product.note == ""
+    matmul = measured(forward, {0: ""}, ("name",), CPU)
+    assert matmul.dtype == "bf16"
+    assert matmul.timing is not None
+    assert matmul.timing.repeats >= 5
+    assert matmul.control is not None
+    assert [p.changes for p in matmul.padded] == [((10, 16),)]
+    assert matmul.padded[0].flops == 2 * 32 * 64 * 16
+    assert matmul.note == ""
 
 
-def test_a_product_that_cannot_be_run_alone_says_so() -> None:
-    call = ProductCall.of(aten.mm.default, (torch.ones(2, 3), torch.ones(4, 5)), {})
-    product = measured(Found(call, "fp32", 1, 1), {}, (), CPU)
-    assert product.timing is None
-    assert product.note.startswith("It could not be run alone: RuntimeError")
+def test_a_matmul_that_cannot_be_run_alone_says_so() -> None:
+    call = MatmulCall.of(aten.mm.default, (torch.ones(2, 3), torch.ones(4, 5)), {})
+    matmul = measured(Found(call, "fp32", 1, 1), {}, (), CPU)
+    assert matmul.timing is None
+    assert matmul.note.startswith("It could not be run alone: RuntimeError")
 
 
 def test_ceilings_are_plausible() -> None:
@@ -217,7 +217,7 @@ ampscope,none
 """
 
 
-def test_onednns_lines_go_to_the_product_before_them() -> None:
+def test_onednns_lines_go_to_the_matmul_before_them() -> None:
     assert implementations(LOG) == {
         0: ("convolution jit_bf16:avx512_core_bf16",),
         1: ("matmul brg:avx512_core_amx",),
@@ -255,11 +255,11 @@ def test_a_kernel_belongs_to_the_range_that_its_op_ran_in() -> None:
     mm = event("aten::mm", kernels=("nvjet_tst", "Memset (Device)"))
     reduce = event("aten::sum", kernels=("reduce_kernel",))
     events = [
-        event("ampscope-product-0", mm, kernels=("ampscope-product-0",)),
-        event("ampscope-product-1", event("aten::convolution", event("aten::cudnn", mm), reduce)),
+        event("ampscope-matmul-0", mm, kernels=("ampscope-matmul-0",)),
+        event("ampscope-matmul-1", event("aten::convolution", event("aten::cudnn", mm), reduce)),
         event("aten::sum", kernels=("outside",)),
     ]
-    assert kernels_by_product(events) == {0: ("nvjet_tst",), 1: ("nvjet_tst", "reduce_kernel")}
+    assert kernels_by_matmul(events) == {0: ("nvjet_tst",), 1: ("nvjet_tst", "reduce_kernel")}
 
 
 class Results:
@@ -285,7 +285,7 @@ def measure_in(spec_fields: dict[str, object], cancels_after: int = 10**9) -> li
     spec = RunSpec(kind="cores", **spec_fields)  # type: ignore[arg-type]
 
     def is_cancelled() -> bool:
-        return sum(isinstance(r, Product) for r in results.found) >= cancels_after
+        return sum(isinstance(r, Matmul) for r in results.found) >= cancels_after
 
     measure(spec, choose_device("cpu"), results, is_cancelled)  # type: ignore[arg-type]
     return results.found
@@ -303,18 +303,18 @@ def few_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("few_calls")
 def test_the_whole_of_a_step() -> None:
-    """The tiny MLP: what the step holds is what its products add up to, the largest first."""
+    """The tiny MLP: what the step holds is what its matmuls add up to, the largest first."""
     found = measure_in({"workload": "mlp", "size": "tiny", "precision": "bf16"})
-    (step,) = (r for r in found if isinstance(r, StepProducts))
-    products = [r for r in found if isinstance(r, Product)]
-    assert len(products) == step.distinct
-    assert sum(p.count for p in products) == step.calls
-    assert sum(p.count * p.flops for p in products) == step.flops
-    assert [p.flops * p.count for p in products] == sorted(
-        (p.flops * p.count for p in products), reverse=True
+    (step,) = (r for r in found if isinstance(r, StepMatmuls))
+    matmuls = [r for r in found if isinstance(r, Matmul)]
+    assert len(matmuls) == step.distinct
+    assert sum(p.count for p in matmuls) == step.calls
+    assert sum(p.count * p.flops for p in matmuls) == step.flops
+    assert [p.flops * p.count for p in matmuls] == sorted(
+        (p.flops * p.count for p in matmuls), reverse=True
     )
-    assert {p.dtype for p in products} == {"bf16"}
-    assert {place.phase for p in products for place in p.places} == {"forward", "backward"}
+    assert {p.dtype for p in matmuls} == {"bf16"}
+    assert {place.phase for p in matmuls for place in p.places} == {"forward", "backward"}
 
 
 @pytest.mark.usefixtures("few_calls")
@@ -323,7 +323,7 @@ def test_a_cancelled_measurement_keeps_what_it_has() -> None:
         measure_in({"workload": "mlp", "size": "tiny", "precision": "fp32"}, cancels_after=2)
 
 
-WITHOUT_PRODUCTS = """
+WITHOUT_MATMULS = """
 import torch
 from torch import nn
 from ampscope import Workload
@@ -342,16 +342,16 @@ def build(seed):
 """
 
 
-def test_a_step_without_products_is_refused(tmp_path: Path) -> None:
+def test_a_step_without_matmuls_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "scale.py"
-    file.write_text(WITHOUT_PRODUCTS)
-    with pytest.raises(BadInput, match="no matrix product"):
+    file.write_text(WITHOUT_MATMULS)
+    with pytest.raises(BadInput, match="no matmul"):
         measure_in({"workload": f"{file}:build", "precision": "fp32"})
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_large_half_product_uses_tensor_cores_and_fp32_does_not() -> None:
+def test_a_large_half_matmul_uses_tensor_cores_and_fp32_does_not() -> None:
     from ampscope.measure.kernel_log import KernelProfile
     from ampscope.policy.precision import tf32_switches
 
@@ -370,12 +370,12 @@ def test_a_large_half_product_uses_tensor_cores_and_fp32_does_not() -> None:
         model(x).sum()
     half, plain = trace.found
     both = enumerate((half, plain))
-    products = [measured(one, {0: ""}, kernels.kernels[i], device) for i, one in both]
+    matmuls = [measured(one, {0: ""}, kernels.kernels[i], device) for i, one in both]
     capability = ".".join(map(str, torch.cuda.get_device_capability()))
-    step = StepProducts("cuda", capability, None, 2, half.flops + plain.flops, 2, kernels.source)
+    step = StepMatmuls("cuda", capability, None, 2, half.flops + plain.flops, 2, kernels.source)
     rates = [r for d in ("fp32", "fp16") if (r := ceiling(d, device))]
     machine = Machine("cuda:0", torch.cuda.get_device_name(), "cuda", capability)
-    use = core_use([step, *rates, copy_ceiling(device), *products], machine)
+    use = core_use([step, *rates, copy_ceiling(device), *matmuls], machine)
     assert use is not None
-    verdicts = {u.product.dtype: u.verdict for u in use.uses}
+    verdicts = {u.matmul.dtype: u.verdict for u in use.uses}
     assert verdicts == {"fp16": CoreVerdict.USED, "fp32": CoreVerdict.NOT_USED}

@@ -172,7 +172,7 @@ def test_the_shadow_computes_without_tf32():
         seen.append(flags())
         return output.sum()
 
-    Shadow(ModelMap(model), 0, 1.0).run_twin(loss)
+    Shadow(ModelMap(model), 0, 1.0).run_shadow(loss)
     assert seen == [(False, False, {"ieee"})] * 2
 
 

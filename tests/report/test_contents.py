@@ -50,17 +50,17 @@ def test_a_search_a_bench_and_a_step_say_what_they_lack(tmp_path: Path) -> None:
     assert missing(part_of(store, run))["The largest batch in bf16"] == "Its search did not end."
     rates: list[Result] = [
         made_rates.made("fp32", 1e12),
-        made_rates.made("fp16", None, note="This device has no fp16 product."),
+        made_rates.made("fp16", None, note="This device has no fp16 matmul."),
     ]
     run = made_comparisons.stored(store, "bench", rates)
-    assert missing(part_of(store, run))["1 rate"] == "This device has no fp16 product."
+    assert missing(part_of(store, run))["1 rate"] == "This device has no fp16 matmul."
     slow: list[Result] = [Reading("too slow here", "fp16", 0.4, "512")]
     run = lesson_runs.keep(store, "speed", tuple(slow))
     assert "took too long" in missing(part_of(store, run))["1 rate, of fp16"]
-    product = core_results.linear(64, 64, 64, 1e-3, None)
-    run = core_results.stored(store, [product], state=State.RUNNING)
+    matmul = core_results.linear(64, 64, 64, 1e-3, None)
+    run = core_results.stored(store, [matmul], state=State.RUNNING)
     found = missing(part_of(store, run))
-    assert found["fp32 beside 1 product"] == "It could not be run in fp32."
+    assert found["fp32 beside 1 matmul"] == "It could not be run in fp32."
     assert "A GPU" not in found
 
 

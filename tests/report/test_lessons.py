@@ -12,14 +12,14 @@ from ampscope.records import (
     Call,
     Curve,
     EnergyUse,
-    Fates,
     Histogram,
     MemorySplit,
+    NonFiniteCounts,
     Rate,
     Reading,
     Result,
     StepTimes,
-    Tally,
+    UnderflowCounts,
 )
 from ampscope.report.build import document
 from ampscope.report.contents.shared import looks
@@ -58,9 +58,9 @@ def numbers_of(result: Result) -> list[str]:
             value = result.value
             special = {"inf": "Inf", "-inf": "-Inf", "nan": "NaN"}
             return [special.get(str(value), f"{value:.4g}")]
-        case Fates():
+        case UnderflowCounts():
             return [f"{result.lost:,}", f"{result.total:,}"]
-        case Tally():
+        case NonFiniteCounts():
             return [f"{result.total:,}", result.place]
         case Call():
             return [result.op, f"{result.count:,}"]

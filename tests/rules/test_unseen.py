@@ -88,12 +88,12 @@ def test_other_divisions_by_zero_average_something(other: dict[str, object]) -> 
 
 def test_gradients_that_are_added_up_are_no_running_total() -> None:
     """x and x - x.mean() have a gradient each; autograd adds the small one to the large one."""
-    stalled = bad_op(
+    lost = bad_op(
         "aten.add", tensor(7e-5, producers=("add", "mul")), tensor(4e-8), kind="stall",
         phase="backward", pos_inf=0, count=131, reached_loss=False, reached_gradient=False,
     )  # fmt: skip
-    assert status("half_accumulation_stagnation", evidence(run(steps(), stalled))) is Status.PASSED
-    forward = evidence(run(steps(), replace(stalled, phase="forward")))
+    assert status("half_accumulation_stagnation", evidence(run(steps(), lost))) is Status.PASSED
+    forward = evidence(run(steps(), replace(lost, phase="forward")))
     assert status("half_accumulation_stagnation", forward) is Status.FOUND
 
 

@@ -180,8 +180,8 @@ def test_a_stalled_sum_of_weights_is_an_average_and_any_other_a_sum(
     parameter: bool, cause: str
 ) -> None:
     target = tensor(1.0, is_parameter=parameter)
-    stall = bad_op("aten.add_", target, kind="stall", error=1.0, reached_loss=False, pos_inf=0)
-    assert causes(diagnose(evidence(run(steps(), stall)))) == [cause]
+    stagnated = bad_op("aten.add_", target, kind="stall", error=1.0, reached_loss=False, pos_inf=0)
+    assert causes(diagnose(evidence(run(steps(), stagnated)))) == [cause]
 
 
 @pytest.mark.parametrize(("change", "says"), [(0.099, Status.PASSED), (0.01, Status.FOUND)])
@@ -190,10 +190,10 @@ def test_stalls_of_an_average_that_comes_as_far_as_in_fp32_lose_nothing(
 ) -> None:
     # Kahan's compensation adds nothing at most steps, and the whole at some.
     target = tensor(is_parameter=True)
-    stall = bad_op("aten.add_", target, kind="stall", error=1.0, reached_loss=False, pos_inf=0)
+    stagnated = bad_op("aten.add_", target, kind="stall", error=1.0, reached_loss=False, pos_inf=0)
     own = scan("end", "frozen", "average.weight", dtype="bf16", change=change)
     full = scan("end", "frozen", "average.weight", change=0.1)
-    made = evidence(run(steps(), stall, own), fp32_run(None, full))
+    made = evidence(run(steps(), stagnated, own), fp32_run(None, full))
     assert status("small_update_lost", made) is says
 
 
@@ -203,12 +203,12 @@ def test_an_average_that_follows_and_then_stands_still_loses_updates(
 ) -> None:
     # Weights that move far take their average along until the distance is below half a spacing.
     target = tensor(is_parameter=True)
-    stall = bad_op("aten.lerp_", target, kind="stall", error=1.0, reached_loss=False, pos_inf=0)
+    stagnated = bad_op("aten.lerp_", target, kind="stall", error=1.0, reached_loss=False, pos_inf=0)
     places = (0.02, -0.04, 0.01)
     moved = tuple(way * d for d in places)
     own = scan("end", "frozen", "average", dtype="bf16", change=0.1, displacement=moved)
     full = scan("end", "frozen", "average", change=0.1, displacement=places)
-    made = evidence(run(steps(), stall, own), fp32_run(None, full))
+    made = evidence(run(steps(), stagnated, own), fp32_run(None, full))
     assert status("small_update_lost", made) is says
 
 

@@ -159,7 +159,7 @@ BROKEN = {
     "op sets": (OpTrace, "take"),
     "comparisons": (Comparisons, "add"),
     "outputs beside fp32": (Shadow, "_unseen"),
-    "shadow": (Shadow, "run_twin"),
+    "shadow": (Shadow, "run_shadow"),
     "norm": (instruments, "gradient_norm"),
 }
 

@@ -2,7 +2,7 @@
 sentence that answers "what does half precision give here?".
 
     view = bench_view(run, rates, samples, report)
-    view.sentence       "bf16 products run at 2.1 times the rate of fp32 here (…), fp16 at …"
+    view.sentence       "bf16 matmuls run at 2.1 times the rate of fp32 here (…), fp16 at …"
 
 Also here: a bench as JSON, and what a crooked size costs.
 """
@@ -59,7 +59,7 @@ class BenchView:
         if not fp32 or not halves:
             return ""
         parts = [
-            f"{name} products run {_against(reached[name] / fp32)} ({rate_words(reached[name])})"
+            f"{name} matmuls run {_against(reached[name] / fp32)} ({rate_words(reached[name])})"
             for name in halves
         ]
         tf32 = f", {rate_words(reached['tf32'])} with TF32" if "tf32" in reached else ""
@@ -340,9 +340,9 @@ class Cost:
     def sentence(self) -> str:
         """``K = 4097 costs 2.3 times the time that K = 4096 costs, … (fp16; 2.20 to 2.40 …).``"""
         where = f"{self.dtype}{', ' + self.layout if self.layout else ''}"
-        crooked = _named(self, self.size + self.offset)
+        misaligned = _named(self, self.size + self.offset)
         return (
-            f"{crooked[0].upper()}{crooked[1:]} costs {self.ratio:.2g} times the time that "
+            f"{misaligned[0].upper()}{misaligned[1:]} costs {self.ratio:.2g} times the time that "
             f"{_named(self, self.size)} costs, for each multiplication ({where}; {self.low:.2f} to "
             f"{self.high:.2f} at all sizes tried)."
         )
@@ -402,7 +402,7 @@ def _costs_of(key: tuple[str, str, str], at: dict[int, Rate]) -> list[Cost]:
         pairs = [(_each(at[size]), _each(at[size + offset])) for size in sizes]
         if not pairs:
             continue
-        ratios = [crooked[1] / straight[1] for straight, crooked in pairs]
+        ratios = [misaligned[1] / straight[1] for straight, misaligned in pairs]
         middle = (len(sizes) - 1) // 2
         found.append(
             Cost(

@@ -23,7 +23,7 @@ from importlib import resources
 
 from ampscope.analysis.telemetry import LEAST_SHARE, OTHERS_PERCENT, by_device, held_back, usage
 from ampscope.hardware.capability import DTYPE_LABELS, TensorCoreInfo
-from ampscope.hardware.cpu import PRODUCT_FLAGS, half_flags
+from ampscope.hardware.cpu import MATMUL_FLAGS, half_flags
 from ampscope.records import Rate, Sample
 
 # From wide to narrow: bits of one number.
@@ -247,14 +247,14 @@ def _on_cpu(slow: Slow, flags: tuple[str, ...] | None) -> str:
     label = DTYPE_LABELS.get(slow.dtype, slow.dtype)
     if slow.dtype == "e4m3":
         return f"No CPU instruction that ampscope knows multiplies {label}; torch converts it."
-    if slow.dtype not in PRODUCT_FLAGS:
+    if slow.dtype not in MATMUL_FLAGS:
         return UNKNOWN
     have = half_flags(flags, slow.dtype)
     if have is None:
         return f"Unknown: whether this CPU has instructions that multiply {label} cannot be read."
     if have:
         return f"Unknown: the CPU has {have[0]}, but this torch build may not use it."
-    lacking = ", ".join(PRODUCT_FLAGS[slow.dtype])
+    lacking = ", ".join(MATMUL_FLAGS[slow.dtype])
     return f"This CPU has no instruction that multiplies {label} (none of {lacking})."
 
 

@@ -431,7 +431,7 @@ def cast_kinds(sites: Iterable[CastSite]) -> list[tuple[str, str, int]]:
 
 # How many of a step's floating-point operations ran in which dtype.
 #
-# Only ops that have a FLOP formula count (matrix products, convolutions, attention): they are what
+# Only ops that have a FLOP formula count (matmuls, convolutions, attention): they are what
 # Tensor Cores speed up. An op belongs to the dtype of its floating-point inputs.
 
 

@@ -202,20 +202,20 @@ def _finite(value: float | None) -> bool:
 # total that an addition leaves as it is (stall).
 
 
-MIN_STALLS = 8  # times that the same line added without effect: not a coincidence
+MIN_STAGNATED = 8  # times that the same line added without effect: not a coincidence
 
 
 def worst_sum(run: RunView) -> BadOp | None:
     """The sum that is farthest off, of the surest kind there is; averages of weights left out."""
-    coarse = [b for b in run.bad_ops if b.kind == "coarse"]
+    inaccurate = [b for b in run.bad_ops if b.kind == "coarse"]
     totals = [b for b in run.bad_ops if b.kind in ("drift", "stall") and not is_average(b)]
-    drifts = [b for b in totals if b.kind == "drift"]
-    stalls = [
-        b for b in totals if b.kind == "stall" and b.count >= MIN_STALLS and _is_running_total(b)
+    drifted = [b for b in totals if b.kind == "drift"]
+    stagnated = [
+        b for b in totals if b.kind == "stall" and b.count >= MIN_STAGNATED and _is_running_total(b)
     ]
-    if coarse or drifts:
-        return max(coarse or drifts, key=lambda b: b.error or 0.0)
-    return max(stalls, key=lambda b: b.count, default=None)
+    if inaccurate or drifted:
+        return max(inaccurate or drifted, key=lambda b: b.error or 0.0)
+    return max(stagnated, key=lambda b: b.count, default=None)
 
 
 def _is_running_total(op: BadOp) -> bool:
@@ -309,7 +309,7 @@ def kept_motion(run: RunView, fp32: RunView, kind: str = "parameter") -> float |
 
 SLOW = 0.5  # less than half as far as in fp32; rounding alone makes no such difference
 KEEPS_UP = 0.9  # of fp32's way; compensated and stochastically rounded averages come 0.99 as far
-MIN_AVERAGE_STALLS = 5  # updates that moved next to nothing
+MIN_AVERAGE_STAGNATED = 5  # updates that moved next to nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,10 +356,11 @@ def _averages(run: RunView, fp32: RunView) -> list[SlowAverage]:
     ]
 
 
-def stalled_average(run: RunView) -> BadOp | None:
-    """The first addition to an average of weights that had no effect :data:`MIN_STALLS` times."""
-    stalls = (b for b in run.bad_ops if b.kind == "stall" and b.count >= MIN_AVERAGE_STALLS)
-    return next(filter(is_average, stalls), None)
+def stagnated_average(run: RunView) -> BadOp | None:
+    """The first addition to an average of weights that had no effect at least
+    :data:`MIN_AVERAGE_STAGNATED` times."""
+    stagnated = (b for b in run.bad_ops if b.kind == "stall" and b.count >= MIN_AVERAGE_STAGNATED)
+    return next(filter(is_average, stagnated), None)
 
 
 def is_average(op: BadOp) -> bool:
@@ -370,28 +371,28 @@ def is_average(op: BadOp) -> bool:
 # Buffers in half precision: tables that a model computed once and keeps.
 
 
-COARSE_SPREAD = 0.05  # one rounding to bf16 is at most 0.4 % of a value
+INACCURATE_SPREAD = 0.05  # one rounding to bf16 is at most 0.4 % of a value
 
 
 @dataclass(frozen=True, slots=True)
-class CoarseTable:
+class InaccurateTable:
     """A buffer, and how far it is from the fp32 control's: largest difference over the spread."""
 
     scan: Scan
     error: float
 
 
-def coarse_table(run: RunView, fp32: RunView) -> CoarseTable | None:
+def inaccurate_table(run: RunView, fp32: RunView) -> InaccurateTable | None:
     """The first buffer that was built in another dtype than fp32 and differs from the control's by
-    more than :data:`COARSE_SPREAD`."""
+    more than :data:`INACCURATE_SPREAD`."""
     tables = {s.name: s for s in fp32.scans_of("start", "buffer")}
     for scan in run.scans_of("start", "buffer"):
         reference = tables.get(scan.name)
         if reference is None or scan.dtype == "fp32":
             continue
         error = _distance(scan.sample, reference.sample)
-        if error is not None and error > COARSE_SPREAD:
-            return CoarseTable(scan, error)
+        if error is not None and error > INACCURATE_SPREAD:
+            return InaccurateTable(scan, error)
     return None
 
 

@@ -1,13 +1,13 @@
 """Tensor Cores used, not used or unknown, from two independent signs: the names of the kernels, and
-the rate that the product reaches alone against its control, the same shapes in fp32 without TF32.
+the rate that the matmul reaches alone against its control, the same shapes in fp32 without TF32.
 
 The rate speaks only where nothing else explains it:
-- the device's largest product in that dtype must itself be faster than fp32's, else a rate tells
+- the device's largest matmul in that dtype must itself be faster than fp32's, else a rate tells
   nothing (consumer GPUs compute TF32 no faster than fp32);
-- half the bytes make a product that waits for memory up to twice as fast, with no Tensor Core;
-- a product that its launch or its memory holds up is not faster even when it uses them.
+- half the bytes make a matmul that waits for memory up to twice as fast, with no Tensor Core;
+- a matmul that its launch or its memory holds up is not faster even when it uses them.
 
-Also here: a step's products as a whole with the tables' view of them, sentences, JSON, how operands
+Also here: a step's matmuls as a whole with the tables' view of them, sentences, JSON, how operands
 lie in memory, and what padding gains a layer.
 """
 
@@ -22,22 +22,22 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ampscope.hardware.capability import Eligibility, Fit, Sign, on_cpu, on_gpu, sign_of_names
-from ampscope.hardware.cpu import PRODUCT_FLAGS
+from ampscope.hardware.cpu import MATMUL_FLAGS
 from ampscope.records import (
     Machine,
+    Matmul,
     Operand,
     Padded,
     Place,
-    Product,
     Rate,
     Result,
     RunInfo,
-    StepProducts,
+    StepMatmuls,
     Timing,
 )
 
-TELLING_GAIN = 1.3  # of the dtype's largest product over fp32's; below it no rate can tell
-# A product must be half as far above its control, on a log scale, as the largest one is; twice as
+CONCLUSIVE_GAIN = 1.3  # of the dtype's largest matmul over fp32's; below it no rate can tell
+# A matmul must be half as far above its control, on a log scale, as the largest one is; twice as
 # fast is always enough, because plain units compute half inputs with fp32 sums at fp32's rate.
 USED_FROM_MOST = 2.0
 SLOWER = 1.5  # times as long as in fp32, by the nearer quartiles
@@ -47,7 +47,7 @@ COMPUTES = 0.5  # share of fp32's ceiling from which arithmetic is what limits a
 
 
 class CoreVerdict(StrEnum):
-    """Of one product."""
+    """Of one matmul."""
 
     USED = "used"
     NOT_USED = "not used"
@@ -62,7 +62,7 @@ class Ceilings:
     bytes_s: float | None = None
 
     def gain(self, dtype: str) -> float | None:
-        """The largest product in ``dtype`` over that in fp32."""
+        """The largest matmul in ``dtype`` over that in fp32."""
         of, base = self.flops_s.get(dtype), self.flops_s.get("fp32")
         return of / base if of and base else None
 
@@ -84,49 +84,49 @@ def verdict(names: Sign, rate: Sign) -> CoreVerdict:
     return CoreVerdict.NOT_USED if said == {Sign.NOT_USED} else CoreVerdict.UNKNOWN
 
 
-def rate_sign(product: Product, ceilings: Ceilings) -> RateSign:
-    """From the product's own timing, its control's and the ceilings."""
-    if product.dtype == "fp32":
+def rate_sign(matmul: Matmul, ceilings: Ceilings) -> RateSign:
+    """From the matmul's own timing, its control's and the ceilings."""
+    if matmul.dtype == "fp32":
         return RateSign(Sign.NOT_USED, "It is computed in plain fp32, as controls are.")
-    timing, control = product.timing, product.control
+    timing, control = matmul.timing, matmul.control
     if timing is None or control is None:
         return RateSign(Sign.NOTHING, "It has no timing beside a control.")
     speedup = control.median_s / timing.median_s
     if timing.low_s > SLOWER * control.high_s:
         text = f"Its fp32 control is {1 / speedup:.2g}× as fast: whatever it uses does not help."
         return RateSign(Sign.NOT_USED, text, speedup)
-    gain = ceilings.gain(product.dtype)
+    gain = ceilings.gain(matmul.dtype)
     if gain is None:
         return RateSign(Sign.NOTHING, "The ceilings were not measured.", speedup)
-    if gain < 1 / TELLING_GAIN:
+    if gain < 1 / CONCLUSIVE_GAIN:
         return RateSign(
             Sign.NOT_USED,
-            f"No {product.dtype} product is fast here: the largest reaches {gain:.2g}× fp32.",
+            f"No {matmul.dtype} matmul is fast here: the largest reaches {gain:.2g}× fp32.",
             speedup,
         )
-    if gain < TELLING_GAIN:
+    if gain < CONCLUSIVE_GAIN:
         return RateSign(
             Sign.NOTHING,
-            f"The largest {product.dtype} product is only {gain:.2g}× as fast as fp32's.",
+            f"The largest {matmul.dtype} matmul is only {gain:.2g}× as fast as fp32's.",
             speedup,
         )
-    return _compared(product, timing, control, ceilings, gain)
+    return _compared(matmul, timing, control, ceilings, gain)
 
 
 def _compared(
-    product: Product, timing: Timing, control: Timing, ceilings: Ceilings, gain: float
+    matmul: Matmul, timing: Timing, control: Timing, ceilings: Ceilings, gain: float
 ) -> RateSign:
     """The quartiles that lie nearer to each other decide, not the medians."""
     speedup = control.median_s / timing.median_s
-    width = 1 if product.dtype == "tf32" else 2  # bytes of fp32 over those of the dtype
-    explained = width if _waits(product.moved_bytes * width, control, ceilings) else 1
+    width = 1 if matmul.dtype == "tf32" else 2  # bytes of fp32 over those of the dtype
+    explained = width if _waits(matmul.moved_bytes * width, control, ceilings) else 1
     needed = explained * min(math.sqrt(gain), USED_FROM_MOST)
     if control.low_s / timing.high_s >= needed:
         return RateSign(
             Sign.USED, f"{speedup:.2g}× as fast as its fp32 control; {needed:.2g}× tells.", speedup
         )
     base = ceilings.flops_s["fp32"]
-    computes = product.flops / control.median_s >= COMPUTES * base
+    computes = matmul.flops / control.median_s >= COMPUTES * base
     if computes and control.high_s / timing.low_s <= NOT_USED_BELOW:
         return RateSign(
             Sign.NOT_USED, f"No faster than its fp32 control ({speedup:.2g}×).", speedup
@@ -143,7 +143,7 @@ def _waits(moved_bytes: int, timing: Timing, ceilings: Ceilings) -> bool:
     return moved_bytes / ceilings.bytes_s >= WAITS_FOR_MEMORY * timing.median_s
 
 
-# The products of a step, each with what the tables say it could use and what the signs say it
+# The matmuls of a step, each with what the tables say it could use and what the signs say it
 # does; and what padding a dimension gains, measured.
 
 
@@ -151,10 +151,10 @@ NO_TABLE = "ampscope has no table of what this device's matrix units take."
 
 
 @dataclass(frozen=True, slots=True)
-class ProductUse:
-    """One product, judged."""
+class MatmulUse:
+    """One matmul, judged."""
 
-    product: Product
+    matmul: Matmul
     eligibility: Eligibility
     names: Sign
     rate: RateSign
@@ -163,21 +163,21 @@ class ProductUse:
     @property
     def step_flops(self) -> int:
         """Of all its calls."""
-        return self.product.flops * self.product.count
+        return self.matmul.flops * self.matmul.count
 
 
 @dataclass(frozen=True, slots=True)
 class CoreUse:
-    """A step: all of its products that have been measured so far, most FLOPs first."""
+    """A step: all of its matmuls that have been measured so far, most FLOPs first."""
 
-    step: StepProducts
-    uses: tuple[ProductUse, ...]
+    step: StepMatmuls
+    uses: tuple[MatmulUse, ...]
     ceilings: Ceilings
     rates: tuple[Rate, ...]  # the ceilings as they were measured
 
     def calls(self, of: CoreVerdict | None = None) -> int:
-        """Products a step with that verdict; None: measured at all."""
-        return sum(u.product.count for u in self.uses if of in (None, u.verdict))
+        """Matmuls a step with that verdict; None: measured at all."""
+        return sum(u.matmul.count for u in self.uses if of in (None, u.verdict))
 
     def flops(self, of: CoreVerdict) -> int:
         """Their FLOPs a step."""
@@ -187,15 +187,15 @@ class CoreUse:
         """Of the step's FLOPs, 0 … 1."""
         return self.flops(of) / self.step.flops if self.step.flops else 0.0
 
-    def layers(self) -> list[tuple[ProductUse, Place]]:
+    def layers(self) -> list[tuple[MatmulUse, Place]]:
         """One entry for each layer and phase, in the order of modules' names."""
-        entries = [(use, place) for use in self.uses for place in use.product.places]
+        entries = [(use, place) for use in self.uses for place in use.matmul.places]
         return sorted(entries, key=lambda e: (e[1].module, e[1].phase != "forward"))
 
 
 def core_use(results: Sequence[Result], machine: Machine | None) -> CoreUse | None:
     """None before the step has been recorded."""
-    step = next((r for r in results if isinstance(r, StepProducts)), None)
+    step = next((r for r in results if isinstance(r, StepMatmuls)), None)
     if step is None:
         return None
     rates = tuple(r for r in results if isinstance(r, Rate))
@@ -204,24 +204,24 @@ def core_use(results: Sequence[Result], machine: Machine | None) -> CoreUse | No
         next((r.bytes_s for r in rates if r.series == "copy"), None),
     )
     name = machine.device_name if machine else ""
-    products = (r for r in results if isinstance(r, Product))
-    uses = tuple(_judged(product, step, name, ceilings) for product in products)
+    matmuls = (r for r in results if isinstance(r, Matmul))
+    uses = tuple(_judged(matmul, step, name, ceilings) for matmul in matmuls)
     ordered = sorted(uses, key=lambda use: -use.step_flops)
     return CoreUse(step, tuple(ordered), ceilings, rates)
 
 
-def _judged(product: Product, step: StepProducts, name: str, ceilings: Ceilings) -> ProductUse:
+def _judged(matmul: Matmul, step: StepMatmuls, name: str, ceilings: Ceilings) -> MatmulUse:
     if step.device == "cpu":
-        fit = on_cpu(step.cpu_flags, product.dtype)
+        fit = on_cpu(step.cpu_flags, matmul.dtype)
     elif step.device != "cuda":
         fit = Eligibility(Fit.UNKNOWN, NO_TABLE)
     else:
-        kind = layout(product.operands[0]) if "conv" in product.op and product.operands else ""
+        kind = layout(matmul.operands[0]) if "conv" in matmul.op and matmul.operands else ""
         tensors = "NCHW" if kind and kind != "channels_last" else ""
-        fit = on_gpu(step.capability, name, product.dtype, product.dimensions, tensors)
-    names = sign_of_names(product.kernels, step.device, product.dtype)
-    rate = rate_sign(product, ceilings)
-    return ProductUse(product, fit, names, rate, verdict(names, rate.sign))
+        fit = on_gpu(step.capability, name, matmul.dtype, matmul.dimensions, tensors)
+    names = sign_of_names(matmul.kernels, step.device, matmul.dtype)
+    rate = rate_sign(matmul, ceilings)
+    return MatmulUse(matmul, fit, names, rate, verdict(names, rate.sign))
 
 
 # Sentences about Tensor Cores in a step, for the terminal and the page alike.
@@ -229,19 +229,19 @@ def _judged(product: Product, step: StepProducts, name: str, ceilings: Ceilings)
 
 ON_A_CPU = (
     "A CPU has no Tensor Cores. Its instructions that multiply half numbers (AVX512-BF16, AMX) "
-    "take their place here; fp32 products never use them."
+    "take their place here; fp32 matmuls never use them."
 )
 
 
 def answer(use: CoreUse) -> str:
-    """What the page says first: how many products, what share of the FLOPs, and what to do."""
+    """What the page says first: how many matmuls, what share of the FLOPs, and what to do."""
     parts = [_used(use)]
     unknown, measured = use.calls(CoreVerdict.UNKNOWN), use.calls()
     if unknown:
         parts.append(f"of {unknown:,} it is unknown")
     if measured < use.step.calls:
         parts.append(f"{use.step.calls - measured:,} are not measured yet")
-    gain = best_gain([u.product for u in use.uses])
+    gain = best_gain([u.matmul for u in use.uses])
     if gain is not None:
         parts.append(padding_words(gain))
     why = "" if use.calls(CoreVerdict.USED) else why_not(use)
@@ -249,7 +249,7 @@ def answer(use: CoreUse) -> str:
 
 
 def why_not(use: CoreUse) -> str:
-    """Of the products that do not use them, the reason with most FLOPs; empty where all do."""
+    """Of the matmuls that do not use them, the reason with most FLOPs; empty where all do."""
     reasons: dict[str, int] = {}
     for one in use.uses:
         if one.verdict is not CoreVerdict.USED and one.eligibility.fit in (Fit.NOT, Fit.UNKNOWN):
@@ -262,7 +262,7 @@ def units(use: CoreUse) -> str:
     """What takes the place of Tensor Cores on this device."""
     if use.step.device != "cpu":
         return "Tensor Cores"
-    flags = [flag for names in PRODUCT_FLAGS.values() for flag in names]
+    flags = [flag for names in MATMUL_FLAGS.values() for flag in names]
     has = [flag for flag in flags if flag in (use.step.cpu_flags or ())]
     return f"this CPU's half-precision instructions{f' ({has[0]})' if has else ''}"
 
@@ -276,19 +276,19 @@ def padding_words(gain: PaddingGain) -> str:
     return f"{layer} misses by {many}: padding {changed} gains {times}, measured"
 
 
-def signs_words(one: ProductUse) -> str:
+def signs_words(one: MatmulUse) -> str:
     """Why the verdict is what it is."""
     names = {
         "used": "its kernel's name says used",
         "not used": "its kernel's name says not used",
-        "nothing": "its kernel's name says nothing" if one.product.kernels else "no name was seen",
+        "nothing": "its kernel's name says nothing" if one.matmul.kernels else "no name was seen",
     }[one.names]
     return f"{names}; {one.rate.reason}"
 
 
 def _used(use: CoreUse) -> str:
     used, calls = use.calls(CoreVerdict.USED), use.step.calls
-    plain = "product" if calls == 1 else "products"
+    plain = "matmul or convolution" if calls == 1 else "matmuls and convolutions"
     if not used:
         runs = "is known to run" if use.calls(CoreVerdict.UNKNOWN) else "runs"
         return f"None of {calls:,} {plain} {runs} on {units(use)}"
@@ -297,7 +297,7 @@ def _used(use: CoreUse) -> str:
     return f"{used:,} of {calls:,} {plain}, {number} % of the FLOPs, run on {units(use)}"
 
 
-# Products and verdicts as JSON for programs: what was recorded, and what was made of it.
+# Matmuls and verdicts as JSON for programs: what was recorded, and what was made of it.
 
 
 VERSION = 1
@@ -318,21 +318,23 @@ def cores_json(info: RunInfo, use: CoreUse) -> str:
             "calls": {v.value: use.calls(v) for v in CoreVerdict},
             "flops": {v.value: use.flops(v) for v in CoreVerdict},
             "ceilings": [dataclasses.asdict(rate) for rate in use.rates],
-            "products": [_product(one) for one in use.uses],
-            "padding": [
-                {**dataclasses.asdict(gain), "gain": gain.gain}
-                for gain in padding_gains([one.product for one in use.uses])
-            ],
+            "products": [_matmul(one) for one in use.uses],
+            "padding": [_padding(gain) for gain in padding_gains([one.matmul for one in use.uses])],
         },
         indent=2,
     )
 
 
-def _product(one: ProductUse) -> dict[str, object]:
+def _padding(gain: PaddingGain) -> dict[str, object]:
+    found = dataclasses.asdict(gain)
+    return {**found, "products": found.pop("matmuls"), "gain": gain.gain}
+
+
+def _matmul(one: MatmulUse) -> dict[str, object]:
     return {
-        **dataclasses.asdict(one.product),
-        "intensity": one.product.intensity,
-        "flops_s": one.product.flops_s,
+        **dataclasses.asdict(one.matmul),
+        "intensity": one.matmul.intensity,
+        "flops_s": one.matmul.flops_s,
         "eligible": one.eligibility.fit.value,
         "eligible_reason": one.eligibility.reason,
         "sign_of_names": one.names.value,
@@ -343,7 +345,7 @@ def _product(one: ProductUse) -> dict[str, object]:
     }
 
 
-# How a product's operands lie in memory, in one word each.
+# How a matmul's operands lie in memory, in one word each.
 
 
 def layout(operand: Operand) -> str:
@@ -386,10 +388,10 @@ def _is_dense(operand: Operand, order: Sequence[int]) -> bool:
     return True
 
 
-# What padding gains a layer: the time of its products that miss by a dimension, and of the same
-# products with that dimension enlarged, both measured.
+# What padding gains a layer: the time of its matmuls that miss by a dimension, and of the same
+# matmuls with that dimension enlarged, both measured.
 #
-# A layer's forward and backward products share the dimension (a Linear's output is n, then k, then
+# A layer's forward and backward matmuls share the dimension (a Linear's output is n, then k, then
 # m or n again), so a change of it is looked for in all of them.
 
 
@@ -398,11 +400,11 @@ WORTH = 1.05  # what is gained less than this is within the spread of timings
 
 @dataclass(frozen=True, slots=True)
 class PaddingGain:
-    """One change of one layer; seconds a step, over all products of the layer that it touches."""
+    """One change of one layer; seconds a step, over all matmuls of the layer that it touches."""
 
     module: str
     changes: tuple[tuple[int, int], ...]  # (size, padded size), in rising order
-    products: int  # calls a step
+    matmuls: int  # calls a step
     seconds: float
     padded_s: float
     low: float  # gain with the quartiles that lie nearer, and
@@ -419,23 +421,23 @@ class PaddingGain:
         return self.low > WORTH
 
 
-def padding_gains(products: Sequence[Product]) -> list[PaddingGain]:
+def padding_gains(matmuls: Sequence[Matmul]) -> list[PaddingGain]:
     """Most time saved first."""
     found: dict[tuple[str, tuple[tuple[int, int], ...]], list[tuple[int, Timing, Timing]]]
     found = defaultdict(list)
-    for product in products:
-        for padded in product.padded:
-            for place in product.places:
-                if product.timing is not None:
+    for matmul in matmuls:
+        for padded in matmul.padded:
+            for place in matmul.places:
+                if matmul.timing is not None:
                     key = (place.module, _changes(padded))
-                    found[key].append((place.count, product.timing, padded.timing))
+                    found[key].append((place.count, matmul.timing, padded.timing))
     gains = [_gain(module, changes, timings) for (module, changes), timings in found.items()]
     return sorted(gains, key=lambda g: g.padded_s - g.seconds)
 
 
-def best_gain(products: Sequence[Product]) -> PaddingGain | None:
+def best_gain(matmuls: Sequence[Matmul]) -> PaddingGain | None:
     """The one that saves most time beyond doubt; None where nothing does."""
-    return next((gain for gain in padding_gains(products) if gain.is_worth_it), None)
+    return next((gain for gain in padding_gains(matmuls) if gain.is_worth_it), None)
 
 
 def _changes(padded: Padded) -> tuple[tuple[int, int], ...]:
@@ -453,7 +455,7 @@ def _gain(
     return PaddingGain(
         module=module,
         changes=changes,
-        products=sum(count for count, _, _ in timings),
+        matmuls=sum(count for count, _, _ in timings),
         seconds=total(1, "median_s"),
         padded_s=total(2, "median_s"),
         low=total(1, "low_s") / total(2, "high_s"),

@@ -134,7 +134,7 @@ def _pack(bits: Any, keys: Any, unit: Any, mantissa: int) -> None:
 
 
 @_inner
-def _tally_pairs(keys: Any, pairs: Any) -> None:
+def _count_pairs(keys: Any, pairs: Any) -> None:
     """One count for each pair, to two tables in turn (0.2 ns an element)."""
     a, b = pairs[0], pairs[1]
     one = np.uint32(1)
@@ -242,7 +242,7 @@ def _count(job: Any, unit: Any, row: Any) -> None:
             ):
                 half = length // 2
                 _pack(chunk, buffer[:half], unit, mantissa)
-                _tally_pairs(buffer[:half], pairs)
+                _count_pairs(buffer[:half], pairs)
                 _tally(chunk[2 * half :], np.uint64(mantissa), tables)
             elif is_usual and not _has_outside(chunk, magnitude, magnitude, smallest, infinity):
                 _tally(chunk, np.uint64(mantissa), tables)

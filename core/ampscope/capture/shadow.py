@@ -38,7 +38,7 @@ _SEEN = "_ampscope_shadow"  # attribute on an output tensor: the step and versio
 
 
 class Shadow:
-    """One sampled step: :meth:`run_twin`, then the real step inside the context."""
+    """One sampled step: :meth:`run_shadow`, then the real step inside the context."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Shadow:
         self._calls: dict[tuple[int, bool], int] = {}
         self._handle: Subscription | None = None
 
-    def run_twin(self, loss: Callable[[nn.Module], Tensor]) -> None:
+    def run_shadow(self, loss: Callable[[nn.Module], Tensor]) -> None:
         """Forward and backward of an fp32 copy; ``loss`` maps a model to a scalar tensor.
 
         TF32 is off: a reference with 10 bits of mantissa is no better than fp16.

@@ -199,7 +199,7 @@ def _batch_table(search: BatchSearch) -> Table:
     for name in ("samples", "fits", "peak memory", "time a step", "samples a second", ""):
         table.add_column(name, justify="left" if not name else "right")
     knee = search.knee
-    for made in search.tries:
+    for made in search.trials:
         peak = made.device_peak or made.peak_bytes
         rate = made.samples_s
         table.add_row(

@@ -1,6 +1,6 @@
 """``ampscope hardware``: what this machine is, and what AMP can and cannot give on it.
 
-With ``--bench`` it is measured: products in every dtype, copies, and what a crooked size costs.
+With ``--bench`` it is measured: matmuls in every dtype, copies, and what a crooked size costs.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ampscope.analysis.tensor_core_use import (
     ON_A_CPU,
     CoreUse,
     CoreVerdict,
+    MatmulUse,
     PaddingGain,
-    ProductUse,
     answer,
     core_use,
     cores_json,
@@ -75,10 +75,10 @@ def _bench(report: HardwareReport, device: str, quick: bool, as_json: bool, stor
     click.echo("\n".join(text for text in texts if text))
 
 
-# ``ampscope cores``: which products of a training step use Tensor Cores.
+# ``ampscope cores``: which matmuls of a training step use Tensor Cores.
 
 
-SHOWN = 24  # products; --all shows the rest
+SHOWN = 24  # matmuls; --all shows the rest
 LAYER_LENGTH = 16
 FITS = {Fit.ELIGIBLE: "yes", Fit.REDUCED: "less", Fit.NOT: "no", Fit.UNKNOWN: "?"}
 USED = {CoreVerdict.USED: "yes", CoreVerdict.NOT_USED: "no", CoreVerdict.UNKNOWN: "unknown"}
@@ -93,7 +93,7 @@ _PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
 @click.option("--seed", default=0, show_default=True)
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option("--time-limit", default=600.0, show_default=True, help="Seconds.")
-@click.option("--all", "is_whole", is_flag=True, help=f"All products, not the {SHOWN} largest.")
+@click.option("--all", "is_whole", is_flag=True, help=f"All matmuls, not the {SHOWN} largest.")
 @click.option("--json", "out", type=click.Path(path_type=Path), help="Write everything there.")
 @store_option
 def cores(
@@ -108,11 +108,11 @@ def cores(
     out: Path | None,
     store: Path,
 ) -> None:
-    """Say which products of one training step of WORKLOAD use Tensor Cores.
+    """Say which matmuls of one training step of WORKLOAD use Tensor Cores.
 
     WORKLOAD is a built-in model, path/to/file.py:build, package.module:build, or any training
     script, run untouched with ARGS and in its own size and precision. On a CPU its instructions
-    for half products take the place of Tensor Cores.
+    for half matmuls take the place of Tensor Cores.
     """
     script = is_script(workload)
     if args and not script:
@@ -139,26 +139,26 @@ def cores(
     if use.step.device == "cpu":
         click.echo(ON_A_CPU)
     console = Console()
-    console.print(_products(use, len(use.uses) if is_whole else SHOWN))
-    gains = padding_gains([one.product for one in use.uses])
+    console.print(_matmuls(use, len(use.uses) if is_whole else SHOWN))
+    gains = padding_gains([one.matmul for one in use.uses])
     if gains:
         console.print(_padding(gains))
     if out is not None:
         write_whole(out, cores_json(info, use) + "\n")
 
 
-def _products(use: CoreUse, shown: int) -> Table:
-    """Equal products are one line; the layer is the first that has it. 80 columns are few: a dtype
+def _matmuls(use: CoreUse, shown: int) -> Table:
+    """Equal matmuls are one line; the layer is the first that has it. 80 columns are few: a dtype
     that all share stands in the title, and the unit of the rates in the heading."""
     listed = use.uses[:shown]
-    dtypes = {one.product.dtype for one in listed}
+    dtypes = {one.matmul.dtype for one in listed}
     unit = _unit(listed)
-    table = plain_table(f"Products of one step{', in ' + dtypes.pop() if len(dtypes) == 1 else ''}")
+    table = plain_table(f"Matmuls of one step{', in ' + dtypes.pop() if len(dtypes) == 1 else ''}")
     left_out = len(use.uses) - len(listed)
     if left_out:
         table.caption = f"{left_out} smaller ones are left out; --all shows them."
         table.caption_justify = "left"
-    for name in ("layer", "", "product", *(["dtype"] if dtypes else [])):
+    for name in ("layer", "", "matmul", *(["dtype"] if dtypes else [])):
         table.add_column(name, no_wrap=True)
     for name in ("calls", "FLOPs", unit.name, "×fp32"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -166,7 +166,7 @@ def _products(use: CoreUse, shown: int) -> Table:
         table.add_column(name, no_wrap=True)
     for one in listed:
         first, *rest = _cells(one, use.step.flops, unit)
-        table.add_row(*_place(one), first, *([one.product.dtype] if dtypes else []), *rest)
+        table.add_row(*_place(one), first, *([one.matmul.dtype] if dtypes else []), *rest)
     return table
 
 
@@ -176,27 +176,27 @@ class _Unit:
     flops_s: float
 
 
-def _unit(listed: Sequence[ProductUse]) -> _Unit:
-    fastest = max((one.product.flops_s or 0.0 for one in listed), default=0.0)
+def _unit(listed: Sequence[MatmulUse]) -> _Unit:
+    fastest = max((one.matmul.flops_s or 0.0 for one in listed), default=0.0)
     return _Unit("TFLOP/s", 1e12) if fastest >= 1e12 else _Unit("GFLOP/s", 1e9)
 
 
-def _place(one: ProductUse) -> tuple[str, str]:
-    first, *others = one.product.places
+def _place(one: MatmulUse) -> tuple[str, str]:
+    first, *others = one.matmul.places
     more = f" +{len(others)}" if others else ""
     name = _end(first.module or "(model)", LAYER_LENGTH - len(more)) + more
     return escape(name), _PHASES.get(first.phase, first.phase)
 
 
-def _cells(one: ProductUse, total: int, unit: _Unit) -> tuple[str, ...]:
-    """From the product to the verdict."""
-    product = one.product
-    sizes = "×".join(str(d.size) for d in product.dimensions)
-    kind = "conv " if "conv" in product.op else "attn " if "attention" in product.op else ""
-    reached, faster = product.flops_s, one.rate.speedup
+def _cells(one: MatmulUse, total: int, unit: _Unit) -> tuple[str, ...]:
+    """From the matmul to the verdict."""
+    matmul = one.matmul
+    sizes = "×".join(str(d.size) for d in matmul.dimensions)
+    kind = "conv " if "conv" in matmul.op else "attn " if "attention" in matmul.op else ""
+    reached, faster = matmul.flops_s, one.rate.speedup
     return (
         kind + sizes,
-        str(product.count),
+        str(matmul.count),
         f"{one.step_flops / total:.1%}" if total else MISSING,
         f"{reached / unit.flops_s:.3g}" if reached else MISSING,
         f"{faster:.2f}" if faster else MISSING,
@@ -206,7 +206,7 @@ def _cells(one: ProductUse, total: int, unit: _Unit) -> tuple[str, ...]:
 
 
 def _padding(gains: list[PaddingGain]) -> Table:
-    table = plain_table("Layers that miss by a dimension: the padded products, measured")
+    table = plain_table("Layers that miss by a dimension: the padded matmuls, measured")
     for name in ("layer", "padding"):
         table.add_column(name, no_wrap=True)
     for name in ("a step", "padded", "gain", "quartiles"):

@@ -13,7 +13,7 @@ ampscope zoo                                 real failures, and how often the an
 ampscope compare gpt --seeds 3               precisions side by side: time, memory, loss
 ampscope batch-size gpt --memory-limit 512   the largest batch, predicted and proved
 ampscope hardware                            what this machine can do
-ampscope cores gpt --precision bf16          which products use Tensor Cores
+ampscope cores gpt --precision bf16          which matmuls use Tensor Cores
 ampscope frameworks install|check|compare    Keras and Paddle beside PyTorch
 ampscope dashboard                           look at it in a browser
 """

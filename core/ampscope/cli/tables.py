@@ -238,7 +238,7 @@ def bench_table(run: RunInfo, view: BenchView) -> Table:
         pad_edge=False,
         padding=(0, 2, 0, 0),
     )
-    table.add_column("product", no_wrap=True)
+    table.add_column("matmul", no_wrap=True)
     for name in ("reached", "quartiles", "size", "vendor", "share"):
         table.add_column(name, justify="right", no_wrap=name != "size")
     for found in view.ceilings:

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from ampscope.number_words import binary_size, seconds
 from ampscope.records import (
     BatchPrediction,
-    BatchTry,
+    BatchTrial,
     EnergyUse,
     LargestBatch,
     LossCurve,
@@ -299,24 +299,24 @@ KNEE_SHARE = 0.9  # of the best throughput: beyond it more memory buys almost no
 
 @dataclass(frozen=True, slots=True)
 class BatchSearch:
-    """The search of one precision; ``tries`` in the order of their size."""
+    """The search of one precision; ``trials`` in the order of their size."""
 
     precision: str
-    tries: tuple[BatchTry, ...]
+    trials: tuple[BatchTrial, ...]
     prediction: BatchPrediction | None
     largest: LargestBatch | None  # None while it goes on
 
     @property
-    def knee(self) -> BatchTry | None:
+    def knee(self) -> BatchTrial | None:
         """The smallest tried batch that reaches :data:`KNEE_SHARE` of the best throughput."""
-        timed = [(t, t.samples_s) for t in self.tries if t.samples_s is not None]
+        timed = [(t, t.samples_s) for t in self.trials if t.samples_s is not None]
         best = max((rate for _, rate in timed), default=0.0)
         return next((t for t, rate in timed if rate >= KNEE_SHARE * best), None)
 
 
 def batches_by_precision(results: Iterable[Result]) -> tuple[BatchSearch, ...]:
     """In the order in which they were made."""
-    found = [r for r in results if isinstance(r, BatchTry | BatchPrediction | LargestBatch)]
+    found = [r for r in results if isinstance(r, BatchTrial | BatchPrediction | LargestBatch)]
     return tuple(_search(name, found) for name in dict.fromkeys(r.precision for r in found))
 
 
@@ -337,12 +337,12 @@ def sentence(searches: tuple[BatchSearch, ...]) -> str:
     return f"{first.precision} fits {_samples(first)}; {'; '.join(parts)}."
 
 
-def _search(name: str, found: list[BatchTry | BatchPrediction | LargestBatch]) -> BatchSearch:
+def _search(name: str, found: list[BatchTrial | BatchPrediction | LargestBatch]) -> BatchSearch:
     own = [r for r in found if r.precision == name]
-    tries = [r for r in own if isinstance(r, BatchTry)]
+    trials = [r for r in own if isinstance(r, BatchTrial)]
     return BatchSearch(
         name,
-        tuple(sorted(tries, key=lambda t: t.samples)),
+        tuple(sorted(trials, key=lambda t: t.samples)),
         next((r for r in own if isinstance(r, BatchPrediction)), None),
         next((r for r in own if isinstance(r, LargestBatch)), None),
     )
@@ -352,7 +352,7 @@ def _samples(search: BatchSearch) -> str:
     largest = search.largest
     assert largest is not None
     if not largest.samples:
-        held = max((t.samples for t in search.tries if t.fits), default=0)
+        held = max((t.samples for t in search.trials if t.fits), default=0)
         tried = f"no batch of the sizes asked for, though {held:,} samples fit"
         return tried if held else "not even the smallest batch"
     proof = f"{largest.too_many:,} do not" if largest.too_many else "more were not tried"

@@ -200,14 +200,14 @@ def claims(
 
 
 def no_fast_path(machine: Machine | None, precision: str) -> str:
-    """Why products in ``precision`` cannot be fast on a device, by its flags or its compute
+    """Why matmuls in ``precision`` cannot be fast on a device, by its flags or its compute
     capability; "" where they can, or where that is unknown."""
     dtype = precision.partition("-")[0]
     if machine is None or not machine.capability or dtype not in ("fp16", "bf16"):
         return ""
     if machine.device == "cpu":
         found = half_flags(tuple(machine.capability.split()), dtype)
-        return "" if found else f"this CPU has no instruction for products in {dtype}"
+        return "" if found else f"this CPU has no instruction for matmuls in {dtype}"
     can = tensor_cores(machine.capability, machine.device_name).accelerates(dtype)
     return f"this GPU has no Tensor Cores for {DTYPE_LABELS[dtype]}" if can is False else ""
 
@@ -264,8 +264,8 @@ def _why_slow(base: PrecisionResults, other: PrecisionResults, missing: str) -> 
 
 
 def _slower_when_large(base: PrecisionResults, other: PrecisionResults) -> str:
-    """At a batch so large that time grows with it, products dominate; where half loses there, its
-    products are slow."""
+    """At a batch so large that time grows with it, matmuls dominate; where half loses there, its
+    matmuls are slow."""
     if not base.times or not base.other_times or not other.other_times:
         return ""
     large = other.other_times[-1]
@@ -277,8 +277,8 @@ def _slower_when_large(base: PrecisionResults, other: PrecisionResults) -> str:
         return ""
     ratio = large.step.median_s / beside.step.median_s
     return (
-        f"with {large.samples:,} samples, where products dominate, it takes {ratio:.2g} times as "
-        "long: this device has no fast path for its products"
+        f"with {large.samples:,} samples, where matmuls dominate, it takes {ratio:.2g} times as "
+        "long: this device has no fast path for its matmuls"
     )
 
 

@@ -9,7 +9,7 @@ The capability alone does not tell: TU116 and TU117 report 7.5 like every other 
 have no Tensor Cores, so at 7.5 the device's name decides. A capability that is not in the table is
 unknown; nothing is extrapolated from its neighbours.
 
-Also here: whether a product fits Tensor Cores and why not, and what a kernel's name says of them.
+Also here: whether a matmul fits Tensor Cores and why not, and what a kernel's name says of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ampscope.hardware.cpu import ARM_FLAGS, PRODUCT_FLAGS, half_flags
+from ampscope.hardware.cpu import ARM_FLAGS, MATMUL_FLAGS, half_flags
 from ampscope.records import Dimension
 
 CUDA_GUIDE = (
@@ -28,7 +28,7 @@ CUDA_GUIDE = (
     "https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/compute-capabilities.html"
 )
 VOLTA_PAPER = (
-    "NVIDIA Tesla V100 GPU Architecture, WP-08608-001: 'first generation', fp16 products with fp16 "
+    "NVIDIA Tesla V100 GPU Architecture, WP-08608-001: 'first generation', fp16 matmuls with fp16 "
     "or fp32 sums; before Volta there are none"
 )
 XAVIER_PTX = "NVIDIA PTX ISA, wmma.mma: fp16 from sm_70, .s8 and .u8 from sm_72"
@@ -156,17 +156,17 @@ def _turing_without(row: CapabilityRow, device_name: str) -> TensorCoreInfo:
     )
 
 
-# Whether a product can use Tensor Cores, and if not, why: what the tables say, no measurement.
+# Whether a matmul can use Tensor Cores, and if not, why: what the tables say, no measurement.
 #
 # NVIDIA, Matrix Multiplication Background User's Guide (DU-09799-001), "Tensor Core Requirements":
 # before cuBLAS 11.0 and cuDNN 7.6.3 dimensions had to be multiples of 16 bytes (8 elements of
 # fp16, 4 of TF32, 16 of int8); since then Tensor Cores can always be used, "but most efficient"
 # with such multiples. Every torch that ampscope runs on has newer libraries, so a dimension that
-# misses makes a product slower, and never unfit. fp8 is the exception: cuBLASLt takes it in
+# misses makes a matmul slower, and never unfit. fp8 is the exception: cuBLASLt takes it in
 # multiples of 16 bytes alone (cuBLAS documentation, "cublasLtMatmul", fp8 requirements), which
 # torch checks for n and k.
 #
-# On a CPU the instructions for half products (AVX512-BF16, AMX) take Tensor Cores' place.
+# On a CPU the instructions for half matmuls (AVX512-BF16, AMX) take Tensor Cores' place.
 
 
 # Elements in 16 bytes, and the same guide's 2 for fp64; its Table 1.
@@ -188,7 +188,7 @@ FP8_DIMENSIONS = ("n", "k")  # what torch._scaled_mm checks; m may be anything
 
 
 class Fit(StrEnum):
-    """How a product fits."""
+    """How a matmul fits."""
 
     ELIGIBLE = "eligible"
     REDUCED = "eligible, at reduced efficiency"
@@ -279,7 +279,7 @@ def layout_note(layout: str) -> str:
 def on_cpu(flags: tuple[str, ...] | None, dtype: str) -> Eligibility:
     """Whether a CPU has instructions that multiply in ``dtype``. No rule about dimensions is
     published for them."""
-    if dtype not in PRODUCT_FLAGS:
+    if dtype not in MATMUL_FLAGS:
         return Eligibility(
             Fit.NOT, f"{DTYPE_LABELS.get(dtype, dtype)} runs in the CPU's ordinary vector units."
         )
@@ -289,7 +289,7 @@ def on_cpu(flags: tuple[str, ...] | None, dtype: str) -> Eligibility:
     if found:
         return Eligibility(Fit.ELIGIBLE, f"This CPU multiplies {dtype} with {found[0]}.")
     is_arm = any(flag in ARM_FLAGS.values() for flag in flags or ())
-    here = [f for f in PRODUCT_FLAGS[dtype] if (f in ARM_FLAGS.values()) == is_arm]
+    here = [f for f in MATMUL_FLAGS[dtype] if (f in ARM_FLAGS.values()) == is_arm]
     lacks = f"{'neither' if len(here) > 1 else 'no'} {' nor '.join(here)}"
     return Eligibility(Fit.NOT, f"This CPU multiplies no {dtype}: it has {lacks}.")
 
@@ -299,7 +299,7 @@ def _next(size: int, multiple: int) -> int:
 
 
 # What the name of a kernel says about Tensor Cores; on a CPU, what oneDNN's name of an
-# implementation says about the CPU's instructions for half products.
+# implementation says about the CPU's instructions for half matmuls.
 #
 #     >>> kernel_sign("ampere_bf16_s16816gemm_bf16_256x128_ldg8_f2f_stages_32x3_nn")
 #     <Sign.USED: 'used'>
@@ -365,7 +365,7 @@ def implementation_sign(name: str) -> Sign:
 
 
 def sign_of_names(names: Iterable[str], device: str, dtype: str) -> Sign:
-    """Of all kernels of one product: one that uses them is enough, since others prepare and add up;
+    """Of all kernels of one matmul: one that uses them is enough, since others prepare and add up;
     then one that is known not to."""
     if device == "cuda":
         signs = {kernel_sign(name) for name in names}

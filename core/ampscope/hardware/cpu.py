@@ -45,8 +45,8 @@ SYSCTL_ARM: dict[str, tuple[str, ...]] = {
     "hw.optional.arm.FEAT_BF16": ("bf16",),
     "hw.optional.arm.FEAT_I8MM": ("i8mm",),
 }
-# Flags that calculate products in the dtype, the fastest first.
-PRODUCT_FLAGS: dict[str, tuple[str, ...]] = {
+# Flags that calculate matmuls in the dtype, the fastest first.
+MATMUL_FLAGS: dict[str, tuple[str, ...]] = {
     "bf16": ("AMX-BF16", "AVX512-BF16", "BF16"),
     "fp16": ("AMX-FP16", "AVX512-FP16", "ASIMDHP"),
 }
@@ -81,10 +81,10 @@ class CpuReading:
 
 
 def half_flags(flags: tuple[str, ...] | None, dtype: str) -> tuple[str, ...] | None:
-    """Flags that calculate products in "bf16" or "fp16"; empty: none, None: unknown."""
+    """Flags that calculate matmuls in "bf16" or "fp16"; empty: none, None: unknown."""
     if flags is None:
         return None
-    return tuple(name for name in PRODUCT_FLAGS[dtype] if name in flags)
+    return tuple(name for name in MATMUL_FLAGS[dtype] if name in flags)
 
 
 def parse_cpuinfo(text: str) -> tuple[str | None, tuple[str, ...] | None]:

@@ -127,7 +127,7 @@ def _gpu_sentence(gpu: GpuReading, count: int) -> str:
     if info.presence is Presence.ABSENT:
         return (
             f"{named} (compute capability {info.capability}) has no Tensor Cores. {info.note} AMP "
-            "can save activation memory here, and shows half precision's numerics; matrix products "
+            "can save activation memory here, and shows half precision's numerics; matmuls "
             "have no Tensor Cores to gain from."
         )
     return (
@@ -140,11 +140,11 @@ def _gpu_sentence(gpu: GpuReading, count: int) -> str:
 def _amp_sentence(info: TensorCoreInfo) -> str:
     if info.accelerates("bf16"):
         return (
-            "AMP can make matrix products faster in bf16, which needs no loss scale, and in fp16, "
+            "AMP can make matmuls faster in bf16, which needs no loss scale, and in fp16, "
             "which does."
         )
     return (
-        "AMP can make matrix products faster in fp16, which needs a loss scale; bf16 has no Tensor "
+        "AMP can make matmuls faster in fp16, which needs a loss scale; bf16 has no Tensor "
         "Cores here, so expect no speed from it."
     )
 

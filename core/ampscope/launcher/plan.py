@@ -105,14 +105,14 @@ class DiagnosisPlan:
                 may_search = False
                 if self._search(finding):
                     return
-            if self._try(finding, control, finding.verdict.fix):
+            if self._run_trial(finding, control, finding.verdict.fix):
                 return
         if may_search and self._search(finding):
             return
         if finding.cause in SEARCHED and all(t.control != "bf16" for t in self.trials):
-            self._try(finding, "bf16", USE_BF16)
+            self._run_trial(finding, "bf16", USE_BF16)
 
-    def _try(self, finding: Finding, control: str, fix: Fix) -> bool:
+    def _run_trial(self, finding: Finding, control: str, fix: Fix) -> bool:
         extra = Control(control).in_fp32 if fix.kind == "lower_lr" else ""
         view = self.control(control)
         cured = is_cured(finding, self.evidence, view, self.control(extra) if extra else None)
@@ -131,7 +131,7 @@ class DiagnosisPlan:
             return seen[control] is not False
 
         names = modules_with_parameters(self.views["as_is"])
-        if self._is_everywhere(names) and self._try(finding, "bf16", USE_BF16):
+        if self._is_everywhere(names) and self._run_trial(finding, "bf16", USE_BF16):
             return True
         found = smallest_fp32_set(names, cures, MAX_SEARCH_RUNS)
         if found:
@@ -139,7 +139,7 @@ class DiagnosisPlan:
             # Every module in fp32 is fp32 training: bf16 does better, where it is healthy.
             tried = any(t.control == "bf16" for t in self.trials)
             is_all = is_everything(control, self.views["as_is"]) and not tried
-            if is_all and self._try(finding, "bf16", USE_BF16):
+            if is_all and self._run_trial(finding, "bf16", USE_BF16):
                 return True
             self._tried(control, finding.verdict.fix, cured=seen[control])
         return bool(found)

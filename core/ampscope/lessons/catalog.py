@@ -68,7 +68,7 @@ _ORDER: Final = (
     ),
     LessonInfo(
         "ops", 5, "Which op in which precision",
-        "Autocast decides op by op: products in half, and what adds up or exponentiates in fp32.",
+        "Autocast decides op by op: matmuls in half, and what adds up or exponentiates in fp32.",
         {"model": ("gpt", "resnet")},
     ),
     LessonInfo(

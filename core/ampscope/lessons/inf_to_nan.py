@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from ampscope.records import Reading, Result, Tally
+from ampscope.records import NonFiniteCounts, Reading, Result
 from ampscope.workloads.training_data import read_digits
 
 STEPS, BATCH, WIDTH, SPOILT = 4, 32, 32, 4
@@ -26,7 +26,7 @@ LR = 0.1
 
 
 def measure(asked: Mapping[str, str], device: torch.device) -> Iterator[Result]:
-    """One Tally a place and step, the scale and the loss of each step."""
+    """One :class:`NonFiniteCounts` per place and step, the scale and the loss of each step."""
     images, labels = (part.to(device) for part in read_digits())
     first, second = nn.Linear(64, WIDTH).to(device), nn.Linear(WIDTH, 10).to(device)
     with torch.no_grad():
@@ -55,30 +55,32 @@ def measure(asked: Mapping[str, str], device: torch.device) -> Iterator[Result]:
         for place in ("linear 1", "linear 2"):
             seen[place].retain_grad()
         for place, tensor in seen.items():
-            yield _tally(asked["scaler"], step, place, "forward", tensor)
+            yield _nonfinite_counts(asked["scaler"], step, place, "forward", tensor)
         scale = scaler.get_scale() if scaler.is_enabled() else 1.0
         scaler.scale(seen["loss"]).backward()  # type: ignore[no-untyped-call]  # torch's is untyped
         for place in ("linear 2", "linear 1"):
-            yield _tally(
+            yield _nonfinite_counts(
                 asked["scaler"], step, f"gradient of {place}", "backward", seen[place].grad
             )
         grads = torch.cat([w.grad.flatten() for w in weights if w.grad is not None])
-        yield _tally(asked["scaler"], step, "weight gradients", "backward", grads)
+        yield _nonfinite_counts(asked["scaler"], step, "weight gradients", "backward", grads)
         before = torch.cat([w.detach().flatten() for w in weights]).clone()
         scaler.step(optimizer)
         scaler.update()
         after = torch.cat([w.detach().flatten() for w in weights])
-        yield _tally(asked["scaler"], step, "weights", "weights", after)
+        yield _nonfinite_counts(asked["scaler"], step, "weights", "weights", after)
         yield Reading("loss", str(step), float(seen["loss"].detach()))
         yield Reading("scale", str(step), scale)
         yield Reading("moved", str(step), float((after != before).any()))
 
 
-def _tally(series: str, step: int, place: str, phase: str, tensor: Tensor | None) -> Tally:
+def _nonfinite_counts(
+    series: str, step: int, place: str, phase: str, tensor: Tensor | None
+) -> NonFiniteCounts:
     assert tensor is not None
     flat = tensor.detach().flatten().float()
     finite = flat[torch.isfinite(flat)].abs()
     largest = float(finite.max()) if finite.numel() else 0.0
     assert math.isfinite(largest)
     nan, inf = int(torch.isnan(flat).sum()), int(torch.isinf(flat).sum())
-    return Tally(series, step, place, phase, flat.numel(), nan, inf, largest)
+    return NonFiniteCounts(series, step, place, phase, flat.numel(), nan, inf, largest)

@@ -1,6 +1,6 @@
-"""Lesson 12: what half precision gains on this machine: products, crooked sizes, whole models.
+"""Lesson 12: what half precision gains on this machine: matmuls, crooked sizes, whole models.
 
-products    square ones, small to large, in every dtype, turn and turn about
+matmuls    square ones, small to large, in every dtype, turn and turn about
 crooked     sizes beside a multiple of 8
 models      a step of a tiny MLP and of a small GPT, fp32 beside bf16 autocast
 """
@@ -12,15 +12,15 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from ampscope.measure.comparison import batch_of, prepared, step_times, timed_step
-from ampscope.measure.matmuls import product, refusal
+from ampscope.measure.matmuls import matmul, refusal
 from ampscope.measure.rates import first_time, interleaved, rate
 from ampscope.records import Reading, Result, RunSpec
 
 SIZES = {"cpu": (64, 128, 256, 512), "cuda": (512, 1024, 2048, 4096)}
 DTYPES = ("fp32", "tf32", "bf16", "fp16")
 BUDGET_S = 0.3  # a size
-LONGEST_S = 0.06  # of one product: fp16 on most CPUs takes 40 times as long as fp32
-CROOKED = {"cpu": (512, 511, 505), "cuda": (4096, 4095, 4089)}
+LONGEST_S = 0.06  # of one matmul: fp16 on most CPUs takes 40 times as long as fp32
+MISALIGNED = {"cpu": (512, 511, 505), "cuda": (4096, 4095, 4089)}
 MODELS = (("mlp", "tiny", 40), ("gpt", "tiny", 8))  # workload, size, steps
 WARM_UP = 2
 
@@ -30,7 +30,7 @@ def measure(asked: Mapping[str, str], device: torch.device) -> Iterator[Result]:
     with torch.no_grad():
         for size in SIZES[device.type]:
             yield from _rates("square", [(dtype, size) for dtype in DTYPES], device)
-        yield from _rates("crooked", [("bf16", n) for n in CROOKED[device.type]], device)
+        yield from _rates("crooked", [("bf16", n) for n in MISALIGNED[device.type]], device)
     for workload, scale, steps in MODELS:
         yield from _model(workload, scale, steps, device)
 
@@ -40,7 +40,7 @@ def _rates(series: str, wanted: list[tuple[str, int]], device: torch.device) -> 
     for dtype, size in wanted:
         if refusal(dtype, device):
             continue
-        call = product(dtype, (size, size, size), device)
+        call = matmul(dtype, (size, size, size), device)
         call()  # the first chooses a kernel
         took = first_time(call, device)
         if took <= LONGEST_S:

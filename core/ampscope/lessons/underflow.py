@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ampscope.lessons.gradients import Gradients, exponents_of, output_gradients
 from ampscope.numerics.formats import FP16
-from ampscope.records import Fates, Histogram, Reading, Result
+from ampscope.records import Histogram, Reading, Result, UnderflowCounts
 from ampscope.workloads.load import load
 from ampscope.workloads.protocol import Batch, Workload, iterate, move
 
@@ -27,7 +27,7 @@ SMALL_LOSS = 2.0**-11  # what a mean over many, or a small weight, does to a los
 
 
 def measure(asked: Mapping[str, str], device: torch.device) -> Iterator[Result]:
-    """The fp32 histogram, then one Fates a scale."""
+    """The fp32 histogram, then one :class:`UnderflowCounts` per scale."""
     factor = SMALL_LOSS if asked["loss"] == "small" else 1.0
     workload = load(asked["model"], loss_factor=factor)
     model, batches = workload.model.to(device), iterate(workload)
@@ -45,7 +45,9 @@ def measure(asked: Mapping[str, str], device: torch.device) -> Iterator[Result]:
     yield Reading("largest", "fp32", max(float(reference[k].abs().max()) for k in narrow))
     was_zero = torch.cat([reference[key].flatten() for key in narrow]) == 0
     for exponent, found in half.items():
-        yield _fates(2.0**exponent, torch.cat([found[key].flatten() for key in narrow]), was_zero)
+        yield _underflow_counts(
+            2.0**exponent, torch.cat([found[key].flatten() for key in narrow]), was_zero
+        )
 
 
 def _pass(workload: Workload, batch: Batch, dtype: torch.dtype | None, scale: float) -> Gradients:
@@ -60,7 +62,7 @@ def _pass(workload: Workload, batch: Batch, dtype: torch.dtype | None, scale: fl
     return found
 
 
-def _fates(scale: float, half: Tensor, was_zero: Tensor) -> Fates:
+def _underflow_counts(scale: float, half: Tensor, was_zero: Tensor) -> UnderflowCounts:
     """All elements in one row each: a count an op, however many modules there are."""
     size = half.abs()
     zero = size == 0
@@ -73,4 +75,4 @@ def _fates(scale: float, half: Tensor, was_zero: Tensor) -> Fates:
             ~torch.isfinite(half),
         )
     )
-    return Fates("fp16", scale, half.numel(), lost, small, before, nonfinite)
+    return UnderflowCounts("fp16", scale, half.numel(), lost, small, before, nonfinite)

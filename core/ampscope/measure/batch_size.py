@@ -5,7 +5,7 @@
     a larger one does not; halve the distance until they are neighbours
     then time some smaller sizes, for the curve of throughput
 
-Tries are made in child processes (:class:`Tries`), whose own part is here too.
+Tries are made in child processes (:class:`Trials`), whose own part is here too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ampscope.errors import AmpscopeError, BadInput, Cancelled
 from ampscope.measure.comparison import Limit, batch_of, batch_size, timed_step
 from ampscope.measure.live_bytes import LiveBytes
 from ampscope.measure.timing import summary
-from ampscope.records import BatchPrediction, BatchTry, LargestBatch, RunSpec
+from ampscope.records import BatchPrediction, BatchTrial, LargestBatch, RunSpec
 from ampscope.runner.probe import prepare
 from ampscope.runner.training import training_step
 from ampscope.store.writer import RunWriter
@@ -48,18 +48,18 @@ def measure(
 ) -> str:
     """Search for every precision in turn; one sentence on what was not proved."""
     limit = Limit(spec.time_limit_s)
-    tries = Tries(device, _cpu_limit(spec) if device.type == "cpu" else 0)
-    free_at_first = tries.free_bytes() if device.type == "cuda" else 0
+    trials = Trials(device, _cpu_limit(spec) if device.type == "cpu" else 0)
+    free_at_first = trials.free_bytes() if device.type == "cuda" else 0
     limit_bytes = free_at_first or _cpu_limit(spec)
     notes = []
     for place, name in enumerate(spec.precisions):
         share = limit.left_s() / (len(spec.precisions) - place)
         search = _Search(
-            dataclasses.replace(spec, precision=name), tries, writer, limit,
+            dataclasses.replace(spec, precision=name), trials, writer, limit,
             limit.left_s() - share, is_cancelled,
         )  # fmt: skip
         notes += search.run(limit_bytes)
-    if free_at_first and (free := tries.free_bytes()) < SAME_SHARE * free_at_first:
+    if free_at_first and (free := trials.free_bytes()) < SAME_SHARE * free_at_first:
         notes.append(
             f"Of the GPU {free_at_first / 2**20:,.0f} MiB were free at the beginning and "
             f"{free / 2**20:,.0f} at the end: another process filled it meanwhile. Search again."
@@ -93,31 +93,31 @@ class _Search:
     """For one precision. ``reserved_s`` belongs to the precisions after it."""
 
     def __init__(
-        self, spec: RunSpec, tries: Tries, writer: RunWriter, limit: Limit, reserved_s: float,
+        self, spec: RunSpec, trials: Trials, writer: RunWriter, limit: Limit, reserved_s: float,
         is_cancelled: Callable[[], bool],
     ) -> None:  # fmt: skip
-        self._spec, self._tries, self._writer = spec, tries, writer
+        self._spec, self._trials, self._writer = spec, trials, writer
         self._limit, self._reserved_s, self._is_cancelled = limit, reserved_s, is_cancelled
         self._grid = Grid(spec.multiple_of)
-        self._made: dict[int, BatchTry] = {}
+        self._made: dict[int, BatchTrial] = {}
         self._prediction: BatchPrediction | None = None
 
     def run(self, limit_bytes: int) -> list[str]:
         """Search and write what was found; sentences on what was not proved."""
         name, too_long = self._spec.precision, ""
-        base = self._try(self._spec.batch)
+        base = self._run_trial(self._spec.batch)
         low, start = (base.samples if base.fits else 0), None
         high = None if base.fits else base.samples
         fails: int | None = None
         fits, is_proved = self._grid.place(low), False
         try:
             if base.fits:
-                twice = self._try(base.samples * 2)
+                twice = self._run_trial(base.samples * 2)
                 low, high = (twice.samples, None) if twice.fits else (low, twice.samples)
                 start = self._predicted(base, twice, limit_bytes)
                 if start is not None and self._grid.samples(start) > FAR * twice.samples:
                     # At a few samples the optimizer's step may need most: look nearer to the end.
-                    nearer = self._try(self._grid.samples(start) // FAR)
+                    nearer = self._run_trial(self._grid.samples(start) // FAR)
                     if nearer.fits:
                         low, start = nearer.samples, self._predicted(twice, nearer, limit_bytes)
                 if self._prediction is not None:
@@ -153,7 +153,7 @@ class _Search:
                 return fits, fails, False
             upper = top if fails is None else fails - 1
             place = min(max(place, fits + 1), upper)
-            if self._try(self._grid.samples(place)).fits:
+            if self._run_trial(self._grid.samples(place)).fits:
                 fits = place
                 place = fits + stride if fails is None else (fits + fails) // 2
             else:
@@ -162,7 +162,7 @@ class _Search:
             stride *= 2
         return fits, fails, True
 
-    def _predicted(self, base: BatchTry, twice: BatchTry, limit_bytes: int) -> int | None:
+    def _predicted(self, base: BatchTrial, twice: BatchTrial, limit_bytes: int) -> int | None:
         peaks = [t.device_peak or t.peak_bytes or 0 for t in (base, twice)]
         grown = twice.samples - base.samples
         per_sample = (peaks[1] - peaks[0]) // grown if twice.fits and grown > 0 else 0
@@ -183,16 +183,16 @@ class _Search:
             if size < 1 or self._left_s() < 0:
                 return
             try:
-                self._try(size)
+                self._run_trial(size)
             except TookTooLong:
                 return
 
-    def _try(self, samples: int) -> BatchTry:
+    def _run_trial(self, samples: int) -> BatchTrial:
         if self._is_cancelled():
             raise Cancelled(f"Cancelled after {len(self._made)} tries.")
         if samples in self._made:
             return self._made[samples]
-        made = self._tries.attempt(self._spec, samples, self._limit.left_s())
+        made = self._trials.attempt(self._spec, samples, self._limit.left_s())
         self._made[made.samples] = made
         self._writer.add_result(made)
         self._writer.flush()
@@ -216,7 +216,7 @@ class TookTooLong(BadInput):
     """A try did not end in its time."""
 
 
-class Tries:
+class Trials:
     """Makes tries on one device; ``limit_bytes`` bounds a CPU's, 0 for none."""
 
     def __init__(self, device: torch.device, limit_bytes: int) -> None:
@@ -224,7 +224,7 @@ class Tries:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["ampscope.measure.batch_size"])
 
-    def attempt(self, spec: RunSpec, samples: int, time_limit_s: float) -> BatchTry:
+    def attempt(self, spec: RunSpec, samples: int, time_limit_s: float) -> BatchTrial:
         """With ``samples`` a step, 0 for as many as the workload gives. Raises BadInput for what is
         wrong with the workload at any size, and where a try takes longer than it may."""
         ours, theirs = self._context.Pipe(duplex=False)
@@ -254,7 +254,7 @@ class Tries:
                 child.kill()
         return _read(answer)
 
-    def _died(self, spec: RunSpec, samples: int, status: int | None) -> BatchTry:
+    def _died(self, spec: RunSpec, samples: int, status: int | None) -> BatchTrial:
         """The process ended without a word. The kernel kills what takes too much memory; under a
         limit a library below torch may also take a failed allocation for a pointer. Raises
         BadInput for any other end: a crash is no answer."""
@@ -264,7 +264,7 @@ class Tries:
         if number not in (_UNDER_A_LIMIT if self._limit else (signal.SIGKILL,)):
             raise BadInput(f"A try with {samples:,} samples ended {how}, without a word.")
         why = f"{NO_MEMORY} The process ended {how}."
-        return BatchTry(spec.precision, samples, False, None, None, None, why, time.time())
+        return BatchTrial(spec.precision, samples, False, None, None, None, why, time.time())
 
     def free_bytes(self) -> int:
         """Of a GPU, asked in a child: a context here would take some of it for the whole search."""
@@ -294,14 +294,14 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _read(answer: bytes) -> BatchTry:
+def _read(answer: bytes) -> BatchTrial:
     from ampscope.store.codec import decode_result
 
     content = json.loads(answer)
     if "wrong" in content:
         raise BadInput(content["wrong"])
     found = decode_result("BatchTry", json.dumps(content["try"]))
-    assert isinstance(found, BatchTry)
+    assert isinstance(found, BatchTrial)
     return found
 
 
@@ -328,7 +328,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h of g
 _SMALL, _USUAL = 2**16, 2**25  # the second is where glibc's own threshold ends up under torch
 
 
-def attempt(spec: RunSpec, device_name: str, samples: int, limit_bytes: int) -> BatchTry:
+def attempt(spec: RunSpec, device_name: str, samples: int, limit_bytes: int) -> BatchTrial:
     """Two steps at least: an optimizer makes its state in the first. Raises BadInput for what is
     wrong with the workload itself."""
     device = torch.device(device_name)
@@ -357,7 +357,7 @@ def _is_memory(error: BaseException | None) -> bool:
     return isinstance(error, RuntimeError) and any(w in str(error).lower() for w in _NO_MEMORY)
 
 
-def _tried(spec: RunSpec, device: torch.device, samples: int) -> BatchTry:
+def _tried(spec: RunSpec, device: torch.device, samples: int) -> BatchTrial:
     training = prepare(spec, device)
     batch = batch_of(training, spec, samples)
     training_step(training, batch)
@@ -376,11 +376,11 @@ def _tried(spec: RunSpec, device: torch.device, samples: int) -> BatchTry:
     while not seconds or (time.monotonic() < ends and len(seconds) < MOST_STEPS):
         seconds.append(timed_step(training, batch).step)
     step = summary(seconds)
-    return BatchTry(spec.precision, samples, True, live.peak, peak, step, "", time.time())
+    return BatchTrial(spec.precision, samples, True, live.peak, peak, step, "", time.time())
 
 
-def _failed(spec: RunSpec, samples: int, why: str = NO_MEMORY) -> BatchTry:
-    return BatchTry(spec.precision, samples, False, None, None, None, why, time.time())
+def _failed(spec: RunSpec, samples: int, why: str = NO_MEMORY) -> BatchTrial:
+    return BatchTrial(spec.precision, samples, False, None, None, None, why, time.time())
 
 
 def _limit(limit_bytes: int) -> None:

@@ -54,7 +54,7 @@ from ampscope.workloads.protocol import Batch, iterate
 
 WARM_UP = 2  # steps that are not timed: kernels are chosen, optimizers make their state
 LEAST_TIMED = 2
-SLOW = 5.0  # times the fastest: half products without an instruction for them
+SLOW = 5.0  # times the fastest: half-precision matmuls without an instruction for them
 STEPS_SHARE = 0.6  # of the time limit, for the steps of all seeds
 
 

@@ -1,7 +1,7 @@
-"""Which CUDA kernels ran for which product, from torch.profiler.
+"""Which CUDA kernels ran for which matmul, from torch.profiler.
 
-Each product runs in a range of its own. The profiler links a kernel to the op that launched it, so
-the kernels of a product are those of the ops inside its range.
+Each matmul runs in a range of its own. The profiler links a kernel to the op that launched it, so
+the kernels of a matmul are those of the ops inside its range.
 
 On a CPU the same is read from oneDNN's own log (:class:`OneDnnLog`).
 """
@@ -21,7 +21,7 @@ import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]  # bound in C++
 from torch.profiler import ProfilerActivity, profile, record_function
 
-_RANGE = "ampscope-product-"
+_RANGE = "ampscope-matmul-"
 _NO_KERNEL = ("Mem", _RANGE)  # copies, fills, and the range itself on the device's time line
 
 
@@ -47,15 +47,15 @@ class KernelProfile:
         self._profile.__exit__(kind, error, where)  # type: ignore[no-untyped-call]  # as above
         if error is None:
             events = self._profile.events()  # type: ignore[no-untyped-call]  # as above
-            self.kernels = kernels_by_product(events or ())
+            self.kernels = kernels_by_matmul(events or ())
 
     def mark(self, number: int) -> AbstractContextManager[object]:
-        """Kernels that are launched inside belong to product ``number``."""
+        """Kernels that are launched inside belong to matmul ``number``."""
         return record_function(f"{_RANGE}{number}")
 
 
-def kernels_by_product(events: Any) -> dict[int, tuple[str, ...]]:
-    """Product's number -> names of its kernels, each once. ``events`` are FunctionEvents."""
+def kernels_by_matmul(events: Any) -> dict[int, tuple[str, ...]]:
+    """Matmul's number -> names of its kernels, each once. ``events`` are FunctionEvents."""
     found: dict[int, dict[str, None]] = {}
     for event in events:
         if event.name.startswith(_RANGE) and event.device_type == DeviceType.CPU:
@@ -72,16 +72,16 @@ def _names(event: Any) -> Iterator[str]:
         yield from _names(child)
 
 
-# Which of oneDNN's implementations ran for which product, from oneDNN's own log.
+# Which of oneDNN's implementations ran for which matmul, from oneDNN's own log.
 #
 # oneDNN writes a line for each primitive that it runs to the C library's standard output, so the
-# file descriptor itself is sent to a file meanwhile; before each product a line of our own goes to
+# file descriptor itself is sent to a file meanwhile; before each matmul a line of our own goes to
 # the same place::
 #
 #     ampscope,7
 #     onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx512_core_bf16,undef,src:bf16:…
 #
-# Products that do not reach oneDNN (torch's own fp16 kernels, MKL's fp32 products) leave no line.
+# Matmuls that do not reach oneDNN (torch's own fp16 kernels, MKL's fp32 matmuls) leave no line.
 # Format: https://uxlfoundation.github.io/oneDNN/dev_guide_verbose.html
 
 
@@ -122,7 +122,7 @@ class OneDnnLog:
 
     @contextlib.contextmanager
     def mark(self, number: int) -> Iterator[None]:
-        """Primitives that run inside belong to product ``number``."""
+        """Primitives that run inside belong to matmul ``number``."""
         _write(_STDOUT, f"\n{_OURS}{number}\n")
         try:
             yield
@@ -144,7 +144,7 @@ class OneDnnLog:
 
 
 def implementations(text: str) -> dict[int, tuple[str, ...]]:
-    """Product's number -> implementations that ran for it, in order, each once."""
+    """Matmul's number -> implementations that ran for it, in order, each once."""
     found: dict[int, dict[str, None]] = {}
     current = _NOBODY
     for line in text.splitlines():

@@ -1,14 +1,14 @@
-"""Matrix products of every dtype on random data, each as a call without arguments.
+"""Matmuls of every dtype on random data, each as a call without arguments.
 
-    call = product("bf16", (1024, 1024, 1024), device)      # (m, n, k)
+    call = matmul("bf16", (1024, 1024, 1024), device)      # (m, n, k)
     call()
 
 Random numbers, not zeros: a GPU that multiplies zeros draws less power and clocks higher, so a
 rate on zeros is one that no training reaches. Sums are kept as training keeps them (fp32 for the
-half and fp8 dtypes, int32 for int8). On CUDA the fp8 product uses the fast accumulation that
+half and fp8 dtypes, int32 for int8). On CUDA the fp8 matmul uses the fast accumulation that
 forward passes use; without it Hopper's rate is lower.
 
-Also here: a product without its data, to be made again (:class:`ProductCall`).
+Also here: a matmul without its data, to be made again (:class:`MatmulCall`).
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ OPERANDS: dict[str, torch.dtype] = {
     "int8": torch.int8,
     "e4m3": torch.float8_e4m3fn,
 }
-# Of what the product is written in, where that is not the dtype of the operands.
+# Of what the matmul is written in, where that is not the dtype of the operands.
 RESULTS: dict[str, torch.dtype] = {"int8": torch.int32, "e4m3": torch.bfloat16}
 TF32_FROM = (8, 0)  # CUDA Programming Guide, Tensor Core table
 FP8_FROM = (8, 9)  # the same table; torch._scaled_mm refuses anything before it
 
 
 def refusal(dtype: str, device: torch.device) -> str:
-    """Why there is no product in ``dtype`` on this device, or nothing. What only torch can tell is
+    """Why there is no matmul in ``dtype`` on this device, or nothing. What only torch can tell is
     told by the first call."""
     if device.type != "cuda":
         return "TF32 is a mode of NVIDIA's Tensor Cores." if dtype == "tf32" else ""
@@ -76,10 +76,10 @@ class Matrices:
         return flat[:count].view(size)
 
 
-def product(
+def matmul(
     dtype: str, shape: Shape, device: torch.device, matrices: Matrices | None = None
 ) -> Call:
-    """The product of an (m, k) and a (k, n) matrix, both random, into a matrix that is reused.
+    """The matmul of an (m, k) and a (k, n) matrix, both random, into a matrix that is reused.
 
     Raises RuntimeError (out of memory included) where torch cannot make the operands."""
     m, n, k = shape
@@ -104,7 +104,7 @@ def product(
 
 
 def _with_flag(precision: str, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> Call:
-    """fp32 products set their own flag: other calls come between two of them."""
+    """fp32 matmuls set their own flag: other calls come between two of them."""
 
     def call() -> None:
         torch.backends.cuda.matmul.fp32_precision = precision
@@ -135,12 +135,12 @@ def moved_bytes(dtype: str, shape: Shape) -> int:
     return width * (m * k + k * n) + RESULTS.get(dtype, OPERANDS[dtype]).itemsize * m * n
 
 
-# One call of a product without its data: enough to make it again on random numbers, in another
+# One call of a matmul without its data: enough to make it again on random numbers, in another
 # dtype, or with a dimension enlarged.
 #
-#     call = ProductCall.of(torch.ops.aten.mm.default, (a, b), {})
+#     call = MatmulCall.of(torch.ops.aten.mm.default, (a, b), {})
 #     call.dimensions()                      # {"m": 1024, "n": 50257, "k": 768}
-#     call.padded({"n": 50304}).run(device)  # the product of random matrices of that size
+#     call.padded({"n": 50304}).run(device)  # the matmul of random matrices of that size
 
 
 WEIGHT_GRADIENT, INPUT_GRADIENT = "weight gradient", "input gradient"
@@ -151,12 +151,12 @@ _HALF = (torch.float16, torch.bfloat16)
 # Where each dimension stands: (argument, axis), the first of them gives its size. An addend that
 # is broadcast lacks the axis, or has another size there.
 _Axes = Mapping[str, tuple[tuple[int, int], ...]]
-_PRODUCT: _Axes = {"m": ((0, -2),), "n": ((1, -1),), "k": ((0, -1), (1, -2))}
+_MATMUL: _Axes = {"m": ((0, -2),), "n": ((1, -1),), "k": ((0, -1), (1, -2))}
 _WITH_ADDEND: _Axes = {"m": ((1, -2), (0, -2)), "n": ((2, -1), (0, -1)), "k": ((1, -1), (2, -2))}
 _MATRIX: dict[str, _Axes] = {
-    "mm": _PRODUCT,
-    "bmm": _PRODUCT,
-    "_scaled_mm": _PRODUCT,
+    "mm": _MATMUL,
+    "bmm": _MATMUL,
+    "_scaled_mm": _MATMUL,
     "addmm": _WITH_ADDEND,
     "baddbmm": _WITH_ADDEND,
 }
@@ -205,7 +205,7 @@ class TensorArgument:
 
 
 @dataclass(frozen=True, slots=True)
-class ProductCall:
+class MatmulCall:
     """An op and its arguments; equal calls are equal and hash alike."""
 
     func: Callable[..., Any]
@@ -213,7 +213,7 @@ class ProductCall:
     kwargs: tuple[tuple[str, Any], ...]
 
     @classmethod
-    def of(cls, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ProductCall:
+    def of(cls, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> MatmulCall:
         """The call that was made with these arguments."""
         named = tuple((name, _described(value)) for name, value in sorted(kwargs.items()))
         return cls(func, tuple(map(_described, args)), named)
@@ -230,7 +230,7 @@ class ProductCall:
 
     @property
     def part(self) -> str:
-        """Which of its two products a convolution's backward computes; else empty."""
+        """Which of its two matmuls a convolution's backward computes; else empty."""
         if self.name != "convolution_backward":
             return ""
         return INPUT_GRADIENT if self.args[_MASK][0] else WEIGHT_GRADIENT
@@ -265,7 +265,7 @@ class ProductCall:
             for name, places in self._axes().items()
         }
 
-    def padded(self, sizes: Mapping[str, int]) -> ProductCall:
+    def padded(self, sizes: Mapping[str, int]) -> MatmulCall:
         """With those dimensions enlarged. Only for what :meth:`can_be_padded`."""
         args, before = list(self.args), self.dimensions()
         for name, size in sizes.items():
@@ -281,7 +281,7 @@ class ProductCall:
         """Grouped convolutions and attention have no one size to enlarge."""
         return self.groups == 1 and bool(self._axes())
 
-    def in_fp32(self) -> ProductCall:
+    def in_fp32(self) -> MatmulCall:
         """Half tensors replaced by fp32 ones of the same shapes and strides."""
 
         def wide(value: Any) -> Any:

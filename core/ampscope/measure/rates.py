@@ -1,4 +1,4 @@
-"""What this machine reaches: products of every dtype, copies, and what a crooked size costs.
+"""What this machine reaches: matmuls of every dtype, copies, and what a crooked size costs.
 
 The rates of one kind are taken in turns (:class:`Turns`), on random data, each as the median of
 many with its quartiles. A run with the argument ``quick`` takes a third of the time.
@@ -18,8 +18,8 @@ from ampscope.measure.matmuls import (
     OPERANDS,
     Matrices,
     flops,
+    matmul,
     moved_bytes,
-    product,
     random_tensor,
     refusal,
 )
@@ -27,9 +27,9 @@ from ampscope.measure.timing import summary, synchronize
 from ampscope.records import Rate, RunSpec, Timing
 from ampscope.store.writer import RunWriter
 
-# Rates of square products, every dtype at several sizes: what the device reaches alone.
+# Rates of square matmuls, every dtype at several sizes: what the device reaches alone.
 #
-# Sizes rise. What a product will take is predicted from the size before, so that a dtype without
+# Sizes rise. What a matmul will take is predicted from the size before, so that a dtype without
 # instructions of its own (fp16 on most CPUs: 40 times slower than fp32) costs no more than the
 # rest.
 
@@ -46,12 +46,12 @@ class Effort:
     longest_s: float  # of the least number of calls of one dtype at one size
 
 
-def square_products(
+def square_matmuls(
     effort: Effort, device: torch.device, writer: RunWriter, stop: Stop
 ) -> list[Rate]:
     """One rate a dtype and size, written as they come; those that cannot be have a note."""
     rates: list[Rate] = []
-    seconds: dict[str, float] = {}  # of one product at the size before
+    seconds: dict[str, float] = {}  # of one matmul at the size before
     refused: dict[str, str] = {}
     for place, size in enumerate(effort.sizes):
         growth = (size / effort.sizes[place - 1]) ** 3 if place else 0.0
@@ -81,7 +81,7 @@ def _at_size(
         if LEAST * expected > effort.longest_s:
             seconds[dtype] = expected
             notes[dtype] = (
-                f"Left out: {LEAST} products of this size would take about {LEAST * expected:.3g} "
+                f"Left out: {LEAST} matmuls of this size would take about {LEAST * expected:.3g} "
                 "s, by the rate of the size before."
             )
             continue
@@ -105,14 +105,14 @@ def _prepared(dtype: str, size: int, device: torch.device) -> tuple[Call, float]
     reason = refusal(dtype, device)
     if reason:
         raise NotImplementedError(reason)
-    call = product(dtype, (size, size, size), device)
+    call = matmul(dtype, (size, size, size), device)
     return call, first_time(call, device)
 
 
 def rate(
     series: str, dtype: str, shape: tuple[int, int, int], timing: Timing | None, note: str = ""
 ) -> Rate:
-    """The record of one product."""
+    """The record of one matmul."""
     return Rate(
         series=series,
         op="matmul",
@@ -171,7 +171,7 @@ def copies(device: torch.device, budget_s: float, writer: RunWriter, stop: Stop)
     return rates
 
 
-# What a crooked size costs: one dimension of a product, or the channels of a convolution, at 8n +
+# What a crooked size costs: one dimension of a matmul, or the channels of a convolution, at 8n +
 # {0, 1, 2, 4}, the others kept at a multiple of 8.
 #
 # Tensor Cores and vector units read 16 bytes at a time, which are 8 halves: rows that begin at
@@ -184,14 +184,14 @@ DTYPES = ("fp16", "bf16", "fp32")  # fp32 for contrast: its 16 bytes are 4 numbe
 ALIGNMENT_SERIES = {"m": "align_m", "n": "align_n", "k": "align_k"}
 LAYOUTS = {"NCHW": torch.contiguous_format, "channels_last": torch.channels_last}
 KERNEL = 3  # height and width of a convolution's filters
-SHARES = 4  # of the time: three dimensions of a product, and convolutions
+SHARES = 4  # of the time: three dimensions of a matmul, and convolutions
 LEFT_OUT = "Left out: one alone takes so long that it would use up the time of the others."
-LONGEST_S = 0.012  # of one product in fp32: 36 sizes in three dtypes and ten rounds of them
+LONGEST_S = 0.012  # of one matmul in fp32: 36 sizes in three dtypes and ten rounds of them
 
 
 @dataclass(frozen=True, slots=True)
 class AlignmentEffort:
-    """Candidates for the size of a product, and seconds for products and convolutions together."""
+    """Candidates for the size of a matmul, and seconds for matmuls and convolutions together."""
 
     sizes: tuple[int, ...]
     budget_s: float
@@ -221,7 +221,7 @@ def positions(size: int) -> tuple[int, ...]:
     return tuple(size + STEP * n + offset for n in PERIODS for offset in OFFSETS)
 
 
-def aligned_products(
+def aligned_matmuls(
     effort: AlignmentEffort,
     ceilings: Sequence[Rate],
     device: torch.device,
@@ -242,7 +242,7 @@ def aligned_products(
         ]
         matrices = Matrices(device)
         calls = [
-            (product(dtype, shape, device, matrices), expected[dtype])
+            (matmul(dtype, shape, device, matrices), expected[dtype])
             for dtype, shape in reversed(shapes)  # the largest first
         ][::-1]
         timings = interleaved(calls, device, effort.budget_s / SHARES, stop)
@@ -252,7 +252,7 @@ def aligned_products(
 
 
 def chosen_size(sizes: Sequence[int], ceilings: Sequence[Rate]) -> int:
-    """The largest at which an fp32 product is short enough to be made hundreds of times."""
+    """The largest at which an fp32 matmul is short enough to be made hundreds of times."""
     fitting = [s for s in sizes if 0 < _seconds_of_sizes(ceilings, "fp32", s) <= LONGEST_S]
     return max(fitting, default=min(sizes))
 
@@ -339,7 +339,7 @@ def _shape(size: int, dimension: str, position: int) -> tuple[int, int, int]:
 
 
 def _seconds_of_sizes(ceilings: Sequence[Rate], dtype: str, size: int) -> float:
-    """Of one square product, as measured; 0 where it was not."""
+    """Of one square matmul, as measured; 0 where it was not."""
     for found in ceilings:
         if found.dtype == dtype and found.shape[0] == size and found.timing is not None:
             return found.timing.median_s
@@ -355,7 +355,7 @@ WARM_UP_SIZE = 4096
 class RatePlan:
     """Everything of one run."""
 
-    products: Effort
+    matmuls: Effort
     copy_s: float
     alignment: AlignmentEffort
 
@@ -382,18 +382,18 @@ def measure(
 ) -> str:
     """Measure and write; one sentence on what could not be measured. Raises Cancelled."""
     plan = PLANS[device.type, QUICK in spec.args]
-    products = torch.backends.cuda.matmul
+    matmuls = torch.backends.cuda.matmul
     convolutions = torch.backends.cudnn.conv  # type: ignore[attr-defined]  # set at import
-    flags = products.fp32_precision, convolutions.fp32_precision
+    flags = matmuls.fp32_precision, convolutions.fp32_precision
     try:
         with torch.no_grad():
             warm_up(device)
-            rates = square_products(plan.products, device, writer, is_cancelled)
+            rates = square_matmuls(plan.matmuls, device, writer, is_cancelled)
             copies(device, plan.copy_s, writer, is_cancelled)
-            aligned_products(plan.alignment, rates, device, writer, is_cancelled)
+            aligned_matmuls(plan.alignment, rates, device, writer, is_cancelled)
             aligned_convolutions(plan.alignment, device, writer, is_cancelled)
     finally:
-        products.fp32_precision, convolutions.fp32_precision = flags
+        matmuls.fp32_precision, convolutions.fp32_precision = flags
     return absence(rates)
 
 
@@ -408,7 +408,7 @@ def warm_up(device: torch.device) -> None:
     """Keep a GPU busy until its clocks are up; a CPU's first calls do that."""
     if device.type != "cuda" or refusal("fp16", device):
         return
-    call = product("fp16", (WARM_UP_SIZE,) * 3, device)
+    call = matmul("fp16", (WARM_UP_SIZE,) * 3, device)
     ends = time.perf_counter() + WARM_UP_S
     while time.perf_counter() < ends:
         call()

@@ -1,7 +1,7 @@
-"""Which products of a training step use Tensor Cores (on a CPU: its instructions for half
-products): one step is recorded, then each of its products is run alone.
+"""Which matmuls of a training step use Tensor Cores (on a CPU: its instructions for half
+matmuls): one step is recorded, then each of its matmuls is run alone.
 
-The device's own arithmetic runs, never a rehearsal: this is about speed. The products with most
+The device's own arithmetic runs, never a rehearsal: this is about speed. The matmuls with most
 FLOPs come first, so that a run that is stopped early has measured what matters.
 
 The step is one of a workload, or of a script that is left as it is.
@@ -35,19 +35,19 @@ from ampscope.errors import BadInput, Cancelled
 from ampscope.hardware.capability import padded_sizes
 from ampscope.hardware.cpu import read_cpu
 from ampscope.measure.kernel_log import KernelProfile, OneDnnLog
-from ampscope.measure.matmuls import WEIGHT_GRADIENT, ProductCall, flops, moved_bytes, product
+from ampscope.measure.matmuls import WEIGHT_GRADIENT, MatmulCall, flops, matmul, moved_bytes
 from ampscope.measure.timing import synchronize, timed
 from ampscope.numerics.formats import dtype_name
 from ampscope.patches import Patches
 from ampscope.policy.precision import tf32_switches
 from ampscope.records import (
     Dimension,
+    Matmul,
     Padded,
     Place,
-    Product,
     Rate,
     RunSpec,
-    StepProducts,
+    StepMatmuls,
     Timing,
 )
 from ampscope.runner.probe import prepare
@@ -64,7 +64,7 @@ def measure(
     writer: RunWriter,
     is_cancelled: Callable[[], bool],
 ) -> str:
-    """Record, then measure. Raises Cancelled between two products, BadInput for a step that has
+    """Record, then measure. Raises Cancelled between two matmuls, BadInput for a step that has
     none."""
     torch.manual_seed(spec.seed)
     is_script = spec.control == AS_IS
@@ -72,7 +72,7 @@ def measure(
     found = step.found
     if not found:
         raise BadInput(
-            "This step has no matrix product, convolution or attention, so there is nothing that "
+            "This step has no matmul, convolution or attention, so there is nothing that "
             "Tensor Cores could do in it."
         )
     writer.add_result(_whole(found, step.source, device))
@@ -83,14 +83,14 @@ def measure(
     not_alone = 0
     for done, number in enumerate(order):
         if is_cancelled():
-            raise Cancelled(f"Cancelled after {done} of {len(order)} products.")
+            raise Cancelled(f"Cancelled after {done} of {len(order)} matmuls.")
         kernels = step.kernels.get(number, ())
-        product = measured(found[number], step.names, kernels, device)
-        not_alone += bool(product.note)
-        writer.add_result(product)
+        matmul = measured(found[number], step.names, kernels, device)
+        not_alone += bool(matmul.note)
+        writer.add_result(matmul)
         writer.flush_if_due()
     writer.flush()
-    return f"{not_alone} of {len(order)} products could not be run alone." if not_alone else ""
+    return f"{not_alone} of {len(order)} matmuls could not be run alone." if not_alone else ""
 
 
 def _step(training: Training) -> RecordedStep:
@@ -113,13 +113,13 @@ def _step(training: Training) -> RecordedStep:
     return RecordedStep(names, trace.found, kernels.kernels, kernels.source)
 
 
-def _whole(found: list[Found], source: str, device: torch.device) -> StepProducts:
+def _whole(found: list[Found], source: str, device: torch.device) -> StepMatmuls:
     # torch calls AMD's GPUs "cuda" too, with a capability that means something else there.
     kind = "rocm" if device.type == "cuda" and torch.version.hip else device.type
     capability = ""
     if kind == "cuda":
         capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
-    return StepProducts(
+    return StepMatmuls(
         device=kind,
         capability=capability,
         cpu_flags=read_cpu().flags if device.type == "cpu" else None,
@@ -141,14 +141,14 @@ def _flops(one: Found) -> int:
     return one.flops * sum(one.places.values())
 
 
-# Record the products of one training step: every matrix product, convolution and attention, with
+# Record the matmuls of one training step: every matmul, convolution and attention, with
 # its arguments' shapes, its FLOPs, where in the step it ran, and what its kernels are called.
 #
 #     with kernels, StepTrace(ModelMap(model), kernels) as trace:
 #         loss.backward()
 #     trace.found[0].call.dimensions(), trace.found[0].places
 #
-# A convolution's backward op computes two products. It is run as two ops, one for each, which is
+# A convolution's backward op computes two matmuls. It is run as two ops, one for each, which is
 # what its kernels do anyway, so that each has its own FLOPs, kernels and time.
 
 
@@ -163,16 +163,16 @@ _MASK = 10  # position of output_mask in convolution_backward
 
 
 class Kernels(Protocol):
-    """Learns which kernels ran for which product."""
+    """Learns which kernels ran for which matmul."""
 
     def mark(self, number: int) -> AbstractContextManager[object]: ...
 
 
 @dataclass(slots=True)
 class Found:
-    """One product of the step; equal ones are one."""
+    """One matmul of the step; equal ones are one."""
 
-    call: ProductCall
+    call: MatmulCall
     dtype: str  # computed in; "tf32" is fp32 tensors with TF32 switched on
     flops: int  # of one call
     moved_bytes: int  # likewise
@@ -185,12 +185,12 @@ class RecordedStep:
 
     names: dict[int, str]  # module -> path
     found: list[Found]
-    kernels: dict[int, tuple[str, ...]]  # by a product's number
+    kernels: dict[int, tuple[str, ...]]  # by a matmul's number
     source: str  # of the kernels' names
 
 
 class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own hook is untyped
-    """Records while entered; :attr:`found` is in the order of first calls, and a product's number
+    """Records while entered; :attr:`found` is in the order of first calls, and a matmul's number
     is its place there."""
 
     supports_higher_order_operators = True
@@ -198,8 +198,8 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
     def __init__(self, names: Numbers, kernels: Kernels) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.found: list[Found] = []
-        self.device = ""  # "cpu" | "cuda": where the first product ran
-        self._numbers: dict[tuple[ProductCall, str], int] = {}
+        self.device = ""  # "cpu" | "cuda": where the first matmul ran
+        self._numbers: dict[tuple[MatmulCall, str], int] = {}
         self._place = OpPlace(names)
         self._kernels = kernels
 
@@ -233,7 +233,7 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
     def _recorded(
         self, func: Any, formula: Callable[..., int], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        call = ProductCall.of(func, args, kwargs)
+        call = MatmulCall.of(func, args, kwargs)
         dtype = _computed_in(call, args)
         number = self._numbers.setdefault((call, dtype), len(self.found))
         with self._kernels.mark(number):
@@ -250,7 +250,7 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         return out
 
 
-def step_moved_bytes(call: ProductCall, out: Any) -> int:
+def step_moved_bytes(call: MatmulCall, out: Any) -> int:
     """Every operand read once and every result written once."""
     read = sum(t.elements * t.dtype.itemsize for t in call.tensors())
     results = out if isinstance(out, tuple) else (out,)
@@ -272,7 +272,7 @@ def _masked(args: tuple[Any, ...], mask: tuple[bool, bool, bool]) -> tuple[Any, 
     return (*args[:_MASK], list(mask), *args[_MASK + 1 :])
 
 
-def _computed_in(call: ProductCall, args: tuple[Any, ...]) -> str:
+def _computed_in(call: MatmulCall, args: tuple[Any, ...]) -> str:
     """The dtype of its first operand; fp32 is "tf32" where CUDA may round to that."""
     first = next((a for a in args if isinstance(a, Tensor) and a.is_floating_point()), None)
     if first is None:
@@ -284,14 +284,14 @@ def _computed_in(call: ProductCall, args: tuple[Any, ...]) -> str:
     return dtype_name(first.dtype)
 
 
-# One product of a step alone, its fp32 control, its padded sizes, and the ceilings of the device.
+# One matmul of a step alone, its fp32 control, its padded sizes, and the ceilings of the device.
 #
 # All on random data of the same shapes, dtypes and strides, under autograd's no_grad.
 
 
 BUDGET_S = 0.15  # of one timing: 5 calls at least, 200 at most
 LEAST_CALLS = 5
-# A ceiling is the best of growing square products; it stops growing when a call takes so long.
+# A ceiling is the best of growing square matmuls; it stops growing when a call takes so long.
 CEILING_SIZES = (256, 512, 1024, 2048, 4096, 8192)
 CEILING_CALL_S = 0.25
 COPY_ELEMENTS = {"cpu": 2**26, "cuda": 2**28}  # fp32, far beyond any cache
@@ -300,8 +300,8 @@ _HAVE_CONTROL = ("fp16", "bf16", "tf32")
 
 def measured(
     found: Found, names: Mapping[int, str], kernels: tuple[str, ...], device: torch.device
-) -> Product:
-    """Everything about one product. What cannot be run alone has a note."""
+) -> Matmul:
+    """Everything about one matmul. What cannot be run alone has a note."""
     call, note = found.call, ""
     timing = control = None
     padded: tuple[Padded, ...] = ()
@@ -314,7 +314,7 @@ def measured(
     except Exception as error:  # a user's op may need what shapes alone do not tell
         first = str(error).strip().splitlines() or [""]
         note = f"It could not be run alone: {type(error).__name__}: {first[0][:200]}"
-    return Product(
+    return Matmul(
         op=call.op,
         part=call.part,
         dtype=found.dtype,
@@ -333,14 +333,14 @@ def measured(
 
 
 def ceiling(dtype: str, device: torch.device) -> Rate | None:
-    """The best rate of a large square product; None where torch has none in ``dtype``."""
+    """The best rate of a large square matmul; None where torch has none in ``dtype``."""
     best: Rate | None = None
     for size in CEILING_SIZES:
         shape = (size, size, size)
         try:
             with torch.no_grad(), _switches(device, dtype):
-                timing = timed(product(dtype, shape, device), device, budget_s=BUDGET_S)
-        except (RuntimeError, KeyError):  # no such product, or no memory for a larger one
+                timing = timed(matmul(dtype, shape, device), device, budget_s=BUDGET_S)
+        except (RuntimeError, KeyError):  # no such matmul, or no memory for a larger one
             break
         rate = Rate(
             series="ceiling",
@@ -376,25 +376,25 @@ def _padded(found: Found, device: torch.device) -> tuple[Padded, ...]:
     if not call.can_be_padded():
         return ()
     before = call.dimensions()
-    tries = []
+    padded = []
     for sizes in padded_sizes(found.dtype, before):
         grown = 1.0
         for name, size in sizes.items():
             grown *= size / before[name]
         changes = tuple((before[name], size) for name, size in sizes.items())
         timing = _timed(call.padded(sizes), device, found.dtype)
-        tries.append(Padded(changes, round(found.flops * grown), timing))
-    return tuple(tries)
+        padded.append(Padded(changes, round(found.flops * grown), timing))
+    return tuple(padded)
 
 
-def _timed(call: ProductCall, device: torch.device, dtype: str) -> Timing:
+def _timed(call: MatmulCall, device: torch.device, dtype: str) -> Timing:
     with torch.no_grad(), _switches(device, dtype):
         return timed(call.made(device), device, budget_s=BUDGET_S, least=LEAST_CALLS)
 
 
 @contextlib.contextmanager
 def _switches(device: torch.device, dtype: str) -> Iterator[None]:
-    """TF32 as the product had it; whatever the process had set is set again."""
+    """TF32 as the matmul had it; whatever the process had set is set again."""
     if device.type != "cuda":
         yield
         return
@@ -402,11 +402,11 @@ def _switches(device: torch.device, dtype: str) -> Iterator[None]:
         yield
 
 
-# Record the products of one training step of a script that is left as it is.
+# Record the matmuls of one training step of a script that is left as it is.
 #
 # The step is what lies between the first and the second step of the script's first optimizer, so
 # the first one has warmed everything up; then the script is ended. A step that GradScaler skips
-# counts too: its products ran.
+# counts too: its matmuls ran.
 
 
 class _Enough(BaseException):
@@ -504,4 +504,4 @@ def script_step(spec: RunSpec, device: torch.device) -> RecordedStep:
 
 def _too_few(steps: int, how: str) -> BadInput:
     made = "one optimizer step" if steps else "no optimizer step"
-    return BadInput(f"The script {how} after {made}; two are needed to see one step's products.")
+    return BadInput(f"The script {how} after {made}; two are needed to see one step's matmuls.")

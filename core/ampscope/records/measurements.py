@@ -1,5 +1,5 @@
 """What was measured, one frozen dataclass a kind of fact: steps, modules, ops, frames and shadows
-of a training; products of a step; comparisons of precisions; batch searches; results of lessons;
+of a training; matmuls of a step; comparisons of precisions; batch searches; results of lessons;
 rates of the machine; and :class:`Timing`, which several of them hold.
 """
 
@@ -176,20 +176,20 @@ class Event:
     value: float | None = None
 
 
-# The products of one training step: matrix products, convolutions, attention, and what each
+# The matmuls of one training step: matmuls, convolutions, attention, and what each
 # reached when it was run alone.
 #
-# A step's equal products are one record with several places. First comes one :class:`StepProducts`
-# (how many there are), then one :class:`Product` each as it is measured::
+# A step's equal matmuls are one record with several places. First comes one :class:`StepMatmuls`
+# (how many there are), then one :class:`Matmul` each as it is measured::
 #
-#     Product(op="aten.addmm", part="", dtype="bf16", operands=(bias, x, weight),
+#     Matmul(op="aten.addmm", part="", dtype="bf16", operands=(bias, x, weight),
 #             dimensions=(Dimension("m", 1024), Dimension("n", 96), Dimension("k", 256)),
 #             places=(Place("head", "forward", 1),), …)
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One tensor that a product reads: sizes and distances in elements."""
+    """One tensor that a matmul reads: sizes and distances in elements."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -198,7 +198,7 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """One of the sizes that decide how well a product fits the hardware's tiles."""
+    """One of the sizes that decide how well a matmul fits the hardware's tiles."""
 
     name: str  # m | n | k | input channels | output channels | head size
     size: int
@@ -206,7 +206,7 @@ class Dimension:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in the step a product runs."""
+    """Where in the step a matmul runs."""
 
     module: str  # path; empty for the model itself and what runs in no module
     phase: str  # forward | backward | optimizer
@@ -215,7 +215,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """The same product with some dimensions enlarged, measured."""
+    """The same matmul with some dimensions enlarged, measured."""
 
     changes: tuple[tuple[int, int], ...]  # (size, padded size) of each dimension that was enlarged
     flops: int
@@ -223,8 +223,8 @@ class Padded:
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
-    """One product of the step, alone, on random data of the same shapes, dtypes and strides."""
+class Matmul:
+    """One matmul of the step, alone, on random data of the same shapes, dtypes and strides."""
 
     op: str  # "aten.addmm"
     part: str  # of a convolution's backward: "input gradient" | "weight gradient"; else empty
@@ -258,15 +258,15 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
-class StepProducts:
-    """The step as a whole, and what of the device decides which products fit."""
+class StepMatmuls:
+    """The step as a whole, and what of the device decides which matmuls fit."""
 
     device: str  # cpu | cuda | rocm
     capability: str  # "9.0"; CUDA alone has one
     cpu_flags: tuple[str, ...] | None  # of hardware.cpu; None on a GPU and where unreadable
     calls: int
     flops: int
-    distinct: int  # so many Product records follow
+    distinct: int  # so many Matmul records follow
     kernel_source: str  # torch.profiler | oneDNN | none
 
 
@@ -361,7 +361,7 @@ class EnergyUse:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchTry:
+class BatchTrial:
     """Some training steps with so many samples, in a process of their own."""
 
     precision: str
@@ -439,7 +439,7 @@ class Histogram:
 
 
 @dataclass(frozen=True, slots=True)
-class Fates:
+class UnderflowCounts:
     """What became of the elements of half-precision gradients, told by the fp32 reference: three
     kinds of small, never one, and overflow. The counts are of the same ``total``."""
 
@@ -453,7 +453,7 @@ class Fates:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class NonFiniteCounts:
     """What a tensor held at one place of a step."""
 
     series: str
@@ -516,16 +516,16 @@ Result: TypeAlias = (
     | MemorySplit
     | ProcessPeak
     | EnergyUse
-    | BatchTry
+    | BatchTrial
     | BatchPrediction
     | LargestBatch
-    | StepProducts
-    | Product
+    | StepMatmuls
+    | Matmul
     | Reading
     | Curve
     | Histogram
-    | Fates
-    | Tally
+    | UnderflowCounts
+    | NonFiniteCounts
     | Call
 )
 RESULT_KINDS: tuple[type[Result], ...] = get_args(Result)

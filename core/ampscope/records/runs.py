@@ -26,7 +26,7 @@ class State(StrEnum):
 
 
 # Runs that measure instead of recording one training: what this machine reaches (bench), which
-# products of a step use Tensor Cores (cores), precisions beside each other (compare), the largest
+# matmuls of a step use Tensor Cores (cores), precisions beside each other (compare), the largest
 # batch (batch), what a lesson shows (lesson).
 MEASUREMENT_KINDS = ("bench", "cores", "compare", "batch", "lesson")
 

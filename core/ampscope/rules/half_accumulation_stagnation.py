@@ -17,8 +17,8 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.run_view import MIN_STALLS, worst_sum
-from ampscope.observations import COARSE_ERROR, BadOp
+from ampscope.analysis.run_view import MIN_STAGNATED, worst_sum
+from ampscope.observations import INACCURATE_ERROR, BadOp
 from ampscope.rules.verdict import (
     Fix,
     Measurement,
@@ -63,18 +63,20 @@ def _seen(op: BadOp) -> tuple[str, Measurement]:
     if op.kind == "coarse":
         return (
             f"{op.op} in {place(op)} is {error:.0%} away from the fp32 result of the same inputs.",
-            Measurement("relative error of the sum", error, COARSE_ERROR, "as_is", op.attempt),
+            Measurement("relative error of the sum", error, INACCURATE_ERROR, "as_is", op.attempt),
         )
     if op.kind == "drift":
         return (
             f"The running sum at line {op.line} has lost {error:.0%} of its value to rounding in"
             f" {op.dtype}: its terms are smaller than half the spacing of the total.",
-            Measurement("rounding errors over the total", error, COARSE_ERROR, "as_is", op.attempt),
+            Measurement(
+                "rounding errors over the total", error, INACCURATE_ERROR, "as_is", op.attempt
+            ),
         )
     return (
         f"The sum at line {op.line} did not change in {op.count} additions of something that is"
         " not zero.",
-        Measurement("additions without effect", op.count, MIN_STALLS, "as_is", op.attempt),
+        Measurement("additions without effect", op.count, MIN_STAGNATED, "as_is", op.attempt),
     )
 
 

@@ -19,7 +19,7 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.run_view import COARSE_SPREAD, coarse_table, owner_of_only_table
+from ampscope.analysis.run_view import INACCURATE_SPREAD, inaccurate_table, owner_of_only_table
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, passed
 
 # What the recorder noted of an op's use: the sentence, and the name of the value.
@@ -41,13 +41,13 @@ def check(evidence: Evidence) -> Verdict:
             seen = Measurement(value, use.value or 0.0, use.other, "as_is", use.attempt)
             module = use.module or owner_of_only_table(run)
             return _found(words, seen, module, f"aten.{use.op}", use.line)
-    table = None if evidence.fp32 is None else coarse_table(run, evidence.fp32)
+    table = None if evidence.fp32 is None else inaccurate_table(run, evidence.fp32)
     if table is None:
         return passed("No table was built in half precision.")
     name, dtype = table.scan.name, table.scan.dtype
     return _found(
         f"Buffer {name} was built in {dtype} and differs from its fp32 values",
-        Measurement("largest difference over spread", table.error, COARSE_SPREAD, "as_is", 0),
+        Measurement("largest difference over spread", table.error, INACCURATE_SPREAD, "as_is", 0),
         name.rpartition(".")[0],
     )
 

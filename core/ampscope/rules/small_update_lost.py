@@ -22,7 +22,7 @@ from dataclasses import replace
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import (
     KEPT,
-    MIN_AVERAGE_STALLS,
+    MIN_AVERAGE_STAGNATED,
     SLOW,
     RunView,
     averages_keep_up,
@@ -30,9 +30,9 @@ from ampscope.analysis.run_view import (
     kept_motion,
     least_moved,
     slow_average,
-    stalled_average,
+    stagnated_average,
 )
-from ampscope.observations import STALLED_SHARE
+from ampscope.observations import STAGNATED_SHARE
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, passed
 
 STILL = 0.5  # of what moves in fp32
@@ -45,7 +45,7 @@ def check(evidence: Evidence) -> Verdict:
         return inconclusive("Only the fp32 control tells what should have moved.")
     found = _weights(run, fp32) or _slow(run, fp32)
     if found is None and not averages_keep_up(run, fp32):
-        found = _stalled(run)
+        found = _stagnated(run)
     return found or passed("What fp32 moves, moves here too.")
 
 
@@ -84,9 +84,9 @@ def _slow(run: RunView, fp32: RunView) -> Verdict | None:
     )
 
 
-def _stalled(run: RunView) -> Verdict | None:
+def _stagnated(run: RunView) -> Verdict | None:
     """Updates of an average that leave it as it is."""
-    op = stalled_average(run)
+    op = stagnated_average(run)
     if op is None:
         return None
     share, step = op.error or 0.0, op.attempt
@@ -94,8 +94,8 @@ def _stalled(run: RunView) -> Verdict | None:
         op.module,
         f"Line {op.line} updates an average of weights in {op.dtype}, and {share:.0%} of its"
         f" elements stay as they are, {op.count} times: the updates are below half the spacing.",
-        Measurement("elements that stand still", share, STALLED_SHARE, "as_is", step),
-        Measurement("times", op.count, MIN_AVERAGE_STALLS, "as_is", step),
+        Measurement("elements that stand still", share, STAGNATED_SHARE, "as_is", step),
+        Measurement("times", op.count, MIN_AVERAGE_STAGNATED, "as_is", step),
     )
 
 

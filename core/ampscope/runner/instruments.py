@@ -273,8 +273,8 @@ class ShadowRuns:
         computes_in = _HALVES.get(training.compute_format)
         shadow = Shadow(self._names, step, scale, computes_in, self._failures)
         try:
-            twin_batch = training.twin_batch(batch)
-            shadow.run_twin(lambda model: checked_loss(training.workload.loss(model, twin_batch)))
+            shadow_batch = training.shadow_batch(batch)
+            shadow.run_shadow(lambda m: checked_loss(training.workload.loss(m, shadow_batch)))
         except Exception as error:  # whatever a copy of the user's model may raise: the run goes on
             self._give_up(f"a copy of the model in fp32 raised {type(error).__name__}")
             return None

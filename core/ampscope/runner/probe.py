@@ -84,7 +84,7 @@ def prepare(spec: RunSpec, device: torch.device) -> Training:
         device=device,
         compute_format=dtype_name(precision.autocast_dtype or precision.model_dtype or "float32"),
         real_batch=lambda batch: move(batch, device, model_dtype),
-        twin_batch=lambda batch: move(batch, device, torch.float32),
+        shadow_batch=lambda batch: move(batch, device, torch.float32),
     )
 
 
@@ -100,7 +100,7 @@ def preload(device: torch.device) -> None:
 @contextlib.contextmanager
 def arithmetic(policy: str) -> Iterator[None]:
     """Under the policy ``rehearsal`` a CPU follows CUDA's autocast lists and computes half
-    products as Tensor Cores do; under any other the device's own rules apply."""
+    matmuls as Tensor Cores do; under any other the device's own rules apply."""
     if policy != "rehearsal":
         yield
         return

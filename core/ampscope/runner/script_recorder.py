@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from ampscope.capture.script.call_log import CallLog
 from ampscope.capture.script.module_paths import ModulePaths, OpPrecision
-from ampscope.capture.script.op_taint import MAKER
+from ampscope.capture.script.op_taint import PROVENANCE
 from ampscope.capture.script.op_watch import OpWatch
 from ampscope.capture.script.optimizer_facts import scan, scan_model
 from ampscope.capture.script.optimizer_steps import Attempts
@@ -369,7 +369,7 @@ class ScriptScans:
         for n, tensor in enumerate(floating_tensors([args, kwargs])):
             if not tensor.numel():
                 continue
-            leaf = tensor.grad_fn is None and not hasattr(tensor, MAKER)
+            leaf = tensor.grad_fn is None and not hasattr(tensor, PROVENANCE)
             if leaf or not all_finite(tensor):
                 self._batches += 1
                 name = f"input {n} of {type(module).__name__}"

@@ -29,7 +29,7 @@ class Training:
     device: torch.device
     compute_format: str  # "fp16", "bf16" or "fp32": what the precision mode computes in
     real_batch: Callable[[Batch], Batch]  # what the model is fed, of a batch as it came
-    twin_batch: Callable[[Batch], Batch]  # what the fp32 shadow is fed, of the same batch
+    shadow_batch: Callable[[Batch], Batch]  # what the fp32 shadow is fed, of the same batch
     # Around a whole step: what fp32 matmuls and convolutions compute in, forward and backward.
     arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext
 

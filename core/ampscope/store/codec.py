@@ -109,14 +109,28 @@ def _damaged(how: str) -> StoreError:
 # ``json.loads`` reads back.
 
 
-RESULT_CLASSES: dict[str, type[Any]] = {kind.__name__: kind for kind in RESULT_KINDS}
+_STORED_NAMES = {  # of classes that are called otherwise on disk and in exports
+    "BatchTrial": "BatchTry",
+    "Matmul": "Product",
+    "NonFiniteCounts": "Tally",
+    "StepMatmuls": "StepProducts",
+    "UnderflowCounts": "Fates",
+}
+
+
+def stored_name(kind: type[Any]) -> str:
+    """What a record's class is called on disk and in exports."""
+    return _STORED_NAMES.get(kind.__name__, kind.__name__)
+
+
+RESULT_CLASSES: dict[str, type[Any]] = {stored_name(kind): kind for kind in RESULT_KINDS}
 
 
 def encode_result(record: Result) -> tuple[str, str]:
     """(kind, JSON of the fields)."""
     parts = storable_parts(dataclasses.asdict(record))
     text = json.dumps(parts, separators=(",", ":"))
-    return type(record).__name__, text
+    return stored_name(type(record)), text
 
 
 def decode_result(kind: str, text: str) -> Result:

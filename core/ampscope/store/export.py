@@ -47,6 +47,7 @@ from ampscope.records import (
     ShadowRecord,
     StepRecord,
 )
+from ampscope.store.codec import stored_name
 from ampscope.store.reader import Reader
 
 SCHEMA = 2
@@ -229,7 +230,7 @@ def _records(
 
 def _named(record: Observation | Result) -> dict[str, object]:
     # Two observations have a field `kind` of their own; the record's name has another key.
-    return {"record": type(record).__name__, **dataclasses.asdict(record)}
+    return {"record": stored_name(type(record)), **dataclasses.asdict(record)}
 
 
 def _frames(reader: Reader, run_id: str) -> Iterator[Frame]:

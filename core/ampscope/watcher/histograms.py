@@ -50,7 +50,7 @@ class StepHistograms:
         self._before: dict[int, Tensor] = {}  # position -> weight before the step
         self._next = 0  # place in an optimizer's parameters where the next copies begin
         self.stalled_share: float | None = None  # of the present step, where it was compared
-        self._stalling = StalledWeights()
+        self._stalling = StagnatedWeights()
         # Parameters as backward reached them. Steps that are not seen never empty it.
         self._arrivals: deque[Tensor] = deque(maxlen=MOST_ARRIVALS)
         self._handles: list[RemovableHandle] = []
@@ -220,7 +220,7 @@ class StepHistograms:
         ]
 
 
-class StalledWeights:
+class StagnatedWeights:
     """Compares half-precision weights over a long span: which of those that get gradients moved.
 
     One step tells nothing: stochastic rounding moves few weights in each, and all over many. Only

@@ -158,7 +158,7 @@ def _numbered(shadows: list[ShadowRecord], model: nn.Module, names: Numbers) -> 
 def _reference(rerun: Rerun, shadow: Shadow) -> str:
     """Run the fp32 copy; a sentence when it cannot be run."""
     try:
-        shadow.run_twin(rerun.reference_loss)
+        shadow.run_shadow(rerun.reference_loss)
     except Exception as error:  # whatever a copy of the user's model may raise
         shadow.take()
         return f"No fp32 reference: a copy in fp32 raised {type(error).__name__}."

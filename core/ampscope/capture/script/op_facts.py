@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ampscope.capture.tensors import HALF, has_own_memory, plain
 from ampscope.numerics.formats import dtype_name
-from ampscope.observations import STALLED_SHARE, Operand
+from ampscope.observations import STAGNATED_SHARE, Operand
 
 _ACCUMULATIONS = (
     "embedding_dense_backward", "index_add", "index_add_", "scatter_add", "scatter_add_", "sum",
@@ -237,12 +237,12 @@ def _same_special(first: Tensor, second: Tensor) -> bool:
     return bool((same & (torch.isneginf(a) == torch.isneginf(b))).all())
 
 
-def stalled_share(func: Any, args: Any, out: Tensor, before: Tensor | None) -> float | None:
+def stagnated_share(func: Any, args: Any, out: Tensor, before: Tensor | None) -> float | None:
     """Share of elements that a sum left as they were although the other term was not zero.
 
     A ``copy_`` or ``lerp_`` into a half tensor is how moving averages are written; it counts when
     the source differs in principle, which the caller knows from how it was made. None when the op
-    is no such sum or less than :data:`STALLED_SHARE` stood still.
+    is no such sum or less than :data:`STAGNATED_SHARE` stood still.
     """
     name = func._opname
     if len(args) < 2 or not isinstance(args[1], Tensor) or args[1].numel() == 0:
@@ -260,7 +260,7 @@ def stalled_share(func: Any, args: Any, out: Tensor, before: Tensor | None) -> f
     if not total:
         return None
     share = int(((out == first) & moving).sum()) / total
-    return share if share >= STALLED_SHARE else None
+    return share if share >= STAGNATED_SHARE else None
 
 
 def _widened(value: Any) -> Any:

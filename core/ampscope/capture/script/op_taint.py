@@ -24,7 +24,7 @@ from torch.utils._mode_utils import no_dispatch
 from ampscope.capture.tensors import HALF, has_own_memory
 from ampscope.observations import OpUse
 
-MAKER = "_ampscope_maker"
+PROVENANCE = "_ampscope_provenance"
 FOREIGN = -1  # the taint of what came with the data or a parameter
 INTENDED = -2  # of a constant that was written on purpose: the -inf of a mask
 MAX_TAINTS = 1_024  # pieces of memory marked at once; those that are freed go first
@@ -38,7 +38,7 @@ _WEIGHT_ARITHMETIC = frozenset({"mul", "add", "sub", "div", "lerp", "neg"})
 _AVERAGES = (("add",), ("lerp",), ("sub",))  # what a copied average was made by
 
 
-class Maker:
+class Provenance:
     """The op that made a tensor, and the names of the ops before it, nearest first.
 
     Names are flattened and bounded: a linked graph of ops would keep a whole training run alive.
@@ -47,7 +47,7 @@ class Maker:
     __slots__ = ("learned", "names", "parameter", "scalar", "watchers")
 
     def __init__(
-        self, name: str, parents: list[Maker], watchers: tuple[int, ...], scalar: float | None
+        self, name: str, parents: list[Provenance], watchers: tuple[int, ...], scalar: float | None
     ) -> None:
         chains = [parent.names for parent in parents[:3]]
         mixed = [n for group in zip_longest(*chains) for n in group if n is not None]
@@ -131,33 +131,33 @@ def _is_whole(tensor: Tensor, storage: torch.UntypedStorage) -> bool:
     return tensor.is_sparse or tensor.numel() * tensor.itemsize == storage.nbytes()
 
 
-def maker_of(tensor: Tensor) -> Maker | None:
+def provenance_of(tensor: Tensor) -> Provenance | None:
     """The mark of the op that made ``tensor``; None for what no watched op made."""
-    found: Maker | None = getattr(tensor, MAKER, None)
+    found: Provenance | None = getattr(tensor, PROVENANCE, None)
     return found
 
 
 def producers(tensor: Tensor) -> tuple[str, ...]:
     """Names of the ops that led to ``tensor``, nearest first."""
-    maker = maker_of(tensor)
-    return () if maker is None else maker.names
+    provenance = provenance_of(tensor)
+    return () if provenance is None else provenance.names
 
 
 def unmark(tensor: Tensor) -> None:
     """Take the mark off."""
-    tensor.__dict__.pop(MAKER, None)
+    tensor.__dict__.pop(PROVENANCE, None)
 
 
 def is_learned(tensor: Tensor) -> bool:
     """Whether ``tensor`` depends on a parameter or a gradient: it is not made of data alone."""
-    maker = maker_of(tensor)
-    return tensor.requires_grad or (maker is not None and maker.learned)
+    provenance = provenance_of(tensor)
+    return tensor.requires_grad or (provenance is not None and provenance.learned)
 
 
 def is_parameter(tensor: Tensor) -> bool:
     """A parameter, or a view or cast of one."""
-    maker = maker_of(tensor)
-    return isinstance(tensor, nn.Parameter) or (maker is not None and maker.parameter)
+    provenance = provenance_of(tensor)
+    return isinstance(tensor, nn.Parameter) or (provenance is not None and provenance.parameter)
 
 
 def is_still_parameter(name: str, inputs: Sequence[Tensor]) -> bool:
@@ -170,10 +170,14 @@ def is_still_parameter(name: str, inputs: Sequence[Tensor]) -> bool:
 
 def root_of_loss(loss: Tensor) -> str:
     """How the root of a backward pass was made, "mul 65536" for a loss times a constant."""
-    maker = maker_of(loss)
-    if maker is None:
+    provenance = provenance_of(loss)
+    if provenance is None:
         return ""
-    return maker.names[0] if maker.scalar is None else f"{maker.names[0]} {maker.scalar:g}"
+    return (
+        provenance.names[0]
+        if provenance.scalar is None
+        else f"{provenance.names[0]} {provenance.scalar:g}"
+    )
 
 
 def constant(args: Any) -> float | None:
@@ -182,7 +186,7 @@ def constant(args: Any) -> float | None:
     for part in args[1:] if isinstance(args, tuple) else ():
         if isinstance(part, int | float) and not isinstance(part, bool):
             return float(part)
-        if isinstance(part, Tensor) and part.dim() == 0 and not hasattr(part, MAKER):
+        if isinstance(part, Tensor) and part.dim() == 0 and not hasattr(part, PROVENANCE):
             return part.item() if part.is_floating_point() and has_own_memory(part) else None
     return None
 
@@ -272,8 +276,8 @@ class Uses:
         if not tensors or out.numel() < 2 or tensors[0].dtype == torch.bool:
             return
         source = tensors[0]
-        maker = maker_of(source)
-        is_range = maker is not None and maker.names[0] in ("arange", "linspace")
+        provenance = provenance_of(source)
+        is_range = provenance is not None and provenance.names[0] in ("arange", "linspace")
         if source.is_floating_point() and not is_range:
             return
         before, after = int(torch.unique(source).numel()), int(torch.unique(out).numel())

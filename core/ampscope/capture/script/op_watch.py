@@ -36,8 +36,8 @@ from ampscope.capture.script.op_taint import (
     FOREIGN,
     IN_PLACE,
     INTENDED,
-    MAKER,
-    Maker,
+    PROVENANCE,
+    Provenance,
     RunningSums,
     Taints,
     Uses,
@@ -48,7 +48,7 @@ from ampscope.capture.script.op_taint import (
 )
 from ampscope.capture.tensors import HALF, in_backward
 from ampscope.numerics.formats import dtype_name
-from ampscope.observations import COARSE_ERROR, READ_GRADIENT, READ_LOSS, BadOp, Call
+from ampscope.observations import INACCURATE_ERROR, READ_GRADIENT, READ_LOSS, BadOp, Call
 from ampscope.patches import Patches
 from ampscope.policy import op_lists
 from ampscope.source_lines import SourceLines, line_name, line_text
@@ -87,7 +87,7 @@ class OpWatch:
         self._origins = Origins(paths, lines)
         paths.on_change = self._origins.module_changes
         self._bad = BadOps(self._origins)
-        self._coarse = CoarseOps(self._bad, lines)
+        self._inaccurate = InaccurateOps(self._bad, lines)
         self.reads = Reads(self._bad, lines, self.taint_of)
         self._mode: _Mode | None = None
 
@@ -150,12 +150,12 @@ class OpWatch:
         """Look at one op that has just run."""
         self.seen_ops += 1
         self._note_gap(call)
-        maker = self._maker(call)
+        provenance = self._provenance(call)
         if call.node is None and torch.is_grad_enabled():
             self._origins.remember()
         results = op_facts.tensors(out, None)
         for tensor in results:
-            tensor.__dict__[MAKER] = maker
+            tensor.__dict__[PROVENANCE] = provenance
         self.reads.compared(call.tensors, results)
         if self.writes.active and call.node is None and not self.in_optimizer:
             self.writes.note(call, results)
@@ -164,7 +164,7 @@ class OpWatch:
         for part, outputs in call.parts(results):
             for position, tensor in enumerate(outputs):
                 if tensor.numel() and _may_be_bad(tensor) and not tensor.is_sparse:
-                    self._look(part, tensor, maker, position)
+                    self._look(part, tensor, provenance, position)
         self.uses.note(
             call.func, call.args, call.tensors, out, self.autocast, self._attempt,
             lambda: self._origins.names(call.node),
@@ -177,7 +177,7 @@ class OpWatch:
         found = {}
         for tensor in targets(func, args, kwargs):
             taint = self.taints.of(tensor)
-            if taint is None and op_taint.maker_of(tensor) is not None:
+            if taint is None and op_taint.provenance_of(tensor) is not None:
                 continue  # a watched op made it, and it was finite
             if not _may_be_bad(tensor) or tensor.is_sparse:
                 continue
@@ -203,23 +203,23 @@ class OpWatch:
                 if op_lists.concerned(*named):
                     self.gap_ops.add(named)
 
-    def _maker(self, call: OpCall) -> Maker:
-        parents = [m for t in call.tensors if (m := op_taint.maker_of(t)) is not None]
+    def _provenance(self, call: OpCall) -> Provenance:
+        parents = [m for t in call.tensors if (m := op_taint.provenance_of(t)) is not None]
         watchers = self._bad.note_consumer(call.name, parents)
-        maker = Maker(call.name, parents, watchers, op_taint.constant(call.args))
-        maker.parameter = op_taint.is_still_parameter(call.name, call.tensors)
-        maker.learned = call.node is not None or any(map(op_taint.is_learned, call.tensors))
-        return maker
+        provenance = Provenance(call.name, parents, watchers, op_taint.constant(call.args))
+        provenance.parameter = op_taint.is_still_parameter(call.name, call.tensors)
+        provenance.learned = call.node is not None or any(map(op_taint.is_learned, call.tensors))
+        return provenance
 
-    def _look(self, call: OpCall, out: Tensor, maker: Maker, position: int) -> None:
+    def _look(self, call: OpCall, out: Tensor, provenance: Provenance, position: int) -> None:
         if not op_facts.all_finite(out):
-            self._not_finite(call, out, maker, position)
+            self._not_finite(call, out, provenance, position)
             return
         self.taints.clear(out)
         if out.dtype in HALF:
-            self._coarse.note(call, out, self.autocast, in_optimizer=self.in_optimizer)
+            self._inaccurate.note(call, out, self.autocast, in_optimizer=self.in_optimizer)
 
-    def _not_finite(self, call: OpCall, out: Tensor, maker: Maker, position: int) -> None:
+    def _not_finite(self, call: OpCall, out: Tensor, provenance: Provenance, position: int) -> None:
         inputs = [t for t in call.tensors if t is not out]
         bad = [t for t in inputs if _may_be_bad(t) and not op_facts.all_finite(t)]
         if not bad and position in _WORKSPACE.get(call.name, ()):
@@ -239,7 +239,7 @@ class OpWatch:
         bad_id = self._bad.remember("nonfinite", call, inputs, out, self.autocast)
         self.taints.mark(out, FOREIGN if bad_id is None else bad_id)
         if bad_id is not None:
-            maker.watchers = (*maker.watchers, bad_id)
+            provenance.watchers = (*provenance.watchers, bad_id)
 
     def _inherited(
         self, call: OpCall, out: Tensor, bad: list[Tensor], constants: list[float], position: int
@@ -277,7 +277,7 @@ class OpWatch:
     def _note_source(self, call: OpCall, inputs: list[Tensor]) -> None:
         """A tensor that no watched op made brought a non-finite value: data or a parameter."""
         for tensor in inputs:
-            fresh = op_taint.maker_of(tensor) is None and tensor.is_floating_point()
+            fresh = op_taint.provenance_of(tensor) is None and tensor.is_floating_point()
             if call.node is None and fresh and not op_facts.all_finite(tensor):
                 fact = "nan_operand" if op_facts.has_nan(tensor) else "inf_operand"
                 self.uses.add(fact, call.name, self._attempt, lambda: self._origins.names(None))
@@ -299,7 +299,7 @@ def _is_new_nan(
     if id(out) in call.prior and call.before is None:
         return taint == INTENDED
     before = [] if call.before is None else [call.before]
-    fresh = taint == INTENDED or all(op_taint.maker_of(t) is None for t in bad)
+    fresh = taint == INTENDED or all(op_taint.provenance_of(t) is None for t in bad)
     return fresh and not any(map(op_facts.has_nan, (*bad, *before)))
 
 
@@ -465,7 +465,7 @@ class BadOps:
         """The bad op with that id as it is known now, without its consumers."""
         return self._found.get(bad_id)
 
-    def note_consumer(self, name: str, parents: list[Maker]) -> tuple[int, ...]:
+    def note_consumer(self, name: str, parents: list[Provenance]) -> tuple[int, ...]:
         """Op ``name`` takes what ``parents`` made; returns the bad ops that still want to know."""
         watchers: tuple[int, ...] = ()
         for parent in parents:
@@ -546,10 +546,10 @@ class BadOps:
 #     coarse  a result far from the fp32 result of the same inputs
 
 
-DRIFTING = frozenset({*IN_PLACE, "add", "sub"})
+RUNNING_SUMS = frozenset({*IN_PLACE, "add", "sub"})
 
 
-class CoarseOps:
+class InaccurateOps:
     """Looks at one finite half-precision result after the other."""
 
     def __init__(self, bad: BadOps, lines: SourceLines) -> None:
@@ -563,20 +563,20 @@ class CoarseOps:
             self._note_sum(call, out, autocast)
         if op_facts.is_accumulation(call.func):
             error = op_facts.fp32_error(call.func, call.args, call.kwargs, out)
-            if error is not None and error > COARSE_ERROR:
+            if error is not None and error > INACCURATE_ERROR:
                 self._bad.remember("coarse", call, call.tensors, out, autocast, error)
 
     def _note_sum(self, call: OpCall, out: Tensor, autocast: str) -> None:
-        stalled = op_facts.stalled_share(call.func, call.args, out, call.before)
-        if stalled is not None and adds_to_what_lives_on(call.name, call.args):
-            self._bad.remember("stall", call, call.tensors, out, autocast, stalled)
+        stagnated = op_facts.stagnated_share(call.func, call.args, out, call.before)
+        if stagnated is not None and adds_to_what_lives_on(call.name, call.args):
+            self._bad.remember("stall", call, call.tensors, out, autocast, stagnated)
         first = call.before if call.before is not None else (call.args[0] if call.args else None)
-        if call.node is not None or not isinstance(first, Tensor) or call.name not in DRIFTING:
+        if call.node is not None or not isinstance(first, Tensor) or call.name not in RUNNING_SUMS:
             return
         if adds_to_what_lives_on(call.name, call.args):
             line = self._lines.where()
             drift = self._sums.drift(line, call.func, call.args, call.kwargs, first, out)
-            if drift is not None and drift > COARSE_ERROR:
+            if drift is not None and drift > INACCURATE_ERROR:
                 self._bad.remember("drift", call, call.tensors, out, autocast, drift)
 
 

@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def _training_graph() -> Any:
-    """A convolution, two products, an exponential and a softmax, with their gradients."""
+    """A convolution, two matmuls, an exponential and a softmax, with their gradients."""
     generator = np.random.default_rng(0)
 
     def weights(*shape: int) -> Any:

@@ -20,21 +20,21 @@ from ampscope.compare.verdict import verdict
 from ampscope.number_words import binary_size, number, percent, plural, rate_words, seconds
 from ampscope.numerics.formats import FP16
 from ampscope.records import (
-    BatchTry,
+    BatchTrial,
     Curve,
     EnergyUse,
     Histogram,
     LargestBatch,
     LossCurve,
+    Matmul,
     MemorySplit,
     ProcessPeak,
-    Product,
     Rate,
     Reading,
     Result,
     RunInfo,
     State,
-    StepProducts,
+    StepMatmuls,
     StepTimes,
     Timing,
 )
@@ -71,13 +71,13 @@ _OVER = {  # what x counts, where that is not steps
     "running variance": "standard deviation",
 }
 _TITLES = {
-    "Rate": "What products reached",
+    "Rate": "What matmuls reached",
     "StepTimes": "Time of a training step",
     "MemorySplit": "Memory at the peak of a training step",
     "EnergyUse": "Energy",
     "Reading": "Numbers",
-    "Fates": "What became of the elements",
-    "Tally": "What tensors held",
+    "UnderflowCounts": "What became of the elements",
+    "NonFiniteCounts": "What tensors held",
     "Call": "Calls of ops",
 }
 
@@ -153,7 +153,7 @@ def _pairs(curve: Curve) -> list[tuple[float, float]]:
 
 
 SERIES = {
-    "ceiling": "Products of random matrices",
+    "ceiling": "Matmuls of random matrices",
     "copy": "Copies",
     "align_m": "Crooked m",
     "align_n": "Crooked n",
@@ -220,7 +220,7 @@ def _batch(run: RunInfo, results: Sequence[Result]) -> Said:
             "" if t.samples_s is None else f"{t.samples_s:,.0f}",
         )
         for search in searches
-        for t in search.tries
+        for t in search.trials
     )
     columns = ("Precision", "Samples", "Seen", "Peak of tensors", "A step", "Samples a second")
     return comparison.sentence(searches), (Table(columns, rows, numeric=(1, 3, 4, 5)),)
@@ -229,14 +229,14 @@ def _batch(run: RunInfo, results: Sequence[Result]) -> Said:
 def _cores(run: RunInfo, results: Sequence[Result]) -> Said:
     use = core_use(results, run.machine)
     if use is None or not use.uses:
-        return "The step's products were not measured.", ()
+        return "The step's matmuls were not measured.", ()
     rows = tuple(
         (
-            one.product.op,
-            one.product.dtype,
-            shapes(one.product.operands),
-            f"{one.product.count:,}",
-            "" if one.product.flops_s is None else rate_words(one.product.flops_s),
+            one.matmul.op,
+            one.matmul.dtype,
+            shapes(one.matmul.operands),
+            f"{one.matmul.count:,}",
+            "" if one.matmul.flops_s is None else rate_words(one.matmul.flops_s),
             str(one.verdict),
             one.eligibility.reason,
         )
@@ -258,7 +258,7 @@ def _bench(run: RunInfo, results: Sequence[Result]) -> Said:
         for name, title in SERIES.items()
         if any(r.series == name for r in rates)
     ]
-    return f"Best rate of a product by dtype: {told or 'none was measured'}.", tuple(blocks)
+    return f"Best rate of a matmul by dtype: {told or 'none was measured'}.", tuple(blocks)
 
 
 _TOLD: dict[str, Callable[[RunInfo, Sequence[Result]], Said]] = {
@@ -292,7 +292,7 @@ def _of_run(reader: Reader, run: RunInfo, results: Sequence[Result]) -> Gaps:
     machine = run.machine
     if machine is not None and machine.policy != "cuda":
         yield "A GPU", f"It ran under {rules(machine)}; times say nothing about a GPU."
-    unmeasured = [r for r in results if isinstance(r, Rate | Product) and r.timing is None]
+    unmeasured = [r for r in results if isinstance(r, Rate | Matmul) and r.timing is None]
     if unmeasured:
         why = "; ".join(dict.fromkeys(r.note for r in unmeasured if r.note))
         yield plural(len(unmeasured), "rate"), why or "They could not be measured here."
@@ -325,21 +325,21 @@ def _of_batch(run: RunInfo, results: Sequence[Result]) -> Gaps:
             yield f"The largest batch in {name}", "Its search did not end."
         elif ended[name].too_many is None:
             yield f"A batch that is too large in {name}", "None was seen not to fit."
-    if any(isinstance(r, BatchTry) and r.fits and r.step is None for r in results):
+    if any(isinstance(r, BatchTrial) and r.fits and r.step is None for r in results):
         yield "Times of some tries", "They were seen to fit, and were not timed."
 
 
 def _of_cores(run: RunInfo, results: Sequence[Result]) -> Gaps:
-    step = next((r for r in results if isinstance(r, StepProducts)), None)
-    products = [r for r in results if isinstance(r, Product)]
-    if step is not None and len(products) < step.distinct:
-        left = step.distinct - len(products)
-        yield plural(left, "product"), "They were not reached before the run ended."
+    step = next((r for r in results if isinstance(r, StepMatmuls)), None)
+    matmuls = [r for r in results if isinstance(r, Matmul)]
+    if step is not None and len(matmuls) < step.distinct:
+        left = step.distinct - len(matmuls)
+        yield plural(left, "matmul"), "They were not reached before the run ended."
     if step is not None and step.kernel_source == "none":
         yield "Names of kernels", "Nothing on this device tells which kernels ran."
-    alone = [p for p in products if p.timing and not p.control and p.dtype in ("bf16", "fp16")]
+    alone = [p for p in matmuls if p.timing and not p.control and p.dtype in ("bf16", "fp16")]
     if alone:
-        yield f"fp32 beside {plural(len(alone), 'product')}", "It could not be run in fp32."
+        yield f"fp32 beside {plural(len(alone), 'matmul')}", "It could not be run in fp32."
 
 
 def _of_lesson(run: RunInfo, results: Sequence[Result]) -> Gaps:

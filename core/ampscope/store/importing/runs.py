@@ -22,7 +22,7 @@ import numpy as np
 from ampscope.errors import BadInput
 from ampscope.files import TemporaryFolder
 from ampscope.numerics.histogram import RAW_LEN
-from ampscope.records import Curve, Frame, Histogram, Product, Result, RunInfo, RunSpec, State
+from ampscope.records import Curve, Frame, Histogram, Matmul, Result, RunInfo, RunSpec, State
 from ampscope.store import codec, db, frames, pyramid
 from ampscope.store import rows as store_rows
 from ampscope.store.export import SCHEMA
@@ -188,7 +188,7 @@ def check_references(run: Contents) -> None:
 
 def _check_result(result: Result) -> None:
     """Lists of one result that belong together, value by value."""
-    if isinstance(result, Product):
+    if isinstance(result, Matmul):
         for nth, operand in enumerate(result.operands):
             if len(operand.shape) != len(operand.stride):
                 why = f"{len(operand.stride)} distances were given for {len(operand.shape)} sizes"
