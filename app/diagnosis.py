@@ -667,12 +667,7 @@ def show_controls(case: Case, report: DiagnosisResult) -> None:
 
 def _shown(case: Case, report: DiagnosisResult) -> list[tuple[str, RunInfo]]:
     """Name and run: the three controls, and the fix that worked (else the last that was tried)."""
-    wanted = [(Control(word).words, word) for word in _LOOKS]
-    cured = fix_words.chosen(report) or (report.trials[-1] if report.trials else None)
-    if cured is not None and cured.control not in _LOOKS:
-        kind = "fixed" if cured.cured else "tried"
-        wanted.append((f"{kind}, {Control(cured.control).words}", cured.control))
-    found = [(name, case.run_of(word)) for name, word in wanted]
+    found = [(name, case.run_of(word)) for name, word in fix_words.compared(report)]
     return [(name, run) for name, run in found if run is not None and not run.state.is_active]
 
 
@@ -699,23 +694,11 @@ def _control_table(
             "Last loss": [_last(steps) for _, _, steps in recorded],
             "Losses not finite": [_broken(steps) for _, _, steps in recorded],
             "Skipped": [share(sum(s.skipped for s in t), len(t)) for _, _, t in recorded],
-            "What went wrong": [escape(_wrong(report, run)) for _, run, _ in recorded],
+            "What went wrong": [
+                escape(fix_words.went_wrong(report, run)) for _, run, _ in recorded
+            ],
         }
     )
-
-
-def _wrong(report: DiagnosisResult, run: RunInfo) -> str:
-    word = run.spec.control
-    if word == "as_is":
-        return "; ".join(report.diagnosis.symptoms) or "nothing"
-    if word in report.control_symptoms:
-        return "; ".join(report.control_symptoms[word]) or "nothing"
-    trial = next((t for t in report.trials if t.control == word), None)
-    if trial is None:
-        return run.message or "not judged"
-    if trial.cured is None:
-        return fix_words.outcome(trial)
-    return "nothing any more" if trial.cured else "the symptom or its cause is still there"
 
 
 def _last(steps: list[StepRecord]) -> str:

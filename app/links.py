@@ -78,18 +78,10 @@ def select(
     Each writing is a step in the browser's history: without ``writes_default`` a page that was
     only looked at is left by one press of Back.
     """
-    key, value = _prepared(name, options, default, writes_default=writes_default)
-    _say_missing(label, name, options, format_func(value), place)
-    (place or st).selectbox(
-        label,
-        options,
-        key=key,
-        format_func=_labels(options, format_func),
-        help=help,
-        on_change=_remember,
-        args=(name,),
-    )
-    return value
+    return _bound(
+        "selectbox", label, name, options, default, format_func, help, place,
+        writes_default=writes_default,
+    )  # fmt: skip
 
 
 def pick(
@@ -103,18 +95,9 @@ def pick(
     place: DeltaGenerator | None = None,
 ) -> T:
     """One of a few, side by side, bound to the URL's ``name``."""
-    key, value = _prepared(name, options, default)
-    _say_missing(label, name, options, format_func(value), place)
-    (place or st).segmented_control(
-        label,
-        options,
-        key=key,
-        format_func=_labels(options, format_func),
-        help=help,
-        on_change=_remember,
-        args=(name,),
-    )
-    return value
+    return _bound(
+        "segmented_control", label, name, options, default, format_func, help, place
+    )  # fmt: skip
 
 
 def slide(
@@ -128,27 +111,16 @@ def slide(
     place: DeltaGenerator | None = None,
 ) -> T:
     """A slider over ``options``, bound to the URL's ``name``; a single option is shown as text."""
-    key, value = _prepared(name, options, default)
-    _say_missing(label, name, options, format_func(value), place)
-    if len(options) == 1:
-        (place or st).text(f"{label}: {format_func(value)}")
-        return value
-    (place or st).select_slider(
-        label,
-        options,
-        key=key,
-        format_func=_labels(options, format_func),
-        help=help,
-        on_change=_remember,
-        args=(name,),
-    )
-    return value
+    kind = "select_slider" if len(options) > 1 else "text"
+    return _bound(kind, label, name, options, default, format_func, help, place)
 
 
-def _prepared(
-    name: str, options: Sequence[T], default: T | None, *, writes_default: bool = True
-) -> tuple[str, T]:
-    """Key and value of a widget that is about to be drawn.
+def _bound(
+    kind: str, label: str, name: str, options: Sequence[T], default: T | None,
+    format_func: Callable[[T], str], help: str | None, place: DeltaGenerator | None,
+    *, writes_default: bool = True,
+) -> T:  # fmt: skip
+    """Streamlit's widget ``kind``, drawn.
 
     The URL and the session's memory decide, never the widget's own state: that is lost or stale
     when a person walks from page to page.
@@ -158,7 +130,21 @@ def _prepared(
     show(key, value)
     if (writes_default or wanted(name)) and not is_missing(name, options):
         keep(name, value)
-    return key, value
+    shown = place or st
+    _say_missing(label, name, options, format_func(value), place)
+    if kind == "text":
+        shown.text(f"{label}: {format_func(value)}")
+        return value
+    getattr(shown, kind)(
+        label,
+        options,
+        key=key,
+        format_func=_labels(options, format_func),
+        help=help,
+        on_change=_remember,
+        args=(name,),
+    )
+    return value
 
 
 def _say_missing(

@@ -104,9 +104,13 @@ PANELS = {
     "taken": ("histograms taken", 34),
 }
 SPACING_PX, TOP_PX, BOTTOM_PX = 46, 44, 50
-LOG_FROM = 100.0  # ratio of largest to smallest norm
+LOG_FROM = 100.0  # ratio of the largest to the smallest value
 MOST_MARKS = 60  # points that are marked one by one
-KINDS = (("NaN", "diamond"), ("+Inf", "triangle-up"), ("−Inf", "triangle-down"))
+KINDS = (  # name, symbol, field of FiniteParts
+    ("NaN", "diamond", "nan_steps"),
+    ("+Inf", "triangle-up", "pos_inf_steps"),
+    ("−Inf", "triangle-down", "neg_inf_steps"),
+)
 
 
 def panels(shown: Sequence[str]) -> go.Figure:
@@ -193,8 +197,7 @@ def add_series(
     """Gaps where values are missing or not finite: the line must not bridge them. Of a series that
     only some steps have, ``points_only`` draws rings, named in the legend."""
     values = dict(zip(series.steps, series.values, strict=True))
-    lost = {*series.nan_steps, *series.pos_inf_steps, *series.neg_inf_steps}
-    steps = sorted({*values, *lost})
+    steps = _steps(series)
     line = "lines+markers" if len(steps) <= MOST_MARKS else "lines"
     figure.add_trace(
         go.Scatter(
@@ -214,9 +217,16 @@ def add_series(
 
 
 def add_band(figure: go.Figure, series: dict[str, FiniteParts], row: int) -> None:
-    for (kind, symbol), field in zip(
-        KINDS, ("nan_steps", "pos_inf_steps", "neg_inf_steps"), strict=True
-    ):
+    """A row for each of ``series``, where its points that are not finite stand."""
+    _add_nonfinite(figure, series, row, 10, "step %{{x}}<br>%{{y}} is {kind}<extra></extra>")
+    figure.update_yaxes(row=row, col=1, range=[-0.6, 1.6])
+
+
+def _add_nonfinite(
+    figure: go.Figure, series: dict[str, FiniteParts], row: int, size: int, hover: str
+) -> None:
+    """``hover`` has a place for the kind."""
+    for kind, symbol, field in KINDS:
         points = [(step, name) for name, s in series.items() for step in getattr(s, field)]
         if not points:
             continue
@@ -227,20 +237,18 @@ def add_band(figure: go.Figure, series: dict[str, FiniteParts], row: int) -> Non
                 mode="markers",
                 marker={
                     "symbol": symbol,
-                    "size": 10,
+                    "size": size,
                     "color": NONFINITE,
                     "line": {"color": OUTLINE, "width": 1},
                 },
                 name=kind,
-                hovertemplate=f"step %{{x}}<br>%{{y}} is {kind}<extra></extra>",
+                hovertemplate=hover.format(kind=kind),
             ),
             row=row,
             col=1,
         )
     names = list(reversed(series))
-    figure.update_yaxes(
-        row=row, col=1, type="category", categoryarray=names, tickvals=names, range=[-0.6, 1.6]
-    )
+    figure.update_yaxes(row=row, col=1, type="category", categoryarray=names, tickvals=names)
 
 
 def spans_decades(values: Sequence[float]) -> bool:
@@ -302,9 +310,6 @@ def scale_trajectory(
 
 LOSS_PX, BAND_ROW_PX, BAND_EXTRA_PX, CONTROL_SPACING_PX = 260, 26, 30, 44
 CONTROL_TOP_PX, CONTROL_BOTTOM_PX = 40, 46
-CONTROL_LOG_FROM = 100.0  # two decades between the smallest and the largest loss
-FEW_POINTS = 60
-CONTROL_KINDS = (("NaN", "diamond"), ("+Inf", "triangle-up"), ("−Inf", "triangle-down"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,14 +330,21 @@ def control_losses(curves: Sequence[Curve], x_title: str = "optimizer step") -> 
     for curve in curves:
         _add_curve(figure, curve)
     if broken:
-        _add_band(figure, broken)
+        named = {for_plotly(c.name): c.losses for c in broken}
+        hover = "%{{y}}<br>step %{{x}}, the loss is {kind}<extra></extra>"
+        _add_nonfinite(figure, named, 2, 8, hover)
+        figure.update_yaxes(row=2, col=1, range=[-0.6, len(named) - 0.4])
     steps = [s for c in curves for s in _steps(c.losses)]
     if steps:
         pad = max(0.5, 0.01 * (max(steps) - min(steps)))
         figure.update_xaxes(range=[min(steps) - pad, max(steps) + pad])
     figure.update_xaxes(row=2 if broken else 1, col=1, title=x_title)
-    kind = "log" if _spans_decades(curves) else "linear"
-    figure.update_yaxes(row=1, col=1, title="loss", type=kind, dtick=_dtick(curves, kind))
+    values = [v for c in curves for v in c.losses.values]
+    is_log = spans_decades(values)
+    # On a logarithmic axis whole decades, at most about six of them.
+    dtick = max(1.0, math.ceil(math.log10(max(values) / min(values)) / 6)) if is_log else None
+    kind = "log" if is_log else "linear"
+    figure.update_yaxes(row=1, col=1, title="loss", type=kind, dtick=dtick)
     figure.update_yaxes(row=1, col=1, exponentformat="power")
     return figure
 
@@ -365,7 +377,7 @@ def _add_curve(figure: go.Figure, curve: Curve) -> None:
         go.Scatter(
             x=steps,
             y=[values.get(step) for step in steps],
-            mode="lines+markers" if len(steps) <= FEW_POINTS else "lines",
+            mode="lines+markers" if len(steps) <= MOST_MARKS else "lines",
             line={"color": curve.color, "width": 2, "dash": curve.dash},
             marker={"size": 4},
             connectgaps=False,
@@ -377,60 +389,9 @@ def _add_curve(figure: go.Figure, curve: Curve) -> None:
     )
 
 
-def _add_band(figure: go.Figure, broken: Sequence[Curve]) -> None:
-    for (kind, symbol), field in zip(
-        CONTROL_KINDS, ("nan_steps", "pos_inf_steps", "neg_inf_steps"), strict=True
-    ):
-        points = [(step, c.name) for c in broken for step in getattr(c.losses, field)]
-        if points:
-            figure.add_trace(
-                go.Scatter(
-                    x=[step for step, _ in points],
-                    y=[for_plotly(name) for _, name in points],
-                    mode="markers",
-                    marker={
-                        "symbol": symbol,
-                        "size": 8,
-                        "color": NONFINITE,
-                        "line": {"color": OUTLINE, "width": 1},
-                    },
-                    name=kind,
-                    hovertemplate=f"%{{y}}<br>step %{{x}}, the loss is {kind}<extra></extra>",
-                ),
-                row=2,
-                col=1,
-            )
-    names = [for_plotly(c.name) for c in reversed(broken)]
-    figure.update_yaxes(
-        row=2,
-        col=1,
-        type="category",
-        categoryarray=names,
-        tickvals=names,
-        range=[-0.6, len(names) - 0.4],
-    )
-
-
 def _steps(losses: FiniteParts) -> list[int]:
     lost = {*losses.nan_steps, *losses.pos_inf_steps, *losses.neg_inf_steps}
     return sorted({*losses.steps, *lost})
-
-
-def _all_values(curves: Sequence[Curve]) -> list[float]:
-    return [v for c in curves for v in c.losses.values]
-
-
-def _spans_decades(curves: Sequence[Curve]) -> bool:
-    values = _all_values(curves)
-    return bool(values) and min(values) > 0 and max(values) / min(values) >= CONTROL_LOG_FROM
-
-
-def _dtick(curves: Sequence[Curve], kind: str) -> float | None:
-    """Whole decades, at most about six of them."""
-    if kind == "linear":
-        return None
-    values = _all_values(curves)
-    return float(max(1, math.ceil(math.log10(max(values) / min(values)) / 6)))
 
 
 # Loss and loss scale of runs that are under way, one above the other on a common step axis.

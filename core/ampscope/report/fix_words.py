@@ -9,8 +9,11 @@ from ampscope.control import Control
 from ampscope.diagnosis.findings import Finding
 from ampscope.diagnosis.result import DiagnosisResult, Trial
 from ampscope.number_words import plural
+from ampscope.records import RunInfo
 from ampscope.rules import catalog
 from ampscope.rules.verdict import island_patch
+
+CONTROLS = ("as_is", "fp32", "bf16")  # that every diagnosis may run
 
 
 def best(report: DiagnosisResult) -> Trial | None:
@@ -118,6 +121,32 @@ def candidates(report: DiagnosisResult) -> list[str]:
     cured = chosen(report)
     words = [cured.control] if cured is not None else []
     return list(dict.fromkeys([*words, *report.diagnosis.findings[0].verdict.fix.controls]))
+
+
+def compared(report: DiagnosisResult) -> list[tuple[str, str]]:
+    """Name and control of the runs to show side by side: the script as it is, in fp32 and in bf16,
+    and the fix that worked (else the last that was tried)."""
+    found = [(Control(word).words, word) for word in CONTROLS]
+    cured = chosen(report) or (report.trials[-1] if report.trials else None)
+    if cured is not None and cured.control not in CONTROLS:
+        kind = "fixed" if cured.cured else "tried"
+        found.append((f"{kind}, {Control(cured.control).words}", cured.control))
+    return found
+
+
+def went_wrong(report: DiagnosisResult, run: RunInfo) -> str:
+    """The symptoms of a run under a control, or what a trial showed."""
+    word = run.spec.control
+    if word == "as_is":
+        return "; ".join(report.diagnosis.symptoms) or "nothing"
+    if word in report.control_symptoms:
+        return "; ".join(report.control_symptoms[word]) or "nothing"
+    trial = next((t for t in report.trials if t.control == word), None)
+    if trial is None:
+        return run.message or "not judged"
+    if trial.cured is None:
+        return outcome(trial)
+    return "nothing any more" if trial.cured else "the symptom or its cause is still there"
 
 
 def _line_patch(finding: Finding, lines: tuple[str, ...]) -> str:

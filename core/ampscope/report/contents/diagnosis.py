@@ -186,13 +186,12 @@ class ControlRun:
 
 def recorded_controls(reader: Reader, report: DiagnosisResult, points: int) -> list[ControlRun]:
     """The three controls, and the fix that worked (else the last that was tried)."""
-    wanted = [(Control(word).words, word) for word in _LOOKS]
-    cured = fix_words.chosen(report) or (report.trials[-1] if report.trials else None)
-    if cured is not None and cured.control not in _LOOKS:
-        kind = "fixed" if cured.cured else "tried"
-        wanted.append((f"{kind}, {Control(cured.control).words}", cured.control))
-    found = [(name, report.runs[word]) for name, word in wanted if word in report.runs]
-    return [_read(reader, name, run, points) for name, run in found if not run.state.is_active]
+    found = [(name, report.runs.get(word)) for name, word in fix_words.compared(report)]
+    return [
+        _read(reader, name, run, points)
+        for name, run in found
+        if run is not None and not run.state.is_active
+    ]
 
 
 def control_blocks(report: DiagnosisResult, found: list[ControlRun]) -> tuple[Block, ...]:
@@ -204,7 +203,7 @@ def control_blocks(report: DiagnosisResult, found: list[ControlRun]) -> tuple[Bl
             _last(c.steps),
             share(c.bad_losses, c.step_count),
             share(c.skipped, c.step_count),
-            _wrong(report, c.run),
+            fix_words.went_wrong(report, c.run),
         )
         for c in found
     )
@@ -233,20 +232,6 @@ def _last(steps: list[StepRecord]) -> str:
     losses = [s.loss for s in steps if s.loss is not None and not math.isnan(s.loss)]
     last = next((s.loss for s in reversed(steps) if s.loss is not None), None)
     return number(last) if last is not None or losses else "none"
-
-
-def _wrong(report: DiagnosisResult, run: RunInfo) -> str:
-    word = run.spec.control
-    if word == "as_is":
-        return "; ".join(report.diagnosis.symptoms) or "nothing"
-    if word in report.control_symptoms:
-        return "; ".join(report.control_symptoms[word]) or "nothing"
-    trial = next((t for t in report.trials if t.control == word), None)
-    if trial is None:
-        return run.message or "not judged"
-    if trial.cured is None:
-        return fix_words.outcome(trial)
-    return "nothing any more" if trial.cured else "the symptom or its cause is still there"
 
 
 # What every rule answered, so that a reader sees what was looked for and not found.
