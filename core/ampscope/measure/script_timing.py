@@ -25,8 +25,8 @@ import click
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from ampscope.capture.global_hooks import OPTIMIZER_POST
 from ampscope.patches import Patches
 from ampscope.runner.controls import autocast_as, scalers_off, tf32_held
 from ampscope.runner.interventions import add_scaler
@@ -265,7 +265,7 @@ def observed(clock: Clock) -> Iterator[None]:
 
     patches.replace(torch.amp.GradScaler, "scale", scale)
     patches.replace(torch.amp.GradScaler, "step", step)
-    handle = register_optimizer_step_post_hook(clock.stepped)
+    handle = OPTIMIZER_POST.subscribe(clock.stepped)
     try:
         with heard_backward(clock):
             yield

@@ -22,10 +22,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
+from ampscope.capture.global_hooks import OPTIMIZER_POST
 from ampscope.capture.model_map import ModelMap, Numbers
 from ampscope.capture.op_trace import OpPlace
 from ampscope.capture.script.module_paths import ModulePaths
@@ -474,7 +474,7 @@ def script_step(spec: RunSpec, device: torch.device) -> RecordedStep:
         recording = _Recording(models, device)
         patches = Patches()
         patches.replace(torch.amp.GradScaler, "step", recording.scaler_step)
-        handle = register_optimizer_step_post_hook(recording.optimizer_stepped)
+        handle = OPTIMIZER_POST.subscribe(recording.optimizer_stepped)
         try:
             execute(spec.workload)
         except _Enough:

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 from torch.library import Library, fallthrough_kernel
 
+from ampscope.patches import Patches
 from ampscope.policy.autocast_lists import BANNED_MESSAGE, CPU_LISTS, CUDA_LISTS
 
 _KEY: Final = "AutocastCPU"
@@ -45,6 +46,7 @@ _WITH_DTYPE: Final[Mapping[str, tuple[str, tuple[Any, ...]]]] = {
 
 _lock = threading.Lock()
 _registered: list[Library] = []
+_patches = Patches()
 _depth = 0
 
 
@@ -63,7 +65,7 @@ def _enter() -> None:
     with _lock:
         if _depth == 0:
             _registered.append(_register(_plan()))
-            torch.clear_autocast_cache = _clear_both_caches
+            _patches.replace(torch, "clear_autocast_cache", _clearing_both)
         _depth += 1
 
 
@@ -72,18 +74,19 @@ def _exit() -> None:
     with _lock:
         _depth -= 1
         if _depth == 0:
-            torch.clear_autocast_cache = _clear_autocast_cache
+            _patches.undo()
             clear_weight_casts()
             _registered.pop()._destroy()  # type: ignore[no-untyped-call] # torch leaves it untyped
 
 
-_clear_autocast_cache = torch.clear_autocast_cache
+def _clearing_both(original: Callable[[], None]) -> Callable[[], None]:
+    """torch.autocast's outermost exit looks this name up in the torch module."""
 
+    def clear() -> None:
+        original()
+        clear_weight_casts()
 
-def _clear_both_caches() -> None:
-    # torch.autocast's outermost exit looks this name up in the torch module.
-    _clear_autocast_cache()
-    clear_weight_casts()
+    return clear
 
 
 def _plan() -> dict[str, Op]:
