@@ -18,7 +18,7 @@ import streamlit as st
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.training import finite_parts
 from ampscope.causes import CAUSES
-from ampscope.control import AS_IS, Control
+from ampscope.control import BASELINE, Control
 from ampscope.diagnosis.findings import Finding
 from ampscope.diagnosis.load import counting, load_diagnosis
 from ampscope.diagnosis.result import DiagnosisResult
@@ -32,8 +32,7 @@ from ampscope.report import fix_words
 from ampscope.report import verdict_words as words
 from ampscope.report.palette import MEASURE, OTHER_DTYPE, dtype_color
 from ampscope.report.run_words import file_name
-from ampscope.report.verdict_words import Link
-from ampscope.report.verdict_words import chain as chain_of
+from ampscope.report.verdict_words import Link, causal_chain
 from ampscope.rules import catalog
 from ampscope.rules.verdict import Measurement, Rule, Status, Verdict
 from ampscope.store.reader import Reader
@@ -206,33 +205,33 @@ def _follow(head: RunInfo, version: str) -> None:
 METRIC_LENGTH = 18
 
 
-def verdict(case: Case, report: DiagnosisResult, as_is: RunView) -> bool:
+def verdict(case: Case, report: DiagnosisResult, baseline: RunView) -> bool:
     """The answer, a paragraph, and what to do now. False when there was nothing to judge."""
-    chart.sentence(words.verdict(report, as_is))
+    chart.sentence(words.verdict(report, baseline))
     if headline := words.headline(report):
         chart.see(headline)
-    chart.see(words.paragraph(report, as_is))
-    problem = words.could_not_run(report, as_is)
+    chart.see(words.paragraph(report, baseline))
+    problem = words.could_not_run(report, baseline)
     findings = report.diagnosis.findings
-    next_step = words.next_step(report, as_is)
+    next_step = words.next_step(report, baseline)
     if findings and not problem and findings[0].verdict.code:
         st.code(findings[0].verdict.code, language="python", wrap_lines=True)
     st.markdown(f"**What to do.** {escape(next_step)}")
     if problem or not findings:
         if next_step.endswith(":") and not case.head.spec.imported:
-            command = script_command(case.head, words.options(report, as_is))
+            command = script_command(case.head, words.options(report, baseline))
             st.code(command, language="bash")
     else:
         chart.key_figures(_figures(report, findings[0]))
-    _error(case, as_is)
+    _error(case, baseline)
     return not problem
 
 
-def chain(report: DiagnosisResult, as_is: RunView) -> None:
+def chain(report: DiagnosisResult, baseline: RunView) -> None:
     """From root cause to symptom."""
     finding = report.diagnosis.findings[0]
     st.subheader("From the cause to what you see", anchor=False)
-    found = chain_of(finding, as_is, report.diagnosis.symptoms)
+    found = causal_chain(finding, baseline, report.diagnosis.symptoms)
     is_dark = st.context.theme.type == "dark"
     chart.show(cause_chain(found, is_dark=is_dark), "chain", lambda: _table(found), key="dx-chain")
 
@@ -279,9 +278,9 @@ def _fix_state(report: DiagnosisResult) -> tuple[str, str]:
     return state, details[state]
 
 
-def _error(case: Case, as_is: RunView) -> None:
+def _error(case: Case, baseline: RunView) -> None:
     """The script's own exception, whole."""
-    outcome = as_is.outcome
+    outcome = baseline.outcome
     if outcome.error_text or case.head.traceback:
         title = "The script's own error" if outcome.error_text else "Where it stood"
         with chart.details(title):
@@ -436,7 +435,7 @@ def heads(runs: Sequence[RunInfo]) -> list[RunInfo]:
         key = run.spec.group or run.id
         kept = found.get(key)
         # Newest first: the newest run as it is stands for its group, else the group's oldest run.
-        if kept is None or kept.spec.control != AS_IS:
+        if kept is None or kept.spec.control != BASELINE:
             found[key] = run
     return list(found.values())
 
@@ -644,12 +643,12 @@ def _evidence_table(rows: tuple[Measurement, ...]) -> pd.DataFrame:
 
 
 # What the script is as it is has no dtype of its own colour: it may be fp16 in one part only.
-_LOOKS = {
+_STYLES = {
     "as_is": (dtype_color("fp16"), "solid"),
     "fp32": (dtype_color("fp32"), "dash"),
     "bf16": (dtype_color("bf16"), "dot"),
 }
-_FIXED_LOOK = (MEASURE, "dashdot")
+_FIXED_STYLE = (MEASURE, "dashdot")
 
 
 def show_controls(case: Case, report: DiagnosisResult) -> None:
@@ -672,7 +671,7 @@ def _shown(case: Case, report: DiagnosisResult) -> list[tuple[str, RunInfo]]:
 
 
 def _curve(name: str, run: RunInfo, steps: list[StepRecord]) -> Curve:
-    color, dash = _LOOKS.get(run.spec.control, _FIXED_LOOK)
+    color, dash = _STYLES.get(run.spec.control, _FIXED_STYLE)
     parts = finite_parts([s.step for s in steps], [s.loss for s in steps])
     return Curve(name, parts, color or OTHER_DTYPE, dash)
 

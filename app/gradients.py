@@ -725,7 +725,7 @@ def zeros_seen(view: View, counts: Raw) -> str:
 def map_seen(shown: int, hits: int, text: str, order: str, *, is_trouble: bool) -> str:
     """Above the heat map: how many of the modules that hold ``text`` it shows, and which."""
     found = f" whose path holds “{text}”" if text else ""
-    words = "Hue is the zone, strength the share of the module's elements."
+    words = "The hue is the zone; the opacity is the share of the module's elements."
     if shown < hits:
         which = f"The {shown} modules in most trouble" if is_trouble else f"The first {shown}"
         return f"{which} of {hits:,}{found}, {order}. {words}"

@@ -11,7 +11,7 @@ import pandas as pd
 import streamlit as st
 
 from ampscope.causes import CAUSES
-from ampscope.control import AS_IS
+from ampscope.control import BASELINE
 from ampscope.errors import AmpscopeError
 from ampscope.records import RunInfo
 from ampscope.report import fix_words
@@ -250,7 +250,7 @@ class _Diagnoses:
             self.groups.setdefault(run.spec.group, []).append(run)
         self.newest: dict[str, RunInfo] = {}
         heads = diagnosis.heads(self.runs)
-        for head in (h for h in heads if h.spec.control == AS_IS):
+        for head in (h for h in heads if h.spec.control == BASELINE):
             self.newest.setdefault(_zoo_name(head.spec.workload), head)
 
     def result(self, script: str) -> Result:
@@ -267,8 +267,8 @@ class _Diagnoses:
 def _result(script: str, case: Case) -> Result:
     if case.is_moving or case.report is None:
         return Result(script, Stage.RUNNING, case.head)
-    report, as_is = case.report, diagnosis.view(case.run_of("as_is") or case.head)
-    problem = could_not_run(report, as_is)
+    report, baseline = case.report, diagnosis.view(case.run_of("as_is") or case.head)
+    problem = could_not_run(report, baseline)
     if problem:
         return Result(script, Stage.COULD_NOT_RUN, case.head, problem=problem)
     findings = report.diagnosis.findings

@@ -17,7 +17,7 @@ import click
 
 from ampscope.numerics.formats import FP16
 from ampscope.observations import Call
-from ampscope.records import AS_IS, Frame, Role, RunInfo
+from ampscope.records import BASELINE, Frame, Role, RunInfo
 from ampscope.scalers.replay import first_difference, own_policy, own_settings, recorded_run
 from ampscope.store.reader import Reader
 
@@ -32,7 +32,7 @@ def main(store: Path, out: Path | None) -> None:
     rows = []
     with Reader(store) as reader:
         for info in reader.runs(10_000):
-            if info.spec.kind == "script" and info.spec.control == AS_IS:
+            if info.spec.kind == "script" and info.spec.control == BASELINE:
                 rows += filter(None, [replayed(reader, info)])
     agree = sum(row["first_difference"] is None for row in rows)
     for row in rows:

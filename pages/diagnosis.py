@@ -8,14 +8,14 @@ case = diagnosis.opened()
 report = case.report
 if report is None:
     st.stop()
-as_is = diagnosis.view(case.run_of("as_is") or case.head)
-if not diagnosis.verdict(case, report, as_is):
+baseline = diagnosis.view(case.run_of("as_is") or case.head)
+if not diagnosis.verdict(case, report, baseline):
     diagnosis.show_measurements(case, None)
     st.stop()
 found = next(iter(report.diagnosis.findings), None)
 if found is not None:
     with states.part():
-        diagnosis.chain(report, as_is)
+        diagnosis.chain(report, baseline)
     with states.part():
         diagnosis.show(case, report)
 with states.part():

@@ -231,7 +231,7 @@ def _log(value: float) -> float:
 
 # The second and third hue are those of dtypes that no run here has; dash and marker tell the lines
 # apart without colour.
-LOOKS = {
+STYLES = {
     "PyTorch": (MEASURE, "solid", "circle"),
     "Keras": (DTYPES["tf32"], "dash", "square"),
     "Paddle": (DTYPES["e4m3"], "dot", "diamond"),
@@ -264,7 +264,7 @@ def framework_lines(seen: Mapping[str, LayerSeen], fmt: NumberFormat, *, x_title
 
 
 def _line(name: str, layer: LayerSeen, exponents: np.ndarray) -> go.Scatter:
-    color, dash, symbol = LOOKS.get(name, (OUTLINE, "solid", "x"))
+    color, dash, symbol = STYLES.get(name, (OUTLINE, "solid", "x"))
     share = 100 * layer.counts[exponents - LOWEST] / max(layer.total, 1)
     return go.Scatter(
         name=for_plotly(f"{name} ({layer.dtype})"),

@@ -3,7 +3,7 @@
 Zeros have a bar of their own on the left, NaN and infinities on the right.
 
 Also here: the heat map of many histograms, the axis of powers of two that both share, and the
-colour strength for shares.
+opacity for shares.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def _label(ref: str, x: float, height_px: int, text: str, side: str) -> Part:
     }
 
 
-# Colour strength for shares on a log scale: from one element in a million to all of them.
+# Opacity for shares on a log scale: from one element in a million to all of them.
 #
 # Anything rarer looks like one in a million; it is never invisible.
 
@@ -255,9 +255,9 @@ def fade(color: str) -> list[list[object]]:
 
 # Heat map of histograms: one row a module (or a step), one column a power of two.
 #
-# The hue of a cell is its column's zone, its strength the share of the row's elements on a log
+# The hue of a cell is its column's zone, its opacity the share of the row's elements on a log
 # scale, so that one element in a million is seen. Zeros stand in a column of their own on the
-# left; NaN and infinities in columns on the right, at full strength however few they are.
+# left; NaN and infinities in columns on the right, at full opacity however few they are.
 
 
 ZERO_DOMAIN, MAIN_DOMAIN, SPECIAL_DOMAIN = (0.0, 0.035), (0.045, 0.86), (0.875, 1.0)

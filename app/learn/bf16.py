@@ -30,7 +30,7 @@ from app.text import percent
 
 NAMES = {"fp32": "fp32", "bf16": "bf16", "fp16-noscaler": "fp16, no scaler",
          "fp16": "fp16 with a scaler"}  # fmt: skip
-LOOKS = {"fp32": (DTYPES["fp32"], "solid"), "bf16": (DTYPES["bf16"], "solid"),
+STYLES = {"fp32": (DTYPES["fp32"], "solid"), "bf16": (DTYPES["bf16"], "solid"),
          "fp16-noscaler": (DTYPES["fp16"], "dot"), "fp16": (NORMAL, "dash")}  # fmt: skip
 ALIKE = 1.1  # times fp32's loss of the same seed, in the median: within, it learned as well
 
@@ -126,7 +126,7 @@ def table(results: Sequence[Result]) -> pd.DataFrame:
 
 
 def _line(one: Curve) -> Line:
-    color, dash = LOOKS[one.series]
+    color, dash = STYLES[one.series]
     return Line(NAMES[one.series], one.x, one.y, color, dash=dash, has_markers=False)
 
 

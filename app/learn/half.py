@@ -34,9 +34,9 @@ from app.text import count, for_plotly, number, percent
 FP32, HALF, AMP = "fp32", "model.half()", "autocast + GradScaler"
 PATCHED = "model.half(), eps=1e-4"
 LEARNS = 0.8  # of the fall of fp32's loss: from there on a training learns like it
-LOOKS = {FP32: (DTYPES["fp32"], "circle", "solid"), HALF: (DTYPES["fp16"], "x", "solid"),
+STYLES = {FP32: (DTYPES["fp32"], "circle", "solid"), HALF: (DTYPES["fp16"], "x", "solid"),
          AMP: (NORMAL, "square", "dash")}  # fmt: skip
-PATCHED_LOOK = (MEASURE, "diamond", "dot")
+PATCHED_STYLE = (MEASURE, "diamond", "dot")
 
 PYTORCH = """
 model.half()                                    # don't: weights, Adam's state, BatchNorm in fp16
@@ -183,7 +183,7 @@ def _figures(results: Sequence[Result]) -> list[KeyFigure]:
 
 
 def _line(one: Curve, y: Sequence[float] | None = None) -> Line:
-    color, symbol, dash = LOOKS.get(one.series, PATCHED_LOOK)
+    color, symbol, dash = STYLES.get(one.series, PATCHED_STYLE)
     shown = [v if math.isfinite(v) else math.nan for v in (one.y if y is None else y)]
     return Line(one.series, one.x, shown, color, symbol, dash)
 

@@ -19,7 +19,7 @@ from app.learn import lesson_page
 from app.runs import run_page
 from app.text import duration, escape, number
 
-LOOKS = {"as_is": (DTYPES["fp16"], "solid"), "fp32": (DTYPES["fp32"], "dash")}
+STYLES = {"as_is": (DTYPES["fp16"], "solid"), "fp32": (DTYPES["fp32"], "dash")}
 
 
 def section(mistake: Mistake) -> None:
@@ -79,9 +79,9 @@ def is_ready(mistake: Mistake, case: Case | None, *, mended: bool = False) -> bo
 def found(case: Case) -> None:
     """What the diagnosis says, what to do, the losses."""
     assert case.report is not None
-    as_is = diagnosis.view(case.run_of("as_is") or case.head)
-    chart.see(diagnosis_words.paragraph(case.report, as_is))
-    st.markdown(f"**What to do.** {escape(diagnosis_words.next_step(case.report, as_is))}")
+    baseline = diagnosis.view(case.run_of("as_is") or case.head)
+    chart.see(diagnosis_words.paragraph(case.report, baseline))
+    st.markdown(f"**What to do.** {escape(diagnosis_words.next_step(case.report, baseline))}")
     finding = next(iter(case.report.diagnosis.findings), None)
     if finding is not None and finding.verdict.fix.patch:
         st.code(finding.verdict.fix.patch, language="python", wrap_lines=True)
@@ -97,11 +97,11 @@ def found(case: Case) -> None:
 
 
 def _losses(case: Case) -> None:
-    runs = {c: run for c in LOOKS if (run := case.run_of(c)) is not None}
+    runs = {c: run for c in STYLES if (run := case.run_of(c)) is not None}
     steps = {c: [s for s in store.steps(run) if s.loss is not None] for c, run in runs.items()}
     curves = [
         Line(f"the script {Control(c).words}", [s.step for s in seen], [_drawn(s) for s in seen],
-             LOOKS[c][0], dash=LOOKS[c][1], has_markers=len(seen) < 3)
+             STYLES[c][0], dash=STYLES[c][1], has_markers=len(seen) < 3)
         for c, seen in steps.items() if seen
     ]  # fmt: skip
     if not curves:

@@ -138,10 +138,10 @@ def show() -> None:
 def judged(case: Case) -> Answer:
     """What became of the script, as its runs recorded it."""
     assert case.report is not None
-    as_is = diagnosis.view(case.run_of("as_is") or case.head)
-    words = diagnosis_words.verdict(case.report, as_is)
-    if as_is.outcome.ended == "exception":
-        return Answer(0, f"It raised {as_is.outcome.error_type}. The diagnosis: {words}")
+    baseline = diagnosis.view(case.run_of("as_is") or case.head)
+    words = diagnosis_words.verdict(case.report, baseline)
+    if baseline.outcome.ended == "exception":
+        return Answer(0, f"It raised {baseline.outcome.error_type}. The diagnosis: {words}")
     return Answer(1 if case.report.diagnosis.findings else 2, f"The diagnosis: {words}")
 
 
@@ -158,8 +158,8 @@ def _mended(mistake: Mistake) -> None:
     case = lesson_diagnosis.newest(mistake, mended=True)
     is_ready = lesson_diagnosis.is_ready(mistake, case, mended=True)
     if is_ready and case is not None and case.report is not None:
-        as_is = diagnosis.view(case.run_of("as_is") or case.head)
-        chart.see(diagnosis_words.verdict(case.report, as_is))
+        baseline = diagnosis.view(case.run_of("as_is") or case.head)
+        chart.see(diagnosis_words.verdict(case.report, baseline))
 
 
 LESSON = Lesson(

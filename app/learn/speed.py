@@ -17,7 +17,7 @@ from app.learn.lesson_page import NVIDIA, NVIDIA_SHAPES, PADDLE, TORCH_AMP, Less
 from app.learn.lesson_runs import Answer
 from app.text import duration, percent
 
-LOOKS = {"fp32": ("circle", "solid"), "tf32": ("diamond", "solid"),
+STYLES = {"fp32": ("circle", "solid"), "tf32": ("diamond", "solid"),
          "bf16": ("triangle-up", "dash"), "fp16": ("triangle-down", "dot")}  # fmt: skip
 GAINS = 1.1  # times as fast, and more: beyond the spread of a step
 
@@ -57,10 +57,10 @@ def draw(results: Sequence[Result]) -> None:
     chart.key_figures(_figures(results))
     text = matmul_words(results)
     chart.see(text)
-    names = [name for name in LOOKS if any(r.dtype == name for r in rates)]
+    names = [name for name in STYLES if any(r.dtype == name for r in rates)]
     curves = [
         Line(name, [r.shape[0] for r in rates if r.dtype == name],
-             [r.flops_s or 0 for r in rates if r.dtype == name], DTYPES[name], *LOOKS[name])
+             [r.flops_s or 0 for r in rates if r.dtype == name], DTYPES[name], *STYLES[name])
         for name in names
     ]  # fmt: skip
     figure = lines(curves, x_title="size of the matmul (m = n = k)",

@@ -16,7 +16,7 @@ import streamlit as st
 
 from ampscope.analysis.ranks import grouped, is_rank
 from ampscope.analysis.underflow import ScaleWindow, common_window
-from ampscope.control import AS_IS, Control
+from ampscope.control import BASELINE, Control
 from ampscope.errors import BadInput
 from ampscope.lessons.catalog import lesson_title
 from ampscope.numerics.formats import NumberFormat
@@ -90,7 +90,7 @@ def title_line(run: RunInfo) -> None:
 
 def name_of(run: RunInfo) -> str:
     """The label, else what it was; of a script's control with how it was run."""
-    if run.spec.kind == "script" and run.spec.control not in ("", AS_IS):
+    if run.spec.kind == "script" and run.spec.control not in ("", BASELINE):
         return f"{run.spec.label or file_name(run.spec.workload)} {Control(run.spec.control).words}"
     return run.spec.label or described(run)
 

@@ -33,7 +33,7 @@ from typing import Final
 from ampscope.errors import BadInput
 from ampscope.number_words import power_of_two
 
-AS_IS = "as_is"  # the script, unchanged
+BASELINE = "as_is"  # the script, unchanged
 COMPILED = "compiled"
 LISTS = ("half", "fp32", "widest", "as it comes")  # autocast's, in the words of `policy.op_lists`
 
@@ -53,7 +53,7 @@ class _Kind:
 _NUMBER, _MODULES, _LINES, _OPS = "NUMBER", "PATH,…", "FILE:LINE,…", "OP=LIST,…"
 _EXAMPLES: Final = {_MODULES: "encoder.0,head", _LINES: "train.py:41"}
 KINDS: Final[Mapping[str, _Kind]] = {
-    AS_IS: _Kind("as it is"),
+    BASELINE: _Kind("as it is"),
     COMPILED: _Kind("with torch.compile on"),
     "fp32": _Kind("in fp32"),
     "bf16": _Kind("in bf16", fix="use_bf16"),
@@ -158,7 +158,7 @@ class Control(str):
     @property
     def words(self) -> str:
         """``with encoder.0 in fp32`` for ``fp32_modules:encoder.0``; fits behind "run"."""
-        return " and ".join(part.words for part in self.parts) or KINDS[AS_IS].words
+        return " and ".join(part.words for part in self.parts) or KINDS[BASELINE].words
 
     @property
     def fix_kind(self) -> str:

@@ -261,11 +261,11 @@ def test_the_twin_touches_no_gradient_of_the_model() -> None:
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 7.0)
     shadow = Shadow(ModelMap(model), 0, 1.0)
-    shadow.run_shadow(lambda twin: twin(torch.ones(1, 2)).sum())
+    shadow.run_shadow(lambda m: m(torch.ones(1, 2)).sum())
     assert all((p.grad == 7.0).all() for p in model.parameters())  # type: ignore[union-attr]  # set above
     # A loss that ignores the model it is given must not train the one that it holds.
     shadow = Shadow(ModelMap(model), 0, 1.0)
-    shadow.run_shadow(lambda twin: model(torch.ones(1, 2)).sum() + twin(torch.ones(1, 2)).sum())
+    shadow.run_shadow(lambda m: model(torch.ones(1, 2)).sum() + m(torch.ones(1, 2)).sum())
     assert all((p.grad == 7.0).all() for p in model.parameters())  # type: ignore[union-attr]  # as above
 
 

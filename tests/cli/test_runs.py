@@ -112,12 +112,12 @@ def test_export(store: Path, tmp_path: Path) -> None:
 
 
 def test_a_script_is_listed_with_its_control_and_the_steps_it_made(store: Path) -> None:
-    as_is = script_stores.healthy_run(store, "as_is")
+    baseline = script_stores.healthy_run(store, "as_is")
     script_stores.healthy_run(store, "fp32")
     output = call("runs", "list", "--store", store).output
     assert "(in fp32)" in output
     assert "(as it is)" not in output
-    assert as_is in output
+    assert baseline in output
     assert "12/" not in output  # of how many is not known: a script ends when it likes
 
 

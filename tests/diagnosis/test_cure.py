@@ -33,8 +33,8 @@ DIVERGENCE = Finding("not_amp_divergence", Verdict(Status.FOUND, fix=Fix("lower_
 BROKEN = run(but(steps([NAN] * 30, **WITHOUT_SCALER), range(30), grad_nonfinite=9))
 
 
-def evidence(as_is: object = BROKEN, fp32: object = HEALTHY_FP32) -> Evidence:
-    return Evidence({"as_is": as_is, "fp32": fp32}, "native")  # type: ignore[dict-item]
+def evidence(baseline: object = BROKEN, fp32: object = HEALTHY_FP32) -> Evidence:
+    return Evidence({"as_is": baseline, "fp32": fp32}, "native")  # type: ignore[dict-item]
 
 
 def test_a_symptom_that_went_away_and_a_loss_that_follows_is_a_cure() -> None:

@@ -119,9 +119,11 @@ def fp32_run(
 HEALTHY_FP32 = fp32_run()
 
 
-def evidence(as_is: RunView, fp32: RunView | None = HEALTHY_FP32, **controls: RunView) -> Evidence:
+def evidence(
+    baseline: RunView, fp32: RunView | None = HEALTHY_FP32, **controls: RunView
+) -> Evidence:
     """What the rules get; ``fp32=None`` leaves the control out."""
-    runs = {"as_is": as_is} | ({} if fp32 is None else {"fp32": fp32}) | controls
+    runs = {"as_is": baseline} | ({} if fp32 is None else {"fp32": fp32}) | controls
     return Evidence(runs, "native")
 
 

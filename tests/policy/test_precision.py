@@ -166,8 +166,8 @@ def test_the_shadow_computes_without_tf32():
     model = nn.Linear(4, 1)
     seen = []
 
-    def loss(twin):
-        output = twin(torch.ones(2, 4))
+    def loss(shadow_model):
+        output = shadow_model(torch.ones(2, 4))
         output.register_hook(lambda _: seen.append(flags()))
         seen.append(flags())
         return output.sum()

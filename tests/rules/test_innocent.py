@@ -46,14 +46,14 @@ BY_FP32 = {
 
 @pytest.mark.parametrize("cause", BY_FP32)
 def test_nobody_is_acquitted_without_the_control(cause: str) -> None:
-    said = answers(evidence(BY_FP32[cause]().as_is, fp32=None))[cause]
+    said = answers(evidence(BY_FP32[cause]().baseline, fp32=None))[cause]
     assert said.status is Status.INCONCLUSIVE
     assert "fp32" in said.reason
 
 
 @pytest.mark.parametrize("cause", BY_FP32)
 def test_a_sound_control_leaves_half_precision_to_blame(cause: str) -> None:
-    assert status(cause, evidence(BY_FP32[cause]().as_is)) is Status.PASSED
+    assert status(cause, evidence(BY_FP32[cause]().baseline)) is Status.PASSED
 
 
 def test_a_weight_that_only_the_cast_made_infinite_is_no_bad_initial_state() -> None:
@@ -121,7 +121,7 @@ def test_a_mask_in_every_batch_is_not_what_diverged() -> None:
     mask = [scan("batch", "batch", "input 1 of GPT", inf=120, attempt=n) for n in range(STEPS)]
     usual = diverging()
     assert usual.fp32 is not None
-    own, fp32 = usual.as_is.attempts, usual.fp32.attempts
+    own, fp32 = usual.baseline.attempts, usual.fp32.attempts
     made = evidence(run(own, *mask), fp32_run(fp32, *mask))
     assert causes(diagnose(made)) == ["not_amp_divergence"]
 
@@ -129,8 +129,8 @@ def test_a_mask_in_every_batch_is_not_what_diverged() -> None:
 def test_a_search_for_the_scale_does_not_hide_a_bad_batch() -> None:
     usual = bad_batch()
     assert usual.fp32 is not None
-    own = search(usual.as_is.attempts, 2.0**24, 3)
-    made = evidence(run(own, *usual.as_is.scans), usual.fp32)
+    own = search(usual.baseline.attempts, 2.0**24, 3)
+    made = evidence(run(own, *usual.baseline.scans), usual.fp32)
     assert causes(diagnose(made)) == ["bad_input_data"]
 
 
@@ -138,7 +138,7 @@ def test_a_target_that_no_module_sees_is_data_too() -> None:
     target = OpUse("nan_operand", "sub", "", LINE, 7)
     usual = bad_batch()
     assert usual.fp32 is not None
-    made = evidence(run(usual.as_is.attempts, target), fp32_run(usual.fp32.attempts, target))
+    made = evidence(run(usual.baseline.attempts, target), fp32_run(usual.fp32.attempts, target))
     found = diagnose(made)
     assert causes(found) == ["bad_input_data"]
     assert found.findings[0].verdict.line == LINE
@@ -176,7 +176,7 @@ def test_a_row_that_is_masked_in_half_alone_is_the_mask_constants_doing() -> Non
 def test_a_harmless_masked_row_from_the_start_is_not_what_diverged_later() -> None:
     usual = diverging()
     assert usual.fp32 is not None
-    made = evidence(run(usual.as_is.attempts, ROW), fp32_run(usual.fp32.attempts, ROW))
+    made = evidence(run(usual.baseline.attempts, ROW), fp32_run(usual.fp32.attempts, ROW))
     assert causes(diagnose(made)) == ["not_amp_divergence"]
 
 

@@ -118,7 +118,7 @@ def test_large_steps_that_train_as_well_as_fp32_are_no_fault() -> None:
 
 def test_fp32_that_fails_as_early_leaves_the_question_open() -> None:
     dead = fp32_run(steps((NAN,) * STEPS, grad_nonfinite=9, weight_nonfinite=9))
-    made = evidence(adam_in_half().as_is, dead)
+    made = evidence(adam_in_half().baseline, dead)
     assert status("optimizer_state_range", made) is Status.INCONCLUSIVE
 
 
@@ -139,7 +139,7 @@ def test_advice_is_of_the_optimizer_that_is_used() -> None:
     """SGD has no epsilon, and its patch makes no Adam."""
     adam = answers(adam_in_half())["optimizer_state_range"]
     assert "eps=1e-4" in adam.fix.text
-    usual = adam_in_half().as_is
+    usual = adam_in_half().baseline
     made = [replace(a, eps=None) for a in usual.attempts]
     sgd = run(made, uses_autocast="", uses_half_model="fp16", optimizers=("SGD",))
     said = answers(evidence(sgd))["optimizer_state_range"]

@@ -58,7 +58,7 @@ def test_without_any_scaler_the_rule_does_not_apply() -> None:
 
 
 def test_optimizers_that_overflow_together_share_a_fault_and_not_a_scaler() -> None:
-    made = two_optimizers().as_is.attempts
+    made = two_optimizers().baseline.attempts
     both = but(made, range(60), **OVERFLOWED)
     assert status(CAUSE, evidence(run(both))) is Status.PASSED
 

@@ -177,7 +177,7 @@ def test_statistics_that_fp32_spoils_too_are_not_amps_alone(ended: tuple[Scan, .
 
 def test_an_overflow_explains_the_statistics_that_it_poisons() -> None:
     op = bad_op("aten.addmm", fp32_max=66246.0, attempt=5, count=1, last_attempt=5)
-    usual = poisoned_statistics().as_is
+    usual = poisoned_statistics().baseline
     made = evidence(run(usual.attempts, *usual.scans, op, eval_nonfinite=True))
     found = diagnose(made)
     assert causes(found) == ["activation_overflow"]

@@ -49,7 +49,7 @@ HALF: dict[str, Any] = {
 
 @pytest.mark.parametrize("cause", UPDATES)
 def test_without_the_fp32_control_nothing_is_concluded(cause: str) -> None:
-    said = answers(evidence(UPDATES[cause]().as_is, fp32=None))[cause]
+    said = answers(evidence(UPDATES[cause]().baseline, fp32=None))[cause]
     assert said.status is Status.INCONCLUSIVE
     assert "fp32" in said.reason
 
@@ -99,7 +99,7 @@ def test_a_low_scale_is_raised_and_a_missing_scaler_is_added() -> None:
 def test_a_bias_whose_gradient_is_noise_in_fp32_has_lost_nothing() -> None:
     usual = nothing_arrives()
     assert usual.fp32 is not None
-    bias = replace(usual.as_is.gradients[0], name="net.0.bias")
+    bias = replace(usual.baseline.gradients[0], name="net.0.bias")
     noise = replace(usual.fp32.gradients[0], name="net.0.bias", norm=1e-9)
     made = evidence(run(steps(), bias), fp32_run(None, *usual.fp32.gradients, noise))
     assert status("gradient_underflow", made) is Status.PASSED
@@ -108,7 +108,7 @@ def test_a_bias_whose_gradient_is_noise_in_fp32_has_lost_nothing() -> None:
 def test_a_layer_that_gets_nothing_is_named_though_the_rest_learns() -> None:
     usual = nothing_arrives()
     assert usual.fp32 is not None
-    made = evidence(run(steps(), *usual.as_is.gradients), fp32_run(None, *usual.fp32.gradients))
+    made = evidence(run(steps(), *usual.baseline.gradients), fp32_run(None, *usual.fp32.gradients))
     assert answers(made)["gradient_underflow"].module == "net.0"
 
 
@@ -117,7 +117,7 @@ def test_zeros_of_a_skipped_step_are_not_lost() -> None:
     usual = nothing_arrives()
     assert usual.fp32 is not None
     made = evidence(
-        run(search(steps(), 65536.0, 1), *usual.as_is.gradients),
+        run(search(steps(), 65536.0, 1), *usual.baseline.gradients),
         fp32_run(None, *usual.fp32.gradients),
     )
     assert status("gradient_underflow", made) is Status.PASSED

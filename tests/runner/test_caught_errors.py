@@ -170,5 +170,5 @@ def test_the_cause_is_named_although_the_script_ends_well(ran: dict[str, Ran]) -
 
 
 def test_an_error_that_fp32_raises_too_is_no_fault_of_precision(ran: dict[str, Ran]) -> None:
-    as_is = RunView("as_is", "a", ran["forward"].run.observations)
-    assert diagnose(Evidence({"as_is": as_is, "fp32": as_is}, "native")).verdict == "no_fault"
+    baseline = RunView("as_is", "a", ran["forward"].run.observations)
+    assert diagnose(Evidence({"as_is": baseline, "fp32": baseline}, "native")).verdict == "no_fault"

@@ -82,10 +82,10 @@ class PrecisionUse:
         return self.compared < MIN_COMPARED
 
 
-def precision_use(as_is: RunView, fp32: RunView | None) -> PrecisionUse:
+def precision_use(baseline: RunView, fp32: RunView | None) -> PrecisionUse:
     """Of the script as it is; the control says how many steps can be compared."""
-    outcome = as_is.outcome
-    steps = len(as_is.attempts)
+    outcome = baseline.outcome
+    steps = len(baseline.attempts)
     is_named = bool(outcome.uses_autocast or outcome.uses_half_model)
     seen = bool(outcome.flop_dtypes or outcome.half_ops)
     is_recorded = outcome.framework == "torch" and outcome.traced_ops > 0 and (seen or not is_named)
@@ -95,11 +95,11 @@ def precision_use(as_is: RunView, fp32: RunView | None) -> PrecisionUse:
         steps=steps,
         compared=0 if fp32 is None else min(steps, len(fp32.attempts)),
         is_recorded=is_recorded,
-        reasons=tuple(_reasons(as_is)),
+        reasons=tuple(_reasons(baseline)),
         not_judged=tuple(
             dict.fromkeys(
                 f"{use.op} at {use.line}" if use.line else use.op
-                for use in as_is.uses
+                for use in baseline.uses
                 if use.name == _FIXED
             )
         ),

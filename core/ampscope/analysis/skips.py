@@ -294,7 +294,7 @@ def _hand_factor(call: Call) -> float | None:
 
 def fails_forward(evidence: Evidence) -> bool:
     """A non-finite loss: no scale can cure it."""
-    run = evidence.as_is
+    run = evidence.baseline
     root = evidence.root
     if root is not None and root.op.phase == "backward":
         return False
@@ -346,7 +346,7 @@ def _is_near(value: float | None, expected: float | None, tolerance: float) -> b
 
 def scaled_by_hand(evidence: Evidence) -> float | None:
     """The constant whose product with the loss is itself the first non-finite value."""
-    factor, root = static_scale(evidence.as_is), evidence.root
+    factor, root = static_scale(evidence.baseline), evidence.root
     if factor is None or root is None or root.arrives is not Arrives.LOSS:
         return None
     is_product = root.name in ("mul", "mul_") and factor in root.op.scalars

@@ -16,7 +16,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ampscope.control import AS_IS
+from ampscope.control import BASELINE
 from ampscope.records import RunSpec, Sample, StepRecord
 
 # Reasons for which a clock is lower than the device could at that moment, in the words of
@@ -111,7 +111,7 @@ def held_back(samples: Sequence[Sample]) -> dict[str, float]:
 def others_bound(spec: RunSpec) -> float:
     """Percent of the CPU from which others count. A batch search and a script's comparison work in
     children of seconds each, of which the first second passes for somebody else's."""
-    is_in_children = spec.kind == "batch" or (spec.kind == "compare" and spec.control == AS_IS)
+    is_in_children = spec.kind == "batch" or (spec.kind == "compare" and spec.control == BASELINE)
     return OTHERS_BESIDE_CHILDREN if is_in_children else OTHERS_PERCENT
 
 

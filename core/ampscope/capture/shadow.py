@@ -70,15 +70,17 @@ class Shadow:
             _gradients_kept(self._names),
             tf32_switches(False),
         ):
-            twin = copy.deepcopy(self._names.model).float()
+            shadow_model = copy.deepcopy(self._names.model).float()
             hooks = [
                 module.register_forward_hook(partial(self._keep, index))
-                for index, module in enumerate(twin.modules())
+                for index, module in enumerate(shadow_model.modules())
             ]
-            loss(twin).float().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            loss(shadow_model).float().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             for hook in hooks:
                 hook.remove()
-        self._weights = {n: p.grad for n, p in twin.named_parameters() if p.grad is not None}
+        self._weights = {
+            n: p.grad for n, p in shadow_model.named_parameters() if p.grad is not None
+        }
         self._calls.clear()
 
     def __enter__(self) -> Shadow:
@@ -174,8 +176,8 @@ class Shadow:
 
 @contextlib.contextmanager
 def _gradients_kept(names: ModelMap) -> Iterator[None]:
-    """Without gradients inside (the twin is copied without them), and as they were outside: a loss
-    may hold on to the model itself besides the one that it is given."""
+    """The model has no gradients inside, so that the shadow model is copied without them; on exit
+    they are restored. A loss may use the model itself besides the one that it is given."""
     kept = [(parameter.tensor, parameter.tensor.grad) for parameter in names.parameters]
     for tensor, _ in kept:
         tensor.grad = None

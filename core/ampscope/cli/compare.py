@@ -24,7 +24,7 @@ from ampscope.compare.comparison import (
     sentence,
 )
 from ampscope.compare.verdict import claims, comparison_json, verdict
-from ampscope.control import AS_IS
+from ampscope.control import BASELINE
 from ampscope.errors import BadInput
 from ampscope.files import write_whole
 from ampscope.hardware.describe import describe_machine, uses_cuda
@@ -89,7 +89,7 @@ def compare(
         device=device,
         policy="native",  # a rehearsal of CUDA's rules says nothing about time
         time_limit_s=time_limit,
-        control=AS_IS if script else "",
+        control=BASELINE if script else "",
         label=f"{Path(workload).name}: {precision}" if script else "",
     )
     info, results, disturbed = measured(spec, store)

@@ -30,7 +30,7 @@ from ampscope.analysis.tensor_core_use import (
 from ampscope.cli.options import absolute, store_option
 from ampscope.cli.progress import measured
 from ampscope.cli.tables import MISSING, bench_table, plain_table
-from ampscope.control import AS_IS
+from ampscope.control import BASELINE
 from ampscope.errors import BadInput
 from ampscope.files import write_whole
 from ampscope.hardware.capability import Fit
@@ -128,7 +128,7 @@ def cores(
         policy="native",  # a rehearsal of CUDA's rules says nothing about speed
         time_limit_s=time_limit,
         args=args,
-        control=AS_IS if script else "",
+        control=BASELINE if script else "",
         label=Path(workload).name if script else "",
     )
     info, results, _ = measured(spec, store)

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from ampscope.analysis.bench import BenchView
 from ampscope.analysis.ceilings import LABELS, Ceiling
-from ampscope.control import AS_IS, Control
+from ampscope.control import BASELINE, Control
 from ampscope.number_words import bytes_words, rate_words
 from ampscope.records import Event, Rate, Role, RunInfo, State, StepRecord
 from ampscope.report.document import TEXT_LENGTH, line
@@ -161,7 +161,7 @@ def runs_table(infos: list[RunInfo]) -> Table:
 def _titled(info: RunInfo) -> str:
     """The title; of a script's run also which control of a diagnosis it is."""
     role = info.spec.control if info.spec.kind == "script" else ""
-    return f"{info.title} ({Control(role).words})" if role and role != AS_IS else info.title
+    return f"{info.title} ({Control(role).words})" if role and role != BASELINE else info.title
 
 
 def _steps(info: RunInfo) -> str:

@@ -53,7 +53,7 @@ def is_cured(
             return False
         return _falls(fixed_fp32) and _falls(fixed) and follows(fixed, fixed_fp32)
     if finding.cause == "shared_scaler_interference":
-        return _victims_learn(evidence.as_is, fixed)
+        return _victims_learn(evidence.baseline, fixed)
     left = symptoms(fixed, evidence.fp32) & evidence.symptoms
     if left - ({Symptom.SKIPS} if _only_searches(fixed) else frozenset()):
         return False
@@ -118,7 +118,7 @@ def _only_searches(run: RunView) -> bool:
 def _is_removed(finding: Finding, evidence: Evidence, fixed: RunView) -> bool:
     """Whether the cause is found no more."""
     if finding.cause == "clip_before_unscale":
-        return _clips_unscaled(evidence.as_is, fixed)
+        return _clips_unscaled(evidence.baseline, fixed)
     again = diagnose(Evidence({"as_is": fixed, "fp32": evidence.fp32 or fixed}, evidence.policy))
     return all(f.cause != finding.cause for f in again.findings)
 
@@ -127,7 +127,7 @@ def _ends_alike(fixed: RunView, evidence: Evidence) -> bool:
     """Whether ``fixed`` comes to the end that the fp32 control comes to: its exit status, and its
     number of steps where the script as it is made another. What a time limit cut short is compared
     by its status alone."""
-    fp32, before = evidence.fp32, evidence.as_is
+    fp32, before = evidence.fp32, evidence.baseline
     assert fp32 is not None
     if fp32.has_exception or not fixed.ended_itself:
         return True  # no end to come to; or it went on to a limit of the run
@@ -198,7 +198,7 @@ _UNSEEN = frozenset(
 
 def wants_compiled(diagnosis: Diagnosis, evidence: Evidence) -> bool:
     """Whether the script has to run compiled before it is accused."""
-    compiles = COMPILED_NOTE in evidence.as_is.outcome.notes
+    compiles = COMPILED_NOTE in evidence.baseline.outcome.notes
     return compiles and COMPILED not in evidence.runs and _is_of_ops(diagnosis)
 
 
@@ -250,7 +250,7 @@ def _what(diagnosis: Diagnosis) -> str:
 def _not_judged(run: RunView, evidence: Evidence) -> str:
     """Why the compiled run says nothing; "" where it does."""
     outcome = run.outcome
-    if run.has_exception and not evidence.as_is.has_exception:
+    if run.has_exception and not evidence.baseline.has_exception:
         text = outcome.error_text.partition("\n")[0][:200].rstrip(" .")
         return f"it raised {outcome.error_type}" + (f": {text}" if text else "")
     if outcome.ended == "killed":
@@ -258,7 +258,7 @@ def _not_judged(run: RunView, evidence: Evidence) -> str:
     frames = run.use(COMPILED_FRAMES)
     if frames is None or not frames.count:
         return "torch.compile compiled nothing here"
-    if len(run.attempts) < min(MIN_COMPARED, len(evidence.as_is.attempts)):
+    if len(run.attempts) < min(MIN_COMPARED, len(evidence.baseline.attempts)):
         return "too few of its optimizer steps were seen"
     return ""
 

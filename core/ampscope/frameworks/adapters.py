@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from ampscope.control import AS_IS, Control, Part
+from ampscope.control import BASELINE, Control, Part
 from ampscope.errors import AmpscopeError, BadInput
 from ampscope.frameworks.pythons import framework
 from ampscope.frameworks.recorder import Recorder
@@ -115,7 +115,7 @@ def parse(control: str) -> ControlSettings:
     for one whose number is none."""
     changed: dict[str, Any] = {}
     for part in Control(control).parts:
-        if part.text == AS_IS:
+        if part.text == BASELINE:
             continue
         if part.text in _PLAIN:
             changed |= _PLAIN[part.text]

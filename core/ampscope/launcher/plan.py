@@ -147,10 +147,10 @@ class DiagnosisPlan:
     def _is_everywhere(self, names: list[str]) -> bool:
         """Whether most modules with parameters overflow by themselves: the smallest set of modules
         in fp32 would be nearly all of them."""
-        as_is = self.views["as_is"]
+        baseline = self.views["as_is"]
         bad = {
             b.module
-            for b in as_is.bad_ops
+            for b in baseline.bad_ops
             if b.kind == "nonfinite" and b.phase == "forward" and b.fp32_finite
         }
         return len(names) > 1 and len(bad & set(names)) > EVERYWHERE * len(names)

@@ -33,7 +33,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ampscope.control import AS_IS
+from ampscope.control import BASELINE
 from ampscope.errors import BadInput, Cancelled
 from ampscope.files import TemporaryFolder
 from ampscope.launcher.children import started
@@ -62,7 +62,7 @@ def measure(
     spec: RunSpec, device: torch.device, writer: RunWriter, is_cancelled: Callable[[], bool]
 ) -> str:
     """Compare ``spec.precisions``; one sentence on what could not be measured."""
-    if spec.control == AS_IS:
+    if spec.control == BASELINE:
         return compare_script(spec, writer, is_cancelled, device.type == "cuda")
     limit = Limit(spec.time_limit_s)
     trainings: Trainings = {}

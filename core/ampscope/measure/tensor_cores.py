@@ -30,7 +30,7 @@ from ampscope.capture.model_map import ModelMap, Numbers
 from ampscope.capture.op_trace import OpPlace
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.script_histograms import ScriptModels
-from ampscope.control import AS_IS
+from ampscope.control import BASELINE
 from ampscope.errors import BadInput, Cancelled
 from ampscope.hardware.capability import padded_sizes
 from ampscope.hardware.cpu import read_cpu
@@ -67,7 +67,7 @@ def measure(
     """Record, then measure. Raises Cancelled between two matmuls, BadInput for a step that has
     none."""
     torch.manual_seed(spec.seed)
-    is_script = spec.control == AS_IS
+    is_script = spec.control == BASELINE
     step = script_step(spec, device) if is_script else _step(prepare(spec, device))
     found = step.found
     if not found:

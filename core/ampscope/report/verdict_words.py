@@ -1,10 +1,10 @@
 """Sentences of the Diagnosis page: the verdict, and what to do next.
 
-Undetermined is said as such, and so is that AMP is innocent. Nothing here is Markdown: the page
-escapes it all.
+They also say when the cause is undetermined and when AMP is not at fault. Nothing here is
+Markdown: the page escapes every sentence.
 
-Besides: the chain from the root cause to what a person sees (:func:`chain`), and the sentence that
-begins every verdict: what ran in which precision, and how much was judged.
+Also here: the chain from the root cause to what a user sees (:func:`causal_chain`), and the first
+sentence of every verdict: what ran in which precision, and how many steps were judged.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _AGAIN = {
 INNOCENT = "AMP is innocent"  # as the rules say it when the fp32 control fails at the same place
 
 
-def verdict(report: DiagnosisResult, as_is: RunView) -> str:
+def verdict(report: DiagnosisResult, baseline: RunView) -> str:
     """The page's answer."""
-    problem = could_not_run(report, as_is)
+    problem = could_not_run(report, baseline)
     if problem:
         return f"Could not diagnose: {problem}"
     diagnosis = report.diagnosis
@@ -75,10 +75,10 @@ def headline(report: DiagnosisResult) -> str:
     return "" if report.precision is None else precision_headline(report.precision)
 
 
-def paragraph(report: DiagnosisResult, as_is: RunView) -> str:
+def paragraph(report: DiagnosisResult, baseline: RunView) -> str:
     """What a person should know beside the verdict."""
     diagnosis = report.diagnosis
-    if could_not_run(report, as_is):
+    if could_not_run(report, baseline):
         return "What was recorded up to then is kept and shown below."
     if diagnosis.findings:
         return diagnosis.findings[0].verdict.reason
@@ -93,17 +93,17 @@ def paragraph(report: DiagnosisResult, as_is: RunView) -> str:
         )
     if "fp32" not in report.control_symptoms:
         return "Without it nobody can tell whether the script learns as well as it would in fp32."
-    return _harmless(as_is)
+    return _harmless(baseline)
 
 
-def next_step(report: DiagnosisResult, as_is: RunView) -> str:
+def next_step(report: DiagnosisResult, baseline: RunView) -> str:
     """What to do now."""
     diagnosis = report.diagnosis
     first = report.runs.get("as_is")
     state = first.state if first is not None else State.FINISHED
     if first is None:
         return "Diagnose the script:"
-    if could_not_run(report, as_is):
+    if could_not_run(report, baseline):
         return _AGAIN.get(state, "Mend what the sentence names, then diagnose the script again:")
     if not diagnosis.findings:
         if diagnosis.verdict == "inconclusive":
@@ -164,10 +164,10 @@ def when_undetermined(report: DiagnosisResult) -> str:
     return "Compare the losses on the Diagnosis page: the script trains in fp32, and not as it is."
 
 
-def options(report: DiagnosisResult, as_is: RunView) -> str:
+def options(report: DiagnosisResult, baseline: RunView) -> str:
     """Options of the command that :func:`next_step` announces."""
     use = report.precision
-    if could_not_run(report, as_is) or use is None:
+    if could_not_run(report, baseline) or use is None:
         return ""
     if use.no_half and report.diagnosis.verdict == "no_fault":
         return " --policy cuda" if rehearsal_helps(use) else ""
@@ -186,10 +186,10 @@ def _towards_half(use: PrecisionUse) -> str:
     return "Switch AMP on, then diagnose the script again:"
 
 
-def could_not_run(report: DiagnosisResult, as_is: RunView) -> str:
+def could_not_run(report: DiagnosisResult, baseline: RunView) -> str:
     """Why there is nothing to judge, or an empty text."""
     if "as_is" not in report.runs:
-        run = Control(as_is.control).words
+        run = Control(baseline.control).words
         return f"only a run {run} was recorded, and none of the script as it is."
     return report.could_not_run
 
@@ -200,13 +200,13 @@ def _missing(report: DiagnosisResult) -> str:
     return f" What is missing: {' '.join(dict.fromkeys(open_))}" if open_ else ""
 
 
-def _harmless(as_is: RunView) -> str:
+def _harmless(baseline: RunView) -> str:
     """Things that look like faults and are none."""
-    skips = len(as_is.skips)
+    skips = len(baseline.skips)
     if not skips:
-        return f"{plural(len(as_is.attempts), 'optimizer step')} were seen."
-    total = plural(len(as_is.attempts), "optimizer step")
-    if as_is.leading_skips == skips:
+        return f"{plural(len(baseline.attempts), 'optimizer step')} were seen."
+    total = plural(len(baseline.attempts), "optimizer step")
+    if baseline.leading_skips == skips:
         return (
             f"GradScaler left out the first {skips} of {total} while it searched for a loss scale. "
             "That is how it works, and no fault."
@@ -241,7 +241,7 @@ class Link:
     step: int | None = None
 
 
-def chain(finding: Finding, run: RunView, symptoms: tuple[str, ...]) -> list[Link]:
+def causal_chain(finding: Finding, run: RunView, symptoms: tuple[str, ...]) -> list[Link]:
     """From cause to symptom, in order."""
     op = bad_op(finding, run)
     links = _op_links(op) if op is not None else [_cause_link(finding)]

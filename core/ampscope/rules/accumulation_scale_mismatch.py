@@ -24,7 +24,7 @@ from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_
 
 def check(evidence: Evidence) -> Verdict:
     """Found in the windows of the call log."""
-    run = evidence.as_is
+    run = evidence.baseline
     if not run.has_scaler:
         return not_applicable("No loss was scaled.")
     wrong = [(w, call) for w in windows(run) for call in [_inside(w)] if call is not None]

@@ -26,7 +26,7 @@ def check(evidence: Evidence) -> Verdict:
     if evidence.fp32 is None:
         return inconclusive("Without the fp32 control a cast may have made them so.")
     reference = {s.name for s in _bad(evidence.fp32)}
-    bad = [s for s in _bad(evidence.as_is) if s.name in reference]
+    bad = [s for s in _bad(evidence.baseline) if s.name in reference]
     if not evidence.fp32_fails or evidence.fp32.first_bad_attempt not in (0, None):
         # A mask of infinities that no optimizer trains means to be one, and fp32 bears it.
         bad = [s for s in bad if s.kind == "parameter" or s.nan or not s.inf]

@@ -61,7 +61,7 @@ def check(evidence: Evidence) -> Verdict:
     if not evidence.fp32_fails:
         return passed("fp32 bears every batch: no value that came in did harm.")
     bad = evidence.fp32.first_bad_attempt
-    own, reference = _first(evidence.as_is, bad), _first(evidence.fp32, bad)
+    own, reference = _first(evidence.baseline, bad), _first(evidence.fp32, bad)
     if own is None or reference is None:
         return passed("Nothing that is not finite came in where fp32 first fails.")
     return Verdict(

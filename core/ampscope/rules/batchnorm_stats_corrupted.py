@@ -24,7 +24,7 @@ from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inco
 
 def check(evidence: Evidence) -> Verdict:
     """Found by the scan at the end."""
-    run = evidence.as_is
+    run = evidence.baseline
     bad = run.broken_buffers
     if not bad:
         return passed("All buffers are finite at the end.")

@@ -33,7 +33,7 @@ BELOW = 0.999  # entries that were cut to the limit are the limit, to rounding
 
 def check(evidence: Evidence) -> Verdict:
     """Found in the call log alone; the curves need not show it."""
-    run = evidence.as_is
+    run = evidence.baseline
     if not run.has_scaler:
         return not_applicable("No loss was scaled.")
     wrong = [c for c in run.calls if c.name == "clip" and c.scaled and not c.nested]

@@ -10,7 +10,7 @@ from ampscope.rules.verdict import Fix, Measurement, Status, Verdict
 
 def clipped_by_hand(evidence: Evidence, patch: str) -> Verdict | None:
     """None when no limit shows in what the script did to its gradients."""
-    run = evidence.as_is
+    run = evidence.baseline
     if clips := hand_clips(run.gradient_changes):
         clip = clips[0]
         did = f"cuts the {clip.bounds} of gradients that are still multiplied by the loss scale"

@@ -28,7 +28,7 @@ def check(evidence: Evidence) -> Verdict:
     """Found when the root op of the loss averages nothing, in both precisions."""
     if Symptom.LOSS not in evidence.symptoms | evidence.fp32_symptoms:
         return passed("Every loss is finite.")
-    for op in sorted(evidence.as_is.bad_ops, key=lambda b: (b.attempt, b.id)):
+    for op in sorted(evidence.baseline.bad_ops, key=lambda b: (b.attempt, b.id)):
         is_empty = op.phase != "backward" and forward_class(op) is ForwardClass.EMPTY
         if op.kind == "nonfinite" and is_empty and op.reached_loss:
             if not same_in_fp32(evidence, op):

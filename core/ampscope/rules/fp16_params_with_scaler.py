@@ -22,7 +22,7 @@ from ampscope.rules.verdict import Fix, Rule, Verdict, error_verdict, passed
 
 def check(evidence: Evidence) -> Verdict:
     """Found by the text of the exception."""
-    if "unscale FP16 gradients" not in evidence.as_is.outcome.error_text:
+    if "unscale FP16 gradients" not in evidence.baseline.outcome.error_text:
         return passed("GradScaler did not refuse the gradients.")
     return error_verdict(evidence, Fix("fp32_params", TEXT, PATCH, ("fp32_params",)))
 

@@ -25,7 +25,7 @@ from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inco
 
 def check(evidence: Evidence) -> Verdict:
     """Found when such a row was seen and both precisions go wrong."""
-    use = evidence.as_is.use("fully_masked_row")
+    use = evidence.baseline.use("fully_masked_row")
     if use is None:
         return passed("No softmax row was masked completely.")
     numbers = {Symptom.LOSS, Symptom.GRADIENTS, Symptom.WEIGHTS, Symptom.SKIPS, Symptom.EVALUATION}

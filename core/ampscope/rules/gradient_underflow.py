@@ -40,7 +40,7 @@ LOST_CLEARLY = 0.2  # lost share at which slower progress than fp32's is put dow
 
 def check(evidence: Evidence) -> Verdict:
     """Found by exact zeros beyond those of fp32, unless an internal overflow makes them."""
-    run, fp32 = evidence.as_is, evidence.fp32
+    run, fp32 = evidence.baseline, evidence.fp32
     if not evidence.uses_half:
         return not_applicable("The script computes nothing in half precision.")
     if evidence.has_the_range_of_fp32:

@@ -36,7 +36,7 @@ LARGE = 1e3  # a mean loss of classification or regression is of the order of 1
 
 def check(evidence: Evidence) -> Verdict:
     """Found when only a scale below 1 is borne."""
-    run, fp32 = evidence.as_is, evidence.fp32
+    run, fp32 = evidence.baseline, evidence.fp32
     if fails_forward(evidence):
         return passed("The loss itself is not finite.")
     if fp32 is None:

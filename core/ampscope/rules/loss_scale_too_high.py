@@ -37,7 +37,7 @@ USUAL_INIT = 65536.0  # torch's default
 
 def check(evidence: Evidence) -> Verdict:
     """Found from the trajectory of the scale; a forward failure is excluded."""
-    run, facts = evidence.as_is, scale_facts(evidence.as_is)
+    run, facts = evidence.baseline, scale_facts(evidence.baseline)
     if scaled_by_hand(evidence) is not None:
         return static_scale_overflow(evidence)
     if fails_forward(evidence):
@@ -68,7 +68,7 @@ def check(evidence: Evidence) -> Verdict:
 
 def _by_hand(evidence: Evidence) -> Verdict | None:
     """A factor that the script multiplies its loss by and adapts itself, judged as a scaler's."""
-    facts = hand_scale_facts(evidence.as_is)
+    facts = hand_scale_facts(evidence.baseline)
     if facts is None:
         return None
     fp32 = None if evidence.fp32 is None else hand_scale_facts(evidence.fp32)
@@ -103,7 +103,7 @@ def _by_hand(evidence: Evidence) -> Verdict | None:
 
 
 def _found(evidence: Evidence, facts: ScaleFacts, words: str, better: float) -> Verdict:
-    root, skips = evidence.root, evidence.as_is.skips
+    root, skips = evidence.root, evidence.baseline.skips
     op = root.op if root is not None and root.op.phase == "backward" else None
     return Verdict(
         Status.FOUND,

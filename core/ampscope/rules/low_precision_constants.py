@@ -34,7 +34,7 @@ USES = {
 
 def check(evidence: Evidence) -> Verdict:
     """Found at any step: such constants have no dynamics."""
-    run = evidence.as_is
+    run = evidence.baseline
     for name, (words, value) in USES.items():
         use = run.use(name)
         if use is not None:

@@ -28,7 +28,7 @@ PATCH = "scores = scores.masked_fill(mask, torch.finfo(scores.dtype).min)\n"
 
 def check(evidence: Evidence) -> Verdict:
     """Found by torch's own error, or by a root op that made a constant infinite."""
-    outcome = evidence.as_is.outcome
+    outcome = evidence.baseline.outcome
     if "cannot be converted to type" in outcome.error_text and "overflow" in outcome.error_text:
         places = (("fp32_lines", outcome.error_line), ("fp32_modules", outcome.error_module))
         controls = tuple(Control.of(**{name: where}) for name, where in places if where)

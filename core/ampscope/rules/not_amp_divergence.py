@@ -61,11 +61,11 @@ def check(evidence: Evidence) -> Verdict:
     if grown < GROWTH and rise is None:
         return inconclusive("fp32 fails, but not by growing; look at the other findings.")
     bad = fp32.first_bad_attempt
-    own = min(evidence.as_is.bad_loss_attempts, default=None)
+    own = min(evidence.baseline.bad_loss_attempts, default=None)
     if own is not None and bad not in EARLY and growth(fp32, own) < GROWTH:
         return passed(f"Half precision breaks at step {own}, before fp32 has grown.")
     lr = fp32.attempts[0].lr if fp32.attempts else 0.0
-    factor = undivided_by_hand(evidence.as_is)
+    factor = undivided_by_hand(evidence.baseline)
     return Verdict(
         Status.FOUND,
         "AMP is innocent: the fp32 control diverges too"
@@ -76,7 +76,7 @@ def check(evidence: Evidence) -> Verdict:
         step=bad if bad is not None else fp32.attempts[-1].attempt if fp32.attempts else None,
         evidence=(
             Measurement("growth of loss or gradient norm in fp32", grown, GROWTH, "fp32", bad),
-            Measurement("skipped steps as it is", len(evidence.as_is.skips), None, "as_is"),
+            Measurement("skipped steps as it is", len(evidence.baseline.skips), None, "as_is"),
         ),
         fix=Fix(
             "lower_lr",

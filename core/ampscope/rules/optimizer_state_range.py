@@ -37,7 +37,7 @@ MOSTLY_DEAD = 0.5  # below that, updates that are too small are the simpler reas
 
 def check(evidence: Evidence) -> Verdict:
     """Found at the first steps, where both runs still have the same weights."""
-    state = half_state(evidence.as_is, evidence.fp32)
+    state = half_state(evidence.baseline, evidence.fp32)
     if state is None:
         return not_applicable("No optimizer keeps its state in half precision.")
     if state.broken is None and not evidence.symptoms:
@@ -49,7 +49,7 @@ def check(evidence: Evidence) -> Verdict:
     if evidence.fp32_fails_first:
         return inconclusive("fp32 fails as early.")
     first, eps = state.first, state.first.eps
-    kind = optimizer_class(evidence.as_is, first.optimizer)
+    kind = optimizer_class(evidence.baseline, first.optimizer)
     name = f"the optimizer ({kind})" if kind else "the optimizer"
     vanished = f"; eps = {eps:g} is 0 in fp16" if state.eps_vanished else ""
     values = [

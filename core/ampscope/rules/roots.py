@@ -43,7 +43,7 @@ def same_in_fp32(evidence: Evidence, op: BadOp) -> bool:
 
 def undecorated_function(evidence: Evidence) -> str:
     """The custom Function without custom_fwd in which the root was born; "" when there is none."""
-    use, root = evidence.as_is.use("undecorated_function"), evidence.root
+    use, root = evidence.baseline.use("undecorated_function"), evidence.root
     if use is None or root is None or not evidence.symptoms or evidence.fp32_fails:
         return ""
     inside = root.op.function or root.op.node.removesuffix("Backward")
@@ -68,7 +68,7 @@ def _silent(evidence: Evidence, wanted: ForwardClass) -> RootOp | Verdict:
     """An infinity that arrives nowhere counts when learning suffers."""
     if not evidence.symptoms & {Symptom.BEHIND, Symptom.FROZEN}:
         return passed("No op of this kind made a non-finite value that mattered.")
-    for op in silent_suspects(evidence.as_is):
+    for op in silent_suspects(evidence.baseline):
         if forward_class(op) is wanted and not same_in_fp32(evidence, op):
             return RootOp(op, Arrives.NOWHERE)
     return passed("No op of this kind overflows in most steps.")

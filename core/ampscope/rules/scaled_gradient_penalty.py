@@ -24,7 +24,7 @@ from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_
 
 def check(evidence: Evidence) -> Verdict:
     """Found in the call log."""
-    run = evidence.as_is
+    run = evidence.baseline
     grads = [c for c in run.calls if c.name == "grad" and c.create_graph and c.scaled]
     if not grads:
         return not_applicable("No gradient of a scaled output entered a loss.")

@@ -33,7 +33,7 @@ from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_
 
 def check(evidence: Evidence) -> Verdict:
     """Found in the windows of the call log."""
-    run = evidence.as_is
+    run = evidence.baseline
     if not any(c.name in ("scale", "scaler_step") and not c.nested for c in run.calls):
         return not_applicable("No enabled scaler is used.")
     found = bypasses(run, lambda line: scales_by_hand(run, evidence.fp32, line))
@@ -51,7 +51,7 @@ def check(evidence: Evidence) -> Verdict:
 def _unscaled_itself(evidence: Evidence, found: Bypasses, step: Call) -> bool:
     """The gradients carried no scale when the script's own step used them, and were finite: it
     called unscale_, divided by hand or in a hook. A step after the scaler's is none of these."""
-    run = evidence.as_is
+    run = evidence.baseline
     own = [a for a in run.attempts if a.optimizer == step.subject and not a.scaler]
     if step in found.again or any(a.grad_nonfinite for a in own):
         return False
@@ -64,7 +64,7 @@ def _scaled_itself(evidence: Evidence, found: Bypasses, step: Call) -> bool:
     several losses did not, the norm of all says nothing."""
     if step in found.mixed:
         return False
-    return scaler_steps_on_scaled(evidence.as_is, evidence.fp32, step.note) is True
+    return scaler_steps_on_scaled(evidence.baseline, evidence.fp32, step.note) is True
 
 
 def _found(run: RunView, calls: tuple[Call, ...], words: str) -> Verdict:

@@ -30,7 +30,7 @@ _TEXTS = (
 
 def check(evidence: Evidence) -> Verdict:
     """Found by the text of the exception."""
-    text = evidence.as_is.outcome.error_text
+    text = evidence.baseline.outcome.error_text
     if not any(part in text for part in _TEXTS):
         return passed("GradScaler raised nothing.")
     return error_verdict(evidence, Fix("scaler_protocol", TEXT, PATCH))

@@ -35,7 +35,7 @@ JUMP = 8.0  # the fresh scale over the last one before
 
 def check(evidence: Evidence) -> Verdict:
     """Found from the log: load, no load_state_dict, and the scale's jump or a burst of skips."""
-    run = evidence.as_is
+    run = evidence.baseline
     loads = [c for c in run.calls if c.name == "load" and not c.nested]
     if not loads or not run.has_scaler:
         return not_applicable("Nothing was resumed under a scaler.")

@@ -27,7 +27,7 @@ LOST = 0.05  # of the victim's gradient entries, above those that were zero at t
 
 def check(evidence: Evidence) -> Verdict:
     """Found from the attempts of each optimizer."""
-    run = evidence.as_is
+    run = evidence.baseline
     own = [a for a in run.attempts if a.scaler]
     names = sorted({a.optimizer for a in own})
     if len(names) < 2 or len({a.scaler for a in own}) != 1:

@@ -40,7 +40,7 @@ STILL = 0.5  # of what moves in fp32
 
 def check(evidence: Evidence) -> Verdict:
     """Found by comparing what moved with the fp32 control."""
-    run, fp32 = evidence.as_is, evidence.fp32
+    run, fp32 = evidence.baseline, evidence.fp32
     if fp32 is None:
         return inconclusive("Only the fp32 control tells what should have moved.")
     found = _weights(run, fp32) or _slow(run, fp32)

@@ -10,7 +10,7 @@ from ampscope.rules.verdict import Fix, Measurement, Verdict, not_applicable, op
 
 def static_scale_overflow(evidence: Evidence) -> Verdict:
     """Found when the product itself, or the gradient that it leads to, overflows."""
-    factor, root = static_scale(evidence.as_is), evidence.root
+    factor, root = static_scale(evidence.baseline), evidence.root
     by_hand = scaled_by_hand(evidence) is not None
     overflows = by_hand or (root is not None and is_overflow(root))
     if factor is None or root is None or not overflows or not evidence.symptoms:

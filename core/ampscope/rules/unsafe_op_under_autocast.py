@@ -45,7 +45,7 @@ _DTYPE_TEXTS = (
 
 def check(evidence: Evidence) -> Verdict:
     """Found by a use that CUDA bans, by an exception, or by a root inside a custom Function."""
-    run, text = evidence.as_is, evidence.as_is.outcome.error_text
+    run, text = evidence.baseline, evidence.baseline.outcome.error_text
     function = run.use("undecorated_function")
     if "unsafe to autocast" in text:
         return error_verdict(evidence, BCE)

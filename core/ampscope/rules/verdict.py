@@ -206,7 +206,7 @@ def island_patch(*modules: str) -> str:
 
 def error_verdict(evidence: Evidence, fix: Fix, reason: str = "") -> Verdict:
     """Found: the exception's own words are the evidence."""
-    run = evidence.as_is
+    run = evidence.baseline
     outcome = run.outcome
     text = outcome.error_text.strip().splitlines()[0][:300] if outcome.error_text else ""
     step, again = outcome.attempts, ""

@@ -51,7 +51,7 @@ def _run(writer: RunWriter, spec: RunSpec, store: Path, watchdog: Watchdog) -> s
     import torch
 
     from ampscope.policy.autocast_lists import resolve
-    from ampscope.runner.device import choose_device, describe, read_beside
+    from ampscope.runner.device import choose_device, describe, sample_telemetry
     from ampscope.runner.probe import preload
 
     device = choose_device(spec.device)
@@ -63,7 +63,7 @@ def _run(writer: RunWriter, spec: RunSpec, store: Path, watchdog: Watchdog) -> s
     writer.wait_for(machine)
     preload(device)
     with turn(writer, store, machine, watchdog):
-        with read_beside(store, writer.run_id, device) as readings:
+        with sample_telemetry(store, writer.run_id, device) as readings:
             note = _work(writer, spec, device, watchdog.cancelled.is_set)
         return f"{note} {readings.note}".strip()
 

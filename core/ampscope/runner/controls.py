@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from ampscope.capture.script.call_log import held_off
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.tensors import HALF
-from ampscope.control import AS_IS, COMPILED, Control, list_changes
+from ampscope.control import BASELINE, COMPILED, Control, list_changes
 from ampscope.observations import OpUse
 from ampscope.patches import Patches
 from ampscope.policy.precision import custom_lists, tf32_switches
@@ -487,7 +487,7 @@ def applied(control: str, own_folder: str = "") -> Iterator[list[set[str]]]:
     missing: list[set[str]] = []
     with contextlib.ExitStack() as stack:
         for part in Control(control).parts:
-            if part.name in (AS_IS, COMPILED):
+            if part.name in (BASELINE, COMPILED):
                 continue
             if part.name in _PLAIN:
                 stack.enter_context(_PLAIN[part.name]())

@@ -100,7 +100,7 @@ def peak_bytes(device: torch.device) -> int:
 NO_AMD = "An AMD GPU is not read beside a run: that needs NVIDIA's NVML."
 
 
-def read_beside(
+def sample_telemetry(
     store: Path, run_id: str, device: torch.device, *, as_child: bool = True
 ) -> Readings:
     """Start reading beside the run of this process (see ampscope.telemetry.sampler_process)."""

@@ -247,7 +247,7 @@ class ShadowRuns:
             self._give_up("the workload has a training step of its own, which it cannot run")
 
     def run(self, step: int, scale: float, batch: Batch) -> Shadow | None:
-        """The shadow of this step, its twin already run; None when it is not sampled."""
+        """The shadow of this step, already run in fp32; None when it is not sampled."""
         self._remembered = None
         if self._every <= 0:
             return None

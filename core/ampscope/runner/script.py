@@ -26,7 +26,7 @@ import torch
 
 from ampscope.capture.script.op_taint import fixed_sentence
 from ampscope.capture.script.script_histograms import ScriptMeasurements
-from ampscope.control import AS_IS, COMPILED
+from ampscope.control import BASELINE, COMPILED
 from ampscope.errors import AmpscopeError, BadInput, StoreError
 from ampscope.observations import COMPILED_NOTE, Observation, Outcome
 from ampscope.records import Machine, RunSpec, State
@@ -34,7 +34,13 @@ from ampscope.runner import script_ending
 from ampscope.runner.child_frame import Watchdog
 from ampscope.runner.compiled_recorder import CompiledRecorder
 from ampscope.runner.controls import applied
-from ampscope.runner.device import choose_device, choose_policy, describe, limit_memory, read_beside
+from ampscope.runner.device import (
+    choose_device,
+    choose_policy,
+    describe,
+    limit_memory,
+    sample_telemetry,
+)
 from ampscope.runner.private_files import NotPossible, PrivateFiles, wait_for_the_other
 from ampscope.runner.probe import arithmetic
 from ampscope.runner.script_device import CudaRequests
@@ -291,9 +297,9 @@ def run_child(store: Path, run_id: str, spec: RunSpec, private: Path | None = No
         with _Watchdog(writer, writing, spec) as watchdog:
             machine = _machine(spec)
             writer.start(machine)
-            if spec.control == AS_IS:
+            if spec.control == BASELINE:
                 device = torch.device(machine.device)
-                readings = read_beside(store, run_id, device, as_child=False)
+                readings = sample_telemetry(store, run_id, device, as_child=False)
             watchdog.start_clock()
             following = Following(
                 writing.write_if_due,

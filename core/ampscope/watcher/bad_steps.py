@@ -35,7 +35,7 @@ class BadSteps:
         models: WatchedModels,
         histograms: StepHistograms,
         flight: FlightRecorder,
-        keeper: CapsuleStore,
+        capsule_store: CapsuleStore,
         recorder: Recorder,
         place: Place,
         policy: str,
@@ -47,7 +47,7 @@ class BadSteps:
         self._models = models
         self._histograms = histograms
         self._flight = flight
-        self._keeper = keeper
+        self._capsule_store = capsule_store
         self._recorder = recorder
         self._place = place
         self._policy = policy
@@ -75,7 +75,7 @@ class BadSteps:
     def good(self) -> None:
         """A step went well."""
         self._told = ("", "")
-        self._keeper.good()
+        self._capsule_store.good()
 
     def examine(
         self,
@@ -91,12 +91,14 @@ class BadSteps:
         where, text = self._first_sign(loss if loss_is_bad else None, forwards)
         if read.is_search:
             where, text = "backward", f"A gradient that the loss is computed with made it {loss}."
-        fault = self._keeper.is_fault(scale, loss_is_bad=loss_is_bad)
+        fault = self._capsule_store.is_fault(scale, loss_is_bad=loss_is_bad)
         sign = ("nonfinite" if fault else "calibration", where)
         # A run that stays bad says so once, not at every step for days.
         events = [] if sign == self._told else [Event(step, *sign, text)]
         self._told = sign
-        if not fault or not self._keeper.has_room or where == SHARED:  # another rank has the cause
+        if (
+            not fault or not self._capsule_store.has_room or where == SHARED
+        ):  # another rank has the cause
             return events
         about = About(
             run=self._recorder.run_id,
@@ -112,7 +114,7 @@ class BadSteps:
         recorder = self._recorder
         try:
             events.append(
-                self._keeper.keep(
+                self._capsule_store.keep(
                     about, forwards, recorder.later, recorder.event, without_weights=why
                 )
             )
@@ -127,10 +129,12 @@ class BadSteps:
 
     def replay(self) -> Replay:
         """Run the newest kept step again on the live models."""
-        if self._keeper.last is None:
+        if self._capsule_store.last is None:
             raise BadInput("No failing step was kept: there is nothing to run again.")
-        about = self._keeper.last.about
-        return self._run_again(self._keeper.last.forwards, about.scale).explained(about.where)
+        about = self._capsule_store.last.about
+        return self._run_again(self._capsule_store.last.forwards, about.scale).explained(
+            about.where
+        )
 
     def reference(self, forwards: Sequence[Forward], scale: float | None) -> Replay | str:
         """The present step once more, beside fp32; a sentence when that cannot be."""

@@ -232,16 +232,16 @@ class Rerun:
             for module, training in modes.items():
                 module.training = training
 
-    def reference_loss(self, twin: nn.Module) -> Tensor:
-        """A scalar over the fp32 ``twin``'s outputs whose gradients at these outputs are those of
-        the real step, without the loss scale."""
+    def reference_loss(self, shadow_model: nn.Module) -> Tensor:
+        """A scalar loss over the fp32 ``shadow_model``'s outputs. Its gradients at these outputs
+        are those of the real step, without the loss scale."""
         with torch.no_grad():
-            for name, buffer in twin.named_buffers():
+            for name, buffer in shadow_model.named_buffers():
                 if name in self.forward.buffers:
                     buffer.copy_(self.forward.buffers[name])
         restore(self.forward.randomness, self.device)
         args, kwargs = self._arguments(torch.float32)
-        outputs = floating_tensors(twin(*args, **kwargs))
+        outputs = floating_tensors(shadow_model(*args, **kwargs))
         terms = [
             (output.float() * (gradient.float() / self.scale)).sum()
             for output, gradient in self._pairs(outputs)

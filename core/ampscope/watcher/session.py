@@ -35,7 +35,7 @@ from ampscope.capture.script.optimizer_facts import lr_of
 from ampscope.capture.tensors import in_backward, readable
 from ampscope.numerics.histogram import NAN, NEG_INF, POS_INF
 from ampscope.records import Event, Machine, Role, RunSpec, State, watched
-from ampscope.runner.device import describe, peak_bytes, read_beside
+from ampscope.runner.device import describe, peak_bytes, sample_telemetry
 from ampscope.watcher.alarm_dispatcher import AlarmDispatcher, WatchSettings, warn
 from ampscope.watcher.alarms import Alarms, Signs
 from ampscope.watcher.bad_steps import BadSteps
@@ -76,14 +76,16 @@ class Session:
         self._device = models.parameters[0].tensor.device
         spec, machine = run_of(models, place, settings, self._device)
         self.recorder = Recorder(path, spec, machine)
-        self.telling = AlarmDispatcher(settings, lambda: self.recorder.is_cancelled)
+        self.dispatcher = AlarmDispatcher(settings, lambda: self.recorder.is_cancelled)
         self.guard = guard = Guard(self._gave_up)
         threads = {threading.get_ident()}  # that train these models
         self._histograms = StepHistograms(models, guard)
         self._flight = FlightRecorder(models, threads, guard)
-        self.keeper = CapsuleStore(models, self._flight.past, self.recorder.path, settings.limits)
+        self.capsule_store = CapsuleStore(
+            models, self._flight.past, self.recorder.path, settings.limits
+        )
         self.bad = BadSteps(
-            models, self._histograms, self._flight, self.keeper, self.recorder, place,
+            models, self._histograms, self._flight, self.capsule_store, self.recorder, place,
             machine.policy, settings, guard,
         )  # fmt: skip
         self._optimizers = OurOptimizers(models, optimizers, self._optimizers_changed)
@@ -93,7 +95,7 @@ class Session:
         self._losses = LossHooks(self, ours, follows.is_enabled, threads, guard, scalers)
         self._finishing = Finishing(
             self.schedule, Alarms(settings.bounds), self.bad, self.recorder, self._flight.past,
-            models, place.rank, self.keeper,
+            models, place.rank, self.capsule_store,
         )  # fmt: skip
         self._stack = contextlib.ExitStack()
         trained = [p.tensor for p in models.parameters if p.tensor.requires_grad]
@@ -114,7 +116,7 @@ class Session:
             self.recorder.event(note)
         if self._device.type == "cuda":  # on a CPU a second process would cost what it measures
             run = self.recorder.path, self.recorder.run_id
-            self.recorder.readings = read_beside(*run, self._device, as_child=False)
+            self.recorder.readings = sample_telemetry(*run, self._device, as_child=False)
         self.guard.call(self._look_for_unseen_steps)  # keeps a copy of one small parameter
         self.attach(0)
 
@@ -290,10 +292,10 @@ class Session:
             self._finishing.wait_for(ended, forwards)
         else:
             alarms += self._finishing.finish(ended, now.step)
-        self.telling.told += alarms
+        self.dispatcher.told += alarms
         self._begin(now.step + 1)
         self.now.own_s += time.perf_counter() - started
-        self.telling.tell(alarms)
+        self.dispatcher.tell(alarms)
 
     def _begin(self, step: int) -> None:
         self.now = Present(step)
@@ -309,7 +311,7 @@ class Finishing:
 
     def __init__(
         self, schedule: Schedule, alarms: Alarms, bad: BadSteps, recorder: Recorder,
-        past: deque[Past], models: WatchedModels, rank: int, keeper: CapsuleStore,
+        past: deque[Past], models: WatchedModels, rank: int, capsule_store: CapsuleStore,
     ) -> None:  # fmt: skip
         self._schedule = schedule
         self._alarms = alarms
@@ -318,7 +320,7 @@ class Finishing:
         self._past = past
         self._models = models
         self._rank = rank
-        self._keeper = keeper
+        self._capsule_store = capsule_store
         self._parameters = len(models.parameters)
         self._late: tuple[Ended, list[Forward]] | None = None
 
@@ -384,7 +386,7 @@ class Finishing:
                 module = bad.rpartition(".")[0] or "the model itself"
                 parts.append(f"The first bad gradient is that of {bad} (module {module}).")
             kept = [e.path for e in ended.reading.events if e.kind == "capsule"]
-            kept += [str(path) for path in self._keeper.paths[-1:]]
+            kept += [str(path) for path in self._capsule_store.paths[-1:]]
             if kept:
                 parts.append(f"Capsule: {kept[0]}.")
                 if not self._models.is_sharded:  # one rank alone cannot run it again

@@ -67,17 +67,17 @@ class Watch:
     @property
     def alarms(self) -> list[Event]:
         """What was told so far."""
-        return list(self._session.telling.told)
+        return list(self._session.dispatcher.told)
 
     @property
     def capsules(self) -> list[Path]:
         """Files of failing steps, to be run again with :meth:`replay` or ``ampscope replay``."""
-        return self._session.keeper.paths
+        return self._session.capsule_store.paths
 
     @property
     def should_stop(self) -> bool:
         """An alarm under the policy ``stop``, or somebody's ``ampscope runs cancel``."""
-        return self._session.telling.should_stop
+        return self._session.dispatcher.should_stop
 
     def loss(self, value: Any) -> None:
         """The loss of the step that is coming, where it is not the tensor that backward began at:
@@ -112,7 +112,7 @@ class Watch:
                 live.update(last=True)
 
     def __enter__(self) -> Watch:
-        self._session.telling.in_block = True
+        self._session.dispatcher.in_block = True
         return self
 
     def __exit__(

@@ -32,7 +32,7 @@ from ampscope.report.document import (
     Table,
 )
 from ampscope.report.palette import MEASURE, dtype_color
-from ampscope.report.verdict_words import chain
+from ampscope.report.verdict_words import causal_chain
 from ampscope.rules.verdict import Status
 from ampscope.store.reader import Reader
 
@@ -42,11 +42,11 @@ def part(reader: Reader, info: RunInfo, points: int) -> Part:
     runs."""
     report = load_diagnosis(reader, info.id)
     head = report.runs.get("as_is", info)
-    as_is = RunView(head.spec.control, head.id, reader.observations(head.id))
+    baseline = RunView(head.spec.control, head.id, reader.observations(head.id))
     findings = report.diagnosis.findings
-    sections = [Section("Verdict", _verdict(report, as_is))]
+    sections = [Section("Verdict", _verdict(report, baseline))]
     if findings:
-        sections.append(Section("From the cause to what you see", _chain(report, as_is)))
+        sections.append(Section("From the cause to what you see", _chain(report, baseline)))
         sections.append(Section("The fix", _fix(report)))
     recorded = recorded_controls(reader, report, points)
     sections.append(Section("The controls side by side", control_blocks(report, recorded)))
@@ -62,21 +62,21 @@ def part(reader: Reader, info: RunInfo, points: int) -> Part:
     sections.append(Section("What is missing", shared.of_diagnosis(reader, report, head)))
     sections.append(Section("Every rule's answer", rule_blocks(report)))
     sections += shared.origin_sections(list(report.runs.values()) or [head], head)
-    return Part(words.verdict(report, as_is), shared.subject(head), tuple(sections))
+    return Part(words.verdict(report, baseline), shared.subject(head), tuple(sections))
 
 
-def _verdict(report: DiagnosisResult, as_is: RunView) -> tuple[Block, ...]:
+def _verdict(report: DiagnosisResult, baseline: RunView) -> tuple[Block, ...]:
     headline = words.headline(report)
     blocks: list[Block] = [Paragraph(headline)] if headline else []
-    blocks.append(Paragraph(words.paragraph(report, as_is)))
-    problem = words.could_not_run(report, as_is)
+    blocks.append(Paragraph(words.paragraph(report, baseline)))
+    problem = words.could_not_run(report, baseline)
     findings = report.diagnosis.findings
     if findings and not problem and findings[0].verdict.code:
         blocks.append(Code(findings[0].verdict.code, "python"))
-    blocks.append(Paragraph(words.next_step(report, as_is).rstrip(":"), "What to do."))
+    blocks.append(Paragraph(words.next_step(report, baseline).rstrip(":"), "What to do."))
     if findings and not problem:
         blocks.append(_figures(report, findings[0]))
-    outcome = as_is.outcome
+    outcome = baseline.outcome
     head = report.runs.get("as_is")
     trace = head.traceback if head is not None else ""
     if trace or outcome.error_text:
@@ -100,8 +100,8 @@ def _figures(report: DiagnosisResult, finding: Finding) -> Figures:
     )
 
 
-def _chain(report: DiagnosisResult, as_is: RunView) -> tuple[Block, ...]:
-    links = chain(report.diagnosis.findings[0], as_is, report.diagnosis.symptoms)
+def _chain(report: DiagnosisResult, baseline: RunView) -> tuple[Block, ...]:
+    links = causal_chain(report.diagnosis.findings[0], baseline, report.diagnosis.symptoms)
     rows = tuple(
         (str(n), link.title, link.detail, "" if link.step is None else f"{link.step:,}")
         for n, link in enumerate(links, 1)
@@ -164,12 +164,12 @@ def _others(report: DiagnosisResult) -> tuple[Block, ...]:
 
 
 # What the script is as it is has no dtype of its own colour: it may be fp16 in one part only.
-_LOOKS = {
+_STYLES = {
     "as_is": (dtype_color("fp16"), ""),
     "fp32": (dtype_color("fp32"), "9 6"),
     "bf16": (dtype_color("bf16"), "2 4"),
 }
-_FIXED_LOOK = (MEASURE, "9 4 2 4")
+_FIXED_STYLE = (MEASURE, "9 4 2 4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ def _read(reader: Reader, name: str, run: RunInfo, points: int) -> ControlRun:
 
 
 def _series(c: ControlRun) -> Series:
-    colour, dash = _LOOKS.get(c.run.spec.control, _FIXED_LOOK)
+    colour, dash = _STYLES.get(c.run.spec.control, _FIXED_STYLE)
     parts = finite_parts([s.step for s in c.steps], [s.loss for s in c.steps])
     return Series(c.name, parts, colour, dash, tuple(s.step for s in c.steps if s.skipped))
 

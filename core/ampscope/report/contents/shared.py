@@ -22,7 +22,7 @@ from ampscope.analysis.distribution import (
     trouble,
     zone_counts,
 )
-from ampscope.control import AS_IS, Control
+from ampscope.control import BASELINE, Control
 from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.number_words import duration, percent, plural, power_of_two
 from ampscope.numerics.formats import FORMATS, NumberFormat
@@ -116,7 +116,7 @@ def _runs(runs: Sequence[RunInfo]) -> tuple[Block, ...]:
 def _what(run: RunInfo) -> str:
     spec = run.spec
     if spec.kind == "script":
-        return f"{file_name(spec.workload)} {Control(spec.control or AS_IS).words}"
+        return f"{file_name(spec.workload)} {Control(spec.control or BASELINE).words}"
     if spec.kind in ("lesson", "bench"):  # these have neither size nor precision
         return run.title
     return f"{file_name(spec.workload)} {spec.size} {spec.mode}"
