@@ -27,7 +27,7 @@ from overhead_contestants import Session
 import ampscope
 from ampscope.watcher import session as steps
 from ampscope.watcher.flight import FlightRecorder
-from ampscope.watcher.hooks import OurOptimizers
+from ampscope.watcher.our_optimizers import OurOptimizers
 from ampscope.watcher.session import Finishing
 
 OUT = Path(__file__).parent / "results" / "watch_stages.json"

@@ -21,12 +21,12 @@ from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.script.optimizer_facts import lr_of
 from ampscope.capture.tensors import all_finite, floating_tensors, readable
+from ampscope.capture.training_events import TrainingEvents
 from ampscope.numerics.formats import dtype_name
 from ampscope.observations import COMPILED_FRAMES, Attempt, Call, Observation, OpUse, Outcome
 from ampscope.patches import Patches
 from ampscope.runner.script_recorder import ScriptRecorder
 from ampscope.watcher.guard import Guard
-from ampscope.watcher.hooks import Followed, LossHooks, StepHooks
 
 
 class CompiledRecorder(ScriptRecorder):
@@ -46,17 +46,15 @@ class CompiledRecorder(ScriptRecorder):
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._inside = False  # a call of compiled code runs
         self._stepping = False  # a step has begun of which the end will be told
-        patches, guard, follows = Patches(), Guard(lambda line: None), Followed(())
+        patches = Patches()
         patches.replace(Optimizer, "__init__", self._new_optimizer)
         patches.replace(torch, "compile", self._compile)
-        threads = _AnyThread()
-        with contextlib.ExitStack() as stack:
-            stack.callback(patches.undo)
-            hooks = LossHooks(self, lambda optimizer: True, follows, threads, guard)
-            stack.enter_context(hooks)
-            steps = StepHooks(self, lambda optimizer: True, follows, threads, guard)
-            stack.enter_context(steps)
-            yield
+        guard = Guard(lambda line: None)
+        try:
+            with TrainingEvents(self, lambda optimizer: True, None, guard):
+                yield
+        finally:
+            patches.undo()
 
     def loss_seen(self, loss: Tensor) -> None:
         """A backward pass of this loss begins."""
@@ -195,13 +193,6 @@ class CompiledRecorder(ScriptRecorder):
         compiled = int(counters["frames"]["ok"])
         use = OpUse(COMPILED_FRAMES, "", "", "", 0, count=compiled)
         return [use, *super()._closed(outcome)]
-
-
-class _AnyThread(set[int]):
-    """Every thread counts."""
-
-    def __contains__(self, thread: object) -> bool:
-        return True
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

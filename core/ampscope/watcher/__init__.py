@@ -5,7 +5,7 @@
 
 watch             checks what it is given, opens a session; the figure in a notebook
 session           one watched training, step by step; calls what is named below
-hooks             sees steps and losses: optimizer hooks, GradScaler's methods, backward
+our_optimizers    which optimizers step the watched models
 models            numbers and names of modules and parameters; which rank this process is
 numbers           what is read at every step: a norm per parameter, loss, clips
 schedule          at which steps histograms are taken, and when the schedule tightens

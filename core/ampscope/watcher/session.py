@@ -33,6 +33,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.script.optimizer_facts import lr_of
 from ampscope.capture.tensors import in_backward, readable
+from ampscope.capture.training_events import TrainingEvents
 from ampscope.numerics.histogram import NAN, NEG_INF, POS_INF
 from ampscope.records import Event, Machine, Role, RunSpec, State, watched
 from ampscope.runner.device import describe, peak_bytes, sample_telemetry
@@ -43,9 +44,9 @@ from ampscope.watcher.capsule import CapsuleStore
 from ampscope.watcher.flight import FlightRecorder, Forward, Past
 from ampscope.watcher.guard import Guard
 from ampscope.watcher.histograms import StepHistograms
-from ampscope.watcher.hooks import Followed, LossHooks, OurOptimizers, StepHooks
 from ampscope.watcher.models import Place, WatchedModels
 from ampscope.watcher.numbers import Clips, checked, first_nonfinite, in_parts, read_numbers
+from ampscope.watcher.our_optimizers import OurOptimizers
 from ampscope.watcher.recorder import Recorder
 from ampscope.watcher.schedule import EVERY, TIGHT_STEPS, Schedule
 from ampscope.watcher.step_end import Ended, Part, Present, Reading, as_one
@@ -89,10 +90,8 @@ class Session:
             machine.policy, settings, guard,
         )  # fmt: skip
         self._optimizers = OurOptimizers(models, optimizers, self._optimizers_changed)
-        ours, follows = self._optimizers.has, Followed(scalers)
-        self._steps = StepHooks(self, ours, follows, threads, guard, scalers)
+        self._events = TrainingEvents(self, self._optimizers.has, threads, guard, scalers)
         self._clips = Clips(threads, guard)
-        self._losses = LossHooks(self, ours, follows.is_enabled, threads, guard, scalers)
         self._finishing = Finishing(
             self.schedule, Alarms(settings.bounds), self.bad, self.recorder, self._flight.past,
             models, place.rank, self.capsule_store,
@@ -123,7 +122,7 @@ class Session:
     def attach(self, step: int) -> None:
         """All instruments on; the next step is number ``step``."""
         for instrument in (
-            self._histograms, self._flight, self.bad, self._steps, self._losses, self._clips
+            self._histograms, self._flight, self.bad, self._events, self._clips
         ):  # fmt: skip
             self._stack.enter_context(instrument)
         self._begin(step)
@@ -152,7 +151,7 @@ class Session:
             self.detach()
 
     def loss_seen(self, loss: Tensor) -> None:
-        """By the hooks, before a backward."""
+        """Before a backward."""
         self.now.see(loss)
         if not self._has_stepped:
             self._look_for_unseen_steps()
@@ -183,7 +182,7 @@ class Session:
         self.now.own_s += time.perf_counter() - started
 
     def losses_dropped(self) -> None:
-        """By the hooks: gradients were set to zero."""
+        """Gradients were set to zero."""
         self.now.drop_losses()
 
     def _optimizers_changed(self, text: str, is_lost: bool) -> None:
@@ -260,7 +259,7 @@ class Session:
         self._inside.append(part)
 
     def backward_ended(self) -> None:
-        """By the hooks, after a backward: the optimizers inside have made their step."""
+        """After a backward: the optimizers inside have made their step."""
         parts, self._inside = self._inside, []
         if parts:
             self._step_ended(parts, inside=True)

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim import Optimizer
 
+from ampscope.capture.training_events import plain_optimizer
 from ampscope.errors import BadInput
 from ampscope.records import Event, RunInfo, StepRecord
 from ampscope.store.db import default_path
@@ -35,7 +36,6 @@ from ampscope.store.reader import Reader
 from ampscope.watcher.alarm_dispatcher import POLICIES, WatchSettings, ending_of
 from ampscope.watcher.alarms import AlarmBounds, StopAsked, TrainingStopped
 from ampscope.watcher.capsule import CapsuleLimits
-from ampscope.watcher.hooks import plain_optimizer
 from ampscope.watcher.models import WatchedModels, place_now, plain_module
 from ampscope.watcher.replay import Replay
 from ampscope.watcher.session import Session

@@ -1,0 +1,455 @@
+"""Instrument: what optimizers and GradScalers do, and the losses that backward is called on.
+
+    scaler.scale(loss)      scaled
+    scaler.unscale_(opt)    before_unscale
+    scaler.step(opt)        before_scaler_step, after_scaler_step
+    optimizer.step()        before_step, after_step; inside ``scaler.step`` or without a scaler
+    scaler.update()         updated
+
+:class:`StepEvents` hears of these and tells its listeners. :class:`TrainingEvents` makes of them
+the losses and the attempted steps of one training among others. Optimizers are seen through torch's
+global hooks, a scaler through its class's methods; everything is put back on exit.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ampscope.capture.global_hooks import OPTIMIZER_POST, OPTIMIZER_PRE, Subscription
+from ampscope.capture.tensors import floating_tensors, in_backward, readable
+from ampscope.patches import Patches
+
+
+class StepListener:
+    """Overrides what it wants to hear. Every call comes from the thread that trains; a scaler that
+    is disabled is none."""
+
+    def scaled(self, scaler: Any, loss: Any, result: Any) -> None:
+        """``scaler.scale(loss)`` has returned ``result``."""
+
+    def before_unscale(self, optimizer: Any, scaler: Any) -> None:
+        """``scaler.unscale_(optimizer)`` begins, the script's own or the one in ``scaler.step``."""
+
+    def before_scaler_step(self, optimizer: Any, scaler: Any) -> None:
+        """``scaler.step(optimizer)`` begins: it will let the optimizer step, or not."""
+
+    def after_scaler_step(
+        self, optimizer: Any, scaler: Any, *, stepped: bool, raised: bool
+    ) -> None:
+        """It has ended; ``stepped``: an optimizer's own step has begun inside."""
+
+    def before_step(self, optimizer: Optimizer, scaler: Any, *, has_closure: bool) -> None:
+        """The optimizer's own step begins, inside that scaler's; None: called directly. With a
+        closure the gradients come inside the step."""
+
+    def after_step(self, optimizer: Optimizer, scaler: Any) -> None:
+        """The optimizer's own step has ended; see :func:`did_nothing`."""
+
+    def updated(self, scaler: Any) -> None:
+        """``scaler.update()`` has ended."""
+
+
+class Guard(Protocol):
+    """Calls a function so that what it raises does not end the training."""
+
+    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any: ...
+
+
+class _NoGuard:
+    """What a listener raises goes to the training."""
+
+    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+
+def _base_scaler() -> Iterator[type]:
+    yield torch.amp.GradScaler
+
+
+class StepEvents:
+    """Tells ``listeners`` while entered, in their order. ``classes`` are those whose methods are
+    the scalers', :class:`torch.amp.GradScaler` alone by default."""
+
+    def __init__(
+        self,
+        *listeners: StepListener,
+        classes: Callable[[], Iterable[type]] = _base_scaler,
+        guard: Guard | None = None,
+    ) -> None:
+        self._listeners = listeners
+        self._classes = classes
+        self._call = (guard or _NoGuard()).call
+        self._patches = Patches()
+        self._handles: list[Subscription] = []
+        self._is_open = False  # a wrapper of ours may live on inside another's
+        self._scaler: Any = None  # whose step runs
+        self._stepped = False
+
+    def __enter__(self) -> StepEvents:
+        self._is_open = True
+        self._handles = [
+            OPTIMIZER_PRE.subscribe(functools.partial(self._call, self._before_step)),
+            OPTIMIZER_POST.subscribe(functools.partial(self._call, self._after_step)),
+        ]
+        wrappers = {
+            "scale": self._scale, "unscale_": self._unscale, "step": self._step,
+            "update": self._update,
+        }  # fmt: skip
+        for kind in self._classes():
+            for name, make in wrappers.items():
+                if name in vars(kind):
+                    self._patches.replace(kind, name, make)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self._is_open = False
+        for handle in self._handles:
+            handle.remove()
+        self._patches.undo()
+
+    @property
+    def _hears(self) -> bool:
+        return self._is_open and not torch.compiler.is_compiling()
+
+    def _scale(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(scaler: Any, outputs: Any) -> Any:
+            scaled = original(scaler, outputs)
+            if self._hears:
+                self._call(self._after_scale, scaler, outputs, scaled)
+            return scaled
+
+        return wrapper
+
+    def _after_scale(self, scaler: Any, outputs: Any, scaled: Any) -> None:
+        if scaler.is_enabled():
+            for one in self._listeners:
+                one.scaled(scaler, outputs, scaled)
+
+    def _unscale(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(scaler: Any, optimizer: Any) -> Any:
+            if self._hears:
+                self._call(self._before_unscale, scaler, optimizer)
+            return original(scaler, optimizer)
+
+        return wrapper
+
+    def _before_unscale(self, scaler: Any, optimizer: Any) -> None:
+        if scaler.is_enabled():
+            for one in self._listeners:
+                one.before_unscale(optimizer, scaler)
+
+    def _step(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            # A subclass's own step may call this one: the outermost counts.
+            if not self._hears or self._scaler is not None:
+                return original(scaler, optimizer, *args, **kwargs)
+            if not self._call(self._before_scaler_step, scaler, optimizer):
+                return original(scaler, optimizer, *args, **kwargs)
+            self._scaler, self._stepped, raised = scaler, False, True
+            try:
+                result = original(scaler, optimizer, *args, **kwargs)
+                raised = False
+            finally:
+                self._scaler = None
+                self._call(self._after_scaler_step, scaler, optimizer, raised=raised)
+            return result
+
+        return wrapper
+
+    def _before_scaler_step(self, scaler: Any, optimizer: Any) -> bool:
+        """Whether there is a scaler that steps."""
+        if not scaler.is_enabled():
+            return False
+        for one in self._listeners:
+            one.before_scaler_step(optimizer, scaler)
+        return True
+
+    def _after_scaler_step(self, scaler: Any, optimizer: Any, *, raised: bool) -> None:
+        for one in self._listeners:
+            one.after_scaler_step(optimizer, scaler, stepped=self._stepped, raised=raised)
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._stepped = True
+        has_closure = _has_closure(args, kwargs)
+        for one in self._listeners:
+            one.before_step(optimizer, self._scaler, has_closure=has_closure)
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for one in self._listeners:
+            one.after_step(optimizer, self._scaler)
+
+    def _update(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(scaler, *args, **kwargs)
+            if self._hears:
+                self._call(self._after_update, scaler)
+            return result
+
+        return wrapper
+
+    def _after_update(self, scaler: Any) -> None:
+        if scaler.is_enabled():
+            for one in self._listeners:
+                one.updated(scaler)
+
+
+def _has_closure(args: Any, kwargs: Any) -> bool:
+    """Whether the arguments of a step hook hold a closure."""
+    # The hook's args hold the optimizer itself first.
+    return any(callable(a) and not isinstance(a, Optimizer) for a in args) or callable(
+        kwargs.get("closure")
+    )
+
+
+def did_nothing(optimizer: Optimizer) -> bool:
+    """Whether the step that has just ended was left out. A fused optimizer is always called;
+    GradScaler hands it found_inf, and it does nothing."""
+    found_inf = getattr(optimizer, "found_inf", None)
+    return found_inf is not None and bool(found_inf)
+
+
+def plain_optimizer(optimizer: Any) -> Any:
+    """The torch optimizer inside a wrapper such as Accelerate's or Lightning's."""
+    while not isinstance(optimizer, Optimizer) and hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    inner = getattr(optimizer, "optimizer", None)  # Accelerate's wrapper is an Optimizer itself
+    return inner if isinstance(inner, Optimizer) else optimizer
+
+
+# One training among others: its losses, and its attempted steps, taken or skipped.
+#
+#     scaler.scale(loss)      the unscaled loss of the backward pass that follows
+#     backward(loss)          the loss itself, where no scaler has scaled one
+#     autograd.grad(scaled)   gradients that the loop goes on computing its loss with
+#     optimizer.zero_grad()   gradients that were there are gone, and with them their losses
+#     scaler.unscale_(opt)    gradients are complete and still scaled (the first of these calls)
+#     scaler.step(opt)        likewise; without the optimizer's own step it was skipped
+#     optimizer.step()        likewise without a scaler
+#     scaler.update()         optimizers that were unscaled and did not step are not going to
+#
+# What a loop does with a scaled loss before it calls backward (a sum, a division) changes nothing:
+# the losses that were scaled since the last backward pass are what it is called on. Losses of
+# threads that train something else are not looked at.
+
+
+class TrainingListener(Protocol):
+    """Who is told; every call comes from the thread that trains."""
+
+    def loss_seen(self, loss: Tensor) -> None: ...
+
+    def gradients_taken(self, scaled: Sequence[Tensor], gradients: Sequence[Tensor]) -> None: ...
+
+    def losses_dropped(self) -> None: ...
+
+    def backward_ended(self) -> None: ...
+
+    def gradients_complete(self, optimizer: Optimizer, scaler: Any) -> None: ...
+
+    def before_step(self, optimizer: Optimizer) -> None: ...
+
+    def after_step(self, optimizer: Optimizer) -> None: ...
+
+    def attempt_ended(self, optimizer: Optimizer, *, skipped: bool) -> None: ...
+
+    def attempt_dropped(self, optimizer: Optimizer) -> None: ...
+
+
+class TrainingEvents(StepListener):
+    """Tells a listener of the losses and the attempted steps of the optimizers for which
+    ``is_ours`` holds. Given ``scalers``, these count and those that take their place; without any,
+    every one does. A thread that steps one of the optimizers is added to ``threads``, those that
+    train what is watched; what other threads do is not looked at. With None, every thread counts.
+    """
+
+    def __init__(
+        self,
+        listener: TrainingListener,
+        is_ours: Callable[[Optimizer], bool],
+        threads: set[int] | None,
+        guard: Guard,
+        scalers: Sequence[Any] = (),
+    ) -> None:
+        self._listener = listener
+        self._is_ours = is_ours
+        self._threads = threads
+        self._guard = guard
+        self._followed = {id(scaler) for scaler in scalers}
+        self._events = StepEvents(
+            self, classes=functools.partial(scaler_classes, scalers), guard=guard
+        )
+        self._patches = Patches()
+        self._told: dict[int, Optimizer] = {}  # whose gradients were complete in this attempt
+        self._scaled: list[Tensor] = []  # losses whose backward has not begun
+        self._outputs: list[Tensor] = []  # all that was scaled since the last backward
+        self._is_open = False
+
+    def __enter__(self) -> TrainingEvents:
+        self._is_open = True
+        self._events.__enter__()
+        self._patches.replace(torch.autograd, "backward", self._backward)
+        self._patches.replace(torch.autograd, "grad", self._grad)
+        self._patches.replace(Optimizer, "zero_grad", self._zero_grad)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self._is_open = False  # a wrapper of ours may live on inside another's
+        self._events.__exit__(kind, error, where)
+        self._patches.undo()
+        self._told.clear()
+        self._scaled.clear()
+        self._outputs.clear()
+
+    def before_unscale(self, optimizer: Any, scaler: Any) -> None:
+        inner = plain_optimizer(optimizer)
+        if self._is_ours(inner):
+            if self._followed:
+                self._followed.add(id(scaler))  # it has taken the place of one that was given
+            self._complete(inner, scaler)
+
+    def before_scaler_step(self, optimizer: Any, scaler: Any) -> None:
+        self.before_unscale(optimizer, scaler)
+
+    def after_scaler_step(
+        self, optimizer: Any, scaler: Any, *, stepped: bool, raised: bool
+    ) -> None:
+        inner = plain_optimizer(optimizer)
+        if not stepped and not raised and self._is_open and self._is_ours(inner):
+            self._ended(inner, skipped=True)
+
+    def before_step(self, optimizer: Optimizer, scaler: Any, *, has_closure: bool) -> None:
+        if self._is_ours(optimizer):
+            if not has_closure:
+                self._complete(optimizer, scaler)
+            self._listener.before_step(optimizer)
+
+    def after_step(self, optimizer: Optimizer, scaler: Any) -> None:
+        if not self._is_ours(optimizer):
+            return
+        self._complete(optimizer, scaler)
+        skipped = did_nothing(optimizer)
+        if not skipped:
+            self._listener.after_step(optimizer)
+        self._ended(optimizer, skipped=skipped)
+
+    def updated(self, scaler: Any) -> None:
+        # Another training's scaler is none of ours.
+        if self._is_here() and (not self._followed or id(scaler) in self._followed):
+            told, self._told = self._told, {}
+            for optimizer in told.values():
+                self._listener.attempt_dropped(optimizer)
+
+    def scaled(self, scaler: Any, loss: Any, result: Any) -> None:
+        # Through any scaler: which optimizer it will step is not known yet.
+        if self._is_here():
+            self._scaled += _losses(loss)
+            tensors = floating_tensors(loss)
+            self._outputs += [x for t in tensors if (x := readable(t)) is not None]
+
+    def _complete(self, optimizer: Optimizer, scaler: Any) -> None:
+        if id(optimizer) not in self._told:
+            if self._threads is not None:
+                self._threads.add(threading.get_ident())
+            self._told[id(optimizer)] = optimizer
+            self._listener.gradients_complete(optimizer, scaler)
+
+    def _ended(self, optimizer: Optimizer, *, skipped: bool) -> None:
+        self._told.pop(id(optimizer), None)
+        self._listener.attempt_ended(optimizer, skipped=skipped)
+
+    def _is_here(self) -> bool:
+        """Whether this thread is one that trains what is watched."""
+        here = self._threads is None or threading.get_ident() in self._threads
+        return self._is_open and here
+
+    def _backward(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                self._guard.call(self._note_backward, tensors)
+            result = original(tensors, *args, **kwargs)
+            if not torch.compiler.is_compiling():
+                self._guard.call(self._note_backward_end)
+            return result
+
+        return wrapper
+
+    def _note_backward(self, tensors: Any) -> None:
+        if self._is_here() and not in_backward():  # not inside another
+            losses, self._scaled, self._outputs = self._scaled, [], []
+            for loss in losses or _losses(tensors):
+                self._listener.loss_seen(loss)
+
+    def _grad(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            gradients = original(*args, **kwargs)
+            if not torch.compiler.is_compiling():
+                self._guard.call(self._note_gradients, gradients)
+            return gradients
+
+        return wrapper
+
+    def _note_gradients(self, gradients: Any) -> None:
+        if self._outputs and self._is_here() and not in_backward():
+            self._listener.gradients_taken(self._outputs, floating_tensors(gradients))
+
+    def _note_backward_end(self) -> None:
+        if self._is_open and not in_backward():
+            self._listener.backward_ended()
+
+    def _zero_grad(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                self._guard.call(self._note_zeroed, optimizer)
+            return original(optimizer, *args, **kwargs)
+
+        return wrapper
+
+    def _note_zeroed(self, optimizer: Any) -> None:
+        if self._is_open and self._is_ours(optimizer):
+            self._listener.losses_dropped()
+
+
+def _losses(value: Any) -> list[Tensor]:
+    """``value`` where it is one number that can be read."""
+    if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
+        return []
+    loss = readable(value)
+    return [] if loss is None else [loss]
+
+
+def scaler_classes(scalers: Sequence[Any]) -> Iterator[type]:
+    """Whose methods a scaler may run: the classes of the given ones; without any,
+    :class:`torch.amp.GradScaler` and every class made from it."""
+    if scalers:
+        kinds = (kind for scaler in scalers for kind in type(scaler).__mro__)
+        yield from dict.fromkeys(kind for kind in kinds if kind is not object)
+        return
+    waiting: list[type] = [torch.amp.GradScaler]
+    while waiting:
+        kind = waiting.pop()
+        yield kind
+        waiting += kind.__subclasses__()

@@ -1,0 +1,126 @@
+"""Which optimizers belong to the watched models, and what they hold."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ampscope.capture.script.optimizer_facts import parameters_of
+from ampscope.watcher.models import WatchedModels
+
+SUCCESSOR = (
+    "An optimizer that watch() was not given steps parameters of one that watch() was given: it is "
+    "taken for the successor, and its steps are recorded."
+)
+UNSEEN = (
+    "An optimizer steps {} parameters that the watched models did not have when watch() was "
+    "called: they are not seen, and gradient norms are without them. Call watch() again where the "
+    "model's parameters were made anew."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What an optimizer steps, as of its last step."""
+
+    ids: list[int]  # of all its parameters
+    ours: list[tuple[int, Tensor]]  # those of watched models, each with its position
+    models: set[str]
+
+
+class OurOptimizers:
+    """Those that were ``given``; with none given, all that hold a watched parameter.
+
+    An optimizer that steps parameters of a given one takes its place (a training that begins a new
+    phase, or that loads a checkpoint, makes a new one), and is theirs too. ``say`` gets a sentence
+    for what changed, and whether steps or numbers are lost by it.
+    """
+
+    def __init__(
+        self,
+        models: WatchedModels,
+        given: Sequence[Optimizer],
+        say: Callable[[str, bool], None],
+    ) -> None:
+        self._models = models
+        self._say = say
+        self._given = {id(p) for optimizer in given for p in parameters_of(optimizer)}
+        # Whether it is one, and its parameter groups when that was found out.
+        self._known: weakref.WeakKeyDictionary[Optimizer, tuple[bool, int]]
+        self._known = weakref.WeakKeyDictionary({o: (True, len(o.param_groups)) for o in given})
+        self._unseen: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._held: weakref.WeakKeyDictionary[Optimizer, _Held] = weakref.WeakKeyDictionary()
+        self._together: set[tuple[str, ...]] = set()  # models whose optimizers step in backward
+        self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+
+    def has(self, optimizer: Optimizer) -> bool:
+        """Whether its steps are steps of this run."""
+        is_ours, groups = self._known.get(optimizer, (False, -1))
+        if is_ours or groups == len(optimizer.param_groups):
+            return is_ours
+        own = parameters_of(optimizer)
+        if self._given:
+            is_ours = any(id(p) in self._given for p in own)
+        else:
+            is_ours = any(self._models.position(p) is not None for p in own)
+        self._known[optimizer] = is_ours, len(optimizer.param_groups)
+        if is_ours and self._given:
+            self._say(SUCCESSOR, False)
+        elif not is_ours and (count := self._anew(own)):
+            self._known[optimizer] = True, len(optimizer.param_groups)  # its steps are counted
+            self._unseen[optimizer] = count
+            self._say(UNSEEN.format(count), True)
+            return True
+        return is_ours
+
+    def _anew(self, parameters: Sequence[Tensor]) -> int:
+        """How many of these the watched models hold now, and did not when they were given."""
+        roots = self._models.roots
+        now = {id(p) for root in roots for p in root.plain.parameters()}
+        return sum(id(p) in now and self._models.position(p) is None for p in parameters)
+
+    def gradients(self, optimizer: Optimizer) -> dict[int, Tensor]:
+        """Position of a parameter -> its gradient, where it has one."""
+        parameters = parameters_of(optimizer)
+        ids = list(map(id, parameters))
+        held = self._held.get(optimizer)
+        if held is None or held.ids != ids:
+            held = self._held[optimizer] = self._found(parameters, ids)
+        unknown = len(ids) - len(held.ours)
+        found = {i: gradient for i, p in held.ours if (gradient := p.grad) is not None}
+        if unknown > self._unseen.get(optimizer, 0):  # once for each that came
+            self._unseen[optimizer] = unknown
+            self._say(UNSEEN.format(unknown), False)
+        return found
+
+    def with_gradients(self, optimizer: Optimizer) -> Iterator[Tensor]:
+        """The watched parameters that it steps and that have a gradient now."""
+        held = self._held.get(optimizer)
+        return (p for _, p in ([] if held is None else held.ours) if p.grad is not None)
+
+    def models(self, optimizer: Optimizer) -> set[str]:
+        """The models whose parameters it steps, as of its last :meth:`gradients`."""
+        held = self._held.get(optimizer)
+        return set() if held is None else held.models
+
+    def _found(self, parameters: Sequence[Tensor], ids: list[int]) -> _Held:
+        places = ((self._models.position(p), p) for p in parameters)
+        ours = [(i, p) for i, p in places if i is not None]
+        return _Held(ids, ours, {self._models.parameters[i].root for i, _ in ours})
+
+    def stepped(self, optimizers: Sequence[Optimizer]) -> int:
+        """They have made a step together, nearly always one alone. A number for who steps."""
+        if len(optimizers) == 1:
+            self._stepped.add(optimizers[0])
+            return id(optimizers[0])
+        key = tuple(sorted(set().union(*map(self.models, optimizers))))
+        self._together.add(key)
+        return hash(key)
+
+    def round_of(self, step: int) -> int:
+        """A round is a step of each optimizer."""
+        return step // max(1, len(self._stepped) + len(self._together))
