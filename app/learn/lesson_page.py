@@ -42,6 +42,10 @@ class Setting:
     help: str | None = None
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class Lesson:
     """What a lesson brings; ``app/learn/`` has one a file.
@@ -60,7 +64,7 @@ class Lesson:
     settings: Mapping[str, Setting] = field(default_factory=dict)
     terms: tuple[str, ...] = ()
     code_note: str = ""
-    after: Callable[[], None] = lambda: None  # what follows the chart
+    after: Callable[[], None] = _nothing  # what follows the chart
 
     @property
     def info(self) -> LessonInfo:

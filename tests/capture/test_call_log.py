@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from ampscope.capture.global_hooks import OPTIMIZER_POST, OPTIMIZER_PRE
 from tests.helpers.script_watching import batch, scaler, small_net, train, watched
 
 WRAPPED: list[tuple[Any, str]] = [
@@ -73,19 +73,19 @@ def test_lines_are_those_of_the_script() -> None:
 @pytest.mark.parametrize("raises", [False, True])
 def test_everything_is_put_back(raises: bool) -> None:
     before = _own_attributes()
-    hooks = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
-    sizes = [len(h) for h in hooks]
+    hooks = (OPTIMIZER_PRE, OPTIMIZER_POST)
+    sizes = [len(h.subscribers) for h in hooks]
     try:
         with watched():
             changed = [a is not b for a, b in zip(before, _own_attributes(), strict=True)]
             assert all(changed)
-            assert [len(h) for h in hooks] == [n + 1 for n in sizes]
+            assert [len(h.subscribers) for h in hooks] == [n + 1 for n in sizes]
             if raises:
                 raise KeyError("the script's own")
     except KeyError:
         assert raises
     assert all(a is b for a, b in zip(before, _own_attributes(), strict=True))
-    assert [len(h) for h in hooks] == sizes
+    assert [len(h.subscribers) for h in hooks] == sizes
 
 
 def test_watching_changes_no_bit_of_the_training() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from ampscope.capture.script.call_log import CallLog
+from ampscope.capture.script.calls import Calls
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.op_watch import OpWatch
 from ampscope.capture.script.optimizer_steps import Attempts
@@ -35,10 +36,10 @@ def watched(budget: int = 100_000) -> Iterator[Watched]:
     """Everything that watches a script, for the body."""
     lines, paths = SourceLines(), ModulePaths()
     watch = OpWatch(paths, lines, budget)
-    attempts = Attempts(watch.taint_of, watch.writes)
-    log = CallLog(watch, attempts)
-    attempts.on_attempt_end = watch.new_attempt
-    with paths, attempts, log, watch:
+    calls = Calls(lines)
+    attempts = Attempts(calls, watch.taint_of, watch.writes, ended=watch.new_attempt)
+    log = CallLog(calls, watch, attempts)
+    with paths, log, watch:
         yield Watched(watch, attempts, log)
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from ampscope.capture.global_hooks import OPTIMIZER_POST, OPTIMIZER_PRE
 from ampscope.errors import BadInput
 from ampscope.runner.controls import applied
 from tests.helpers.script_watching import batch, equal, scaler, small_net, train, weights_of
@@ -34,7 +34,7 @@ WORDS = ("fp32", "bf16", "scale:8", "init_scale:8", "growth_interval:3", "add_sc
 
 def _state() -> list[object]:
     own = [vars(owner).get(name) for owner, name in PATCHED]
-    return [*own, len(_global_optimizer_pre_hooks), len(_global_optimizer_post_hooks)]
+    return [*own, len(OPTIMIZER_PRE.subscribers), len(OPTIMIZER_POST.subscribers)]
 
 
 @pytest.mark.parametrize("word", WORDS)

@@ -271,7 +271,11 @@ class Bypasses:
     mixed: tuple[Call, ...] = ()  # of unscaled: another loss of the same step was scaled
 
 
-def bypasses(run: RunView, scaled_by_hand: Callable[[str], bool] = lambda line: False) -> Bypasses:
+def _never(_: str) -> bool:
+    return False
+
+
+def bypasses(run: RunView, scaled_by_hand: Callable[[str], bool] = _never) -> Bypasses:
     """Steps at which scaled and unscaled went together, in the order of the log.
     ``scaled_by_hand`` says of a line whether the loss that it calls backward on is multiplied by
     the scale, though not by ``scaler.scale``."""

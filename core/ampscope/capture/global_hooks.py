@@ -33,7 +33,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+    register_module_module_registration_hook,
+)
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -191,6 +195,7 @@ def _leaving(hook: Hear) -> RemovableHandle:
     return register_module_forward_hook(hook, always_call=True)
 
 
+REGISTERED = Dispatcher(register_module_module_registration_hook, stays=False)  # in a parent
 FORWARD_PRE = Dispatcher(register_module_forward_pre_hook, stays=False)
 FORWARD = Dispatcher(register_module_forward_hook, stays=False)
 FORWARD_ALWAYS = Dispatcher(_leaving, stays=False)  # also when the module raised

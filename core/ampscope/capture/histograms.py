@@ -36,6 +36,10 @@ _SEEN = "_ampscope_seen"  # attribute on an output tensor: the step and version 
 _INSTANCES = itertools.count()  # two that watch at once must not read each other's marks
 
 
+def _unguarded(hook: Callable[..., Any]) -> Callable[..., Any]:
+    return hook
+
+
 class HistogramHooks:
     """Counts activations and grad_outputs while :attr:`active`; asleep it hears of no module."""
 
@@ -44,7 +48,7 @@ class HistogramHooks:
         names: Numbers,
         counts: Accumulator,
         failures: Failures | None = None,
-        guarded: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda hook: hook,
+        guarded: Callable[[Callable[..., Any]], Callable[..., Any]] = _unguarded,
     ) -> None:
         """``guarded`` wraps each function that torch is given. What fails while counting is noted
         in ``failures``; without these it is raised, for ``guarded`` to deal with."""

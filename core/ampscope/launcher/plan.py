@@ -177,8 +177,12 @@ def _collided(view: RunView) -> bool:
 #                          ->  the smallest set of modules in fp32, where one module is not enough
 
 
+def _silent(_: str) -> None:
+    pass
+
+
 def run_diagnosis(
-    spec: RunSpec, store: Path, say: Say = lambda text: None, show: Say | None = None,
+    spec: RunSpec, store: Path, say: Say = _silent, show: Say | None = None,
     verify: bool = True,
 ) -> DiagnosisResult:  # fmt: skip
     """Diagnose the script of ``spec``; ``say`` gets progress, ``show`` the script's own output."""

@@ -17,7 +17,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampscope.capture.global_hooks import OPTIMIZER_POST
+from ampscope.capture.training_events import StepEvents, StepListener
 from ampscope.patches import Patches
 from ampscope.runner.controls import autocast_as, scalers_off, tf32_held
 from ampscope.runner.interventions import add_scaler
@@ -97,19 +97,13 @@ def _autocast_around_steps(
 ) -> Iterator[None]:
     """One region a step, from a model's first call until backward; without gradients, around the
     call alone. fp16 gets a loss scale where the script has none."""
-    patches, region = Patches(), contextlib.ExitStack()
-    is_open, lacks_scaler = False, dtype is torch.float16
-
-    def close() -> None:
-        nonlocal is_open
-        is_open = False
-        region.close()
+    patches, lacks_scaler = Patches(), dtype is torch.float16
 
     def call(original: Any) -> Any:
         @functools.wraps(original)
         def wrapper(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            nonlocal is_open, lacks_scaler
-            if is_open:
+            nonlocal lacks_scaler
+            if clock.region.is_open:
                 return original(module, *args, **kwargs)
             kind = _device_type(module)
             if torch.is_autocast_enabled(kind):
@@ -123,24 +117,35 @@ def _autocast_around_steps(
                 lacks_scaler = False
                 stack.enter_context(add_scaler())
                 stack.enter_context(heard_backward(clock))
-            is_open = True
-            region.enter_context(torch.autocast(kind, dtype=dtype))
+            clock.region.open(kind, dtype)
             return original(module, *args, **kwargs)
 
         return wrapper
 
     patches.replace(nn.Module, "__call__", call)
-    clock.before_backward = close
     try:
         yield
     finally:
-        clock.before_backward = _nothing
-        close()
+        clock.region.close()
         patches.undo()
 
 
-def _nothing() -> None:
-    pass
+class Region:
+    """An autocast region that is opened in one place and closed in another."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._stack = contextlib.ExitStack()
+
+    def open(self, kind: str, dtype: torch.dtype) -> None:
+        """Autocast to ``dtype`` on devices of that type, until :meth:`close`."""
+        self.is_open = True
+        self._stack.enter_context(torch.autocast(kind, dtype=dtype))
+
+    def close(self) -> None:
+        """Again does nothing."""
+        self.is_open = False
+        self._stack.close()
 
 
 def _device_type(module: nn.Module) -> str:
@@ -151,7 +156,7 @@ def _device_type(module: nn.Module) -> str:
 # A clock at an untouched script's optimizer steps: time, loss and memory, and nothing else.
 
 
-class Clock:
+class Clock(StepListener):
     """Seconds between optimizer steps, and the loss that each step had."""
 
     def __init__(self, steps: int, seconds: float, out: Path, *, on_cuda: bool) -> None:
@@ -163,15 +168,14 @@ class Clock:
         self._steps, self._ends, self._out = steps, time.monotonic() + seconds, out
         self._is_cuda = on_cuda
         self._first: Optimizer | None = None
-        self._last_ended: Optimizer | None = None
         self._last = 0.0
         self._loss: Tensor | None = None
         self._unscaled: Tensor | None = None
         self.in_backward = False
-        self.before_backward: Callable[[], None] = lambda: None
+        self.region = Region()  # of the forward pass, where the script has none; ends with it
         self._held = _begin_peak()
 
-    def stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def after_step(self, optimizer: Optimizer, scaler: Any) -> None:
         """An optimizer has stepped; with several the first one counts. Without any gradient it
         stepped in vain: a scaler that was added to the script takes them away to skip."""
         groups = optimizer.param_groups
@@ -180,8 +184,7 @@ class Clock:
 
     def ended(self, optimizer: Optimizer, *, skipped: bool) -> None:
         """A step is over, taken or left out."""
-        self._last_ended = optimizer
-        self.before_backward()
+        self.region.close()
         self._first = self._first or optimizer
         if optimizer is not self._first:
             return
@@ -201,23 +204,21 @@ class Clock:
             os._exit(0)
         self._last = time.perf_counter()
 
-    def scaler_steps(self) -> None:
-        """GradScaler is about to let an optimizer step, or not."""
-        self._last_ended = None
-
-    def scaler_stepped(self, optimizer: Optimizer) -> None:
-        """It has decided; no step of the optimizer was seen when it skipped."""
-        if self._last_ended is None:
+    def after_scaler_step(
+        self, optimizer: Optimizer, scaler: Any, *, stepped: bool, raised: bool
+    ) -> None:
+        """GradScaler has let the optimizer step, or not."""
+        if not stepped and not raised:
             self.ended(optimizer, skipped=True)
 
-    def scaled(self, loss: object) -> None:
-        """GradScaler is about to multiply a loss."""
+    def scaled(self, scaler: Any, loss: object, result: Any) -> None:
+        """GradScaler has multiplied a loss."""
         self.has_scaler = True
         self._unscaled = loss.detach().clone() if isinstance(loss, Tensor) else None
 
     def backward(self, root: Tensor) -> None:
         """A backward pass begins; the last one before a step has its loss."""
-        self.before_backward()
+        self.region.close()
         loss, self._unscaled = self._unscaled, None
         if loss is None and root.numel() == 1:
             loss = root.detach().clone()
@@ -242,36 +243,8 @@ class Clock:
 @contextlib.contextmanager
 def observed(clock: Clock) -> Iterator[None]:
     """The clock hears of losses, backward passes and steps; nothing changes."""
-    patches = Patches()
-
-    def scale(original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(scaler: Any, outputs: Any) -> Any:
-            if scaler.is_enabled():
-                clock.scaled(outputs)
-            return original(scaler, outputs)
-
-        return wrapper
-
-    def step(original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            clock.scaler_steps()
-            result = original(scaler, optimizer, *args, **kwargs)
-            clock.scaler_stepped(optimizer)
-            return result
-
-        return wrapper
-
-    patches.replace(torch.amp.GradScaler, "scale", scale)
-    patches.replace(torch.amp.GradScaler, "step", step)
-    handle = OPTIMIZER_POST.subscribe(clock.stepped)
-    try:
-        with heard_backward(clock):
-            yield
-    finally:
-        handle.remove()
-        patches.undo()
+    with StepEvents(clock), heard_backward(clock):
+        yield
 
 
 @contextlib.contextmanager

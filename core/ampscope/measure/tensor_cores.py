@@ -10,7 +10,6 @@ The step is one of a workload, or of a script that is left as it is.
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,11 +24,11 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
-from ampscope.capture.global_hooks import OPTIMIZER_POST
 from ampscope.capture.model_map import ModelMap, Numbers
 from ampscope.capture.op_trace import OpPlace
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.script_histograms import ScriptModels
+from ampscope.capture.training_events import StepEvents, StepListener
 from ampscope.control import BASELINE
 from ampscope.errors import BadInput, Cancelled
 from ampscope.hardware.capability import padded_sizes
@@ -38,7 +37,6 @@ from ampscope.measure.kernel_log import KernelProfile, OneDnnLog
 from ampscope.measure.matmuls import WEIGHT_GRADIENT, MatmulCall, flops, matmul, moved_bytes
 from ampscope.measure.timing import synchronize, timed
 from ampscope.numerics.formats import dtype_name
-from ampscope.patches import Patches
 from ampscope.policy.precision import tf32_switches
 from ampscope.records import (
     Dimension,
@@ -413,7 +411,7 @@ class _Enough(BaseException):
     """Ends the script; no script catches it by the way."""
 
 
-class _Recording:
+class _Recording(StepListener):
     """Follows the steps of the first optimizer."""
 
     def __init__(self, models: ScriptModels, device: torch.device) -> None:
@@ -422,28 +420,19 @@ class _Recording:
         self.steps = 0
         self._device = device
         self._first: int | None = None  # id of the optimizer
-        self._in_scaler = False
         self._is_open = False
 
-    def optimizer_stepped(self, optimizer: Optimizer, *_: object) -> None:
-        """After ``optimizer.step()``; inside ``scaler.step()`` the scaler tells."""
-        if not self._in_scaler:
+    def after_step(self, optimizer: Optimizer, scaler: Any) -> None:
+        """Inside ``scaler.step()`` the scaler tells."""
+        if scaler is None:
             self._stepped(optimizer)
 
-    def scaler_step(self, original: Any) -> Any:
-        """GradScaler.step, which may leave the optimizer's step out."""
-
-        @functools.wraps(original)
-        def step(scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            self._in_scaler = True
-            try:
-                result = original(scaler, optimizer, *args, **kwargs)
-            finally:
-                self._in_scaler = False
+    def after_scaler_step(
+        self, optimizer: Optimizer, scaler: Any, *, stepped: bool, raised: bool
+    ) -> None:
+        """It may have left the optimizer's step out."""
+        if not raised:
             self._stepped(optimizer)
-            return result
-
-        return step
 
     def close(self) -> None:
         """Stop recording, however far it came."""
@@ -472,11 +461,9 @@ def script_step(spec: RunSpec, device: torch.device) -> RecordedStep:
     with ModulePaths() as paths, stage(spec.workload, spec.args):
         models = ScriptModels(paths)
         recording = _Recording(models, device)
-        patches = Patches()
-        patches.replace(torch.amp.GradScaler, "step", recording.scaler_step)
-        handle = OPTIMIZER_POST.subscribe(recording.optimizer_stepped)
         try:
-            execute(spec.workload)
+            with StepEvents(recording):
+                execute(spec.workload)
         except _Enough:
             pass
         except SystemExit as error:
@@ -485,8 +472,6 @@ def script_step(spec: RunSpec, device: torch.device) -> RecordedStep:
             text = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             raise BadInput(f"The script raised {text}. Let it run by itself first.") from error
         finally:
-            handle.remove()
-            patches.undo()
             recording.close()
             models.close()
     if recording.steps < 2:

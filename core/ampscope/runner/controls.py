@@ -18,11 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
+from ampscope.capture.global_hooks import FORWARD_PRE, OPTIMIZER_PRE
 from ampscope.capture.script.call_log import held_off
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.tensors import HALF
@@ -303,10 +302,7 @@ def larger_eps(value: float) -> Iterator[None]:
             if isinstance(group.get("eps"), float):
                 group["eps"] = max(group["eps"], value)
 
-    handles = [
-        register_module_forward_pre_hook(before_forward),
-        register_optimizer_step_pre_hook(before_step),
-    ]
+    handles = [FORWARD_PRE.subscribe(before_forward), OPTIMIZER_PRE.subscribe(before_step)]
     try:
         with _LargerEps(value):
             yield

@@ -10,13 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
+from ampscope.capture.global_hooks import OPTIMIZER_POST, OPTIMIZER_PRE
 from ampscope.capture.script.optimizer_facts import parameters_of
 from ampscope.capture.tensors import HALF
+from ampscope.capture.training_events import StepEvents, StepListener
 from ampscope.patches import Patches
 
 # Intervention: loss scaling for a script that has none.
@@ -33,7 +31,7 @@ def add_scaler() -> Iterator[None]:
     """The body's losses are scaled."""
     added, patches = _AddedScaler(), Patches()
     patches.replace(torch.Tensor, "backward", added.backward)
-    handle = register_optimizer_step_pre_hook(added.before_step)
+    handle = OPTIMIZER_PRE.subscribe(added.before_step)
     try:
         with around_clips(added.unscale):
             yield
@@ -235,7 +233,7 @@ def scaled_lr(factor: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _around_steps(before: Hook, after: Hook) -> Iterator[None]:
-    handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+    handles = [OPTIMIZER_PRE.subscribe(before), OPTIMIZER_POST.subscribe(after)]
     try:
         yield
     finally:
@@ -340,17 +338,15 @@ class _Shared:
 def unscale_first() -> Iterator[None]:
     """The body's clips see unscaled gradients."""
     watched, patches = _Protocol(), Patches()
-    patches.replace(torch.amp.GradScaler, "scale", watched.scale)
-    patches.replace(torch.amp.GradScaler, "step", watched.step)
     patches.replace(Optimizer, "__init__", watched.created)
     try:
-        with around_clips(watched.unscale):
+        with StepEvents(watched), around_clips(watched.unscale):
             yield
     finally:
         patches.undo()
 
 
-class _Protocol:
+class _Protocol(StepListener):
     """Which scaler unscales which optimizer: the one that steps it, or the last that scaled."""
 
     def __init__(self) -> None:
@@ -358,21 +354,11 @@ class _Protocol:
         self._stepped_by: dict[int, Any] = {}  # id of an optimizer -> its scaler
         self._last: Any = None
 
-    def scale(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(scaler: Any, outputs: Any) -> Any:
-            self._last = scaler
-            return original(scaler, outputs)
+    def scaled(self, scaler: Any, loss: Any, result: Any) -> None:
+        self._last = scaler
 
-        return wrapper
-
-    def step(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            self._stepped_by[id(optimizer)] = scaler
-            return original(scaler, optimizer, *args, **kwargs)
-
-        return wrapper
+    def before_scaler_step(self, optimizer: Any, scaler: Any) -> None:
+        self._stepped_by[id(optimizer)] = scaler
 
     def created(self, original: Any) -> Any:
         @functools.wraps(original)
@@ -390,6 +376,6 @@ class _Protocol:
             scaler = self._stepped_by.get(id(optimizer), self._last)
             own = wanted & {id(p) for p in parameters_of(optimizer)}
             wanted -= own
-            if own and scaler is not None and scaler.is_enabled():
+            if own and scaler is not None:
                 with contextlib.suppress(RuntimeError):  # unscaled already, or no gradients yet
                     scaler.unscale_(optimizer)

@@ -113,7 +113,7 @@ def drive(
     training: Training,
     policy: str,
     writer: RunWriter | None,
-    is_cancelled: Callable[[], bool] = lambda: False,
+    is_cancelled: Callable[[], bool] = bool,
 ) -> ProbeLoop:
     """Run the spec's steps. Raises Cancelled when ``is_cancelled()`` turns true between steps."""
     # Ops are sent to the arithmetic step by step, so that the op trace can run them through it.

@@ -76,13 +76,17 @@ class ScriptResult:
     processes: int  # that the script started
 
 
+def _nobody(_: object) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class Following:
     """Who is told while a script runs."""
 
-    on_attempt: Callable[[ScriptRecorder], None] = lambda recorder: None
-    on_exit: Callable[[ScriptResult], None] = lambda result: None  # before ``os._exit``
-    is_cancelled: Callable[[], bool] = lambda: False
+    on_attempt: Callable[[ScriptRecorder], None] = _nobody
+    on_exit: Callable[[ScriptResult], None] = _nobody  # before ``os._exit``
+    is_cancelled: Callable[[], bool] = bool
     notes: Callable[[], tuple[str, ...]] = tuple  # on the run's files
 
 

@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
 
+from ampscope.capture.global_hooks import FORWARD_ALWAYS
 from ampscope.capture.script.call_log import CallLog
+from ampscope.capture.script.calls import Calls
 from ampscope.capture.script.module_paths import ModulePaths, OpPrecision
 from ampscope.capture.script.op_taint import PROVENANCE
 from ampscope.capture.script.op_watch import OpWatch
@@ -56,16 +57,17 @@ class ScriptRecorder:
     ) -> None:
         self.lines = SourceLines(own_folder)
         self.paths = ModulePaths()
-        self.watch = OpWatch(self.paths, self.lines, OP_BUDGET)
-        self.attempts = Attempts(self.watch.taint_of, self.watch.writes)
+        self.watch = OpWatch(self.paths, self.lines, OP_BUDGET, self._op)
         self.histograms = ScriptHistograms(self.paths, cadence)
-        self.attempts.instruments = self.histograms
+        calls, watch = Calls(self.lines), self.watch
+        self.attempts = Attempts(
+            calls, watch.taint_of, watch.writes, self.histograms, self._attempt_ended
+        )
         self.precision = OpPrecision()
         self.requests = HalfRequests(self.lines)
         self._traces = cadence.trace > 0
-        self.watch.on_op = self._op
-        self.errors = RaisedErrors(self.lines, lambda: self.attempts.count)
-        self.log = CallLog(self.watch, self.attempts, self.errors.raised)
+        self.errors = RaisedErrors(self.lines, self.attempts)
+        self.log = CallLog(calls, watch, self.attempts, self.errors.raised)
         self.scans = ScriptScans(self.attempts)
         self.started = time.perf_counter()
         self.eval_nonfinite = False
@@ -73,7 +75,6 @@ class ScriptRecorder:
         self.eval_taint = -1
         self.eval_nan = self.eval_inf = 0
         self._on_attempt = on_attempt
-        self.attempts.on_attempt_end = self._attempt_ended
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -86,10 +87,9 @@ class ScriptRecorder:
             self.watch.reads.wrap(patches, lambda: self.watch.enabled)
             stack.callback(patches.undo)
             stack.enter_context(self.requests.watching())
-            after = register_module_forward_hook(self._after_forward)
-            stack.callback(after.remove)
+            # After ``paths``, which has left the module when this is called.
+            stack.callback(FORWARD_ALWAYS.subscribe(self._after_forward).remove)
             stack.enter_context(self.histograms)
-            stack.enter_context(self.attempts)
             stack.enter_context(self.log)
             stack.enter_context(self.watch)
             yield
@@ -177,8 +177,6 @@ class ScriptRecorder:
             self.watch.enabled = before
 
     def _after_forward(self, module: nn.Module, inputs: object, output: object) -> None:
-        if torch.compiler.is_compiling():
-            return
         if self.paths.stack or torch.is_grad_enabled() or not self.attempts.count:
             return
         for tensor in floating_tensors(output):
@@ -441,7 +439,7 @@ _MARK, _COUNTED = "_ampscope_module", "_ampscope_counted"
 class RaisedErrors:
     """Counts them, and keeps the first as fields of ``Outcome``; ``attempts`` counts steps."""
 
-    def __init__(self, lines: SourceLines, attempts: Callable[[], int]) -> None:
+    def __init__(self, lines: SourceLines, attempts: Attempts) -> None:
         self.count = 0
         self._lines = lines
         self._attempts = attempts
@@ -470,7 +468,7 @@ class RaisedErrors:
                 "error_line": line_name(place if place[0] else self._lines.where()),
                 "error_in_function": function,
                 "error_module": path,
-                "error_attempt": self._attempts(),
+                "error_attempt": self._attempts.count,
             }
 
     def module_of(self, error: BaseException) -> str:
@@ -480,5 +478,5 @@ class RaisedErrors:
     def caught(self) -> dict[str, Any]:
         """Their number, and where they come often the first, as fields of an outcome that no error
         ended."""
-        often = self.count >= max(MIN_CAUGHT, CAUGHT_SHARE * (self._attempts() + self.count))
+        often = self.count >= max(MIN_CAUGHT, CAUGHT_SHARE * (self._attempts.count + self.count))
         return {**(self._first if often else {}), "errors_caught": self.count}

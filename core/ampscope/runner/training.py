@@ -44,9 +44,11 @@ def training_step(training: Training, batch: Batch) -> Tensor:
     return checked_loss(loss, "`step`")
 
 
-def default_step(
-    training: Training, batch: Batch, mark: Callable[[], None] = lambda: None
-) -> Tensor:
+def _nothing(*_: object) -> None:
+    pass
+
+
+def default_step(training: Training, batch: Batch, mark: Callable[[], None] = _nothing) -> Tensor:
     """The usual calls; returns the unscaled loss. ``mark`` is called before the forward pass, the
     backward pass and the optimizer's step, and after it."""
     optimizer, scaler = training.optimizer, training.scaler
@@ -121,7 +123,3 @@ class ObservedScaler(torch.amp.GradScaler):
         if id(optimizer) not in self._seen:
             self._seen.add(id(optimizer))
             self.on_gradients()
-
-
-def _nothing(*_: object) -> None:
-    pass

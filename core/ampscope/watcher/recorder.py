@@ -38,7 +38,7 @@ class Recorder:
         self.error = ""  # why nothing more is recorded, once that is so
         self._has_said = False
         self.is_cancelled = False  # somebody asked the run to stop
-        self.after_flush: Callable[[], None] = lambda: None  # called in the thread
+        self._flushed: Callable[[], None] | None = None
         self.readings = Readings()  # of the machine; on CUDA a process reads it
         writer = RunWriter.create(path, spec)
         self.run_id, self.path = writer.run_id, writer.path
@@ -50,6 +50,10 @@ class Recorder:
         self._thread = threading.Thread(target=self._run, name="ampscope-recorder", daemon=True)
         self._thread.start()
         atexit.register(self._left)
+
+    def after_each_flush(self, tell: Callable[[], None]) -> None:
+        """Call ``tell`` in the thread whenever it has written; it replaces an earlier one."""
+        self._flushed = tell
 
     def modules(self, records: Sequence[ModuleRecord]) -> None:
         """The modules of all models."""
@@ -132,7 +136,8 @@ class Recorder:
             try:
                 self._write()
                 with contextlib.suppress(Exception):  # a figure that fails costs no record
-                    self.after_flush()
+                    if self._flushed is not None:
+                        self._flushed()
                 if time.monotonic() - beaten >= HEARTBEAT_EVERY_S:
                     beaten = time.monotonic()
                     self.is_cancelled |= self._writer.beat()

@@ -127,7 +127,7 @@ class Watch:
     def show(self) -> None:
         """Show the live figure in this cell of a notebook; `watch` does so by itself."""
         live = LiveFigure(self.store, self.id)
-        self._session.recorder.after_flush = live.update
+        self._session.recorder.after_each_flush(live.update)
         self._live = live
 
     def __repr__(self) -> str:

@@ -21,38 +21,38 @@ from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.script import op_facts
+from ampscope.capture.script.calls import Calls
 from ampscope.capture.script.op_taint import root_of_loss, unmark
 from ampscope.capture.script.op_watch import OpWatch
-from ampscope.capture.script.optimizer_steps import Attempts, Numbering
+from ampscope.capture.script.optimizer_steps import Attempts
 from ampscope.capture.tensors import readable
+from ampscope.capture.training_events import StepEvents, StepListener
 from ampscope.numerics.formats import dtype_name
 from ampscope.observations import MIN_HAND_SCALE, Call
 from ampscope.patches import Patches
-from ampscope.source_lines import SourceLines, line_name
 
 
 class CallLog:
-    """Wraps torch's methods while entered; the log is :attr:`calls`."""
+    """Hears of steps and wraps torch's methods while entered; the log is :attr:`calls`. ``raised``
+    gets what comes out of a backward pass."""
 
     def __init__(
         self,
+        log: Calls,
         watch: OpWatch,
         attempts: Attempts,
-        on_raised: Callable[[Exception], None] = lambda error: None,
+        raised: Callable[[Exception], None] | None = None,
     ) -> None:
-        self._log = Calls(watch.lines, lambda: attempts.count)
-        self._log.on_raised = on_raised
-        self._scalers = ScalerCalls(self._log, attempts)
+        self._log = log
+        self._scalers = ScalerCalls(log, attempts)
+        self._events = StepEvents(watch, self._scalers, attempts)
         self._wrapped = (
             self._scalers,
-            GradientCalls(self._log, self._scalers, attempts, watch),
-            RegionCalls(self._log, watch),
-            CheckpointCalls(self._log),
+            GradientCalls(log, self._scalers, attempts, watch, raised),
+            RegionCalls(log, watch),
+            CheckpointCalls(log),
         )
         self._patches = Patches()
-        attempts.scale_of = self._scalers.scale_of
-        attempts.on_optimizer = watch.set_in_optimizer
-        attempts.on_direct_step = lambda name, lr: self._log.add("optimizer_step", subject=name)
 
     @property
     def calls(self) -> list[Call]:
@@ -65,6 +65,7 @@ class CallLog:
         return self._scalers.scalers
 
     def __enter__(self) -> CallLog:
+        self._events.__enter__()
         for group in self._wrapped:
             group.wrap(self._patches)
         return self
@@ -76,58 +77,10 @@ class CallLog:
         where: TracebackType | None,
     ) -> None:
         self._patches.undo()
+        self._events.__exit__(kind, error, where)
 
 
-# The ordered log itself: what was called, at which line, and whether another call made it.
-
-
-MAX_CALLS = 20_000
-
-
-class Calls:
-    """Appends :class:`Call` records; ``count`` gives the number of attempted optimizer steps."""
-
-    def __init__(self, lines: SourceLines, count: Callable[[], int]) -> None:
-        self.records: list[Call] = []
-        self.on_raised: Callable[[Exception], None] = lambda error: None  # out of a backward pass
-        self._lines = lines
-        self._count = count
-        self._depth = 0
-
-    @property
-    def is_nested(self) -> bool:
-        """A watched call is running: what happens now is torch's doing, not the user's."""
-        return self._depth > 0
-
-    def line(self) -> str:
-        """The user's line that runs now, "train.py:41"."""
-        return line_name(self._lines.where())
-
-    def add(self, name: str, **facts: Any) -> None:
-        """Append one call; ``facts`` are fields of :class:`Call`."""
-        if len(self.records) >= MAX_CALLS:
-            return
-        self.records.append(
-            Call(
-                seq=len(self.records),
-                attempt=self._count(),
-                name=name,
-                nested=self.is_nested,
-                line=self.line(),
-                **facts,
-            )
-        )
-
-    def inside(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call ``function``; what it calls in turn is nested."""
-        self._depth += 1
-        try:
-            return function(*args, **kwargs)
-        finally:
-            self._depth -= 1
-
-
-# Wrappers of GradScaler's methods: created, scale, unscale_, step, update, its state.
+# GradScaler: created, scale, unscale_, step, update, its state.
 
 
 # Scalers that the script enabled and a control disabled. A constant by which such a script
@@ -135,11 +88,11 @@ class Calls:
 held_off: WeakSet[Any] = WeakSet()
 
 
-class ScalerCalls:
+class ScalerCalls(StepListener):
     """Logs the calls of every enabled scaler; scalers are numbered as they are first seen."""
 
     def __init__(self, calls: Calls, attempts: Attempts) -> None:
-        self._numbers = Numbering("scaler")
+        self._numbers = attempts.scaler_numbers
         self.scalers = self._numbers.known
         self.name_of = self._numbers.name_of
         self._calls = calls
@@ -149,22 +102,14 @@ class ScalerCalls:
         """Put the wrappers on; ``patches`` takes them off."""
         scaler = torch.amp.GradScaler
         patches.replace(scaler, "__init__", self._new)
-        patches.replace(scaler, "scale", self._scale)
-        patches.replace(scaler, "unscale_", self._unscale)
-        patches.replace(scaler, "step", self._step)
-        patches.replace(scaler, "update", self._update)
         patches.replace(scaler, "get_scale", self._simple("get_scale"))
         patches.replace(scaler, "state_dict", self._simple("scaler_state_dict"))
         patches.replace(scaler, "load_state_dict", self._simple("scaler_load_state_dict"))
 
-    def scale_of(self, scaler: Any) -> float:
-        """The scaler's scale, read without leaving a trace in the log."""
-        return float(self._calls.inside(scaler.get_scale))
-
     def scale_named(self, name: str) -> float:
         """Scale of the scaler called ``name``; 1 when there is none."""
         scaler = self._numbers.named(name)
-        return 1.0 if scaler is None else self.scale_of(scaler)
+        return 1.0 if scaler is None else self._calls.scale_of(scaler)
 
     @property
     def any_enabled(self) -> bool:
@@ -180,7 +125,8 @@ class ScalerCalls:
             (
                 self.name_of(scaler)
                 for scaler in self.scalers
-                if scaler.is_enabled() and math.isclose(self.scale_of(scaler), factor, rel_tol=1e-5)
+                if scaler.is_enabled()
+                and math.isclose(self._calls.scale_of(scaler), factor, rel_tol=1e-5)
             ),
             "",
         )
@@ -190,61 +136,39 @@ class ScalerCalls:
         def wrapper(scaler: Any, *args: Any, **kwargs: Any) -> None:
             original(scaler, *args, **kwargs)
             enabled = scaler.is_enabled()
-            value = self.scale_of(scaler) if enabled else None
+            value = self._calls.scale_of(scaler) if enabled else None
             name = self.name_of(scaler)
             self._calls.add("scaler_new", subject=name, value=value, enabled=enabled)
 
         return wrapper
 
-    def _scale(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(scaler: Any, outputs: Any) -> Any:
-            scaled = self._calls.inside(original, scaler, outputs)
-            if not scaler.is_enabled():
-                return scaled
-            name = self.name_of(scaler)
-            for tensor in op_facts.tensors(scaled, None):
-                mark_scaled(tensor, name)
-            self._calls.add("scale", subject=name, value=self.scale_of(scaler), scaled=True)
-            return scaled
+    def scaled(self, scaler: Any, loss: Any, result: Any) -> None:
+        name = self.name_of(scaler)
+        for tensor in op_facts.tensors(result, None):
+            mark_scaled(tensor, name)
+        self._calls.add("scale", subject=name, value=self._calls.scale_of(scaler), scaled=True)
 
-        return wrapper
+    def before_unscale(self, optimizer: Any, scaler: Any) -> None:
+        name = self._attempts.optimizer_name(optimizer)
+        self._calls.add("unscale_", subject=self.name_of(scaler), note=name)
 
-    def _unscale(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(scaler: Any, optimizer: Any) -> Any:
-            if scaler.is_enabled():
-                name = self._attempts.optimizer_name(optimizer)
-                self._calls.add("unscale_", subject=self.name_of(scaler), note=name)
-                by_user = not self._calls.is_nested
-                self._attempts.before_unscale(optimizer, scaler, by_user=by_user)
-            return self._calls.inside(original, scaler, optimizer)
+    def before_scaler_step(self, optimizer: Any, scaler: Any) -> None:
+        name, note = self.name_of(scaler), self._attempts.optimizer_name(optimizer)
+        self._calls.add("scaler_step", subject=name, note=note)
+        self._calls.enter()
 
-        return wrapper
+    def after_scaler_step(
+        self, optimizer: Any, scaler: Any, *, stepped: bool, raised: bool
+    ) -> None:
+        self._calls.leave()
 
-    def _step(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if not scaler.is_enabled():
-                return original(scaler, optimizer, *args, **kwargs)
-            name, note = self.name_of(scaler), self._attempts.optimizer_name(optimizer)
-            self._calls.add("scaler_step", subject=name, note=note)
-            with self._attempts.through_scaler(optimizer, scaler, name):
-                return self._calls.inside(original, scaler, optimizer, *args, **kwargs)
+    def after_step(self, optimizer: Any, scaler: Any) -> None:
+        if scaler is None:
+            self._calls.add("optimizer_step", subject=self._attempts.optimizer_name(optimizer))
 
-        return wrapper
-
-    def _update(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            result = self._calls.inside(original, scaler, *args, **kwargs)
-            if scaler.is_enabled():
-                name = self.name_of(scaler)
-                self._calls.add("update", subject=name, value=self.scale_of(scaler))
-                self._attempts.carried.updated(scaler)
-            return result
-
-        return wrapper
+    def updated(self, scaler: Any) -> None:
+        value = self._calls.scale_of(scaler)
+        self._calls.add("update", subject=self.name_of(scaler), value=value)
 
     def _simple(self, name: str) -> Callable[[Any], Any]:
         def make(original: Any) -> Any:
@@ -267,9 +191,15 @@ class GradientCalls:
     """Logs these calls, and says of each whether the gradients carried a loss scale."""
 
     def __init__(
-        self, calls: Calls, scalers: ScalerCalls, attempts: Attempts, watch: OpWatch
+        self,
+        calls: Calls,
+        scalers: ScalerCalls,
+        attempts: Attempts,
+        watch: OpWatch,
+        raised: Callable[[Exception], None] | None,
     ) -> None:
         self._calls = calls
+        self._raised = raised
         self._scalers = scalers
         self._attempts = attempts
         self._watch = watch
@@ -298,7 +228,8 @@ class GradientCalls:
             try:
                 result = self._calls.inside(original, *args, **kwargs)
             except Exception as error:
-                self._calls.on_raised(error)
+                if self._raised is not None:
+                    self._raised(error)
                 raise
             self._attempts.after_backward()
             return result

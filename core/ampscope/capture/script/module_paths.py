@@ -11,21 +11,16 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-    register_module_module_registration_hook,
-)
-from torch.utils.hooks import RemovableHandle
 
 from ampscope.analysis.precision_use import NO_ARITHMETIC, SCALER_PREFIX
 from ampscope.capture.failures import Failures
+from ampscope.capture.global_hooks import FORWARD_ALWAYS, FORWARD_PRE, REGISTERED, Subscription
 from ampscope.capture.op_trace import Flops
 from ampscope.numerics.formats import dtype_name
 
@@ -37,19 +32,18 @@ class ModulePaths:
 
     def __init__(self) -> None:
         self.stack: list[nn.Module] = []
-        self.on_change: Callable[[], None] = lambda: None  # the stack is about to change
         self.roots: list[weakref.ref[nn.Module]] = []
         self._parent: weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[nn.Module], str]] = (
             weakref.WeakKeyDictionary()
         )
         self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._handles: list[RemovableHandle] = []
+        self._handles: list[Subscription] = []
 
     def __enter__(self) -> ModulePaths:
         self._handles = [
-            register_module_module_registration_hook(self._registered),
-            register_module_forward_pre_hook(self._enter_module),
-            register_module_forward_hook(self._leave_module, always_call=True),
+            REGISTERED.subscribe(self._registered),
+            FORWARD_PRE.subscribe(self._enter_module),
+            FORWARD_ALWAYS.subscribe(self._leave_module),
         ]
         return self
 
@@ -98,18 +92,12 @@ class ModulePaths:
             self._parent[child] = (weakref.ref(parent), name)
 
     def _enter_module(self, module: nn.Module, inputs: object) -> None:
-        if torch.compiler.is_compiling():
-            return
         if module not in self._known:
             self.discover(self.root_of(module))
-        self.on_change()
         self.stack.append(module)
 
     def _leave_module(self, module: nn.Module, inputs: object, output: object) -> None:
-        if torch.compiler.is_compiling():
-            return
         if self.stack and self.stack[-1] is module:
-            self.on_change()
             self.stack.pop()
 
     def discover(self, root: nn.Module) -> None:

@@ -27,6 +27,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampscope.capture.failures import Failures
+from ampscope.capture.global_hooks import FORWARD_ALWAYS, FORWARD_PRE, Subscription
 from ampscope.capture.script import op_facts, op_taint
 from ampscope.capture.script.gradient_changes import WriteLines
 from ampscope.capture.script.module_paths import ModulePaths
@@ -47,6 +48,7 @@ from ampscope.capture.script.op_taint import (
     producers,
 )
 from ampscope.capture.tensors import HALF, in_backward
+from ampscope.capture.training_events import StepListener
 from ampscope.numerics.formats import dtype_name
 from ampscope.observations import INACCURATE_ERROR, READ_GRADIENT, READ_LOSS, BadOp, Call
 from ampscope.patches import Patches
@@ -65,16 +67,23 @@ _WORKSPACE = {
 }
 
 
-class OpWatch:
+class OpWatch(StepListener):
     """Watches while entered. Results: :meth:`records`, :attr:`uses`, :meth:`taint_of` a tensor."""
 
-    def __init__(self, paths: ModulePaths, lines: SourceLines, budget: int) -> None:
+    def __init__(
+        self,
+        paths: ModulePaths,
+        lines: SourceLines,
+        budget: int,
+        on_op: Callable[[Any, Any, Any, Any], None] | None = None,
+    ) -> None:
+        """``on_op`` is shown each op as well: (func, args, kwargs, out)."""
         self.lines = lines
         self.budget = budget  # ops to look at before it goes to sleep
         self.seen_ops = 0
         self.enabled = True
-        self.in_optimizer = False
-        self.on_op: Callable[[Any, Any, Any, Any], None] | None = None  # (func, args, kwargs, out)
+        self.in_optimizer = False  # its ops are not sums of the script's
+        self.on_op = on_op
         self.autocast = ""  # dtype of the autocast region that is open, "" outside
         self.failures = Failures()
         self.gap_ops: set[tuple[str, str]] = set()  # op, dtype: see policy.gaps
@@ -85,13 +94,13 @@ class OpWatch:
         self.writes = WriteLines(lines)
         self._attempt = 0
         self._origins = Origins(paths, lines)
-        paths.on_change = self._origins.module_changes
         self._bad = BadOps(self._origins)
         self._inaccurate = InaccurateOps(self._bad, lines)
         self.reads = Reads(self._bad, lines, self.taint_of)
         self._mode: _Mode | None = None
 
     def __enter__(self) -> OpWatch:
+        self._origins.__enter__()
         self._mode = _Mode(self)
         self._mode.__enter__()  # type: ignore[no-untyped-call]  # torch's is untyped
         return self
@@ -104,15 +113,18 @@ class OpWatch:
     ) -> None:
         if self._mode is not None:
             self._mode.__exit__(kind, error, where)  # type: ignore[no-untyped-call]  # likewise
+        self._origins.__exit__(kind, error, where)
 
     @property
     def functions(self) -> list[str]:
         """The user's autograd.Functions that run now, innermost last."""
         return self._origins.functions
 
-    def set_in_optimizer(self, inside: bool) -> None:
-        """Ops of an optimizer's own step are not sums of the script's."""
-        self.in_optimizer = inside
+    def before_step(self, optimizer: Any, scaler: Any, *, has_closure: bool) -> None:
+        self.in_optimizer = not has_closure
+
+    def after_step(self, optimizer: Any, scaler: Any) -> None:
+        self.in_optimizer = False
 
     def taint_of(self, tensor: Tensor | None) -> int | None:
         """Id of the bad op that made ``tensor`` non-finite; :data:`op_taint.FOREIGN` where that
@@ -385,7 +397,7 @@ class Origin(NamedTuple):
 
 
 class Origins:
-    """Remembers, for every autograd node made while watching, where its forward op was called."""
+    """Remembers, for every autograd node made while entered, where its forward op was called."""
 
     def __init__(self, paths: ModulePaths, lines: SourceLines) -> None:
         self.paths = paths
@@ -393,6 +405,24 @@ class Origins:
         self.functions: list[str] = []  # user autograd.Functions that run now
         self._numbers: list[int] = []
         self._origins: deque[Origin] = deque()
+        self._handles: list[Subscription] = []
+
+    def __enter__(self) -> Origins:
+        # After ``paths``, which has entered the module or left it when these are called.
+        self._handles = [
+            FORWARD_PRE.subscribe(self._module_entered),
+            FORWARD_ALWAYS.subscribe(self._module_left),
+        ]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
 
     def here(self) -> Origin:
         """Where the program stands now."""
@@ -406,16 +436,22 @@ class Origins:
             self._numbers.append(number)
             self._origins.append(self.here())
 
-    def module_changes(self) -> None:
-        """Another module is about to run, or the present one has ended. Nodes that no watched op
-        made (those of functions in C++ or Python) belong to the module that ran until now."""
+    def _module_entered(self, module: nn.Module, inputs: object) -> None:
+        self._module_ran(self.paths.stack[-2] if len(self.paths.stack) > 1 else None)
+
+    def _module_left(self, module: nn.Module, inputs: object, output: object) -> None:
+        self._module_ran(module)
+
+    def _module_ran(self, module: nn.Module | None) -> None:
+        """Nodes that no watched op made (those of functions in C++ or Python) belong to the module
+        that ran until now."""
         if not torch.is_grad_enabled() or in_backward():
             return
         number = _get_sequence_nr() - 1
         first = self._numbers[-1] + 1 if self._numbers else number
         if first <= number:
             self._numbers.append(first)
-            self._origins.append(Origin(self.paths.current(), NOWHERE, ""))
+            self._origins.append(Origin(module, NOWHERE, ""))
 
     def of(self, node: Any) -> Origin:
         """Where the op that runs now belongs; ``node`` is autograd's current node, None forward."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,14 +45,6 @@ def option_of(optimizer: Optimizer, name: str) -> float | None:
     if isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1):
         return float(value)
     return None
-
-
-def has_closure(args: Any, kwargs: Any) -> bool:
-    """Whether the arguments of a step hook hold a closure."""
-    # The hook's args hold the optimizer itself first.
-    return any(callable(a) and not isinstance(a, Optimizer) for a in args) or callable(
-        kwargs.get("closure")
-    )
 
 
 def state_facts(optimizer: Optimizer) -> StateFacts:

@@ -9,28 +9,22 @@ How an :class:`Attempt` is put together, gradients read and weights' motion meas
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import TracebackType
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 from torch.utils._mode_utils import no_dispatch
-from torch.utils.hooks import RemovableHandle
 
+from ampscope.capture.script.calls import Calls, Numbering
 from ampscope.capture.script.gradient_changes import GradientChanges, WriteLines
 from ampscope.capture.script.optimizer_facts import (
     dtypes,
-    has_closure,
     lr_of,
     nonfinite_count,
     option_of,
@@ -38,6 +32,7 @@ from ampscope.capture.script.optimizer_facts import (
     state_facts,
 )
 from ampscope.capture.tensors import readable, unreadable
+from ampscope.capture.training_events import StepListener, did_nothing
 from ampscope.observations import Attempt, ParameterGradient
 
 
@@ -51,19 +46,26 @@ class StepInstruments(Protocol):
     def after_step(self, optimizer: Optimizer) -> None: ...
 
 
-class Attempts:
-    """Collects :class:`Attempt` records through torch's global optimizer hooks."""
+class Attempts(StepListener):
+    """Collects :class:`Attempt` records. ``instruments`` look at each step besides; ``ended`` gets
+    the number of attempts so far at the end of each."""
 
-    def __init__(self, taint_of: Callable[[Tensor | None], int | None], writes: WriteLines) -> None:
+    def __init__(
+        self,
+        calls: Calls,
+        taint_of: Callable[[Tensor | None], int | None],
+        writes: WriteLines,
+        instruments: StepInstruments | None = None,
+        ended: Callable[[int], None] | None = None,
+    ) -> None:
         self.records: list[Attempt] = []
         self.loss_taints: dict[int, int] = {}  # bad op -> attempts whose loss descends from it
         self.count = 0
-        self.scale_of: Callable[[Any], float] = lambda scaler: float(scaler.get_scale())
-        self.on_direct_step: Callable[[str, float], None] = lambda name, lr: None
-        self.on_attempt_end: Callable[[int], None] = lambda count: None
-        self.on_optimizer: Callable[[bool], None] = lambda inside: None
-        self.instruments: StepInstruments | None = None  # who looks at each step besides
+        self._calls = calls
+        self._instruments = instruments
+        self._ended = ended
         self._numbers = Numbering("optimizer")
+        self.scaler_numbers = Numbering("scaler")
         self.optimizers: list[Optimizer] = self._numbers.known
         self.optimizer_name = self._numbers.name_of
         self.carried = CarriedScale()
@@ -71,29 +73,12 @@ class Attempts:
         self.changes = GradientChanges(writes)
         self._reader = GradientReader(taint_of)
         self._motion = WeightMotion()
-        self._scaler: tuple[Any, str] | None = None
-        self._stepped = False
+        self._scaler: Any = None  # whose step runs
+        self._if_skipped = Ending()
         self._loss = Loss()
         self._by_hand = False
         self._hand_norms: dict[str, float | None] = {}  # by optimizer, at the end of backward
         self._facts: GradientFacts | None = None
-        self._handles: list[RemovableHandle] = []
-
-    def __enter__(self) -> Attempts:
-        self._handles = [
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
-        ]
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        for handle in self._handles:
-            handle.remove()
 
     @property
     def gradients(self) -> list[ParameterGradient]:
@@ -135,77 +120,71 @@ class Attempts:
                         norm = gradient_facts(parameters, 1.0).norm
                         self._hand_norms[self.optimizer_name(optimizer)] = norm
 
-    def before_unscale(self, optimizer: Optimizer, scaler: Any, *, by_user: bool) -> None:
-        """``scaler.unscale_(optimizer)`` is about to run."""
-        # Inside scaler.step the scaler may be a stand-in of an intervention's; update names its own
-        stepping = scaler if self._scaler is None else self._scaler[0]
-        self._look_for_changes(optimizer, stepping)
-        self._gradients_complete(optimizer)
-        self.carried.unscaled(optimizer, stepping, by_user=by_user)
-
     def carries_scale(self, parameters: list[Tensor]) -> bool:
         """Whether gradients of these parameters were scaled and not unscaled yet."""
         return self.carried.carries(parameters, self.optimizers)
 
-    @contextlib.contextmanager
-    def through_scaler(self, optimizer: Optimizer, scaler: Any, name: str) -> Iterator[None]:
-        """Around ``scaler.step``: one attempt, skipped unless the optimizer's step runs inside."""
-        self._scaler, self._stepped = (scaler, name), False
-        scale = self.scale_of(scaler)
+    def before_unscale(self, optimizer: Any, scaler: Any) -> None:
+        # Inside scaler.step the scaler may be a stand-in of an intervention's; update names its own
+        stepping = scaler if self._scaler is None else self._scaler
+        self._look_for_changes(optimizer, stepping)
+        self._gradients_complete(optimizer)
+        self.carried.unscaled(optimizer, stepping, by_user=not self._calls.is_nested)
+
+    def before_scaler_step(self, optimizer: Any, scaler: Any) -> None:
+        self._scaler, scale = scaler, self._calls.scale_of(scaler)
         self._look_for_changes(optimizer, scaler)
         self._gradients_complete(optimizer)
         self._facts = self._read(optimizer, 1.0 if self.carried.is_unscaled(optimizer) else scale)
         by_user = self.carried.is_unscaled_by_user(optimizer)
-        try:
-            yield
-        finally:
-            self._scaler = None
-            if not self._stepped:
-                self._finish(optimizer, Ending(name, scale, skipped=True, unscaled=by_user))
+        name = self.scaler_numbers.name_of(scaler)
+        self._if_skipped = Ending(name, scale, skipped=True, unscaled=by_user)
 
-    def _gradients_complete(self, optimizer: Optimizer) -> None:
-        if self.instruments is not None:
-            self.instruments.gradients_complete(optimizer)
+    def after_scaler_step(
+        self, optimizer: Any, scaler: Any, *, stepped: bool, raised: bool
+    ) -> None:
+        self._scaler = None
+        if not stepped:
+            self._finish(optimizer, self._if_skipped)
 
-    def _look_for_changes(self, optimizer: Optimizer, scaler: Any) -> None:
-        name = self.optimizer_name(optimizer)
-        self.changes.before_unscale(optimizer, name, lambda: self.scale_of(scaler), self.count)
-
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self.on_optimizer(not has_closure(args, kwargs))
+    def before_step(self, optimizer: Optimizer, scaler: Any, *, has_closure: bool) -> None:
         self.optimizer_name(optimizer)
-        self._stepped = True
-        if not has_closure(args, kwargs):  # a closure's gradients come inside the step
+        if not has_closure:
             self._gradients_complete(optimizer)
-        if self.instruments is not None:
-            self.instruments.before_step(optimizer)
+        if self._instruments is not None:
+            self._instruments.before_step(optimizer)
         with no_dispatch():
             self._motion.start(parameters_of(optimizer))
-        if self._scaler is None and not has_closure(args, kwargs):
-            self._facts = self._read(optimizer, 1.0)
+        if scaler is None:
+            self._facts = None if has_closure else self._read(optimizer, 1.0)
 
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self.on_optimizer(False)
+    def after_step(self, optimizer: Optimizer, scaler: Any) -> None:
         self._gradients_complete(optimizer)
-        if self.instruments is not None:
-            self.instruments.after_step(optimizer)
+        if self._instruments is not None:
+            self._instruments.after_step(optimizer)
         with no_dispatch():
             moved, norm, expected = self._motion.take(parameters_of(optimizer))
-        if self._scaler is None:
-            if has_closure(args, kwargs) or self._facts is None:
-                self._facts = self._read(optimizer, 1.0)
-            self.on_direct_step(self.optimizer_name(optimizer), lr_of(optimizer))
-            self._finish(optimizer, Ending(moved_share=moved, update_norm=norm, expected=expected))
-            return
-        scaler, name = self._scaler
-        # A fused optimizer is always called; GradScaler hands it found_inf, and it does nothing.
-        found_inf = getattr(optimizer, "found_inf", None)
-        skipped = found_inf is not None and bool(found_inf)
-        by_user = self.carried.is_unscaled_by_user(optimizer)
-        self._finish(
-            optimizer,
-            Ending(name, self.scale_of(scaler), skipped, by_user, moved, norm, expected),
-        )
+        ending = Ending(moved_share=moved, update_norm=norm, expected=expected)
+        if scaler is not None:
+            ending = replace(
+                ending,
+                scaler=self.scaler_numbers.name_of(scaler),
+                scale=self._calls.scale_of(scaler),
+                skipped=did_nothing(optimizer),
+                unscaled=self.carried.is_unscaled_by_user(optimizer),
+            )
+        self._finish(optimizer, ending)
+
+    def updated(self, scaler: Any) -> None:
+        self.carried.updated(scaler)
+
+    def _gradients_complete(self, optimizer: Optimizer) -> None:
+        if self._instruments is not None:
+            self._instruments.gradients_complete(optimizer)
+
+    def _look_for_changes(self, optimizer: Optimizer, scaler: Any) -> None:
+        name, scale_of = self.optimizer_name(optimizer), partial(self._calls.scale_of, scaler)
+        self.changes.before_unscale(optimizer, name, scale_of, self.count)
 
     def _read(self, optimizer: Optimizer, factor: float) -> GradientFacts:
         with no_dispatch():  # what ampscope computes is none of the script's ops
@@ -224,7 +203,9 @@ class Attempts:
         self._facts = None
         self._loss = replace(self._loss, backwards=0)
         self.count += 1
-        self.on_attempt_end(self.count)
+        self._calls.attempt = self.count
+        if self._ended is not None:
+            self._ended(self.count)
 
 
 def _has_hooks(parameter: Tensor) -> bool:
@@ -520,26 +501,3 @@ class CarriedScale:
         # An optimizer that was replaced by another still lives: one that unscaled is enough.
         unscaled = {key for o, keys in owned if self.is_unscaled(o) for key in keys}
         return not unscaled or any(keys - unscaled for _, keys in owned)
-
-
-# Names for objects that have none: "optimizer0", "scaler1", in the order of first sight.
-
-
-class Numbering:
-    """Numbers objects by identity; keeping them alive keeps their numbers their own."""
-
-    def __init__(self, word: str) -> None:
-        self.known: list[Any] = []
-        self._word = word
-
-    def name_of(self, thing: object) -> str:
-        """The object's name; a new number when it was not seen before."""
-        for number, known in enumerate(self.known):
-            if known is thing:
-                return f"{self._word}{number}"
-        self.known.append(thing)
-        return f"{self._word}{len(self.known) - 1}"
-
-    def named(self, name: str) -> Any | None:
-        """The object of that name; None when there is none."""
-        return next((k for n, k in enumerate(self.known) if f"{self._word}{n}" == name), None)
