@@ -67,8 +67,10 @@ def train_fp16(
     *,
     bad_at: tuple[int, ...] = (),
     init_scale: float = 1024.0,
+    penalized: bool = False,
 ) -> tuple[nn.Module, Seen]:
-    """fp16 autocast with a GradScaler; an input of 1e30 at the steps of ``bad_at``."""
+    """fp16 autocast with a GradScaler; an input of 1e30 at the steps of ``bad_at``. ``penalized``:
+    with a penalty of a scaled gradient's norm, and a clip."""
     torch.manual_seed(0)
     model, seen = small_net(), Seen()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -83,7 +85,13 @@ def train_fp16(
                 loss = (model(inputs).float() - 1).square().mean()
             seen.losses.append(float(loss.detach()))
             seen.scales.append(scaler.get_scale())
+            if penalized:
+                scaled = torch.autograd.grad(scaler.scale(loss), model[4].weight, create_graph=True)
+                loss = loss + 0.1 * (scaled[0] / scaler.get_scale()).square().sum()
             scaler.scale(loss).backward()
+            if penalized:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             scaler.step(optimizer)
             scaler.update()
     seen.weights = [p.detach().clone() for p in model.parameters()]
