@@ -1,13 +1,9 @@
-"""JSON has neither NaN nor infinity: numbers that are not finite become texts, "nan" and "inf".
-
-Also here: files that appear whole or not at all, and temporary folders that leave nothing behind.
-"""
+"""Files that appear whole or not at all, and temporary folders that leave nothing behind."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import math
 import os
 import re
 import shutil
@@ -19,18 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ampscope.store.processes import is_alive, process_start_time
-
-
-def finite(value: object) -> object:
-    """``value`` with every such number in it replaced, in dicts, lists and tuples at any depth."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {key: finite(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(part) for part in value]
-    return value
-
 
 # A file that is written appears whole under its name, or what was there before stays.
 

@@ -19,10 +19,10 @@ from ampscope.cli.main import main
 from ampscope.diagnosis.load import load_diagnosis
 from ampscope.errors import BadInput, StoreError
 from ampscope.launcher.script_runs import repeatable
+from ampscope.record_json import Refusal
 from ampscope.records import Curve, Event, Histogram, RunSpec, State
 from ampscope.store import export
 from ampscope.store.importing import import_file, runs, values
-from ampscope.store.importing.values import Refusal
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 from tests.helpers import made_comparisons, script_stores, stores, telemetry_samples, watched_stores

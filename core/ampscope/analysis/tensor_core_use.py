@@ -14,7 +14,6 @@ lie in memory, and what padding gains a layer.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ from enum import StrEnum
 
 from ampscope.hardware.capability import Eligibility, Fit, Sign, on_cpu, on_gpu, sign_of_names
 from ampscope.hardware.cpu import MATMUL_FLAGS
+from ampscope.record_json import dumps
 from ampscope.records import (
     Machine,
     Matmul,
@@ -306,7 +306,7 @@ VERSION = 1
 def cores_json(info: RunInfo, use: CoreUse) -> str:
     """One object; numbers as measured, times in seconds."""
     machine = dataclasses.asdict(info.machine) if info.machine else None
-    return json.dumps(
+    return dumps(
         {
             "schema": VERSION,
             "run": info.id,

@@ -36,6 +36,7 @@ from ampscope.files import write_whole
 from ampscope.hardware.capability import Fit
 from ampscope.hardware.describe import HardwareReport, describe_machine, report_json, sentence
 from ampscope.policy.autocast_lists import PRECISIONS
+from ampscope.record_json import dumps
 from ampscope.records import RunSpec
 from ampscope.store.reader import Reader
 from ampscope.workloads.catalog import SIZES, is_script
@@ -66,7 +67,7 @@ def _bench(report: HardwareReport, device: str, quick: bool, as_json: bool, stor
         view = bench_view(run, results, reader.samples(run.id), report)
     if as_json:
         data = {**json.loads(report_json(report)), "bench": bench_json(run, results, view)}
-        click.echo(json.dumps(data, indent=1, ensure_ascii=False))
+        click.echo(dumps(data, indent=1, ensure_ascii=False))
         return
     click.echo(sentence(report))
     click.echo()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from ampscope.control import Control, list_changes
 from ampscope.errors import BadInput
 from ampscope.launcher.launch import checked
 from ampscope.policy.autocast_lists import PRECISIONS
+from ampscope.record_json import dumps
 from ampscope.records import Cadence, RunSpec, ScalerSpec
 from ampscope.store.reader import Reader
 from ampscope.workloads.catalog import SIZES
@@ -126,7 +126,7 @@ def probe(
     infos = start_together(specs, store)
     with Reader(store) as reader:
         if as_json:
-            click.echo(json.dumps([run_as_json(reader, info) for info in infos], indent=2))
+            click.echo(dumps([run_as_json(reader, info) for info in infos], indent=2))
         elif any(info.steps_done for info in infos):
             Console().print(probe_table(reader, infos))
     for sentence in messages(infos):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -13,6 +12,7 @@ from ampscope.analysis.ranks import first_nonfinite, grouped, is_rank
 from ampscope.cli.options import store_option
 from ampscope.cli.tables import messages, run_as_json, runs_table
 from ampscope.errors import BadInput
+from ampscope.record_json import dumps
 from ampscope.report.document import line, visible
 from ampscope.store import export as exports
 from ampscope.store import merging
@@ -73,7 +73,7 @@ def list_runs(limit: int, as_json: bool, store: Path) -> None:
     with Reader(store) as reader:
         infos = reader.runs(limit)
         if as_json:
-            click.echo(json.dumps([run_as_json(reader, info) for info in infos], indent=2))
+            click.echo(dumps([run_as_json(reader, info) for info in infos], indent=2))
         elif infos:
             Console().print(runs_table(infos))
             for sentence in messages(infos):
@@ -88,7 +88,7 @@ def list_runs(limit: int, as_json: bool, store: Path) -> None:
 def show(run: str, store: Path) -> None:
     """One run as JSON; RUN is its id or a unique beginning of it."""
     with Reader(store) as reader:
-        click.echo(json.dumps(run_as_json(reader, reader.run(run)), indent=2))
+        click.echo(dumps(run_as_json(reader, reader.run(run)), indent=2))
 
 
 @runs.command()

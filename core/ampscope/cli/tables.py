@@ -40,9 +40,9 @@ class RunJson(TypedDict):
     spec: dict[str, object]
     steps: int
     skipped: int
-    first_loss: float | str | None
-    last_loss: float | str | None
-    last_scale: float | str | None
+    first_loss: float | None
+    last_loss: float | None
+    last_scale: float | None
     underflow: dict[str, dict[str, int]]
     overhead_share: float | None
     first_bad_step: int | None
@@ -51,13 +51,6 @@ class RunJson(TypedDict):
 
 
 _COUNTS = ("total", "lost", "subnormal", "zero_before")
-
-
-def number(value: float | None) -> float | str | None:
-    """JSON has no NaN and no infinity."""
-    if value is None or math.isfinite(value):
-        return value
-    return str(value)
 
 
 def run_as_json(reader: Reader, info: RunInfo) -> RunJson:
@@ -75,9 +68,9 @@ def run_as_json(reader: Reader, info: RunInfo) -> RunJson:
         spec=dataclasses.asdict(info.spec),
         steps=len(steps),
         skipped=sum(s.skipped for s in steps),
-        first_loss=number(steps[0].loss) if steps else None,
-        last_loss=number(steps[-1].loss) if steps else None,
-        last_scale=number(steps[-1].scale) if steps else None,
+        first_loss=steps[0].loss if steps else None,
+        last_loss=steps[-1].loss if steps else None,
+        last_scale=steps[-1].scale if steps else None,
         underflow=underflow(reader, info.id),
         overhead_share=reader.run(info.id).overhead_share,
         first_bad_step=totals.first_bad,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +15,7 @@ from rich.table import Table
 from ampscope.cli.options import store_option
 from ampscope.errors import BadInput
 from ampscope.hardware.describe import describe_machine, one_line
+from ampscope.record_json import dumps
 
 if TYPE_CHECKING:
     from ampscope.zoo.score import Score
@@ -43,7 +43,7 @@ def zoo(cases: tuple[str, ...], json_out: Path | None, no_twins: bool, store: Pa
     for line in summary(found):
         click.echo(line)
     if json_out is not None:
-        json_out.write_text(json.dumps(as_json(found), indent=1))
+        json_out.write_text(dumps(as_json(found), indent=1))
 
 
 def as_json(found: list[Score]) -> dict[str, object]:

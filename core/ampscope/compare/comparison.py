@@ -5,7 +5,6 @@ whether losses differ by more than seeds do. Likewise the results of a batch sea
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from functools import partial
 from typing import TypeAlias
 
 from ampscope.number_words import binary_size, seconds
+from ampscope.record_json import dumps
 from ampscope.records import (
     BatchPrediction,
     BatchTrial,
@@ -378,4 +378,4 @@ def searches_json(
             {**dataclasses.asdict(s), "knee": s.knee.samples if s.knee else None} for s in searches
         ],
     }
-    return json.dumps(content, indent=2)
+    return dumps(content, indent=2)

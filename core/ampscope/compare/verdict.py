@@ -9,7 +9,6 @@ Also here: what articles promise against what was measured, and a comparison as 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -25,9 +24,9 @@ from ampscope.compare.comparison import (
     memory_ratio,
     speedup,
 )
-from ampscope.files import finite
 from ampscope.hardware.capability import DTYPE_LABELS, tensor_cores
 from ampscope.hardware.cpu import half_flags
+from ampscope.record_json import dumps
 from ampscope.records import Machine, MemorySplit, Result, RunInfo
 
 WORTH = 1.1  # a change of a script that gains less than a tenth is hardly worth its risks
@@ -394,4 +393,4 @@ def comparison_json(info: RunInfo, results: Sequence[Result], spoiled: Sequence[
             if base is not None
         ],
     }
-    return json.dumps(finite(content), indent=2)
+    return dumps(content, indent=2)

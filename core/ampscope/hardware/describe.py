@@ -14,7 +14,6 @@ cannot use the GPUs that are here.
 from __future__ import annotations
 
 import ast
-import json
 import os
 import platform
 import time
@@ -32,6 +31,7 @@ from ampscope.hardware.gpu import (
     find_accelerators,
     read_gpus,
 )
+from ampscope.record_json import dumps
 
 __all__ = [
     "HardwareReport",
@@ -87,7 +87,7 @@ def report_json(report: HardwareReport) -> str:
         entry["tensor_cores"] = asdict(gpu.tensor_cores)
     data["obstacles"] = obstacles(report)
     data["one_line"], data["sentence"] = one_line(report), sentence(report)
-    return json.dumps(data, indent=2, ensure_ascii=False)
+    return dumps(data, indent=2, ensure_ascii=False)
 
 
 def _kinds(report: HardwareReport) -> dict[tuple[str, str], tuple[GpuReading, int]]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import math
 from typing import Any
 
 from ampscope.diagnosis.findings import Finding
 from ampscope.diagnosis.result import DiagnosisResult, Trial
+from ampscope.record_json import dumps
 from ampscope.records import RunInfo
 from ampscope.report import fix_words, verdict_words
 from ampscope.rules.verdict import Measurement
@@ -17,7 +16,7 @@ SCHEMA = 1
 
 def to_json(report: DiagnosisResult) -> str:
     """The document, indented."""
-    return json.dumps(document(report), indent=2)
+    return dumps(document(report), indent=2)
 
 
 def document(report: DiagnosisResult) -> dict[str, Any]:
@@ -119,16 +118,16 @@ def _precision(report: DiagnosisResult) -> dict[str, Any] | None:
 
 def _cost(cured: Trial) -> dict[str, Any]:
     return {
-        "step_time_ratio": _number(cured.price),
-        "peak_memory_ratio": _number(cured.memory),
+        "step_time_ratio": cured.price,
+        "peak_memory_ratio": cured.memory,
     }
 
 
 def _measurement(measurement: Measurement, runs: dict[str, RunInfo]) -> dict[str, Any]:
     return {
         "name": measurement.name,
-        "value": _number(measurement.value),
-        "threshold": _number(measurement.threshold),
+        "value": measurement.value,
+        "threshold": measurement.threshold,
         "run": _run(runs, measurement.run) or measurement.run,
         "step": measurement.step,
     }
@@ -143,9 +142,3 @@ def _control(report: DiagnosisResult, name: str) -> dict[str, Any]:
 
 def _run(runs: dict[str, RunInfo], control: str) -> str:
     return runs[control].id if control in runs else ""
-
-
-def _number(value: float | str | None) -> float | str | None:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value

@@ -1,8 +1,9 @@
 """Values as the store holds them, and back. What does not fit is refused.
 
-RunSpec, Machine, results of measurements and observations of a script go through JSON by the type
-hints of their dataclasses. Every column goes through one door (:func:`to_column` and the readers
-below it): texts that UTF-8 can hold, NaN as a text, and :class:`Damaged` for all else.
+RunSpec, Machine, results of measurements and observations of a script are columns of JSON
+(:mod:`ampscope.record_json`), in which NaN and infinities are spelled as Python does. Every column
+goes through one door (:func:`to_column` and the readers below it): texts that UTF-8 can hold, NaN
+as a text, and :class:`Damaged` for all else.
 """
 
 from __future__ import annotations
@@ -10,105 +11,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import types
 from dataclasses import replace
-from functools import cache
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args
 
 from ampscope.errors import StoreError
-from ampscope.observations import BadOp, Observation, Operand
+from ampscope.observations import Observation
 from ampscope.privacy import leaves_out, masked, recorded_text, recorded_traceback
-from ampscope.records import RESULT_KINDS, Cadence, Machine, Result, RunSpec, ScalerSpec
+from ampscope.record_json import Check, Decoder, Refusal
+from ampscope.records import RESULT_KINDS, Machine, Result, RunSpec
 
 T = TypeVar("T")
-_PLAIN: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
-NESTED: dict[str, type] = {"ScalerSpec": ScalerSpec, "Cadence": Cadence}  # by declared type
-
-
-def to_json(record: RunSpec | Machine) -> str:
-    """Compact JSON; keys in the order of the fields."""
-    if isinstance(record, RunSpec):
-        record = replace(record, args=masked(record.args))
-    return json.dumps(storable_parts(dataclasses.asdict(record)), separators=(",", ":"))
-
-
-def spec_from_json(text: str) -> RunSpec:
-    """Raises StoreError for text that is no RunSpec."""
-    return _build(RunSpec, _parsed(text))
-
-
-def machine_from_json(text: str | None) -> Machine | None:
-    """None for a run that has not started."""
-    return None if text is None else _build(Machine, _parsed(text))
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    try:
-        data = parsed(text)
-    except ValueError as error:
-        raise _damaged(str(error)) from error
-    if not isinstance(data, dict):
-        raise _damaged("its spec is not an object")
-    return data
-
-
-def _build(kind: type[T], data: dict[str, Any]) -> T:
-    """Unknown keys come from a newer minor version and are left out; missing ones take defaults."""
-    declared = {f.name: str(f.type) for f in dataclasses.fields(kind)}  # type: ignore[arg-type]  # T is a dataclass
-    values = {k: v for k, v in data.items() if k in declared}
-    for name, value in values.items():
-        if declared[name] in NESTED and isinstance(value, dict):
-            values[name] = _build(NESTED[declared[name]], value)
-    if "args" in values:
-        values["args"] = _texts(values["args"])
-    if "settings" in values:
-        values["settings"] = _pairs(values["settings"])
-    try:
-        record = kind(**values)
-    except TypeError as error:
-        raise _damaged(str(error)) from error
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]  # as above
-        _check_type(field, getattr(record, field.name))
-    return record
-
-
-def _texts(items: Any) -> tuple[str, ...]:
-    if not isinstance(items, list) or not all(type(item) is str for item in items):
-        raise _damaged("args are not texts")
-    return masked(items)  # older versions stored what they were given
-
-
-def _pairs(items: Any) -> tuple[tuple[str, str], ...]:
-    if not isinstance(items, list):
-        raise _damaged("settings are not pairs of texts")
-    for item in items:
-        if not (isinstance(item, list) and len(item) == 2 and all(type(t) is str for t in item)):
-            raise _damaged("settings are not pairs of texts")
-    return tuple((name, value) for name, value in items)
-
-
-def _check_type(field: dataclasses.Field[Any], value: object) -> None:
-    """Fields of these records are declared with one plain type; an int may stand for a float."""
-    declared = str(field.type)
-    wanted = (NESTED[declared],) if declared in NESTED else _PLAIN.get(declared)
-    if wanted is not None and (not isinstance(value, wanted) or isinstance(value, bool)):
-        raise _damaged(f"{field.name} is of type {type(value).__name__}")
-    if (isinstance(value, float) and not math.isfinite(value)) or (
-        isinstance(value, int) and not -MOST <= value <= MOST
-    ):
-        raise _damaged(f"{field.name} is out of bounds")
-
-
-def _damaged(how: str) -> StoreError:
-    return StoreError(f"The store holds a damaged run ({how}); delete this run.")
-
-
-# Results of measurements as JSON rows and back, by the type hints of their dataclasses.
-#
-# JSON has no NaN and no infinity: Python's own spelling (NaN, Infinity) is used, which
-# ``json.loads`` reads back.
-
-
 _STORED_NAMES = {  # of classes that are called otherwise on disk and in exports
     "BatchTrial": "BatchTry",
     "Matmul": "Product",
@@ -124,117 +36,104 @@ def stored_name(kind: type[Any]) -> str:
 
 
 RESULT_CLASSES: dict[str, type[Any]] = {stored_name(kind): kind for kind in RESULT_KINDS}
+OBSERVATION_CLASSES: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Observation)}
+
+
+class _Bounded(Decoder):
+    """Of specs and machines: numbers are finite, and fit into a column."""
+
+    def plain(self, hint: type[Any], kind: type[Any], name: str) -> Check:
+        """Within bounds."""
+        check = super().plain(hint, kind, name)
+
+        def bounded(value: object) -> object:
+            found = check(value)
+            if (isinstance(found, float) and not math.isfinite(found)) or (
+                isinstance(found, int) and not -MOST <= found <= MOST
+            ):
+                raise Refusal("value", "is out of bounds")
+            return found
+
+        return bounded
+
+
+class _Floats(Decoder):
+    """Of results: an int that stands for a float becomes one."""
+
+    def plain(self, hint: type[Any], kind: type[Any], name: str) -> Check:
+        """As a float."""
+        check = super().plain(hint, kind, name)
+        return (lambda value: float(check(value))) if hint is float else check
+
+
+_SPECS, _RESULTS, _OBSERVATIONS = _Bounded(), _Floats(), Decoder()
+
+
+def to_json(record: RunSpec | Machine) -> str:
+    """Compact JSON; keys in the order of the fields."""
+    if isinstance(record, RunSpec):
+        record = replace(record, args=masked(record.args))
+    return _dumped(dataclasses.asdict(record))
+
+
+def spec_from_json(text: str) -> RunSpec:
+    """Raises StoreError for text that is no RunSpec."""
+    spec = _read(_SPECS, RunSpec, text, "The store holds a damaged run")
+    return replace(spec, args=masked(spec.args))  # older versions stored what they were given
+
+
+def machine_from_json(text: str | None) -> Machine | None:
+    """None for a run that has not started."""
+    return None if text is None else _read(_SPECS, Machine, text, "The store holds a damaged run")
 
 
 def encode_result(record: Result) -> tuple[str, str]:
     """(kind, JSON of the fields)."""
-    parts = storable_parts(dataclasses.asdict(record))
-    text = json.dumps(parts, separators=(",", ":"))
-    return stored_name(type(record)), text
+    return stored_name(type(record)), _dumped(dataclasses.asdict(record))
 
 
 def decode_result(kind: str, text: str) -> Result:
     """Inverse of :func:`encode_result`. Raises StoreError for what is no such record."""
-    known = RESULT_CLASSES.get(kind) if isinstance(kind, str) else None
-    if known is None:
-        raise StoreError(f"A stored result is of the unknown kind {kind!r}; delete this run.")
-    try:
-        record: Result = _built_result(known, parsed(text))
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise StoreError(f"A stored result is damaged ({error}); delete this run.") from error
+    known = _known(RESULT_CLASSES, kind, "result")
+    record: Result = _read(_RESULTS, known, text, "A stored result is damaged")
     return record
-
-
-@cache
-def _hints(kind: type[Any]) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def _built_result(wanted: Any, value: Any) -> Any:
-    """``value`` as the type hint says. Raises TypeError where it cannot be that."""
-    if dataclasses.is_dataclass(wanted):
-        hints = _hints(wanted)  # type: ignore[arg-type]  # a class, not an instance
-        fields = {
-            name: _built_result(hints[name], part) for name, part in value.items() if name in hints
-        }
-        return wanted(**fields)  # type: ignore[operator]  # likewise
-    if get_origin(wanted) in (Union, types.UnionType):
-        parts = [part for part in get_args(wanted) if part is not type(None)]
-        return None if value is None else _built_result(parts[0], value)
-    if get_origin(wanted) is tuple:
-        inner = get_args(wanted)
-        if not isinstance(value, list):
-            raise TypeError(f"a list was expected, not {type(value).__name__}")
-        if len(inner) == 2 and inner[1] is Ellipsis:
-            return tuple(_built_result(inner[0], part) for part in value)
-        return tuple(_built_result(t, part) for t, part in zip(inner, value, strict=True))
-    if wanted is float and type(value) is int:
-        return float(value)
-    if type(value) is not wanted:
-        raise TypeError(f"{wanted.__name__} was expected, not {type(value).__name__}")
-    return value
-
-
-# Observations of a script as JSON rows and back; each kind is one dataclass.
-#
-# JSON has no NaN and no infinity: Python's own spelling (NaN, Infinity) is used, which
-# ``json.loads`` reads back.
-
-
-OBSERVATION_CLASSES: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Observation)}
 
 
 def encode_observation(observation: Observation) -> tuple[str, str]:
     """(kind, JSON of the fields)."""
-    parts = storable_parts(dataclasses.asdict(observation))
+    parts = dataclasses.asdict(observation)
     if "code" in parts and leaves_out("source"):
         parts["code"] = ""
-    text = json.dumps(parts, separators=(",", ":"))
-    return type(observation).__name__, text
+    return type(observation).__name__, _dumped(parts)
 
 
 def decode_observation(kind: str, text: str) -> Observation:
     """Inverse of :func:`encode_observation`. Raises StoreError for what is not an observation."""
-    known = OBSERVATION_CLASSES.get(kind) if isinstance(kind, str) else None
+    known = _known(OBSERVATION_CLASSES, kind, "observation")
+    record: Observation = _read(_OBSERVATIONS, known, text, "A stored observation is damaged")
+    return record
+
+
+def _dumped(parts: dict[str, Any]) -> str:
+    return json.dumps(storable_parts(parts), separators=(",", ":"))
+
+
+def _known(classes: dict[str, type[Any]], kind: object, what: str) -> type[Any]:
+    known = classes.get(kind) if isinstance(kind, str) else None
     if known is None:
-        raise StoreError(f"A stored observation is of the unknown kind {kind!r}; delete this run.")
+        raise StoreError(f"A stored {what} is of the unknown kind {kind!r}; delete this run.")
+    return known
+
+
+def _read(decoder: Decoder, kind: type[T], text: str, what: str) -> T:
     try:
-        fields = {k: _tupled(v) for k, v in parsed(text).items()}
-        if known is BadOp:
-            fields["inputs"] = tuple(
-                _built_observation(Operand, {k: _tupled(v) for k, v in part.items()})
-                for part in fields["inputs"]
-            )
-        result: Observation = _built_observation(known, fields)
-    except (AttributeError, TypeError, ValueError, KeyError) as error:
-        raise StoreError(f"A stored observation is damaged ({error}); delete this run.") from error
-    return result
-
-
-def _built_observation(kind: type[Any], fields: dict[str, Any]) -> Any:
-    """Raises TypeError for a field of another type."""
-    for name, types_ in _types(kind).items():  # type: ignore[arg-type]  # a class is hashable
-        if name in fields and type(fields[name]) not in types_:
-            raise TypeError(f"{name} is of type {type(fields[name]).__name__}")
-    return kind(**fields)
-
-
-@cache
-def _types(kind: type[Any]) -> dict[str, tuple[type[Any], ...]]:
-    """The types that each field may have; an int may stand for a float."""
-    return {name: _of_hint(hint) for name, hint in get_type_hints(kind).items()}
-
-
-def _of_hint(hint: Any) -> tuple[type[Any], ...]:
-    if get_origin(hint) in (Union, types.UnionType):
-        return tuple(t for part in get_args(hint) for t in _of_hint(part))
-    if get_origin(hint) is tuple:
-        return (tuple,)
-    return (float, int) if hint is float else (hint,)
-
-
-def _tupled(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+        return decoder.record(kind, parsed(text))
+    except Refusal as refusal:
+        whole = "it is not an object" if refusal.sort == "type" else refusal.why
+        how = f"{refusal.place} {refusal.why}" if refusal.place else whole
+        raise StoreError(f"{what} ({how}); delete this run.") from refusal
+    except ValueError as error:
+        raise StoreError(f"{what} ({error}); delete this run.") from error
 
 
 # The one door for every value that goes into a store or comes out of it.

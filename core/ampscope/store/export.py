@@ -1,7 +1,7 @@
 """Export runs: one JSON file, which `ampscope import` reads back, or a folder of Parquet files.
 
-JSON has no NaN and no infinity; both are written as the texts "nan", "inf" and "-inf". A row stands
-on a line of its own. Histograms are by far the most, so they are written frame by frame::
+NaN and infinities are the texts "nan", "inf" and "-inf". A row stands on a line of its own.
+Histograms are by far the most, so they are written frame by frame::
 
     {"schema":2,"run":{…},"step":[{…},…],"module":[…],…}           one run
     {"schema":2,"runs":[{"run":{…},"step":[…],…},…]}               several
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -22,7 +21,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from ampscope.errors import StoreError
-from ampscope.files import finite, write_whole, written_aside
+from ampscope.files import write_whole, written_aside
 from ampscope.numerics.histogram import (
     ABOVE,
     BELOW,
@@ -34,6 +33,7 @@ from ampscope.numerics.histogram import (
     POS_ZERO,
 )
 from ampscope.observations import Observation
+from ampscope.record_json import dumps
 from ampscope.records import (
     Event,
     Frame,
@@ -128,7 +128,7 @@ def _write_rows(file: TextIO, name: str, rows: Iterable[dict[str, object]]) -> N
 
 
 def _json(value: object) -> str:
-    return json.dumps(finite(value), separators=(",", ":"))
+    return dumps(value, separators=(",", ":"))
 
 
 @contextlib.contextmanager
@@ -200,7 +200,7 @@ def mixed(reader: Reader, info: RunInfo) -> dict[str, list[dict[str, object]]]:
 def mixed_columns(rows: Sequence[dict[str, object]]) -> Columns:
     """The same for Parquet: the fields of a row as JSON."""
     fields = [{k: v for k, v in row.items() if k != "record"} for row in rows]
-    data = [json.dumps(finite(row), separators=(",", ":")) for row in fields]
+    data = [_json(row) for row in fields]
     return {"record": [row["record"] for row in rows], "data": data}
 
 

@@ -27,6 +27,7 @@ from torch import Tensor
 from ampscope.capture.tensors import has_own_memory, opened, plain
 from ampscope.errors import BadInput
 from ampscope.numerics.formats import dtype_name
+from ampscope.record_json import Decoder, Refusal
 from ampscope.records import Event
 from ampscope.store.db import make_folder
 from ampscope.watcher.alarms import CALIBRATED_BELOW
@@ -174,7 +175,6 @@ FORMAT = 1
 MAX_FILE = 64 * 2**30  # bytes; `CapsuleLimits.mib` is 256 MiB unless a user asks for more
 MAX_HEADER = 8 * 2**20  # of a model with 20,000 parameters about 3 MiB
 MAX_PARTS, MAX_VALUES = 200_000, 600_000  # lists and objects, and commas, in the header
-_ABOUT = {"str": (str,), "int": (int,), "float": (float, int), "bool": (bool,)}
 _DTYPES = {dtype_name(d): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
 
 
@@ -223,8 +223,10 @@ def load(path: Path) -> Capsule:
         return _built(text, tensors)
     except FileNotFoundError:
         raise BadInput(f"There is no capsule at {path}.") from None
-    except BadInput:
-        raise
+    except BadInput as error:
+        if not isinstance(error, Refusal):
+            raise
+        raise BadInput(f"{path} is not a capsule, or damaged ({error}).") from error
     except Exception as error:  # whatever a forged text leads to: it is no capsule
         reason = f"{type(error).__name__}: {error}"
         raise BadInput(f"{path} is not a capsule, or damaged ({reason[:300]}).") from error
@@ -259,12 +261,7 @@ def digest(text: dict[str, Any], tensors: Tensors) -> str:
 
 
 def _built(text: dict[str, Any], tensors: Tensors) -> Capsule:
-    about = dict(text["about"])
-    about["left_out"] = tuple(str(what) for what in about["left_out"])
-    for field in dataclasses.fields(About):
-        wanted = _ABOUT.get(str(field.type))
-        if wanted and field.name in about and type(about[field.name]) not in wanted:
-            raise ValueError(f"{field.name} is of type {type(about[field.name]).__name__}")
+    about = Decoder().record(About, text["about"])
     norms = tensors.get("past/norms", torch.empty(0, 0)).numpy()
     past = [Past(s, loss, scale, norms[i]) for i, (s, loss, scale) in enumerate(text["past"])]
     weights = {
@@ -274,9 +271,7 @@ def _built(text: dict[str, Any], tensors: Tensors) -> Capsule:
     }
     forwards = tuple(_forward(part, i, tensors) for i, part in enumerate(text["forwards"]))
     checks = {str(k): float(v) for k, v in text["checks"].items()}
-    return Capsule(
-        About(**about), forwards, weights, checks, tuple(past), tuple(text["parameters"])
-    )
+    return Capsule(about, forwards, weights, checks, tuple(past), tuple(text["parameters"]))
 
 
 def _described(forward: Forward, number: int, tensors: Tensors) -> dict[str, object]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import sys
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ import torch
 from torch import nn
 
 from ampscope.errors import AmpscopeError, BadInput
+from ampscope.record_json import dumps
 from ampscope.report.document import line, visible
 from ampscope.runner.probe import arithmetic
 from ampscope.watcher.capsule import Capsule, check, load
@@ -137,7 +137,7 @@ def _as_json(capsule: Capsule, result: Replay, note: str) -> str:
         "shadows": [dataclasses.asdict(shadow) for shadow in result.shadows],
         "notes": [text for text in (note, *result.notes) if text],
     }
-    return json.dumps(document, indent=2)
+    return dumps(document, indent=2)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import numpy as np
 from ampscope.errors import BadInput
 from ampscope.files import TemporaryFolder
 from ampscope.numerics.histogram import RAW_LEN
+from ampscope.record_json import Refusal, quoted
 from ampscope.records import Curve, Frame, Histogram, Matmul, Result, RunInfo, RunSpec, State
 from ampscope.store import codec, db, frames, pyramid
 from ampscope.store import rows as store_rows
@@ -29,7 +30,7 @@ from ampscope.store.export import SCHEMA
 from ampscope.store.frames import DTYPE_CODES
 from ampscope.store.importing import tables, values
 from ampscope.store.importing.tables import Contents, Counts, HistogramRow
-from ampscope.store.importing.values import Refusal, Unreadable, fields, quoted, read, rows
+from ampscope.store.importing.values import Unreadable, fields, read, rows
 from ampscope.store.reader import Reader
 from ampscope.store.rows import new_run_id
 

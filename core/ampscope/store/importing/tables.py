@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from ampscope.numerics.histogram import ABOVE, RAW_LEN
 from ampscope.observations import Observation
+from ampscope.record_json import Refusal
 from ampscope.records import (
     Event,
     ModuleRecord,
@@ -23,7 +24,7 @@ from ampscope.records import (
 )
 from ampscope.store import codec, export
 from ampscope.store.importing import values
-from ampscope.store.importing.values import Refusal, fields, record, rows, whole
+from ampscope.store.importing.values import fields, record, rows, whole
 
 T = TypeVar("T")
 Counts: TypeAlias = "tuple[array[int], array[int]]"  # columns of a raw row, and the count in each

@@ -7,24 +7,18 @@ place and the reason.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
-import types
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 from ampscope.errors import BadInput
+from ampscope.record_json import NONFINITE, Check, Decoder, Refusal, quoted
 from ampscope.records import MEASUREMENT_KINDS
 from ampscope.store import db
-
-Check = Callable[[object], Any]
-_NONFINITE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 
 
 def rows(value: object) -> list[object]:
@@ -78,8 +72,8 @@ def real(low: float, high: float, *, may_be_nonfinite: bool, above: bool = False
     is too low."""
 
     def check(value: object) -> float:
-        if type(value) is str and value in _NONFINITE:
-            found = _NONFINITE[value]
+        if type(value) is str and value in NONFINITE:
+            found = NONFINITE[value]
             if may_be_nonfinite and (found >= low or low == -math.inf):  # NaN is within no bound
                 return found
             raise Refusal("value", f"{value} cannot stand here")
@@ -126,100 +120,56 @@ def _unlike(wanted: str, value: object) -> Refusal:
 
 
 T = TypeVar("T")
+MOST_POINTS = 20_000  # of one curve, which is drawn in about 1,000 pixels
+
+
+class _Checked(Decoder):
+    """Trusts nothing: unknown keys are refused, every value has bounds. Fields that have a default
+    may be missing, because older versions did not write them."""
+
+    most_values = MOST_POINTS
+
+    def unlike(self, wanted: str, value: object) -> Refusal:
+        """Names what was expected, in the words of JSON."""
+        return _unlike(wanted, value)
+
+    def unknown(self, kind: type[Any]) -> Refusal:
+        """No key is left out."""
+        why = f"a {kind.__name__} has no such field; perhaps a newer ampscope wrote the file"
+        return Refusal("key", why)
+
+    def plain(self, hint: type[Any], kind: type[Any], name: str) -> Check:
+        """With the bounds of the tables below."""
+        if hint is bool:
+            return boolean
+        if issubclass(hint, Enum):
+            return _of_words(hint)
+        if (words := bound_words(kind, name)) is not None:
+            return one_of(words)
+        if hint is str:
+            return text(longest(kind, name))
+        if hint is int:
+            return whole(*whole_within(kind, name))
+        if hint is float:
+            within = real_within(kind, name)
+            return real(
+                within.low, within.high, may_be_nonfinite=within.nonfinite, above=within.above
+            )
+        raise TypeError(f"{kind.__name__}.{name} has a type that no file can hold")
+
+
+_DECODER = _Checked()
 
 
 def record(kind: type[T], value: object) -> T:
-    """``value``, an object, as that dataclass. Unknown keys are refused; fields that have a default
-    may be missing, because older versions did not write them."""
-    made: T = _of_class(kind)(value)  # type: ignore[arg-type]  # a class is hashable
-    return made
-
-
-@cache
-def _of_class(kind: type[Any]) -> Check:
-    hints = get_type_hints(kind)
-    checks = {f.name: _of_hint(hints[f.name], kind, f.name) for f in dataclasses.fields(kind)}
-    needed = {
-        f.name
-        for f in dataclasses.fields(kind)
-        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-    }
-
-    def check(value: object) -> Any:
-        found = fields(value)
-        values = {}
-        for name, part in found.items():
-            of_field = checks.get(name)
-            if of_field is None:
-                raise Refusal("key", _unknown(kind)).inside(name)
-            try:
-                values[name] = of_field(part)
-            except Refusal as refusal:
-                raise refusal.inside(name) from None
-        for name in needed:
-            if name not in values:
-                raise Refusal("key", f"{name} is missing")
-        return kind(**values)
-
-    return check
-
-
-def _of_hint(hint: Any, kind: type[Any], name: str) -> Check:
-    """The checker of one field."""
-    if get_origin(hint) in (Union, types.UnionType):
-        (inner,) = (part for part in get_args(hint) if part is not type(None))
-        of_value = _of_hint(inner, kind, name)
-        return lambda value: None if value is None else of_value(value)
-    if get_origin(hint) is tuple:
-        return _of_tuple(get_args(hint), kind, name)
-    if dataclasses.is_dataclass(hint):
-        return _of_class(hint)  # type: ignore[arg-type]  # a class, not an instance
-    if hint is bool:
-        return boolean
-    if issubclass(hint, Enum):
-        return _of_words(hint)
-    if (words := bound_words(kind, name)) is not None:
-        return one_of(words)
-    if hint is str:
-        return text(longest(kind, name))
-    if hint is int:
-        return whole(*whole_within(kind, name))
-    if hint is float:
-        limits = real_within(kind, name)
-        return real(limits.low, limits.high, may_be_nonfinite=limits.nonfinite, above=limits.above)
-    raise TypeError(f"{kind.__name__}.{name} has a type that no file can hold")
-
-
-def _of_tuple(inner: tuple[Any, ...], kind: type[Any], name: str) -> Check:
-    endless = len(inner) == 2 and inner[1] is Ellipsis
-    parts = [_of_hint(part, kind, name) for part in inner if part is not Ellipsis]
-
-    def check(value: object) -> tuple[Any, ...]:
-        found = rows(value)
-        if len(found) > MOST_POINTS:
-            why = f"it has {len(found):,} values, and {MOST_POINTS:,} are read at most"
-            raise Refusal("size", why)
-        if not endless and len(found) != len(parts):
-            raise Refusal("type", f"{len(parts)} values were expected, not {len(found):,}")
-        made = []
-        for place, part in enumerate(found):
-            try:
-                made.append(parts[0 if endless else place](part))
-            except Refusal as refusal:
-                raise refusal.inside(place) from None
-        return tuple(made)
-
-    return check
+    """``value``, an object, as that dataclass."""
+    return _DECODER.record(kind, value)
 
 
 def _of_words(kind: type[Enum]) -> Check:
     known = {str(member.value): member for member in kind}
     one = one_of(tuple(known))
     return lambda value: known[one(value)]
-
-
-def _unknown(kind: type[Any]) -> str:
-    return f"a {kind.__name__} has no such field; perhaps a newer ampscope wrote the file"
 
 
 # Bounds of fields that their types do not say: what the readers of the store rely on.
@@ -231,7 +181,6 @@ MOST_STEPS = 10**12  # a step a millisecond for 30 years
 MOST_MODULES = 10**6
 MOST_COUNT = 2**50  # elements of one bin: sums over thousands of rows stay within 64 bits
 LAST_TIME = 253_402_300_799.0  # the year 9999, where the calendar of Python ends
-MOST_POINTS = 20_000  # of one curve, which is drawn in about 1,000 pixels
 MOST_HISTOGRAMS = 20_000  # of one frame: modules times dtypes; unpacked they take 45 MB
 LONGEST, LONGEST_TRACEBACK = 100_000, 4_000_000  # characters
 
@@ -320,46 +269,6 @@ def bound_words(kind: type[Any], name: str) -> tuple[str, ...] | None:
 def longest(kind: type[Any], name: str) -> int:
     """Characters of a text."""
     return LONGEST_TRACEBACK if name == "traceback" else LONGEST
-
-
-# Why a file is refused, and where in it.
-
-
-SHOWN = 60  # characters of a text from the file that a sentence quotes
-
-
-class Refusal(BadInput):
-    """Raised at the value that is wrong; what holds it puts its own name in front on the way up.
-
-    ``sort`` is one word for counting: type, value, key, duplicate, reference, text, json, …
-    """
-
-    def __init__(self, sort: str, why: str) -> None:
-        super().__init__(why)
-        self.sort = sort
-        self.why = why
-        self.place = ""
-
-    def inside(self, name: str | int) -> Refusal:
-        """The same refusal, one level further out."""
-        part = f"[{name}]" if isinstance(name, int) else quoted_name(name)
-        separator = "." if self.place and not self.place.startswith("[") else ""
-        self.place = f"{part}{separator}{self.place}"
-        return self
-
-    def __str__(self) -> str:
-        return f"{self.place}: {self.why}" if self.place else self.why
-
-
-def quoted(value: object) -> str:
-    """A value from the file in a sentence: short, and nothing in it can move the cursor."""
-    text = ascii(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
-
-
-def quoted_name(name: str) -> str:
-    """A key as part of a place."""
-    return name if name.isidentifier() and name.isascii() and len(name) <= SHOWN else quoted(name)
 
 
 def what(value: object) -> str:
