@@ -916,7 +916,7 @@ def _documentation(answers: tuple[Answer, ...]) -> None:
         "rule",
         list(rules),
         default=found,
-        format_func=lambda id_: f"{CAUSES[id_].title} ({id_})",
+        format_func=lambda id_: f"{CAUSES[id_].code} {CAUSES[id_].title} ({id_})",
         help="Type to search.",
     )
     st.markdown(f"*{escape(CAUSES[chosen].definition)}*")

@@ -125,7 +125,7 @@ def test_a_fault_of_ampscope_is_no_verdict(tmp_path: Path, monkeypatch: pytest.M
     script, out = write_script(tmp_path, "fine.py", "pass"), tmp_path / "out.json"
     result = CliRunner().invoke(main, ["diagnose", "--json", str(out), str(script)])
     assert result.exit_code == 2
-    assert "ampscope itself failed, not the script: TypeError at test_cli_" in result.output
+    assert "ampscope itself failed, not the script: TypeError at test_diagnose.py:" in result.output
     assert "ampscope itself failed" in checked(out.read_text())["reason"]
 
 

@@ -35,7 +35,7 @@ from ampscope.observations import Outcome
 from ampscope.records import Cadence, Role, RunSpec, ScalerSpec, State
 from ampscope.rules import catalog
 from ampscope.rules.verdict import Fix, Status
-from ampscope.runner.script_ending import ending
+from ampscope.script_ends import ending
 from tests.helpers.child_runs import wait_until
 from tests.helpers.exponent_oracle import row_of
 

@@ -1,6 +1,7 @@
 """``ampscope``: the group of commands, and how an error becomes one sentence.
 
 ampscope diagnose train.py                   why a script diverges, and a fix that was run
+ampscope explain AMP012                      a root cause: what shows it, and the remedy
 ampscope run train.py                        record a script, untouched
 ampscope probe gpt --precision fp16,fp32     record a short run of a built-in model or your own
 ampscope replay CAPSULE --model mine.py      a failing step of a watched training, again
@@ -35,6 +36,7 @@ from ampscope import __version__
 from ampscope.cli.compare import batch_size, compare
 from ampscope.cli.dashboard import dashboard
 from ampscope.cli.diagnose import diagnose, replay, run_script
+from ampscope.cli.explain import explain
 from ampscope.cli.export import export, metrics, report
 from ampscope.cli.frameworks import frameworks
 from ampscope.cli.hardware import cores, hardware
@@ -74,8 +76,8 @@ def main() -> None:
 
 
 _COMMANDS = (
-    diagnose, run_script, probe, replay, runs, report, import_runs, export, metrics, zoo, compare,
-    batch_size, cores, hardware, frameworks, dashboard,
+    diagnose, explain, run_script, probe, replay, runs, report, import_runs, export, metrics,
+    zoo, compare, batch_size, cores, hardware, frameworks, dashboard,
 )  # fmt: skip
 for command in _COMMANDS:
     main.add_command(command)

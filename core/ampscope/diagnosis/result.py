@@ -17,6 +17,7 @@ from ampscope.observations import COMPILED_NOTE
 from ampscope.policy import op_lists
 from ampscope.records import RunInfo, State
 from ampscope.rules.verdict import Fix
+from ampscope.script_ends import ending
 
 CONTROLS = ("fp32", "bf16")
 OUT_OF_MEMORY = "it ran out of memory, so there is nothing to compare with after that"
@@ -132,7 +133,7 @@ def problem(info: RunInfo, view: RunView, fp32: RunView | None = None) -> str:
         return ""  # also a script that left at once because of what it computed can be judged
     if view.ended_itself and not view.has_exception and fp32 is not None and fp32.outcome.attempts:
         return ""  # it leaves before its first step, and in fp32 it does not
-    return info.message or "The script made no optimizer step."
+    return info.message or ending(outcome, info.spec)[1] or "The script made no optimizer step."
 
 
 def _other_end(run: RunView, fp32: RunView) -> str:

@@ -22,8 +22,9 @@ from ampscope.records import RunSpec, State
 from ampscope.runner import script_ending
 from ampscope.runner.child_frame import Watchdog
 from ampscope.runner.private_files import NotPossible, PrivateFiles, wait_for_the_other
-from ampscope.runner.script_ending import end_python_within, ending
+from ampscope.runner.script_ending import end_python_within
 from ampscope.runner.script_text import SEED, execute, folder_of, module_of
+from ampscope.script_ends import ending
 from ampscope.source_lines import SourceLines, line_name
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ampscope.causes import CAUSES
 from ampscope.diagnosis.findings import Finding
 from ampscope.diagnosis.result import DiagnosisResult, Trial
 from ampscope.record_json import dumps
@@ -72,6 +73,7 @@ def _finding(finding: Finding, report: DiagnosisResult, *, first: bool) -> dict[
     }
     return {
         "cause": finding.cause,
+        "code": CAUSES[finding.cause].code,
         "severity": verdict.severity,
         "module": verdict.module,
         "op": verdict.op,

@@ -94,7 +94,8 @@ def _finding(finding: Finding, report: DiagnosisResult, *, first: bool) -> Rende
     if finding.consequences:
         names = ", ".join(CAUSES[c.cause].title.lower() for c in finding.consequences)
         parts.append(_said(f"Consequences: {names}."))
-    title = f"{'Root cause' if first else 'Also found'}: {escape(cause.title)} ({cause.name})"
+    rank = "Root cause" if first else "Also found"
+    title = f"{rank}: {escape(cause.title)} ({cause.code} {cause.name})"
     return Panel(Group(*parts), title=title, title_align="left")
 
 

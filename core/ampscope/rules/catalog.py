@@ -11,7 +11,7 @@ import re
 
 from ampscope.causes import CAUSES, FIX_KINDS
 from ampscope.control import Control, Part
-from ampscope.rules.verdict import Fix, Rule, Status, Verdict
+from ampscope.rules.verdict import Fix, Rule, Status, Verdict, island_patch
 
 NAMES = (
     "scaler_protocol_error", "fp16_params_with_scaler", "unsafe_op_under_autocast",
@@ -50,12 +50,21 @@ def render() -> str:
     parts = [INTRODUCTION]
     for rule in all_rules():
         cause = CAUSES[rule.id]
-        parts.append(f"## {cause.title}\n\n`{rule.id}`. {cause.definition}\n")
+        parts.append(f"## {cause.code} {cause.title}\n\n`{rule.id}`. {cause.definition}\n")
         for heading, text in sections(rule.documentation):
             parts.append(f"**{heading}.** {text}\n")
     kinds = "\n".join(f"- `{kind}`: {sentence}" for kind, sentence in FIX_KINDS.items())
     parts.append(f"## Kinds of fix\n\n{kinds}\n")
     return "\n".join(parts)
+
+
+def patches(name: str) -> tuple[str, ...]:
+    """Code that the rule's fixes give to paste, in the order of its file; where a rule keeps the
+    module or expression that it names in fp32, the form of that."""
+    module = importlib.import_module(f"ampscope.rules.{name}")
+    own = [text for key, text in vars(module).items() if key.endswith("PATCH")]
+    found = tuple(text for text in own if isinstance(text, str))
+    return found or (island_patch(""),)
 
 
 def sections(documentation: str) -> list[tuple[str, str]]:

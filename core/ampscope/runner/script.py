@@ -44,11 +44,12 @@ from ampscope.runner.device import (
 from ampscope.runner.private_files import NotPossible, PrivateFiles, wait_for_the_other
 from ampscope.runner.probe import arithmetic
 from ampscope.runner.script_device import CudaRequests
-from ampscope.runner.script_ending import end_python, ending, passed_limit
+from ampscope.runner.script_ending import end_python
 from ampscope.runner.script_main import Stage, stage, without_compiling
 from ampscope.runner.script_ranks import Processes, Ranks, of_first_rank
 from ampscope.runner.script_recorder import ScriptRecorder, ScriptWriting
 from ampscope.runner.script_text import execute, folder_of
+from ampscope.script_ends import ending, passed_limit
 from ampscope.source_lines import line_name, name_files_from
 from ampscope.store.writer import RunWriter
 from ampscope.telemetry.sampler_process import Readings

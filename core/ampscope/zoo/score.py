@@ -204,3 +204,8 @@ def _load() -> tuple[Answer, ...]:
 
 
 ANSWERS: tuple[Answer, ...] = _load()
+
+
+def examples_of(cause: str) -> list[tuple[str, str]]:
+    """(case, report that it was rebuilt from) of the scripts that fail for this cause."""
+    return [(answer.id, answer.source) for answer in ANSWERS if answer.cause == cause]

@@ -1,0 +1,112 @@
+"""How a script's run ended, in one sentence, and whether that leaves anything to judge: for the
+child process that stores it, and for a reader of a run without it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from ampscope.frameworks.pythons import FRAMEWORKS, TORCH
+from ampscope.observations import Outcome
+from ampscope.records import RunSpec, State
+
+MAX_TEXT = 200
+# torch/cuda/__init__.py (_lazy_init), c10/cuda/CUDAFunctions.cpp, torch/serialization.py.
+_NO_CUDA = (
+    "Torch not compiled with CUDA enabled",
+    "Found no NVIDIA driver",
+    "No CUDA GPUs are available",
+    "torch.cuda.is_available() is False",
+    "PyTorch is not linked with support for cuda devices",
+)
+
+
+def ending(outcome: Outcome, spec: RunSpec, processes: int = 0) -> tuple[State, str]:
+    """(state, sentence) of a run that ended by itself; "" where there is nothing to add.
+
+    ``processes``: how many others it started. FAILED means that there is nothing to judge, whatever
+    the run has recorded.
+    """
+    when = _when(outcome)
+    if outcome.ended == "exception":
+        return _raised(outcome, spec, when)
+    if outcome.ended == "cancelled":
+        return State.CANCELLED, f"Cancelled {when}."
+    if outcome.attempts or outcome.ended == "steps":
+        return State.FINISHED, ""
+    if outcome.ended == "time":
+        return State.FINISHED, "The script made no optimizer step within the time limit."
+    if processes:
+        return State.FAILED, (
+            "The script made no optimizer step in its own process, but it started "
+            f"{processes} other{'s' if processes > 1 else ''}: training in a child process is not "
+            "watched. Let the script train in its main process."
+        )
+    if outcome.ended == "exit":
+        return State.FINISHED, f"The script ended with exit status {outcome.exit_code} {when}."
+    if outcome.backwards:
+        return State.FINISHED, (
+            "The script called backward but never an optimizer's step: a training that changes its "
+            "weights by hand cannot be followed."
+        )
+    return State.FINISHED, "The script ended without calling backward: there is no training in it."
+
+
+def passed_limit(limit_s: float, attempts: int) -> str:
+    """The sentence for a script that was ended because it did not get on."""
+    done = f"{attempts} optimizer step{'s' if attempts > 1 else ''}" if attempts else "no step"
+    return (
+        f"The script was stopped: it passed the time limit of {limit_s:g} s after {done} and did "
+        "not come to a next one. It hangs, or needs a higher --time-limit."
+    )
+
+
+def _raised(outcome: Outcome, spec: RunSpec, when: str) -> tuple[State, str]:
+    lines = outcome.error_text.strip().splitlines()
+    text = lines[0][:MAX_TEXT] if lines else ""
+    at = f" at {outcome.error_line}" if outcome.error_line else ""
+    kind = outcome.error_type
+    if kind == "KeyboardInterrupt":
+        return State.CANCELLED, f"The script was interrupted{at} {when}."
+    if outcome.is_out_of_memory:
+        limit = f" (limit {spec.memory_limit_mib} MiB)" if spec.memory_limit_mib else ""
+        higher = ", or a higher --memory-limit" if spec.memory_limit_mib else ""
+        return State.FAILED, (
+            f"The script ran out of memory{at} {when}{limit}. Use a smaller model or batch{higher}."
+        )
+    if any(s in outcome.error_text for s in _NO_CUDA):
+        return State.FAILED, (
+            f"The script asks for a CUDA device{at}, and this machine has none: let it choose "
+            'with device = "cuda" if torch.cuda.is_available() else "cpu", then --policy cuda '
+            "rehearses CUDA's rules on the CPU."
+        )
+    if kind == "EOFError" and "EOF when reading a line" in outcome.error_text:
+        return State.FAILED, (
+            f"The script asks for input{at} {when}, and it gets none here: give it as an argument."
+        )
+    if kind == "ModuleNotFoundError" and not outcome.attempts:
+        lacks = f"the Python at {sys.executable} lacks"
+        words = f"The script needs a package{at} that {lacks}: {text}."
+        return State.FAILED, f"{words} {_other_framework(text, spec)}".strip()
+    return State.FINISHED, f"The script raised {kind}{at} {when}: {text}"
+
+
+def _other_framework(text: str, spec: RunSpec) -> str:
+    """What to do about a script that was taken for PyTorch's and is another framework's."""
+    missing = re.search(r"No module named '(\w+)", text)
+    if missing is None or spec.framework != TORCH:
+        return ""
+    for framework in FRAMEWORKS.values():
+        if missing[1] in framework.modules:
+            return (
+                f"It was taken for a script of PyTorch: if it trains with {framework.title}, say "
+                f"--framework {framework.name}."
+            )
+    return ""
+
+
+def _when(outcome: Outcome) -> str:
+    if not outcome.attempts:
+        return "before its first optimizer step"
+    return f"after {outcome.attempts} optimizer step{'s' if outcome.attempts > 1 else ''}"
