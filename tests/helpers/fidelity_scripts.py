@@ -279,6 +279,29 @@ for layout in (torch.strided, torch.jagged):
 with FakeTensorMode(): print(nn.Linear(4, 4)(torch.randn(2, 4)).shape)
 print(bits(lin), repr(torch.view_as_real(spectrum.detach()).tolist()))
 """,
+    "sharded": """
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+mesh = init_device_mesh("cpu", (1,))
+model = net()
+half = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+for part in [*model, model]: fully_shard(part, mesh=mesh, mp_policy=half)
+spread = nn.Parameter(distribute_tensor(torch.randn(16, 16), mesh, [Shard(0)]))
+opt = torch.optim.AdamW([*model.parameters(), spread], 1e-2)
+for i in range(4):
+    x, y = batch()
+    rows = (distribute_tensor(x, mesh, [Replicate()]) @ spread).to_local()
+    loss = mse(model(rows).float(), y)
+    opt.zero_grad(); loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    opt.step()
+    print(repr(loss.item()))
+print([p.detach().to_local().double().sum().item() for p in [*model.parameters(), spread]])
+dist.destroy_process_group()
+""",
     "traced_and_exported": """
 import warnings; warnings.simplefilter("ignore")
 model = net().eval()
