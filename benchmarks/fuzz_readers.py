@@ -208,7 +208,7 @@ def capsules(folder: Path) -> Trial:
     from safetensors.torch import save_file
 
     from ampscope.watcher import capsule as capsule_file
-    from tests.watcher import test_capsules as made
+    from tests.helpers import overflowing as made
 
     run, _, _ = made.overflow(folder / "runs.db")
     run.close()

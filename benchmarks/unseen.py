@@ -2,10 +2,10 @@
 
     OMP_WAIT_POLICY=PASSIVE python benchmarks/unseen.py second --out second.json
 
-A test set is a folder under ``unseen``: training scripts whose author did not
-know the rules, and ``key.json`` with the cause, further causes that a fair examiner accepts, and
-the module to blame. The kept results (results/unseen_*.json) are those of the first run, before any
-rule had seen a script; a run today says how the rules have moved since.
+A test set is a folder under ``unseen`` (its README has the key's fields): training scripts that
+were written without knowledge of the rules, and ``key.json`` with the cause, further causes that
+count as right, and the module to blame. The kept results (results/unseen_*.json) are those of the
+first run, before any rule was changed because of a script.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ampscope.experiments.plan import run_diagnosis
-
 from ampscope.frameworks.pythons import framework_of
+from ampscope.launcher.plan import run_diagnosis
 from ampscope.records import RunSpec
 from ampscope.report.contract import document
 
@@ -28,7 +27,7 @@ FOLDER = Path(__file__).parent / "unseen"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("test_set", choices=sorted(p.name for p in FOLDER.iterdir()))
+    parser.add_argument("test_set", choices=sorted(p.name for p in FOLDER.iterdir() if p.is_dir()))
     parser.add_argument("scripts", nargs="*", help="some of them; all when none is named")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()

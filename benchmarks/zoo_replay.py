@@ -15,9 +15,10 @@ from pathlib import Path
 
 import click
 
+from ampscope.control import BASELINE
 from ampscope.numerics.formats import FP16
 from ampscope.observations import Call
-from ampscope.records import BASELINE, Frame, Role, RunInfo
+from ampscope.records import Frame, Role, RunInfo
 from ampscope.scalers.replay import first_difference, own_policy, own_settings, recorded_run
 from ampscope.store.reader import Reader
 

@@ -9,7 +9,6 @@ import pytest
 
 from ampscope.analysis.tensor_core_use import (
     Ceilings,
-    CoreUse,
     CoreVerdict,
     answer,
     best_gain,
@@ -24,7 +23,7 @@ from ampscope.analysis.tensor_core_use import (
 from ampscope.hardware.capability import Fit, Sign
 from ampscope.records import Matmul, Operand, Padded, Place, RunInfo, State
 from tests.helpers import core_results
-from tests.helpers.core_results import CPU, H100, ceiling, copy, linear, step, timing
+from tests.helpers.core_results import H100, ceiling, copy, linear, step, timing, used
 
 H100_CEILINGS = Ceilings({"fp32": 50e12, "bf16": 700e12, "tf32": 400e12}, 2.6e12)
 BIG = 2 * 4096**3  # FLOPs of the matmuls below
@@ -110,15 +109,6 @@ def head(padded_s: float) -> Matmul:
     """GPT-2's: 50257 characters."""
     padded = Padded(((50257, 50304),), 2 * 1024 * 50304 * 768, timing(padded_s))
     return linear(1024, 50257, 768, 1.8e-3, 2.5e-3, module="lm_head", padded=(padded,))
-
-
-def used(*matmuls: Matmul, device: str = "cuda") -> CoreUse:
-    machine = H100 if device == "cuda" else CPU
-    whole = step(matmuls, device)
-    rates = (copy(2.6e12), ceiling("fp32", 50e12), ceiling("bf16", 700e12))
-    found = core_use([whole, *rates, *matmuls], machine)
-    assert found is not None
-    return found
 
 
 def test_a_step_as_a_sentence() -> None:

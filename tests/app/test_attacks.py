@@ -28,10 +28,10 @@ from websockets.asyncio.client import ClientConnection
 
 from ampscope.store.reader import Reader
 from app.links import ENTRIES
-from tests.app.test_server import PLAIN, Running, ask, in_a_loop, opens, running, stream
 from tests.helpers import browser, stores
+from tests.helpers.dashboard_server import PLAIN, Running, ask, in_a_loop, opens, running, stream
+from tests.helpers.hostile_runs import hostile_diagnosis, hostile_training
 from tests.helpers.hostile_texts import HOSTILE
-from tests.report.test_hostile import hostile_diagnosis, hostile_training
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1500)]
 PAGES = [entry.file.stem for entry in ENTRIES]

@@ -168,7 +168,7 @@ def test_a_matmul_without_a_time_has_a_line_and_no_rate() -> None:
         **{f: getattr(matmul, f) for f in Matmul.__slots__}
         | {"timing": None, "note": "It could not be run alone."}
     )
-    from tests.analysis.test_tensor_core_use import used
+    from tests.helpers.core_results import used
 
     (row,) = cores.frame(used(untimed).layers()).to_dict("records")
     assert row["GFLOP/s"] is None

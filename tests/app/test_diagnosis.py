@@ -23,6 +23,7 @@ from ampscope.store.reader import Reader
 from app import diagnosis
 from app.diagnosis import sections
 from tests.helpers import script_stores, stores
+from tests.helpers.pages import links, texts
 
 Open = Callable[..., Any]
 
@@ -34,13 +35,6 @@ def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnosis, "_jobs", {})
 
 
-def texts(app: Any) -> str:
-    """All text of the page without the escapes of Markdown."""
-    kinds = ("subheader", "markdown", "caption", "info", "success", "warning", "error")
-    raw = " ".join(e.value for kind in kinds for e in app.get(kind))
-    return raw.replace("\\", "").replace("\u2060", "")
-
-
 def codes(app: Any) -> list[str]:
     return [c.value for c in app.code]
 
@@ -48,12 +42,6 @@ def codes(app: Any) -> list[str]:
 def runs_of(store: Path) -> list[RunInfo]:
     with Reader(store) as reader:
         return list(reversed(reader.runs()))
-
-
-def links(app: Any) -> list[tuple[str, str]]:
-    """(label, query) of every link."""
-    found = app.get("page_link")
-    return [(e.proto.label.replace("\\", ""), e.proto.query_string) for e in found]
 
 
 def tables(app: Any) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from ampscope.numerics.histogram import NAN, POS_ZERO, RAW_LEN, zones
 from ampscope.records import Frame, ModuleRecord, Role, ShadowRecord, State, StepRecord
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
-from tests.app.test_layers import asked, metrics, texts
 from tests.helpers import stores
+from tests.helpers.pages import asked, metrics, texts
 
 Open = Callable[..., Any]
 ONE = 1 + 149  # column of the exponent 0

@@ -12,27 +12,9 @@ import pytest
 from ampscope.records import ModuleRecord, OpRecord, RunSpec, State, StepRecord
 from ampscope.store.writer import RunWriter
 from tests.helpers import stores
+from tests.helpers.pages import metrics, texts
 
 Open = Callable[..., Any]
-
-
-def texts(app: Any) -> str:
-    """All words of a page, with Markdown's escapes taken out."""
-    parts = [
-        e.value for kind in ("title", "subheader", "markdown", "caption") for e in app.get(kind)
-    ]
-    parts += [e.value for kind in ("info", "warning", "error") for e in app.get(kind)]
-    return " ".join(parts).replace("\\", "").replace("\u2060", "")
-
-
-def asked(app: Any, name: str) -> str:
-    """A parameter of the address; AppTest keeps it as a text or as a list of one."""
-    value = app.query_params[name]
-    return value if isinstance(value, str) else value[0]
-
-
-def metrics(app: Any) -> dict[str, str]:
-    return {m.label: m.value for m in app.metric}
 
 
 def written(

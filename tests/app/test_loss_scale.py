@@ -17,9 +17,9 @@ from ampscope.records import Frame, NonFiniteRecord, Role, RunSpec, ScalerSpec, 
 from ampscope.scalers.replay import Replay, replay
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
-from tests.app.test_layers import asked, metrics, texts
 from tests.helpers import stores
 from tests.helpers.child_runs import wait_until
+from tests.helpers.pages import asked, metrics, texts
 from tests.helpers.script_stores import attempt
 
 Open = Callable[..., Any]

@@ -12,9 +12,9 @@ from typing import Any
 from ampscope.records import State
 from ampscope.store.processes import whose
 from ampscope.store.reader import Reader
-from tests.app.test_layers import texts
 from tests.helpers import stores
 from tests.helpers.child_runs import run_command, started_runs, terminal, wait_until, workload_file
+from tests.helpers.pages import texts
 
 Open = Callable[..., Any]
 

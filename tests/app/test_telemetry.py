@@ -16,8 +16,8 @@ from ampscope.store.writer import RunWriter
 from ampscope.telemetry.values import DeviceLost, Values
 from app import hardware, store, telemetry
 from app.figures.telemetry import telemetry_figure
-from tests.app.test_layers import metrics, texts
 from tests.helpers import stores
+from tests.helpers.pages import metrics, texts
 from tests.helpers.telemetry_samples import BEGIN, cpu, gpu, throttled
 
 Open = Callable[..., Any]

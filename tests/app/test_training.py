@@ -15,9 +15,9 @@ import pytest
 from ampscope.records import Event, Role, State, StepRecord
 from ampscope.store.writer import RunWriter
 from app.training import histograms_seen
-from tests.app.test_layers import metrics, texts
 from tests.helpers import stores
 from tests.helpers import watched_stores as watched
+from tests.helpers.pages import metrics, texts
 
 Open = Callable[..., Any]
 CAPSULE = Event(

@@ -14,8 +14,8 @@ from ampscope.launcher import script_runs
 from ampscope.launcher.script_runs import Job
 from ampscope.zoo.score import ANSWERS, HEALTHY, script_path
 from app import diagnosis, zoo
-from tests.app.test_diagnosis import links, texts
 from tests.helpers import script_stores
+from tests.helpers.pages import links, metrics, texts
 
 Open = Callable[..., Any]
 CASE = next(a for a in ANSWERS if a.cause == "activation_overflow" and a.module and a.twin)
@@ -30,10 +30,6 @@ def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def spec_of(script: str, group: str) -> Any:
     return replace(script_stores.SPEC, workload=str(script_path(script)), label=script, group=group)
-
-
-def metrics(app: Any) -> dict[str, str]:
-    return {m.label: m.value for m in app.metric}
 
 
 def test_every_case_is_listed_with_its_source_and_its_twin(open_page: Open) -> None:

@@ -20,7 +20,7 @@ from app import options, permissions, store
 from app.links import ENTRIES, HOME
 from app.runs import live, measurements, run_page
 from tests.helpers import stores
-from tests.helpers.classes import TOKEN, Class
+from tests.helpers.classes import TOKEN, Class, said
 
 SECRET = "zebrafinch"  # a word that nothing else on a page holds and no escape changes
 PRIVATE = replace(stores.SPEC, label=SECRET, group="f00d")
@@ -49,23 +49,6 @@ def no_start(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     for name in ("start_diagnosis", "start_controls"):
         monkeypatch.setattr(f"app.diagnosis.script_runs.{name}", note)
     return started
-
-
-def said(app: AppTest) -> str:
-    """Every text, label, option and address on the page."""
-    return "\n".join(
-        str(getattr(e, "proto", "")) + str(getattr(e, "value", "")) for e in every(app)
-    )
-
-
-def every(app: AppTest) -> list[object]:
-    found: list[object] = []
-    todo = list(app._tree.children.values())
-    while todo:
-        block = todo.pop()
-        found.append(block)
-        todo.extend(getattr(block, "children", {}).values())
-    return found
 
 
 def as_student(call: Callable[[], object]) -> AppTest:
@@ -349,9 +332,9 @@ def test_the_teacher_is_who_shows_cookie_and_proof(
         ({name: "é"}, proof), ({name: value}, ""), ({name: value}, "é"), ({name: value}, value),
         ({name: value}, proof), ({f"__Host-{name}": value}, proof),
     ]  # fmt: skip
-    for cookies, said in shown:
+    for cookies, sent in shown:
         monkeypatch.setattr(permissions, "_cookies", lambda cookies=cookies: cookies)
-        monkeypatch.setattr(permissions, "_proof", lambda said=said: said)
+        monkeypatch.setattr(permissions, "_proof", lambda sent=sent: sent)
         as_student(lambda: roles.append(permissions.role()))
     assert roles == ["student"] * 8 + ["teacher"] * 2
     assert TOKEN not in value

@@ -11,11 +11,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 from click.testing import CliRunner
@@ -27,6 +26,7 @@ from websockets.asyncio.client import connect
 from ampscope.cli.main import main as command
 from app import permissions
 from tests.helpers import browser, stores
+from tests.helpers.dashboard_server import in_a_loop
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "a-token-that-no-student-knows"  # of the tests
@@ -83,12 +83,6 @@ def texts(
     """All that a browser receives on its websocket for a page, as text."""
     shown = proof if cookie else ""
     return in_a_loop(_texts(port, page, host or f"127.0.0.1:{port}", cookie, query, shown))
-
-
-def in_a_loop(work: Coroutine[Any, Any, T]) -> T:
-    """In a thread of its own: Playwright's loop runs in this one once a browser was opened."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, work).result()
 
 
 async def _texts(port: int, page: str, host: str, cookie: str, query: str, proof: str) -> str:

@@ -13,11 +13,8 @@ from pathlib import Path
 import pytest
 
 from ampscope.diagnosis.load import load_diagnosis
-from ampscope.diagnosis.result import DiagnosisResult
-from ampscope.launcher.plan import run_diagnosis
-from ampscope.records import RunSpec
-from ampscope.report.contract import document
 from ampscope.store.reader import Reader
+from tests.helpers.script_diagnoses import diagnosed, told
 
 TRAINING = """\
 import math, os, signal, sys
@@ -142,22 +139,6 @@ def written(folder: Path, guard: Guard, first_bad: int) -> Path:
     path = folder / "guarded.py"
     path.write_text(text)
     return path
-
-
-def diagnosed(path: Path, store: Path, verify: bool = True) -> DiagnosisResult:
-    spec = RunSpec(
-        str(path), kind="script", steps=60, policy="native", time_limit_s=60.0,
-        precision="as_is", group="g", label=path.name,
-    )  # fmt: skip
-    return run_diagnosis(spec, store, verify=verify)
-
-
-def told(report: DiagnosisResult) -> tuple[str, str | None, bool | None]:
-    """Cause, module and whether the fix is verified, as the JSON has them."""
-    assert not report.could_not_run, report.could_not_run
-    found = document(report)["findings"]
-    assert found, report.undecided or report.notes
-    return found[0]["cause"], found[0]["module"], found[0]["fix"]["verified"]
 
 
 @pytest.mark.parametrize("guard", BY_NAME)

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from ampscope.scalers.replay import POLICIES, ScalerSettings, allowed
-from tests.scalers.test_policies import SEQUENCES
+from tests.helpers.overflow_sequences import SEQUENCES
 
 STEPS = 10_000
 JOBS = (

@@ -113,3 +113,10 @@ def assert_one_sentence(done: subprocess.CompletedProcess[str], what: str) -> No
     assert done.returncode != 0
     assert len([line for line in done.stderr.splitlines() if what in line]) == 1, done.stderr
     assert "Traceback" not in done.stderr + done.stdout
+
+
+def read_only(folder: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run with the folder mounted read-only, which holds for root as well."""
+    script = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && shift && exec "$@"'
+    whole = ["unshare", "--mount", "--map-root-user", "sh", "-c", script, "sh", str(folder)]
+    return subprocess.run([*whole, *command], capture_output=True, text=True, timeout=120)

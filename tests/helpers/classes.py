@@ -42,3 +42,20 @@ class Class:
         for name, value in query.items():
             app.query_params[name] = str(value)
         return app.run()
+
+
+def said(app: AppTest) -> str:
+    """Every text, label, option and address on the page."""
+    return "\n".join(
+        str(getattr(e, "proto", "")) + str(getattr(e, "value", "")) for e in every(app)
+    )
+
+
+def every(app: AppTest) -> list[object]:
+    found: list[object] = []
+    todo = list(app._tree.children.values())
+    while todo:
+        block = todo.pop()
+        found.append(block)
+        todo.extend(getattr(block, "children", {}).values())
+    return found

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from ampscope.analysis.tensor_core_use import (
+    CoreUse,
+    core_use,
+)
 from ampscope.records import (
     Dimension,
     Machine,
@@ -111,3 +115,12 @@ def stored(
         writer.finish(state, message)
     writer.close()
     return writer.run_id
+
+
+def used(*matmuls: Matmul, device: str = "cuda") -> CoreUse:
+    machine = H100 if device == "cuda" else CPU
+    whole = step(matmuls, device)
+    rates = (copy(2.6e12), ceiling("fp32", 50e12), ceiling("bf16", 700e12))
+    found = core_use([whole, *rates, *matmuls], machine)
+    assert found is not None
+    return found

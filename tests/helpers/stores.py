@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,3 +110,10 @@ def _recorded(store: Path, spec: RunSpec, paths: tuple[str, ...], steps: int) ->
             writer.flush()
     writer.flush()
     return writer
+
+
+def change(store: Path, sql: str, *values: object) -> None:
+    connection = sqlite3.connect(store)
+    connection.execute(sql, values)
+    connection.commit()
+    connection.close()

@@ -106,7 +106,7 @@ def test_a_secret_is_in_no_part_of_a_store(tmp_path: Path) -> None:
 
 
 def test_a_run_of_an_older_version_is_masked_where_it_is_read(tmp_path: Path) -> None:
-    from tests.store.test_hostile_values import change
+    from tests.helpers.stores import change
 
     store = tmp_path / "runs.db"
     run_id = stores.finished(store)
@@ -190,7 +190,7 @@ def test_a_report_drops_the_home_folder_and_the_host(tmp_path: Path) -> None:
 def test_students_see_neither_arguments_nor_folders(
     page: str, store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.classroom.test_permissions import said
+    from tests.helpers.classes import said
 
     spec = replace(script_stores.SPEC, workload="/home/me/zebra/train.py", args=("--x", "finch"))
     seen = script_stores.seen([script_stores.broken(i) for i in range(4)])

@@ -14,12 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.diagnosis.result import DiagnosisResult
-from ampscope.launcher.plan import run_diagnosis
 from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.observations import Outcome
-from ampscope.records import RunSpec
 from ampscope.runner.private_files import FORCED, MIRROR, OVERLAY, can_overlay, roots_of
+from tests.helpers.script_diagnoses import diagnosed, spec
 
 WHY_NOT = can_overlay()
 KINDS = [
@@ -121,20 +119,6 @@ def tree(folder: Path) -> dict[str, tuple[object, ...]]:
         found[str(path)] = (contents, facts.st_mode, facts.st_mtime_ns, facts.st_ino)
     found["."] = (folder.stat().st_mtime_ns,)
     return found
-
-
-def spec(path: Path, **facts: object) -> RunSpec:
-    made = RunSpec(
-        str(path), kind="script", steps=60, policy="native", time_limit_s=60.0,
-        precision="as_is", group="g", label=path.name,
-    )  # fmt: skip
-    import dataclasses
-
-    return dataclasses.replace(made, **facts)  # type: ignore[arg-type]  # fields by name
-
-
-def diagnosed(path: Path, store: Path, **facts: object) -> DiagnosisResult:
-    return run_diagnosis(spec(path, **facts), store)
 
 
 @pytest.mark.parametrize("kind", KINDS)

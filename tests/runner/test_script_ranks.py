@@ -16,8 +16,7 @@ from ampscope.records import State
 from ampscope.runner.private_files import FORCED, MIRROR
 from ampscope.runner.script_ranks import group_of
 from ampscope.store.reader import Reader
-from tests.diagnosis.test_guarded_scripts import diagnosed, told
-from tests.runner.test_private_files import spec
+from tests.helpers.script_diagnoses import diagnosed, spec, told
 
 NET = """\
 import os, sys

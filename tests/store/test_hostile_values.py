@@ -22,20 +22,14 @@ from ampscope.store.export import to_json
 from ampscope.store.importing import import_file
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
-from tests.app.test_layers import texts
 from tests.helpers import stores
 from tests.helpers import watched_stores as watched
+from tests.helpers.pages import texts
+from tests.helpers.stores import change
 
 Open = Callable[..., Any]
 HALF = "caf\udcff.py"  # what Python makes of the file name b"caf\xff.py"
 PAGES = ("home", "training", "layers", "gradients", "diagnosis", "loss_scale", "telemetry")
-
-
-def change(store: Path, sql: str, *values: object) -> None:
-    connection = sqlite3.connect(store)
-    connection.execute(sql, values)
-    connection.commit()
-    connection.close()
 
 
 def refused(read: Callable[[], object]) -> str:

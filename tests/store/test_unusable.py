@@ -15,7 +15,7 @@ from ampscope.records import RunSpec, State, StepRecord
 from ampscope.store import db
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
-from tests.helpers.child_runs import assert_one_sentence, command_line, run_command
+from tests.helpers.child_runs import assert_one_sentence, command_line, read_only, run_command
 
 GPT = RunSpec("gpt")
 
@@ -91,13 +91,6 @@ def test_a_full_disk_keeps_what_was_flushed(tmp_path: Path) -> None:
     with Reader(path) as reader:
         assert [s.step for s in reader.steps(writer.run_id)] == list(range(step - 20))
     writer._connection.close()
-
-
-def read_only(folder: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run with the folder mounted read-only, which holds for root as well."""
-    script = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && shift && exec "$@"'
-    whole = ["unshare", "--mount", "--map-root-user", "sh", "-c", script, "sh", str(folder)]
-    return subprocess.run([*whole, *command], capture_output=True, text=True, timeout=120)
 
 
 def test_a_read_only_store_can_be_read_and_not_written(tmp_path: Path) -> None:

@@ -15,8 +15,7 @@ from ampscope.records import Event, Frame, Rate, Role, RunSpec, Sample, StepReco
 from ampscope.store import codec, db, frames, sharing
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
-from tests.helpers.child_runs import assert_one_sentence, command_line
-from tests.store.test_unusable import read_only
+from tests.helpers.child_runs import assert_one_sentence, command_line, read_only
 
 # The schemas as those versions wrote them, without their comments.
 VERSION_1 = (Path(__file__).parent / "schema_version_1.sql").read_text()

@@ -23,6 +23,7 @@ from ampscope.errors import BadInput
 from ampscope.records import Role
 from ampscope.watcher import capsule as capsule_file
 from ampscope.watcher.capsule import NotKept, first_not_kept, packed, unpacked
+from tests.helpers.overflowing import overflow
 from tests.helpers.watched import recorded, small_net, train_fp16, watching
 
 LEAVES = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5)
@@ -86,44 +87,6 @@ def test_a_forged_tree_is_refused(tree: dict[str, object]) -> None:
         unpacked(tree, {})
 
 
-class Overflowing(nn.Module):
-    """Its second layer leaves fp16 when the input is large: 2^12 * 2^6 = 2^18 > 65504."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(4)
-        self.drop = nn.Dropout(0.5)
-        self.first = nn.Linear(4, 4, bias=False)
-        self.second = nn.Linear(4, 1, bias=False)
-        with torch.no_grad():
-            self.first.weight.copy_(torch.eye(4))
-            self.second.weight.fill_(64.0)
-
-    def forward(self, inputs: torch.Tensor, *, factor: float = 1.0) -> torch.Tensor:
-        hidden = self.drop(self.norm(inputs)) * 0 + self.first(inputs) * factor
-        return self.second(hidden)
-
-
-def overflow(
-    store: Path, **options: object
-) -> tuple[ampscope.Watch, Overflowing, list[torch.Tensor]]:
-    """Step 2 overflows in ``second``. Returns the outputs as well."""
-    torch.manual_seed(0)
-    model, outputs = Overflowing(), []
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-    run = ampscope.watch(model, optimizer, scaler, store=store, policy="ignore", **options)
-    for step in range(4):
-        optimizer.zero_grad()
-        with torch.autocast("cpu", torch.float16):
-            output = model(torch.ones(8, 4) + torch.rand(8, 4), factor=4096.0 if step == 2 else 1.0)
-        outputs.append(output.detach().clone())
-        scaler.scale(output.float().mean()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-    return run, model, outputs
-
-
 def test_a_planted_overflow_is_named_in_the_process(tmp_path: Path) -> None:
     run, model, outputs = overflow(tmp_path / "runs.db")
     state = {name: value.clone() for name, value in model.state_dict().items()}
@@ -180,7 +143,7 @@ def test_a_fresh_process_names_the_same_op(tmp_path: Path) -> None:
     model.write_text(
         "import sys\n"
         f"sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
-        "from tests.watcher.test_capsules import Overflowing\n\n\n"
+        "from tests.helpers.overflowing import Overflowing\n\n\n"
         "def build():\n    return Overflowing()\n"
     )
     command = [sys.executable, "-m", "ampscope.cli.main", "replay", str(capsule)]
@@ -374,7 +337,7 @@ def replayed(capsule: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     model.write_text(
         "import sys\n"
         f"sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
-        "from tests.watcher.test_capsules import Overflowing\n\n\n"
+        "from tests.helpers.overflowing import Overflowing\n\n\n"
         "def build():\n    return Overflowing()\n"
     )
     command = [sys.executable, "-m", "ampscope.cli.main", "replay", str(capsule)]

@@ -156,7 +156,7 @@ class Answer:
     """File name of the healthy twin; None where the script itself is healthy."""
     cause: str
     accept: tuple[str, ...]
-    """Other causes that a fair examiner would let pass as the first finding."""
+    """Other causes that count as right when they are the first finding."""
     module: str | None
     """Dotted path in the script's model; None where no module of it is to blame."""
     op_hint: str | None
