@@ -336,7 +336,7 @@ def show_batches(run: RunInfo) -> None:
 def _figure(search: BatchSearch) -> KeyFigure:
     found, said = search.largest, search.prediction
     value = "searching" if found is None else f"{found.samples:,}"
-    predicted = "Not predicted: that takes two tries that fit, of which the larger needs more."
+    predicted = "Not predicted: this needs two trials that fit, the larger one with more memory."
     if said is not None:
         predicted = (
             f"Predicted {said.largest:,}, from {size(said.fixed_bytes)} and "

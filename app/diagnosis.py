@@ -94,7 +94,7 @@ def state(case: Case) -> None:
     """Runs under way, and why a job could not do its work."""
     problem = job_problem(case.script)
     if problem:
-        st.error(f"**The last attempt ended early.** {escape(problem)}")
+        st.error(f"**The last run ended early.** {escape(problem)}")
     if not case.is_moving:
         return
     active = [r for r in case.runs if r.state.is_active]
@@ -256,7 +256,7 @@ def _figures(report: DiagnosisResult, finding: Finding) -> list[KeyFigure]:
         KeyFigure(
             "First seen at",
             "no step" if found.step is None else f"step {found.step:,}",
-            "Optimizer steps that were attempted count from 0",
+            "Optimizer steps, skipped ones included, count from 0",
         ),
         KeyFigure("Fix", *_fix_state(report)),
         KeyFigure(
@@ -269,7 +269,7 @@ def _figures(report: DiagnosisResult, finding: Finding) -> list[KeyFigure]:
 
 def _fix_state(report: DiagnosisResult) -> tuple[str, str]:
     details = {
-        "seen to work": "A run with the fix did not show the symptom, and its loss follows fp32's",
+        "verified": "A run with the fix did not show the symptom, and its loss follows fp32's",
         "none worked": "Each run with a fix still showed the symptom, or the cause",
         "not measurable": "The pattern is removed; the script showed no symptom, or too few steps",
         "not tried": "No run with a fix has been made",

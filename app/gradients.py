@@ -336,9 +336,9 @@ UNDERFLOW_NAMES = {
     "below_range": "below range",
     "cancelled": "cancelled or flipped",
     "subnormal": "subnormal",
-    "zero_before": "zero before",
+    "zero_before": "zero in both",
 }
-UNSPLIT_NAMES = {"lost": "lost", "subnormal": "subnormal", "zero_before": "zero before"}
+UNSPLIT_NAMES = {"lost": "lost", "subnormal": "subnormal", "zero_before": "zero in both"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -744,7 +744,7 @@ def underflow_seen(series: UnderflowOverTime, names: dict[int, str]) -> str:
     text = (
         f"At {plural(len(series.steps), 'sampled step')}, of {totals:,} elements the shadow found "
         f"{lost}, {_part(series.subnormal, totals)} subnormal and "
-        f"{_part(series.zero_before, totals)} zero before."
+        f"{_part(series.zero_before, totals)} zero in both."
     )
     if not series.lost.any():
         return text

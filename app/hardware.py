@@ -117,7 +117,7 @@ def draw_bench(report: HardwareReport, answer: DeltaGenerator) -> None:
         if not measurements.of_kind(KIND):
             st.info(
                 "**Nothing has been measured here yet.** The measurement multiplies random "
-                "matrices in every dtype, copies memory, and tries crooked sizes."
+                "matrices in every dtype, memory copies, and misaligned sizes."
             )
         return
     rates = [r for r in store.results(run) if isinstance(r, Rate)]
@@ -184,7 +184,7 @@ def _ceilings(run: RunInfo, rates: list[Rate], view: BenchView) -> None:
 def _alignment(run: RunInfo, rates: list[Rate], view: BenchView) -> None:
     if not view.costs:
         return
-    st.subheader("Crooked sizes", anchor=False)
+    st.subheader("Misaligned sizes", anchor=False)
     chart.see(view.alignment_sentence)
     chart.show(
         store.drawn(run, "alignment", lambda: alignment_figure(rates)),

@@ -548,7 +548,8 @@ def draw_lab(run: RunInfo, found: Trajectory) -> None:
     odd = first_difference(seen, found.steps, policy, own)
     if odd is not None:
         st.caption(
-            f"At its own settings the replay parts from what was recorded at step {odd:,}: this "
+            f"With the recorded settings, the replay diverges from the recording at step {odd:,}: "
+            "this "
             "run has another growth interval than the default, or a scaler whose state was set."
         )
     policy, settings = _controls(policy, own)

@@ -39,7 +39,7 @@ ENDED = {  # as in "This run was lost."
     State.LOST: "was lost",
 }
 _NEXT = {
-    State.FAILED: "Mend what the sentence above names, then start it again.",
+    State.FAILED: "Fix the problem above, then restart the run.",
     State.CANCELLED: "It can be started again.",
     State.LOST: "Start it again; if memory ran out, with a smaller size or a memory limit.",
 }

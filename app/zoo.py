@@ -334,7 +334,7 @@ def figures(rows: Sequence[Row], healthy: Sequence[Result]) -> list[KeyFigure]:
             "Of those that have a module to blame",
         ),
         KeyFigure(
-            "Fix seen to work",
+            "Fix verified",
             _part(sum(bool(r.faulty.cured) for r in fixes), len(fixes)),
             "Of those whose fix ampscope can apply by itself",
         ),
@@ -357,7 +357,7 @@ def faulty_result(row: Row) -> str:
         judged = f"accepted too; {judged}"
     if row.is_module_right is False:
         judged += f", in {row.answer.module}"
-    fix = {True: " Fix seen to work.", False: " No fix worked.", None: ""}[result.cured]
+    fix = {True: " Fix verified.", False: " No fix worked.", None: ""}[result.cured]
     return f"Found: {title(result.found)}{module} ({judged}).{fix}"
 
 

@@ -97,10 +97,10 @@ def _child_cpu_s() -> float:
 
 
 def mistake(store: Path, name: str, policy: str) -> dict[str, Any]:
-    """Causes and times of its script and of the mended one."""
+    """Causes and times of its script and of the fixed one."""
     found: dict[str, Any] = {}
-    for key, mended in (("script", False), ("mended", True)):
-        path = script_path(name, mended=mended)
+    for key, is_fixed in (("script", False), ("mended", True)):
+        path = script_path(name, is_fixed=is_fixed)
         spec = RunSpec(
             workload=str(path), kind="script", precision="as_is", steps=STEPS, policy=policy,
             time_limit_s=300.0, group=path.stem,

@@ -10,8 +10,9 @@ ampscope compare gpt --size small --json benchmarks/results/compare_gpt_small_cp
 ampscope compare resnet --size small --json benchmarks/results/compare_resnet_small_cpu.json
 ampscope compare gpt --size medium --precision fp32,bf16 --seeds 2 \\
     --json benchmarks/results/compare_gpt_medium_cpu.json
-ampscope cores gpt --size small --precision bf16 --json benchmarks/results/cores_gpt_small_cpu.json
-ampscope batch-size gpt --size small --memory-limit 1024 \\
+ampscope tensor-cores gpt --size small --precision bf16 --json
+benchmarks/results/cores_gpt_small_cpu.json ampscope batch-size gpt --size small --memory-limit 1024
+\\
     --json benchmarks/results/batch_gpt_small_cpu.json
 ampscope batch-size resnet --size small --memory-limit 512 --power-of-two \\
     --json benchmarks/results/batch_resnet_small_cpu.json

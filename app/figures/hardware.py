@@ -1,5 +1,5 @@
-"""Charts of a machine's rates: what each dtype reaches at each size, what a crooked size costs, and
-a roofline of the matmuls of a step.
+"""Charts of a machine's rates: what each dtype reaches at each size, what a misaligned size costs,
+and a roofline of the matmuls of a step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lesson 10: accumulate in fp32. Sums that stop, and products with two kinds of accumulator."""
+"""Lesson 10: accumulate in fp32. Sums that stop, and dot products with two kinds of accumulator."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def answer(results: Sequence[Result]) -> Answer:
 
 
 def draw(results: Sequence[Result]) -> None:
-    """Running sums, then errors of products."""
+    """Running sums, then errors of dot products."""
     right = reading(results, "right", "fp64")
     found = curves(results, "sum")
     chart.key_figures(
@@ -90,7 +90,7 @@ def draw(results: Sequence[Result]) -> None:
     looks = {HALF: (DTYPES["fp16"], "x", "dash"), WIDE: (NORMAL, "square", "solid")}
     figure = lines(
         [Line(c.series, c.x, c.y, *looks[c.series]) for c in errors],
-        x_title="length of the product", y_title="mean relative error", x_log=True, y_log=True,
+        x_title="length of the dot product", y_title="mean relative error", x_log=True, y_log=True,
     )  # fmt: skip
     lesson_page.show_chart(figure, "lesson-accumulate-products", _table(errors, "length"),
                       product_words(results))  # fmt: skip
@@ -111,10 +111,10 @@ def stop_words(results: Sequence[Result]) -> str:
 
 
 def product_words(results: Sequence[Result]) -> str:
-    """Errors of the longest product."""
+    """Errors of the longest dot product."""
     half, wide = (curve(results, "error", name) for name in (HALF, WIDE))
     return (
-        f"A product of {count(int(half.x[-1]))} positive fp16 numbers is off by "
+        f"A dot product of {count(int(half.x[-1]))} positive fp16 numbers is off by "
         f"{percent(half.y[-1])} with a half accumulator and by {percent(wide.y[-1])} with an fp32 "
         "one that is rounded once at the end. A Tensor Core multiplies halves and adds in fp32."
     )

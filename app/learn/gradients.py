@@ -87,7 +87,7 @@ def draw(results: Sequence[Result]) -> None:
                       "They keep fewer digits."),
             KeyFigure("Overflow", percent(found.overflow / max(found.nonzero, 1)),
                       "They become infinite."),
-            KeyFigure("Zero before", count(found.zero), "Zero in fp32: not counted in the shares."),
+            KeyFigure("Zero in both", count(found.zero), "Zero in fp32: not in the shares."),
         ]
     )  # fmt: skip
     words = fit_words(role, name, found)
@@ -134,7 +134,7 @@ def table(results: Sequence[Result]) -> pd.DataFrame:
                     "subnormal": found.subnormal,
                     "normal": found.normal,
                     "overflow": found.overflow,
-                    "zero before": found.zero,
+                    "zero in both": found.zero,
                 }
             )
     return pd.DataFrame(rows)

@@ -33,9 +33,9 @@ def section(mistake: Mistake) -> None:
         found(case)
 
 
-def newest(mistake: Mistake, *, mended: bool = False) -> Case | None:
+def newest(mistake: Mistake, *, is_fixed: bool = False) -> Case | None:
     """The newest diagnosis of its script that was made here."""
-    path = str(script_path(mistake.id, mended=mended))
+    path = str(script_path(mistake.id, is_fixed=is_fixed))
     runs = _own_runs()
     head = next((h for h in diagnosis.heads(runs) if h.spec.workload == path), None)
     return None if head is None else diagnosis.opened_data(head, runs)
@@ -47,9 +47,9 @@ def _own_runs() -> list[RunInfo]:
     return [run for run in diagnosis.recorded_runs() if not run.spec.imported and not run.spec.args]
 
 
-def is_ready(mistake: Mistake, case: Case | None, *, mended: bool = False) -> bool:
+def is_ready(mistake: Mistake, case: Case | None, *, is_fixed: bool = False) -> bool:
     """Offer the diagnosis, or follow it; True when there is one to show."""
-    path = script_path(mistake.id, mended=mended)
+    path = script_path(mistake.id, is_fixed=is_fixed)
     problem = diagnosis.job_problem(str(path))
     if problem:
         st.error(escape(problem))

@@ -129,9 +129,9 @@ def show() -> None:
         if lesson_diagnosis.is_ready(chosen, case) and case is not None:
             lesson_runs.judge(guess, CHOICES, judged(case))
             lesson_diagnosis.found(case)
-        with chart.details("The mended script: what changed, and what a diagnosis says of it"):
+        with chart.details("The fixed script: what changed, and what a diagnosis says of it"):
             st.code(changes(chosen), language="diff", wrap_lines=True)
-            _mended(chosen)
+            _fixed(chosen)
     end(LESSON, of(chosen.id))
 
 
@@ -148,15 +148,16 @@ def judged(case: Case) -> Answer:
 def changes(mistake: Mistake) -> str:
     """The lines that differ, as a patch."""
     before, after = (
-        script_path(mistake.id, mended=mended).read_text().splitlines() for mended in (False, True)
+        script_path(mistake.id, is_fixed=is_fixed).read_text().splitlines()
+        for is_fixed in (False, True)
     )
-    found = difflib.unified_diff(before, after, "with the mistake", "mended", n=1, lineterm="")
+    found = difflib.unified_diff(before, after, "with the mistake", "fixed", n=1, lineterm="")
     return "\n".join(found)
 
 
-def _mended(mistake: Mistake) -> None:
-    case = lesson_diagnosis.newest(mistake, mended=True)
-    is_ready = lesson_diagnosis.is_ready(mistake, case, mended=True)
+def _fixed(mistake: Mistake) -> None:
+    case = lesson_diagnosis.newest(mistake, is_fixed=True)
+    is_ready = lesson_diagnosis.is_ready(mistake, case, is_fixed=True)
     if is_ready and case is not None and case.report is not None:
         baseline = diagnosis.view(case.run_of("as_is") or case.head)
         chart.see(diagnosis_words.verdict(case.report, baseline))

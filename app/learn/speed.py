@@ -1,4 +1,4 @@
-"""Lesson 12: speed. Matmuls by size, crooked sizes, and two models, on this machine."""
+"""Lesson 12: speed. Matmuls by size, misaligned sizes, and two models, on this machine."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def misaligned_words(results: Sequence[Result]) -> str:
     parts = [f"{percent((r.flops_s or 0) / straight)} at {r.shape[0]:,}" for r in rates[1:]]
     return (
         f"Multiples of 8: bf16 reaches {rate_words(straight)} at {rates[0].shape[0]:,}, and "
-        f"{' and '.join(parts)} of that. On Tensor Cores a crooked size can cost more."
+        f"{' and '.join(parts)} of that. On Tensor Cores a misaligned size can cost more."
     )
 
 

@@ -55,7 +55,7 @@ class Call:
     """
 
     seq: int
-    attempt: int  # optimizer steps attempted before this call
+    attempt: int  # optimizer steps, skipped ones included, before this call
     name: str
     nested: bool = False  # made inside another watched call, such as unscale_ in scaler.step
     subject: str = ""  # "scaler0", "optimizer1"
@@ -70,7 +70,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempted optimizer step: taken, or skipped by a scaler."""
+    """One optimizer step: taken, or skipped by a scaler."""
 
     attempt: int
     optimizer: str

@@ -206,7 +206,7 @@ def test_a_crooked_size_that_costs() -> None:
 def test_a_crooked_size_under_ten_percent_is_noise() -> None:
     found = bench.costs_of(aligned("align_n", {4096: 1.0, 4097: 1.09}))
     assert bench.worst(found) is None
-    assert bench.sentence(found).startswith("No crooked size costs ten percent")
+    assert bench.sentence(found).startswith("No misaligned size costs ten percent")
 
 
 def test_a_crooked_size_whose_quartiles_overlap_is_noise() -> None:

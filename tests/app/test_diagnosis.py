@@ -62,14 +62,14 @@ def test_a_fault_is_told_from_cause_to_fix(store_path: Path, open_page: Open) ->
     assert not app.exception
     words = texts(app)
     assert "Root cause: An activation overflowed, in encoder.2.wo, first at step 0." in words
-    assert "What to do.** Keep encoder.2.wo in fp32. A run with this fix was seen to work" in words
+    assert "What to do.** Keep encoder.2.wo in fp32. A run with this fix removed the" in words
     assert (
         "Verified: the script was run with encoder.2.wo in fp32, and the symptom was gone" in words
     )
     assert {m.label: m.value for m in app.metric} == {
         "Where": "encoder.2.wo",
         "First seen at": "step 0",
-        "Fix": "seen to work",
+        "Fix": "verified",
         "In fp32": "healthy",
     }
     assert "h = self.wo(x)" in codes(app)
@@ -226,7 +226,7 @@ def test_a_run_that_ended_badly(
 def test_a_lost_run(store_path: Path, open_page: Open) -> None:
     app = open_page("diagnosis", run=script_stores.lost(store_path))
     assert not app.exception
-    assert "Could not diagnose: The process ended without a word" in texts(app)
+    assert "Could not diagnose: The process exited without reporting an error" in texts(app)
     assert "smaller batch if memory ran out" in texts(app)
 
 
@@ -429,6 +429,6 @@ def test_when_no_fix_worked_the_page_says_so(store_path: Path, open_page: Open) 
     script_stores.run(store_path, f"fp32_modules:{script_stores.MODULE}", broken)
     script_stores.run(store_path, "bf16", broken)  # which is tried last
     app = open_page("diagnosis", run=head)
-    assert "No run with a fix was seen to work." in texts(app)
-    assert "No fix was seen to work. Tried: with encoder.2.wo in fp32; in bf16." in texts(app)
+    assert "No run with a fix removed the symptom." in texts(app)
+    assert "No fix removed the symptom. Tried: with encoder.2.wo in fp32; in bf16." in texts(app)
     assert {m.label: m.value for m in app.metric}["Fix"] == "none worked"

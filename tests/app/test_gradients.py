@@ -167,7 +167,7 @@ def test_shadow_counts_are_three_numbers(store_path: Path, open_page: Open) -> N
         "At 1 sampled step, of 2,000 elements the shadow found 300 (15.0 %) lost, 20 (1.0 %)"
         in (words)
     )
-    assert "5 (0.2 %) zero before. Worst: fc at step 0, 30.0 % lost." in words
+    assert "5 (0.2 %) zero in both. Worst: fc at step 0, 30.0 % lost." in words
     assert "fc: lost elements at 1 of 1 sampled step, at most 300 of 1,000, 30.0 %." in words
 
 

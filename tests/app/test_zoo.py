@@ -61,7 +61,7 @@ def test_a_result_stands_beside_what_was_expected(store_path: Path, open_page: O
     assert metrics(app) == {
         "Expected cause first": "1 of 1",
         "Right module": "1 of 1",
-        "Fix seen to work": "1 of 1",
+        "Fix verified": "1 of 1",
         "False alarms": "0 of 1",
     }
     opened = [query for label, query in links(app) if label == "Open the diagnosis"]

@@ -104,7 +104,7 @@ def test_a_mistake_is_predicted_before_it_is_diagnosed(page: Page, url: str) -> 
     main.get_by_role("button", name="Show without a prediction").click()
     expect(main.get_by_role("button", name="Diagnose it").first).to_be_enabled()
     browser.settle(page)
-    main.get_by_text("The mended script").click()
+    main.get_by_text("The fixed script").click()
     expect(main.get_by_text("+criterion = nn.BCEWithLogitsLoss()")).to_be_visible()
 
 

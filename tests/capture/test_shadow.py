@@ -1,4 +1,4 @@
-"""The fp32 shadow: what was lost, what became subnormal, what was zero before, and how far off."""
+"""The fp32 shadow: what was lost, what became subnormal, what was zero in both, and how far off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ampscope cores``, started as a person starts it."""
+"""``ampscope tensor-cores``, started as a user starts it; ``cores`` is its former name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _locks_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_sentence_a_table_of_eighty_columns_and_json(tmp_path: Path) -> None:
     out = tmp_path / "cores.json"
     done = run_command(
-        "cores", "lenet", "--size", "tiny", "--precision", "bf16", "--device", "cpu",
+        "tensor-cores", "lenet", "--size", "tiny", "--precision", "bf16", "--device", "cpu",
         "--json", out, "--store", tmp_path / "runs.db",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -50,7 +50,9 @@ def test_wrong_input_is_one_sentence(tmp_path: Path) -> None:
     done = run_command("cores", "gtp", "--store", store)
     assert_one_sentence(done, "Did you mean gpt?")
     assert done.returncode == 2
-    tf32 = run_command("cores", "gpt", "--precision", "tf32", "--device", "cpu", "--store", store)
+    tf32 = run_command(
+        "tensor-cores", "gpt", "--precision", "tf32", "--device", "cpu", "--store", store
+    )
     assert tf32.returncode == 2
     assert_one_sentence(tf32, "needs a CUDA device")
 
@@ -69,9 +71,11 @@ def test_a_script_untouched(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     store = ("--device", "cpu", "--store", tmp_path / "runs.db")
-    done = run_command("cores", script, "9", *store)
+    done = run_command("tensor-cores", script, "9", *store)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("None of 2 matmuls runs on ")
-    too_short = run_command("cores", script, "1", *store)
+    too_short = run_command("tensor-cores", script, "1", *store)
     assert_one_sentence(too_short, "The script ended after one optimizer step")
-    assert_one_sentence(run_command("cores", "gpt", "9", *store), "Only a script takes arguments")
+    assert_one_sentence(
+        run_command("tensor-cores", "gpt", "9", *store), "Only a script takes arguments"
+    )

@@ -114,5 +114,5 @@ def test_a_killed_child_is_told(tmp_path: Path) -> None:
         os.kill(info.pid, signal.SIGKILL)
         out, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
-    assert "ended without a word" in errors
+    assert "exited without reporting an error" in errors
     assert "Traceback" not in out + errors

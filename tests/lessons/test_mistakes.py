@@ -1,4 +1,4 @@
-"""Lesson 13: what a real diagnosis says of each mistake, and of mended scripts."""
+"""Lesson 13: what a real diagnosis says of each mistake, and of fixed scripts."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ FOUND = {  # written down by hand: what each script has
 }
 
 
-def diagnosed(store: Path, mistake: str, *, mended: bool = False) -> list[str]:
-    path = script_path(mistake, mended=mended)
+def diagnosed(store: Path, mistake: str, *, is_fixed: bool = False) -> list[str]:
+    path = script_path(mistake, is_fixed=is_fixed)
     spec = RunSpec(
         workload=str(path), kind="script", steps=STEPS, policy=BY_ID[mistake].policy,
         time_limit_s=240.0, precision="as_is", group=f"lesson-{path.stem}",
@@ -50,7 +50,7 @@ def test_a_diagnosis_finds_the_mistake(tmp_path: Path, mistake: str) -> None:
 
 @pytest.mark.parametrize("mistake", ["cast_by_hand", "scaler_state_not_saved", "bce_loss"])
 def test_a_mended_script_has_none(tmp_path: Path, mistake: str) -> None:
-    assert diagnosed(tmp_path / "runs.db", mistake, mended=True) == []
+    assert diagnosed(tmp_path / "runs.db", mistake, is_fixed=True) == []
 
 
 def test_every_mistake_has_its_two_scripts_and_its_code() -> None:

@@ -428,7 +428,7 @@ def test_the_command_compares_a_script(tmp_path: Path) -> None:
     [
         (2, "", "made 2 optimizer steps; a comparison needs 4"),
         (9, "raise ValueError('the data is missing')", "ValueError: the data is missing"),
-        (9, "import os; os._exit(3)", "ended without a word"),
+        (9, "import os; os._exit(3)", "exited without reporting an error"),
         (9, "sys.exit(2)", "It called sys.exit(2)"),
     ],
 )

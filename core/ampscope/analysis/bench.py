@@ -4,7 +4,7 @@ sentence that answers "what does half precision give here?".
     view = bench_view(run, rates, samples, report)
     view.sentence       "bf16 matmuls run at 2.1 times the rate of fp32 here (…), fp16 at …"
 
-Also here: a bench as JSON, and what a crooked size costs.
+Also here: a bench as JSON, and what a misaligned size costs.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class BenchView:
 
     @property
     def alignment_sentence(self) -> str:
-        """What a crooked size costs."""
+        """What a misaligned size costs."""
         return sentence(self.costs)
 
     @property
@@ -302,7 +302,7 @@ def _date(moment: float) -> str:
     return datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds")
 
 
-# What a crooked size costs: the time of one multiplication at 8n + 1, 2 or 4 over that at 8n.
+# What a misaligned size costs: the time of one multiplication at 8n + 1, 2 or 4 over that at 8n.
 #
 #     worst(costs(rates)).sentence        "K = 4097 costs 2.3 times what K = 4096 costs …"
 #
@@ -375,7 +375,7 @@ def sentence(found: Sequence[Cost]) -> str:
         return dearest.sentence
     top = max(found, key=lambda c: c.ratio)
     return (
-        "No crooked size costs ten percent or more beyond the noise here; the dearest, "
+        "No misaligned size costs ten percent or more beyond the noise here; the dearest, "
         f"{_named(top, top.size + top.offset)} in {top.dtype}, takes "
         f"{top.ratio:.2f} times the time of {top.size} for each multiplication."
     )

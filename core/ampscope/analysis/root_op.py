@@ -218,9 +218,9 @@ def forward_class(op: BadOp) -> ForwardClass:
 
 
 def _is_attention(op: BadOp, name: str) -> bool:
-    """A product of two activations whose result goes into a softmax.
+    """A matmul of two activations whose result goes into a softmax.
 
-    A product with a parameter (a linear layer) is an activation, even right before a softmax.
+    A matmul with a parameter (a linear layer) is an activation, even right before a softmax.
     """
     two_activations = not any(o.is_parameter for o in op.inputs)
     return (

@@ -1,7 +1,7 @@
 """The exponent histogram on a CPU: the compiled kernel, run by the threads that torch works with.
 
 Between two operations torch's OpenMP threads spin for some milliseconds, waiting for the next. A
-pool of our own would compete with them for the cores: right after a matrix product two such threads
+pool of our own would compete with them for the cores: right after a matmul two such threads
 took 0.47 ns an element where one alone took 0.40, and torch's own two take 0.26 (2^20 elements of
 bf16, 2 cores of an EPYC). So the kernel is handed to the OpenMP runtime that torch is linked with,
 by the call that a compiler emits for ``#pragma omp parallel``. Without that call (no GNU interface

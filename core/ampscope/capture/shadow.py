@@ -197,7 +197,7 @@ def _gradients_kept(names: ModelMap) -> Iterator[None]:
 #       the rest    the format has numbers of that size: a sum that cancelled, a ReLU that
 #                   switched otherwise, or values that were lost further up the pass
 #     subnormal     below the smallest normal number of the format
-#     zero before   zero in both
+#     zero in both   zero in both
 #
 # All numbers of a step stay on the device until :meth:`Comparisons.records` fetches them in one
 # transfer. A tensor may have any layout; it is compared in pieces, because an fp32 sum of more
@@ -293,7 +293,7 @@ def pieces(count: int, most: int) -> Iterator[slice]:
 
 
 def _numbers(half: Tensor, reference: Tensor, scale: float, limits: _Limits) -> Tensor:
-    """Of flat tensors: lost, below range, subnormal, zero before, |reference|^2,
+    """Of flat tensors: lost, below range, subnormal, zero in both, |reference|^2,
     |half - reference|^2, dot, |half|^2, max |reference|; in fp64, lengths in the reference's unit.
     """
     parts = [

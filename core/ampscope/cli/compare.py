@@ -68,7 +68,7 @@ def compare(
     out: Path | None,
     store: Path,
 ) -> None:
-    """Measure WORKLOAD in several precisions, turn and turn about: time, memory, energy, loss.
+    """Measure WORKLOAD in several precisions, interleaved: step time, memory, energy, loss.
 
     WORKLOAD is a built-in model, path/to/file.py:build, package.module:build, or a training script
     path/to/train.py, untouched, with its ARGS (after -- where they begin with a hyphen).
@@ -216,7 +216,7 @@ def _batch_table(search: BatchSearch) -> Table:
 def _prediction(search: BatchSearch) -> str:
     found = search.prediction
     if found is None:
-        return "no prediction: that takes two tries that fit, of which the larger needs more"
+        return "no prediction: this needs two trials that fit, the larger one with more memory"
     return (
         f"predicted {found.largest:,}, from {binary_size(found.fixed_bytes)} and "
         f"{binary_size(found.bytes_per_sample)} a sample under {binary_size(found.limit_bytes)}"

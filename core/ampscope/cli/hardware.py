@@ -1,6 +1,6 @@
 """``ampscope hardware``: what this machine is, and what AMP can and cannot give on it.
 
-With ``--bench`` it is measured: matmuls in every dtype, copies, and what a crooked size costs.
+With ``--bench`` it is measured: matmuls in every dtype, copies, and what a misaligned size costs.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _bench(report: HardwareReport, device: str, quick: bool, as_json: bool, stor
     click.echo("\n".join(text for text in texts if text))
 
 
-# ``ampscope cores``: which matmuls of a training step use Tensor Cores.
+# ``ampscope tensor-cores``: which matmuls of a training step use Tensor Cores.
 
 
 SHOWN = 24  # matmuls; --all shows the rest
@@ -86,7 +86,7 @@ USED = {CoreVerdict.USED: "yes", CoreVerdict.NOT_USED: "no", CoreVerdict.UNKNOWN
 _PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
 
 
-@click.command()
+@click.command("tensor-cores")
 @click.argument("workload")
 @click.argument("args", nargs=-1)
 @click.option("--size", type=click.Choice(SIZES), default="small", show_default=True)

@@ -14,7 +14,7 @@ ampscope zoo                                 real failures, and how often the an
 ampscope compare gpt --seeds 3               precisions side by side: time, memory, loss
 ampscope batch-size gpt --memory-limit 512   the largest batch, predicted and proved
 ampscope hardware                            what this machine can do
-ampscope cores gpt --precision bf16          which matmuls use Tensor Cores
+ampscope tensor-cores gpt --precision bf16   which matmuls use Tensor Cores
 ampscope frameworks install|check|compare    Keras and Paddle beside PyTorch
 ampscope dashboard                           look at it in a browser
 """
@@ -29,6 +29,8 @@ if sys.argv[0].rpartition("/")[2] in ("ampscope", "-m", "main.py"):  # not where
     stopping.install()
 
 # The imports below take half a second, in which a signal must end the command already.
+
+import copy
 
 import click
 
@@ -81,6 +83,9 @@ _COMMANDS = (
 )  # fmt: skip
 for command in _COMMANDS:
     main.add_command(command)
+_former = copy.copy(cores)  # the former name of tensor-cores, accepted for one more version
+_former.hidden = True
+main.add_command(_former, "cores")
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ class DiagnosisResult:
 def clue(found: Lead | None) -> str:
     """The sentence on where to look first."""
     if found is None:
-        return "No op was seen to give a non-finite or inaccurate result."
+        return "No recorded op gave a non-finite or inaccurate result."
     module = f"in module {found.module}" if found.module else ""
     step = f"step {found.step:,}" if found.step is not None else ""
     places = (module, found.phase, f"at {found.line}" if found.line else "", step)
@@ -128,7 +128,10 @@ def problem(info: RunInfo, view: RunView, fp32: RunView | None = None) -> str:
     """Why there is nothing to judge; "" when there is."""
     outcome = view.outcome
     if info.state in (State.FAILED, State.LOST, State.CANCELLED):
-        return info.message or f"The script's process ended without a word ({info.state})."
+        return (
+            info.message
+            or f"The script's process exited without reporting an error ({info.state})."
+        )
     if outcome.attempts or view.guarded_losses or view.guarded_gradients:
         return ""  # also a script that left at once because of what it computed can be judged
     if view.ended_itself and not view.has_exception and fp32 is not None and fp32.outcome.attempts:
@@ -165,7 +168,7 @@ def _of_control(view: RunView) -> tuple[str, ...]:
 
 
 def _without_scaler(run: RunView) -> str:
-    """fp16 gradients without any loss scale are worth a word even where they did no harm so far."""
+    """fp16 gradients without any loss scale are worth a note even where they did no harm so far."""
     outcome = run.outcome
     in_fp16 = "fp16" in outcome.flop_dtypes and bool(run.attempts)
     by_hand = static_scale(run) is not None or hand_scale_facts(run) is not None

@@ -56,7 +56,7 @@ _HALF = ("fp16", "bf16")
 
 class Recorder:
     """Records one training of one model. Used by one thread. ``after_step`` is called with it at
-    the end of each attempted step."""
+    the end of each optimizer step."""
 
     def __init__(
         self, cadence: Cadence, after_step: Callable[[Recorder], None] | None = None
@@ -146,7 +146,8 @@ class Recorder:
         self.scans += [scan(moment, kind, n, v, self.steps) for n, v in weights.items()]
 
     def step(self, facts: StepFacts) -> None:
-        """An optimizer step was attempted: everything since the last one belongs to it."""
+        """An optimizer step ended, taken or skipped: everything since the last one belongs to
+        it."""
         started = time.perf_counter()
         parts = gradient_parts(facts)
         added = updates(facts)
@@ -250,7 +251,8 @@ class Writing:
         self._writer.flush()
 
 
-# One attempted optimizer step from an adapter's facts: the numbers that rules and pages read.
+# One optimizer step, taken or skipped, from an adapter's facts: the numbers that rules and pages
+# read.
 
 
 def gradient_parts(facts: StepFacts) -> list[ParameterGradient]:
@@ -422,7 +424,7 @@ class LayerCall:
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
-    """One attempted optimizer step: taken, or skipped by the scaler.
+    """One optimizer step: taken, or skipped by the scaler.
 
     ``gradients`` are as they came to the scaler or optimizer, in the order in which they are
     applied; ``scaled`` says whether they still carry ``scale``. ``before`` and ``after`` are the

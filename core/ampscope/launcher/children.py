@@ -189,7 +189,7 @@ def last_words(answer: str, output: str, who: str = "The script") -> str:
         native = -status in _NATIVE
         how = f"crashed in native code ({name})" if native else f"was ended by {name}"
         return f"{who}'s process {how}.{said}"
-    return f"{who}'s process ended without a word (status {status}).{said}"
+    return f"{who}'s process exited without reporting an error (status {status}).{said}"
 
 
 # A script's output, followed in the file that it goes to.

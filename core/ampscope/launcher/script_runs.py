@@ -198,7 +198,7 @@ class ScriptRuns:
         return f"gone: {said[-1].strip()}" if said else "gone"
 
     def _close_if_open(self, run_id: str, state: State, message: str) -> None:
-        """A child that died without a word leaves its run open: say so in its place."""
+        """A child that died without reporting an error leaves its run open: say so in its place."""
         with Reader(self.store) as reader:
             now = reader.run(run_id).state
         if now.is_active or now is State.LOST:

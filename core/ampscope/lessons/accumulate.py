@@ -23,7 +23,7 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def measure(asked: Mapping[str, str], device: torch.device) -> Iterator[Result]:
-    """Running sums, where they stop, torch.sum; errors of products."""
+    """Running sums, where they stop, torch.sum; errors of dot products."""
     term = float(asked["term"])
     for name, dtype in DTYPES.items():
         yield from _running(name, torch.tensor(term, dtype=dtype, device=device))

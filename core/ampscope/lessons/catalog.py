@@ -174,8 +174,8 @@ def _known(lesson: str) -> LessonInfo:
     return info
 
 
-# Scripts that lessons diagnose: lesson 13's eight mistakes with their mended twins, and lesson 6's
-# training in fp16. No torch.
+# Scripts that lessons diagnose: lesson 13's eight mistakes with their fixed counterparts, and
+# lesson 6's training in fp16. No torch.
 
 
 STEPS = 300  # as the zoo's diagnoses
@@ -183,7 +183,7 @@ STEPS = 300  # as the zoo's diagnoses
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """One mistake; its script is ``mistakes/ID.py``, the mended one ``mistakes/ID_mended.py``."""
+    """One mistake; its script is ``mistakes/ID.py``, the fixed one ``mistakes/ID_fixed.py``."""
 
     id: str
     title: str
@@ -223,7 +223,7 @@ HALF_LENET = Mistake(
 BY_ID = {mistake.id: mistake for mistake in (*MISTAKES, HALF_LENET)}
 
 
-def script_path(mistake: str, *, mended: bool = False) -> Path:
+def script_path(mistake: str, *, is_fixed: bool = False) -> Path:
     """The script's file."""
-    name = f"{mistake}_mended.py" if mended else f"{mistake}.py"
+    name = f"{mistake}_fixed.py" if is_fixed else f"{mistake}.py"
     return Path(str(resources.files("ampscope.lessons"))) / "mistakes" / name

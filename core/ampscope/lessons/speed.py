@@ -1,7 +1,7 @@
-"""Lesson 12: what half precision gains on this machine: matmuls, crooked sizes, whole models.
+"""Lesson 12: what half precision gains on this machine: matmuls, misaligned sizes, whole models.
 
-matmuls    square ones, small to large, in every dtype, turn and turn about
-crooked     sizes beside a multiple of 8
+matmuls    square ones, small to large, in every dtype, interleaved
+misaligned     sizes beside a multiple of 8
 models      a step of a tiny MLP and of a small GPT, fp32 beside bf16 autocast
 """
 
@@ -53,7 +53,7 @@ def _rates(series: str, wanted: list[tuple[str, int]], device: torch.device) -> 
 
 
 def _model(workload: str, size: str, steps: int, device: torch.device) -> Iterator[Result]:
-    """Both precisions in turns; StepTimes names them ``mlp fp32``."""
+    """Both precisions interleaved; StepTimes names them ``mlp fp32``."""
     spec = RunSpec(workload=workload, size=size, precision="fp32,bf16", policy="native")
     trainings = prepared(spec, device)
     batches = {name: batch_of(training, spec) for name, training in trainings.items()}

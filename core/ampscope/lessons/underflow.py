@@ -2,7 +2,7 @@
 
     five fp32 steps, so that the gradients are those of a model that learns
     fp32 pass       -> the exponent histogram that the page's slider moves
-    fp16 passes     -> at 1, 4, 16, … 2^40: lost, subnormal, zero before, not finite
+    fp16 passes     -> at 1, 4, 16, … 2^40: lost, subnormal, zero in both, not finite
 
 The same weights and batch throughout; nothing is stepped between the passes. Counted are the
 gradients of module outputs that flow in fp16: what autocast leaves in fp32 cannot underflow.

@@ -1,12 +1,12 @@
 """What a child process measures. Imports torch; writes records.results to the store.
 
 timing         one call, timed often: median and quartiles
-rates          what the machine reaches: matmuls, copies, crooked sizes; calls timed in turns
+rates          what the machine reaches: matmuls, copies, misaligned sizes; interleaved timing
 matmuls        one matmul as a call: on random data, made again, in fp32, padded
 tensor_cores   which matmuls of a step use Tensor Cores, of a workload or of a script
 kernel_log     the kernels of each matmul, from torch.profiler; oneDNN's, from its own log
-comparison     precisions turn and turn about: time, memory, energy, loss; a workload or a script
+comparison     precisions interleaved: step time, memory, energy, loss; a workload or a script
 script_timing  one run of a script in one precision, in a process of its own: times and losses
 live_bytes     which tensors live when a step needs most
-batch_size     the largest batch: predicted, then proved by tries in processes that may die of it
+batch_size     the largest batch: extrapolated from small trials in child processes, then verified
 """

@@ -1,11 +1,12 @@
-"""The largest batch that fits, for each precision: predicted from two small tries, then proved.
+"""The largest batch that fits, for each precision: extrapolated from two small trials, then
+verified.
 
     try the workload's own batch and twice that: memory = fixed + samples times so much
     start at the prediction; step away from it, each stride twice the last, until one size fits and
     a larger one does not; halve the distance until they are neighbours
     then time some smaller sizes, for the curve of throughput
 
-Tries are made in child processes (:class:`Trials`), whose own part is here too.
+Trials run in child processes (:class:`Trials`), whose own part is here too.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ class _Search:
 
     def _run_trial(self, samples: int) -> BatchTrial:
         if self._is_cancelled():
-            raise Cancelled(f"Cancelled after {len(self._made)} tries.")
+            raise Cancelled(f"Cancelled after {len(self._made)} trials.")
         if samples in self._made:
             return self._made[samples]
         made = self._trials.attempt(self._spec, samples, self._limit.left_s())
@@ -202,7 +203,7 @@ class _Search:
         return self._limit.left_s() - self._reserved_s
 
 
-# Tries of a batch search, each in a child process that may die of it.
+# Trials of a batch search, each in a child process that may run out of memory.
 #
 # A server process imports torch once and forks for every try (multiprocessing's forkserver); it
 # runs nothing that starts threads, so a fork of it is sound.
@@ -217,7 +218,7 @@ class TookTooLong(BadInput):
 
 
 class Trials:
-    """Makes tries on one device; ``limit_bytes`` bounds a CPU's, 0 for none."""
+    """Runs trials on one device; ``limit_bytes`` bounds a CPU's, 0 for none."""
 
     def __init__(self, device: torch.device, limit_bytes: int) -> None:
         self._device, self._limit = device, limit_bytes
@@ -255,14 +256,16 @@ class Trials:
         return _read(answer)
 
     def _died(self, spec: RunSpec, samples: int, status: int | None) -> BatchTrial:
-        """The process ended without a word. The kernel kills what takes too much memory; under a
-        limit a library below torch may also take a failed allocation for a pointer. Raises
-        BadInput for any other end: a crash is no answer."""
+        """The process exited without reporting an error. The kernel kills what takes too much
+        memory; under a limit a library below torch may also take a failed allocation for a pointer.
+        Raises BadInput for any other end: a crash is no answer."""
         number = -(status or 0)
         names = {s.value: s.name for s in signal.Signals}
         how = f"by {names[number]}" if number in names else f"with status {status}"
         if number not in (_UNDER_A_LIMIT if self._limit else (signal.SIGKILL,)):
-            raise BadInput(f"A try with {samples:,} samples ended {how}, without a word.")
+            raise BadInput(
+                f"A trial with {samples:,} samples exited {how} without reporting an error."
+            )
         why = f"{NO_MEMORY} The process ended {how}."
         return BatchTrial(spec.precision, samples, False, None, None, None, why, time.time())
 
@@ -384,7 +387,7 @@ def _failed(spec: RunSpec, samples: int, why: str = NO_MEMORY) -> BatchTrial:
 
 
 def _limit(limit_bytes: int) -> None:
-    """Above what the process holds once its threads run and products were made. Linux counts
+    """Above what the process holds once its threads run and matmuls were made. Linux counts
     private memory (VmData) against it, so freed tensors must not stay in malloc's heap: without a
     fixed threshold 8,192 samples failed where 16,384 fitted (measured, an MLP under 256 MiB)."""
     _allocate_with(_SMALL, arenas=1)

@@ -1,4 +1,4 @@
-"""Precisions side by side: the same model, batches and random state in each, turn and turn about.
+"""Precisions side by side: the same model, batches and random state in each, interleaved.
 
     for each seed:
         build one training a precision, from the same weights
@@ -151,7 +151,7 @@ def _samples(spec: RunSpec, training: Training, notes: list[str]) -> int:
         return 0
 
 
-# An untouched script in several precisions: one process each, turn and turn about over seeds.
+# An untouched script in several precisions: one process each, interleaved over seeds.
 #
 # A script's steps cannot be stopped half way, so whole runs take turns. A script that seeds itself
 # makes the same run under every seed; then seeds say nothing, which shows as a spread of zero.
@@ -249,7 +249,7 @@ def _run(
 
 def _why(name: str, found: dict[str, Any] | None) -> str:
     if found is None:
-        return f"{name}: the script ended without a word, or no step ended in time."
+        return f"{name}: the script exited without reporting an error, or no step ended in time."
     if found["problem"]:
         return f"{name}: the script failed after {len(found['losses'])} steps. {found['problem']}"
     return (
@@ -372,7 +372,7 @@ def energy(
     return []
 
 
-# Trainings of one seed in several precisions, turn and turn about.
+# Trainings of one seed in several precisions, interleaved.
 
 
 Trainings = dict[str, Training]

@@ -1,7 +1,7 @@
-"""What this machine reaches: matmuls of every dtype, copies, and what a crooked size costs.
+"""What this machine reaches: matmuls of every dtype, copies, and what a misaligned size costs.
 
-The rates of one kind are taken in turns (:class:`Turns`), on random data, each as the median of
-many with its quartiles. A run with the argument ``quick`` takes a third of the time.
+The rates of one kind are measured interleaved (:class:`Turns`), on random data, each as the median
+of many with its quartiles. A run with the argument ``quick`` takes a third of the time.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def copies(device: torch.device, budget_s: float, writer: RunWriter, stop: Stop)
     return rates
 
 
-# What a crooked size costs: one dimension of a matmul, or the channels of a convolution, at 8n +
+# What a misaligned size costs: one dimension of a matmul, or the channels of a convolution, at 8n +
 # {0, 1, 2, 4}, the others kept at a multiple of 8.
 #
 # Tensor Cores and vector units read 16 bytes at a time, which are 8 halves: rows that begin at
@@ -415,7 +415,7 @@ def warm_up(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-# Several calls timed in turns, so that drift (clocks, heat, other processes) falls on all alike.
+# Several interleaved timing, so that drift (clocks, heat, other processes) falls on all alike.
 #
 # A call that is slow enough to eat the time of the others is left out, with the reason; whoever
 # knows its rate at a smaller size predicts that before the first call is made.

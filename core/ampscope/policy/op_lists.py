@@ -175,7 +175,8 @@ GAPS: Final[tuple[Gap, ...]] = (
     ),
     Gap(
         "atomic_sum", _ATOMIC, HALF, frozenset({"native"}),
-        "CUDA adds these in half by atomicAdd, value by value, and stalls at 2,048 (fp16) or 256 "
+        "CUDA adds these in half by atomicAdd, value by value, and stagnates at 2,048 (fp16) or "
+        "256 "
         "(bf16) equal terms; this CPU may add them in fp32.",
     ),
     Gap(

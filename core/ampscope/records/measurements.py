@@ -275,7 +275,7 @@ class StepMatmuls:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Time of training steps in one precision, turn and turn about with the others.
+    """Time of training steps in one precision, interleaved with the others.
 
     The phases are the default step's; a workload with a step of its own has none. On CUDA the
     phases are the device's time between events, and ``step`` is the host's clock around it all.
@@ -357,7 +357,7 @@ class EnergyUse:
     measured_at: float
 
 
-# What a search for the largest batch measures: one record a try, one a precision.
+# What a search for the largest batch measures: one record per trial, one per precision.
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,7 +381,7 @@ class BatchTrial:
 
 @dataclass(frozen=True, slots=True)
 class BatchPrediction:
-    """What two small tries say before the search: memory = fixed + samples times so much."""
+    """Extrapolated from two small trials: memory = fixed bytes + samples * bytes per sample."""
 
     precision: str
     fixed_bytes: int
@@ -392,8 +392,8 @@ class BatchPrediction:
 
 @dataclass(frozen=True, slots=True)
 class LargestBatch:
-    """Where the search ended: ``samples`` was seen to fit, and ``too_many``, or a size between the
-    two, was seen not to. Without a ``too_many`` nothing was seen not to fit."""
+    """Where the search ended: ``samples`` fitted, and ``too_many``, or a size between the
+    two, did not. Without ``too_many`` every trial fitted."""
 
     precision: str
     samples: int  # 0: not even the smallest fits

@@ -36,7 +36,7 @@ def chosen(report: DiagnosisResult) -> Trial | None:
 
 
 def verified(report: DiagnosisResult) -> bool | None:
-    """True when a fix was seen to work, False when none of those that were run did; None when none
+    """True when a run with a fix removed the symptom, False when no such run did; None when none
     was run, or when an effect could not be measured."""
     trial = chosen(report)
     return trial.cured if trial is not None else (False if report.trials else None)
@@ -53,7 +53,7 @@ def state(report: DiagnosisResult) -> str:
     """A key figure's word for the fixes."""
     if not report.trials:
         return "not tried"
-    return {True: "seen to work", False: "none worked", None: "not measurable"}[verified(report)]
+    return {True: "verified", False: "none worked", None: "not measurable"}[verified(report)]
 
 
 def sentence(finding: Finding, cured: Trial | None) -> str:
@@ -79,7 +79,7 @@ def sentence(finding: Finding, cured: Trial | None) -> str:
 
 
 def patch(finding: Finding, cured: Trial | None) -> str:
-    """Code to paste: for the modules that were seen to matter, else as the rule wrote it."""
+    """Code to paste: for the modules whose fix was verified, else as the rule wrote it."""
     fix = finding.verdict.fix
     if fix.framework != "torch":
         made = replace(fix, kind=cured.kind, controls=(cured.control,)) if cured else fix
@@ -113,7 +113,7 @@ def seen(report: DiagnosisResult) -> str:
             f"is found no more. The effect is not measurable in {plural(removed.steps, 'step')}."
         )
     tried = "; ".join(Control(t.control).words for t in report.trials)
-    return f"No fix was seen to work. Tried: {tried}."
+    return f"No fix removed the symptom. Tried: {tried}."
 
 
 def candidates(report: DiagnosisResult) -> list[str]:

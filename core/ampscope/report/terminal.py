@@ -86,7 +86,7 @@ def _finding(finding: Finding, report: DiagnosisResult, *, first: bool) -> Rende
         price = f" at {cured.price:.2f} times the time per step" if cured and cured.price else ""
         if cured and cured.memory:
             price += f" and {cured.memory:.2f} times the peak memory"
-        word = "No fix was seen to work"
+        word = "No fix removed the symptom"
         if cured is not None:
             run = f"a run with {cured.control}{price}"
             word = f"Verified by {run}" if cured.cured else f"Not verified, after {run}"

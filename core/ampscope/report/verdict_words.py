@@ -104,7 +104,7 @@ def next_step(report: DiagnosisResult, baseline: RunView) -> str:
     if first is None:
         return "Diagnose the script:"
     if could_not_run(report, baseline):
-        return _AGAIN.get(state, "Mend what the sentence names, then diagnose the script again:")
+        return _AGAIN.get(state, "Fix the problem above, then diagnose the script again:")
     if not diagnosis.findings:
         if diagnosis.verdict == "inconclusive":
             return when_undetermined(report)
@@ -123,11 +123,11 @@ def next_step(report: DiagnosisResult, baseline: RunView) -> str:
     cured = fix_words.best(report)
     advice = fix_words.sentence(diagnosis.findings[0], cured)
     if cured is not None:
-        return f"{advice} A run with this fix was seen to work; the patch is below."
+        return f"{advice} A run with this fix removed the symptom; the patch is below."
     if (removed := fix_words.chosen(report)) is not None:
         advice = fix_words.sentence(diagnosis.findings[0], removed)
         return f"{advice} {fix_words.seen(report)}"
-    return f"{advice} No run with a fix was seen to work." if report.trials else advice
+    return f"{advice} No run with a fix removed the symptom." if report.trials else advice
 
 
 def when_undetermined(report: DiagnosisResult) -> str:

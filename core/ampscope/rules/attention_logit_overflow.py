@@ -1,16 +1,16 @@
 """Attention logits overflowed half precision.
 
 What it detects
-    A product of two activations that feeds a softmax and is infinite in half, finite in fp32.
+    A matmul of two activations that feeds a softmax and is infinite in half, finite in fp32.
 
 Why it matters
     The softmax of a row with infinity is NaN.
 
 Blind spots
-    Fused attention kernels compute the product inside and show no op of their own.
+    Fused attention kernels compute the matmul inside and show no op of their own.
 
 Remedy
-    Scale the queries before the product (q * scale) @ k, normalise q and k, or compute the
+    Scale the queries before the matmul (q * scale) @ k, normalise q and k, or compute the
     logits in fp32.
 """
 
@@ -32,7 +32,7 @@ def check(evidence: Evidence) -> Verdict:
         f"The attention logits of {place(op)} overflowed: the product of queries and keys reaches"
         f" {op.fp32_max or float('inf'):,.6g} before it is scaled."
     )
-    text = "Scale q before the product, or compute the logits in fp32."
+    text = "Scale q before the matmul, or compute the logits in fp32."
     return op_verdict(found, reason, island(op, "fp32_module", text))
 
 

@@ -1,4 +1,4 @@
-"""A long sum in half precision stalls.
+"""A long sum in half precision stagnates.
 
 What it detects
     A half-precision sum, gradient of repeated indices or running total that stays as it is
@@ -36,7 +36,7 @@ def check(evidence: Evidence) -> Verdict:
     """Found from stalled additions and from results far from fp32's, at the op itself."""
     op = worst_sum(evidence.baseline)
     if op is None:
-        return passed("No sum in half precision stalls.")
+        return passed("No sum in half precision stagnates.")
     reason, value = _seen(op)
     return Verdict(
         Status.FOUND,

@@ -203,7 +203,7 @@ class _Run:
             os._exit = original
 
     def _attempt(self, count: int) -> None:
-        """An optimizer step was attempted."""
+        """An optimizer step ended, taken or skipped."""
         if not self.processes.is_own:
             return
         self.following.on_attempt(self.recorder)

@@ -215,7 +215,7 @@ class _Record:
         self._writing: Any = None
 
     def step(self, recorder: ScriptRecorder) -> None:
-        """An optimizer step was attempted."""
+        """An optimizer step ended, taken or skipped."""
         self._open()
         self._writing.write_if_due(recorder)
 

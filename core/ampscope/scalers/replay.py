@@ -1,7 +1,7 @@
 """The trajectory that a policy would have taken over a recorded run's gradients.
 
     scale of step 0 = the policy's first
-    for each recorded step: would its gradients have overflowed at the scale? (fate)
+    for each recorded step: would its gradients have overflowed at the scale? (outcome)
         the policy's step function says the next scale
 
 What the weights would have become is not replayed: a step that a policy skips, or does not, changes
@@ -218,7 +218,7 @@ class Replay:
 
     @property
     def guesses(self) -> tuple[int, ...]:
-        """Steps whose fate the histograms do not tell."""
+        """Steps whose outcome the histograms do not show."""
         return tuple(step.step for step in self.steps if step.is_guess)
 
     @property
@@ -292,7 +292,7 @@ def _later_tops(gradients: Sequence[StepGradients]) -> list[StepGradients | None
     return found[::-1]
 
 
-# A recorded run as the replay reads it: fates and counts of every step.
+# A recorded run as the replay reads it: outcomes and counts of every step.
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,8 @@ def _run_info(row: Row) -> RunInfo:
         if silent or not is_alive(pid, codec.real(pid_started)):
             shown = State.LOST
             message = message or (
-                f"The process ended without a word after {steps_done:,} steps (killed, out of "
+                f"The process exited without reporting an error after {steps_done:,} steps "
+                "(killed, out of "
                 "memory, or the store's disk is full). What it recorded is kept."
             )
     return RunInfo(

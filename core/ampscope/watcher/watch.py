@@ -6,7 +6,7 @@
     run = ampscope.watch(model)                  # or so: optimizer and scaler are found
     run.close()
 
-A *step* is one attempted optimizer step, taken or skipped; with several optimizers each of them
+A *step* is one optimizer step, taken or skipped; with several optimizers each of them
 makes its own. The training's numbers are bit-identical with and without.
 
 Also here: what a caller gave, looked at, and the figure that a notebook shows.

@@ -2,7 +2,7 @@
 
 Pre-norm blocks of attention and a four times wider feed-forward part with GELU, learned positions,
 no dropout (Radford et al., 2019, without weight tying, so that each parameter has one place and one
-gradient). Attention is not fused: every product is the output of a module, so its magnitude can be
+gradient). Attention is not fused: every matmul is the output of a module, so its magnitude can be
 seen, and q·k and softmax are where half precision bites.
 """
 

@@ -277,7 +277,7 @@ class MLP(nn.Module):
 
 
 class Attention(nn.Module):
-    """Every position looks at every other; two products and a softmax between linear layers."""
+    """Every position looks at every other; two matmuls and a softmax between linear layers."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -15,7 +15,8 @@ MAX_CALLS = 20_000
 
 
 class Calls:
-    """Appends :class:`Call` records; ``attempt`` is the number of attempted optimizer steps."""
+    """Appends :class:`Call` records; ``attempt`` is the number of optimizer steps, skipped ones
+    included."""
 
     def __init__(self, lines: SourceLines) -> None:
         self.records: list[Call] = []

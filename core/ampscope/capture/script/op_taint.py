@@ -1,7 +1,7 @@
 """Marks on tensors: which op made a tensor, and which bad op its non-finite values descend from.
 
 The first is a plain attribute of the tensor, so it travels with it through the user's code and dies
-with it; the path from a sigmoid to a logarithm, or from a product to a softmax, is read off it. The
+with it; the path from a sigmoid to a logarithm, or from a matmul to a softmax, is read off it. The
 second, the taint, belongs to the memory: a value that is written through one view is read through
 another. When the loss or a gradient is not finite, it names the root.
 
@@ -210,7 +210,7 @@ HALF_EPSILON = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}  # half an ulp
 MOST_NAMED = 3  # places in the sentence on what was not judged
 PHASE_ERROR = 0.25  # radians by which the argument of a sine may be off through rounding alone
 
-# Matrix products of whole numbers, which no control can run in another precision.
+# Matmuls of integers, which no control can run in another precision.
 _WHOLE = frozenset({
     "_int_mm", "_weight_int8pack_mm", "_weight_int4pack_mm", "_weight_int4pack_mm_for_cpu",
     "_dyn_quant_matmul_4bit", "_scaled_mm", "_scaled_grouped_mm", "_scaled_mm_v2",

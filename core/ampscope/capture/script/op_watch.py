@@ -739,7 +739,7 @@ class Reads:
         self._settle(is_gradient=False)
 
     def stepped(self) -> None:
-        """An optimizer step was attempted."""
+        """An optimizer step ended, taken or skipped."""
         self._backwards_at_step = self._backwards
         self._settle(is_gradient=True)
 

@@ -1,4 +1,4 @@
-"""Instrument: every attempted optimizer step, taken or skipped, with what it found and did.
+"""Instrument: every optimizer step, taken or skipped, with what it found and did.
 
 Through a scaler an attempt begins at ``scaler.step``; when the optimizer's own step does not
 follow, it was skipped. A step that the script calls itself is an attempt too, marked by its empty

@@ -1,4 +1,4 @@
-"""Exponent histograms and ops of an untouched script, one frame an attempted optimizer step.
+"""Exponent histograms and ops of an untouched script, one frame per optimizer step, skipped or not.
 
 Activations and output gradients are counted by the hooks that a probe uses. The optimizer's own
 parameters, their gradients and their updates are counted when the script calls ``unscale_`` or the

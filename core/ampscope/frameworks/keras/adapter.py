@@ -237,7 +237,7 @@ class Mlp(keras.Model):  # type: ignore[misc]  # Keras ships no types
 
 
 class Attention(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
-    """Softmax of scaled products, without a mask."""
+    """Softmax of scaled query-key matmuls, without a mask."""
 
     def __init__(self) -> None:
         super().__init__()

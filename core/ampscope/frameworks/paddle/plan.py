@@ -336,7 +336,7 @@ def differences(seen: Mapping[str, int], statistics: Statistics) -> list[Differe
 
 def on_a_cpu(ops: Mapping[tuple[str, int], int]) -> Counter[str]:
     """Calls by (op, floating-point inputs) in the names of a CPU build, which computes a linear
-    layer as a product and a sum."""
+    layer as a matmul and a sum."""
     found: Counter[str] = Counter()
     for (op, inputs), count in ops.items():
         if op == "linear_v2":

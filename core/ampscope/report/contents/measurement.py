@@ -155,10 +155,10 @@ def _pairs(curve: Curve) -> list[tuple[float, float]]:
 SERIES = {
     "ceiling": "Matmuls of random matrices",
     "copy": "Copies",
-    "align_m": "Crooked m",
-    "align_n": "Crooked n",
-    "align_k": "Crooked k",
-    "align_channels": "Crooked channels",
+    "align_m": "Misaligned m",
+    "align_n": "Misaligned n",
+    "align_k": "Misaligned k",
+    "align_channels": "Misaligned channels",
 }
 Said = tuple[str, tuple[Block, ...]]
 
@@ -324,9 +324,9 @@ def _of_batch(run: RunInfo, results: Sequence[Result]) -> Gaps:
         if name not in ended:
             yield f"The largest batch in {name}", "Its search did not end."
         elif ended[name].too_many is None:
-            yield f"A batch that is too large in {name}", "None was seen not to fit."
+            yield f"A batch that is too large in {name}", "No trial failed to fit."
     if any(isinstance(r, BatchTrial) and r.fits and r.step is None for r in results):
-        yield "Times of some tries", "They were seen to fit, and were not timed."
+        yield "Times of some trials", "They fitted into memory, and were not timed."
 
 
 def _of_cores(run: RunInfo, results: Sequence[Result]) -> Gaps:

@@ -138,7 +138,7 @@ def _shadow(shadows: list[ShadowRecord], modules: list[ModuleRecord]) -> tuple[B
         )
         for s in here[:MOST_ROWS]
     )
-    columns = ("Module", "Lost", "Below range", "Cancelled or flipped", "Subnormal", "Zero before")
+    columns = ("Module", "Lost", "Below range", "Cancelled or flipped", "Subnormal", "Zero in both")
     table = Table(columns, rows, numeric=(1, 2, 3, 4, 5))
     return (Paragraph(said), Fold("By module", (table,)))
 
