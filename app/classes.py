@@ -33,7 +33,7 @@ REFRESH_EVERY_S = 2.0
 SHOWN = 8  # of what waits; the button below stays on the screen
 
 
-def show() -> None:
+def show_classroom() -> None:
     """The whole page."""
     st.title("Class", anchor=False)
     if permissions.role() is ClassRole.OPERATOR:

@@ -48,14 +48,14 @@ BATCH_LIMIT_S = 600.0
 DEFAULT_LIMIT_MIB = 512
 
 
-def comparison() -> None:
+def comparison_form() -> None:
     """Precisions, seeds and steps."""
     if not permissions.offers("starting a comparison"):
         return
     on_cuda = uses_cuda(machine.report())
     what, how = st.columns(2, gap="large")
     with what:
-        choice = workload_choice.draw(RunSpec(workload="gpt", size="small"))
+        choice = workload_choice.pick_workload(RunSpec(workload="gpt", size="small"))
     with how:
         chosen = _precisions(("fp32", "bf16"), on_cuda)
         seeds = st.number_input(
@@ -69,14 +69,14 @@ def comparison() -> None:
         _start(choice, "compare", chosen, seeds=int(seeds), steps=int(steps), time_limit_s=LIMIT_S)
 
 
-def batch_search() -> None:
+def batch_form() -> None:
     """Precisions, sizes to try and, on a CPU, the memory that training may take."""
     if not permissions.offers("starting a search"):
         return
     on_cuda = uses_cuda(machine.report())
     what, how = st.columns(2, gap="large")
     with what:
-        choice = workload_choice.draw(RunSpec(workload="gpt", size="tiny"))
+        choice = workload_choice.pick_workload(RunSpec(workload="gpt", size="tiny"))
     with how:
         chosen = _precisions(("fp32", "bf16"), on_cuda)
         limit = 0
@@ -138,7 +138,7 @@ def _start(
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
-def show(run: RunInfo) -> None:
+def show_comparison(run: RunInfo) -> None:
     """Everything about it, as far as it has come."""
     measured = by_precision(store.results(run))
     base = base_of(measured)

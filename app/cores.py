@@ -37,14 +37,14 @@ from app.text import count, cut, escape, percent, plural, share
 SLOW = "On this CPU a matmul in fp16 can take a hundred times as long as in fp32."
 
 
-def draw_form() -> None:
+def show_form() -> None:
     """Workload, size, precision, and the button."""
     if not permissions.offers("measuring a step's matmuls"):
         return
     on_cuda = uses_cuda(machine.report())
     what, how = st.columns(2, gap="large")
     with what:
-        choice = workload_choice.draw(RunSpec(workload="gpt", size="small"))
+        choice = workload_choice.pick_workload(RunSpec(workload="gpt", size="small"))
     with how:
         names = [name for name, mode in PRECISIONS.items() if on_cuda or not mode.tf32]
         precision = st.selectbox(
@@ -79,7 +79,7 @@ def draw_form() -> None:
 NAMED_LAYERS = 6  # of one dot, in its hover box
 
 
-def show(run: RunInfo) -> None:
+def show_step(run: RunInfo) -> None:
     """Everything about it, as far as it has come."""
     use = core_use(store.results(run), run.machine)
     if use is None or not use.uses:
@@ -96,13 +96,13 @@ def show(run: RunInfo) -> None:
     dots = [dot for one in use.uses if (dot := _dot(one)) is not None]
     lines = [Ceiling(dtype, flops_s) for dtype, flops_s in use.ceilings.flops_s.items()]
     figure = roofline(dots, lines, use.ceilings.bytes_s)
-    chart.show(figure, "roofline", lambda: frame(use.layers()), key="roofline")
+    chart.show(figure, "roofline", lambda: product_table(use.layers()), key="roofline")
     gains = padding_gains([one.matmul for one in use.uses])
     if gains:
         chart.see(_padding_seen(gains))
-        padding(gains)
+        show_padding(gains)
     with chart.details("All matmuls"):
-        draw_table(use)
+        show_products(use)
     with chart.details("Ceilings, and how a verdict is reached"):
         _how(use)
 
@@ -201,12 +201,12 @@ _NUMBERS = {"MFLOP": "%.3g", "FLOP/byte": "%.3g", "GFLOP/s": "%.4g", "Spread": "
 _WIDE = {"Layer": 260, "Shapes": 320, "Why": 320, "Signs": 380, "Kernels": 380}
 
 
-def frame(entries: Sequence[tuple[MatmulUse, Place]]) -> pd.DataFrame:
+def product_table(entries: Sequence[tuple[MatmulUse, Place]]) -> pd.DataFrame:
     """Numbers as numbers, so that a column sorts; None where nothing was measured."""
     return pd.DataFrame([_row(use, place) for use, place in entries])
 
 
-def draw_table(use: CoreUse) -> None:
+def show_products(use: CoreUse) -> None:
     """With a search over layers, ops, dtypes and verdicts."""
     entries = use.layers()
     text = find_box("layer, op, dtype, used, unknown …").lower()
@@ -215,7 +215,7 @@ def draw_table(use: CoreUse) -> None:
         st.markdown(escape(f"{share(len(shown), len(entries))} lines hold “{text}”."))
     if not shown:
         return
-    table = frame(shown)
+    table = product_table(shown)
     st.dataframe(
         table,
         key="cores-table",
@@ -229,10 +229,10 @@ def draw_table(use: CoreUse) -> None:
             ),
         },
     )
-    chart.download(lambda: frame(entries), "products", key="cores-table")
+    chart.download(lambda: product_table(entries), "products", key="cores-table")
 
 
-def padding(gains: Sequence[PaddingGain]) -> None:
+def show_padding(gains: Sequence[PaddingGain]) -> None:
     """What each padding was measured to gain or to cost."""
     table = pd.DataFrame(
         {

@@ -53,25 +53,25 @@ from app.text import ago, cut, escape, number, plural, share
 _PICKER = "widget:diagnosis"
 
 
-def opened() -> Case:
+def open_case() -> Case:
     """Title, picker, header and state; ends the page when there is no diagnosis at all."""
     st.title("Diagnosis", anchor=False)
     runs = recorded_runs()
     if not runs:
         _nothing_yet()
         st.stop()
-    case = opened_data(_picked(heads(runs)), runs)
-    header(case)
-    state(case)
+    case = read_case(_picked(group_heads(runs)), runs)
+    show_header(case)
+    show_state(case)
     return case
 
 
-def header(case: Case) -> None:
+def show_header(case: Case) -> None:
     """Which script this is, and how it was run."""
     with st.container(horizontal=True, vertical_alignment="center"):
         run_page.title_line(case.head)
         if case.report is not None:
-            run_page.draw(case.head)
+            run_page.offer_report(case.head)
     run_page.offer(case.head)
     spec = case.head.spec
     is_shown = bool(spec.args) and permissions.is_trusted()
@@ -90,7 +90,7 @@ def header(case: Case) -> None:
         st.caption(escape(" ".join(case.report.notes)))
 
 
-def state(case: Case) -> None:
+def show_state(case: Case) -> None:
     """Runs under way, and why a job could not do its work."""
     problem = job_problem(case.script)
     if problem:
@@ -106,7 +106,7 @@ def state(case: Case) -> None:
     if is_stopping(case.script):
         st.caption("It is being stopped, which takes up to ten seconds.")
     elif _may_stop(case, active) and st.button("Stop", key="dx-stop"):
-        stop(case.script, case.runs)
+        stop_runs(case.script, case.runs)
         st.rerun()
     _follow(case.head, data_version(case))
 
@@ -191,7 +191,7 @@ def _nothing_yet() -> None:
 def _follow(head: RunInfo, version: str) -> None:
     """Draw the page anew when a run was added or has ended."""
     try:
-        case = opened_data(store.run(head.id), recorded_runs())
+        case = read_case(store.run(head.id), recorded_runs())
     except AmpscopeError as error:  # deleted meanwhile
         states.unreadable(str(error))
         return
@@ -205,7 +205,7 @@ def _follow(head: RunInfo, version: str) -> None:
 METRIC_LENGTH = 18
 
 
-def verdict(case: Case, report: DiagnosisResult, baseline: RunView) -> bool:
+def show_verdict(case: Case, report: DiagnosisResult, baseline: RunView) -> bool:
     """The answer, a paragraph, and what to do now. False when there was nothing to judge."""
     chart.sentence(words.verdict(report, baseline))
     if headline := words.headline(report):
@@ -227,7 +227,7 @@ def verdict(case: Case, report: DiagnosisResult, baseline: RunView) -> bool:
     return not problem
 
 
-def chain(report: DiagnosisResult, baseline: RunView) -> None:
+def show_chain(report: DiagnosisResult, baseline: RunView) -> None:
     """From root cause to symptom."""
     finding = report.diagnosis.findings[0]
     st.subheader("From the cause to what you see", anchor=False)
@@ -236,7 +236,7 @@ def chain(report: DiagnosisResult, baseline: RunView) -> None:
     chart.show(cause_chain(found, is_dark=is_dark), "chain", lambda: _table(found), key="dx-chain")
 
 
-def others(report: DiagnosisResult) -> None:
+def show_other_findings(report: DiagnosisResult) -> None:
     """Further causes that were found beside the first."""
     for finding in report.diagnosis.findings[1:]:
         with chart.details(f"Also found: {escape(CAUSES[finding.cause].title)}"):
@@ -302,7 +302,7 @@ def _table(links: list[Link]) -> pd.DataFrame:
 # The fix: what to change as a patch, what runs with it showed, and a button that runs it again.
 
 
-def show(case: Case, report: DiagnosisResult) -> None:
+def show_fix(case: Case, report: DiagnosisResult) -> None:
     """Of the root cause."""
     finding = report.diagnosis.findings[0]
     st.subheader("The fix", anchor=False)
@@ -428,7 +428,7 @@ def recorded_runs() -> list[RunInfo]:
     return [run for run in store.runs(RUNS_READ) if run.spec.kind == "script"]
 
 
-def heads(runs: Sequence[RunInfo]) -> list[RunInfo]:
+def group_heads(runs: Sequence[RunInfo]) -> list[RunInfo]:
     """One run for each group, newest first."""
     found: dict[str, RunInfo] = {}
     for run in runs:
@@ -440,7 +440,7 @@ def heads(runs: Sequence[RunInfo]) -> list[RunInfo]:
     return list(found.values())
 
 
-def opened_data(head: RunInfo, runs: Sequence[RunInfo]) -> Case:
+def read_case(head: RunInfo, runs: Sequence[RunInfo]) -> Case:
     """The case that ``head`` stands for, with the verdict as far as there is one."""
     group = head.spec.group
     own = tuple(r for r in reversed(runs) if group and r.spec.group == group) or (head,)
@@ -452,7 +452,7 @@ def data_version(case: Case) -> str:
     return f"{_version(case.runs)}:{case.is_moving}"
 
 
-def view(run: RunInfo) -> RunView:
+def observed(run: RunInfo) -> RunView:
     """A run's observations by kind."""
     return RunView(run.spec.control, run.id, observations(run))
 
@@ -541,7 +541,7 @@ def is_stopping(script: str) -> bool:
     return script in _stopping
 
 
-def stop(script: str, runs: Sequence[RunInfo]) -> None:
+def stop_runs(script: str, runs: Sequence[RunInfo]) -> None:
     """Ask the active ``runs`` to end, so that they say so in the store; then end the job."""
     permissions.require(permissions.is_trusted(), "stopping a diagnosis")
     active = [run for run in runs if run.state.is_active]
@@ -752,7 +752,7 @@ def show_measurements(case: Case, step: int | None) -> None:
             default=case.head.id,
             format_func=lambda id_: f"{names[id_]}, {runs[id_].state}",
         )
-        run = view(runs[run_id])
+        run = observed(runs[run_id])
         step = _pick_step(run, asked)
         _tables(run, step)
 
@@ -804,14 +804,14 @@ def _tables(run: RunView, step: int | None) -> None:
 def _measurement_table(name: str, rows: Sequence[Observation]) -> None:
     key = f"dx-{name.lower().replace(' ', '-')}"
     st.markdown(f"**{escape(name)}**")
-    table = frame(rows)
-    shown, most = (upright(table), UPRIGHT_PX) if len(rows) == 1 else (table, TABLE_PX)
+    table = observation_table(rows)
+    shown, most = (transposed(table), UPRIGHT_PX) if len(rows) == 1 else (table, TABLE_PX)
     height = min(most, 38 + 35 * len(shown))
     st.dataframe(shown, key=key, hide_index=True, height=height)
     chart.download(lambda: table, key, key=key)
 
 
-def frame(rows: Sequence[Observation]) -> pd.DataFrame:
+def observation_table(rows: Sequence[Observation]) -> pd.DataFrame:
     """A column for each field that any row fills. A column with NaN or Inf becomes text, because a
     table shows them as nothing."""
     fields = [f.name for f in dataclasses.fields(rows[0])]
@@ -825,7 +825,7 @@ def frame(rows: Sequence[Observation]) -> pd.DataFrame:
     )
 
 
-def upright(table: pd.DataFrame) -> pd.DataFrame:
+def transposed(table: pd.DataFrame) -> pd.DataFrame:
     """A single row of twenty columns reads better from top to bottom."""
     row = table.iloc[0]
     values = [value(v) if isinstance(v, float) else str(v) for v in row.tolist()]
@@ -893,7 +893,7 @@ def show_rules(report: DiagnosisResult) -> None:
         _documentation(answers)
 
 
-def sections(documentation: str) -> list[tuple[str, str]]:
+def documentation_sections(documentation: str) -> list[tuple[str, str]]:
     """(heading, text) of a rule's documentation; its first line has an empty heading."""
     first = documentation.strip().partition("\n")[0]
     return [("", first), *catalog.sections(documentation)]
@@ -920,5 +920,5 @@ def _documentation(answers: tuple[Answer, ...]) -> None:
         help="Type to search.",
     )
     st.markdown(f"*{escape(CAUSES[chosen].definition)}*")
-    for heading, text in sections(rules[chosen].documentation):
+    for heading, text in documentation_sections(rules[chosen].documentation):
         st.markdown(f"**{escape(heading)}**\n\n{escape(text)}" if heading else escape(text))

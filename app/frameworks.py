@@ -96,7 +96,7 @@ ROLES = {
 }
 
 
-def pick() -> str:
+def pick_group() -> str:
     """The group that the address names, or the newest with more than one framework; else ""."""
     groups: dict[str, list[RunInfo]] = {}
     for run in store.runs():
@@ -114,7 +114,7 @@ def pick() -> str:
     )  # fmt: skip
 
 
-def empty() -> None:
+def nothing_trained() -> None:
     """Nothing yet: what this page is for and what to do."""
     states.nothing_recorded(
         "No network has been trained in several frameworks yet.",
@@ -122,7 +122,7 @@ def empty() -> None:
     )
 
 
-def show(runs: Sequence[RunInfo]) -> None:
+def show_differences(runs: Sequence[RunInfo]) -> None:
     """The answer, each framework's figures, one layer's histograms, and all differences."""
     done = _newest([run for run in runs if run.steps_done and store.modules(run)])
     if len(done) < 2:
@@ -137,12 +137,13 @@ def show(runs: Sequence[RunInfo]) -> None:
     found = {r.id: differences(seen[first.id], seen[r.id], _names(first, r)) for r in done[1:]}
     ended = unfinished(runs, done)
     chart.sentence(
-        "; ".join(_answer(first, done[1:], found) + [words(r, r in done) for r in ended]) + "."
+        "; ".join(_answer(first, done[1:], found) + [difference_words(r, r in done) for r in ended])
+        + "."
     )
     for run in filter(lambda run: run.message, ended):
         st.caption(f"{TITLES[run.spec.framework]}: {escape(run.message)}")
     chart.key_figures([_figure(run) for run in done])
-    st.dataframe(facts(done), key="fw-facts")
+    st.dataframe(module_facts(done), key="fw-facts")
     apart = [d for every in found.values() for d in every]
     worst = max(apart, key=lambda d: d.moved, default=None)
     _one_layer(done, seen, role, worst.path if worst else "")
@@ -254,7 +255,7 @@ def _seen(path: str, shown: dict[str, LayerSeen]) -> str:
 TITLES = {"torch": "PyTorch", "keras": "Keras", "paddle": "Paddle"}
 
 
-def facts(runs: Sequence[RunInfo]) -> pd.DataFrame:
+def module_facts(runs: Sequence[RunInfo]) -> pd.DataFrame:
     """What each run was: half precision real or emulated, scaler real or forced, scale, skips."""
     rows = {}
     for run in runs:
@@ -321,7 +322,7 @@ def unfinished(runs: Sequence[RunInfo], compared: Sequence[RunInfo]) -> list[Run
     return [run for run in of.values() if run not in compared or run.state is not State.FINISHED]
 
 
-def words(run: RunInfo, is_compared: bool) -> str:
+def difference_words(run: RunInfo, is_compared: bool) -> str:
     """How it ended, as part of the page's sentence."""
     after = f" after {plural(run.steps_done, 'step')}" if run.steps_done else ""
     ended = _ENDED.get(run.state, run.state.value) + after

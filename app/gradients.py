@@ -61,7 +61,7 @@ from app.text import count, cut, percent, plural, power_of_two, share
 # The part of the Gradients page that moves with its sliders: drawn anew without the page.
 
 
-def show(ranks: Ranks, role: Role, fmt: NumberFormat) -> None:
+def show_role(ranks: Ranks, role: Role, fmt: NumberFormat) -> None:
     """Everything about one role; while playing it draws itself anew at every step."""
     pace = PLAY_EVERY_S if is_playing() else None
     st.fragment(_show, run_every=pace)(ranks, role, fmt)
@@ -71,25 +71,25 @@ def _show(ranks: Ranks, role: Role, fmt: NumberFormat) -> None:
     run = ranks[0]
     look = None
     with states.part():  # the sliders are drawn before what they choose is read
-        look = choose(ranks, role, fmt)
+        look = choose_view(ranks, role, fmt)
     if look is None:
         return
     with states.part():
-        overview(run, look)
+        show_overview(run, look)
     with states.part():
-        heat_map(look)
+        show_heat_map(look)
     with states.part():
-        zone_table(look)
+        show_zone_table(look)
     st.subheader("One module", anchor=False)
-    module = pick(look)
+    module = pick_one(look)
     with states.part():
-        at_step(look, module)
+        show_histogram(look, module)
     with states.part():
-        over_time(ranks, look, module)
+        show_history(ranks, look, module)
     with states.part():
-        series = all_modules(run, look, module)
+        series = show_underflow(run, look, module)
         if series is not None:
-            one_module(series, look, module)
+            show_underflow_of(series, look, module)
 
 
 # Pickers of the Gradients page: role, step with play and pause, loss scale, format.
@@ -254,7 +254,7 @@ class Shown:
     recorded_steps: int | None  # how many it adds up; None where that cannot be told
 
 
-def spans(ranks: Ranks, role: Role) -> list[Span]:
+def frame_spans(ranks: Ranks, role: Role) -> list[Span]:
     """First and last steps of the frames of any rank; one a first step, the longest."""
     longest: dict[int, int] = {}
     for run in ranks:
@@ -263,7 +263,7 @@ def spans(ranks: Ranks, role: Role) -> list[Span]:
     return sorted(longest.items())
 
 
-def shown(ranks: Ranks, role: Role, span: Span) -> Shown | None:
+def summed_frame(ranks: Ranks, role: Role, span: Span) -> Shown | None:
     """The frame of a span, added up over the ranks that recorded just these steps."""
     having = [run for run in ranks if store.frame_spans(run, role)]
     found = {run.spec.rank: store.frame(run, role, span[0]) for run in having}
@@ -403,10 +403,10 @@ SHOWN = (40, 100, 1000)  # rows of the heat map; more than a screenful is asked 
 MODEL_ORDER, WORST_FIRST = "model order", "worst first"
 
 
-def choose(ranks: Ranks, role: Role, fmt: NumberFormat) -> Look:
+def choose_view(ranks: Ranks, role: Role, fmt: NumberFormat) -> Look:
     """Step and loss scale, and the histograms they lead to."""
-    span = pick_span(spans(ranks, role))
-    found = shown(ranks, role, span)
+    span = pick_span(frame_spans(ranks, role))
+    found = summed_frame(ranks, role, span)
     if found is None:
         raise LookupError(f"step {span[0]} of {role} was listed and is gone")
     frame = merged_rows(found.frame)
@@ -419,7 +419,7 @@ def choose(ranks: Ranks, role: Role, fmt: NumberFormat) -> Look:
     return Look(view, frame, fmt, counts, names, found.ranks, found.left_out)
 
 
-def overview(run: RunInfo, look: Look) -> None:
+def show_overview(run: RunInfo, look: Look) -> None:
     """The sentence and the key figures."""
     chart.sentence(answer(look.view, look.counts))
     if run.spec.world > 1:
@@ -440,10 +440,10 @@ def overview(run: RunInfo, look: Look) -> None:
     )
 
 
-def heat_map(look: Look) -> None:
+def show_heat_map(look: Look) -> None:
     """Module by exponent."""
     text, order, limit = _pick_rows(look)
-    hits = found(look, text)
+    hits = matching_rows(look, text)
     if not hits:
         st.info("No module's name holds this text.")
         return
@@ -463,7 +463,7 @@ def heat_map(look: Look) -> None:
     st.caption(zeros_seen(look.view, look.counts))
 
 
-def zone_table(look: Look) -> None:
+def show_zone_table(look: Look) -> None:
     """Counts of every module, folded."""
     with chart.details("Counts of every module"):
         table = counts_table(look)
@@ -471,7 +471,7 @@ def zone_table(look: Look) -> None:
         chart.download(lambda: table, "zones", key="gradients-counts")
 
 
-def found(look: Look, text: str) -> list[int]:
+def matching_rows(look: Look, text: str) -> list[int]:
     """Places in the frame of the modules whose name holds ``text``, whatever the case."""
     wanted = text.lower()
     return [i for i, m in enumerate(look.frame.modules) if wanted in name_in(look, m).lower()]
@@ -514,13 +514,13 @@ _HISTORY = "gradients:history"
 RECORDED, UNSCALED = "as recorded", "unscaled"
 
 
-def pick(look: Look) -> int:
+def pick_one(look: Look) -> int:
     """The module in detail: the one in most trouble until somebody chooses."""
     worst = look.frame.modules[int(np.argmax(trouble(look.counts)))]
     return pick_module("Module", look.names, look.frame.modules, worst)
 
 
-def at_step(look: Look, module: int) -> None:
+def show_histogram(look: Look, module: int) -> None:
     """Its histogram in the page's view."""
     place = look.frame.modules.index(module)
     row, counts = look.frame.rows[place], look.counts[place]
@@ -534,9 +534,9 @@ def at_step(look: Look, module: int) -> None:
     )
 
 
-def over_time(ranks: Ranks, look: Look, module: int) -> None:
+def show_history(ranks: Ranks, look: Look, module: int) -> None:
     """Its histograms at all recorded steps, as recorded or unscaled, never a mixture."""
-    steps = len(spans(ranks, look.view.role))
+    steps = len(frame_spans(ranks, look.view.role))
     if not _wants_history(steps):
         return
     series = rank_series(ranks, look.view.role, module)
@@ -849,7 +849,7 @@ SHOWN_MODULES = 40
 _COLORS = {name: color for name, color, _ in (*PANELS, *UNSPLIT)}
 
 
-def all_modules(run: RunInfo, look: Look, module: int) -> UnderflowOverTime | None:
+def show_underflow(run: RunInfo, look: Look, module: int) -> UnderflowOverTime | None:
     """Module by sampled step for one of the counts; None where there is no shadow."""
     st.subheader("Zero and subnormal over time", anchor=False)
     series = _underflow_series(run, look.view.role)
@@ -871,11 +871,13 @@ def all_modules(run: RunInfo, look: Look, module: int) -> UnderflowOverTime | No
         names,
         _COLORS[counted],
     )
-    chart.show(figure, "underflow", lambda: table(series, look.names), key="underflow-map")
+    chart.show(
+        figure, "underflow", lambda: underflow_table(series, look.names), key="underflow-map"
+    )
     return series
 
 
-def one_module(series: UnderflowOverTime, look: Look, module: int) -> None:
+def show_underflow_of(series: UnderflowOverTime, look: Look, module: int) -> None:
     """The counts of the chosen module over time."""
     name = name_in(look, module)
     if module not in series.modules:
@@ -897,10 +899,12 @@ def one_module(series: UnderflowOverTime, look: Look, module: int) -> None:
     chart.see(lines_seen(name, lost, totals, below))
     figure = underflow_lines(lines)
     own = series.only(row)
-    chart.show(figure, "underflow-module", lambda: table(own, look.names), key="underflow-lines")
+    chart.show(
+        figure, "underflow-module", lambda: underflow_table(own, look.names), key="underflow-lines"
+    )
 
 
-def table(series: UnderflowOverTime, names: dict[int, str]) -> pd.DataFrame:
+def underflow_table(series: UnderflowOverTime, names: dict[int, str]) -> pd.DataFrame:
     """One line a module and sampled step."""
     cells = [
         (row, column)

@@ -46,7 +46,7 @@ GTX_16 = (
 
 def draw_capability(report: HardwareReport) -> None:
     """The table, its sources and a CSV."""
-    table = frame(report)
+    table = rate_table(report)
     st.dataframe(table, hide_index=True, height="content")
     st.caption(escape(GTX_16))
     chart.download(lambda: table, "tensor-cores", key="tensor-cores")
@@ -55,7 +55,7 @@ def draw_capability(report: HardwareReport) -> None:
             st.markdown(escape(f"[{number}] {source}"))
 
 
-def sentence(report: HardwareReport) -> str:
+def capability_answer(report: HardwareReport) -> str:
     """What to see in the table."""
     named = [gpu for gpu in report.gpus if gpu.capability]
     if not named:
@@ -68,7 +68,7 @@ def sentence(report: HardwareReport) -> str:
     )
 
 
-def frame(report: HardwareReport) -> pd.DataFrame:
+def rate_table(report: HardwareReport) -> pd.DataFrame:
     """One row a capability; where GPUs are here, a column "here" names them."""
     numbers = {source: number for number, source in enumerate(_sources(), start=1)}
     rows = []
@@ -112,7 +112,7 @@ def draw_bench(report: HardwareReport, answer: DeltaGenerator) -> None:
     st.subheader("What it reaches", anchor=False)
     _start(report)
     _not_measured(report)
-    run = measurements.opened(KIND)
+    run = measurements.open_measurement(KIND)
     if run is None:
         if not measurements.of_kind(KIND):
             st.info(
@@ -178,7 +178,7 @@ def _ceilings(run: RunInfo, rates: list[Rate], view: BenchView) -> None:
     )
     with chart.details("Rates, spread and sources as a table"):
         st.dataframe(shown(view), hide_index=True, height="content")
-        st.caption(escape(f"{measurements.made(run)}. {view.vendor_sentence}"))
+        st.caption(escape(f"{measurements.made_where(run)}. {view.vendor_sentence}"))
 
 
 def _alignment(run: RunInfo, rates: list[Rate], view: BenchView) -> None:

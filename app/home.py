@@ -27,7 +27,7 @@ GROUP = "demo"  # the URL's name for the demo's group
 _OPENS = "demo-opens"  # session key: this session started the demo and waits for its result
 
 
-def specs() -> list[RunSpec]:
+def invited_specs() -> list[RunSpec]:
     """The worst first: its result is what opens."""
     return [
         RunSpec(
@@ -53,7 +53,7 @@ def invite() -> None:
             "one, and in fp32, and opens the gradients that fp16 lost. It takes about 20 seconds."
         )
         if st.button("Run the demo", type="primary", key="run-demo"):
-            links.keep(GROUP, live.start(specs()))
+            links.keep(GROUP, live.start(invited_specs()))
             st.session_state[_OPENS] = True
             st.rerun()
     st.page_link(links.NEW_PROBE.file, label="Or set up a probe of your own")
@@ -66,7 +66,7 @@ def follow() -> bool:
     if not runs:
         return False
     st.subheader("Demo", anchor=False)
-    live.panel(group, key="demo")
+    live.show_progress(group, key="demo")
     has_ended = all(run.state is State.FINISHED for run in runs)
     if has_ended and st.session_state.pop(_OPENS, False):
         links.keep(GROUP, None)
@@ -83,12 +83,12 @@ REASON_LENGTH = 240  # three lines beside the links
 _SHOWN = "recent-shown"
 
 
-def listed() -> list[RunInfo]:
+def listed_runs() -> list[RunInfo]:
     """All but the measurements of lessons, which their pages find by themselves."""
     return [run for run in store.runs() if run.spec.kind != "lesson"]
 
 
-def show(runs: list[RunInfo]) -> None:
+def show_newest(runs: list[RunInfo]) -> None:
     """Newest first, ten at a time; follows the runs that are under way."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
         st.subheader("Recent runs", anchor=False)
@@ -100,7 +100,7 @@ def show(runs: list[RunInfo]) -> None:
 
 
 def _rows() -> None:
-    runs = listed()
+    runs = listed_runs()
     entries = _entries(runs)
     shown = st.session_state.setdefault(_SHOWN, AT_FIRST)
     for ranks in entries[:shown]:
@@ -115,7 +115,7 @@ def _rows() -> None:
 def _entries(runs: list[RunInfo]) -> list[tuple[RunInfo, ...]]:
     """Probes as they are; of the runs of one diagnosis the one that stands for all; the ranks of
     one training together."""
-    heads = {run.id for run in diagnosis.heads([r for r in runs if _is_script(r)])}
+    heads = {run.id for run in diagnosis.group_heads([r for r in runs if _is_script(r)])}
     shown = [run for run in runs if not _is_script(run) or run.id in heads]
     return grouped(shown)
 

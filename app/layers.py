@@ -58,7 +58,7 @@ MOST_STEPS = 20_000  # whose op sets are told apart: 0.1 s of reading
 UNFOLDED = 200  # a larger tree starts folded to at most so many rows
 
 
-def choose(run: RunInfo) -> Layers:
+def choose_ops(run: RunInfo) -> Layers:
     """The phase and, where steps differ, the set of ops to look at."""
     if run.spec.kind == "watch":  # no op of it is traced, in any phase
         return read(run, None, ALL_PHASES)
@@ -69,7 +69,7 @@ def choose(run: RunInfo) -> Layers:
     return read(run, chosen, phase)
 
 
-def overview(run: RunInfo, layers: Layers) -> None:
+def show_overview(run: RunInfo, layers: Layers) -> None:
     """The sentence and the key figures."""
     flops = flop_share(layers.ops)
     kinds = modules_by_precision(layers.all_ops)
@@ -99,7 +99,7 @@ def overview(run: RunInfo, layers: Layers) -> None:
     )
 
 
-def stored(run: RunInfo, layers: Layers) -> None:
+def show_stored_dtypes(run: RunInfo, layers: Layers) -> None:
     """The sentence and the tree of a run whose ops are not traced."""
     leaves = sum(m.is_leaf for m in layers.modules)
     chart.sentence(
@@ -107,10 +107,10 @@ def stored(run: RunInfo, layers: Layers) -> None:
         "is not known, the dtypes of what went in and out are."
     )
     states.no_ops(run)
-    tree(layers)
+    show_tree(layers)
 
 
-def flops(layers: Layers) -> None:
+def show_flops(layers: Layers) -> None:
     """The chart: where the FLOPs are, and in which dtype."""
     names = names_by_index(layers.modules)
     shares = [(names.get(m, "outside the model"), s) for m, s in flops_by_module(layers.ops)]
@@ -131,7 +131,7 @@ def flops(layers: Layers) -> None:
     chart.show(figure, "flops", table, key="layers-flops")
 
 
-def tree(layers: Layers) -> None:
+def show_tree(layers: Layers) -> None:
     """All modules, searched or folded."""
     st.subheader("Modules", anchor=False)
     deepest = max_depth(layers.rows)
@@ -141,7 +141,7 @@ def tree(layers: Layers) -> None:
     depths = list(range(1, deepest + 1)) or [0]
     start = depth_for(layers.rows, UNFOLDED)
     depth = links.slide("Unfold to depth", "depth", depths, default=start, place=right)
-    rows = found(layers.rows, text) if text else fold(layers.rows, depth)
+    rows = matching_modules(layers.rows, text) if text else fold(layers.rows, depth)
     opens = bool(layers.all_ops)  # the section below is of its ops
     chart.see(tree_seen(len(rows), len(layers.rows), text, opens=opens))
     module_table(rows, as_tree=not text, key="layers-modules")
@@ -149,7 +149,7 @@ def tree(layers: Layers) -> None:
         st.caption(f"Dtypes of values are those of step {layers.step}.")
 
 
-def one_module(run: RunInfo, layers: Layers) -> None:
+def show_module(run: RunInfo, layers: Layers) -> None:
     """Ops of the chosen module."""
     st.subheader("One module", anchor=False)
     names = names_by_index(layers.modules)
@@ -167,7 +167,7 @@ def one_module(run: RunInfo, layers: Layers) -> None:
     ops_table(ops, list_lookup(run.machine), key="layers-ops")
 
 
-def casts(layers: Layers) -> None:
+def show_casts(layers: Layers) -> None:
     """Where dtypes change."""
     sites, names = cast_sites(layers.ops), names_by_index(layers.modules)
     with chart.details("Casts: where, from what to what"):
@@ -176,7 +176,7 @@ def casts(layers: Layers) -> None:
             cast_table(sites, names, key="layers-casts")
 
 
-def in_fp32(run: RunInfo, layers: Layers) -> None:
+def show_fp32(run: RunInfo, layers: Layers) -> None:
     """What stayed in fp32 in the forward pass, and why."""
     found = fp32_ops(layers.all_ops, list_lookup(run.machine))
     precision = run.spec.precision
@@ -309,7 +309,7 @@ _DTYPE_COLUMNS = {
 }
 
 
-def found(rows: Sequence[ModuleDtypes], text: str) -> list[ModuleDtypes]:
+def matching_modules(rows: Sequence[ModuleDtypes], text: str) -> list[ModuleDtypes]:
     """Rows whose path or type holds ``text``, whatever the case."""
     wanted = text.strip().lower()
     return [r for r in rows if wanted in name_of(r.path).lower() or wanted in r.type.lower()]

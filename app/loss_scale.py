@@ -59,7 +59,7 @@ WHY = (
 )
 
 
-def overview(found: Trajectory) -> None:
+def show_overview(found: Trajectory) -> None:
     """The sentence and the key figures."""
     summary, loss, totals = found.summary, found.loss, found.totals
     chart.sentence(training_words.scale_answer(summary, totals, loss))
@@ -82,7 +82,7 @@ def overview(found: Trajectory) -> None:
     )
 
 
-def trajectory(found: Trajectory) -> None:
+def show_trajectory(found: Trajectory) -> None:
     """The chart."""
     if found.summary.last_scale is None:
         states.nothing_recorded(
@@ -95,7 +95,7 @@ def trajectory(found: Trajectory) -> None:
     chart.show(figure, "loss-scale", lambda: steps_table(found.steps), key="loss-scale")
 
 
-def skips(run: RunInfo, found: Trajectory) -> None:
+def show_skips(run: RunInfo, found: Trajectory) -> None:
     """Skipped steps, and the parameters of one."""
     st.subheader("Skipped steps", anchor=False)
     bad = read_bad_steps(run, found)
@@ -540,7 +540,7 @@ def draw_lab(run: RunInfo, found: Trajectory) -> None:
             "A replay needs every step.", f"It is offered for runs of at most {store.POINTS:,}."
         )
         return
-    seen = recorded(run)
+    seen = recorded_gradients(run)
     if not seen.histograms:
         states.no_histograms(run)
         return
@@ -561,7 +561,7 @@ def draw_lab(run: RunInfo, found: Trajectory) -> None:
 
 
 @store.of_run
-def recorded(reader: Reader, run_id: str) -> RecordedRun:
+def recorded_gradients(reader: Reader, run_id: str) -> RecordedRun:
     """Every step of a run as the replay reads it."""
     frames = {
         (frame.step, role): frame

@@ -60,7 +60,7 @@ def _widgets() -> tuple[RunSpec, Choice, list[str]]:
     what, how = st.columns(2, gap="large")
     with what:
         st.subheader("What is trained", anchor=False)
-        choice = workload_choice.draw(start)
+        choice = workload_choice.pick_workload(start)
         steps, seed = st.columns(2)
         label = st.text_input(
             "Label",

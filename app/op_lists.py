@@ -43,7 +43,7 @@ TRACED_AS = {
 }
 
 
-def show() -> None:
+def show_lists() -> None:
     """Filters, the table, and where the lists come from."""
     rows, did = _chosen(), _in_run()
     chart.sentence(_answer(rows))
@@ -153,7 +153,7 @@ def show_whatif() -> None:
     """The form, the two runs while they go on, and what came of them."""
     st.subheader("What if an op were on another list?", anchor=False)
     group = links.wanted("whatif")
-    runs = live.panel(group, key="whatif") if group else []
+    runs = live.show_progress(group, key="whatif") if group else []
     if runs and not any(run.state.is_active for run in runs):
         _compared(runs)
     with st.expander("Try a change", expanded=not runs):
@@ -169,7 +169,7 @@ def _form() -> None:
     op = left.selectbox("Op", ops, start, key="wi-op", accept_new_options=True, help=_OP_HELP)
     name = middle.selectbox("runs in", LISTS, key="wi-list", help=_HELP)
     precision = right.segmented_control("Autocast to", PRECISIONS, default="fp16", key="wi-dtype")
-    choice = workload_choice.draw(RunSpec(workload="gpt"))
+    choice = workload_choice.pick_workload(RunSpec(workload="gpt"))
     if st.button("Run both ways", type="primary", key="wi-start"):
         try:
             named = workload_choice.named(choice)

@@ -22,7 +22,7 @@ from app.text import duration, escape, percent, size
 # Sections of the Telemetry page.
 
 
-def show(run: RunInfo) -> None:
+def show_telemetry(run: RunInfo) -> None:
     """The whole: which device, the sentence, what disturbed it, the chart."""
     by_device, disturbed = sums(run)
     if not by_device:

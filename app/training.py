@@ -33,13 +33,13 @@ _MISSING = (
 )
 
 
-def overview(training: Training) -> None:
+def show_overview(training: Training) -> None:
     """The sentence and the key figures of a single run."""
     chart.sentence(answer(training))
     chart.key_figures(key_figures(training))
 
 
-def alarms(trainings: Sequence[Training]) -> None:
+def show_alarms(trainings: Sequence[Training]) -> None:
     """The newest alarms; each says what to do."""
     found = _told(trainings, "alarm")
     if not found:
@@ -54,7 +54,7 @@ def alarms(trainings: Sequence[Training]) -> None:
             _table(found[AT_FIRST:], "alarms")
 
 
-def capsules(trainings: Sequence[Training]) -> None:
+def show_capsules(trainings: Sequence[Training]) -> None:
     """What was kept of failing steps, and how to run it again."""
     found = _told(trainings, "capsule")[::-1]  # the first is nearest to the cause
     if not found:
@@ -72,7 +72,7 @@ def capsules(trainings: Sequence[Training]) -> None:
                 _capsule(training, event, trainings)
 
 
-def curves(training: Training) -> None:
+def show_curves(training: Training) -> None:
     """The chart over all steps."""
     rank = f", rank {training.run.spec.rank}" if training.run.spec.world > 1 else ""
     st.subheader(f"Over all steps{rank}", anchor=False)
@@ -92,7 +92,7 @@ def curves(training: Training) -> None:
                 )
 
 
-def said(trainings: Sequence[Training]) -> None:
+def show_reports(trainings: Sequence[Training]) -> None:
     """What cannot be seen, and everything else that the run reported."""
     notes = dict.fromkeys(e.text for t in trainings for e in t.of("note"))
     if notes:
@@ -296,7 +296,7 @@ def read_ranks(ranks: Sequence[RunInfo]) -> list[Training]:
     return [read(run, len(ranks)) for run in ranks]
 
 
-def show(trainings: Sequence[Training]) -> None:
+def show_ranks(trainings: Sequence[Training]) -> None:
     """Sentence, key figures, table and losses."""
     reported = {t.run.spec.rank: t.events for t in trainings}
     first = first_nonfinite(reported)

@@ -29,7 +29,7 @@ from app.text import cut, escape, plural, share
 _FIND = "widget:zoo-find"
 
 
-def overview(rows: Sequence[Row], healthy: Sequence[Result]) -> None:
+def show_overview(rows: Sequence[Row], healthy: Sequence[Result]) -> None:
     """The sentence and the key figures."""
     chart.sentence(answer(rows))
     chart.key_figures(figures(rows, healthy))
@@ -40,7 +40,7 @@ def overview(rows: Sequence[Row], healthy: Sequence[Result]) -> None:
     )
 
 
-def cases(rows: Sequence[Row]) -> None:
+def show_cases(rows: Sequence[Row]) -> None:
     """The list, and a box that searches it."""
     wanted = _find()
     shown = [r for r in rows if wanted in _searched(r)]
@@ -48,10 +48,10 @@ def cases(rows: Sequence[Row]) -> None:
         st.markdown("No case has that in its name, its cause or its source.")
     for row in shown:
         _case(row)
-    chart.download(lambda: table(rows), "zoo", key="zoo")
+    chart.download(lambda: case_table(rows), "zoo", key="zoo")
 
 
-def healthy(results: Sequence[Result]) -> None:
+def show_healthy(results: Sequence[Result]) -> None:
     """Scripts that only look suspicious."""
     if not results:
         return
@@ -67,7 +67,7 @@ def follow(rows: Sequence[Row], healthy: Sequence[Result]) -> None:
         st.fragment(_look_again, run_every=run_page.FOLLOW_EVERY_S)([r.stage for r in all_results])
 
 
-def table(rows: Sequence[Row]) -> pd.DataFrame:
+def case_table(rows: Sequence[Row]) -> pd.DataFrame:
     """What the list shows, for download."""
     return pd.DataFrame(
         {
@@ -249,7 +249,7 @@ class _Diagnoses:
         for run in self.runs:
             self.groups.setdefault(run.spec.group, []).append(run)
         self.newest: dict[str, RunInfo] = {}
-        heads = diagnosis.heads(self.runs)
+        heads = diagnosis.group_heads(self.runs)
         for head in (h for h in heads if h.spec.control == BASELINE):
             self.newest.setdefault(_zoo_name(head.spec.workload), head)
 
@@ -259,7 +259,7 @@ class _Diagnoses:
             return Result(script, _stage_without_run(script), problem=_problem(script))
         group: Sequence[RunInfo] = self.groups.get(head.spec.group, [])
         try:
-            return _result(script, diagnosis.opened_data(head, group))
+            return _result(script, diagnosis.read_case(head, group))
         except AmpscopeError as error:  # one damaged diagnosis hides no other
             return Result(script, Stage.COULD_NOT_RUN, head, problem=str(error))
 
@@ -267,7 +267,7 @@ class _Diagnoses:
 def _result(script: str, case: Case) -> Result:
     if case.is_moving or case.report is None:
         return Result(script, Stage.RUNNING, case.head)
-    report, baseline = case.report, diagnosis.view(case.run_of("as_is") or case.head)
+    report, baseline = case.report, diagnosis.observed(case.run_of("as_is") or case.head)
     problem = could_not_run(report, baseline)
     if problem:
         return Result(script, Stage.COULD_NOT_RUN, case.head, problem=problem)

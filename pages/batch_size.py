@@ -6,7 +6,7 @@ from app import compare, states
 from app.runs import measurements
 
 st.title("Batch size", anchor=False)
-run = measurements.opened("batch")
+run = measurements.open_measurement("batch")
 if run is not None:
     with states.part():
         compare.show_batches(run)
@@ -17,4 +17,4 @@ elif not measurements.of_kind("batch"):
     )
 
 with st.expander("New search", expanded=run is None):
-    compare.batch_search()
+    compare.batch_form()

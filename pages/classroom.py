@@ -2,4 +2,4 @@
 
 from app import classes
 
-classes.show()
+classes.show_classroom()

@@ -6,10 +6,10 @@ from app import compare, states
 from app.runs import measurements
 
 st.title("Compare", anchor=False)
-run = measurements.opened("compare")
+run = measurements.open_measurement("compare")
 if run is not None:
     with states.part():
-        compare.show(run)
+        compare.show_comparison(run)
 elif not measurements.of_kind("compare"):
     states.nothing_recorded(
         "Nothing has been compared on this machine yet.",
@@ -17,4 +17,4 @@ elif not measurements.of_kind("compare"):
     )
 
 with st.expander("New comparison", expanded=run is None):
-    compare.comparison()
+    compare.comparison_form()

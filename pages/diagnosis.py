@@ -4,20 +4,20 @@ import streamlit as st
 
 from app import diagnosis, states
 
-case = diagnosis.opened()
+case = diagnosis.open_case()
 report = case.report
 if report is None:
     st.stop()
-baseline = diagnosis.view(case.run_of("as_is") or case.head)
-if not diagnosis.verdict(case, report, baseline):
+baseline = diagnosis.observed(case.run_of("as_is") or case.head)
+if not diagnosis.show_verdict(case, report, baseline):
     diagnosis.show_measurements(case, None)
     st.stop()
 found = next(iter(report.diagnosis.findings), None)
 if found is not None:
     with states.part():
-        diagnosis.chain(report, baseline)
+        diagnosis.show_chain(report, baseline)
     with states.part():
-        diagnosis.show(case, report)
+        diagnosis.show_fix(case, report)
 with states.part():
     diagnosis.show_controls(case, report)
 if found is not None:
@@ -26,6 +26,6 @@ if found is not None:
 with states.part():
     diagnosis.show_measurements(case, found.verdict.step if found is not None else None)
 with states.part():
-    diagnosis.others(report)
+    diagnosis.show_other_findings(report)
 with states.part():
     diagnosis.show_rules(report)

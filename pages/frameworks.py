@@ -7,16 +7,16 @@ from app.runs import live
 
 st.title("Frameworks", anchor=False)
 
-group = frameworks.pick()
+group = frameworks.pick_group()
 runs = live.of_group(group) if group else []
 if any(run.state.is_active for run in runs):
-    live.panel(group, key="fw")
+    live.show_progress(group, key="fw")
 elif runs:
-    frameworks.show(runs)
+    frameworks.show_differences(runs)
     with chart.details("Their losses, and how each run ended"):
-        live.panel(group, key="fw")
+        live.show_progress(group, key="fw")
 else:
-    frameworks.empty()
+    frameworks.nothing_trained()
 
 with st.expander("Train one", expanded=not runs):
     started = frameworks.show_form()

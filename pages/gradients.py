@@ -5,7 +5,7 @@ import streamlit as st
 from app import gradients, states
 from app.runs import run_page
 
-run = run_page.opened("Gradients")
+run = run_page.open_run("Gradients")
 ranks = run_page.pick(run, may_merge=True)
 roles = gradients.recorded_roles(ranks)
 if not roles:
@@ -17,4 +17,4 @@ with left:
     role = gradients.pick_role(roles)
 with right:
     fmt = gradients.pick_format(ranks[0])
-gradients.show(ranks, role, fmt)
+gradients.show_role(ranks, role, fmt)

@@ -20,7 +20,7 @@ st.subheader("Software", anchor=False)
 st.table(hardware.software(report), border="horizontal")
 
 st.subheader("Tensor Cores by compute capability", anchor=False)
-st.markdown(escape(hardware.sentence(report)))
+st.markdown(escape(hardware.capability_answer(report)))
 hardware.draw_capability(report)
 
 with chart.details("The whole report as JSON"):

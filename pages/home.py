@@ -13,8 +13,8 @@ st.page_link(
 )
 
 if not home.follow():
-    runs = home.listed()
+    runs = home.listed_runs()
     if runs:
-        home.show(runs)
+        home.show_newest(runs)
     else:
         home.invite()

@@ -5,8 +5,8 @@ import streamlit as st
 from app import layers, states
 from app.runs import run_page
 
-run = run_page.opened("Layers")
-shown = layers.choose(run)
+run = run_page.open_run("Layers")
+shown = layers.choose_ops(run)
 if not shown.modules:
     if not states.not_of_a_control(run):
         states.nothing_recorded(
@@ -14,7 +14,7 @@ if not shown.modules:
         )
     st.stop()
 if run.spec.kind == "watch" or (run.spec.framework != "torch" and not shown.all_ops):
-    layers.stored(run, shown)
+    layers.show_stored_dtypes(run, shown)
     st.stop()
 if not shown.all_ops:
     states.nothing_recorded(
@@ -22,14 +22,14 @@ if not shown.all_ops:
         "Only stored dtypes are shown. Start the probe with --trace-every 1 to see its ops.",
     )
 with states.part():
-    layers.overview(run, shown)
+    layers.show_overview(run, shown)
 with states.part():
-    layers.flops(shown)
+    layers.show_flops(shown)
 with states.part():
-    layers.tree(shown)
+    layers.show_tree(shown)
 with states.part():
-    layers.one_module(run, shown)
+    layers.show_module(run, shown)
 with states.part():
-    layers.in_fp32(run, shown)
+    layers.show_fp32(run, shown)
 with states.part():
-    layers.casts(shown)
+    layers.show_casts(shown)

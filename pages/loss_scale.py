@@ -3,17 +3,17 @@
 from app import loss_scale, states
 from app.runs import run_page
 
-run = run_page.opened("Loss scale")
+run = run_page.open_run("Loss scale")
 (run,) = run_page.pick(run, may_merge=False)
 found = loss_scale.read(run)
 if not found.steps:
     states.no_step_of(run)
 with states.part():
-    loss_scale.overview(found)
+    loss_scale.show_overview(found)
 with states.part():
-    loss_scale.trajectory(found)
+    loss_scale.show_trajectory(found)
 with states.part():
-    loss_scale.skips(run, found)
+    loss_scale.show_skips(run, found)
 with states.part():
     loss_scale.draw_lab(run, found)
 with states.part():

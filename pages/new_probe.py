@@ -9,7 +9,7 @@ st.title("New probe", anchor=False)
 permissions.require(permissions.is_trusted(), "starting probes")
 
 group = links.wanted("group")
-if group and live.panel(group, key="new"):
+if group and live.show_progress(group, key="new"):
     if st.button("Set up another probe", key="np-another"):
         links.keep("group", None)
         st.rerun()

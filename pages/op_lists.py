@@ -5,5 +5,5 @@ import streamlit as st
 from app import op_lists
 
 st.title("Op lists", anchor=False)
-op_lists.show()
+op_lists.show_lists()
 op_lists.show_whatif()

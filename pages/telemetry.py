@@ -3,7 +3,7 @@
 from app import states, telemetry
 from app.runs import run_page
 
-run = run_page.opened("Telemetry")
+run = run_page.open_run("Telemetry")
 (run,) = run_page.pick(run, may_merge=False)
 with states.part():
-    telemetry.show(run)
+    telemetry.show_telemetry(run)

@@ -6,16 +6,16 @@ from app import chart, cores, states
 from app.runs import measurements
 
 st.title("Tensor Cores", anchor=False)
-run = measurements.opened("cores")
+run = measurements.open_measurement("cores")
 if run is not None:
     with states.part():
-        cores.show(run)
+        cores.show_step(run)
     with chart.details("Measure another step"):
-        cores.draw_form()
+        cores.show_form()
 else:
     if not measurements.of_kind("cores"):
         states.nothing_recorded(
             "No training step has been measured yet.",
             "Choose one: it is run once, then each of its matmuls alone.",
         )
-    cores.draw_form()
+    cores.show_form()

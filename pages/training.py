@@ -3,22 +3,22 @@
 from app import states, training
 from app.runs import run_page
 
-run = run_page.opened("Training")
+run = run_page.open_run("Training")
 ranks = run_page.ranks_of(run)
 if len(ranks) > 1:
     found = training.read_ranks(ranks)
     with states.part():
-        training.show(found)
+        training.show_ranks(found)
 else:
     found = [training.read(run)]
     with states.part():
-        training.overview(found[0])
+        training.show_overview(found[0])
 with states.part():
-    training.alarms(found)
+    training.show_alarms(found)
 with states.part():
-    training.capsules(found)
+    training.show_capsules(found)
 (one,) = run_page.pick(run, may_merge=False)
 with states.part():
-    training.curves(next(t for t in found if t.run.id == one.id))
+    training.show_curves(next(t for t in found if t.run.id == one.id))
 with states.part():
-    training.said(found)
+    training.show_reports(found)

@@ -37,8 +37,8 @@ def newest(mistake: Mistake, *, is_fixed: bool = False) -> Case | None:
     """The newest diagnosis of its script that was made here."""
     path = str(script_path(mistake.id, is_fixed=is_fixed))
     runs = _own_runs()
-    head = next((h for h in diagnosis.heads(runs) if h.spec.workload == path), None)
-    return None if head is None else diagnosis.opened_data(head, runs)
+    head = next((h for h in diagnosis.group_heads(runs) if h.spec.workload == path), None)
+    return None if head is None else diagnosis.read_case(head, runs)
 
 
 def _own_runs() -> list[RunInfo]:
@@ -79,7 +79,7 @@ def is_ready(mistake: Mistake, case: Case | None, *, is_fixed: bool = False) -> 
 def found(case: Case) -> None:
     """What the diagnosis says, what to do, the losses."""
     assert case.report is not None
-    baseline = diagnosis.view(case.run_of("as_is") or case.head)
+    baseline = diagnosis.observed(case.run_of("as_is") or case.head)
     chart.see(diagnosis_words.paragraph(case.report, baseline))
     st.markdown(f"**What to do.** {escape(diagnosis_words.next_step(case.report, baseline))}")
     finding = next(iter(case.report.diagnosis.findings), None)
@@ -124,8 +124,8 @@ def _drawn(step: StepRecord) -> float:
 @st.fragment(run_every=run_page.FOLLOW_EVERY_S)
 def _following(path: str, version: str) -> None:
     runs = _own_runs()
-    head = next((h for h in diagnosis.heads(runs) if h.spec.workload == path), None)
-    case = None if head is None else diagnosis.opened_data(head, runs)
+    head = next((h for h in diagnosis.group_heads(runs) if h.spec.workload == path), None)
+    case = None if head is None else diagnosis.read_case(head, runs)
     is_moving = diagnosis.job_is_running(path) or (case is not None and case.is_moving)
     if not is_moving or (case is not None and diagnosis.data_version(case) != version):
         st.rerun(scope="app")

@@ -51,13 +51,13 @@ def results(spec: RunSpec, *, is_asked: bool, ask: Callable[[], None]) -> list[R
     if finished is None:
         return None
     with st.container(horizontal=True, vertical_alignment="center"):
-        st.caption(f"Measured on {escape(measurements.made(finished))}", width="content")
+        st.caption(f"Measured on {escape(measurements.made_where(finished))}", width="content")
         if not newest.state.is_active and permissions.is_trusted():
             again = st.button("Measure again", key="lesson-again", type="tertiary")
             if again:
                 _start_again(spec)
                 st.rerun()
-        run_page.draw(finished)
+        run_page.offer_report(finished)
     return store.results(finished)
 
 

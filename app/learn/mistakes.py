@@ -138,7 +138,7 @@ def show() -> None:
 def judged(case: Case) -> Answer:
     """What became of the script, as its runs recorded it."""
     assert case.report is not None
-    baseline = diagnosis.view(case.run_of("as_is") or case.head)
+    baseline = diagnosis.observed(case.run_of("as_is") or case.head)
     words = diagnosis_words.verdict(case.report, baseline)
     if baseline.outcome.ended == "exception":
         return Answer(0, f"It raised {baseline.outcome.error_type}. The diagnosis: {words}")
@@ -159,7 +159,7 @@ def _fixed(mistake: Mistake) -> None:
     case = lesson_diagnosis.newest(mistake, is_fixed=True)
     is_ready = lesson_diagnosis.is_ready(mistake, case, is_fixed=True)
     if is_ready and case is not None and case.report is not None:
-        baseline = diagnosis.view(case.run_of("as_is") or case.head)
+        baseline = diagnosis.observed(case.run_of("as_is") or case.head)
         chart.see(diagnosis_words.verdict(case.report, baseline))
 
 

@@ -1,6 +1,6 @@
 """A group of probes while they run: progress, place in the queue, live curves, cancel.
 
-    live.panel(group, key="new")      # redraws itself every second until all have ended
+    live.show_progress(group, key="new")      # redraws itself every second until all have ended
 
 Starting, stopping, deleting and sharing runs is done here too: the dashboard's only writes.
 """
@@ -25,7 +25,7 @@ from app.text import duration, escape, number, plural
 REFRESH_EVERY_S = 1.0
 
 
-def panel(group: str, *, key: str) -> list[RunInfo]:
+def show_progress(group: str, *, key: str) -> list[RunInfo]:
     """Draw the group; returns its runs as they are now (empty when there is no such group)."""
     runs = of_group(group)
     if any(run.state.is_active for run in runs):

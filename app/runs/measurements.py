@@ -1,6 +1,6 @@
 """Measurements of the machine on a page: start one, follow it, choose among those that were made.
 
-    run = measurements.opened("bench")     # None while there is none to show
+    run = measurements.open_measurement("bench")     # None while there is none to show
 
 Telemetry beside it is shown folded, and where and when it was made.
 """
@@ -35,7 +35,7 @@ def of_kind(kind: str) -> list[RunInfo]:
     return sorted(found, key=lambda run: bool(run.spec.imported))
 
 
-def opened(kind: str) -> RunInfo | None:
+def open_measurement(kind: str) -> RunInfo | None:
     """The measurement that the address names (``?bench=ID``), else the newest, with its state, and
     followed while it runs. None when there is none that has found anything yet."""
     runs = of_kind(kind)
@@ -53,7 +53,7 @@ def opened(kind: str) -> RunInfo | None:
     run_page.offer(run)
     _state(run)
     if run.steps_done and not run.state.is_active:
-        run_page.draw(run)
+        run_page.offer_report(run)
     return run if run.steps_done else None
 
 
@@ -61,10 +61,10 @@ def telemetry(run: RunInfo) -> None:
     """What the machine did meanwhile, folded."""
     if run.state is State.FINISHED and store.samples(run):
         with chart.details("What the machine did meanwhile"):
-            telemetry_view.show(run)
+            telemetry_view.show_telemetry(run)
 
 
-def made(run: RunInfo) -> str:
+def made_where(run: RunInfo) -> str:
     """Where and when: ``AMD EPYC · torch 2.13.0+cpu · 2026-11-21 14:02 · 3 min ago``."""
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started or run.created))
     machine = run.machine
@@ -84,7 +84,7 @@ def _state(run: RunInfo) -> None:
         states.measurement_ended(run)
     elif run.message:
         st.caption(escape(run.message))
-    st.caption(escape(made(run)))
+    st.caption(escape(made_where(run)))
 
 
 @st.fragment(run_every=FOLLOW_EVERY_S)

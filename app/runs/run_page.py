@@ -1,6 +1,6 @@
 """What every page about one run begins with: the run picker, the header line, the run's state.
 
-    run = run_page.opened("Gradients")     # stops here when there is nothing to show
+    run = run_page.open_run("Gradients")     # stops here when there is nothing to show
 
 Also here: the ranks of a distributed training to choose from, the teacher's switch, files to take
 home, and the sentence on safe loss scales.
@@ -43,7 +43,7 @@ _MEASURED = {
 }
 
 
-def opened(title: str) -> RunInfo:
+def open_run(title: str) -> RunInfo:
     """Title, run picker, header and state; returns the run, which has at least one step.
 
     Ends the page when the store is empty or the run has recorded nothing yet.
@@ -71,7 +71,7 @@ def header(run: RunInfo) -> None:
             title_line(run)
             # The run as it is decides a diagnosis; without its end there is nothing to report.
             if run.steps_done and not (run.spec.kind == "script" and run.state.is_active):
-                draw(run)
+                offer_report(run)
         st.caption(escape(" · ".join(facts(run))))
     offer(run)
 
@@ -256,7 +256,7 @@ def _switch(run: RunInfo, key: str) -> None:
 NOTEBOOK = "application/x-ipynb+json"
 
 
-def draw(run: RunInfo) -> None:
+def offer_report(run: RunInfo) -> None:
     """Files of ``run``; of a script's run, of its whole diagnosis."""
     if not _may_take(run):
         return

@@ -104,7 +104,7 @@ def named(choice: Choice) -> str:
     return chosen(options.current().workloads, relative, choice.entry)
 
 
-def draw(start: RunSpec) -> Choice:
+def pick_workload(start: RunSpec) -> Choice:
     """The widgets."""
     folder = options.current().workloads
     files = [FILE + name for name in listed(folder)]

@@ -170,6 +170,6 @@ def test_a_matmul_without_a_time_has_a_line_and_no_rate() -> None:
     )
     from tests.helpers.core_results import used
 
-    (row,) = cores.frame(used(untimed).layers()).to_dict("records")
+    (row,) = cores.product_table(used(untimed).layers()).to_dict("records")
     assert row["GFLOP/s"] is None
     assert row["Signs"] == "It could not be run alone."

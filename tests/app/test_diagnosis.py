@@ -21,7 +21,7 @@ from ampscope.records import RunInfo, State
 from ampscope.rules.catalog import NAMES, all_rules
 from ampscope.store.reader import Reader
 from app import diagnosis
-from app.diagnosis import sections
+from app.diagnosis import documentation_sections
 from tests.helpers import script_stores, stores
 from tests.helpers.pages import links, texts
 
@@ -312,7 +312,7 @@ def test_rules_are_folded_and_readable(store_path: Path, open_page: Open) -> Non
 
 def test_every_rule_is_documented_under_its_headings() -> None:
     for rule in all_rules():
-        parts = dict(sections(rule.documentation))
+        parts = dict(documentation_sections(rule.documentation))
         assert list(parts) == ["", "What it detects", "Why it matters", "Blind spots", "Remedy"]
         assert all(parts.values()), rule.id
 

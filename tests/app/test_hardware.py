@@ -59,17 +59,17 @@ def test_reads_every_gpu_and_the_cpu(shown: tuple[HardwareReport, AppTest]) -> N
 
 
 def test_the_table_names_the_gpus_that_are_here() -> None:
-    table = hardware.frame(report(H100, named("Tesla T4", (7, 5))))
+    table = hardware.rate_table(report(H100, named("Tesla T4", (7, 5))))
     here = dict(zip(table["capability"], table["here"], strict=True))
     assert here["7.5"] == "Tesla T4"
     assert here["9.0"] == H100["nvmlDeviceGetName"]
     assert here["8.0"] == ""
-    assert "here" not in hardware.frame(report())
+    assert "here" not in hardware.rate_table(report())
 
 
 def test_the_table_has_the_dtypes_of_well_known_gpus() -> None:
     """NVIDIA's whitepapers: V100 fp16 only; A100 adds bf16, tf32, fp64; H100 adds fp8."""
-    table = hardware.frame(report()).set_index("capability")
+    table = hardware.rate_table(report()).set_index("capability")
     assert table.loc["7.0", "fp16"] == "yes"
     assert table.loc["7.0", "bf16"] == ""
     assert [table.loc["8.0", d] for d in ("bf16", "tf32", "fp64")] == ["yes"] * 3

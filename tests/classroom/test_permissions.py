@@ -230,7 +230,7 @@ def test_a_report_is_not_made_of_a_run_that_was_kept_back_meanwhile(
         files.append(data)
 
     monkeypatch.setattr("streamlit.download_button", kept)
-    assert not as_student(lambda: run_page.draw(info)).exception
+    assert not as_student(lambda: run_page.offer_report(info)).exception
     assert b"<html" in files[0]()
     sharing.share(store_path, [run_id], wanted=False)
     with pytest.raises(permissions.Forbidden):
