@@ -49,6 +49,21 @@ def test_a_taken_step_against_numpy() -> None:
     assert attempt.expected_change == pytest.approx(gradient @ (after - before), rel=1e-4)
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_sparse_gradient_counts_as_the_dense_one(sparse: bool) -> None:
+    torch.manual_seed(0)
+    table = nn.Embedding(20, 3, sparse=sparse)
+    optimizer = torch.optim.SGD(table.parameters(), 0.5)
+    rows, before = torch.tensor([3, 3, 7]), table.weight.detach().clone()
+    with watched() as seen:
+        table(rows).square().sum().backward()
+        optimizer.step()
+    way = (table.weight.detach() - before).double()
+    (attempt,) = seen.attempts.records
+    assert attempt.grad_norm == pytest.approx(float(way.norm()) / 0.5, rel=1e-6)
+    assert attempt.expected_change == pytest.approx(-float(way.square().sum()) / 0.5, rel=1e-6)
+
+
 def test_the_norm_is_unscaled_whoever_unscaled_it() -> None:
     norms = []
     for by_user in (False, True):

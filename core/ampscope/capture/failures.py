@@ -7,11 +7,14 @@
 
 The training's own errors must never pass through here: only what ampscope itself computes is run
 inside. A failure that is an answer to the user (:class:`AmpscopeError`, an interrupt) goes on.
+
+Also here: the time that instruments take, which is none of the training's.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 
 from ampscope.errors import AmpscopeError
@@ -48,3 +51,27 @@ class Failures:
             return ""
         listed = "; ".join(f"{what} ({why})" for what, why in self._first.items())
         return f"Not recorded in full: {listed}. The training itself is not affected."
+
+
+class OwnTime:
+    """Seconds that an instrument has spent; what fails meanwhile is noted in ``failures``, without
+    which it is raised."""
+
+    def __init__(self, failures: Failures | None = None) -> None:
+        self.elapsed_s = 0.0
+        self._failures = failures
+
+    @contextlib.contextmanager
+    def spent(self, what: str) -> Iterator[None]:
+        """Around what the instrument does; ``what`` says what would be missing."""
+        failures, started = self._failures, time.perf_counter()
+        try:
+            with contextlib.nullcontext() if failures is None else failures.contained(what):
+                yield
+        finally:
+            self.elapsed_s += time.perf_counter() - started
+
+    def take(self) -> float:
+        """Since the last call."""
+        elapsed_s, self.elapsed_s = self.elapsed_s, 0.0
+        return elapsed_s

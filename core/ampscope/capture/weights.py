@@ -4,7 +4,8 @@ Gradients are read after the backward pass and before ``unscale_``, so they stil
 scale. A hook on each parameter notes the order in which backward reached it, which is the order in
 which a person should look for the first NaN or Inf.
 
-The 2-norm of all gradients is taken here too.
+Whatever the training, its parameters are counted here: by :func:`count_weights`,
+:func:`count_gradients` and :func:`count_updates`. The 2-norm of all gradients is taken here too.
 """
 
 from __future__ import annotations
@@ -21,9 +22,47 @@ from torch.utils.hooks import RemovableHandle
 
 from ampscope.capture.histograms import Accumulator
 from ampscope.capture.model_map import ModelMap
-from ampscope.capture.tensors import floats, holds_numbers, numbers
+from ampscope.capture.tensors import floats, holds_numbers, numbers, opened
 from ampscope.numerics.histogram import NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO
 from ampscope.records import Frame, NonFiniteRecord, Role
+
+
+def count_weights(counts: Accumulator, owned: Iterable[tuple[int, Tensor]]) -> None:
+    """Add weights to ``counts``, each under the number of its module."""
+    for owner, weight in owned:
+        counts.add(Role.WEIGHT, owner, weight, stable=True)
+    counts.flush()
+
+
+def count_gradients(counts: Accumulator, placed: Iterable[tuple[int, Tensor]]) -> None:
+    """Add the gradients of parameters, each under the parameter's position."""
+    for position, parameter in placed:
+        if parameter.grad is not None:
+            counts.add(Role.WEIGHT_GRAD, position, parameter.grad, stable=True)
+    counts.flush()
+
+
+def count_updates(counts: Accumulator, owned: Iterable[tuple[int, Tensor, Tensor]]) -> None:
+    """Add new minus old weights: (number of the module, parameter, copy of its numbers before).
+    The copies are used up."""
+    with torch.no_grad(), no_dispatch():
+        both = [
+            (owner, now, before)
+            for owner, parameter, before in owned
+            if (now := opened(parameter)) is not None
+            and now.shape == before.shape
+            and now.is_floating_point()
+            and now.itemsize > 1  # of 8 bits torch subtracts none
+        ]
+        if not both:
+            return
+        # In the old weights' own memory, as -old + new: new - old, and +0 where they agree.
+        changes = [before for _, _, before in both]
+        torch._foreach_neg_(changes)
+        torch._foreach_add_(changes, [now for _, now, _ in both])
+    for owner, _, change in both:
+        counts.add(Role.UPDATE, owner, change, stable=True)
+    counts.flush()
 
 
 class WeightObserver:
@@ -62,17 +101,11 @@ class WeightObserver:
 
     def count_weights(self) -> None:
         """Count the weights as they are now."""
-        for parameter in self._parameters:
-            self.counts.add(Role.WEIGHT, parameter.owner, parameter.tensor, stable=True)
-        self.counts.flush()
+        count_weights(self.counts, ((p.owner, p.tensor) for p in self._parameters))
 
     def count_gradients(self) -> None:
         """Count the gradients that this step's backward passes reached."""
-        for position in self._reached():
-            gradient = self._tensors[position].grad
-            if gradient is not None:
-                self.counts.add(Role.WEIGHT_GRAD, position, gradient, stable=True)
-        self.counts.flush()
+        count_gradients(self.counts, ((i, self._tensors[i]) for i in self._reached()))
 
     def remember(self) -> None:
         """Keep a copy of the weights, to be compared after the optimizer's step."""
@@ -88,14 +121,8 @@ class WeightObserver:
 
     def count_updates(self) -> None:
         """Count new minus old weights."""
-        if self._before:
-            with torch.no_grad(), no_dispatch():
-                # In the old weights' own memory, as -old + new: new - old, and +0 where they agree.
-                torch._foreach_neg_(self._before)
-                torch._foreach_add_(self._before, self._values())
-            for parameter, change in zip(self._parameters, self._before, strict=True):
-                self.counts.add(Role.UPDATE, parameter.owner, change, stable=True)
-            self.counts.flush()
+        both = zip(self._parameters, self._before, strict=False)  # no copies: nothing to count
+        count_updates(self.counts, ((p.owner, p.tensor, before) for p, before in both))
 
     def _values(self) -> list[Tensor]:
         return [numbers(tensor) for tensor in self._tensors]

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Callable, Iterator
 
 import torch
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampscope.capture.failures import Failures
+from ampscope.capture.failures import Failures, OwnTime
 from ampscope.capture.histograms import Accumulator, HistogramHooks
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.op_trace import OpTrace
@@ -68,7 +67,7 @@ class Instruments:
         self._step, self._scale = -1, 1.0
         self._carried = 1.0  # what the gradients still carry when the optimizer steps
         self._batch: Batch | None = None
-        self._elapsed_s = 0.0
+        self._time = OwnTime(self._failures)
 
     @property
     def note(self) -> str:
@@ -96,10 +95,10 @@ class Instruments:
         self._asked = self._stepped = False
         self.grad_norm = self.moved_share = self.op_set = None
         self.unclipped_norm = self._complete_norm = None
-        with self._timed("the histograms of the weights"):
+        with self._time.spent("the histograms of the weights"):
             if self._is_due(self.cadence.histogram):
                 self._weights.count_weights()
-        with self._timed("the fp32 shadow"):
+        with self._time.spent("the fp32 shadow"):
             self._shadow = self._shadows.run(step, scale, batch)
         self._weights.start_step()
         self._hooks.start_step(step, active=self._is_due(self.cadence.histogram))
@@ -123,48 +122,48 @@ class Instruments:
 
     def finish(self, *, skipped: bool) -> None:
         """After the step; what was seen goes to the writer."""
-        with self._timed("the end of a step's histograms"):
+        with self._time.spent("the end of a step's histograms"):
             self._hooks.end_step()
         if skipped and self._shadow is None:
-            with self._timed("the fp32 shadow of a skipped step"):
+            with self._time.spent("the fp32 shadow of a skipped step"):
                 self._shadow = self._shadows.run_skipped(self._step, self._carried, self._batch)
                 if self._shadow is not None:
                     self._shadow.compare_weights()
         self._batch = None
-        with self._timed("the histograms of the updates"):
+        with self._time.spent("the histograms of the updates"):
             if skipped:
                 self.moved_share = 0.0
             elif self._asked and self._is_due(self.cadence.histogram):
                 self._weights.count_updates()
-        with self._timed("the histograms of a step"):
+        with self._time.spent("the histograms of a step"):
             self._write_frames()
         shadow, self._shadow = self._shadow, None
         if shadow is not None:
-            with self._timed("the comparison with fp32"):
-                self._elapsed_s += shadow.elapsed_s
+            with self._time.spent("the comparison with fp32"):
+                self._time.elapsed_s += shadow.elapsed_s
                 self.writer.add_shadow(shadow.take())
         if self._is_due(self.cadence.trace):
-            with self._timed("the ops of a step"):
+            with self._time.spent("the ops of a step"):
                 self.op_set, ops = self._trace.take()
                 self.writer.add_ops(self.op_set, ops)
 
     def take_elapsed_s(self) -> float:
         """The instruments' wall time since the last call."""
-        total = self._elapsed_s + self._hooks.elapsed_s + self._trace.elapsed_s
-        self._elapsed_s = self._hooks.elapsed_s = self._trace.elapsed_s = 0.0
+        total = self._time.take() + self._hooks.elapsed_s + self._trace.elapsed_s
+        self._hooks.elapsed_s = self._trace.elapsed_s = 0.0
         return total
 
     def _on_gradients(self) -> None:
         """Gradients are complete and still scaled."""
         self._trace.place.outside = "step"
         if self.training.workload.step is not None:  # the usual step clips nothing
-            with self._timed("the norm of the gradients"), no_dispatch():
+            with self._time.spent("the norm of the gradients"), no_dispatch():
                 self._complete_norm = gradient_norm(self._names) / self._scale
         if self._shadow is not None:
-            with self._timed("the comparison of the weights' gradients with fp32"):
+            with self._time.spent("the comparison of the weights' gradients with fp32"):
                 self._shadow.compare_weights()
         if self._is_due(self.cadence.histogram):
-            with self._timed("the histograms of the weights' gradients"):
+            with self._time.spent("the histograms of the weights' gradients"):
                 self._weights.count_gradients()
 
     def _on_step(self, is_unscaled: bool) -> None:
@@ -172,13 +171,13 @@ class Instruments:
         was_asked, self._asked = self._asked, True
         norm = 0.0
         self._carried = 1.0 if is_unscaled else self._scale
-        with self._timed("the norm of the gradients"):
+        with self._time.spent("the norm of the gradients"):
             with no_dispatch():
                 norm = gradient_norm(self._names)
             self.grad_norm = norm if is_unscaled else norm / self._scale
             if _is_smaller(self.grad_norm, self._complete_norm):
                 self.unclipped_norm = self._complete_norm
-        with self._timed("the weights before a step"):
+        with self._time.spent("the weights before a step"):
             if self._is_due(self.cadence.histogram):
                 if not was_asked:  # a step of its own may call the optimizer several times
                     self._weights.remember()
@@ -203,16 +202,6 @@ class Instruments:
 
     def _is_due(self, every: int) -> bool:
         return every > 0 and self._step % every == 0
-
-    @contextlib.contextmanager
-    def _timed(self, what: str) -> Iterator[None]:
-        """Time of the instruments' own; what fails here is noted, and the training goes on."""
-        started = time.perf_counter()
-        try:
-            with self._failures.contained(what):
-                yield
-        finally:
-            self._elapsed_s += time.perf_counter() - started
 
 
 def _is_smaller(norm: float, before: float | None) -> bool:

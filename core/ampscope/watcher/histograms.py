@@ -8,10 +8,8 @@ itself has needed at its peak, and the next goes on where this one ended.
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 
 import torch
@@ -22,10 +20,10 @@ from torch.utils.hooks import RemovableHandle
 
 from ampscope.analysis.ranks import merged
 from ampscope.capture import weights
-from ampscope.capture.failures import Failures
+from ampscope.capture.failures import Failures, OwnTime
 from ampscope.capture.histograms import Accumulator, HistogramHooks
 from ampscope.capture.script.optimizer_facts import lr_of, parameters_of
-from ampscope.capture.tensors import HALF, numbers, opened
+from ampscope.capture.tensors import HALF, opened
 from ampscope.records import Frame, NonFiniteRecord, Role
 from ampscope.watcher.flight import free_bytes
 from ampscope.watcher.guard import Guard
@@ -40,7 +38,7 @@ class StepHistograms:
 
     def __init__(self, models: WatchedModels, guard: Guard) -> None:
         self._guard = guard
-        self.elapsed_s = 0.0  # since the caller last took it, without the hooks' own
+        self._time = OwnTime()  # without the hooks' own
         self._models = models
         self._outputs = Accumulator(Failures())
         self._counts: dict[int, Accumulator] = {}  # by optimizer: one may be unscaled before
@@ -97,30 +95,27 @@ class StepHistograms:
     def gradients_complete(self, optimizer: Optimizer) -> None:
         """Backward is done; gradients are still scaled."""
         if self._detail.histograms:
-            with self._timed(), no_dispatch():
+            with self._time.spent("gradients"), no_dispatch():
                 self._count(optimizer, with_weights=self._detail.weights)
 
     def _count(self, optimizer: Optimizer, *, with_weights: bool) -> None:
         counts = self._counts.setdefault(id(optimizer), Accumulator())
-        for position, parameter in self._parameters(optimizer):
-            gradient = parameter.tensor.grad
-            if gradient is not None:
-                counts.add(Role.WEIGHT_GRAD, position, gradient, stable=True)
-            if with_weights and parameter.is_counted:
-                counts.add(Role.WEIGHT, parameter.owner, parameter.tensor, stable=True)
-        counts.flush()
+        own = self._parameters(optimizer)
+        weights.count_gradients(counts, ((i, p.tensor) for i, p in own))
+        if with_weights:
+            weights.count_weights(counts, ((p.owner, p.tensor) for _, p in own if p.is_counted))
 
     def count_bad(self, optimizer: Optimizer) -> None:
         """Count gradients that are not finite, whatever the schedule."""
         if not self._detail.histograms:
-            with self._timed(), no_dispatch():
+            with self._time.spent("gradients"), no_dispatch():
                 self._count(optimizer, with_weights=False)
 
     def before_step(self, optimizer: Optimizer) -> None:
         """The optimizer is about to step."""
         if not self._detail.weights:
             return
-        with self._timed(), torch.no_grad(), no_dispatch():
+        with self._time.spent("weights"), torch.no_grad(), no_dispatch():
             held = [p.tensor for _, p in self._parameters(optimizer)]
             self.stalled_share = self._stalling.look(optimizer, held, self._step)
             own = [(i, p) for i, p in self._parameters(optimizer) if p.is_counted]
@@ -144,16 +139,10 @@ class StepHistograms:
         """It has stepped."""
         if not self._before:
             return
-        with self._timed(), torch.no_grad(), no_dispatch():
+        with self._time.spent("updates"):
             counts = self._counts.setdefault(id(optimizer), Accumulator())
-            parameters = [self._models.parameters[position] for position in self._before]
-            changes = list(self._before.values())
-            # In the old weights' own memory, as -old + new: new - old, and +0 where they agree.
-            torch._foreach_neg_(changes)
-            torch._foreach_add_(changes, [numbers(parameter.tensor) for parameter in parameters])
-            for parameter, change in zip(parameters, changes, strict=True):
-                counts.add(Role.UPDATE, parameter.owner, change, stable=True)
-            counts.flush()
+            before = ((self._models.parameters[i], copy) for i, copy in self._before.items())
+            weights.count_updates(counts, ((p.owner, p.tensor, copy) for p, copy in before))
             self._before.clear()
 
     def drop(self, optimizer: Optimizer) -> None:
@@ -200,15 +189,9 @@ class StepHistograms:
 
     def take_elapsed_s(self) -> float:
         """The instrument's own time since the last call."""
-        total = self.elapsed_s + self._hooks.elapsed_s
-        self.elapsed_s = self._hooks.elapsed_s = 0.0
+        total = self._time.take() + self._hooks.elapsed_s
+        self._hooks.elapsed_s = 0.0
         return total
-
-    @contextlib.contextmanager
-    def _timed(self) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self.elapsed_s += time.perf_counter() - started
 
     def _parameters(self, optimizer: Optimizer) -> list[tuple[int, WatchedParameter]]:
         found = (self._models.position(tensor) for tensor in parameters_of(optimizer))

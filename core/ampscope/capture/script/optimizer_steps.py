@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._mode_utils import no_dispatch
 
+from ampscope.capture.failures import Failures
 from ampscope.capture.script.calls import Calls, Numbering
 from ampscope.capture.script.gradient_changes import GradientChanges, WriteLines
 from ampscope.capture.script.optimizer_facts import (
@@ -31,19 +32,22 @@ from ampscope.capture.script.optimizer_facts import (
     parameters_of,
     state_facts,
 )
-from ampscope.capture.tensors import readable, unreadable
+from ampscope.capture.tensors import opened, readable, unreadable
 from ampscope.capture.training_events import StepListener, did_nothing
 from ampscope.observations import Attempt, ParameterGradient
 
 
 class StepInstruments(Protocol):
-    """Looks at the parameters around each step; the first ``gradients_complete`` of one counts."""
+    """Looks at the parameters around each step; the first ``gradients_complete`` of one counts.
+    ``after_step`` gets parameters with copies of their numbers before the step, which it may use
+    up: all of them where it ``wants_updates``."""
+
+    @property
+    def wants_updates(self) -> bool: ...
 
     def gradients_complete(self, optimizer: Optimizer) -> None: ...
 
-    def before_step(self, optimizer: Optimizer) -> None: ...
-
-    def after_step(self, optimizer: Optimizer) -> None: ...
+    def after_step(self, before: Sequence[tuple[Tensor, Tensor]]) -> None: ...
 
 
 class Attempts(StepListener):
@@ -151,19 +155,19 @@ class Attempts(StepListener):
         self.optimizer_name(optimizer)
         if not has_closure:
             self._gradients_complete(optimizer)
-        if self._instruments is not None:
-            self._instruments.before_step(optimizer)
+        wanted = self._instruments is not None and self._instruments.wants_updates
         with no_dispatch():
-            self._motion.start(parameters_of(optimizer))
+            self._motion.start(parameters_of(optimizer), is_wanted=wanted)
         if scaler is None:
             self._facts = None if has_closure else self._read(optimizer, 1.0)
 
     def after_step(self, optimizer: Optimizer, scaler: Any) -> None:
         self._gradients_complete(optimizer)
-        if self._instruments is not None:
-            self._instruments.after_step(optimizer)
         with no_dispatch():
-            moved, norm, expected = self._motion.take(parameters_of(optimizer))
+            moved, norm, expected = self._motion.measured()
+        before = self._motion.take()
+        if self._instruments is not None:
+            self._instruments.after_step(before)
         ending = Ending(moved_share=moved, update_norm=norm, expected=expected)
         if scaler is not None:
             ending = replace(
@@ -417,20 +421,28 @@ class WeightMotion:
     """The weights of one optimizer before its step."""
 
     def __init__(self) -> None:
-        self._before: list[Tensor | None] | None = None  # None: cannot be read
+        self.failures = Failures()
+        self._before: list[tuple[Tensor, Tensor]] = []  # each with a copy of its numbers
+        self._is_compared = False
 
-    def start(self, parameters: list[Tensor]) -> None:
-        """The step is about to run."""
+    def start(self, parameters: list[Tensor], *, is_wanted: bool) -> None:
+        """The step is about to run; ``is_wanted``: too many to be compared are copied as well."""
+        self._before, self._is_compared = [], False
         small = sum(p.numel() for p in parameters if not unreadable(p)) <= MAX_NUMEL
-        self._before = [_copy(p) for p in parameters] if small else None
+        if not small and not is_wanted:
+            return
+        held = ((p, opened(p)) for p in parameters)
+        with self.failures.contained("the weights before a step"):  # there may be no memory
+            self._before = [(p, v.detach().clone()) for p, v in held if v is not None]
+            self._is_compared = small
 
-    def take(self, parameters: list[Tensor]) -> tuple[float | None, float | None, float | None]:
+    def measured(self) -> tuple[float | None, float | None, float | None]:
         """(share of the weights that changed, 2-norm of the change, the change times the
-        gradients); None when too many."""
-        if self._before is None:
+        gradients); None when too many, and without a start."""
+        if not self._is_compared:
             return None, None, None
-        before, self._before = self._before, None
-        both = ((p, readable(p), b) for p, b in zip(parameters, before, strict=True))
+        self._is_compared = False
+        both = ((p, readable(p), readable(copy)) for p, copy in self._before)
         pairs = [
             (p, now, b)
             for p, now, b in both
@@ -442,21 +454,21 @@ class WeightMotion:
         expected = sum(_along(p, now, b) for p, now, b in pairs)
         return (moved / total if total else None), math.sqrt(square), expected
 
+    def take(self) -> list[tuple[Tensor, Tensor]]:
+        """Parameters and the copies of them, which are the caller's now."""
+        before, self._before = self._before, []
+        return before
+
 
 def _along(parameter: Tensor, now: Tensor, before: Tensor) -> float:
-    """The change of one parameter times its gradient; 0 for a gradient that is not dense."""
+    """The change of one parameter times its gradient; 0 for a gradient that cannot be read."""
     gradient = parameter.grad
-    if gradient is None or gradient.layout is not torch.strided:
+    if gradient is None or unreadable(gradient):
         return 0.0
-    values = readable(gradient)
+    values = readable(gradient if gradient.layout is torch.strided else gradient.to_dense())
     if values is None or values.shape != now.shape:
         return 0.0
     return float(((now.double() - before.double()) * values.double()).sum())
-
-
-def _copy(parameter: Tensor) -> Tensor | None:
-    values = readable(parameter)
-    return None if values is None else values.clone()
 
 
 # Which gradients still carry a loss scale: scaled by a backward, not unscaled since.

@@ -7,11 +7,11 @@ step, so gradients are seen as backward left them, still scaled.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -20,18 +20,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._mode_utils import no_dispatch
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ampscope.capture import weights
-from ampscope.capture.failures import Failures
+from ampscope.capture.failures import Failures, OwnTime
 from ampscope.capture.histograms import Accumulator, HistogramHooks
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.op_trace import OpTrace
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.optimizer_facts import parameters_of
-from ampscope.capture.tensors import opened
 from ampscope.records import Cadence, Frame, ModuleRecord, NonFiniteRecord, OpRecord, Role
 
 
@@ -57,9 +55,8 @@ class ScriptHistograms:
         self._counts = Accumulator(self.failures)
         self._hooks = HistogramHooks(self.models, self._counts, self.failures)
         self._attempt = 0
-        self._elapsed_s = 0.0
+        self._time = OwnTime(self.failures)
         self._counted: set[int] = set()  # ids of optimizers whose gradients were counted
-        self._before: dict[int, list[Tensor | None]] = {}  # None: cannot be read
         self._frames: list[Frame] = []
         self._nonfinite: list[NonFiniteRecord] = []
         self._op_sets: dict[int, int] = {}
@@ -90,7 +87,7 @@ class ScriptHistograms:
     @property
     def elapsed_s(self) -> float:
         """Time spent here so far, which is none of the script's."""
-        return self._elapsed_s + self._hooks.elapsed_s + self.trace.elapsed_s
+        return self._time.elapsed_s + self._hooks.elapsed_s + self.trace.elapsed_s
 
     def switch_off(self) -> None:
         """Count nothing more: this is a fork of the script's process."""
@@ -102,7 +99,7 @@ class ScriptHistograms:
         if self.traces:
             started = time.perf_counter()
             self.trace.record(func, args, kwargs, out)
-            self._elapsed_s += time.perf_counter() - started
+            self._time.elapsed_s += time.perf_counter() - started
 
     def gradients_complete(self, optimizer: Optimizer) -> None:
         """The script is about to unscale, step or skip; the first of these calls counts."""
@@ -110,42 +107,29 @@ class ScriptHistograms:
         if id(optimizer) in self._counted or not _is_due(self._attempt, self._cadence.histogram):
             return
         self._counted.add(id(optimizer))
-        with self._timed():
-            self._count_parameters(optimizer)
+        with self._spent():
+            found = ((self.models.position(p), p) for p in parameters_of(optimizer))
+            own = [(i, p) for i, p in found if i is not None and p.is_floating_point()]
+            owned = ((self.models.owner_at(i), p) for i, p in own)
+            weights.count_weights(self._counts, owned)
+            weights.count_gradients(self._counts, own)
 
-    def _count_parameters(self, optimizer: Optimizer) -> None:
-        for parameter in parameters_of(optimizer):
-            position = self.models.position(parameter)
-            if position is not None and parameter.is_floating_point():
-                owner = self.models.owner_at(position)
-                self._counts.add(Role.WEIGHT, owner, parameter, stable=True)
-                if parameter.grad is not None:
-                    self._counts.add(Role.WEIGHT_GRAD, position, parameter.grad, stable=True)
-        self._counts.flush()
+    @property
+    def wants_updates(self) -> bool:
+        """Whether :meth:`after_step` needs the weights before the step."""
+        return _is_due(self._attempt, self._cadence.histogram)
 
-    def before_step(self, optimizer: Optimizer) -> None:
-        """The optimizer's own step is about to run."""
-        if _is_due(self._attempt, self._cadence.histogram):
-            with self._timed(), torch.no_grad(), no_dispatch():
-                held = [opened(parameter) for parameter in parameters_of(optimizer)]
-                self._before[id(optimizer)] = [None if v is None else v.clone() for v in held]
-
-    def after_step(self, optimizer: Optimizer) -> None:
-        """It has run."""
-        before = self._before.pop(id(optimizer), [])
-        with self._timed(), torch.no_grad(), no_dispatch():
-            for parameter, old in zip(parameters_of(optimizer), before, strict=False):
-                owner = self.models.owner(parameter)
-                now = opened(parameter)
-                if owner is None or now is None or old is None or now.shape != old.shape:
-                    continue
-                if now.is_floating_point() and now.itemsize > 1:  # of 8 bits torch subtracts none
-                    self._counts.add(Role.UPDATE, owner, now - old, stable=True)
-            self._counts.flush()
+    def after_step(self, before: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """The optimizer's own step has run: parameters, and copies of them as they were."""
+        if self.wants_updates:
+            with self._spent():
+                owners = ((self.models.owner(p), p, copy) for p, copy in before)
+                owned = ((owner, p, copy) for owner, p, copy in owners if owner is not None)
+                weights.count_updates(self._counts, owned)
 
     def attempt_ended(self, count: int, scale: float) -> None:
         """An attempt is over, ``count`` in all; its gradients carried ``scale``."""
-        with self._timed():
+        with self._spent():
             self._end(scale)
         self._begin(count)
 
@@ -166,7 +150,6 @@ class ScriptHistograms:
     def _end(self, scale: float = 1.0) -> None:
         self._hooks.end_step()
         self._counted.clear()
-        self._before.clear()
         frames = self._counts.take(self._attempt, scale)
         reached = self.models.take_arrivals()
         if (gradients := frames.pop(Role.WEIGHT_GRAD, None)) is not None:
@@ -183,14 +166,8 @@ class ScriptHistograms:
             if ops:
                 self._ops.append((number, ops))
 
-    @contextlib.contextmanager
-    def _timed(self) -> Iterator[None]:
-        started = time.perf_counter()
-        try:
-            with self.failures.contained("the histograms of a step"):
-                yield
-        finally:
-            self._elapsed_s += time.perf_counter() - started
+    def _spent(self) -> AbstractContextManager[None]:
+        return self._time.spent("the histograms of a step")
 
 
 def _is_due(attempt: int, every: int) -> bool:
