@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from ampscope.causes import CAUSES, LIST_VERSION, find_cause
-from ampscope.cli.explain import explain
+from ampscope.cli.zoo import explain
 from ampscope.errors import BadInput
 from ampscope.rules.catalog import NAMES
 

@@ -38,13 +38,12 @@ from ampscope import __version__
 from ampscope.cli.compare import batch_size, compare
 from ampscope.cli.dashboard import dashboard
 from ampscope.cli.diagnose import diagnose, replay, run_script
-from ampscope.cli.explain import explain
 from ampscope.cli.export import export, metrics, report
 from ampscope.cli.frameworks import frameworks
 from ampscope.cli.hardware import cores, hardware
 from ampscope.cli.probe import probe
 from ampscope.cli.runs import import_runs, runs
-from ampscope.cli.zoo import zoo
+from ampscope.cli.zoo import explain, zoo
 from ampscope.errors import AmpscopeError
 from ampscope.files import remove_leftovers  # see above
 from ampscope.report.document import visible  # see above

@@ -1,9 +1,12 @@
-"""``ampscope zoo``: diagnose the fault zoo and print how often the answer was right."""
+"""``ampscope zoo``: diagnose the fault zoo and print how often the answer was right.
+``ampscope explain AMP012``: what a root cause is, with scripts of the zoo that show it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
+import textwrap
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,13 +15,17 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from ampscope.causes import CAUSES, Cause, find_cause
 from ampscope.cli.options import store_option
 from ampscope.errors import BadInput
 from ampscope.hardware.describe import describe_machine, one_line
 from ampscope.record_json import dumps
+from ampscope.rules.catalog import NAMES, all_rules, patches, sections
 
 if TYPE_CHECKING:
     from ampscope.zoo.score import Score
+
+WIDTH = 100  # of explanations, in characters
 
 
 @click.command()
@@ -104,3 +111,37 @@ def summary(found: list[Score]) -> list[str]:
             f"false alarms: {sum(not s.right for s in twins)} of {len(twins)} healthy scripts"
         )
     return lines
+
+
+@click.command()
+@click.argument("cause", required=False)
+def explain(cause: str | None) -> None:
+    """Explain a root cause by its CODE (AMP012) or name; without one, list all of them."""
+    if cause is None:
+        for known in CAUSES.values():
+            click.echo(f"{known.code}  {known.name:30} {known.title}")
+        return
+    click.echo(explained(find_cause(cause)))
+
+
+def explained(cause: Cause) -> str:
+    """Title, definition, the four headings of the rule's documentation, code to paste, and a
+    failing script of the zoo."""
+    parts = [f"{cause.code} {cause.title} ({cause.name})", _wrapped(cause.definition)]
+    if cause.name not in NAMES:  # "no fault" has no rule
+        return "\n\n".join(parts)
+    (rule,) = (rule for rule in all_rules() if rule.id == cause.name)
+    for heading, text in sections(rule.documentation):
+        parts.append(f"{heading}\n{_wrapped(text, '  ')}")
+    code = "\n\n".join(patch.rstrip() for patch in patches(cause.name))
+    parts.append("Code\n" + textwrap.indent(code, "  "))
+    from ampscope.zoo.score import examples_of
+
+    if examples := examples_of(cause.name):
+        where = "\n".join(f"  ampscope zoo {case}   {source}" for case, source in examples)
+        parts.append(f"Examples (a script that fails this way; the report behind it)\n{where}")
+    return "\n\n".join(parts)
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, WIDTH, initial_indent=indent, subsequent_indent=indent)
