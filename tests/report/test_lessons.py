@@ -23,9 +23,9 @@ from ampscope.records import (
 )
 from ampscope.report.build import document
 from ampscope.report.contents.shared import looks
-from ampscope.report.document import DTYPES, MEASURE
 from ampscope.report.html import to_html
 from ampscope.report.markdown import JOINER, to_markdown
+from ampscope.report.palette import DTYPES, MEASURE
 from ampscope.store.reader import Reader
 from tests.helpers import made_comparisons
 from tests.helpers.lesson_runs import keep, measured
