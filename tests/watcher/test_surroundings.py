@@ -6,6 +6,7 @@ import gc
 import math
 import os
 import random
+import re
 import subprocess
 import sys
 import textwrap
@@ -398,3 +399,19 @@ def test_every_hook_of_a_watch_passes_the_guard() -> None:
         for line in path.read_text().splitlines():
             if "register_hook(" in line or ".subscribe(" in line:
                 assert "guard.hook(" in line, f"{path.name}: {line.strip()}"
+
+
+def test_process_wide_hooks_and_patches_are_made_in_two_modules() -> None:
+    """Others ask these two, which let instruments leave in any order and from any thread. A script
+    of the zoo is a user's, and torch's settings are no functions."""
+    folder = Path(ampscope.__file__).parent
+    hook = re.compile(r"\b(register_(module|optimizer)_\w+|register_multi_grad_hook)\b")
+    patch = re.compile(r"^\s*torch\.(?!_dynamo\.config|backends)[\w.]+ = |setattr\(torch")
+    found = {
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*.py")
+        if path.parent.name != "scripts"
+        for line in path.read_text().splitlines()
+        if hook.search(line) or patch.search(line)
+    }
+    assert found == {"capture/global_hooks.py"}
