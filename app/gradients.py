@@ -44,8 +44,8 @@ from ampscope.numerics.histogram import (
     NEG_ZERO,
     POS_INF,
     POS_ZERO,
-    RAW_LEN,
     Raw,
+    add_rows,
 )
 from ampscope.records import Frame, Role, RunInfo, ShadowRecord
 from ampscope.store.reader import Reader
@@ -293,18 +293,19 @@ def recorded_steps(frame: Frame, single: Frame | None) -> int | None:
 def rank_series(ranks: Ranks, role: Role, module: int) -> ModuleSeries:
     """One module's histograms over time. Rows of the same steps and scale are added up; where the
     ranks differ there is a row for each."""
-    rows: dict[tuple[int, int, float], np.ndarray] = {}
-    for run in ranks:
-        own = _series(run, role, module)
-        lasts = own.last_steps or own.steps
-        for key, row in zip(zip(own.steps, lasts, own.scales, strict=True), own.rows, strict=True):
-            rows[key] = rows[key] + row if key in rows else row
-    keys = sorted(rows)
+    found = [_series(run, role, module) for run in ranks]
+    spans_ = [
+        key
+        for own in found
+        for key in zip(own.steps, own.last_steps or own.steps, own.scales, strict=True)
+    ]
+    keys, rows = add_rows(spans_, np.concatenate([own.rows for own in found]))
+    order = sorted(range(len(keys)), key=keys.__getitem__)
     return ModuleSeries(
-        tuple(k[0] for k in keys),
-        tuple(k[2] for k in keys),
-        np.array([rows[k] for k in keys], np.int64).reshape(len(keys), RAW_LEN),
-        tuple(k[1] for k in keys),
+        tuple(keys[n][0] for n in order),
+        tuple(keys[n][2] for n in order),
+        rows[order],
+        tuple(keys[n][1] for n in order),
     )
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import pandas as pd
-
-from ampscope.records import Curve, Result
+from ampscope.records import Result
 from ampscope.report.palette import DTYPES, NORMAL
 from app import chart
 from app.chart import KeyFigure
@@ -23,6 +21,7 @@ from app.learn.lesson_page import (
     Setting,
     curve,
     curves,
+    curves_table,
     reading,
 )
 from app.learn.lesson_runs import Answer
@@ -84,7 +83,7 @@ def draw(results: Sequence[Result]) -> None:
         x_title="terms added", y_title="sum",
     )  # fmt: skip
     figure.add_hline(y=right, line={"width": 1, "dash": "dash"}, annotation_text="right sum")
-    lesson_page.show_chart(figure, "lesson-accumulate", _table(found, "terms"), text)
+    lesson_page.show_chart(figure, "lesson-accumulate", curves_table(found, "terms"), text)
     chart.see(product_words(results))
     errors = curves(results, "error")
     looks = {HALF: (DTYPES["fp16"], "x", "dash"), WIDE: (NORMAL, "square", "solid")}
@@ -92,7 +91,7 @@ def draw(results: Sequence[Result]) -> None:
         [Line(c.series, c.x, c.y, *looks[c.series]) for c in errors],
         x_title="length of the dot product", y_title="mean relative error", x_log=True, y_log=True,
     )  # fmt: skip
-    lesson_page.show_chart(figure, "lesson-accumulate-products", _table(errors, "length"),
+    lesson_page.show_chart(figure, "lesson-accumulate-products", curves_table(errors, "length"),
                       product_words(results))  # fmt: skip
 
 
@@ -118,10 +117,6 @@ def product_words(results: Sequence[Result]) -> str:
         f"{percent(half.y[-1])} with a half accumulator and by {percent(wide.y[-1])} with an fp32 "
         "one that is rounded once at the end. A Tensor Core multiplies halves and adds in fp32."
     )
-
-
-def _table(found: Sequence[Curve], x_name: str) -> pd.DataFrame:
-    return pd.DataFrame({x_name: list(found[0].x)} | {c.series: list(c.y) for c in found})
 
 
 LESSON = Lesson(

@@ -392,6 +392,11 @@ def curves(results: Sequence[Result], name: str) -> list[Curve]:
     return [one for one in results if isinstance(one, Curve) and one.name == name]
 
 
+def curves_table(found: Sequence[Curve], x_name: str) -> pd.DataFrame:
+    """A column a curve, over the x that they share."""
+    return pd.DataFrame({x_name: list(found[0].x)} | {c.series: list(c.y) for c in found})
+
+
 # Times that were measured while something else ran are said to be such.
 
 

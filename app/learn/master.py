@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pandas as pd
-
 from ampscope.records import Curve, Result
 from ampscope.report.palette import DTYPES, NORMAL
 from app import chart, links
 from app.chart import KeyFigure
 from app.figures.lessons import Line, lines
 from app.learn import lesson_page
-from app.learn.lesson_page import BFLOAT16, KERAS, PADDLE, PAPER, Lesson, curve, curves, reading
+from app.learn.lesson_page import (
+    BFLOAT16,
+    KERAS,
+    PADDLE,
+    PAPER,
+    Lesson,
+    curve,
+    curves,
+    curves_table,
+    reading,
+)
 from app.learn.lesson_runs import Answer
 from app.text import count, number, percent
 
@@ -76,7 +84,9 @@ def draw(results: Sequence[Result]) -> None:
         x_title="step, as a part of the weight", y_title="weights with w + Δ == w", x_power=True,
         y_percent=True, mark=size,
     )  # fmt: skip
-    lesson_page.show_chart(figure, "lesson-master", _table(all_of_them, "2^x of the weight"), text)
+    lesson_page.show_chart(
+        figure, "lesson-master", curves_table(all_of_them, "2^x of the weight"), text
+    )
     chart.see(training_words(results))
     looks = {"fp32": (DTYPES["fp32"], "solid"), HALF: (DTYPES["bf16"], "solid"),
              MASTER: (NORMAL, "dash")}  # fmt: skip
@@ -87,7 +97,7 @@ def draw(results: Sequence[Result]) -> None:
         x_title="step", y_title="loss",
     )  # fmt: skip
     lesson_page.show_chart(
-        figure, "lesson-master-loss", _table(losses, "step"), training_words(results)
+        figure, "lesson-master-loss", curves_table(losses, "step"), training_words(results)
     )
 
 
@@ -115,10 +125,6 @@ def training_words(results: Sequence[Result]) -> str:
 
 def _at(one: Curve, x: float) -> float:
     return one.y[one.x.index(float(x))]
-
-
-def _table(found: Sequence[Curve], x_name: str) -> pd.DataFrame:
-    return pd.DataFrame({x_name: list(found[0].x)} | {c.series: list(c.y) for c in found})
 
 
 LESSON = Lesson(

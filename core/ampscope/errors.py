@@ -4,7 +4,6 @@ AmpscopeError
 ├── BadInput        the user asked for something that cannot be done as asked
 ├── StoreError      the store cannot be read or written (path, disk, schema, not SQLite)
 │   └── StoreBusy   another program holds it; asking again later helps
-├── ProbeFailed     a child run ended badly; the message is the run's own sentence
 └── Cancelled       a person stopped the run
 """
 
@@ -29,10 +28,6 @@ class StoreError(AmpscopeError):
 
 class StoreBusy(StoreError):  # noqa: N818  # as above
     """Another program holds the store: it is there, and can be read when that program is done."""
-
-
-class ProbeFailed(AmpscopeError):  # noqa: N818  # as above
-    """A child run ended without finishing its work."""
 
 
 class Cancelled(AmpscopeError):  # noqa: N818  # as above

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from ampscope.analysis.underflow import (
+    UnderflowOverTime,
     bin_of,
-    underflow_over_time,
+    from_columns,
     without_shadow,
     worst_modules,
 )
@@ -18,6 +19,15 @@ def shadow(step: int, module: int, lost: int, subnormal: int, zero: int) -> Shad
     return ShadowRecord(
         step, module, Role.GRAD_OUTPUT, 100, lost, subnormal, zero, None, None, None
     )
+
+
+def underflow_over_time(records: list[ShadowRecord]) -> UnderflowOverTime:
+    rows = [
+        (r.step, r.module, r.total, r.lost, r.subnormal, r.zero_before,
+         -1 if r.below_range is None else r.below_range)
+        for r in records
+    ]  # fmt: skip
+    return from_columns(np.array(rows, np.int64).reshape(len(rows), 7))
 
 
 RECORDS = [shadow(0, 7, 1, 2, 3), shadow(10, 7, 4, 5, 6), shadow(10, 2, 50, 0, 0)]

@@ -27,7 +27,6 @@ from ampscope.numerics.histogram import (
     max_exponent,
     median_exponent,
     min_exponent,
-    safe_scale_window,
     total,
     zone_matrix,
     zones,
@@ -110,31 +109,6 @@ def test_extremes_and_median(numbers: list[float]) -> None:
     assert max_exponent(row) == math.frexp(finite.max().item())[1] - 1
     assert min_exponent(row) == math.frexp(finite.min().item())[1] - 1
     assert median_exponent(row) == math.frexp(finite.median().item())[1] - 1  # the lower median
-
-
-@given(st.lists(st.integers(-40, 20), min_size=1, max_size=12), st.sampled_from([0.0, 0.1, 0.5]))
-def test_the_window_of_safe_scales_is_exactly_what_trying_finds(
-    exponents: list[int], allowed: float
-) -> None:
-    row = np.zeros(RAW_LEN, np.int64)
-    for exponent in exponents:
-        row[FIRST + exponent + 149] += 1
-
-    def is_safe(log2_scale: int) -> bool:
-        z = zones(row, FP16, log2_scale)
-        top = max_exponent(row)
-        assert top is not None
-        return z.lost <= allowed * z.nonzero and top + log2_scale < FP16.max_exponent
-
-    safe = [s for s in range(-120, 120) if is_safe(s)]
-    window = safe_scale_window(row, FP16, allowed)
-    assert window == ((safe[0], safe[-1]) if safe else None)
-
-
-def test_nothing_to_scale() -> None:
-    row = np.zeros(RAW_LEN, np.int64)
-    row[POS_ZERO] = 7
-    assert safe_scale_window(row, FP16) is None
 
 
 def test_the_bins_cover_fp32_without_gap() -> None:

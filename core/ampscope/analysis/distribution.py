@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ampscope.numerics.formats import NumberFormat
-from ampscope.numerics.histogram import ABOVE, BELOW, EXPONENTS, RAW_LEN, Raw, zone_matrix
+from ampscope.numerics.histogram import ABOVE, BELOW, EXPONENTS, Raw, add_rows, zone_matrix
 from ampscope.records import Frame
 
 # Columns of `histogram.zone_matrix`.
@@ -25,18 +25,12 @@ LOST, SUBNORMAL, NORMAL, OVERFLOW, ZERO, NONFINITE = range(6)
 
 def merged(frame: Frame) -> Frame:
     """The frame with one row a module, ordered by module; dtypes of a module joined by ``+``."""
-    names, place = np.unique(np.asarray(frame.modules, np.int64), return_inverse=True)
-    rows = np.zeros((len(names), RAW_LEN), np.int64)
-    np.add.at(rows, place, frame.rows)
-    dtypes: list[set[str]] = [set() for _ in names]
-    for at, dtype in zip(place.tolist(), frame.dtypes, strict=True):
-        dtypes[at].add(dtype)
-    return replace(
-        frame,
-        modules=tuple(names.tolist()),
-        dtypes=tuple("+".join(sorted(found)) for found in dtypes),
-        rows=rows,
-    )
+    modules, rows = add_rows(frame.modules, frame.rows)
+    dtypes: dict[int, set[str]] = {module: set() for module in sorted(modules)}
+    for module, dtype in zip(frame.modules, frame.dtypes, strict=True):
+        dtypes[module].add(dtype)
+    names = tuple("+".join(sorted(found)) for found in dtypes.values())
+    return replace(frame, modules=tuple(dtypes), dtypes=names, rows=rows[np.argsort(modules)])
 
 
 def selected(frame: Frame, modules: Sequence[int]) -> Frame:

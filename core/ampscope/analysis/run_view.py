@@ -145,11 +145,6 @@ class RunView:
         head = finite[: max(1, min(3, len(finite)))]
         return sum(head) / len(head) if head else None
 
-    @cached_property
-    def tail_loss(self) -> float | None:
-        """Mean of the last fifth of the losses; NaN when one of them is not finite."""
-        return self.tail_of(None)
-
     def tail_of(self, count: int | None) -> float | None:
         """The same of the first ``count`` losses; all when it is None."""
         losses = self.losses[:count]

@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Iterable
 from types import TracebackType
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
@@ -23,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from ampscope.capture.histograms import Accumulator
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.tensors import floats, holds_numbers, numbers, opened
-from ampscope.numerics.histogram import NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO
+from ampscope.numerics.histogram import NAN, NEG_INF, NEG_ZERO, POS_INF, POS_ZERO, add_rows
 from ampscope.records import Frame, NonFiniteRecord, Role
 
 
@@ -203,10 +202,6 @@ def nonfinite(
 def by_module(gradients: Frame, owner_of: Callable[[int], int]) -> Frame:
     """The frame with the parameters of each module added up."""
     owners = (owner_of(position) for position in gradients.modules)
-    keys = list(zip(owners, gradients.dtypes, strict=True))
-    at = {key: i for i, key in enumerate(dict.fromkeys(keys))}
-    rows = np.zeros((len(at), gradients.rows.shape[1]), np.int64)
-    np.add.at(rows, [at[key] for key in keys], gradients.rows)
-    modules = tuple(module for module, _ in at)
-    dtypes = tuple(dtype for _, dtype in at)
+    keys, rows = add_rows(zip(owners, gradients.dtypes, strict=True), gradients.rows)
+    modules, dtypes = tuple(module for module, _ in keys), tuple(dtype for _, dtype in keys)
     return Frame(gradients.step, gradients.role, modules, dtypes, rows, gradients.scale)

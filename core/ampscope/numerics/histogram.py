@@ -14,8 +14,9 @@ moves its histogram by k bins, so the answer for another loss scale needs no sec
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,28 +141,21 @@ def quantile_exponent(raw: Raw, share: float) -> int | None:
     return int(EXPONENTS[np.searchsorted(np.cumsum(finite), rank)])
 
 
-def safe_scale_window(
-    raw: Raw, fmt: NumberFormat, max_lost_share: float = 0.0
-) -> tuple[int, int] | None:
-    """log2 of the lowest and highest loss scale that lose at most ``max_lost_share`` and overflow
-    nothing; None when no scale does both, or when there is nothing to scale.
-
-    The upper end leaves the top bin below the format's top bin, because values of the top bin may
-    exceed the largest number by rounding.
-    """
-    top, finite = max_exponent(raw), raw[: ABOVE + 1]
-    if top is None:
-        return None
-    allowed = int(max_lost_share * int(finite.sum()))
-    first_kept = int(EXPONENTS[np.searchsorted(np.cumsum(finite), allowed + 1)])
-    low, high = fmt.zero_below_exponent - first_kept, fmt.max_exponent - 1 - top
-    return (low, high) if low <= high else None
-
-
-# Frames add: over steps, and over the ranks of one training. Pure.
+# Rows add: over the parameters of a module, over steps, and over the ranks of one training.
 
 
 Table = tuple[tuple[int, ...], tuple[str, ...], Raw]  # modules, dtypes, rows of a frame
+K = TypeVar("K", bound=Hashable)
+
+
+def add_rows(keys: Iterable[K], rows: Raw) -> tuple[tuple[K, ...], Raw]:
+    """The distinct keys in the order in which they first appear, and for each the sum of its rows:
+    n keys and [n, RAW_LEN] -> m keys and [m, RAW_LEN]."""
+    places: dict[K, int] = {}
+    at = [places.setdefault(key, len(places)) for key in keys]
+    total = np.zeros((len(places), RAW_LEN), np.int64)
+    np.add.at(total, at, rows)
+    return tuple(places), total
 
 
 def summed(tables: Sequence[Table]) -> Table:
@@ -170,13 +164,9 @@ def summed(tables: Sequence[Table]) -> Table:
         modules, dtypes, _ = tables[0]
         if len(set(zip(modules, dtypes, strict=True))) == len(modules):
             return modules, dtypes, np.sum([rows for _, _, rows in tables], axis=0)
-    keys = [key for modules, dtypes, _ in tables for key in zip(modules, dtypes, strict=True)]
-    places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
-    total = np.zeros((len(places), RAW_LEN), np.int64)
-    for modules, dtypes, rows in tables:
-        at = [places[key] for key in zip(modules, dtypes, strict=True)]
-        np.add.at(total, at, rows)  # a frame may hold a module and dtype twice
-    return tuple(m for m, _ in places), tuple(d for _, d in places), total
+    names = [key for modules, dtypes, _ in tables for key in zip(modules, dtypes, strict=True)]
+    keys, total = add_rows(names, np.concatenate([rows for _, _, rows in tables]))
+    return tuple(m for m, _ in keys), tuple(d for _, d in keys), total
 
 
 # Which exponents a chart shows, and where the four zones of a format lie among them.

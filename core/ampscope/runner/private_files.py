@@ -371,16 +371,6 @@ def rejoin() -> None:
         _mirror.install()
 
 
-def led(path: Any, *, writes: bool = False) -> Any:
-    """``path`` as native code must be given it: in the mirror where one is in force."""
-    if _mirror is None:
-        return path
-    found = _mirror.lead(path)
-    if writes and isinstance(found, str):
-        _mirror.own(found, empty=True)
-    return found
-
-
 class Mirror:
     """A copy of ``roots`` below ``base``, at the same paths, made in full where it is written."""
 

@@ -420,7 +420,6 @@ def first_not_kept(value: object) -> str:
 # in a row. One of each streak; the first ones stay, and the newest takes the last place.
 
 
-FIRST_STREAK = 10  # bad steps in a row: the scale has fallen from 65536 to 64
 MAX_REASON = 300
 STREAK = 3  # later on, where a scale that was right is off by a factor of 2 at most
 
