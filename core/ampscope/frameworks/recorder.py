@@ -47,7 +47,7 @@ from ampscope.records import (
     Role,
     StepRecord,
 )
-from ampscope.store.writer import RunWriter
+from ampscope.store.writer import FIRST_STEPS, Pace, RunWriter
 
 DETAILED = 8  # attempts whose gradients are kept one by one; bad ones always are
 MAX_BATCH_SCANS = 2_000
@@ -221,7 +221,6 @@ class Recorder:
 
 
 WRITING_SHARE = 0.05  # of a run's time goes into writing at most, after its first steps
-FIRST_STEPS = 8  # each is written: most failures come early, when there is little to write
 
 
 class Writing:
@@ -230,16 +229,15 @@ class Writing:
     def __init__(self, writer: RunWriter, *, keeps_evidence: bool) -> None:
         self._writer = writer
         self._keeps_evidence = keeps_evidence
-        self._next = 0.0
+        self._pace = Pace(WRITING_SHARE)
 
     def write_if_due(self, recorder: Recorder) -> None:
         """Write what there is, unless that was done a moment ago."""
         started = time.monotonic()
-        if started < self._next and recorder.steps > FIRST_STEPS:
+        if recorder.steps > FIRST_STEPS and not self._pace.is_due(started):
             return
         self.write(recorder, recorder.outcome("killed"))
-        took = time.monotonic() - started
-        self._next = started + took / WRITING_SHARE
+        self._pace.wrote(started, time.monotonic() - started)
 
     def write(self, recorder: Recorder, outcome: Outcome) -> None:
         """Everything so far, closed with ``outcome``."""

@@ -21,11 +21,17 @@ from ampscope.privacy import taken
 from ampscope.records import RunSpec, State
 from ampscope.runner import script_ending
 from ampscope.runner.child_frame import Watchdog
-from ampscope.runner.private_files import NotPossible, PrivateFiles, wait_for_the_other
-from ampscope.runner.script_ending import end_python_within
+from ampscope.runner.private_files import adopted
+from ampscope.runner.script_ending import (
+    Enough,
+    end_python_within,
+    hard_limit_s,
+    limit_reached,
+    raised,
+)
 from ampscope.runner.script_text import SEED, execute, folder_of, module_of
 from ampscope.script_ends import ending
-from ampscope.source_lines import SourceLines, line_name
+from ampscope.source_lines import SourceLines
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 
@@ -33,12 +39,6 @@ EXIT_FAILED = 2
 # What a script that has ended may still do (a thread that saves a checkpoint), and one that was cut
 # off, whose threads may wait for it for ever; in s.
 END_LIMIT_S, CUT_OFF_LIMIT_S = 60.0, 5.0
-HANG_FACTOR, HANG_GRACE_S = 1.5, 5.0  # the time limit counts at steps; this one always
-MAX_ERROR_TEXT = 2_000
-
-
-class _Enough(SystemExit):
-    """Ends the script at a limit; ``except Exception`` lets it by."""
 
 
 def main() -> None:
@@ -46,29 +46,17 @@ def main() -> None:
     store, run_id = store_and_run()
     with Reader(store) as reader:
         spec = taken(run_id, reader.run(run_id).spec)
-    files, folder = None, view_folder()
-    if folder is not None:
-        try:
-            files = PrivateFiles(spec, store, folder)
-        except (OSError, NotPossible) as error:
-            writer = RunWriter(store, run_id)
-            writer.adopt()
-            _leave(writer, State.FAILED, f"The run could not have files of its own: {error}.", "")
-            return
-        store, spec = files.view.store, replace(spec, workload=files.view.workload)
-    writer = RunWriter(store, run_id)
-    writer.adopt()
-    if files is not None:
-        files.listen(run_id, lambda: wait_for_the_other(writer))
+    queued = adopted(store, run_id, spec, view_folder())
+    if queued is None:
+        return
+    writer, spec = queued.writer, queued.spec
     state, message, details = State.FINISHED, "", ""
     try:
-        hard_limit_s = spec.time_limit_s * HANG_FACTOR + HANG_GRACE_S
-        with Watchdog(writer, hard_limit_s) as watchdog:
-            run = _Run(spec, writer, watchdog)
-            run.file_notes = files.notes if files is not None else tuple
+        with Watchdog(writer, hard_limit_s(spec)) as watchdog:
+            run = _Run(spec, writer, watchdog, queued.notes)
             outcome, details = run.run()
             state, message = ending(outcome, spec)
-            left_s = hard_limit_s - (time.monotonic() - run.started) - 1.0
+            left_s = hard_limit_s(spec) - (time.monotonic() - run.started) - 1.0
             limit_s = CUT_OFF_LIMIT_S if run.stopped else END_LIMIT_S
             end_python_within(
                 max(1.0, min(limit_s, left_s)), lambda: _leave(writer, state, message, details)
@@ -94,7 +82,13 @@ def _leave(writer: RunWriter, state: State, message: str, details: str) -> None:
 class _Run:
     """One run of one script."""
 
-    def __init__(self, spec: RunSpec, writer: RunWriter, watchdog: Watchdog) -> None:
+    def __init__(
+        self,
+        spec: RunSpec,
+        writer: RunWriter,
+        watchdog: Watchdog,
+        file_notes: Callable[[], tuple[str, ...]],
+    ) -> None:
         self.spec = spec
         self.watchdog = watchdog
         self.adapter: Adapter = load(spec.framework)
@@ -104,7 +98,7 @@ class _Run:
         self.recorder = Recorder(spec.cadence, self._step)
         self.started = time.monotonic()
         self.stopped = ""
-        self.file_notes: Callable[[], tuple[str, ...]] = tuple
+        self.file_notes = file_notes
         writer.start(self.adapter.machine(spec))
         watchdog.start_clock()
 
@@ -117,7 +111,7 @@ class _Run:
             try:
                 execute(self.spec.workload)
             except SystemExit as leaving:
-                if not isinstance(leaving, _Enough):
+                if not isinstance(leaving, Enough):
                     facts = Outcome("exit", exit_code=script_ending.exit_code(leaving))
             except BaseException as error:
                 facts, text = self._failed(error)
@@ -137,29 +131,16 @@ class _Run:
 
     def _step(self, recorder: Recorder) -> None:
         self.writing.write_if_due(recorder)
-        now = time.monotonic() - self.started
-        if recorder.steps >= self.spec.steps and now >= self.spec.grace_s:
-            self.stopped = "steps"
-        elif now > self.spec.time_limit_s:
-            self.stopped = "time"
-        elif self.watchdog.cancelled.is_set():
-            self.stopped = "cancelled"
+        elapsed_s = time.monotonic() - self.started
+        is_cancelled = self.watchdog.cancelled.is_set
+        self.stopped = limit_reached(self.spec, recorder.steps, elapsed_s, is_cancelled)
         if self.stopped:
-            raise _Enough
+            raise Enough
 
     def _failed(self, error: BaseException) -> tuple[Outcome, str]:
-        error = script_ending.clean(error, self.lines)
-        place, _ = script_ending.place_of(error, self.lines)
-        text = script_ending.text_of(error)
-        script_ending.report(error)
-        outcome = Outcome(
-            "exception",
-            exit_code=1,
-            error_type=type(error).__name__,
-            error_text=str(error)[:MAX_ERROR_TEXT],
-            error_line=line_name(place),
-        )
-        return outcome, text
+        found = raised(error, self.lines)
+        script_ending.report(found.error)
+        return Outcome("exception", **found.facts), found.text
 
     def _set_stage(self) -> None:
         """What a script finds at its start: arguments and the import path."""

@@ -27,7 +27,7 @@ from ampscope.frameworks.recorder import Recorder
 from ampscope.records import Cadence, Event, Machine, RunSpec, State, watched
 from ampscope.store.db import default_path
 from ampscope.store.processes import HEARTBEAT_EVERY_S
-from ampscope.store.writer import FLUSH_EVERY_S, RunWriter
+from ampscope.store.writer import FLUSH_EVERY_S, Pace, RunWriter
 
 WRITING_SHARE = 0.01  # of the training's time goes into writing at most
 LONGEST_END_S = 65.0  # the store waits 30 s for a lock, twice: for what is pending and the state
@@ -71,7 +71,7 @@ class WatchRun:
         self.run_id = self.writer.run_id
         self.is_open = True
         self.away_s = 0.0  # in which nothing was watched, and no writing can be due
-        self._next_write = 0.0
+        self._pace = Pace(WRITING_SHARE, shortest_s=FLUSH_EVERY_S)
         self._ending = State.FINISHED, "", ""
         self._unwritten = ""  # why the end is not in the store
         self._ended = threading.Event()
@@ -107,7 +107,7 @@ class WatchRun:
 
     def keep(self, recorder: Recorder) -> None:
         """Write what ``recorder`` has, if that is due; what is written, it forgets."""
-        if not self.is_open or self._now() >= self._next_write:
+        if not self.is_open or self._pace.is_due(self._now()):
             self.take(recorder)
             self.write_if_due()
 
@@ -124,11 +124,11 @@ class WatchRun:
     def write_if_due(self) -> None:
         """Write what is pending, unless that was done a moment ago."""
         now = self._now()
-        if not self.is_open or now < self._next_write:
+        if not self.is_open or not self._pace.is_due(now):
             return
         with self.contained():
             self.writer.flush()
-        self._next_write = now + max(FLUSH_EVERY_S, (self._now() - now) / WRITING_SHARE)
+        self._pace.wrote(now, self._now() - now)
 
     def _now(self) -> float:
         return time.monotonic() - self.away_s

@@ -78,9 +78,7 @@ class Child:
                 _say_how_it_died(self.store, self.run_id, status, self._said())
 
     def _said(self) -> str:
-        number = self._words.fileno()
-        size = os.fstat(number).st_size
-        return os.pread(number, MAX_WORDS, max(0, size - MAX_WORDS)).decode(errors="replace")
+        return end_of(self._words.fileno(), MAX_WORDS)
 
 
 def spawn(spec: RunSpec, store: Path, run_id: str) -> None:
@@ -235,5 +233,10 @@ def tail(path: Path, size: int) -> str:
     if not path.exists():
         return ""
     with path.open("rb") as handle:
-        handle.seek(max(0, path.stat().st_size - size))
-        return handle.read().decode(errors="replace")
+        return end_of(handle.fileno(), size)
+
+
+def end_of(descriptor: int, size: int) -> str:
+    """The last ``size`` bytes of an open file, whoever writes to it."""
+    whole = os.fstat(descriptor).st_size
+    return os.pread(descriptor, size, max(0, whole - size)).decode(errors="replace")

@@ -28,6 +28,7 @@ from ampscope.launcher.children import (
     Followed,
     as_text,
     child_environment,
+    end_of,
     last_words,
     started,
     tail,
@@ -36,12 +37,13 @@ from ampscope.observations import Observation
 from ampscope.privacy import forget, hide_secrets_of, is_masked, leave
 from ampscope.records import Cadence, RunInfo, RunSpec, State
 from ampscope.runner.private_files import LOCK
+from ampscope.runner.script_ending import hard_limit_s
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 
 MAX_OUTPUT = 20_000
 NOTHING = Cadence(histogram=0, trace=0, shadow=0)
-HARD_FACTOR, HARD_GRACE_S = 1.5, 10.0  # the child's own watchdog allows 1.5 times and 5 s
+KILLED_AFTER_S = 5.0  # after the time at which the child's own watchdog ends it
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ class ScriptRuns:
         leave(run_id, spec)
         self._open.add(run_id)
         self._started.append(run_id)
-        limit = self.spec.time_limit_s * HARD_FACTOR + HARD_GRACE_S
+        limit = hard_limit_s(self.spec) + KILLED_AFTER_S
         paths = self._file(run_id, "out"), self._file(run_id, "out" if merged else "err")
         with contextlib.suppress(BrokenPipeError):  # it has ended; waiting for the run says so
             view = self._file(run_id, "view") if self.private else ""
@@ -364,7 +366,8 @@ def detached_words(job: Job) -> str:
     process = _started.get(job.pid)
     if process is None or process.poll() is None or process.returncode in DIAGNOSED:
         return ""
-    lines = [line.strip() for line in _said(job).splitlines() if line.strip()]
+    words = end_of(_words[job.pid], MAX_WORDS)
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
     if any(line.startswith(_REPORTED) for line in lines[-_LAST_LINES:]):
         return ""  # a report was printed: undetermined is a verdict too, and the page shows it
     said = lines[-1].removeprefix("ampscope: ") if lines else ""
@@ -401,12 +404,6 @@ def _start(arguments: Sequence[str], folder: Path) -> Job:
         _words[process.pid] = os.dup(words.fileno())
     _started[process.pid] = process
     return Job(process.pid, str(folder))
-
-
-def _said(job: Job) -> str:
-    descriptor = _words[job.pid]
-    size = os.fstat(descriptor).st_size
-    return os.pread(descriptor, MAX_WORDS, max(0, size - MAX_WORDS)).decode(errors="replace")
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ from ampscope.errors import BadInput, Cancelled
 from ampscope.files import TemporaryFolder
 from ampscope.launcher.children import started
 from ampscope.measure.live_bytes import LiveBytes
-from ampscope.measure.timing import summary, synchronize
+from ampscope.measure.timing import mark, summary, synchronize
 from ampscope.records import (
     EnergyUse,
     LossCurve,
@@ -449,7 +449,7 @@ class _Marks:
 
     def __call__(self) -> None:
         if self._is_cuda:
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch
+            event = mark()
             event.record()
             self._marks.append(event)
         else:

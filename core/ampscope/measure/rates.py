@@ -23,7 +23,7 @@ from ampscope.measure.matmuls import (
     random_tensor,
     refusal,
 )
-from ampscope.measure.timing import summary, synchronize
+from ampscope.measure.timing import summary, synchronize, times
 from ampscope.records import Rate, RunSpec, Timing
 from ampscope.store.writer import RunWriter
 
@@ -460,25 +460,6 @@ def interleaved(
             if len(turn.seconds) < MOST:
                 turn.seconds += times(turn.call, device, turn.each)
     return [summary(turn.seconds) for turn in turns]
-
-
-def times(call: Call, device: torch.device, count: int) -> list[float]:
-    """So many times of one call in a row: on CUDA the device's own, launched without waiting."""
-    if device.type != "cuda":
-        found = []
-        for _ in range(count):
-            started = time.perf_counter()
-            call()
-            found.append(time.perf_counter() - started)
-        return found
-    with torch.cuda.device(device):
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]  # type: ignore[no-untyped-call]  # torch's own
-        marks[0].record()
-        for mark in marks[1:]:
-            call()
-            mark.record()
-        synchronize(device)
-        return [a.elapsed_time(b) / 1000 for a, b in itertools.pairwise(marks)]
 
 
 def _each(seconds: float) -> int:

@@ -37,43 +37,35 @@ def timed(
     then shows nowhere, which is right for one op and wrong for a training step."""
     call()
     synchronize(device)
-    return summary(
-        _device_times(call, device, budget_s, least, most)
-        if device.type == "cuda"
-        else _host_times(call, budget_s, least, most)
-    )
-
-
-def _host_times(call: Callable[[], object], budget_s: float, least: int, most: int) -> list[float]:
     found: list[float] = []
     ends = time.perf_counter() + budget_s
+    in_a_row = least if device.type == "cuda" else 1
     while len(found) < least or (len(found) < most and time.perf_counter() < ends):
-        started = time.perf_counter()
-        call()
-        found.append(time.perf_counter() - started)
-    return found
+        found += times(call, device, in_a_row)
+    return summary(found)
 
 
-def _device_times(
-    call: Callable[[], object], device: torch.device, budget_s: float, least: int, most: int
-) -> list[float]:
-    """Launched a handful at a time, so that the device rarely waits for the host. Of an op shorter
-    than its launch (some 5 us) it is the launch that is timed."""
-    found: list[float] = []
-    ends = time.perf_counter() + budget_s
+def times(call: Callable[[], object], device: torch.device, count: int) -> list[float]:
+    """Seconds of so many calls in a row. On CUDA by the device's own clock, launched without
+    waiting for it: of an op shorter than its launch (some 5 us) it is the launch that is timed."""
+    if device.type != "cuda":
+        found = []
+        for _ in range(count):
+            started = time.perf_counter()
+            call()
+            found.append(time.perf_counter() - started)
+        return found
     with torch.cuda.device(device):
-        while len(found) < least or (len(found) < most and time.perf_counter() < ends):
-            marks = [_mark() for _ in range(least + 1)]
-            marks[0].record()
-            for mark in marks[1:]:
-                call()
-                mark.record()
-            torch.cuda.synchronize(device)
-            pairs = itertools.pairwise(marks)
-            found += [a.elapsed_time(b) / 1000 for a, b in pairs]
-    return found
+        marks = [mark() for _ in range(count + 1)]
+        marks[0].record()
+        for after in marks[1:]:
+            call()
+            after.record()
+        synchronize(device)
+        return [a.elapsed_time(b) / 1000 for a, b in itertools.pairwise(marks)]
 
 
-def _mark() -> torch.cuda.Event:
+def mark() -> torch.cuda.Event:
+    """An event that holds the device's time, once it is recorded."""
     event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     return event  # torch leaves its constructor untyped

@@ -32,7 +32,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -682,6 +682,37 @@ class PrivateFiles:
         """Sentences for the report."""
         shared = self._shared.note() if self._shared is not None else ""
         return tuple(filter(None, (shared, *mirror_notes(self.view))))
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A queued run of a script that this process has taken: where it writes, and what it runs."""
+
+    writer: RunWriter
+    store: Path
+    spec: RunSpec
+    notes: Callable[[], tuple[str, ...]]  # on its files
+
+
+def adopted(store: Path, run_id: str, spec: RunSpec, folder: Path | None) -> Adopted | None:
+    """Take the run, with a view of its files below ``folder``; without one it writes for real. None
+    where there can be no such view, which the run then says."""
+    if folder is None:
+        writer = RunWriter(store, run_id)
+        writer.adopt()
+        return Adopted(writer, store, spec, tuple)
+    try:
+        files = PrivateFiles(spec, store, folder)
+    except (OSError, NotPossible) as error:
+        writer = RunWriter(store, run_id)
+        writer.adopt()
+        writer.finish(State.FAILED, f"The run could not have files of its own: {error}.")
+        return None
+    writer = RunWriter(files.view.store, run_id)
+    writer.adopt()
+    files.listen(run_id, lambda: wait_for_the_other(writer))
+    spec = replace(spec, workload=files.view.workload)
+    return Adopted(writer, files.view.store, spec, files.notes)
 
 
 def wait_for_the_other(writer: RunWriter) -> None:

@@ -41,25 +41,18 @@ from ampscope.runner.device import (
     limit_memory,
     sample_telemetry,
 )
-from ampscope.runner.private_files import NotPossible, PrivateFiles, wait_for_the_other
+from ampscope.runner.private_files import adopted
 from ampscope.runner.probe import arithmetic
 from ampscope.runner.script_device import CudaRequests
-from ampscope.runner.script_ending import end_python
+from ampscope.runner.script_ending import Enough, end_python, hard_limit_s, limit_reached, raised
 from ampscope.runner.script_main import Stage, stage, without_compiling
 from ampscope.runner.script_ranks import Processes, Ranks, of_first_rank
 from ampscope.runner.script_recorder import ScriptRecorder, ScriptWriting
 from ampscope.runner.script_text import execute, folder_of
 from ampscope.script_ends import ending, passed_limit
-from ampscope.source_lines import line_name, name_files_from
+from ampscope.source_lines import name_files_from
 from ampscope.store.writer import RunWriter
 from ampscope.telemetry.sampler_process import Readings
-
-MAX_ERROR_TEXT = 2_000
-
-
-class _Enough(SystemExit):
-    """Ends the script at a limit. ``except Exception`` lets it by, and a thread ends without a
-    word, as it does on ``sys.exit``."""
 
 
 class OwnFault(Exception):  # noqa: N818  # says whose it is
@@ -124,9 +117,7 @@ class _Run:
         self.recorder = recorder(self.folder, spec.cadence, self._attempt)
         self.processes = Processes(self.recorder.switch_off)
         self.cuda = CudaRequests(self.recorder.lines, policy == "rehearsal", self.recorder.requests)
-        started = time.monotonic()
-        self.deadline = started + spec.time_limit_s
-        self.grace = started + spec.grace_s
+        self.started = time.monotonic()
         self.stage = Stage()
         self.missing: list[set[str]] = []  # places that are to be in fp32 and were not met yet
         self.stopped = ""  # why it was stopped, once it was
@@ -136,7 +127,7 @@ class _Run:
             try:
                 execute(self.spec.workload)
             except SystemExit as leaving:
-                if isinstance(leaving, _Enough):
+                if isinstance(leaving, Enough):
                     return self._end(self._result("returned"))
                 code = script_ending.exit_code(leaving)
                 return self._end(self._result("exit", exit_code=code))
@@ -150,10 +141,10 @@ class _Run:
             try:
                 returned = action()
             except SystemExit as leaving:
-                code = 0 if isinstance(leaving, _Enough) else script_ending.exit_code(leaving)
-                ended = "returned" if isinstance(leaving, _Enough) else "exit"
+                code = 0 if isinstance(leaving, Enough) else script_ending.exit_code(leaving)
+                ended = "returned" if isinstance(leaving, Enough) else "exit"
                 self.following.on_exit(self._result(ended, exit_code=code))
-                if isinstance(leaving, _Enough):
+                if isinstance(leaving, Enough):
                     sys.exit(0)
                 raise
             except BaseException as error:
@@ -207,35 +198,26 @@ class _Run:
         if not self.processes.is_own:
             return
         self.following.on_attempt(self.recorder)
-        if count >= self.spec.steps and time.monotonic() >= self.grace:
-            self.stopped = "steps"
-        elif time.monotonic() > self.deadline:
-            self.stopped = "time"
-        elif self.following.is_cancelled():
-            self.stopped = "cancelled"
+        elapsed_s = time.monotonic() - self.started
+        self.stopped = limit_reached(self.spec, count, elapsed_s, self.following.is_cancelled)
         if self.stopped:
-            raise _Enough
+            raise Enough
 
     def _failed(self, error: BaseException, *, tell: bool = True) -> ScriptResult:
         self.recorder.switch_off()  # formatting the error runs the script's own code
         if where := script_ending.own_fault(error, self.recorder.lines):
             raise OwnFault(f"{type(error).__name__} at {where}: {error}") from error
         module = self.recorder.errors.module_of(error)
-        error = script_ending.clean(error, self.recorder.lines)
-        place, function = script_ending.place_of(error, self.recorder.lines)
-        text = script_ending.text_of(error)
+        found = raised(error, self.recorder.lines)
         result = self._result(
             "exception",
-            text,
-            exit_code=1,
-            error_type=type(error).__name__,
-            error_text=str(error)[:MAX_ERROR_TEXT],
-            error_line=line_name(place),
-            error_in_function=function,
+            found.text,
+            error_in_function=found.function,
             error_module=module,
+            **found.facts,
         )
         if tell:
-            script_ending.report(error)
+            script_ending.report(found.error)
         return result
 
     def _result(self, ended: str, text: str = "", **facts: Any) -> ScriptResult:
@@ -264,8 +246,6 @@ class _Run:
 # One run of a script in a child process: from the queued run to the recorded outcome.
 
 
-HANG_FACTOR = 1.5  # the script's own time limit counts at optimizer steps; this one always
-HANG_GRACE_S = 5.0
 EXIT_FAILED = 2
 _LIKELIEST_VICTIM = "1000"  # oom_score_adj(5): the kernel ends this process before any other
 
@@ -275,17 +255,10 @@ def run_child(store: Path, run_id: str, spec: RunSpec, private: Path | None = No
 
     ``private``: folder for the script's own view of its files; None lets it write for real.
     """
-    files = None
-    if private is not None:
-        try:
-            files = PrivateFiles(spec, store, private)
-        except (OSError, NotPossible) as error:
-            return _not_private(store, run_id, error)
-        store, spec = files.view.store, dataclasses.replace(spec, workload=files.view.workload)
-    writer = RunWriter(store, run_id)
-    writer.adopt()
-    if files is not None:
-        files.listen(run_id, lambda: wait_for_the_other(writer))
+    run = adopted(store, run_id, spec, private)
+    if run is None:
+        return EXIT_FAILED
+    writer, store, spec = run.writer, run.store, run.spec
     writing = ScriptWriting(writer)
     readings = Readings()
 
@@ -310,7 +283,7 @@ def run_child(store: Path, run_id: str, spec: RunSpec, private: Path | None = No
                 writing.write_if_due,
                 leaves_at_once,
                 watchdog.cancelled.is_set,
-                files.notes if files is not None else tuple,
+                run.notes,
             )
             ranks = Ranks(store, run_id, spec, machine.policy)
             result = run_script(spec, machine.policy, following, ranks)
@@ -339,18 +312,6 @@ def outcome_of(observations: Sequence[Observation]) -> Outcome:
     last = observations[-1]
     assert isinstance(last, Outcome)
     return last
-
-
-def _not_private(store: Path, run_id: str, error: Exception) -> int:
-    writer = RunWriter(store, run_id)
-    writer.adopt()
-    writer.finish(State.FAILED, f"The run could not have files of its own: {error}.")
-    return EXIT_FAILED
-
-
-def hard_limit_s(spec: RunSpec) -> float:
-    """After so long a run of ``spec`` is ended, whatever it does."""
-    return spec.time_limit_s * HANG_FACTOR + HANG_GRACE_S
 
 
 class _Watchdog(Watchdog):

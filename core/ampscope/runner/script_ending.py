@@ -1,5 +1,7 @@
-"""What Python does between a script's last line and its end; how the script's own exception is
-shown and kept. How the run ended, in a sentence, is in :mod:`ampscope.script_ends`.
+"""Where a script's run is ended, what Python does between its last line and its end, how its own
+exception is shown and kept, whatever it trains with. Imports no framework.
+
+How the run ended, in a sentence, is in :mod:`ampscope.script_ends`.
 """
 
 from __future__ import annotations
@@ -10,13 +12,43 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import ampscope
+from ampscope.records import RunSpec
 from ampscope.source_lines import SourceLines, line_name
 
-# What Python does between a script's last line and its end. Imports no framework.
+# Where a script's run is ended.
+
+
+HANG_FACTOR, HANG_GRACE_S = 1.5, 5.0  # the time limit counts at optimizer steps; this one always
+
+
+class Enough(SystemExit):
+    """Ends the script at a limit. ``except Exception`` lets it by, and a thread ends without a
+    word, as it does on ``sys.exit``."""
+
+
+def limit_reached(
+    spec: RunSpec, steps: int, elapsed_s: float, is_cancelled: Callable[[], bool]
+) -> str:
+    """Why the run ends after this optimizer step: steps, time or cancelled; "" when it goes on."""
+    if steps >= spec.steps and elapsed_s >= spec.grace_s:
+        return "steps"
+    if elapsed_s > spec.time_limit_s:
+        return "time"
+    return "cancelled" if is_cancelled() else ""
+
+
+def hard_limit_s(spec: RunSpec) -> float:
+    """After so long a run of ``spec`` is ended, whatever it does."""
+    return spec.time_limit_s * HANG_FACTOR + HANG_GRACE_S
+
+
+# What Python does between a script's last line and its end.
 
 
 def end_python() -> None:
@@ -50,6 +82,30 @@ _OWN_FOLDERS = (  # as it lies, and as it was imported: for other frameworks thr
 # What no op raises: with these, an innermost frame of ampscope's own means its own fault.
 _BUGS = (AttributeError, NameError, AssertionError, KeyError)
 _RUNPY = "<frozen runpy>"
+MAX_ERROR_TEXT = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The script's own exception: ``facts`` are fields of its :class:`Outcome`."""
+
+    error: BaseException  # without frames of ampscope
+    text: str  # the traceback
+    function: str  # in which the user's innermost line stands
+    facts: dict[str, Any]
+
+
+def raised(error: BaseException, lines: SourceLines) -> Raised:
+    """What is kept of the exception that ended the script."""
+    error = clean(error, lines)
+    place, function = place_of(error, lines)
+    facts = {
+        "exit_code": 1,
+        "error_type": type(error).__name__,
+        "error_text": str(error)[:MAX_ERROR_TEXT],
+        "error_line": line_name(place),
+    }
+    return Raised(error, text_of(error), function, facts)
 
 
 def clean(error: BaseException, lines: SourceLines) -> BaseException:

@@ -44,7 +44,7 @@ from ampscope.runner import script_ending
 from ampscope.runner.controls import HalfRequests
 from ampscope.runner.device import peak_bytes
 from ampscope.source_lines import SourceLines, line_name
-from ampscope.store.writer import RunWriter
+from ampscope.store.writer import FIRST_STEPS, Pace, RunWriter
 
 OP_BUDGET = 400_000  # ops looked at: about 15 s of watching on a slow core
 
@@ -269,7 +269,6 @@ def _device() -> torch.device:
 
 WRITING_SHARE = 0.05
 LONGEST_PAUSE_S = 10.0
-FIRST_STEPS = 8  # each is written: most failures come early, when there is little to write
 
 
 class ScriptWriting:
@@ -280,17 +279,16 @@ class ScriptWriting:
         self.attempts = 0  # seen so far
         self._steps = 0  # written so far
         self._op_sets: dict[int, int] = {}  # of steps that wait to be written
-        self._next = 0.0  # time at which the next writing is due
+        self._pace = Pace(WRITING_SHARE, longest_s=LONGEST_PAUSE_S)
 
     def write_if_due(self, recorder: ScriptRecorder) -> None:
         """Write what there is, unless that was done a moment ago."""
         self.attempts = recorder.attempts.count
         started = time.monotonic()
-        if started < self._next and self.attempts > FIRST_STEPS:
+        if self.attempts > FIRST_STEPS and not self._pace.is_due(started):
             return
         self.write(recorder.so_far(), recorder.histograms.take())
-        took = time.monotonic() - started
-        self._next = started + min(took / WRITING_SHARE, LONGEST_PAUSE_S)
+        self._pace.wrote(started, time.monotonic() - started)
 
     def write(
         self,

@@ -8,6 +8,7 @@ writer.finish(State.FINISHED)
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -34,6 +35,26 @@ from ampscope.store.rows import RunRow, new_run_id, rank_file
 __all__ = ["RunWriter", "delete_run", "new_run_id", "rank_file", "request_cancel"]
 
 FLUSH_EVERY_S = 0.5  # the dashboard follows a run with at most 2 s delay
+FIRST_STEPS = 8  # of a script; each is written: most failures come early, with little to write
+
+
+class Pace:
+    """When to write next, so that writing takes at most ``share`` of a run's time."""
+
+    def __init__(self, share: float, shortest_s: float = 0.0, longest_s: float = math.inf) -> None:
+        """``shortest_s``, ``longest_s``: pauses between two writings."""
+        self._share = share
+        self._limits = shortest_s, longest_s
+        self._next = 0.0
+
+    def is_due(self, now: float) -> bool:
+        """``now`` is any clock's time; the same clock's from one call to the next."""
+        return now >= self._next
+
+    def wrote(self, started: float, took_s: float) -> None:
+        """It was written from ``started`` on, which took so long."""
+        shortest, longest = self._limits
+        self._next = started + min(max(shortest, took_s / self._share), longest)
 
 
 class RunWriter(RunRow):
