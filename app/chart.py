@@ -22,7 +22,7 @@ _REMOVED = ["lasso2d", "select2d", "autoScale2d"]  # three ways to lose one's pl
 def show(
     figure: go.Figure, name: str, table: Callable[[], pd.DataFrame], *, key: str, alt: str = ""
 ) -> None:
-    """Draw ``figure``; ``table`` is called only when somebody downloads the data.
+    """Draw ``figure``; ``table`` is called only when a user downloads the data.
 
     ``name`` names the files: letters, digits and hyphens. ``alt`` says in words what is seen, for
     those who cannot see it.
@@ -50,8 +50,8 @@ def as_csv_text(table: pd.DataFrame) -> str:
 
 
 def file(label: str, content: Callable[[], bytes], name: str, mime: str, *, key: str) -> None:
-    """A quiet button for a file that is made when somebody clicks, by the rights of whoever sees
-    the button."""
+    """A quiet button for a file that is made when a user clicks, with the rights of the user who
+    sees the button."""
     st.download_button(
         label, permissions.lent(content), name, mime, key=key, type="tertiary", on_click="ignore"
     )

@@ -47,7 +47,8 @@ def show_classroom() -> None:
     st.fragment(_now, run_every=REFRESH_EVERY_S)()
     st.subheader("Before the class", anchor=False)
     chart.see(
-        "Each lesson is measured once and then shown to everybody. Measured beforehand, no student "
+        "Each lesson is measured once and then shown to every student. Measured beforehand, no "
+        "student "
         "waits. A run of yours is seen by the class when you switch on Shown to the class on it."
     )
     if st.button("Measure all lessons", key="class-prepare"):
@@ -81,7 +82,7 @@ def _now() -> None:
 
 def _sentence(waiting: list[Request], active: list[RunInfo]) -> str:
     if not active and not waiting:
-        return "Nothing runs, and nobody waits."
+        return "Nothing runs, and no student waits."
     now = f"{plural(len(active), 'run')} under way" if active else "Nothing runs"
     return f"{now}; the class waits for {plural(len(waiting), 'measurement')}."
 
@@ -99,9 +100,9 @@ def _waits(place: int, request: Request) -> str:
 #
 # Requests wait here, in the server, and not as processes that have loaded torch (300 MB each). A
 # request is started when no other run is under way. The teacher's come first, then sessions take
-# turns: who has had fewer measurements is before who has had more. Equal requests are one, whoever
-# asks; it is dropped when nobody has asked again for a while, because the page that waits asks
-# every second and a closed browser does not.
+# turns: who has had fewer measurements is before who has had more. Equal requests are one, no
+# matter who asks; it is dropped when no page has asked again for a while, because the page that
+# waits asks every second and a closed browser does not.
 
 
 MAX_WAITING = 40  # all lessons in all settings are about as many
@@ -124,7 +125,7 @@ class Request:
     since: float
     asked: dict[str, float] = field(default_factory=dict)
     is_teachers: bool = False
-    is_kept: bool = False  # also when nobody asks again
+    is_kept: bool = False  # also when no page asks again
 
 
 class ClassQueue:
@@ -184,7 +185,7 @@ class ClassQueue:
         return next((n for n, r in enumerate(self.waiting(), 1) if r.spec == spec), 0)
 
     def withdraw(self, spec: RunSpec) -> None:
-        """Take a request out, whoever waits for it."""
+        """Take a request out, no matter who waits for it."""
         with self._lock:
             self._requests.pop(spec, None)
             self._order = None
@@ -264,7 +265,7 @@ class ClassQueue:
 
 
 def _turns(request: Request, served: dict[str, int]) -> int:
-    """Of whoever among those who ask has had the fewest."""
+    """Of the waiting user who has had the fewest."""
     return min((served.get(who, 0) for who in request.asked), default=0)
 
 
@@ -296,7 +297,7 @@ def prepare() -> int:
 
 
 def withdraw(spec: RunSpec) -> None:
-    """Take a request out of the queue, whoever waits for it."""
+    """Take a request out of the queue, no matter who waits for it."""
     permissions.require(permissions.is_trusted(), "withdrawing a request")
     queue().withdraw(spec)
 

@@ -60,7 +60,7 @@ def comparison_form() -> None:
         chosen = _precisions(("fp32", "bf16"), on_cuda)
         seeds = st.number_input(
             "Seeds", 1, 20, 3, key="cmp-seeds",
-            help="Trainings a precision. With one, nobody can say whether a difference in loss is "
+            help="Trainings a precision. With one, it is unknown whether a difference in loss is "
             "more than chance.",
         )  # fmt: skip
         steps = st.number_input("Steps a seed", 6, 1000, 30, key="cmp-steps")

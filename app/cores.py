@@ -119,7 +119,7 @@ def _figures(use: CoreUse) -> list[KeyFigure]:
         KeyFigure(
             "Unknown",
             count(use.calls(CoreVerdict.UNKNOWN)),
-            "The two signs disagree, or neither tells.",
+            "The two signs disagree, or neither is conclusive.",
         ),
         KeyFigure(
             "Against fp32",

@@ -333,7 +333,7 @@ def _proof(case: Case, report: DiagnosisResult, finding: Finding) -> None:
 
 
 def _run(case: Case, report: DiagnosisResult, finding: Finding) -> None:
-    if case.head.spec.imported:  # its file and arguments are a stranger's words
+    if case.head.spec.imported:  # its file and arguments come from an untrusted file
         st.caption("This diagnosis was imported. It can be looked at, and is not run from here.")
         return
     words = fix_words.candidates(report)
@@ -408,9 +408,9 @@ BETWEEN_RUNS_S = 5.0  # a diagnosis thinks for less than a second between two ru
 class Case:
     """One diagnosed script: its runs, and what is known of it so far."""
 
-    head: RunInfo  # the run as it is; of a group without one, its first
+    head: RunInfo  # the baseline run; of a group without one, its first
     runs: tuple[RunInfo, ...]  # oldest first
-    report: DiagnosisResult | None  # None while the script as it is has not ended
+    report: DiagnosisResult | None  # None while the baseline run has not ended
     is_moving: bool  # a run is under way, or the next one is about to start
 
     @property
@@ -434,7 +434,7 @@ def group_heads(runs: Sequence[RunInfo]) -> list[RunInfo]:
     for run in runs:
         key = run.spec.group or run.id
         kept = found.get(key)
-        # Newest first: the newest run as it is stands for its group, else the group's oldest run.
+        # Newest first: the newest baseline run stands for its group, else the group's oldest run.
         if kept is None or kept.spec.control != BASELINE:
             found[key] = run
     return list(found.values())
@@ -466,7 +466,7 @@ def observations(reader: Reader, run_id: str) -> list[Observation]:
 def _report(head: RunInfo, runs: Sequence[RunInfo]) -> DiagnosisResult | None:
     try:
         return store.as_visible(_recalled(str(store.path()), head.id, _version(runs)))
-    except BadInput:  # the script as it is still runs
+    except BadInput:  # the baseline run still runs
         return None
 
 
@@ -639,10 +639,10 @@ def _evidence_table(rows: tuple[Measurement, ...]) -> pd.DataFrame:
     )
 
 
-# The controls side by side: the same script as it is, in fp32, in bf16, and with the fix.
+# The controls side by side: the same script: baseline, in fp32, in bf16, and with the fix.
 
 
-# What the script is as it is has no dtype of its own colour: it may be fp16 in one part only.
+# The baseline has no dtype's colour: it may be fp16 in one part only.
 _STYLES = {
     "as_is": (dtype_color("fp16"), "solid"),
     "fp32": (dtype_color("fp32"), "dash"),

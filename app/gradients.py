@@ -167,7 +167,7 @@ def _own_format(run: RunInfo) -> str:
 
 
 def pick_scale(recorded: int) -> int:
-    """log2 of the loss scale to look at. It follows the run's own until somebody moves it."""
+    """log2 of the loss scale to look at. It follows the run's own until the user moves it."""
     asked = _asked_scale(recorded)
     links.show(_SCALE, asked)
     left, right = st.columns(BESIDE, vertical_alignment="bottom", gap="small")
@@ -223,7 +223,7 @@ def _move_on(steps: Sequence[int]) -> None:
     """One step further when it is time; stop at the last."""
     now = time.monotonic()
     if now - st.session_state.get(_MOVED_AT, now) < PLAY_EVERY_S / 2:
-        return  # somebody moved another slider in between
+        return  # the user moved another slider in between
     st.session_state[_MOVED_AT] = now
     current = links.chosen("step", steps, steps[-1])
     at = steps.index(current)
@@ -510,13 +510,13 @@ def _brief(n: int) -> str:
 
 
 HISTORY_PX, TALLEST_ROW_PX = 560, 18
-AT_ONCE_STEPS = 200  # 30 ms of reading; a longer history is read when somebody asks for it
+AT_ONCE_STEPS = 200  # 30 ms of reading; a longer history is read when a user asks for it
 _HISTORY = "gradients:history"
 RECORDED, UNSCALED = "as recorded", "unscaled"
 
 
 def pick_one(look: Look) -> int:
-    """The module in detail: the one in most trouble until somebody chooses."""
+    """The module in detail: the one in most trouble until the user chooses."""
     worst = look.frame.modules[int(np.argmax(trouble(look.counts)))]
     return pick_module("Module", look.names, look.frame.modules, worst)
 
@@ -586,7 +586,7 @@ def _names(series: ModuleSeries) -> list[str]:
 
 
 def _wants_history(steps: int) -> bool:
-    """Bound to the URL's ``history``; a long one waits until somebody asks for it."""
+    """Bound to the URL's ``history``; a long one waits until the user asks for it."""
     asked = links.wanted("history") or ("on" if steps <= AT_ONCE_STEPS else "off")
     is_on = st.toggle(f"All {plural(steps, 'recorded step')}", asked == "on", key=_HISTORY)
     links.keep("history", "on" if is_on else "off")

@@ -391,12 +391,12 @@ def _unit(value: float | None, unit: str) -> str:
 
 
 # The last two minutes of this machine, on Hardware: read by the dashboard's own process, and only
-# while somebody looks.
+# while a user looks.
 
 
 KEPT_S = 120.0
 EVERY_S = machine.READ_EVERY_S
-TOO_LONG_S = 10.0  # after such a pause a reading would speak for time that nobody watched
+TOO_LONG_S = 10.0  # after such a pause a reading would speak for time that was not watched
 
 
 @dataclass(slots=True)
@@ -410,7 +410,7 @@ class Recent:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def update(self) -> list[Sample]:
-        """Read unless somebody else just did; the readings of the last two minutes."""
+        """Read unless another session just did; the readings of the last two minutes."""
         with self.lock:
             now = time.time()
             if now - self.read_at > EVERY_S / 2:

@@ -54,7 +54,7 @@ from app.text import count, cut, percent, plural, share
 
 TICK_LENGTH = 26  # characters beside the plot, as on Gradients
 SHOWN_MODULES = 15  # bars of the FLOP chart
-MOST_STEPS = 20_000  # whose op sets are told apart: 0.1 s of reading
+MOST_STEPS = 20_000  # whose op sets are distinguished: 0.1 s of reading
 UNFOLDED = 200  # a larger tree starts folded to at most so many rows
 
 

@@ -155,7 +155,7 @@ def _say_missing(
     place: DeltaGenerator | None,
 ) -> None:
     """An address that asks for what is not there must not look like one that was followed. It
-    stays in the address bar, and the line with it, until somebody chooses."""
+    stays in the address bar, and the line with it, until the user chooses."""
     if is_missing(name, options):
         asked = code(cut(wanted(name)))
         (place or st).markdown(

@@ -102,7 +102,7 @@ def _answer(rows: list[ListedOp]) -> str:
 
 
 def _in_run() -> dict[str, Counter[str]] | None:
-    """What each op did in a run that somebody chose; None without one."""
+    """What each op did in a run that the user chose; None without one."""
     runs = {run.id: run for run in store.trainings() if run.spec.kind != "watch"}
     if not runs:
         return None

@@ -39,7 +39,7 @@ class Classroom:
 
     @property
     def signs_in(self) -> bool:
-        """Whether everybody must sign in first."""
+        """Whether every user must sign in first."""
         return bool(self.teachers)
 
 

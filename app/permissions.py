@@ -5,7 +5,7 @@
     look at shared runs      x         x        x
     everything else          x         x
 
-Without a class everybody is the operator. In a class a run is private until the teacher shares it;
+Without a class every user is the operator. In a class a run is private until the teacher shares it;
 what lessons measure is for all. Who cannot see a run is told that there is none.
 """
 
@@ -53,12 +53,12 @@ class Forbidden(AmpscopeError):  # noqa: N818  # says what happened, as the othe
 
 
 def role() -> ClassRole:
-    """Of whoever this script runs for."""
+    """Of the user for whom this script runs."""
     classroom = options.current().classroom
     if classroom is None:
         return ClassRole.OPERATOR
     if get_script_run_ctx(suppress_warning=True) is None:
-        return _lent.get()  # a thread that serves nobody has the rights that it was lent
+        return _lent.get()  # a thread that serves no user has the rights that it was lent
     if classroom.signs_in:
         return _signed_in(classroom)
     is_teacher = is_proven(classroom.token, _cookies(), _proof())
@@ -66,8 +66,8 @@ def role() -> ClassRole:
 
 
 def lent(call: Callable[[], T]) -> Callable[[], T]:
-    """``call`` with the rights of whoever this page is drawn for. Streamlit makes a download in a
-    thread that serves nobody, when somebody clicks; what may be seen is asked again then."""
+    """``call`` with the rights of the user for whom this page is drawn. Streamlit makes a download
+    in a thread that serves no user, when a user clicks; what may be seen is asked again then."""
     who = role()
 
     def with_rights() -> T:
@@ -86,7 +86,7 @@ def is_trusted() -> bool:
 
 
 def may_run(spec: RunSpec) -> bool:
-    """Lessons for everybody; what runs code, files or for long, for the teacher."""
+    """Lessons for every user; what runs code, files or for long, for the teacher."""
     return is_trusted() or (role() is ClassRole.STUDENT and spec.kind == "lesson")
 
 
@@ -111,14 +111,14 @@ def visible(runs: Iterable[RunInfo]) -> tuple[RunInfo, ...]:
 
 
 def _is_lessons(spec: RunSpec) -> bool:
-    """A lesson's measurement, or a script that comes with one: they say nothing about anybody.
+    """A lesson's measurement, or a script that comes with one: they say nothing about any user.
     What a file from elsewhere calls so may be anything."""
     is_script = spec.kind == "script" and comes_with_lesson(spec.workload) and not spec.args
     return not spec.imported and (spec.kind == "lesson" or is_script)
 
 
 def is_of_lesson(run: RunInfo) -> bool:
-    """Whether a run is a lesson's own, which everybody may see whole."""
+    """Whether a run is a lesson's own, which every user may see whole."""
     return _is_lessons(run.spec)
 
 
@@ -131,7 +131,7 @@ def require(allowed: bool, what: str) -> None:
     """Raise Forbidden unless ``allowed``; ``what`` is what a class leaves to its teacher."""
     if not allowed:
         raise Forbidden(
-            f"Left to the teacher of this class: {what}. Lessons are open to everybody."
+            f"Left to the teacher of this class: {what}. Lessons are open to every student."
         )
 
 
@@ -200,7 +200,7 @@ def _signed_in(classroom: Classroom) -> ClassRole:
 
 
 def show() -> None:
-    """All that somebody sees who has not signed in."""
+    """All that a user sees who has not signed in."""
     st.title("Sign in", anchor=False)
     st.markdown("This class is open to those who have an account with the teacher's institution.")
     st.button("Sign in", type="primary", on_click=st.login)

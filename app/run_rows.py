@@ -51,7 +51,7 @@ def _stamp(path: Path) -> tuple[int, ...]:
     files = (path, path.with_name(f"{path.name}-wal"))
     found = []
     for file in files:
-        with contextlib.suppress(FileNotFoundError):  # there is no log while nobody writes
+        with contextlib.suppress(FileNotFoundError):  # there is no log while no process writes
             found.append(file.stat())
     return (*(n for s in found for n in (s.st_mtime_ns, s.st_size)), int(time.time()))
 

@@ -582,7 +582,8 @@ def exposed(environment: Mapping[str, str]) -> list[str]:
     said = []
     if not options.secret(environment) and options.classroom(environment) is None:
         said.append(
-            "WARNING: Whoever reaches this machine over the network can use this dashboard, and "
+            "WARNING: Any user who reaches this machine over the network can use this dashboard, "
+            "and "
             "that is to run code here. Start it with `ampscope dashboard`, which asks for a token, "
             "or set AMPSCOPE_TOKEN."
         )

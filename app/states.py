@@ -145,7 +145,7 @@ def not_of_a_control(run: RunInfo) -> bool:
         return False
     nothing_recorded(
         "This run is a control: its losses and failing ops were watched, nothing more.",
-        "Histograms and ops are kept of the script as it is.",
+        "Histograms and ops are recorded in the baseline run.",
     )
     st.page_link(links.DIAGNOSIS.file, label="Diagnosis", query_params={"run": run.id})
     return True
@@ -173,7 +173,7 @@ def measurement_ended(run: RunInfo) -> None:
 
 
 def _watched(run: RunInfo) -> None:
-    """Nobody said how many steps a watched training is going to make."""
+    """The number of steps of a watched training is not known in advance."""
     if run.steps_done == 0:
         st.info("**This training is watched.** Its first step has not come yet.")
     else:

@@ -4,7 +4,7 @@ What a run recorded is kept under (store, run, version): a finished run is read 
 still written again whenever its version moves. Every function takes the RunInfo that a page holds,
 so the page sees one version throughout. Who may see what: app/permissions.py.
 
-The rows of the runs that whoever looks may see are read here as well.
+The rows of the runs that the current user may see are read here as well.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def of_run(
 
 
 def drawn(info: RunInfo, name: str, draw: Callable[[], go.Figure]) -> go.Figure:
-    """The figure ``name`` of this version, built once for all browsers; nobody may change it."""
+    """The figure ``name`` of this version, built once for all browsers; no caller may change it."""
     permissions.require(permissions.may_see(info), "this run")
     return _drawn(str(path()), info.id, version(info), name, draw)
 
@@ -236,7 +236,7 @@ def samples(reader: Reader, run_id: str, points: int = 0) -> list[Sample]:
     return reader.samples(run_id, points)
 
 
-# The rows of the runs that whoever looks may see: :mod:`app.run_rows` behind the permissions.
+# The rows of the runs that the current user may see: :mod:`app.run_rows` behind the permissions.
 
 
 FAR = 4_000  # how far back a student's list looks for shared runs among the teacher's own
@@ -251,7 +251,7 @@ def visible_newest(path: Path, limit: int) -> tuple[RunInfo, ...]:
 
 def visible_one(path: Path, run_id: str) -> RunInfo:
     """Raises BadInput when there is no such run, and likewise when it may not be seen: also by the
-    beginning of an id nobody learns that it is there."""
+    beginning of an id no user learns that it exists."""
     if permissions.is_trusted():
         return run_rows.one(path, run_id)
     found = [run for run in visible_newest(path, FAR) if run_id and run.id.startswith(run_id)]

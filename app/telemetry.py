@@ -147,7 +147,7 @@ def key_figures(found: Telemetry) -> list[KeyFigure]:
     memory = KeyFigure(
         "Peak memory",
         size(used.own_memory_bytes),
-        f"Of the run's own process. By everybody: {size(used.memory_bytes)} at most.",
+        f"Of the run's own process. By all processes: {size(used.memory_bytes)} at most.",
     )
     return [load, memory, _energy(used), _clock(found)]
 
@@ -179,7 +179,7 @@ def missing(run: RunInfo) -> tuple[str, str]:
     if run.spec.kind == "watch":
         return what, "Beside a watched training it is read on CUDA only."
     if run.spec.kind == "script" and run.spec.parent:
-        return what, "It is read beside the script as it is, not beside its controls."
+        return what, "It is recorded during the baseline run, not during its controls."
     return what, (
         "Runs of older versions have no readings, and those under AMPSCOPE_TELEMETRY=0. "
         "Start it again to have some."

@@ -286,7 +286,7 @@ def _is_gone(training: Training) -> bool:
 # The ranks of one training side by side: the sentence, a row each, all losses in one chart.
 
 
-MOST_CURVES = 16  # more cannot be told apart; the table has every rank
+MOST_CURVES = 16  # more cannot be distinguished; the table has every rank
 DASHES = ("solid", "dash", "dot", "dashdot")
 TABLE_PX = 420
 

@@ -34,7 +34,7 @@ def show_overview(rows: Sequence[Row], healthy: Sequence[Result]) -> None:
     chart.sentence(answer(rows))
     chart.key_figures(figures(rows, healthy))
     chart.see(
-        "Each case rebuilds a failure that somebody reported in public, as a script of its own. "
+        "Each case rebuilds a failure that a user reported in public, as a script of its own. "
         "Its healthy twin differs in the fault alone, and must raise no alarm. A diagnosis takes "
         "about half a minute."
     )

@@ -102,7 +102,7 @@ def memory_bars(measured: Sequence[PrecisionResults]) -> go.Figure:
 
 def _shorten(figure: go.Figure, medians: Sequence[tuple[str, float]]) -> None:
     """Half matmuls without an instruction take a hundred times as long: such a bar runs out of
-    the picture, with its figure beside it, so that the others can be told apart."""
+    the picture, with its figure beside it, so that the others can be distinguished."""
     fastest = min(median for _, median in medians)
     inside = [median for _, median in medians if median <= FAR * fastest]
     for name, median in medians:

@@ -21,7 +21,7 @@ from ampscope.report.palette import OUTLINE, dtype_color
 from app.text import for_plotly
 
 HEIGHT = 420
-# fp64 and int8 share the colour of dtypes without one of their own; the symbol tells all apart.
+# fp64 and int8 share the colour of dtypes without one of their own; the symbol distinguishes all.
 SYMBOLS = {
     "fp64": "square",
     "fp32": "circle",

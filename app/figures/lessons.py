@@ -23,7 +23,7 @@ from ampscope.report.palette import OUTLINE
 #     @kept
 #     def lines(curves: Sequence[Line], *, x_title: str) -> go.Figure: …
 #
-#     lines(curves, x_title="step")          # built once for these curves; nobody may change it
+#     lines(curves, x_title="step")          # built once for these curves; no caller may change it
 #     lines.fresh(curves, x_title="step")    # the caller's own, to add to
 #
 # Building a figure and turning it into plain data is three quarters of what a lesson's page costs
@@ -79,7 +79,7 @@ DASHES = {"solid": "solid", "dash": "dash", "dot": "dot"}
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One curve. Shape of marker and dash tell it apart where colours do not."""
+    """One curve. Shape of marker and dash distinguishes it where colours do not."""
 
     name: str
     x: Sequence[float]

@@ -214,7 +214,7 @@ def panels_of(device: str) -> tuple[Panel, ...]:
             "memory",
             "GiB",
             (
-                ("by everybody", _scaled(lambda s: s.memory_used_bytes, GIB)),
+                ("by all processes", _scaled(lambda s: s.memory_used_bytes, GIB)),
                 ("the run's process", _scaled(lambda s: s.own_memory_bytes, GIB)),
             ),
             always=True,

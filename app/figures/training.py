@@ -400,7 +400,7 @@ def _steps(losses: FiniteParts) -> list[int]:
 HEIGHT = 380
 _DASHES = {"torch": "solid", "keras": "dash", "paddle": "dashdot"}
 CHANGED = "longdash"  # with op lists that were changed
-WITHOUT_SCALER = "dot"  # fp16 with and without a scaler share a colour; the dash tells them apart
+WITHOUT_SCALER = "dot"  # fp16 with and without a scaler share a colour; the dash distinguishes them
 
 
 def progress_figure(runs: Sequence[tuple[RunInfo, Sequence[StepRecord]]]) -> go.Figure:

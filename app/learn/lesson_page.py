@@ -158,7 +158,7 @@ def _neighbours(number: int) -> None:
 def show_chart(figure: go.Figure, name: str, table: pd.DataFrame, alt: str) -> None:
     """``alt`` says in a sentence what is drawn; the table holds every number of it."""
     if is_on():
-        figure = go.Figure(figure)  # kept ones are everybody's
+        figure = go.Figure(figure)  # kept ones are shown to every user
         enlarge(figure)
     chart.show(figure, name, lambda: table, key=name, alt=alt)
     with chart.details("This chart in words and numbers"):

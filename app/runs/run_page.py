@@ -69,7 +69,7 @@ def header(run: RunInfo) -> None:
     with st.container(gap="xxsmall"):
         with st.container(horizontal=True, vertical_alignment="center"):
             title_line(run)
-            # The run as it is decides a diagnosis; without its end there is nothing to report.
+            # The baseline run decides a diagnosis; without its end there is nothing to report.
             if run.steps_done and not (run.spec.kind == "script" and run.state.is_active):
                 offer_report(run)
         st.caption(escape(" · ".join(facts(run))))
@@ -238,7 +238,7 @@ def pick(run: RunInfo, *, may_merge: bool) -> tuple[RunInfo, ...]:
 
 
 def offer(run: RunInfo) -> None:
-    """Draw it for the teacher of a class. Lessons are shown to everybody and have none."""
+    """Draw it for the teacher of a class. Lessons are shown to every user and have none."""
     if permissions.role() is not ClassRole.TEACHER or run.spec.kind == "lesson":
         return
     key = f"shared-{run.id}"
@@ -250,7 +250,7 @@ def _switch(run: RunInfo, key: str) -> None:
     live.share(run, wanted=bool(st.session_state[key]))
 
 
-# A run, a diagnosis or a measurement as a file to take home: made when somebody asks for it.
+# A run, a diagnosis or a measurement as a file to take home: made when a user asks for it.
 
 
 NOTEBOOK = "application/x-ipynb+json"
@@ -281,7 +281,7 @@ def _button(
 
 
 def _may_take(run: RunInfo) -> bool:
-    """Whether all that the report would show is open to whoever asks."""
+    """Whether all that the report would show is open to the user who asks."""
     group = run.spec.group if run.spec.kind == "script" else ""
     runs = (run_rows.group(store.path(), group) if group else ()) or (run,)
     return len(permissions.visible(runs)) == len(runs)

@@ -42,7 +42,7 @@ def listed(folder: Path | None) -> list[str]:
 
 def chosen(folder: Path | None, relative: str, entry: str = DEFAULT_ENTRY) -> str:
     """The workload as RunSpec names it, ``/folder/file.py:build``. Raises BadInput otherwise,
-    Forbidden for a student of a class, who may run nobody's code."""
+    Forbidden for a student of a class, who may run no code."""
     permissions.require(permissions.is_trusted(), "choosing a file")
     if folder is None:
         raise BadInput(

@@ -16,7 +16,7 @@ A control is a list of parts, joined with ``;``. A part is a name, or a name wit
     >>> Control.of("fp32", lr=0.1)
     'fp32;lr:0.1'
 
-``compiled`` is the script as it is with torch.compile left on, watched from outside compiled code.
+``compiled`` is the unchanged script with torch.compile left on, watched from outside compiled code.
 What a control does to torch is in :mod:`ampscope.runner.controls` and
 :mod:`ampscope.runner.interventions`, what it does to Keras and Paddle in
 :mod:`ampscope.frameworks.adapters`.
@@ -53,7 +53,7 @@ class _Kind:
 _NUMBER, _MODULES, _LINES, _OPS = "NUMBER", "PATH,…", "FILE:LINE,…", "OP=LIST,…"
 _EXAMPLES: Final = {_MODULES: "encoder.0,head", _LINES: "train.py:41"}
 KINDS: Final[Mapping[str, _Kind]] = {
-    BASELINE: _Kind("as it is"),
+    BASELINE: _Kind("as baseline"),
     COMPILED: _Kind("with torch.compile on"),
     "fp32": _Kind("in fp32"),
     "bf16": _Kind("in bf16", fix="use_bf16"),

@@ -136,7 +136,7 @@ def test_what_never_changed_has_no_panel() -> None:
     titles = [a.text for a in telemetry_figure(cpu(3), BEGIN).layout.annotations]
     assert titles == [
         "busy: all (dotted), the run (solid)",
-        "memory: by everybody (dotted), the run's process (solid)",
+        "memory: by all processes (dotted), the run's process (solid)",
     ]
 
 

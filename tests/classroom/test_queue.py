@@ -222,7 +222,7 @@ def test_students_see_their_place_and_the_teacher_the_queue(
     stores.running(store_path)  # the machine is taken
     monkeypatch.setattr(classes, "launch", registers(store_path, []))
     queue = classes._queue(store_path)
-    queue.ask(lesson_spec("scaler"), "somebody else")
+    queue.ask(lesson_spec("scaler"), "another user")
     first = room.student().page("learn_03_underflow", guess3="a")
     assert queue.place(lesson_spec("underflow")) == 0  # an address asks for nothing
     first.button(key="lesson-start").click().run()

@@ -71,7 +71,7 @@ def test_a_gain_within_the_quartiles_is_none() -> None:
     ]
     found = verdict(by_precision(noisy))
     assert found.pays is Pays.UNKNOWN
-    assert found.sentence.startswith("Too noisy to tell: bf16 is 1.18× as fast as fp32")
+    assert found.sentence.startswith("Too noisy to decide: bf16 is 1.18× as fast as fp32")
 
 
 def test_the_one_with_the_same_loss_is_chosen_before_a_faster_one() -> None:

@@ -1,4 +1,4 @@
-"""The matmuls of one step of a script that is left as it is."""
+"""The matmuls of one step of an unchanged script."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_whose_rules_by_framework() -> None:
     assert rules(machine("rehearsal", "paddle")).startswith("Paddle's rules")
     assert "Tensor Core" not in rules_in_full(machine("rehearsal", "paddle"))
     assert "autocast" not in rules_in_full(machine("native", "keras"))
-    assert rules(machine("a stranger's", "torch")) == "a stranger's"
+    assert rules(machine("an untrusted file's", "torch")) == "an untrusted file's"
     assert rules(None) == rules_in_full(None) == "not started"
 
 

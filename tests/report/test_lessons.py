@@ -93,7 +93,8 @@ def test_every_result_of_a_lesson_is_in_its_report(tmp_path: Path, lesson: str) 
 
 
 def test_no_type_of_result_is_left_out(tmp_path: Path) -> None:
-    """One of each that other measurements make, in a lesson: a stranger's file may hold that."""
+    """One of each that other measurements make, in a lesson: an untrusted file may hold
+    that."""
     others = [*made_comparisons.compared(), *made_comparisons.searched()]
     kinds = {type(r).__name__ for r in others}
     assert kinds & {k.__name__ for k in RESULT_KINDS} == kinds

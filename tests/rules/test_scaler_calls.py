@@ -210,7 +210,7 @@ def test_a_scale_that_is_read_for_the_log_after_the_penalty_is_no_division() -> 
     said = answers(evidence(run(steps(), calls=log(pattern))))["scaled_gradient_penalty"]
     assert said.status is Status.FOUND
     values = {m.name: m.value for m in said.evidence}
-    assert values == {"penalties with scaled gradients": STEPS, "loss as it is": FALLING[0]}
+    assert values == {"penalties with scaled gradients": STEPS, "loss of the baseline": FALLING[0]}
 
 
 def test_a_scale_that_torch_reads_for_itself_is_no_division() -> None:

@@ -32,7 +32,7 @@ class Evidence:
 
     @property
     def baseline(self) -> RunView:
-        """The script as it is; every diagnosis has this run."""
+        """The baseline: the unchanged script. Every diagnosis has this run."""
         return self.runs["as_is"]
 
     @property
@@ -52,7 +52,7 @@ class Evidence:
 
     @cached_property
     def symptoms(self) -> frozenset[Symptom]:
-        """What is wrong with the script as it is."""
+        """What is wrong with the baseline run."""
         return symptoms(self.baseline, self.fp32)
 
     @cached_property
@@ -71,7 +71,7 @@ class Evidence:
 
     @cached_property
     def fp32_fails_first(self) -> bool:
-        """fp32 goes wrong in the same attempt as the script as it is, or before it."""
+        """fp32 goes wrong at the same step as the baseline run, or earlier."""
         if self.fp32 is None or not self.fp32_fails:
             return False
         own, reference = self.baseline.first_bad_attempt, self.fp32.first_bad_attempt
@@ -205,8 +205,8 @@ _OWN_RULES = (ForwardClass.EMPTY, ForwardClass.MASKED_ROW, ForwardClass.MASK)
 
 
 def shared_singularity(evidence: Evidence) -> BadOp | None:
-    """The root op of the script as it is, when it is singular and fp32's own, at the same step; of
-    fp32 where the script as it is went on."""
+    """The root op of the baseline run, when it is singular and fp32's own, at the same step; of
+    fp32 where the baseline run went on."""
     if evidence.fp32 is None or evidence.root is None:
         return None
     op = evidence.root.op

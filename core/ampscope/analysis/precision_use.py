@@ -83,7 +83,7 @@ class PrecisionUse:
 
 
 def precision_use(baseline: RunView, fp32: RunView | None) -> PrecisionUse:
-    """Of the script as it is; the control says how many steps can be compared."""
+    """Of the baseline run; the control says how many steps can be compared."""
     outcome = baseline.outcome
     steps = len(baseline.attempts)
     is_named = bool(outcome.uses_autocast or outcome.uses_half_model)

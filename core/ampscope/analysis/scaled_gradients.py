@@ -23,7 +23,7 @@ from ampscope.analysis.run_view import RunView
 from ampscope.observations import Call, GradientChange
 
 FIRST = 10  # pairs that are compared; later the two runs have gone different ways
-MIN_SCALE = 16.0  # a smaller one cannot be told from how two runs differ by themselves
+MIN_SCALE = 16.0  # a smaller one cannot be distinguished from how two runs differ by themselves
 AS_LARGE = 4.0  # two runs that have just begun differ by less than this factor
 
 
@@ -109,7 +109,7 @@ def _is_near(expected: float, ratios: list[float]) -> bool | None:
 MIN_CHANGES = 3  # two equal norms can be chance
 SAME = 2e-3  # relative; a limit in bf16 is rounded at 2^-9
 VARIES = 0.01  # the norm before must differ by this much, or a constant factor would look alike
-MAX_UNSCALED_LIMIT = 0.01  # nobody clips real gradients to less; a limit above it may be scaled
+MAX_UNSCALED_LIMIT = 0.01  # real gradients are not clipped to less; a limit above it may be scaled
 DIGITS = 4
 CUT = 0.1  # what is left of the gradients, at most, where fp32 keeps them
 ALIKE = 2.0  # before the cut the gradients are fp32's within this factor

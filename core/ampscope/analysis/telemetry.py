@@ -50,7 +50,7 @@ class Usage:
     seconds: float
     busy_percent: float | None  # mean
     own_percent: float | None  # mean; of the CPU, the run's own processes
-    memory_bytes: int | None  # most, by everybody
+    memory_bytes: int | None  # most, by all processes
     own_memory_bytes: int | None  # most
     power_w: float | None  # mean
     energy_j: float | None  # of the whole time
@@ -110,7 +110,7 @@ def held_back(samples: Sequence[Sample]) -> dict[str, float]:
 
 def others_bound(spec: RunSpec) -> float:
     """Percent of the CPU from which others count. A batch search and a script's comparison work in
-    children of seconds each, of which the first second passes for somebody else's."""
+    children of seconds each, of which the first second counts as another process's."""
     is_in_children = spec.kind == "batch" or (spec.kind == "compare" and spec.control == BASELINE)
     return OTHERS_BESIDE_CHILDREN if is_in_children else OTHERS_PERCENT
 

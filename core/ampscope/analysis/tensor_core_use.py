@@ -36,7 +36,7 @@ from ampscope.records import (
     Timing,
 )
 
-CONCLUSIVE_GAIN = 1.3  # of the dtype's largest matmul over fp32's; below it no rate can tell
+CONCLUSIVE_GAIN = 1.3  # of the dtype's largest matmul over fp32's; below it no rate is conclusive
 # A matmul must be half as far above its control, on a log scale, as the largest one is; twice as
 # fast is always enough, because plain units compute half inputs with fp32 sums at fp32's rate.
 USED_FROM_MOST = 2.0
@@ -123,7 +123,9 @@ def _compared(
     needed = explained * min(math.sqrt(gain), USED_FROM_MOST)
     if control.low_s / timing.high_s >= needed:
         return RateSign(
-            Sign.USED, f"{speedup:.2g}× as fast as its fp32 control; {needed:.2g}× tells.", speedup
+            Sign.USED,
+            f"{speedup:.2g}× its fp32 control; {needed:.2g}× is conclusive.",
+            speedup,
         )
     base = ceilings.flops_s["fp32"]
     computes = matmul.flops / control.median_s >= COMPUTES * base
@@ -132,7 +134,7 @@ def _compared(
             Sign.NOT_USED, f"No faster than its fp32 control ({speedup:.2g}×).", speedup
         )
     why = "memory" if explained > 1 else "launch or memory" if not computes else "neither clearly"
-    text = f"{speedup:.2g}× its fp32 control, which does not tell ({why})."
+    text = f"{speedup:.2g}× the fp32 baseline: inconclusive ({why})."
     return RateSign(Sign.NOTHING, text, speedup)
 
 

@@ -90,7 +90,7 @@ def _compiled() -> ModuleType | None:
 # before clipping) must be counted first. `DeviceCounter.add` therefore launches at once, in order
 # with the stream that made the tensor: whatever is queued later comes later. Only a tensor that
 # the caller declares ``stable`` waits for company, so that one launch serves many: weights, and
-# gradients that nobody changes before the next `flush` or `collect`. Waiting tensors are held, so
+# gradients that no code changes before the next `flush` or `collect`. Waiting tensors are held, so
 # a launch goes out when they pass `PENDING_BYTES`. One that was changed nevertheless is an error
 # and not a wrong count, as far as torch's version counter sees it (a write through ``.data``
 # escapes it).

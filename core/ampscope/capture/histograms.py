@@ -180,7 +180,7 @@ class Accumulator:
         self._devices: dict[torch.device, DeviceCounter] = {}
 
     def add(self, role: Role, owner: int, tensor: Tensor, *, stable: bool = False) -> None:
-        """Count every element of ``tensor``. ``stable``: nobody writes to it before the next
+        """Count every element of ``tensor``. ``stable``: no code writes to it before the next
         :meth:`flush` or :meth:`take`, so that on CUDA one launch may serve many tensors."""
         row = self._row((role, owner, tensor.dtype))
         try:
@@ -194,7 +194,7 @@ class Accumulator:
             self._failures.add(f"the histograms of some tensors ({role.value})", error)
 
     def flush(self) -> None:
-        """Launch what waits, before somebody writes to a tensor that was added as stable."""
+        """Launch what waits, before any code writes to a tensor that was added as stable."""
         for device in self._devices.values():
             device.flush()
 

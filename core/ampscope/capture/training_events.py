@@ -250,7 +250,7 @@ def plain_optimizer(optimizer: Any) -> Any:
 
 
 class TrainingListener(Protocol):
-    """Who is told; every call comes from the thread that trains."""
+    """Listener; every call comes from the thread that trains."""
 
     def loss_seen(self, loss: Tensor) -> None: ...
 

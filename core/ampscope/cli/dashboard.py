@@ -72,7 +72,7 @@ START_S = 60.0  # a loaded machine; an idle one takes 2 s
 @click.option(
     "--sign-in",
     is_flag=True,
-    help="With --classroom: everybody signs in (OpenID Connect, .streamlit/secrets.toml).",
+    help="With --classroom: every user signs in (OpenID Connect, .streamlit/secrets.toml).",
 )
 @click.option(
     "--teacher",
@@ -126,7 +126,7 @@ def dashboard(
             status = server.wait()
     except KeyboardInterrupt:
         status = 0
-    finally:  # whoever ends this process means the server: a class must not stay open behind it
+    finally:  # a user who ends this process means the server: a class must not stay open behind it
         if server is not None:
             with stopping.deferred(again=False):
                 _end(server)
@@ -208,7 +208,7 @@ def _public(url: str) -> list[str]:
 
 
 def _is_free(host: str, port: int) -> None:
-    """Raises BadInput before a link is printed that would open somebody else's server."""
+    """Raises BadInput before a link is printed that would open another user's server."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -237,7 +237,7 @@ def _shown(host: str) -> str:
 # A class as ``ampscope dashboard --classroom`` starts it: its secret and its links.
 #
 # The teacher's token goes to the server in its environment: the command line of a process is seen
-# by every user of a machine, its environment by its owner alone. Whoever sets it beforehand has
+# by every user of a machine, its environment by its owner alone. A user who sets it beforehand has
 # the same link after a restart.
 
 
@@ -277,7 +277,7 @@ def token(given: Mapping[str, str], name: str) -> str:
 
 
 def streamlit_options(folder: Path, *, sign_in: bool) -> list[str]:
-    """Options of Streamlit's server. Raises BadInput when nobody could sign in."""
+    """Options of Streamlit's server. Raises BadInput when no user could sign in."""
     if not sign_in:
         return [*_STREAMLIT]
     places = [folder / _SECRETS, Path.home() / _SECRETS]

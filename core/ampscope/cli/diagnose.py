@@ -126,7 +126,7 @@ def diagnose(
 ) -> None:  # fmt: skip
     """Find out why SCRIPT diverges or does not learn under mixed precision, and prove a fix.
 
-    Exit status: 0 no fault, 1 fault found, 2 could not run or could not tell.
+    Exit status: 0 no fault, 1 fault found, 2 could not run or undetermined.
     """
     output = Output(json_out)
     progress = Console(stderr=True)
@@ -253,7 +253,7 @@ def _spec(
 EXIT_NO_FAULT, EXIT_FAULT, EXIT_UNDECIDED = 0, 1, 2
 STANDARD_OUTPUT = Path("-")
 CANCELLED = "Cancelled. What was recorded is kept."
-PIPE_WIDTH = 120  # columns where nobody's terminal sets them
+PIPE_WIDTH = 120  # columns where no terminal sets them
 
 
 class Output:

@@ -7,7 +7,7 @@ ampscope probe gpt --precision fp16,fp32     record a short run of a built-in mo
 ampscope replay CAPSULE --model mine.py      a failing step of a watched training, again
 ampscope runs list|show|ranks|merge|delete   what the store holds
 ampscope report RUN --html OUT               a run or diagnosis as one file to hand on
-ampscope import FILE                         runs that somebody else exported, checked
+ampscope import FILE                         runs exported elsewhere, checked
 ampscope export RUN --to tensorboard|wandb   a run for other programs, gradients unscaled
 ampscope metrics                             a Prometheus endpoint over running trainings
 ampscope zoo                                 real failures, and how often the answer is right

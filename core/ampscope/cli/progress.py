@@ -76,7 +76,7 @@ def follow(store: Path, ids: Sequence[str], console: Console) -> list[RunInfo]:
                         told.add(info.id)
                 if not any(info.state.is_active for info in infos):
                     if any(info.state is State.LOST for info in infos):
-                        time.sleep(LAST_WORDS_S)  # whoever waits for the child says how it died
+                        time.sleep(LAST_WORDS_S)  # the waiting process says how it died
                         infos = [reader.run(run_id) for run_id in ids]
                     return infos
                 time.sleep(POLL_S)
@@ -91,7 +91,7 @@ def follow(store: Path, ids: Sequence[str], console: Console) -> list[RunInfo]:
 
 @contextlib.contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM stops the children too, as Ctrl-C does; they would go on without anybody."""
+    """SIGTERM stops the children too, as Ctrl-C does; they would go on unattended."""
     if threading.current_thread() is not threading.main_thread():
         yield  # where signals cannot be handled
         return

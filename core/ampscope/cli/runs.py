@@ -110,7 +110,7 @@ def cancel(run: str, store: Path) -> None:
 @click.option("--all", "every", is_flag=True, help="All that wait or work.")
 @store_option
 def stop(run: tuple[str, ...], every: bool, store: Path) -> None:
-    """Ask runs to stop, whoever started them: also those whose command line was killed."""
+    """Ask runs to stop, no matter who started them: also those whose command line was killed."""
     if bool(run) == every:
         raise BadInput("Name runs to stop, or say --all.")
     with Reader(store) as reader:
@@ -188,7 +188,7 @@ def merge(stores: tuple[Path, ...], into: Path | None, store: Path) -> None:
     click.echo(f"{target}: {copied} of {len(results)} runs copied from {len(found)} stores.")
 
 
-# ``ampscope import``: runs that somebody exported, checked before they come near the store.
+# ``ampscope import``: runs from an untrusted file, checked before they are written to the store.
 
 
 @click.command("import")

@@ -1,6 +1,7 @@
 """Runs as tables for the terminal, at most 80 columns wide, and as JSON for programs.
 
-Titles and messages may be a stranger's (of imported runs): what a terminal would obey is spelled.
+Titles and messages may come from an untrusted file (imported runs): what a terminal would obey is
+spelled.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def _event(event: Event) -> dict[str, object]:
 
 def underflow(reader: Reader, run_id: str) -> dict[str, dict[str, int]]:
     """The counts by role, over all shadow steps and modules. ``lost`` is ``below_range`` and
-    ``cancelled`` together; these two are missing in runs of versions that did not tell them."""
+    ``cancelled`` together; these two are missing in runs of versions that did not record them."""
     sums: dict[str, dict[str, int]] = {}
     for record in reader.shadows(run_id):
         part = sums.setdefault(record.role, {})

@@ -92,7 +92,7 @@ def _judged(base: PrecisionResults, best: PrecisionResults) -> AmpVerdict:
         return AmpVerdict(Pays.TIME, f"AMP pays here: {faster} {at}; {_scaler(best)}.", name)
     if ratio.value >= WORTH:
         spread = f"the quartiles allow {ratio.low:.2f} to {ratio.high:.2f}"
-        text = f"Too noisy to tell: {faster} at the median, and {spread}. Measure again, or longer."
+        text = f"Too noisy to decide: {faster} at the median, and {spread}. Measure longer."
         return AmpVerdict(Pays.UNKNOWN, text, name)
     about = (
         "about the same time as"

@@ -125,7 +125,7 @@ def _is_removed(finding: Finding, evidence: Evidence, fixed: RunView) -> bool:
 
 def _ends_alike(fixed: RunView, evidence: Evidence) -> bool:
     """Whether ``fixed`` comes to the end that the fp32 control comes to: its exit status, and its
-    number of steps where the script as it is made another. What a time limit cut short is compared
+    number of steps where the baseline run made another. What a time limit cut short is compared
     by its status alone."""
     fp32, before = evidence.fp32, evidence.baseline
     assert fp32 is not None
@@ -142,7 +142,7 @@ def _ends_alike(fixed: RunView, evidence: Evidence) -> bool:
 
 
 def _clips_unscaled(before: RunView, after: RunView) -> bool:
-    """The log sees the script's own clip in both runs; the norm that it met tells them apart."""
+    """The log sees the script's own clip in both runs; the norm that it met distinguishes them."""
     norms = [
         next((c.value for c in run.calls if c.name == "clip" and c.value is not None), None)
         for run in (before, after)

@@ -28,7 +28,7 @@ from ampscope.store.reader import Reader
 def load_diagnosis(reader: Reader, run_id: str) -> DiagnosisResult:
     """The diagnosis that ``run_id`` (any of its runs) belongs to.
 
-    Raises BadInput for a probe, or while the script as it is has not ended.
+    Raises BadInput for a probe, or while the baseline run has not ended.
     """
     info = reader.run(run_id)
     if info.spec.kind != "script":
@@ -37,7 +37,7 @@ def load_diagnosis(reader: Reader, run_id: str) -> DiagnosisResult:
     infos = {r.spec.control: r for r in group} or {info.spec.control: info}
     first = infos.get("as_is", info)
     if first.state.is_active:
-        raise BadInput("The script is still running as it is; the diagnosis begins when it ends.")
+        raise BadInput("The baseline run has not ended yet; the diagnosis begins when it ends.")
     views = {name: _view(reader, r) for name, r in infos.items() if not r.state.is_active}
     views.setdefault("as_is", _view(reader, first))
     policy = first.machine.policy if first.machine else "native"

@@ -36,10 +36,10 @@ class DiagnosisResult:
     notes: tuple[str, ...] = ()
     output: str = ""
     control_symptoms: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    judged_steps: int = 0  # optimizer steps of the script as it is
+    judged_steps: int = 0  # optimizer steps of the baseline run
     cut_short: str = ""  # steps or time: the limit that ended it; "" when it came to its own end
     precision: PrecisionUse | None = None  # None of a script that never ran
-    ended: str = ""  # how the script as it is ended (observations.Outcome)
+    ended: str = ""  # how the baseline run ended (observations.Outcome)
     lead: Lead | None = None  # where to look when no rule names a cause
 
     @property
@@ -224,8 +224,8 @@ USE_BF16 = Fix("use_bf16", "Use bf16: it has the range of fp32.")
 @dataclass(frozen=True, slots=True)
 class Trial:
     """One fix that was run. ``cured`` is None where the pattern is removed and an effect cannot be
-    measured (:mod:`.cure`). ``price`` is its time per optimizer step over the time as it is, and
-    ``memory`` its peak memory over that as it is (on a CPU, of the whole process)."""
+    measured (:mod:`.cure`). ``price`` is its time per optimizer step over the baseline's, and
+    ``memory`` its peak memory over the baseline's (on a CPU, of the whole process)."""
 
     control: str
     kind: str
@@ -246,7 +246,7 @@ def trial_of(
 
 
 def price(fixed: RunView, before: RunView) -> float | None:
-    """Time an attempt of the fixed run over the time as it is; both were watched alike."""
+    """Time per step of the fixed run over the baseline's; both runs had the same instruments."""
     times = [
         v.outcome.elapsed_s / v.outcome.attempts if v.outcome.attempts else 0.0
         for v in (fixed, before)

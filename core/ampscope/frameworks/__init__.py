@@ -8,7 +8,7 @@ pythons      the frameworks as data, the Python that has one, `ampscope framewor
 adapters     what every adapter offers, and the settings that all understand
 tensors      a tensor as NumPy bits with its dtype's name; exponents counted by numba
 recorder     an adapter's facts as records of a run: steps, frames, ops, attempts, bad layers
-watch_run    the run of a training that somebody watches from inside, and how a fit ends
+watch_run    the run of a training that a user watches from inside, and how a fit ends
 networks     one LeNet, MLP and small transformer: weights and batches for every framework
 child        `python -m ampscope.frameworks.child`: a probe
 script       `python -m ampscope.frameworks.script`: a user's script, untouched

@@ -426,8 +426,8 @@ class StepFacts:
 
     ``gradients`` are as they came to the scaler or optimizer, in the order in which they are
     applied; ``scaled`` says whether they still carry ``scale``. ``before`` and ``after`` are the
-    weights by the same names, and may be left empty where nobody looked. ``loss_scaled`` says
-    whether a scaler scaled the loss; None: as it should be, wherever a scaler took part.
+    weights by the same names, and may be left empty where no instrument looked. ``loss_scaled``
+    says whether a scaler scaled the loss; None: as it should be, wherever a scaler took part.
     ``static_scale`` is a constant by which the loss is multiplied, without a scaler that skips.
     """
 

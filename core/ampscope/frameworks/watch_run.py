@@ -195,7 +195,7 @@ def on_leaving(kind: type, left: Callable[[BaseException | None], None]) -> Call
     """Have ``left`` called when the ``fit`` that calls us is over, whatever ended it, with the
     exception if it can be had. The answer calls that off.
 
-    The list of callbacks, a ``kind``, lives as long as ``fit`` does, and nobody else holds it.
+    The list of callbacks, a ``kind``, lives as long as ``fit`` does, and no other code holds it.
     """
     callbacks = _calling(kind)
     if callbacks is None:
@@ -216,7 +216,7 @@ def _calling(kind: type) -> object:
 
 
 def _errors() -> list[BaseException]:
-    """The one that is being handled, and the last that nobody handled."""
+    """The one that is being handled, and the last unhandled one."""
     found = sys.exc_info()[1], getattr(sys, "last_value", None)
     return [error for error in found if isinstance(error, BaseException)]
 

@@ -24,7 +24,7 @@ class TrainerWatch:
 
     @property
     def should_stop(self) -> bool:
-        """An alarm under the policy ``stop``, or somebody's ``ampscope runs cancel``."""
+        """An alarm under the policy ``stop``, or a user's ``ampscope runs cancel``."""
         return self.run is not None and self.run.should_stop
 
     def start(self, model: Any, optimizer: Any, scaler: Any) -> None:

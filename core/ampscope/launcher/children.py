@@ -48,7 +48,7 @@ class Child:
             start_new_session=True,  # Ctrl-C reaches the parent only; it asks the child to stop
             env=environment,
         )
-        # Somebody must wait for it: an ended child stays a zombie, and Popen warns of one left.
+        # A process must wait for it: an ended child stays a zombie, and Popen warns of one left.
         name = f"ampscope-run-{run_id}" if run_id else "ampscope-standby"
         threading.Thread(target=self._wait, name=name, daemon=True).start()
 
@@ -65,7 +65,7 @@ class Child:
         return bool(self.run_id)
 
     def dismiss(self) -> None:
-        """It ends when nobody can tell it a run any more."""
+        """It ends when no process can give it a run any more."""
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
@@ -108,7 +108,7 @@ def expect(store: Path, idle_s: float = IDLE_S) -> None:
 def started(module: str, python: str = sys.executable) -> list[str]:
     """The command that runs a module of this package, wherever the user stands.
 
-    Plain ``-m`` puts the current folder first on the import path: a random.py among somebody's
+    Plain ``-m`` puts the current folder first on the import path: a random.py among a user's
     downloads would be run in place of Python's own. Another Python may be too old to know ``-P``.
     """
     return [python, *(["-P"] if python == sys.executable else []), "-m", module]
@@ -179,7 +179,7 @@ def last_words(answer: str, output: str, who: str = "The script") -> str:
     status = int(answer or 0)
     if status == -signal.SIGKILL:
         return (
-            "The script was killed (SIGKILL): by itself, by someone, or by the system because "
+            "The script was killed (SIGKILL): by itself, by a user, or by the system because "
             f"memory ran out.{said}"
         )
     if status < 0:
@@ -192,8 +192,8 @@ def last_words(answer: str, output: str, who: str = "The script") -> str:
 
 # A script's output, followed in the file that it goes to.
 #
-# Files rather than pipes: however much a script prints, and whoever else holds its output, nobody
-# waits for a reader.
+# Files rather than pipes: however much a script prints, and whatever process holds its output, no
+# reader waits for a reader.
 
 
 PART_BYTES = 1 << 20

@@ -54,8 +54,8 @@ class DiagnosisPlan:
         return Evidence(self.views, machine.policy if machine else "native")
 
     def first_two(self, show: Say | None) -> None:
-        """The script as it is and its fp32 control, side by side."""
-        self.say("as it is, and in fp32")
+        """The baseline run and its fp32 control, side by side."""
+        self.say("baseline and fp32")
         first = self.runs.start("as_is")
         second = self.runs.start("fp32", parent=first)
         self._keep("as_is", self.runs.wait(first, show))
@@ -96,8 +96,8 @@ class DiagnosisPlan:
 
     def try_fixes(self, finding: Finding) -> None:
         """Run the finding's interventions until one cures, or removes the pattern where an effect
-        cannot be measured: further runs could not be told apart either. Where one module in fp32 is
-        not enough, the smallest set of modules is looked for before single lines are tried."""
+        cannot be measured: further runs could not be distinguished either. Where one module in fp32
+        is not enough, the smallest set of modules is looked for before single lines are tried."""
         may_search = finding.cause in SEARCHED
         known = [c for c in finding.verdict.fix.controls if self.runs.can_apply(c)]
         for control in known[:MAX_FIX_RUNS]:

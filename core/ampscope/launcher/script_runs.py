@@ -1,6 +1,6 @@
 """Runs of one script under controls: start the fork server, run a control, read back what was seen;
-the same of a recorded script, as a process; and diagnoses as processes that outlive whoever starts
-them (:class:`Job`).
+the same of a recorded script, as a process; and diagnoses as processes that outlive the one that
+starts them (:class:`Job`).
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def _server(spec: RunSpec) -> list[str]:
 #
 #     python -m ampscope.launcher.script_runs --store FILE --run RUN_ID CONTROL…
 #
-# What is run (file, arguments, limits, policy) is read from the store, so whoever asks names a run
+# What is run (file, arguments, limits, policy) is read from the store, so the caller names a run
 # and a control and nothing else.
 
 
@@ -265,7 +265,7 @@ def repeatable(info: RunInfo) -> RunSpec:
     spec = info.spec
     if spec.kind != "script":
         raise BadInput("This run is a probe, not a script.")
-    if spec.imported:  # its file and arguments are a stranger's words
+    if spec.imported:  # its file and arguments come from an untrusted file
         raise BadInput("This run was imported. Run its script yourself, with: ampscope diagnose")
     if is_masked(spec.args):
         raise BadInput(
@@ -302,7 +302,7 @@ def main(store: Path, run_id: str, controls: tuple[str, ...]) -> None:
         sys.exit(EXIT_COULD_NOT_RUN)
 
 
-# Diagnoses and re-runs as processes of their own, which outlive whoever starts them.
+# Diagnoses and re-runs as processes of their own, which outlive the process that starts them.
 #
 #     job = start_diagnosis(Path("train.py"), store)      # returns at once
 #     is_running(job); detached_words(job); stop(job)

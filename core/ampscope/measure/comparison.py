@@ -123,7 +123,7 @@ def _planned(spec: RunSpec, seconds: Mapping[str, float], limit: Limit) -> _Plan
             slow[name] = min(steps, spec.steps)
             notes.append(
                 f"{name} takes {step_s / fastest:.0f} times as long as the fastest here: it made "
-                f"{slow[name]} steps of one seed, which tells its time and not its loss."
+                f"{slow[name]} steps of one seed, which gives its time and not its loss."
             )
             left_s -= slow[name] * step_s
     rest_s = sum(step_s for name, step_s in seconds.items() if name not in slow)
@@ -143,7 +143,7 @@ def _curve(name: str, seed: int, seen: list[StepSeconds]) -> LossCurve:
 
 
 def _samples(spec: RunSpec, training: Training, notes: list[str]) -> int:
-    """Samples a step; 0 where no batch dimension can be told."""
+    """Samples a step; 0 where the batch dimension is unknown."""
     try:
         return batch_size(batch_of(training, spec), spec.workload)
     except BadInput as error:
@@ -492,7 +492,7 @@ def timed_step(training: Training, batch: Batch) -> StepSeconds:
 
 
 def batch_size(batch: Batch, name: str = "the workload") -> int:
-    """Samples in a batch. Raises BadInput where no batch dimension can be told."""
+    """Samples in a batch. Raises BadInput where the batch dimension is unknown."""
     leaves = tree_leaves(batch, is_leaf=lambda part: isinstance(part, PackedSequence))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0]
     if any(isinstance(leaf, PackedSequence) for leaf in leaves):
@@ -503,7 +503,7 @@ def batch_size(batch: Batch, name: str = "the workload") -> int:
     if len(found) > 1:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors[:4])
         raise BadInput(
-            f"No batch dimension can be told in {name}: the tensors of a batch begin with "
+            f"No batch dimension was found in {name}: the tensors of a batch begin with "
             f"different numbers ({shapes}). Give every tensor one row a sample."
         )
     if not found[0]:

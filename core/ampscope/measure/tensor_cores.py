@@ -4,7 +4,7 @@ matmuls): one step is recorded, then each of its matmuls is run alone.
 The device's own arithmetic runs, never a rehearsal: this is about speed. The matmuls with most
 FLOPs come first, so that a run that is stopped early has measured what matters.
 
-The step is one of a workload, or of a script that is left as it is.
+The step is one of a workload, or of an unchanged script.
 """
 
 from __future__ import annotations
@@ -400,7 +400,7 @@ def _switches(device: torch.device, dtype: str) -> Iterator[None]:
         yield
 
 
-# Record the matmuls of one training step of a script that is left as it is.
+# Record the matmuls of one training step of an unchanged script.
 #
 # The step is what lies between the first and the second step of the script's first optimizer, so
 # the first one has warmed everything up; then the script is ended. A step that GradScaler skips

@@ -86,7 +86,7 @@ def step_arithmetic(precision: Precision, device_type: str) -> Iterator[None]:
 def forward_autocast(precision: Precision, device_type: str) -> AbstractContextManager[object]:
     """Autocast as the mode wants it, for the forward pass and the loss."""
     if precision.autocast_dtype is None:
-        # fp32 means fp32 and pure means pure, also where somebody has autocast on around it
+        # fp32 means fp32 and pure means pure, also inside a caller's autocast
         return torch.autocast(device_type, enabled=False)
     return torch.autocast(device_type, dtype=torch_dtype(precision.autocast_dtype))
 

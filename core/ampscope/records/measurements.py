@@ -136,7 +136,7 @@ class ShadowRecord:
     relative_error: float | None  # |half/scale - fp32| / |fp32|, 2-norms
     cosine: float | None
     max_abs_fp32: float | None
-    below_range: int | None = None  # None: recorded by a version that did not tell
+    below_range: int | None = None  # None: recorded by a version without it
 
     @property
     def cancelled(self) -> int | None:

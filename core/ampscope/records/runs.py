@@ -186,7 +186,7 @@ class Sample:
     at: float  # seconds since the epoch
     busy_percent: float | None = None  # of the sample period in which a kernel ran; CPU: all cores
     own_percent: float | None = None  # CPU: of that, the run's own processes
-    memory_used_bytes: int | None = None  # by everybody
+    memory_used_bytes: int | None = None  # by all processes
     own_memory_bytes: int | None = None  # by the run's own process
     power_w: float | None = None
     energy_j: float | None = None  # a counter; differences mean something

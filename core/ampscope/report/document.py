@@ -1,6 +1,7 @@
 """A report before it has a form: sections of plain blocks, which HTML and Markdown both write out.
 
-Every text in a block is plain text, whoever wrote it; the writer of each form escapes all of it.
+Every text in a block is plain text, no matter where it comes from; the writer of each form escapes
+all of it.
 
 Also here: texts from runs made harmless (:func:`visible`).
 """

@@ -124,7 +124,7 @@ def candidates(report: DiagnosisResult) -> list[str]:
 
 
 def compared(report: DiagnosisResult) -> list[tuple[str, str]]:
-    """Name and control of the runs to show side by side: the script as it is, in fp32 and in bf16,
+    """Name and control of the runs to show side by side: the baseline, in fp32 and in bf16,
     and the fix that worked (else the last that was tried)."""
     found = [(Control(word).words, word) for word in CONTROLS]
     cured = chosen(report) or (report.trials[-1] if report.trials else None)

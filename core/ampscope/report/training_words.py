@@ -89,7 +89,7 @@ def _what_is_bad(training: Training) -> str:
     if not steps:
         return text
     which = "that step" if min(steps) == since else f"step {min(steps):,}"
-    return f"{text}; the capsule of {which} tells where it came from"
+    return f"{text}; the capsule of {which} shows where it came from"
 
 
 # What the loss scaler did over a run, in one sentence: the skips, and where the scale stands.

@@ -46,7 +46,7 @@ def verdict(report: DiagnosisResult, baseline: RunView) -> str:
     if diagnosis.verdict == "inconclusive":
         return f"Undetermined: {'; '.join(diagnosis.symptoms)}."
     if "fp32" not in report.control_symptoms:
-        return "No fault seen in the script as it is; the fp32 control has not been run."
+        return "No fault seen in the baseline run; the fp32 control has not been run."
     # The headline itself, where it says that there was no AMP to judge.
     none = report.precision is not None and report.precision.no_half
     return f"{'This run used no half precision. ' if none else ''}{no_fault(report)}"
@@ -92,7 +92,7 @@ def paragraph(report: DiagnosisResult, baseline: RunView) -> str:
             f"{_missing(report)}"
         )
     if "fp32" not in report.control_symptoms:
-        return "Without it nobody can tell whether the script learns as well as it would in fp32."
+        return "Without it, it is unknown whether the script learns as well as in fp32."
     return _harmless(baseline)
 
 
@@ -161,7 +161,10 @@ def when_undetermined(report: DiagnosisResult) -> str:
         )
     if report.control_symptoms.get("bf16") == ():
         return "It trains in bf16, so the range of fp16 is the likely trouble: use bf16."
-    return "Compare the losses on the Diagnosis page: the script trains in fp32, and not as it is."
+    return (
+        "Compare the losses on the Diagnosis page: the script trains in fp32, but not in the "
+        "baseline run."
+    )
 
 
 def options(report: DiagnosisResult, baseline: RunView) -> str:
@@ -190,7 +193,7 @@ def could_not_run(report: DiagnosisResult, baseline: RunView) -> str:
     """Why there is nothing to judge, or an empty text."""
     if "as_is" not in report.runs:
         run = Control(baseline.control).words
-        return f"only a run {run} was recorded, and none of the script as it is."
+        return f"only a run {run} was recorded, and no baseline run."
     return report.could_not_run
 
 
@@ -222,7 +225,7 @@ def _where(finding: Finding) -> str:
 
 # The chain from the root cause to what a person sees: input, first bad op, loss, skipped step.
 #
-# Each link is read off the run as it is; a cause that is no op (a clip before unscale_) stands at
+# Each link is read off the baseline run; a cause that is no op (a clip before unscale_) stands at
 # the head with its measurements in place of an op.
 
 

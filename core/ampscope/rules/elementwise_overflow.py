@@ -9,7 +9,7 @@ Why it matters
     learning with no NaN anywhere.
 
 Blind spots
-    Where nothing non-finite arrives, only an intervention can tell a fault from a harmless
+    Where nothing non-finite arrives, only an intervention distinguishes a fault from a harmless
     infinity.
 
 Remedy

@@ -50,7 +50,9 @@ def check(evidence: Evidence) -> Verdict:
         )
     lost = evidence.lost_share
     if fp32 is None or lost is None:
-        return inconclusive("Only the fp32 control tells a lost gradient from a structural zero.")
+        return inconclusive(
+            "Only the fp32 control distinguishes a lost gradient from a structural zero."
+        )
     worst = max(lost, late_zero_share(run) - late_zero_share(fp32))
     dead = dead_parameters(run, fp32)
     harmed = bool(evidence.symptoms & {Symptom.BEHIND, Symptom.FROZEN}) or (

@@ -1,7 +1,7 @@
 """Training diverges, and AMP has nothing to do with it.
 
 What it detects
-    The fp32 control grows without bound or ends in NaN, no later than the script as it is, and its
+    The fp32 control grows without bound or ends in NaN, no later than the baseline run, and its
     data do not explain it; or its loss ends finite, far above its start, after steps that were too
     long for their gradients. A formula that no precision computes, such as the logarithm of zero,
     counts where fp32 fails at the same op and step.
@@ -46,7 +46,7 @@ def check(evidence: Evidence) -> Verdict:
     """Found when fp32 diverges by growth and not by one bad value."""
     fp32 = evidence.fp32
     if fp32 is None:
-        return inconclusive("Without the fp32 control this cannot be told.")
+        return inconclusive("Without the fp32 control this is unknown.")
     if not evidence.fp32_symptoms & {
         Symptom.LOSS,
         Symptom.WEIGHTS,
@@ -76,7 +76,7 @@ def check(evidence: Evidence) -> Verdict:
         step=bad if bad is not None else fp32.attempts[-1].attempt if fp32.attempts else None,
         evidence=(
             Measurement("growth of loss or gradient norm in fp32", grown, GROWTH, "fp32", bad),
-            Measurement("skipped steps as it is", len(evidence.baseline.skips), None, "as_is"),
+            Measurement("skipped baseline steps", len(evidence.baseline.skips), None, "as_is"),
         ),
         fix=Fix(
             "lower_lr",

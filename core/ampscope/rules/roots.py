@@ -99,7 +99,7 @@ NUMBERS = frozenset(
 def backward_root(evidence: Evidence) -> RootOp | None:
     """The earliest bad op that reached a gradient while the loss was finite, if harm was done.
 
-    The fp32 control stands in where the script as it is shows none: one NaN ends an fp32 run, and
+    The fp32 control stands in where the baseline run shows none: one NaN ends an fp32 run, and
     AMP skips it.
     """
     if not (evidence.symptoms | evidence.fp32_symptoms) & NUMBERS:

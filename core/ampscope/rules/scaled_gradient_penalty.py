@@ -35,7 +35,7 @@ def check(evidence: Evidence) -> Verdict:
     own = next((c for c in run.calls if c.seq > first.seq and c.name == "backward"), None)
     values = [Measurement("penalties with scaled gradients", len(wrong), 0, "as_is", first.attempt)]
     if own is not None and own.value is not None:
-        values.append(Measurement("loss as it is", own.value, None, "as_is", own.attempt))
+        values.append(Measurement("loss of the baseline", own.value, None, "as_is", own.attempt))
     return Verdict(
         Status.FOUND,
         f"Line {first.line} takes gradients of a scaled loss for a penalty and never divides them"

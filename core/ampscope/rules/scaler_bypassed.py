@@ -9,7 +9,7 @@ Why it matters
     or small.
 
 Blind spots
-    Which method was called decides nothing where the fp32 control tells whether gradients carry the
+    Which method was called decides nothing where the fp32 control shows whether gradients carry the
     scale when they are used. At scales below 16 it cannot, and the calls decide.
 
 Remedy

@@ -42,7 +42,7 @@ def check(evidence: Evidence) -> Verdict:
     """Found by comparing what moved with the fp32 control."""
     run, fp32 = evidence.baseline, evidence.fp32
     if fp32 is None:
-        return inconclusive("Only the fp32 control tells what should have moved.")
+        return inconclusive("Only the fp32 control shows what should have moved.")
     found = _weights(run, fp32) or _slow(run, fp32)
     if found is None and not averages_keep_up(run, fp32):
         found = _stagnated(run)

@@ -1,1 +1,1 @@
-"""What a child process does: the probe loop, and a user's script as it is."""
+"""What a child process does: the probe loop, and a user's unchanged script."""

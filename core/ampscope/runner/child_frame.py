@@ -66,7 +66,7 @@ def _try_lock(handle: int) -> bool:
     return True
 
 
-# Heartbeat, cancel and time limit of a child process, in one thread that needs nobody's help.
+# Heartbeat, cancel and time limit of a child process, in one independent thread.
 #
 # A step that hangs cannot check anything, so the thread itself ends the process when the limit has
 # passed; everything flushed before stays in the store. It says where the training stood. Code that
@@ -82,7 +82,7 @@ EXIT_CANCELLED = 4
 
 
 class Watchdog:
-    """Beats for the run; sets :attr:`cancelled` when somebody asked it to stop."""
+    """Beats for the run; sets :attr:`cancelled` when a user asked it to stop."""
 
     def __init__(self, writer: RunWriter, time_limit_s: float) -> None:
         self.cancelled = threading.Event()

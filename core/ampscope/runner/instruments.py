@@ -211,8 +211,8 @@ def _is_smaller(norm: float, before: float | None) -> bool:
 
 # Runs the fp32 shadow's own step at sampled steps, where the workload allows one.
 #
-# Without a shadow, values lost in half precision cannot be told from those that were always zero;
-# the reason is kept as a sentence for the page that would have shown it.
+# Without a shadow, values lost in half precision cannot be distinguished from those that were
+# always zero; the reason is kept as a sentence for the page that would have shown it.
 
 
 MOST_SKIPS = 100  # a search from 2^32 skips 20 steps; a run that skips more has shown enough
@@ -272,5 +272,6 @@ class ShadowRuns:
     def _give_up(self, reason: str) -> None:
         self._every = 0
         self.note = (
-            f"The fp32 shadow is off: {reason}. Lost values cannot be told from zeros in this run."
+            f"The fp32 shadow is off: {reason}. Lost values cannot be distinguished from zeros in "
+            "this run."
         )

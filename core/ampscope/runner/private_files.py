@@ -60,7 +60,7 @@ _NEWNS, _NEWUSER = 0x00020000, 0x10000000
 _BIND, _REC, _PRIVATE = 0x1000, 0x4000, 0x40000
 
 
-class NotPossible(Exception):  # noqa: N818  # the machine does not allow it; no fault of anyone
+class NotPossible(Exception):  # noqa: N818  # the machine does not allow it; not a bug
     """This way of having private files does not work here."""
 
 
@@ -520,7 +520,7 @@ class Mirror:
             os.symlink(entry.path, place)
 
     def _is_large(self, folder: str) -> bool:
-        """Too many files to look at, or somebody's installation: linked as one."""
+        """Too many files to look at, or an installation: linked as one."""
         if os.path.exists(f"{folder}/pyvenv.cfg") or folder.endswith(("/.git", "/node_modules")):
             return True
         count = 0

@@ -65,7 +65,7 @@ def serve(start: Start) -> None:
 
 def adopt_orphans() -> None:
     """What a run starts and leaves behind, such as the process that reads the machine beside it, is
-    waited for here: the first process of a container often waits for nobody (prctl(2), Linux)."""
+    waited for here: the first process of a container often waits for no child (prctl(2), Linux)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 

@@ -76,7 +76,7 @@ def _nobody(_: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """Who is told while a script runs."""
+    """Listener of a script's run."""
 
     on_attempt: Callable[[ScriptRecorder], None] = _nobody
     on_exit: Callable[[ScriptResult], None] = _nobody  # before ``os._exit``

@@ -116,7 +116,7 @@ class ObservedScaler(torch.amp.GradScaler):
         super().update(new_scale)
 
     def unobserved(self) -> None:
-        """Call nobody any more."""
+        """Call no listener any more."""
         self.on_gradients = self.on_step = _nothing
 
     def _gradients_complete(self, optimizer: Optimizer) -> None:

@@ -177,7 +177,7 @@ def _reading(path: Path) -> tuple[sqlite3.Connection, int]:
 
 def _reading_mode(path: Path) -> str:
     """Even a reader of a WAL database writes its -shm file. Where the folder forbids that and
-    nobody has the store open, it is read as a file that does not change
+    no process has the store open, it is read as a file that does not change
     (sqlite.org/wal.html#read_only_databases)."""
     is_open = Path(f"{path}-wal").exists()
     return "mode=ro" if is_open or os.access(path.parent, os.W_OK) else "mode=ro&immutable=1"
@@ -244,9 +244,9 @@ def _sentence(path: Path, error: sqlite3.DatabaseError) -> str:
 
 # The store's schema: its text, its version, how a file gets it, how an older one is converted.
 #
-# A file of an older version is converted in one transaction when it is first opened, by whoever
-# may write to it. A newer file, another program's database and an empty file are refused in one
-# sentence.
+# A file of an older version is converted in one transaction when it is first opened, by any process
+# that may write to it. A newer file, another program's database and an empty file are refused in
+# one sentence.
 
 
 SCHEMA_VERSION = 5
@@ -336,7 +336,8 @@ def _tables(connection: sqlite3.Connection) -> set[str]:
 
 # A new store appears under its name with its schema in it, or not at all.
 #
-# Whoever sees the file may open it at once: the dashboard looks for it while the first run starts.
+# A process that sees the file may open it at once: the dashboard looks for it while the first run
+# starts.
 
 
 BESIDE = ("-wal", "-shm", "-journal")  # what SQLite keeps beside a file that is in use
@@ -353,7 +354,7 @@ def make_folder(folder: Path) -> None:
 
 
 def create(path: Path, journal: str) -> None:
-    """Make ``path``, unless somebody did so first.
+    """Make ``path``, unless another process did so first.
 
     It is left to its first opening where a file cannot have two names (FAT, some network file
     systems): a move could replace what another process has written by then. And where the log of

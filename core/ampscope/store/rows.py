@@ -323,7 +323,7 @@ class RunRow:
         )
 
     def beat(self) -> bool:
-        """Sign of life. Returns True when somebody asked the run to stop."""
+        """Sign of life. Returns True when a user asked the run to stop."""
         self._update(heartbeat=time.time())
         with self._lock, db.translated(self.path):
             row = self._connection.execute(

@@ -27,7 +27,7 @@ CREATE TABLE run (
     message     TEXT NOT NULL DEFAULT '',  -- one sentence on how it ended
     traceback   TEXT NOT NULL DEFAULT '',  -- the child's own
     steps_done  INTEGER NOT NULL DEFAULT 0, -- of a measurement: its results
-    cancel      INTEGER NOT NULL DEFAULT 0 -- set by whoever wants it to stop
+    cancel      INTEGER NOT NULL DEFAULT 0 -- set to ask the run to stop
 );
 CREATE INDEX run_created ON run (created);
 
@@ -209,7 +209,7 @@ CREATE TABLE telemetry (
     at                REAL NOT NULL,
     busy_percent      REAL,            -- a kernel ran; on a CPU of all its cores
     own_percent       REAL,            -- CPU: of that, the run's own processes
-    memory_used_bytes INTEGER,         -- by everybody
+    memory_used_bytes INTEGER,         -- by all processes
     own_memory_bytes  INTEGER,         -- by the run's own process
     power_w           REAL,
     energy_j          REAL,            -- a counter; differences mean something

@@ -4,5 +4,5 @@
 
 It costs under 1 % of a core (benchmarks/results/sampler_cost.json), so it imports neither torch nor
 NumPy nor the records: a reading is a :class:`~ampscope.telemetry.values.Values` until it is a row
-of the store. Readers never fail; what a machine does not tell is left out of the reading.
+of the store. Readers never fail; what a machine does not report is left out of the reading.
 """

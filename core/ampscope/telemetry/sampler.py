@@ -77,7 +77,7 @@ class Sampler:
 
 
 def say(notes: Sequence[str], report: int) -> None:
-    """To whoever started the process, who may be gone."""
+    """To the process that started this one, which may be gone."""
     with contextlib.suppress(OSError):
         os.write(report, " ".join(notes).encode())
 

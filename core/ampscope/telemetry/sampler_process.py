@@ -21,7 +21,7 @@ from types import TracebackType
 WANTED = "AMPSCOPE_TELEMETRY"
 END_WITHIN_S = 3.0  # it needs 0.01 s, and 0.2 s where it has only just been started
 MAX_NOTE = 500
-# A child of this shell is nobody's: its parent, which ends at once, is waited for here. A
+# A child of this shell has no parent: its parent, which ends at once, is waited for here. A
 # background command's input would be /dev/null (POSIX, asynchronous lists), hence number 3.
 _NOBODYS = ("/bin/sh", "-c", 'exec 3<&0; "$@" <&3 3<&- & exit 0', "sh")
 
@@ -74,7 +74,7 @@ def beside(
 ) -> Readings:
     """Start sampling for the run of this process; returns at once, and never raises.
 
-    Without ``as_child`` the sampler is no child of this process, whose code may be somebody else's:
+    Without ``as_child`` the sampler is no child of this process, whose code may be a user's:
     a script that waits for any child of its own would wait for it.
     """
     if not is_wanted():

@@ -1,4 +1,4 @@
-"""Inside somebody's own training: ``ampscope.watch`` and what it is made of.
+"""Inside a user's own training: ``ampscope.watch`` and what it is made of.
 
     with ampscope.watch(model, optimizer, scaler) as run:
         train()

@@ -180,7 +180,7 @@ def _said(run: Callable[[], Replay]) -> Replay | str:
 # Instrument: whether this rank's own backward pass was finite, before ranks add up gradients.
 #
 # What ``.grad`` holds under DistributedDataParallel and FSDP is the sum over all ranks: one rank's
-# NaN is in everybody's. The gradient of the first module's output is this rank's own, and it is
+# NaN is on every rank. The gradient of the first module's output is this rank's own, and it is
 # the last that backward reaches, so what went wrong further up has arrived there. One sum a
 # forward.
 

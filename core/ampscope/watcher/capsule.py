@@ -197,7 +197,7 @@ def save(capsule: Capsule, path: Path) -> None:
     make_folder(path.parent)
     partial = path.with_suffix(".part")
     # A capsule holds what the training saw: its owner alone may read it. The file is new each time,
-    # so nobody has it open under wider permissions.
+    # so no process has it open under wider permissions.
     partial.unlink(missing_ok=True)
     os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     whole = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
@@ -251,7 +251,7 @@ def _check_header(path: Path) -> None:
 
 def digest(text: dict[str, Any], tensors: Tensors) -> str:
     """Of the text, all names and all numbers: a flipped bit would change what a replay says. It
-    shows accidents; whoever changes a capsule on purpose can compute it anew."""
+    shows accidents; a user who changes a capsule on purpose can recompute it."""
     state = hashlib.blake2b(json.dumps(text, sort_keys=True).encode(), digest_size=16)
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()

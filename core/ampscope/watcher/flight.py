@@ -72,7 +72,7 @@ class FlightRecorder:
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
-        self.is_paused = True  # a wrapper of ours may live on inside somebody else's
+        self.is_paused = True  # a wrapper of ours may live on inside another library's
         self._patches.undo()
         self.forwards.clear()
         self.past.clear()
@@ -196,8 +196,8 @@ class CalledModule:
         return next(found, torch.device("cpu"))
 
     def copies(self) -> dict[str, Tensor]:
-        """Copies of the buffers that a call changes; of all, until that is known. Whoever drops
-        them unread may give them back: see :meth:`reuse`."""
+        """Copies of the buffers that a call changes; of all, until that is known. A caller who
+        drops them unread may give them back: see :meth:`reuse`."""
         if self._changing is not None and not self._changing.names:
             return {}
         if self._changing is None or not self._changing.is_current():

@@ -37,7 +37,7 @@ class Recorder:
     def __init__(self, path: Path, spec: RunSpec, machine: Machine) -> None:
         self.error = ""  # why nothing more is recorded, once that is so
         self._has_said = False
-        self.is_cancelled = False  # somebody asked the run to stop
+        self.is_cancelled = False  # a user asked the run to stop
         self._flushed: Callable[[], None] | None = None
         self.readings = Readings()  # of the machine; on CUDA a process reads it
         writer = RunWriter.create(path, spec)
@@ -111,7 +111,7 @@ class Recorder:
         self._say()
 
     def _left(self) -> None:
-        """The process ends and nobody closed the run."""
+        """The process ends and the run was not closed."""
         error = getattr(sys, "last_value", None)  # Python keeps there what ended the program
         if error is None:
             self.close(State.FINISHED, "The process ended without run.close().")

@@ -139,7 +139,7 @@ def _replayed(rerun: Rerun, path: str, names: Numbers) -> Replay:
         sources = ", ".join(rerun.bad_sources()) or "what came in"
         text = f"No op made it so: {sources} held NaN or infinity before the step."
     if first is not None:
-        # A line outside the model is that of whoever asked for the replay.
+        # A line outside the model is that of the replay's caller.
         line = "" if first.line == caller else first.line
         module = ".".join(filter(None, (path, first.module)))
         first = dataclasses.replace(first, line=line, module=module)

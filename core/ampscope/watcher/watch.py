@@ -76,7 +76,7 @@ class Watch:
 
     @property
     def should_stop(self) -> bool:
-        """An alarm under the policy ``stop``, or somebody's ``ampscope runs cancel``."""
+        """An alarm under the policy ``stop``, or a user's ``ampscope runs cancel``."""
         return self._session.dispatcher.should_stop
 
     def loss(self, value: Any) -> None:
@@ -259,7 +259,7 @@ def scalers_of(given: Any) -> list[Any]:
 
 
 def name_of(models: WatchedModels) -> str:
-    """What the run is called when nobody says: the models and the script."""
+    """What the run is called by default: the models and the script."""
     script = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else ""
     kinds = "+".join(type(root.plain).__name__ for root in models.roots)
     return f"{kinds} in {script}" if script.endswith(".py") else kinds

@@ -32,7 +32,7 @@ from torch.optim import Optimizer
 from ampscope.errors import BadInput
 
 # A batch is whatever the loss of the same workload understands: a tensor, or nested tuples, lists
-# and dicts of tensors. Nobody but the loss (and a custom step) looks inside, hence Any.
+# and dicts of tensors. Only the loss (and a custom step) reads them, hence Any.
 Batch: TypeAlias = Any
 
 

@@ -1,4 +1,4 @@
-"""Instruments for a script that nobody changed: public hooks, wrapped methods, marks on tensors.
+"""Instruments for an unchanged script: public hooks, wrapped methods, taints on tensors.
 
 Each is a context manager that leaves nothing behind; :mod:`ampscope.runner.script_recorder` puts
 them together.

@@ -1,4 +1,4 @@
-"""Dotted paths of modules in a script that nobody announced: who registered whom.
+"""Dotted paths of modules in an unknown script: which module registered which.
 
 torch calls a global hook whenever a module is registered in another. Climbing these links from a
 module that runs gives the path in its outermost model, also when the script calls submodules one by

@@ -1,7 +1,7 @@
 """A tensor of TensorFlow as bits with its dtype's name, without a copy.
 
 An eager tensor on a CPU shares its memory with the array that ``_numpy()`` gives, and a variable's
-buffer is copied by TensorFlow before an assignment while somebody still holds its value: what was
+buffer is copied by TensorFlow before an assignment while other code still holds its value: what was
 read before an optimizer step stays as it was.
 """
 

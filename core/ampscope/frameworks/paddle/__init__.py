@@ -8,14 +8,14 @@ emulation  half precision on a CPU: open regions, ops that round as a GPU would,
            and which op ran in which dtype
 layers     calls of layers, the gradients of their outputs, their paths and kinds
 steps      optimizer steps, backward passes, what an optimizer holds, GradScaler forced on
-watch      Watch and WatchCallback, for someone's own training; all instruments, and settings
+watch      Watch and WatchCallback, for a user's own training; all instruments, and settings
 plan       which op of a script would run in which dtype on a GPU, as a command
 """
 
 import warnings
 
 with warnings.catch_warnings():
-    # Paddle 3.3 recommends ccache to everybody who imports it.
+    # Paddle 3.3 recommends ccache on every import.
     warnings.filterwarnings("ignore", ".*ccache.*", UserWarning)
     from ampscope.frameworks.paddle.watch import Watch, WatchCallback
 

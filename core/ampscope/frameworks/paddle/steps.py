@@ -41,7 +41,7 @@ _GradScaler: Any = paddle.amp.GradScaler
 
 
 class StepListener(Protocol):
-    """Who is told before an attempt, and after it."""
+    """Listener that is called before each optimizer step and after it."""
 
     def step_begins(self) -> None: ...
 

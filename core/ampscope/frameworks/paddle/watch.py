@@ -1,4 +1,4 @@
-"""One line in someone's own training: a run of kind "watch" in the store.
+"""One line in a user's own training: a run of kind "watch" in the store.
 
     with Watch():
         train()

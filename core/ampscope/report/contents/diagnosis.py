@@ -38,7 +38,7 @@ from ampscope.store.reader import Reader
 
 
 def part(reader: Reader, info: RunInfo, points: int) -> Part:
-    """The diagnosis that ``info`` belongs to. Raises BadInput while the script as it is still
+    """The diagnosis that ``info`` belongs to. Raises BadInput while the baseline run still
     runs."""
     report = load_diagnosis(reader, info.id)
     head = report.runs.get("as_is", info)
@@ -160,10 +160,10 @@ def _others(report: DiagnosisResult) -> tuple[Block, ...]:
     return tuple(blocks)
 
 
-# Losses of a script as it is, in fp32, in bf16 and with the fix, over one axis of steps.
+# Losses of the baseline run, in fp32, in bf16 and with the fix, over one axis of steps.
 
 
-# What the script is as it is has no dtype of its own colour: it may be fp16 in one part only.
+# The baseline has no dtype's colour: it may be fp16 in one part only.
 _STYLES = {
     "as_is": (dtype_color("fp16"), ""),
     "fp32": (dtype_color("fp32"), "9 6"),

@@ -315,7 +315,7 @@ def _of_compare(run: RunInfo, results: Sequence[Result]) -> Gaps:
 def _why_not_compared(of_it: Sequence[Result], kind: type[Result]) -> str:
     if kind is MemorySplit and any(isinstance(r, ProcessPeak) for r in of_it):
         return "Of a script the peak of the whole process is measured, which cannot be split."
-    return "None was recorded; what ended the run, or was refused here, is told above."
+    return "None was recorded; what ended the run, or was refused here, is stated above."
 
 
 def _of_batch(run: RunInfo, results: Sequence[Result]) -> Gaps:
@@ -336,7 +336,7 @@ def _of_cores(run: RunInfo, results: Sequence[Result]) -> Gaps:
         left = step.distinct - len(matmuls)
         yield plural(left, "matmul"), "They were not reached before the run ended."
     if step is not None and step.kernel_source == "none":
-        yield "Names of kernels", "Nothing on this device tells which kernels ran."
+        yield "Names of kernels", "On this device there is no record of which kernels ran."
     alone = [p for p in matmuls if p.timing and not p.control and p.dtype in ("bf16", "fp16")]
     if alone:
         yield f"fp32 beside {plural(len(alone), 'matmul')}", "It could not be run in fp32."

@@ -184,7 +184,7 @@ def of_diagnosis(reader: Reader, report: DiagnosisResult, head: RunInfo) -> tupl
     if unsure:
         found.append(
             (
-                f"{plural(len(unsure), 'rule')} could not tell",
+                f"{plural(len(unsure), 'rule')} could not decide",
                 "The table of every rule says why.",
             )
         )
@@ -248,7 +248,10 @@ def _of_run(reader: Reader, run: RunInfo) -> Iterator[tuple[str, str]]:
     if not roles:
         yield "Exponent histograms", why_no_histograms(run)
     if run.spec.kind == "probe" and last_shadow_step(reader, run.id) is None:
-        yield "The fp32 shadow", "None was taken: what was lost cannot be told from what was zero."
+        yield (
+            "The fp32 shadow",
+            "Not recorded: lost values cannot be distinguished from zeros.",
+        )
     if not reader.samples(run.id, 2):
         yield "Telemetry", "Load, memory and clocks of the machine were not read beside this run."
 

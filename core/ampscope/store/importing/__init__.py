@@ -1,4 +1,4 @@
-"""A stranger's file on its way into the store: read, checked whole, then written as new runs.
+"""An untrusted file on its way into the store: read, checked whole, then written as new runs.
 
 Nothing comes near the store before everything in the file has been checked, and it is written in
 one transaction: a file that is refused leaves the store as it was. A refusal is one sentence that

@@ -285,7 +285,7 @@ STILL_RUNNING = "It was still running when it was exported."
 
 def write(store: Path, runs: Sequence[Contents], origin: str) -> list[str]:
     """Returns the ids in the store, in the same order. A run whose id is taken gets a new one, and
-    every group gets a new name: a stranger's runs must not join a diagnosis that is there."""
+    every group gets a new name: imported runs must not join a diagnosis that is there."""
     connection = db.open_for_writing(store)
     with contextlib.closing(connection), db.translated(store), db.transaction(connection):
         ids = {run.info.id: _free(connection, run.info.id) for run in runs}
@@ -316,7 +316,7 @@ def _write_run(connection: sqlite3.Connection, run_id: str, spec: RunSpec, run: 
 
 
 def _row(run_id: str, spec: RunSpec, run: Contents) -> store_rows.Insert:
-    """Nobody writes it any more: it has no process, and a state that a run can end in."""
+    """No process writes it any more: it has no process, and a state that a run can end in."""
     info = run.info
     return store_rows.of_row(
         "run",

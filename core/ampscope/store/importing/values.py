@@ -1,4 +1,4 @@
-"""From the bytes of a stranger's file to checked values: JSON within bounds, then plain values,
+"""From the bytes of an untrusted file to checked values: JSON within bounds, then plain values,
 then records by their type hints, with the bounds that a type cannot say.
 
 A checker takes a value and gives what a field holds, or raises :class:`Refusal`, which names the
