@@ -34,7 +34,7 @@ from ampscope.capture.tensors import (
     readable,
     unreadable,
 )
-from ampscope.capture.weights import gradient_norm
+from ampscope.capture.weights import count_updates, gradient_norm
 from ampscope.records import Role
 from ampscope.watcher.capsule import CapsuleLimits, collected, packed
 from ampscope.watcher.numbers import checked, read_numbers
@@ -304,8 +304,9 @@ def instruments(tensor: Tensor, folder: Path) -> Iterator[Callable[[], object]]:
     yield lambda: gradient_norm(_names(Holder(), tensor))
     yield lambda: nonfinite_count([tensor] if holds_numbers(tensor) else [])
     yield lambda: scan("end", "buffer", "it", tensor) if holds_numbers(tensor) else None
-    yield lambda: motion.start([tensor])
-    yield lambda: motion.take([tensor])
+    yield lambda: motion.start([tensor], is_wanted=True)
+    yield motion.measured
+    yield lambda: count_updates(counts, [(0, p, before) for p, before in motion.take()])
     yield lambda: checked(read_numbers({0: tensor}, None).norms(), {0: tensor})
     yield lambda: packed({"x": (tensor,)}, "args", {})
     yield lambda: collected(_about(), [], {"w": tensor}, [], CapsuleLimits(), without_weights="")
