@@ -107,6 +107,14 @@ def open_page(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
     return opened
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _shared_by_workers(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Where helpers keep what one worker has measured for all of them."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    os.environ["AMPSCOPE_TESTS_SHARED"] = str(shared)
+
+
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[object]:
     """One headless Chromium for all browser tests."""
