@@ -22,13 +22,9 @@ import streamlit as st
 from ampscope.errors import AmpscopeError, BadInput, StoreError
 from ampscope.privacy import for_others, without_folders
 from ampscope.records import (
-    Event,
     Frame,
     ModuleRecord,
-    NonFiniteRecord,
     OpRecord,
-    Result,
-    Role,
     RunInfo,
     Sample,
     ShadowRecord,
@@ -170,70 +166,18 @@ def steps(
     return reader.overview(run_id, points, first, last)
 
 
-@of_run
-def totals(reader: Reader, run_id: str) -> StepTotals:
-    """Exact counts over all steps."""
-    return reader.step_totals(run_id)
-
-
-@of_run
-def events(reader: Reader, run_id: str) -> list[Event]:
-    """What a watched run reported, in order."""
-    return reader.events(run_id)
-
-
-@of_run
-def modules(reader: Reader, run_id: str) -> list[ModuleRecord]:
-    """In the order of ``named_modules``."""
-    return reader.modules(run_id)
-
-
-@of_run
-def ops(reader: Reader, run_id: str, op_set: int) -> list[OpRecord]:
-    """Of the steps whose ``op_set`` this is."""
-    return reader.ops(run_id, op_set)
-
-
-@of_run
-def frame_spans(reader: Reader, run_id: str, role: Role) -> list[tuple[int, int]]:
-    """First and last step of every frame of ``role``; the same where it is of one step."""
-    return reader.frame_spans(run_id, role)
-
-
-@of_run
-def frame_steps(reader: Reader, run_id: str, role: Role) -> list[int]:
-    """Steps that have histograms of ``role``; of frames that add up several, the first."""
-    return reader.frame_steps(run_id, role)
-
-
-@of_run
-def frame(reader: Reader, run_id: str, role: Role, step: int) -> Frame | None:
-    """Histograms of one role at one step."""
-    return reader.frame(run_id, role, step)
-
-
-@of_run
-def shadows(reader: Reader, run_id: str, role: Role, step: int) -> list[ShadowRecord]:
-    """Half precision against the fp32 shadow at one step."""
-    return reader.shadows(run_id, role, step)
-
-
-@of_run
-def nonfinite(reader: Reader, run_id: str, step: int | None = None) -> Sequence[NonFiniteRecord]:
-    """Parameters with NaN or Inf gradients, in backward order."""
-    return reader.nonfinite(run_id, step)
-
-
-@of_run
-def results(reader: Reader, run_id: str) -> list[Result]:
-    """What a measurement found, in order."""
-    return reader.results(run_id)
-
-
-@of_run
-def samples(reader: Reader, run_id: str, points: int = 0) -> list[Sample]:
-    """What devices read beside the run, in the order of time."""
-    return reader.samples(run_id, points)
+# What the reader gives of one run, each for whoever may see it: see :class:`Reader`.
+totals = of_run(Reader.step_totals)
+events = of_run(Reader.events)
+modules = of_run(Reader.modules)
+ops = of_run(Reader.ops)
+frame_spans = of_run(Reader.frame_spans)
+frame_steps = of_run(Reader.frame_steps)
+frame = of_run(Reader.frame)
+shadows = of_run(Reader.shadows)
+nonfinite = of_run(Reader.nonfinite)
+results = of_run(Reader.results)
+samples = of_run(Reader.samples)
 
 
 # The rows of the runs that the current user may see: :mod:`app.run_rows` behind the permissions.
