@@ -16,7 +16,7 @@ from ampscope.records import Frame, ModuleRecord, Role, ShadowRecord, State, Ste
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 from tests.helpers import stores
-from tests.helpers.pages import asked, metrics, texts
+from tests.helpers.pages import NO_RUN, asked, metrics, texts
 
 Open = Callable[..., Any]
 ONE = 1 + 149  # column of the exponent 0
@@ -273,7 +273,7 @@ def test_no_step_yet(store_path: Path, open_page: Open, state: str) -> None:
 def test_an_empty_store(open_page: Open) -> None:
     app = open_page("gradients")
     assert not app.exception
-    assert "No run has been recorded yet." in texts(app)
+    assert NO_RUN in texts(app)
 
 
 def test_names_are_text(store_path: Path, open_page: Open) -> None:

@@ -12,7 +12,7 @@ import pytest
 from ampscope.records import ModuleRecord, OpRecord, RunSpec, State, StepRecord
 from ampscope.store.writer import RunWriter
 from tests.helpers import stores
-from tests.helpers.pages import metrics, texts
+from tests.helpers.pages import NO_RUN, metrics, texts
 
 Open = Callable[..., Any]
 
@@ -167,7 +167,7 @@ def test_no_step_yet(store_path: Path, open_page: Open, state: str) -> None:
 def test_an_empty_store(open_page: Open) -> None:
     app = open_page("layers")
     assert not app.exception
-    assert "No run has been recorded yet." in texts(app)
+    assert NO_RUN in texts(app)
 
 
 def test_names_are_text(store_path: Path, open_page: Open) -> None:

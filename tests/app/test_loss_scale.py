@@ -19,7 +19,7 @@ from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 from tests.helpers import stores
 from tests.helpers.child_runs import wait_until
-from tests.helpers.pages import asked, metrics, texts
+from tests.helpers.pages import NO_RUN, asked, metrics, texts
 from tests.helpers.script_stores import attempt
 
 Open = Callable[..., Any]
@@ -207,7 +207,7 @@ def test_an_address_that_asks_for_no_step(store_path: Path, open_page: Open, fir
 def test_an_empty_store(open_page: Open) -> None:
     app = open_page("loss_scale")
     assert not app.exception
-    assert "No run has been recorded yet." in texts(app)
+    assert NO_RUN in texts(app)
 
 
 def test_names_are_text(store_path: Path, open_page: Open) -> None:

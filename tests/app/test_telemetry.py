@@ -17,7 +17,7 @@ from ampscope.telemetry.values import DeviceLost, Values
 from app import hardware, store, telemetry
 from app.figures.telemetry import telemetry_figure
 from tests.helpers import stores
-from tests.helpers.pages import metrics, texts
+from tests.helpers.pages import NO_RUN, metrics, texts
 from tests.helpers.telemetry_samples import BEGIN, cpu, gpu, throttled
 
 Open = Callable[..., Any]
@@ -43,7 +43,7 @@ def recorded(path: Path, samples: Sequence[Sample], state: State | None = State.
 def test_an_empty_store(open_page: Open) -> None:
     app = open_page("telemetry")
     assert not app.exception
-    assert "No run has been recorded yet." in texts(app)
+    assert NO_RUN in texts(app)
 
 
 def test_a_cpu_run(store_path: Path, open_page: Open) -> None:

@@ -17,7 +17,7 @@ from ampscope.store.writer import RunWriter
 from app.training import histograms_seen
 from tests.helpers import stores
 from tests.helpers import watched_stores as watched
-from tests.helpers.pages import metrics, texts
+from tests.helpers.pages import NO_RUN, metrics, texts
 
 Open = Callable[..., Any]
 CAPSULE = Event(
@@ -32,7 +32,7 @@ CAPSULE = Event(
 def test_an_empty_store(open_page: Open) -> None:
     app = open_page("training")
     assert not app.exception
-    assert "No run has been recorded yet." in texts(app)
+    assert NO_RUN in texts(app)
 
 
 def test_a_run_without_a_step(store_path: Path, open_page: Open) -> None:

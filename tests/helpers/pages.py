@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+NO_RUN = "No run has been recorded yet."  # on every page of a run
+
 
 def texts(app: Any) -> str:
     """All words of a page, with Markdown's escapes taken out."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
 
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
 from ampscope.observations import Attempt, Outcome
@@ -23,6 +26,29 @@ def step():
     o.step()
     return loss.item()
 """
+
+
+T = TypeVar("T")
+
+
+class OnDemand(dict[str, T]):
+    """Makes a value when it is first asked for: a test waits for the runs that it reads, and a
+    test that is left out costs nothing."""
+
+    def __init__(self, make: Callable[[str], T]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, name: str) -> T:
+        self[name] = value = self._make(name)
+        return value
+
+
+def quick(names: Iterable[str], *kept: str) -> list[Any]:
+    """Parameters of a test: those ``kept`` run in the quick suite, the others are slow."""
+    found = list(names)
+    assert set(kept) <= set(found)
+    return [n if n in kept else pytest.param(n, marks=pytest.mark.slow) for n in found]
 
 
 @dataclass(frozen=True)

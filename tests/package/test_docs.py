@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
+import functools
+import importlib.util
 import re
 from pathlib import Path
 
@@ -54,3 +55,42 @@ def test_pages_print_the_kept_figures(name: str, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("page", sorted((ROOT / "pages").glob("*.py")), ids=lambda p: p.name)
 def test_pages_stay_thin(page: Path) -> None:
     assert len(page.read_text().splitlines()) <= 60
+
+
+DOCUMENTS = {*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - {ROOT / "CHANGELOG.md"}
+FOLDERS = ("core", "app", "pages", "tests", "benchmarks", "docs", "examples", ".ci")
+OF_OTHERS = {
+    "train.py",
+    "setup.py",
+    "pyproject.toml",
+    "/home/me/train.py",
+    ".streamlit/secrets.toml",
+}
+PLACEHOLDER = re.compile("NAME|ID|NN")
+
+
+@functools.cache
+def files() -> str:
+    """All paths below the folders, one per line."""
+    found = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.*"))
+    return "".join(f"/{path.relative_to(ROOT)}\n" for path in found)
+
+
+def exists(name: str) -> bool:
+    """A dotted name: a module, or what a module has. Paddle's cannot be imported here."""
+    module, _, last = name.rpartition(".")
+    try:
+        if not module or importlib.util.find_spec(name) is not None:
+            return True
+        return hasattr(importlib.import_module(module), last)
+    except ModuleNotFoundError as error:
+        return not str(error.name).startswith("ampscope")
+
+
+@pytest.mark.parametrize("document", sorted(DOCUMENTS), ids=lambda path: path.stem)
+def test_the_files_and_modules_that_a_document_names_exist(document: Path) -> None:
+    text = document.read_text()
+    paths = set(re.findall(r"`([\w./-]+\.(?:py|sql|json|toml))`", text)) - OF_OTHERS
+    modules = set(re.findall(r"`(ampscope(?:\.[a-z_]+)+)`", text))
+    assert [n for n in paths if f"/{n}\n" not in files() and not PLACEHOLDER.search(n)] == []
+    assert [name for name in modules if not exists(name)] == []

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ampscope.launcher.script_runs import ScriptRuns
-from tests.helpers.script_runner import Ran, Runner, spec, write_script
+from tests.helpers.script_runner import OnDemand, Ran, Runner, quick, spec, write_script
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 
@@ -108,15 +108,15 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ran]]:
     texts = CHOSEN | {name: text for name, (text, _) in STAYS.items()}
     with ScriptRuns(spec(), folder / "runs.db") as runs:
         runner = Runner(runs)
-        started = {
-            name: runner.start(write_script(folder, f"{name}.py", HEAD + text), policy="cuda")
-            for name, text in texts.items()
-        }
-        native = runner.start(folder / "type.py")
-        yield {n: runner.fetch(i) for n, i in started.items()} | {"native": runner.fetch(native)}
+        paths = {n: write_script(folder, f"{n}.py", HEAD + text) for n, text in texts.items()}
+        made = OnDemand(lambda name: runner(paths[name], policy="cuda"))
+        made["native"] = runner(paths["type"])
+        yield made
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize(
+    "name", quick(CHOSEN, "type", "branch", "option", "attribute", "asked_dtype", "named_elsewhere")
+)
 def test_a_device_that_was_chosen_runs_in_the_dtype_of_cuda(
     name: str, ended: dict[str, Ran]
 ) -> None:
@@ -126,7 +126,7 @@ def test_a_device_that_was_chosen_runs_in_the_dtype_of_cuda(
         assert "rehearsed in CUDA's default, float16" in " ".join(ran.outcome.notes)
 
 
-@pytest.mark.parametrize("name", STAYS)
+@pytest.mark.parametrize("name", quick(STAYS, "literal", "seeds", "scaler_off", "explicit", "set"))
 def test_where_the_script_names_the_cpu_bf16_stays(name: str, ended: dict[str, Ran]) -> None:
     ran, said = ended[name], STAYS[name][1]
     assert ran.out == b"torch.bfloat16\n", ran.err.decode()
