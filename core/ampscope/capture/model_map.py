@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,47 +32,46 @@ class NamedParameter:
     owner: int
     name: str
     tensor: nn.Parameter
+    model: str = ""  # of several, the name of the one that holds it
+    is_counted: bool = True  # by this process, of those that hold it
 
 
-class ModelMap:
-    """Numbers the modules of one model in the order of ``named_modules``.
+class ModuleIndex:
+    """Numbers the modules and the parameters of models, in the order in which they are added.
 
-    Modules and parameters are those of the moment at which the map is made.
+    Modules and parameters are those of the moment at which their model is added. What several
+    models hold belongs to the first of them.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self._named = list(model.named_modules())
-        self._index = {id(module): i for i, (_, module) in enumerate(self._named)}
-        paths = {path: i for i, (path, _) in enumerate(self._named)}
-        # A parameter that several modules share belongs to the first of them, as here.
-        self.parameters = tuple(
-            NamedParameter(paths[name.rpartition(".")[0]], name, parameter)
-            for name, parameter in model.named_parameters()
-        )
-        self._owners = {id(p.tensor): p.owner for p in self.parameters}
+    def __init__(self) -> None:
+        self.modules: list[nn.Module] = []
+        self.parameters: list[NamedParameter] = []
+        self._records: list[ModuleRecord] = []
+        self._index: dict[int, int] = {}  # id of a module -> its number
+        self._positions: dict[int, int] = {}  # id of a parameter -> its place in the list
 
-    def index(self, module: nn.Module) -> int | None:
-        """The module's number, or None when it is not part of the model."""
-        return self._index.get(id(module))
-
-    def owner(self, parameter: Tensor) -> int | None:
-        """The number of the module that owns ``parameter``, or None when no module does."""
-        return self._owners.get(id(parameter))
-
-    def records(self) -> list[ModuleRecord]:
-        """One record a module."""
+    def add(
+        self,
+        model: nn.Module,
+        prefix: str = "",
+        name: str = "",
+        is_counted: Callable[[Tensor], bool] | None = None,
+    ) -> None:
+        """Number what ``model`` holds; ``prefix`` stands before its paths, ``name`` is its own."""
+        numbers: dict[str, int] = {}  # by path
         first_owner: dict[int, str] = {}
-        records = []
-        for index, (path, module) in enumerate(self._named):
+        for path, module in model.named_modules():
+            number = numbers[path] = len(self.modules)
+            self._index.setdefault(id(module), number)
+            self.modules.append(module)
             own = list(module.parameters(recurse=False))
             shared = next((first_owner[id(p)] for p in own if id(p) in first_owner), "")
             for parameter in own:
                 first_owner.setdefault(id(parameter), path)
-            records.append(
+            self._records.append(
                 ModuleRecord(
-                    index=index,
-                    path=path,
+                    index=number,
+                    path=_joined(prefix, path),
                     type=type(module).__name__,
                     weight_dtypes="+".join(sorted({dtype_name(p.dtype) for p in own})),
                     parameter_count=sum(p.numel() for p in own),
@@ -79,4 +79,41 @@ class ModelMap:
                     shared_with=shared,
                 )
             )
-        return records
+        # A parameter that several modules share belongs to the first of them, as above.
+        for path, tensor in model.named_parameters():
+            if id(tensor) not in self._positions:
+                self._positions[id(tensor)] = len(self.parameters)
+                owner = numbers[path.rpartition(".")[0]]
+                counted = is_counted is None or is_counted(tensor)
+                named = NamedParameter(owner, _joined(prefix, path), tensor, name, counted)
+                self.parameters.append(named)
+
+    def index(self, module: nn.Module) -> int | None:
+        """The module's number, or None when no model holds it."""
+        return self._index.get(id(module))
+
+    def position(self, parameter: Tensor) -> int | None:
+        """The parameter's place in :attr:`parameters`, or None when no model holds it."""
+        return self._positions.get(id(parameter))
+
+    def owner(self, parameter: Tensor) -> int | None:
+        """The number of the module that owns ``parameter``, or None when no module does."""
+        position = self.position(parameter)
+        return None if position is None else self.parameters[position].owner
+
+    def records(self) -> list[ModuleRecord]:
+        """One record a module."""
+        return self._records
+
+
+class ModelMap(ModuleIndex):
+    """The index of one model, its modules in the order of ``named_modules``."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.add(model)
+
+
+def _joined(prefix: str, path: str) -> str:
+    return ".".join(filter(None, (prefix, path)))

@@ -22,12 +22,13 @@ from ampscope.analysis.ranks import merged
 from ampscope.capture import weights
 from ampscope.capture.failures import Failures, OwnTime
 from ampscope.capture.histograms import Accumulator, HistogramHooks
+from ampscope.capture.model_map import NamedParameter
 from ampscope.capture.script.optimizer_facts import lr_of, parameters_of
 from ampscope.capture.tensors import HALF, opened
 from ampscope.records import Frame, NonFiniteRecord, Role
 from ampscope.watcher.flight import free_bytes
 from ampscope.watcher.guard import Guard
-from ampscope.watcher.models import WatchedModels, WatchedParameter
+from ampscope.watcher.models import WatchedModels
 from ampscope.watcher.schedule import Detail
 
 MOST_ARRIVALS = 100_000  # of one step
@@ -193,7 +194,7 @@ class StepHistograms:
         self._hooks.elapsed_s = 0.0
         return total
 
-    def _parameters(self, optimizer: Optimizer) -> list[tuple[int, WatchedParameter]]:
+    def _parameters(self, optimizer: Optimizer) -> list[tuple[int, NamedParameter]]:
         found = (self._models.position(tensor) for tensor in parameters_of(optimizer))
         return [
             (i, parameter)

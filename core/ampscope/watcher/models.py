@@ -17,15 +17,15 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from ampscope.capture.model_map import ModelMap
+from ampscope.capture.model_map import ModuleIndex
 from ampscope.capture.tensors import is_dtensor, unreadable
 from ampscope.errors import BadInput
-from ampscope.records import ModuleRecord
 from ampscope.store.processes import process_start_time
 
 
@@ -40,47 +40,20 @@ class Root:
     is_replicated: bool  # DistributedDataParallel: every rank holds the same parameters
 
 
-@dataclass(frozen=True, slots=True)
-class WatchedParameter:
-    """A parameter, the number of its module, and whether this rank counts it."""
-
-    owner: int
-    name: str
-    tensor: nn.Parameter
-    root: str
-    is_counted: bool
-
-
-class WatchedModels:
-    """As `ModelMap`, for several models and for a rank of many."""
+class WatchedModels(ModuleIndex):
+    """The index of several models, in a rank of many."""
 
     def __init__(self, models: Mapping[str, nn.Module], rank: int = 0) -> None:
+        super().__init__()
         self.roots = tuple(_root(name, model) for name, model in models.items())
         self._rank = rank
-        self.modules: list[nn.Module] = []
-        self.parameters: list[WatchedParameter] = []
-        self._records: list[ModuleRecord] = []
-        self._index: dict[int, int] = {}
-        self._positions: dict[int, int] = {}
         for root in self.roots:
-            self._add(root, root.name if len(self.roots) > 1 else "", rank)
+            _check(root)
+            prefix = root.name if len(self.roots) > 1 else ""
+            self.add(root.plain, prefix, root.name, partial(self._counts, root))
 
-    def index(self, module: nn.Module) -> int | None:
-        """The module's number, or None when it belongs to no watched model."""
-        return self._index.get(id(module))
-
-    def owner(self, parameter: Tensor) -> int | None:
-        """The number of the module that owns ``parameter``, or None."""
-        position = self.position(parameter)
-        return None if position is None else self.parameters[position].owner
-
-    def position(self, parameter: Tensor) -> int | None:
-        """The parameter's place in :attr:`parameters`, or None when no watched model holds it."""
-        return self._positions.get(id(parameter))
-
-    def records(self) -> list[ModuleRecord]:
-        """One record a module."""
-        return self._records
+    def _counts(self, root: Root, tensor: Tensor) -> bool:
+        return self._rank == 0 if root.is_replicated else _stands_first(tensor)
 
     def called(self, root: Root) -> None:
         """``root`` is about to run. A model that was given without the DistributedDataParallel
@@ -90,7 +63,7 @@ class WatchedModels:
             return
         if wrapper.module is root.called:  # type: ignore[union-attr]  # it has one
             self.parameters[:] = [
-                dataclasses.replace(p, is_counted=False) if p.root == root.name else p
+                dataclasses.replace(p, is_counted=False) if p.model == root.name else p
                 for p in self.parameters
             ]
 
@@ -106,26 +79,6 @@ class WatchedModels:
     def is_sharded(self) -> bool:
         """Some parameter is a DTensor, of which this rank holds a part."""
         return any(is_dtensor(parameter.tensor) for parameter in self.parameters)
-
-    def _add(self, root: Root, prefix: str, rank: int) -> None:
-        _check(root)
-        names = ModelMap(root.plain)
-        first = len(self.modules)
-        for module, record in zip(root.plain.modules(), names.records(), strict=True):
-            if id(module) not in self._index:  # a model may be part of another
-                self._index[id(module)] = first + record.index
-            self.modules.append(module)
-            path = ".".join(filter(None, (prefix, record.path)))
-            self._records.append(dataclasses.replace(record, index=first + record.index, path=path))
-        for named in names.parameters:
-            if id(named.tensor) in self._positions:
-                continue
-            self._positions[id(named.tensor)] = len(self.parameters)
-            counted = rank == 0 if root.is_replicated else _stands_first(named.tensor)
-            name = ".".join(filter(None, (prefix, named.name)))
-            self.parameters.append(
-                WatchedParameter(first + named.owner, name, named.tensor, root.name, counted)
-            )
 
 
 def plain_module(model: object) -> object:

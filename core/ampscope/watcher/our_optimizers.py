@@ -110,7 +110,7 @@ class OurOptimizers:
     def _found(self, parameters: Sequence[Tensor], ids: list[int]) -> _Held:
         places = ((self._models.position(p), p) for p in parameters)
         ours = [(i, p) for i, p in places if i is not None]
-        return _Held(ids, ours, {self._models.parameters[i].root for i, _ in ours})
+        return _Held(ids, ours, {self._models.parameters[i].model for i, _ in ours})
 
     def stepped(self, optimizers: Sequence[Optimizer]) -> int:
         """They have made a step together, nearly always one alone. A number for who steps."""
