@@ -10,7 +10,6 @@ import dataclasses
 import math
 import shlex
 from datetime import datetime
-from typing import TypedDict
 
 from rich import box
 from rich.markup import escape
@@ -29,55 +28,34 @@ MAX_EVENTS = 200  # the first of a run; a training that breaks every step has on
 MISSING = "–"  # not recorded, or there is no such thing
 
 
-class RunJson(TypedDict):
-    """One run as ``--json`` prints it; non-finite numbers are the strings nan, inf and -inf."""
-
-    id: str
-    title: str
-    state: str
-    message: str
-    policy: str | None
-    device: str | None
-    spec: dict[str, object]
-    steps: int
-    skipped: int
-    first_loss: float | None
-    last_loss: float | None
-    last_scale: float | None
-    underflow: dict[str, dict[str, int]]
-    overhead_share: float | None
-    first_bad_step: int | None
-    bad_steps: int
-    events: list[dict[str, object]]  # of a watched run: alarms, bad steps, capsules
-
-
 _COUNTS = ("total", "lost", "subnormal", "zero_before")
 
 
-def run_as_json(reader: Reader, info: RunInfo) -> RunJson:
-    """The run, its loss at both ends, and what the shadow counted."""
+def run_as_json(reader: Reader, info: RunInfo) -> dict[str, object]:
+    """One run as ``--json`` prints it: its loss at both ends, what the shadow counted, and what a
+    watched run reported. Non-finite numbers are the strings nan, inf and -inf."""
     steps = reader.steps(info.id)
     totals = reader.step_totals(info.id)
     machine = info.machine
-    return RunJson(
-        id=info.id,
-        title=info.title,
-        state=str(info.state),
-        message=info.message,
-        policy=machine.policy if machine else None,
-        device=machine.device_name if machine else None,
-        spec=dataclasses.asdict(info.spec),
-        steps=len(steps),
-        skipped=sum(s.skipped for s in steps),
-        first_loss=steps[0].loss if steps else None,
-        last_loss=steps[-1].loss if steps else None,
-        last_scale=steps[-1].scale if steps else None,
-        underflow=underflow(reader, info.id),
-        overhead_share=reader.run(info.id).overhead_share,
-        first_bad_step=totals.first_bad,
-        bad_steps=totals.bad,
-        events=[_event(event) for event in reader.events(info.id)][:MAX_EVENTS],
-    )
+    return {
+        "id": info.id,
+        "title": info.title,
+        "state": str(info.state),
+        "message": info.message,
+        "policy": machine.policy if machine else None,
+        "device": machine.device_name if machine else None,
+        "spec": dataclasses.asdict(info.spec),
+        "steps": len(steps),
+        "skipped": sum(s.skipped for s in steps),
+        "first_loss": steps[0].loss if steps else None,
+        "last_loss": steps[-1].loss if steps else None,
+        "last_scale": steps[-1].scale if steps else None,
+        "underflow": underflow(reader, info.id),
+        "overhead_share": reader.run(info.id).overhead_share,
+        "first_bad_step": totals.first_bad,
+        "bad_steps": totals.bad,
+        "events": [_event(event) for event in reader.events(info.id)][:MAX_EVENTS],
+    }
 
 
 def _event(event: Event) -> dict[str, object]:
