@@ -60,7 +60,7 @@ def comparison_form() -> None:
         chosen = _precisions(("fp32", "bf16"), on_cuda)
         seeds = st.number_input(
             "Seeds", 1, 20, 3, key="cmp-seeds",
-            help="Trainings a precision. With one, it is unknown whether a difference in loss is "
+            help="Trainings per precision. With one, it is unknown whether a difference in loss is "
             "more than chance.",
         )  # fmt: skip
         steps = st.number_input("Steps a seed", 6, 1000, 30, key="cmp-steps")
@@ -362,8 +362,8 @@ def _frame(searches: tuple[BatchSearch, ...]) -> pd.DataFrame:
                 "samples": t.samples,
                 "fits": "yes" if t.fits else "no",
                 "peak": "" if t.peak_bytes is None else size(t.device_peak or t.peak_bytes),
-                "time a step": "" if t.step is None else seconds(t.step.median_s),
-                "samples a second": None if t.samples_s is None else round(t.samples_s, 1),
+                "time per step": "" if t.step is None else seconds(t.step.median_s),
+                "samples per second": None if t.samples_s is None else round(t.samples_s, 1),
                 "how it ended": t.how_it_ended,
             }
             for s in searches

@@ -150,7 +150,7 @@ def _dot(one: MatmulUse) -> Dot | None:
         *([f"and {plural(more, 'other')}"] if more > 0 else []),
         f"{matmul.op} {matmul.part}".strip(),
         cut(shapes(matmul.operands), 90),
-        f"{rate_words(matmul.flops_s)}, {matmul.intensity:.3g} FLOP a byte",
+        f"{rate_words(matmul.flops_s)}, {matmul.intensity:.3g} FLOP per byte",
         f"{one.verdict}; {one.eligibility.fit}",
     )
     return Dot(
@@ -238,7 +238,7 @@ def show_padding(gains: Sequence[PaddingGain]) -> None:
         {
             "Layer": [name_of(g.module) for g in gains],
             "Padding": [", ".join(f"{a} to {b}" for a, b in g.changes) for g in gains],
-            "Matmuls a step": [g.matmuls for g in gains],
+            "Matmuls per step": [g.matmuls for g in gains],
             "ms a step": [1e3 * g.seconds for g in gains],
             "ms padded": [1e3 * g.padded_s for g in gains],
             "Gain": [g.gain for g in gains],

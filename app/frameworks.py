@@ -245,7 +245,7 @@ def _seen(path: str, shown: dict[str, LayerSeen]) -> str:
         + (f", {layer.counts[-1]:,} not finite" if layer.counts[-1] else "")
         for name, layer in shown.items()
     ]
-    seen = "Where lines lie on each other, as many elements have that magnitude."
+    seen = "Where curves overlap, the counts are equal."
     return f"{path}: {'; '.join(parts)}. {seen}"
 
 

@@ -370,7 +370,7 @@ class View:
 
     @property
     def axis_title(self) -> str:
-        """The same in a few words, for an axis."""
+        """Title of the magnitude axis: at which loss scale the values are shown."""
         if not self.role.is_gradient:
             return "magnitude, as recorded"
         if self.wanted_exponent is None or self.shift == 0:
@@ -612,7 +612,7 @@ class Look:
     """One role at one step in one view: everything the page draws of it."""
 
     view: View
-    frame: Frame  # one row a module, in the model's order
+    frame: Frame  # one row per module, in the model's order
     fmt: NumberFormat
     counts: Raw  # [modules, 6]
     names: dict[int, str]
@@ -621,7 +621,7 @@ class Look:
 
 
 def counts_table(look: Look) -> pd.DataFrame:
-    """One line a module: dtype and the six counts."""
+    """One line per module: dtype and the six counts."""
     return pd.DataFrame(
         {
             "Module": [name_in(look, m) for m in look.frame.modules],
@@ -636,7 +636,7 @@ def counts_table(look: Look) -> pd.DataFrame:
 
 
 def histogram_table(look: Look) -> pd.DataFrame:
-    """One line a module and occupied bin, with magnitudes as drawn."""
+    """One line per module and occupied bin, with magnitudes as drawn."""
     names = [name_in(look, module) for module in look.frame.modules]
     shifts = [look.view.shift] * len(names)
     return bins_table(
@@ -906,7 +906,7 @@ def show_underflow_of(series: UnderflowOverTime, look: Look, module: int) -> Non
 
 
 def underflow_table(series: UnderflowOverTime, names: dict[int, str]) -> pd.DataFrame:
-    """One line a module and sampled step."""
+    """One line per module and sampled step."""
     cells = [
         (row, column)
         for row in range(len(series.modules))

@@ -233,7 +233,7 @@ UNKNOWN = "unknown"
 
 
 def shown(view: BenchView) -> pd.DataFrame:
-    """One row a dtype, and one for copies; the vendor's source is a sentence below it."""
+    """One row per dtype, and one for copies; the vendor's source is a sentence below it."""
     rows = [
         {
             "": LABELS[found.dtype],

@@ -84,7 +84,7 @@ def show_overview(run: RunInfo, layers: Layers) -> None:
             KeyFigure(
                 "FLOPs in half", shown, f"{share(flops.half, flops.total)} of counted operations"
             ),
-            KeyFigure("Casts a step", count(casts), "Dtype conversions in the chosen phase"),
+            KeyFigure("Casts per step", count(casts), "Dtype conversions in the chosen phase"),
             KeyFigure(
                 "Modules in fp32",
                 f"{len(kinds.fp32):,} of {kinds.total:,}",
@@ -316,7 +316,7 @@ def matching_modules(rows: Sequence[ModuleDtypes], text: str) -> list[ModuleDtyp
 
 
 def module_frame(rows: Sequence[ModuleDtypes], *, as_tree: bool) -> pd.DataFrame:
-    """One line a module; a tree shows last parts indented, a search result whole paths."""
+    """One line per module; a tree shows last parts indented, a search result whole paths."""
     return pd.DataFrame(
         {
             "Module": [in_tree(r.path, r.depth) if as_tree else name_of(r.path) for r in rows],
@@ -354,7 +354,9 @@ def module_table(rows: Sequence[ModuleDtypes], *, as_tree: bool, key: str) -> No
         column_config={
             "Module": st.column_config.TextColumn(pinned=True, width=230),
             **{title: _chips(title, rows, field) for title, field in _DTYPE_COLUMNS.items()},
-            "MFLOP": st.column_config.NumberColumn(format="%.3f", help="Million operations a step"),
+            "MFLOP": st.column_config.NumberColumn(
+                format="%.3f", help="Million operations per step"
+            ),
             "In half": st.column_config.NumberColumn(
                 format="%.1f %%", help="Share of this module's FLOPs; empty where it has none"
             ),
@@ -392,7 +394,7 @@ def cast_table(sites: Sequence[CastSite], names: dict[int, str], *, key: str) ->
             "Phase": [s.phase for s in sites],
             "From": [[s.source] for s in sites],
             "To": [[s.target] for s in sites],
-            "Casts a step": [s.count for s in sites],
+            "Casts per step": [s.count for s in sites],
         }
     )
     dtypes = sorted({d for s in sites for d in (s.source, s.target)})
@@ -410,7 +412,7 @@ def fp32_table(
                 "Op": [o.op for o in ops],
                 "Why": [reasons[o.reason] for o in ops],
                 "Autocast list": [o.autocast_list or "" for o in ops],
-                "Calls a step": [o.count for o in ops],
+                "Calls per step": [o.count for o in ops],
                 "Modules": [len(o.modules) for o in ops],
                 "Which": [_named([names.get(m, "?") for m in o.modules], limit) for o in ops],
             }
@@ -480,14 +482,14 @@ def answer(flops: FlopShare, kinds: ModulesByPrecision, cast_count: int, is_half
         return "No op of these phases was traced, so only stored dtypes are known."
     if kinds.half == kinds.both == () and flops.half == 0:
         where = "although half precision was asked for" if is_half_run else "as asked"
-        return f"Everything ran in fp32, {where}: {plural(cast_count, 'cast')} a step."
+        return f"Everything ran in fp32, {where}: {plural(cast_count, 'cast')} per step."
     parts = []
     if flops.half_share is not None:
         halves = "+".join(d for d, _ in flops.by_dtype if is_half(d)) or "half"
         parts.append(f"{percent(flops.half_share)} of the FLOPs ran in {halves}")
     if kinds.total:
         parts.append(_stayed(kinds))
-    parts.append(f"{plural(cast_count, 'cast')} a step")
+    parts.append(f"{plural(cast_count, 'cast')} per step")
     text = "; ".join(parts) + "."
     return text[0].upper() + text[1:]
 
@@ -531,7 +533,8 @@ def casts_seen(sites: Sequence[CastSite], names: dict[int, str]) -> str:
     listed = ", ".join(f"{n:,} from {a} to {b}" for a, b, n in kinds[:3])
     where = cut(names.get(sites[0].module, "outside the model"))
     return (
-        f"{plural(total, 'cast')} a step: {listed}. Most in one place: {count(sites[0].count)} in "
+        f"{plural(total, 'cast')} per step: {listed}. Most in one place: {count(sites[0].count)} "
+        "in "
         f"{where} ({sites[0].phase})."
     )
 

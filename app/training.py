@@ -314,7 +314,7 @@ def show_ranks(trainings: Sequence[Training]) -> None:
 
 
 def ranks_table(trainings: Sequence[Training], reported: dict[int, list[Event]]) -> pd.DataFrame:
-    """One row a rank."""
+    """One row per rank."""
     firsts = {rank: _first(events) for rank, events in reported.items()}
     return pd.DataFrame(
         {

@@ -3,10 +3,10 @@
     python benchmarks/live_pages.py          # results/live_pages.json; about two minutes
 
 A process writes 20 steps a second, flushed as `ampscope.watch` flushes them, into a run that has
-10,000 steps already; Chromium pages show its Training page and follow it. CPU seconds a second are
-those of the server's process. `delay_s` is how long a step waits for the screen at most: whenever
-the page moves on, the age of the oldest step that it had not shown until then. All browsers draw on
-the same cores as the server, which is harder on them than life is.
+10,000 steps already; Chromium pages show its Training page and follow it. CPU seconds per second
+are those of the server's process. `delay_s` is how long a step waits for the screen at most:
+whenever the page moves on, the age of the oldest step that it had not shown until then. All
+browsers draw on the same cores as the server, which is harder on them than life is.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def facts() -> list[str]:
         f"{kills['lost_flushed_steps']} lost; {kills['stores_that_did_not_open']} stores did not "
         f"open ({link('kill_store')})",
         f"- {memory['readings'][-1]['steps']:,} watched steps: Python's memory grows by "
-        f"{memory['python_growth_bytes_a_step']:.1f} bytes a step, the process's by "
+        f"{memory['python_growth_bytes_a_step']:.1f} bytes per step, the process's by "
         f"{memory['resident_growth_bytes_a_step']:.1f} (tracemalloc's own included); 5 % of them "
         f"take {first:.1f} s of processor time early and {last:.1f} s at the end "
         f"({link('watch_memory')})",

@@ -76,7 +76,7 @@ def rates() -> list[str]:
 
 
 def comparison(name: str) -> list[str]:
-    """One comparison: the verdict and a row a precision."""
+    """One comparison: the verdict and a row per precision."""
     found = kept(name)
     beside = {row["precision"]: row for row in found["beside_the_base"]}
     lines = [f"**{title(found)}.** {found['verdict']['sentence']} ({link(name)})", ""]

@@ -1,4 +1,4 @@
-"""What reading the machine ten times a second costs. Writes results/sampler_cost.json.
+"""What reading the machine ten times per second costs. Writes results/sampler_cost.json.
 
     python benchmarks/sampler_cost.py [--seconds 60] [--rounds 40]
 

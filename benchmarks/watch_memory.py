@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def growth(readings: list[dict[str, float]], name: str, unit: int) -> float:
-    """Slope over the second half of the run, by least squares, in bytes a step."""
+    """Slope over the second half of the run, by least squares, in bytes per step."""
     xs, ys = [r["steps"] for r in readings], [r[name] * unit for r in readings]
     x, y = sum(xs) / len(xs), sum(ys) / len(ys)
     across = sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True))

@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def timed(step: Callable[[], None]) -> float:
-    """Seconds a step, of one turn."""
+    """Seconds per step, of one turn."""
     started = time.perf_counter()
     for _ in range(TURN):
         step()

@@ -29,7 +29,7 @@ ROLES = (Role.GRAD_OUTPUT, Role.WEIGHT_GRAD)
 @click.argument("store", type=click.Path(path_type=Path, exists=True))
 @click.option("--json", "out", type=click.Path(path_type=Path))
 def main(store: Path, out: Path | None) -> None:
-    """Print one line a run, and write the figures."""
+    """Print one line per run, and write the figures."""
     rows = []
     with Reader(store) as reader:
         for info in reader.runs(10_000):

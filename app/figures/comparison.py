@@ -167,7 +167,7 @@ def memory_words(split: MemorySplit) -> str:
     return ", ".join(f"{binary_size(count)} {words}" for count, words in parts[:3] if count)
 
 
-# Samples a second against the batch size: a line a precision, dotted where it did not fit.
+# Samples per second against the batch size: a line per precision, dotted where it did not fit.
 
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star")
@@ -182,8 +182,8 @@ def throughput(searches: Sequence[BatchSearch]) -> go.Figure:
         height=360,
         margin={"t": 40, "b": 50, "l": 10, "r": 10},
         legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
-        xaxis={"title": "samples a step", "type": "log", "dtick": "D2"},
-        yaxis={"title": "samples a second", "type": "log", "dtick": "D2"},
+        xaxis={"title": "samples per step", "type": "log", "dtick": "D2"},
+        yaxis={"title": "samples per second", "type": "log", "dtick": "D2"},
     )
     return figure
 

@@ -57,7 +57,7 @@ def rates_figure(rates: Sequence[Rate], vendor: VendorFigures | None) -> go.Figu
         ticktext=[f"{size:,}" for size in sizes],
         showgrid=False,
     )
-    figure.update_yaxes(type="log", title="operations a second", exponentformat="SI", dtick=1)
+    figure.update_yaxes(type="log", title="operations per second", exponentformat="SI", dtick=1)
     return figure
 
 
@@ -144,7 +144,7 @@ def alignment_figure(rates: Sequence[Rate]) -> go.Figure:
             figure.add_trace(trace, row=row + 1, col=column + 1)
         even = sorted({position(r) for r in done if r.series == series and _is_even(r)})
         figure.update_xaxes(tickvals=even, showgrid=True, row=row + 1, col=column + 1)
-    figure.update_yaxes(rangemode="tozero", exponentformat="SI", title="operations a second")
+    figure.update_yaxes(rangemode="tozero", exponentformat="SI", title="operations per second")
     figure.update_layout(
         height=ALIGNMENT_HEIGHT if rows > 1 else ALIGNMENT_HEIGHT // 2 + 40,
         margin={"t": 64, "b": 0, "l": 0, "r": 8},

@@ -23,7 +23,7 @@ NAME_LENGTH = 36
 def scale_windows(
     windows: Sequence[ModuleWindow], names: Mapping[int, str], scale: float | None
 ) -> go.Figure:
-    """A bar a module, from the lowest to the highest scale; a cross where there is none between.
+    """A bar per module, from the lowest to the highest scale; a cross where there is none between.
     The green band suits all; ``scale`` (log2) is what the step used."""
     labels = [for_plotly(cut(names.get(w.module, "?"), NAME_LENGTH)) for w in windows]
     rows = list(range(len(windows)))

@@ -101,7 +101,7 @@ def _arrow(figure: go.Figure, bottom: float) -> None:
     )
 
 
-# Where the FLOPs are: one bar a module, split by the dtype in which they ran.
+# Where the FLOPs are: one bar per module, split by the dtype in which they ran.
 
 
 ROW_PX, TOP, BOTTOM = 24, 40, 56
@@ -141,7 +141,7 @@ def flops_by_module(
         margin={"t": TOP, "b": BOTTOM, "l": 10, "r": 10},
         showlegend=True,
         legend={"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom"},
-        xaxis={"title": {"text": "million operations a step"}},
+        xaxis={"title": {"text": "million operations per step"}},
         yaxis={
             "range": [len(shares) - 0.5, -0.5],
             "tickvals": list(range(len(shares))),

@@ -1,4 +1,4 @@
-"""Underflow of many modules over time: one row a module, one column a step that has a shadow.
+"""Underflow of many modules over time: one row per module, one column a step that has a shadow.
 
 Of one module also its counts over time, a panel each.
 """

@@ -53,7 +53,7 @@ def answer(results: Sequence[Result]) -> Answer:
     choice = 0 if cost <= 1 / GAINS else 1 if cost < GAINS else 2
     return Answer(
         choice,
-        f"fp32 trains with {speed['fp32']:,.0f} samples a second here, bf16 with "
+        f"fp32 trains with {speed['fp32']:,.0f} samples per second here, bf16 with "
         f"{speed['bf16']:,.0f}: at the same power it costs {cost:.2f} times as much.",
     )
 
@@ -88,7 +88,7 @@ def draw(results: Sequence[Result]) -> None:
 def costs(
     results: Sequence[Result], samples: float, watts: float, kwh: float, hour: float
 ) -> list[dict[str, float | str]]:
-    """Hours, kWh and money, a row a precision. Energy is the counter's where there is one."""
+    """Hours, kWh and money, a row per precision. Energy is the counter's where there is one."""
     joules = {e.precision: e.joules / (e.steps * e.samples) for e in results
               if isinstance(e, EnergyUse)}  # fmt: skip
     rows: list[dict[str, float | str]] = []
@@ -99,7 +99,7 @@ def costs(
         rows.append(
             {
                 "precision": times.precision,
-                "samples a second": times.samples_s,
+                "samples per second": times.samples_s,
                 "hours": hours,
                 "kWh": energy,
                 "energy is": "assumed" if measured is None else "measured",
@@ -125,7 +125,7 @@ def words(results: Sequence[Result], made: Sequence[dict[str, float | str]], wat
 
 
 def bars(made: Sequence[dict[str, float | str]]) -> go.Figure:
-    """Cost of energy and of time, a bar a precision."""
+    """Cost of energy and of time, a bar per precision."""
     names = [str(r["precision"]) for r in made]
     colors = [dtype_color(name) for name in names]
     figure = go.Figure(

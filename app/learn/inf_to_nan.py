@@ -116,7 +116,7 @@ def end_words(results: Sequence[Result]) -> str:
 
 
 def chain(counts: Sequence[NonFiniteCounts]) -> go.Figure:
-    """A bar a place: finite, Inf, NaN, each with its own pattern."""
+    """A bar per place: finite, Inf, NaN, each with its own pattern."""
     places = [f"{t.place}" for t in counts]
     kinds = (
         ("finite", [t.total - t.nan - t.inf for t in counts], NORMAL, ""),

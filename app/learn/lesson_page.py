@@ -254,7 +254,7 @@ TERMS: Final[Mapping[str, str]] = {
     "eps": "A small number that an optimizer or a norm adds before it divides.",
     "Tensor Core": "A unit of NVIDIA GPUs that multiplies half matrices and adds up in fp32.",
     "activation": "What a layer puts out in the forward pass and keeps for the backward pass.",
-    "throughput": "Samples that are trained with in a second.",
+    "throughput": "Training samples per second.",
 }
 
 

@@ -119,7 +119,7 @@ def training_words(results: Sequence[Result]) -> str:
     parts = []
     for one in curves(results, "loss"):
         loss, moved = sum(one.y[-TAIL:]) / TAIL, reading(results, "moved", one.series)
-        parts.append(f"{one.series} {number(loss)} ({percent(moved)} of the weights move a step)")
+        parts.append(f"{one.series} {number(loss)} ({percent(moved)} of the weights move per step)")
     return f"The same training with small steps; mean loss at its end: {', '.join(parts)}."
 
 

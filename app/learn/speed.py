@@ -64,7 +64,7 @@ def draw(results: Sequence[Result]) -> None:
         for name in names
     ]  # fmt: skip
     figure = lines(curves, x_title="size of the matmul (m = n = k)",
-                   y_title="operations a second", x_log=True, y_log=True)  # fmt: skip
+                   y_title="operations per second", x_log=True, y_log=True)  # fmt: skip
     sizes = sorted({r.shape[0] for r in rates})
     figure.update_xaxes(tickvals=sizes, ticktext=[f"{n:,}" for n in sizes])
     figure.update_yaxes(exponentformat="SI", dtick=1)
@@ -129,7 +129,7 @@ def table(results: Sequence[Result]) -> pd.DataFrame:
             "series": [r.series for r in rates],
             "dtype": [r.dtype for r in rates],
             "size": [r.shape[0] for r in rates],
-            "operations a second": [r.flops_s for r in rates],
+            "operations per second": [r.flops_s for r in rates],
             "median (s)": [r.timing.median_s for r in rates if r.timing],
         }
     )
@@ -140,8 +140,8 @@ def _figures(results: Sequence[Result]) -> list[KeyFigure]:
                key=lambda r: r.flops_s or 0)  # fmt: skip
     return [
         KeyFigure("Best matmul", rate_words(best.flops_s or 0), f"{best.dtype}, {best.shape[0]:,}"),
-        KeyFigure("Tiny MLP in bf16", f"{_gain(results, 'mlp'):.2f}×", "Against fp32, a step."),
-        KeyFigure("Small GPT in bf16", f"{_gain(results, 'gpt'):.2f}×", "Against fp32, a step."),
+        KeyFigure("Tiny MLP in bf16", f"{_gain(results, 'mlp'):.2f}×", "Against fp32, per step."),
+        KeyFigure("Small GPT in bf16", f"{_gain(results, 'gpt'):.2f}×", "Against fp32, per step."),
     ]
 
 

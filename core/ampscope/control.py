@@ -175,7 +175,7 @@ class Control(str):
 
     @property
     def in_fp32(self) -> Control:
-        """The same changes of a run in fp32."""
+        """This control with every op in fp32 as well."""
         return Control(f"fp32;{self}")
 
     def values(self, name: str) -> tuple[str, ...]:

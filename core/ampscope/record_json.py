@@ -66,7 +66,7 @@ class Refusal(BadInput):
         self.place = ""
 
     def inside(self, name: str | int) -> Refusal:
-        """The same refusal, one level further out."""
+        """This refusal, with ``name`` put before its path."""
         part = f"[{name}]" if isinstance(name, int) else _quoted_name(name)
         separator = "." if self.place and not self.place.startswith("[") else ""
         self.place = f"{part}{separator}{self.place}"

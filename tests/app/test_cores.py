@@ -153,7 +153,7 @@ def test_the_rooflines_dots_bars_and_ceilings() -> None:
     assert list(used.error_y.arrayminus) == [5.0]
     flat = [t for t in figure.data if t.mode == "lines" and t.y[0] == t.y[1]]
     assert [t.y[0] for t in flat] == [700.0, 50.0]
-    assert [t.x[0] for t in flat] == [280.0, 20.0]  # from 7e14 / 2.5e12 FLOP a byte on
+    assert [t.x[0] for t in flat] == [280.0, 20.0]  # from 7e14 / 2.5e12 FLOP per byte on
 
 
 def test_hover_shows_the_whole_name_as_text() -> None:

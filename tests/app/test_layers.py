@@ -53,16 +53,16 @@ def test_sentence_and_figures_are_those_of_the_run(store_path: Path, open_page: 
     assert not app.exception
     words = texts(app)
     assert "80.0 % of the FLOPs ran in fp16; 2 of 3 computing modules stayed in fp32" in words
-    assert "7 casts a step." in words
+    assert "7 casts per step." in words
     assert metrics(app) == {
         "FLOPs in half": "80.0 %",
-        "Casts a step": "7",
+        "Casts per step": "7",
         "Modules in fp32": "2 of 3",
         "Parameters": "fp32",
     }
     assert "fc does most: 80.0 % of 10.0 million operations." in words
     assert "Not in half: 20.0 %, most of it in (model)." in words
-    assert "7 casts a step: 6 from fp32 to fp16, 1 from fp16 to fp32." in words
+    assert "7 casts per step: 6 from fp32 to fp16, 1 from fp16 to fp32." in words
     assert "Most in one place: 6 in fc (forward)." in words
     assert "5 forward calls in fp32: 4 of 5, 80.0 %, because an autocast list asks for it." in words
     assert "1 call would have run in half had autocast been on there." in words
@@ -71,7 +71,7 @@ def test_sentence_and_figures_are_those_of_the_run(store_path: Path, open_page: 
 def test_the_phase_filters_ops_casts_and_flops(store_path: Path, open_page: Open) -> None:
     app = open_page("layers", run=written(store_path, [ALL]), phase="backward")
     assert metrics(app)["FLOPs in half"] == "100.0 %"
-    assert metrics(app)["Casts a step"] == "1"
+    assert metrics(app)["Casts per step"] == "1"
     tree = app.dataframe[0].value.set_index("Path")
     assert tree.loc["fc", "MFLOP"] == 5.0
     assert tree.loc["fc", "Ops"] == 2
@@ -119,7 +119,7 @@ def test_steps_with_other_ops_can_be_chosen(store_path: Path, open_page: Open) -
     picker = app.selectbox(key="widget:ops")
     assert picker.options == ["steps 0 to 1, 3", "step 2"]
     picker.select("step 2").run()
-    assert metrics(app)["Casts a step"] == "0"
+    assert metrics(app)["Casts per step"] == "0"
     assert "No cast" in texts(app)
 
 
@@ -127,7 +127,7 @@ def test_a_run_in_fp32_says_so(store_path: Path, open_page: Open) -> None:
     spec = replace(stores.SPEC, precision="fp32")
     app = open_page("layers", run=written(store_path, [[MATMUL32, WIDE]], spec))
     words = texts(app)
-    assert "Everything ran in fp32, as asked: 0 casts a step." in words
+    assert "Everything ran in fp32, as asked: 0 casts per step." in words
     assert metrics(app)["FLOPs in half"] == "0.0 %"
     assert "in a run without autocast; with it 1 of 5, 20.0 % of them would run in half." in words
 

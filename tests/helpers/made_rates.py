@@ -20,7 +20,7 @@ def made(
     spread: float = 0.02,
     note: str = "",
 ) -> Rate:
-    """A rate of so many operations a second; None is one that could not be measured."""
+    """A rate of so many operations per second; None is one that could not be measured."""
     flops = 2
     for size in shape:
         flops *= size

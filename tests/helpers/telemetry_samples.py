@@ -1,4 +1,5 @@
-"""Made-up readings for tests: a CPU and a GPU at ten readings a second, each value as asked for."""
+"""Made-up readings for tests: a CPU and a GPU at ten readings per second, each value as asked
+for."""
 
 from __future__ import annotations
 

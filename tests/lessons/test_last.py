@@ -122,7 +122,7 @@ def test_measured_energy_goes_before_an_assumption() -> None:
     from ampscope.records import EnergyUse, Timing
 
     timing = Timing(0.1, 0.1, 0.1, 5)
-    times = StepTimes("fp32", 10, timing, None, None, None, None, 0.0)  # 100 samples a second
+    times = StepTimes("fp32", 10, timing, None, None, None, None, 0.0)  # 100 samples per second
     energy = EnergyUse("fp32", 36.0, 6, 10, "RAPL, package 0", 0.0)  # 0.6 J a sample
     (row,) = cost.costs([times, energy], 6_000_000, 999, 0.5, 0.0)
     assert row["kWh"] == pytest.approx(0.6 * 6e6 / 3.6e6)

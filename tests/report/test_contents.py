@@ -67,7 +67,7 @@ def test_a_search_a_bench_and_a_step_say_what_they_lack(tmp_path: Path) -> None:
 def test_nothing_is_loaded_of_shadows_but_the_last_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run of 1,000 modules has 2,000 records a step; all of them were loaded, twice."""
+    """A run of 1,000 modules has 2,000 records per step; all of them were loaded, twice."""
     store = tmp_path / "a.db"
     run = stores.finished(store)
     with Reader(store) as reader:

@@ -252,7 +252,7 @@ def test_memory_stays_where_it_is(tmp_path: Path) -> None:
             gc.collect()  # empties Python's lists of free tuples as well
             readings.append(tracemalloc.get_traced_memory()[0])
         tracemalloc.stop()
-    assert min(readings[4:]) - min(readings[:4]) < 2000 * 8, "more than 8 bytes a step"
+    assert min(readings[4:]) - min(readings[:4]) < 2000 * 8, "more than 8 bytes per step"
     assert os.path.getsize(run.store) > 0
 
 

@@ -64,7 +64,7 @@ class Ceiling:
 
     @property
     def flops_s(self) -> float | None:
-        """Operations a second at the median of the best size."""
+        """Operations per second at the median of the best size."""
         return self.best.flops_s if self.best else None
 
     @property
@@ -169,7 +169,7 @@ class VendorFigures:
     """One row; a dtype that is not in ``flops_s`` is unknown."""
 
     names: tuple[str, ...]
-    flops_s: Mapping[str, float]  # dtype (a name of formats, "tf32", "int8") -> operations a second
+    flops_s: Mapping[str, float]  # by dtype (a name of formats, "tf32", "int8"), per second
     bytes_s: float  # of the memory
     source: str  # title and address of the document
 

@@ -1,4 +1,4 @@
-"""Histograms of one role at one step, one row a module, at any loss scale and in any format.
+"""Histograms of one role at one step, one row per module, at any loss scale and in any format.
 
 Values of the gradient roles are recorded multiplied by the loss scale. Dividing by it, or asking
 what another scale would have done, moves every histogram by a whole number of powers of two:
@@ -24,7 +24,7 @@ LOST, SUBNORMAL, NORMAL, OVERFLOW, ZERO, NONFINITE = range(6)
 
 
 def merged(frame: Frame) -> Frame:
-    """The frame with one row a module, ordered by module; dtypes of a module joined by ``+``."""
+    """The frame with one row per module, ordered by module; dtypes of a module joined by ``+``."""
     modules, rows = add_rows(frame.modules, frame.rows)
     dtypes: dict[int, set[str]] = {module: set() for module in sorted(modules)}
     for module, dtype in zip(frame.modules, frame.dtypes, strict=True):

@@ -190,7 +190,7 @@ def compute_dtype(inputs: str) -> str:
 def dtypes_by_module(
     modules: Sequence[ModuleRecord], ops: Iterable[OpRecord], frames: Mapping[Role, Frame]
 ) -> list[ModuleDtypes]:
-    """One row a module, in the order of ``modules``. Filter ``ops`` by phase beforehand."""
+    """One row per module, in the order of ``modules``. Filter ``ops`` by phase beforehand."""
     held = {role: _held(frame) for role, frame in frames.items()}
     own: dict[int, list[OpRecord]] = defaultdict(list)
     for op in ops:

@@ -146,7 +146,8 @@ class RunView:
         return sum(head) / len(head) if head else None
 
     def tail_of(self, count: int | None) -> float | None:
-        """The same of the first ``count`` losses; all when it is None."""
+        """Mean loss over the end of the first ``count`` steps; over the end of the run when it is
+        None."""
         losses = self.losses[:count]
         if not losses:
             return None
@@ -504,7 +505,7 @@ class ForeignValue:
 
 
 def foreign_values(run: RunView) -> list[ForeignValue]:
-    """One a place and kind, the first sight of each.
+    """One per place and kind, the first sight of each.
 
     A batch with the same trouble again is left out: it did no harm before, as a mask of minus
     infinities that comes with every batch does none.

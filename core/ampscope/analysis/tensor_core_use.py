@@ -178,11 +178,11 @@ class CoreUse:
     rates: tuple[Rate, ...]  # the ceilings as they were measured
 
     def calls(self, of: CoreVerdict | None = None) -> int:
-        """Matmuls a step with that verdict; None: measured at all."""
+        """Matmuls per step with that verdict; None: measured at all."""
         return sum(u.matmul.count for u in self.uses if of in (None, u.verdict))
 
     def flops(self, of: CoreVerdict) -> int:
-        """Their FLOPs a step."""
+        """Their FLOPs per step."""
         return sum(u.step_flops for u in self.uses if u.verdict == of)
 
     def share(self, of: CoreVerdict) -> float:
@@ -402,11 +402,11 @@ WORTH = 1.05  # what is gained less than this is within the spread of timings
 
 @dataclass(frozen=True, slots=True)
 class PaddingGain:
-    """One change of one layer; seconds a step, over all matmuls of the layer that it touches."""
+    """One change of one layer; seconds per step, over all matmuls of the layer that it touches."""
 
     module: str
     changes: tuple[tuple[int, int], ...]  # (size, padded size), in rising order
-    matmuls: int  # calls a step
+    matmuls: int  # calls per step
     seconds: float
     padded_s: float
     low: float  # gain with the quartiles that lie nearer, and

@@ -59,7 +59,7 @@ class UnderflowOverTime:
         return self.lost - self.below_range if self.is_split else np.zeros_like(self.lost)
 
     def only(self, row: int) -> UnderflowOverTime:
-        """The same of one module."""
+        """These counts of one module; ``row`` is its place in :attr:`modules`."""
         counts = {name: getattr(self, name)[[row]] for name in COUNTS}
         return replace(self, modules=(self.modules[row],), **counts)
 

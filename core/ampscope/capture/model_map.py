@@ -102,7 +102,7 @@ class ModuleIndex:
         return None if position is None else self.parameters[position].owner
 
     def records(self) -> list[ModuleRecord]:
-        """One record a module."""
+        """One record per module."""
         return self._records
 
 

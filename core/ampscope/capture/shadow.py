@@ -105,7 +105,7 @@ class Shadow:
                 self._compare(parameter.owner, Role.WEIGHT_GRAD, gradient, reference, self._scale)
 
     def take(self) -> list[ShadowRecord]:
-        """One record a module and role; frees what was kept."""
+        """One record per module and role; frees what was kept."""
         self._outputs.clear()
         self._gradients.clear()
         self._weights.clear()
@@ -234,7 +234,7 @@ class Comparisons:
         self._numbers.append(_numbers(*pair, scale, limits))
 
     def records(self) -> list[ShadowRecord]:
-        """One record a module and role, over all its tensors and calls together."""
+        """One record per module and role, over all its tensors and calls together."""
         if not self._numbers:
             return []
         device = self._numbers[0].device

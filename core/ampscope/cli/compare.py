@@ -44,10 +44,10 @@ from ampscope.workloads.catalog import SIZES, is_script
     show_default=True,
     help=f"Several, separated by commas: {', '.join(PRECISIONS)}.",
 )
-@click.option("--seeds", default=3, show_default=True, help="Trainings a precision.")
+@click.option("--seeds", default=3, show_default=True, help="Trainings per precision.")
 @click.option("--steps", default=30, show_default=True, help="A seed, fewer where time is short.")
 @click.option("--seed", default=0, show_default=True, help="The first one.")
-@click.option("--batch", default=0, help="Samples a step; 0: as the workload gives them.")
+@click.option("--batch", default=0, help="Samples per step; 0: as the workload gives them.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option("--time-limit", default=170.0, show_default=True, help="Seconds.")
 @click.option("--price", default=0.0, help="Of this machine an hour, in any currency.")
@@ -196,7 +196,7 @@ def batch_size(
 
 def _batch_table(search: BatchSearch) -> Table:
     table = plain_table(f"{search.precision}: {_prediction(search)}")
-    for name in ("samples", "fits", "peak memory", "time a step", "samples a second", ""):
+    for name in ("samples", "fits", "peak memory", "time per step", "samples per second", ""):
         table.add_column(name, justify="left" if not name else "right")
     knee = search.knee
     for made in search.trials:

@@ -87,7 +87,7 @@ def script_options(command: Callable[..., None]) -> Callable[..., None]:
             type=int,
             help=f"Optimizer steps at most.  [default: {STEPS}, or all of {GRACE_S:.0f} s]",
         ),
-        click.option("--time-limit", default=120.0, show_default=True, help="Seconds a run."),
+        click.option("--time-limit", default=120.0, show_default=True, help="Seconds per run."),
         click.option("--memory-limit", default=0, help="MiB of private memory; 0 is no limit."),
         click.option(
             "--policy",

@@ -225,5 +225,5 @@ def _padding(gains: list[PaddingGain]) -> Table:
 
 
 def _end(name: str, length: int) -> str:
-    """The end distinguishes layers."""
+    """The end of the path distinguishes layers."""
     return name if len(name) <= length else f"…{name[1 - length :]}"

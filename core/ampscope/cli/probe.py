@@ -48,8 +48,8 @@ from ampscope.workloads.catalog import SIZES
 @click.option("--histogram-every", default=1, show_default=True, help="Steps; 0 is never.")
 @click.option("--trace-every", default=1, show_default=True, help="Steps; 0 is never.")
 @click.option("--shadow-every", default=10, show_default=True, help="Steps; 0 is never.")
-@click.option("--time-limit", default=600.0, show_default=True, help="Seconds a run.")
-@click.option("--memory-limit", default=0, help="MiB of private memory a run; 0 is no limit.")
+@click.option("--time-limit", default=600.0, show_default=True, help="Seconds per run.")
+@click.option("--memory-limit", default=0, help="MiB of private memory per run; 0 is no limit.")
 @click.option(
     "--framework",
     type=click.Choice(("torch", "keras", "paddle")),

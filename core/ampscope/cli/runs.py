@@ -173,7 +173,7 @@ def export(run: tuple[str, ...], together: bool, kind: str, out: Path, store: Pa
 )
 @store_option
 def merge(stores: tuple[Path, ...], into: Path | None, store: Path) -> None:
-    """Copy the runs of other STORES into one: files, or folders with one file a rank.
+    """Copy the runs of other STORES into one: files, or folders with one file per rank.
 
     Runs keep their ids; one that is there already with the same content is passed over.
     """

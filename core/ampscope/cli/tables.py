@@ -24,7 +24,7 @@ from ampscope.report.document import TEXT_LENGTH, line
 from ampscope.report.run_words import rules_in_full
 from ampscope.store.reader import Reader
 
-MAX_EVENTS = 200  # the first of a run; a training that breaks every step has one a step
+MAX_EVENTS = 200  # the first of a run; a training that breaks every step has one per step
 MISSING = "–"  # not recorded, or there is no such thing
 
 
@@ -82,7 +82,7 @@ def underflow(reader: Reader, run_id: str) -> dict[str, dict[str, int]]:
 
 
 def probe_table(reader: Reader, infos: list[RunInfo]) -> Table:
-    """What became of the loss, the scale and the gradients, one line a run."""
+    """What became of the loss, the scale and the gradients, one line per run."""
     table = plain_table(_where(infos))
     table.caption = (
         "The last three are shares of the gradients of module outputs, at the steps that have an "
@@ -111,7 +111,7 @@ def probe_table(reader: Reader, infos: list[RunInfo]) -> Table:
 
 
 def runs_table(infos: list[RunInfo]) -> Table:
-    """One line a run; what failed says why below the table (`messages`)."""
+    """One line per run; what failed says why below the table (`messages`)."""
     table = plain_table("")
     for name in ("run", "started", "title", "state", "steps", "where"):
         table.add_column(
@@ -201,7 +201,7 @@ def _scale(steps: list[StepRecord]) -> str:
 
 
 def bench_table(run: RunInfo, view: BenchView) -> Table:
-    """One line a dtype, and one for copies."""
+    """One line per dtype, and one for copies."""
     table = Table(
         title=escape(_title(run)),
         title_justify="left",

@@ -134,10 +134,10 @@ Cell: TypeAlias = Callable[[PrecisionResults], str]  # "" where it was not measu
 def figures(base: PrecisionResults | None, price: float = 0.0) -> tuple[tuple[str, Cell], ...]:
     """(label, text of one precision); ``price`` is the machine's an hour, 0 for none."""
     return (
-        ("time a step, median", lambda m: _of(m.times, lambda t: seconds(t.step.median_s))),
+        ("time per step, median", lambda m: _of(m.times, lambda t: seconds(t.step.median_s))),
         ("quartiles", lambda m: _of(m.times, lambda t: quartiles(t.step))),
         (f"speed against {base.precision if base else 'fp32'}", partial(_speed, base)),
-        ("samples a second", lambda m: _of(m.times, _throughput)),
+        ("samples per second", lambda m: _of(m.times, _throughput)),
         ("forward / backward / optimizer", lambda m: _of(m.times, _phases)),
         ("casts, of the time in ops", lambda m: _of(m.times, _casts)),
         (_peak_label(base), lambda m: _of(peak_bytes(m), binary_size)),

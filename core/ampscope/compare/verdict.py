@@ -325,7 +325,7 @@ def _batch(base: PrecisionResults, other: PrecisionResults) -> Claim:
 
 
 def _growth(measured: PrecisionResults) -> tuple[float, float] | None:
-    """(bytes that do not depend on the batch, bytes a sample)."""
+    """(bytes that do not depend on the batch, bytes per sample)."""
     one, two = measured.memory, measured.other_memory
     if one is None or two is None or two.samples <= one.samples or two.peak <= one.peak:
         return None

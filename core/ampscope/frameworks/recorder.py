@@ -302,7 +302,7 @@ def attempt_of(
 
 
 def step_record(attempt: Attempt, facts: StepFacts) -> StepRecord:
-    """The same step as pages show it."""
+    """The :class:`StepRecord` of an attempt, as pages show it."""
     return StepRecord(
         step=attempt.attempt,
         loss=attempt.loss,

@@ -130,7 +130,8 @@ def _kernel() -> Callable[..., None] | None:
 
 
 def _count_slowly(values: NDArray[Any], row: Raw) -> None:
-    """The same with NumPy alone; frexp of fp64 is exact for every narrower format."""
+    """Adds ``values`` to ``row`` with NumPy alone; frexp of fp64 is exact for every narrower
+    format."""
     wide = values.astype(np.float64)
     zero, finite = wide == 0, np.isfinite(wide)
     negative = np.signbit(wide)

@@ -1,7 +1,7 @@
 """Lesson 14: throughput of a training step in fp32 and bf16, and energy where a counter is read.
 
-What a whole training costs follows from samples a second; prices and, without a counter, watts are
-the learner's to type in.
+What a whole training costs follows from samples per second; prices and, without a counter, watts
+are the learner's to type in.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def _curve(name: str, seed: int, seen: list[StepSeconds]) -> LossCurve:
 
 
 def _samples(spec: RunSpec, training: Training, notes: list[str]) -> int:
-    """Samples a step; 0 where the batch dimension is unknown."""
+    """Samples per step; 0 where the batch dimension is unknown."""
     try:
         return batch_size(batch_of(training, spec), spec.workload)
     except BadInput as error:
@@ -504,7 +504,7 @@ def batch_size(batch: Batch, name: str = "the workload") -> int:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors[:4])
         raise BadInput(
             f"No batch dimension was found in {name}: the tensors of a batch begin with "
-            f"different numbers ({shapes}). Give every tensor one row a sample."
+            f"different numbers ({shapes}). Give every tensor one row per sample."
         )
     if not found[0]:
         raise BadInput(f"A batch of {name} holds no sample.")

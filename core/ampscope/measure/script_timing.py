@@ -95,7 +95,7 @@ def _halves_as(replace: Mapping[torch.dtype, torch.dtype]) -> Iterator[None]:
 def _autocast_around_steps(
     dtype: torch.dtype, clock: Clock, stack: contextlib.ExitStack
 ) -> Iterator[None]:
-    """One region a step, from a model's first call until backward; without gradients, around the
+    """One region per step, from a model's first call until backward; without gradients, around the
     call alone. fp16 gets a loss scale where the script has none."""
     patches, lacks_scaler = Patches(), dtype is torch.float16
 

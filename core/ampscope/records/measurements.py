@@ -99,7 +99,7 @@ class Frame:
     """All histograms of one role at one step.
 
     ``rows`` is [n, RAW_LEN]; ``modules[i]`` is the module index and ``dtypes[i]`` the dtype name of
-    row i. A module that was called several times has one row a dtype: histograms add.
+    row i. A module that was called several times has one row per dtype: histograms add.
     """
 
     step: int
@@ -210,7 +210,7 @@ class Place:
 
     module: str  # path; empty for the model itself and what runs in no module
     phase: str  # forward | backward | optimizer
-    count: int  # times a step
+    count: int  # times per step
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,17 +243,17 @@ class Matmul:
 
     @property
     def count(self) -> int:
-        """Calls a step."""
+        """Calls per step."""
         return sum(place.count for place in self.places)
 
     @property
     def intensity(self) -> float:
-        """FLOPs a byte."""
+        """FLOPs per byte."""
         return self.flops / max(1, self.moved_bytes)
 
     @property
     def flops_s(self) -> float | None:
-        """Operations a second at the median."""
+        """Operations per second at the median."""
         return self.flops / self.timing.median_s if self.timing else None
 
 
@@ -270,7 +270,7 @@ class StepMatmuls:
     kernel_source: str  # torch.profiler | oneDNN | none
 
 
-# What a comparison of precisions measures, one record a precision and seed.
+# What a comparison of precisions measures, one record per precision and seed.
 
 
 @dataclass(frozen=True, slots=True)
@@ -500,7 +500,7 @@ class Rate:
 
     @property
     def flops_s(self) -> float | None:
-        """Operations a second at the median."""
+        """Operations per second at the median."""
         return self.flops / self.timing.median_s if self.timing and self.flops else None
 
     @property

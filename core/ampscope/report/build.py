@@ -25,8 +25,8 @@ POINTS = 2000  # steps that a curve has at most, about two a pixel on paper
 def document(
     reader: Reader, names: Sequence[str], *, as_recorded: bool = False, folders: bool = True
 ) -> Document:
-    """One part a run, in the order asked for; runs of one diagnosis make one part together. Raises
-    BadInput for a name that is not in the store.
+    """One part per run, in the order asked for; runs of one diagnosis make one part together.
+    Raises BadInput for a name that is not in the store.
 
     The home folder is written ~ and the machine's name is left out, unless ``as_recorded``; without
     ``folders`` every path is its last part.

@@ -174,7 +174,7 @@ def visible(text: str, length: int = TEXT_LENGTH) -> str:
 
 
 def line(text: str, length: int = NAME_LENGTH) -> str:
-    """The same in one line."""
+    """``text`` in one line, spelled as by :func:`visible`, cut to about ``length`` characters."""
     return visible(" ".join(text.split()), length)
 
 

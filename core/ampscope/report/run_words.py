@@ -55,12 +55,12 @@ def rules(machine: Machine | None) -> str:
 
 
 def rules_in_full(machine: Machine | None) -> str:
-    """The same, saying what they are made of."""
+    """Under whose rules a run took place, and what these rules consist of."""
     return _of(machine).what if machine is not None else "not started"
 
 
 def file_name(workload: str) -> str:
-    """Of a file its name only: paths are long, and tell more than a reader needs."""
+    """Of a file its name only: full paths are long and reveal more than a report needs."""
     path, is_file, entry = workload.rpartition(".py")
     return f"{PurePath(path).name}.py{entry}" if is_file else workload
 

@@ -136,7 +136,7 @@ class _Run:
             return self._end(self._result("returned"))
 
     def act(self, action: Callable[[], Any]) -> Any:
-        """The same for what a child of the script's does."""
+        """Run a child script's ``action`` under the instruments; returns what it returns."""
         with self._everything(staged=False):
             try:
                 returned = action()

@@ -64,7 +64,8 @@ def end_python() -> None:
 
 
 def end_python_within(limit_s: float, too_long: Callable[[], None]) -> None:
-    """The same; ``too_long``, called in another thread after ``limit_s``, ends the process."""
+    """End Python as :func:`end_python` does. ``too_long`` is called in another thread after
+    ``limit_s`` seconds and ends the process."""
     waiting = threading.Timer(limit_s, too_long)
     waiting.daemon = True
     waiting.start()

@@ -231,7 +231,7 @@ def whole(value: object, low: int = 0, high: int = MOST) -> int:
 
 
 def whole_or_none(value: object, low: int = 0, high: int = MOST) -> int | None:
-    """The same; None was not recorded."""
+    """A whole number out of a column, or None where it was not recorded."""
     return None if value is None else whole(value, low, high)
 
 

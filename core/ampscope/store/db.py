@@ -1,4 +1,4 @@
-"""Open the store: one SQLite file, WAL, one writer a run, readers read-only.
+"""Open the store: one SQLite file, WAL, one writer per run, readers read-only.
 
 A file that is not SQLite, a schema of another version, a read-only folder and a full disk each end
 in one StoreError sentence that names the file and says what to do.

@@ -198,7 +198,7 @@ def mixed(reader: Reader, info: RunInfo) -> dict[str, list[dict[str, object]]]:
 
 
 def mixed_columns(rows: Sequence[dict[str, object]]) -> Columns:
-    """The same for Parquet: the fields of a row as JSON."""
+    """Rows of several kinds as Parquet columns: the kind, and the other fields as JSON."""
     fields = [{k: v for k, v in row.items() if k != "record"} for row in rows]
     data = [_json(row) for row in fields]
     return {"record": [row["record"] for row in rows], "data": data}

@@ -1,6 +1,6 @@
 """Rows of the table telemetry, written by the process that reads the machine.
 
-A second writer beside the run's own: one transaction a second into the same file (WAL, where the
+A second writer beside the run's own: one transaction per second into the same file (WAL, where the
 two wait for each other). It imports no NumPy, because that costs more than what it is used for.
 """
 

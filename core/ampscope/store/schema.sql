@@ -202,7 +202,7 @@ CREATE TABLE result (
     PRIMARY KEY (run, seq)
 ) WITHOUT ROWID;
 
--- What a device read beside a run, about 10 times a second (records.Sample). NULL: not readable.
+-- What a device read beside a run, about 10 times per second (records.Sample). NULL: not readable.
 CREATE TABLE telemetry (
     run               TEXT NOT NULL REFERENCES run (id) ON DELETE CASCADE,
     device            TEXT NOT NULL,   -- cpu, cuda:0

@@ -1,4 +1,4 @@
-"""The one writer of a run: collects records, writes them in one transaction a flush.
+"""The one writer of a run: collects records, writes them in one transaction per flush.
 
 writer = RunWriter.create(path, spec)          # state queued
 writer.start(machine)                          # state running

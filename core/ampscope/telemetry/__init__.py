@@ -1,4 +1,4 @@
-"""What the machine does while a run takes place: a process of its own, ten readings a second.
+"""What the machine does while a run takes place: a process of its own, ten readings per second.
 
     python -m ampscope.telemetry --store FILE --run ID --pid PID --device cuda:0 --uuid GPU-…
 

@@ -1,4 +1,4 @@
-"""The loop: read every device ten times a second, write once a second, end with the run.
+"""The loop: read every device ten times per second, write once a second, end with the run.
 
 It ends when it is told to (anything on its standard input, or its end), when the run's process is
 gone, and when the run in the store is no longer active. None of these needs another's help.
@@ -84,7 +84,7 @@ def say(notes: Sequence[str], report: int) -> None:
 
 # What is kept of the readings of a run that lasts.
 #
-# Ten readings a second are 5 MB an hour. A run's first half hour is kept as it was read; after
+# Ten readings per second are 5 MB an hour. A run's first half hour is kept as it was read; after
 # that a minute keeps a reading every 10 s, a day later ten minutes keep one every minute, and of
 # every such window the extremes of each quantity and whatever held the clocks down. A week is then
 # about 60,000 rows. Wherever readings are left out, shares of time are estimates.

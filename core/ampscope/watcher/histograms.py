@@ -137,7 +137,7 @@ class StepHistograms:
                 self._before[position] = tensor.clone()
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """It has stepped."""
+        """Called after the optimizer's step."""
         if not self._before:
             return
         with self._time.spent("updates"):

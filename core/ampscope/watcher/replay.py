@@ -149,7 +149,7 @@ def _replayed(rerun: Rerun, path: str, names: Numbers) -> Replay:
 
 
 def _numbered(shadows: list[ShadowRecord], model: nn.Module, names: Numbers) -> list[ShadowRecord]:
-    """The same records with the caller's numbers of the modules."""
+    """``shadows`` with the caller's module numbers instead of the replay's."""
     modules = list(model.modules())
     numbers = ((record, names.index(modules[record.module])) for record in shadows)
     return [dataclasses.replace(r, module=n) for r, n in numbers if n is not None]

@@ -232,7 +232,7 @@ class Session:
         self._histograms.before_step(optimizer)
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """It has stepped."""
+        """Called after the optimizer's step."""
         self._histograms.after_step(optimizer)
 
     def attempt_dropped(self, optimizer: Optimizer) -> None:

@@ -37,7 +37,7 @@ class GrowthCounter:
     interval: int
 
     def after(self, *, skipped: bool) -> int:
-        """The same after this step's ``update``."""
+        """Finite steps since the scale last changed, after this step's ``update``."""
         return 0 if skipped else (self.before + 1) % self.interval
 
 

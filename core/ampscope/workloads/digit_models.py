@@ -21,7 +21,7 @@ from ampscope.workloads.training_data import classification_loss, digit_batches,
 
 @dataclass(frozen=True, slots=True)
 class LeNetSize:
-    """Channels of the two convolutions, width of the hidden linear layer, images a step."""
+    """Channels of the two convolutions, width of the hidden linear layer, images per step."""
 
     channels1: int
     channels2: int
@@ -90,7 +90,7 @@ def build_lenet(size: str, seed: int) -> Workload:
 
 @dataclass(frozen=True, slots=True)
 class MLPSize:
-    """Width and number of the hidden layers, images a step."""
+    """Width and number of the hidden layers, images per step."""
 
     width: int
     hidden_layers: int

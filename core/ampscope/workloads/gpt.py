@@ -21,7 +21,7 @@ from ampscope.workloads.training_data import VOCABULARY, next_character_loss, te
 
 @dataclass(frozen=True, slots=True)
 class GPTSize:
-    """Blocks, width, attention heads; characters a window, windows a step."""
+    """Blocks, width, attention heads; characters per window, windows per step."""
 
     blocks: int
     width: int

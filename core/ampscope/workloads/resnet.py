@@ -20,7 +20,7 @@ from ampscope.workloads.training_data import classification_loss, digit_batches
 
 @dataclass(frozen=True, slots=True)
 class ResNetSize:
-    """Channels of each stage, basic blocks a stage, images a step."""
+    """Channels of each stage, basic blocks per stage, images per step."""
 
     widths: tuple[int, ...]
     blocks: int

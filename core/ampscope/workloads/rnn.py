@@ -19,7 +19,7 @@ from ampscope.workloads.training_data import VOCABULARY, next_character_loss, te
 
 @dataclass(frozen=True, slots=True)
 class RNNSize:
-    """Width of embedding and state; characters a window (= time steps), windows a step."""
+    """Width of embedding and state; characters per window (= time steps), windows per step."""
 
     embedding: int
     state: int

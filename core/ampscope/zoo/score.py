@@ -122,7 +122,7 @@ HEALTHY: tuple[str, ...] = (
     "h02_sparse_router.py",  # silent units, padding, an unused branch: 86 % zero gradients
     "h03_gradient_accumulation.py",  # four micro-batches, unscale_ and clip once a window
     "h04_gan_two_scalers.py",  # two losses that need not share a scale
-    "h05_lbfgs_fit.py",  # closures, several backward passes a step, fp32 throughout
+    "h05_lbfgs_fit.py",  # closures, several backward passes per step, fp32 throughout
     "h06_bf16_ema.py",  # bf16 without a scaler, moving average in fp32
     "h07_clip_and_schedule.py",  # unscale_ then clip; the first steps skipped, so a warning
     "h08_gradient_penalty.py",  # the gradient is divided by the scale before its norm is taken

@@ -463,7 +463,7 @@ class Origins:
         return self._origins[at]
 
     def names(self, node: Any) -> tuple[str, str]:
-        """(dotted module, "train.py:41") of the same."""
+        """(dotted module, "train.py:41") of the forward op that made ``node``."""
         origin = self.of(node)
         return self.paths.path(origin.module), line_name(origin.place)
 

@@ -372,7 +372,7 @@ MAX_BAD_DETAILED = 12  # and attempts with non-finite gradients
 
 
 class GradientReader:
-    """Results: :attr:`records`, one a parameter; :attr:`taints`, bad op -> gradients."""
+    """Results: :attr:`records`, one per parameter; :attr:`taints`, bad op -> gradients."""
 
     def __init__(self, taint_of: Callable[[Tensor | None], int | None]) -> None:
         self.records: list[ParameterGradient] = []

@@ -222,7 +222,7 @@ def _batch(run: RunInfo, results: Sequence[Result]) -> Said:
         for search in searches
         for t in search.trials
     )
-    columns = ("Precision", "Samples", "Seen", "Peak of tensors", "A step", "Samples a second")
+    columns = ("Precision", "Samples", "Seen", "Peak of tensors", "A step", "Samples per second")
     return comparison.sentence(searches), (Table(columns, rows, numeric=(1, 3, 4, 5)),)
 
 
@@ -419,7 +419,7 @@ def _times(results: Rows) -> Table:
     )
     columns = (
         "Precision", "A step", "Quartiles", "Forward", "Backward", "Optimizer",
-        "Samples a second", "Casts, of the time in ops",
+        "Samples per second", "Casts, of the time in ops",
     )  # fmt: skip
     return Table(columns, rows, numeric=tuple(range(1, len(columns))))
 
