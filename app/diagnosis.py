@@ -459,7 +459,7 @@ def observed(run: RunInfo) -> RunView:
 
 @store.of_run
 def observations(reader: Reader, run_id: str) -> list[Observation]:
-    """All that was seen of a script's run, in order."""
+    """All observations of a script's run, in order."""
     return reader.observations(run_id)
 
 

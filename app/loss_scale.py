@@ -413,8 +413,8 @@ def bad_steps_seen(found: Sequence[BadStep], totals: StepTotals, whole: int) -> 
         text += f" The newest {len(found):,} of {whole:,} bad steps of the shown part are listed."
     if taken:
         text += (
-            f" At {plural(len(taken), 'step')} gradients held NaN or Inf and the optimizer ran all "
-            "the same."
+            f" At {plural(len(taken), 'step')} gradients held NaN or Inf and the optimizer "
+            "stepped anyway."
         )
     firsts = [b.first_parameter for b in found if b.first_parameter]
     if firsts:
@@ -549,8 +549,8 @@ def draw_lab(run: RunInfo, found: Trajectory) -> None:
     if odd is not None:
         st.caption(
             f"With the recorded settings, the replay diverges from the recording at step {odd:,}: "
-            "this "
-            "run has another growth interval than the default, or a scaler whose state was set."
+            "this run has another growth interval than the default, or a scaler whose state was "
+            "set."
         )
     policy, settings = _controls(policy, own)
     made = replay(seen.gradients, policy, settings, seen.turns)

@@ -32,7 +32,7 @@ from app.text import escape
 
 
 class ClassRole(StrEnum):
-    """Who looks at the dashboard."""
+    """The current user of the dashboard."""
 
     OPERATOR = "operator"  # there is no class
     TEACHER = "teacher"

@@ -166,7 +166,7 @@ def steps(
     return reader.overview(run_id, points, first, last)
 
 
-# What the reader gives of one run, each for whoever may see it: see :class:`Reader`.
+# What the reader gives of one run, each for the users who may see it: see :class:`Reader`.
 totals = of_run(Reader.step_totals)
 events = of_run(Reader.events)
 modules = of_run(Reader.modules)

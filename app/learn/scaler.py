@@ -99,7 +99,7 @@ def words(results: Sequence[Result], made: dict[str, Replay]) -> str:
     )
     guess = [r.first_guess for r in made.values() if r.first_guess is not None]
     if guess:
-        text += f" From step {min(guess)} on a replay rests on guesses, shown all the same."
+        text += f" From step {min(guess)} on, the replay is an estimate."
     return text
 
 

@@ -56,7 +56,7 @@ def test_a_result_stands_beside_what_was_expected(store_path: Path, open_page: O
     assert not app.exception
     words = texts(app)
     assert f"1 of {len(ANSWERS)} cases diagnosed; the expected cause came first in 1 of 1." in words
-    assert f"Found: An activation overflowed in {CASE.module} (as expected). Fix seen" in words
+    assert f"Found: An activation overflowed in {CASE.module} (as expected). Fix verified" in words
     assert "Found: no fault (as expected)." in words
     assert metrics(app) == {
         "Expected cause first": "1 of 1",

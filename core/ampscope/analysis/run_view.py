@@ -195,7 +195,7 @@ def _finite(value: float | None) -> bool:
 #
 # They are seen in three ways, the surest first (:class:`~ampscope.observations.BadOp`): a result
 # far from fp32's (coarse), a running total whose rounding errors add up (drift), and a running
-# total that an addition leaves as it is (stall).
+# total that an addition does not change (stall).
 
 
 MIN_STAGNATED = 8  # times that the same line added without effect: not a coincidence

@@ -259,7 +259,7 @@ def _not_judged(run: RunView, evidence: Evidence) -> str:
     if frames is None or not frames.count:
         return "torch.compile compiled nothing here"
     if len(run.attempts) < min(MIN_COMPARED, len(evidence.baseline.attempts)):
-        return "too few of its optimizer steps were seen"
+        return "too few of its optimizer steps were recorded"
     return ""
 
 

@@ -237,6 +237,6 @@ def tail(path: Path, size: int) -> str:
 
 
 def end_of(descriptor: int, size: int) -> str:
-    """The last ``size`` bytes of an open file, whoever writes to it."""
+    """The last ``size`` bytes of an open file, no matter which process writes to it."""
     whole = os.fstat(descriptor).st_size
     return os.pread(descriptor, size, max(0, whole - size)).decode(errors="replace")

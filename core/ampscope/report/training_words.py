@@ -84,7 +84,7 @@ def _what_is_bad(training: Training) -> str:
     elif all(s.skipped for s in shown):
         text = "GradScaler leaves out every step"
     else:
-        text = "gradients were not finite and the optimizer ran all the same"
+        text = "gradients were not finite and the optimizer stepped anyway"
     steps = {e.step for e in training.of("capsule") if since is not None and e.step >= since}
     if not steps:
         return text

@@ -207,7 +207,7 @@ def _harmless(baseline: RunView) -> str:
     """Things that look like faults and are none."""
     skips = len(baseline.skips)
     if not skips:
-        return f"{plural(len(baseline.attempts), 'optimizer step')} were seen."
+        return f"{plural(len(baseline.attempts), 'optimizer step')} were recorded."
     total = plural(len(baseline.attempts), "optimizer step")
     if baseline.leading_skips == skips:
         return (

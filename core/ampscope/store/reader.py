@@ -154,7 +154,7 @@ class Reader:
         return [rows.shadow(row) for row in self._all(sql, *values)]
 
     def observations(self, run_id: str) -> list[Observation]:
-        """What was seen of a script, in order; empty for a probe."""
+        """Observations of a script, in order; empty for a probe."""
         sql = "SELECT kind,data FROM observation WHERE run=? ORDER BY seq"
         return [decode_observation(kind, data) for kind, data in self._all(sql, run_id)]
 

@@ -143,7 +143,7 @@ class RunWriter(RunRow):
         self._pending += rows.of_records("nonfinite", self.run_id, records)
 
     def add_observations(self, observations: Iterable[Observation]) -> None:
-        """What was seen of a script, numbered in the given order."""
+        """Observations of a script, numbered in the given order."""
         for seq, observation in enumerate(observations):
             kind, data = encode_observation(observation)
             key = {"run": self.run_id, "seq": seq}

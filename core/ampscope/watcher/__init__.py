@@ -15,7 +15,7 @@ bad_steps         what is done about a step that is not finite
 capsule           such a step as a file: what it holds, how it is packed, which ones are kept
 replay            runs a capsule again, op by op and beside fp32; replay_child is its process
 step_end          the record of a step that is over
-alarms            what a person should hear of; alarm_dispatcher tells it
+alarms            what a user should know of; alarm_dispatcher reports it
 recorder          hands everything to a thread that writes the store
 guard             an error of ampscope's own ends the watching, not the training
 """

@@ -35,7 +35,7 @@ class WatchSettings:
 
 
 class AlarmDispatcher:
-    """Tells alarms; ``is_cancelled`` says whether a person asked the run to stop."""
+    """Reports alarms; ``is_cancelled`` says whether a person asked the run to stop."""
 
     def __init__(self, settings: WatchSettings, is_cancelled: Callable[[], bool]) -> None:
         self.told: list[Event] = []

@@ -11,7 +11,7 @@
     lost_share          fp16 could not hold that share of the weight gradients at this loss scale
     weights_not_moving  steps were taken, and the weights stayed as they were
 
-Each is told once when it begins, and again only after it had stopped.
+Each is reported once when it begins, and again only after it had stopped.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Alarms:
         self._spikes: dict[int, SpikeDetector] = {}
 
     def rings(self, name: str) -> bool:
-        """Whether the alarm was told and has not stopped since."""
+        """Whether the alarm was reported and has not stopped since."""
         return name in self._ringing
 
     def check(

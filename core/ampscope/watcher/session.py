@@ -138,7 +138,7 @@ class Session:
         if not self._has_stepped and self._histograms.has_gradients:
             self.guard.call(self._look_for_unseen_steps, last=True)
         try:
-            # Its alarms come too late to be told.
+            # Its alarms come too late to be reported.
             self.guard.call(self._finishing.late, self.now.step)
         finally:
             self.recorder.close(state, message)

@@ -66,7 +66,7 @@ class Watch:
 
     @property
     def alarms(self) -> list[Event]:
-        """What was told so far."""
+        """Alarms reported so far."""
         return list(self._session.dispatcher.told)
 
     @property
