@@ -90,7 +90,7 @@ def test_a_run_that_ends_in_nan_names_step_and_capsule(store_path: Path, open_pa
     app = open_page("training", run=run)
     words = texts(app)
     assert (
-        "Bad since step 7: the loss was NaN; the capsule of that step tells where it came from."
+        "Bad since step 7: the loss was NaN; the capsule of that step shows where it came from."
         in words
     )
     assert [c.value for c in app.code] == [
