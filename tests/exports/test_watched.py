@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import ampscope
-from ampscope.exports import trackers
+from ampscope.exports.steps import write_tensorboard
 from ampscope.store.reader import Reader
 
 accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -38,7 +38,7 @@ def test_exported_gradients_are_those_of_the_model(tmp_path: Path) -> None:
             scaler.update()
             optimizer.zero_grad()
     with Reader(run.store) as reader:
-        trackers.write_tensorboard(reader, reader.run(run.id), tmp_path / "tb", "magnitude")
+        write_tensorboard(reader, reader.run(run.id), tmp_path / "tb", "magnitude")
     events = accumulators.EventAccumulator(
         str(tmp_path / "tb" / run.id), size_guidance={accumulators.HISTOGRAMS: 0}
     )

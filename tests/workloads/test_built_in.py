@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from ampscope.errors import BadInput
-from ampscope.workloads import gpt, training_data
+from ampscope.workloads import text_models, training_data
 from ampscope.workloads.builtin import build_builtin
 from ampscope.workloads.catalog import BUILTIN
 from ampscope.workloads.protocol import Workload, iterate
@@ -194,9 +194,9 @@ def test_one_step_is_finite_in_half_precision(name: str, dtype: torch.dtype) -> 
 
 
 def test_gpt_has_six_blocks_or_more_and_attention_matches_torchs_own() -> None:
-    assert min(size.blocks for size in gpt.SIZES.values()) >= 6
+    assert min(size.blocks for size in text_models.GPT_SIZES.values()) >= 6
     torch.manual_seed(0)
-    attention = gpt.Attention(gpt.SIZES["tiny"])
+    attention = text_models.Attention(text_models.GPT_SIZES["tiny"])
     x = torch.randn(2, 20, 64)  # shorter than the context
     q, k, v = (
         linear(x).unflatten(2, (4, 16)).transpose(1, 2)

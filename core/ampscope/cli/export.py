@@ -10,7 +10,7 @@ import click
 
 from ampscope.cli.options import store_option
 from ampscope.errors import BadInput
-from ampscope.exports import trackers
+from ampscope.exports import steps
 from ampscope.exports.prometheus import serve
 from ampscope.exports.steps import Axis
 from ampscope.files import write_whole
@@ -78,7 +78,7 @@ def _write(path: Path, text: str) -> None:
     click.echo(path)
 
 
-_WRITERS = {"tensorboard": trackers.write_tensorboard, "wandb": trackers.write_wandb}
+_WRITERS = {"tensorboard": steps.write_tensorboard, "wandb": steps.write_wandb}
 
 
 @click.command()

@@ -14,8 +14,10 @@ Histograms are read one at a time; a step's numbers are small and read together.
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import math
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -233,3 +235,98 @@ def require(package: str, extra: str) -> None:
     """Raises BadInput, with what to install, when ``package`` is not there."""
     if find_spec(package) is None:
         raise BadInput(f'{package} is not installed: pip install "ampscope[{extra}]"')
+
+
+# A run as a TensorBoard event file, by tensorboard's own writer, or as a Weights & Biases run.
+#
+# Histograms are HistogramProto (tensorboard/compat/proto/histogram.proto): ``bucket[i]`` counts
+# [bucket_limit[i-1], bucket_limit[i]). Its ``sum`` and ``sum_squares`` cannot be known from counts
+# by power of two and are left out; TensorBoard shows neither.
+
+
+def write_tensorboard(reader: Reader, info: RunInfo, out: Path, axis: Axis) -> ExportSummary:
+    """Write ``out/<run id>/events.out.tfevents.…``. Raises BadInput without tensorboard, and when
+    that folder holds an export already: TensorBoard would show every point twice."""
+    require("tensorboard", "tensorboard")
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.histogram_pb2 import HistogramProto
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    folder = out / info.id
+    if any(folder.glob("events.out.tfevents.*")):
+        raise BadInput(f"{folder} holds an export already. Remove it, or choose another --out.")
+    writer = EventFileWriter(str(folder))
+    summary = ExportSummary(folder)
+    try:
+        for step in exported_steps(reader, info, axis):
+            values = [Summary.Value(tag=k, simple_value=v) for k, v in step.scalars.items()]
+            for tag, found in step.histograms.items():
+                if not found.counts.size:
+                    continue
+                edges = found.edges.tolist()
+                proto = HistogramProto(
+                    min=edges[0],
+                    max=edges[-1],
+                    num=found.finite,
+                    bucket_limit=edges,  # the first limit closes an empty bucket below it
+                    bucket=[0.0, *found.counts.tolist()],
+                )
+                values.append(Summary.Value(tag=tag, histo=proto))
+            event = Event(wall_time=step.time, step=step.step, summary=Summary(value=values))
+            writer.add_event(event)
+            summary.count(step)
+    finally:
+        writer.close()
+    return summary
+
+
+# A run as a Weights & Biases offline folder, written by wandb itself; nothing is sent anywhere.
+#
+# ``wandb sync FOLDER`` uploads it, when and where its owner wants.
+
+
+PROJECT = "ampscope"
+
+
+def write_wandb(reader: Reader, info: RunInfo, out: Path, axis: Axis) -> ExportSummary:
+    """Write ``out/wandb/offline-run-…``. Raises BadInput without wandb."""
+    require("wandb", "wandb")
+    # wandb reports its own errors over the network, offline mode or not.
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    import wandb
+
+    out.mkdir(parents=True, exist_ok=True)  # wandb writes elsewhere when the folder is missing
+    run = wandb.init(
+        project=PROJECT,
+        id=info.id,
+        name=info.title,
+        dir=str(out),
+        mode="offline",
+        reinit="create_new",  # another run of the same process goes on
+        config=dataclasses.asdict(info.spec),
+        # This process is not the training: its console, code and machine do not belong there.
+        settings=wandb.Settings(
+            silent=True,
+            console="off",
+            disable_git=True,
+            disable_code=True,
+            x_disable_stats=True,
+            x_disable_meta=True,
+            x_disable_machine_info=True,
+            x_save_requirements=False,
+        ),
+    )
+    summary = ExportSummary(Path(run.dir).parent)
+    try:
+        for step in exported_steps(reader, info, axis):
+            values: dict[str, object] = dict(step.scalars)
+            for name, found in step.histograms.items():
+                if found.counts.size:
+                    pair = (found.counts, found.edges)
+                    values[name] = wandb.Histogram(np_histogram=pair)
+            run.log(values, step=step.step)
+            summary.count(step)
+    finally:
+        run.finish()
+    return summary

@@ -23,9 +23,13 @@ import math
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
-from ampscope.analysis.scaled_gradients import clips_scaled, follows_scale
-from ampscope.observations import Call
-from ampscope.rules.clipped_by_hand import clipped_by_hand
+from ampscope.analysis.scaled_gradients import (
+    clips_scaled,
+    cut_unlike_fp32,
+    follows_scale,
+    hand_clips,
+)
+from ampscope.observations import Call, GradientChange
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, not_applicable, passed
 
 BELOW = 0.999  # entries that were cut to the limit are the limit, to rounding
@@ -87,6 +91,50 @@ def _follow_scale(run: RunView, clips: list[Call]) -> bool:
     scales = {a.attempt: a.scale for a in run.attempts}
     pairs = [(float(c.note), scales[c.attempt]) for c in clips if c.note and c.attempt in scales]
     return len(pairs) > 1 and follows_scale(*zip(*pairs, strict=True))
+
+
+# Gradients that a script clips with code of its own, while they still carry the loss scale.
+
+
+def clipped_by_hand(evidence: Evidence, patch: str) -> Verdict | None:
+    """None when no limit shows in what the script did to its gradients."""
+    run = evidence.baseline
+    if clips := hand_clips(run.gradient_changes):
+        clip = clips[0]
+        did = f"cuts the {clip.bounds} of gradients that are still multiplied by the loss scale"
+        steps = Measurement("steps cut to one limit", len(clip.changes), 0, "as_is")
+        return _found_by_hand(did, f"to {clip.limit:.4g}", clip.changes, clip.limit, steps, patch)
+    if cuts := cut_unlike_fp32(run, evidence.fp32):
+        after = cuts[0].norm_after
+        did = "limits gradients that are still multiplied by the loss scale"
+        rest = f"and leaves {after / cuts[0].norm_before:.2g} of them, which fp32 keeps"
+        steps = Measurement("first steps in which fp32 cuts less", len(cuts), 0, "as_is")
+        return _found_by_hand(did, rest, cuts, after, steps, patch)
+    return None
+
+
+def _found_by_hand(
+    did: str,
+    rest: str,
+    changes: tuple[GradientChange, ...],
+    limit: float,
+    steps: Measurement,
+    patch: str,
+) -> Verdict:
+    first = changes[0]
+    where = f"Line {first.line}" if first.line else "The script"
+    return Verdict(
+        Status.FOUND,
+        f"{where} {did} ({first.scale:,.6g}) {rest}, in {len(changes)} steps.",
+        step=first.attempt,
+        line=first.line,
+        evidence=(
+            steps,
+            Measurement("norm before the clip", first.norm_before, limit, "as_is", first.attempt),
+            Measurement("loss scale", first.scale, 1, "as_is", first.attempt),
+        ),
+        fix=Fix("move_unscale", "Call scaler.unscale_(optimizer) before the clip.", patch),
+    )
 
 
 PATCH = """scaler.scale(loss).backward()

@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 from ampscope.errors import BadInput
-from ampscope.workloads import digit_models, gpt, resnet, rnn
+from ampscope.workloads import digit_models, text_models
 from ampscope.workloads.catalog import BUILTIN, unknown_workload
 from ampscope.workloads.protocol import Batch, Workload
 
 _BUILDERS: Mapping[str, Callable[[str, int], Workload]] = {
-    "gpt": gpt.build,
+    "gpt": text_models.build_gpt,
     "lenet": digit_models.build_lenet,
-    "resnet": resnet.build,
+    "resnet": digit_models.build_resnet,
     "mlp": digit_models.build_mlp,
-    "rnn": rnn.build,
+    "rnn": text_models.build_rnn,
 }
 
 

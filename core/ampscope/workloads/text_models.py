@@ -1,4 +1,5 @@
-"""A GPT on character text, with attention written out: q, k, v, scores, softmax, mix, projection.
+"""A GPT on character text, with attention written out: q, k, v, scores, softmax, mix, projection;
+below it a recurrent network.
 
 Pre-norm blocks of attention and a four times wider feed-forward part with GELU, learned positions,
 no dropout (Radford et al., 2019, without weight tying, so that each parameter has one place and one
@@ -31,7 +32,7 @@ class GPTSize:
     lr: float
 
 
-SIZES: Mapping[str, GPTSize] = {
+GPT_SIZES: Mapping[str, GPTSize] = {
     "tiny": GPTSize(6, 64, 4, context=32, batch_size=8, lr=1e-3),
     "small": GPTSize(6, 256, 8, context=128, batch_size=8, lr=3e-4),
     "medium": GPTSize(9, 512, 8, context=128, batch_size=8, lr=1e-4),
@@ -150,12 +151,87 @@ class GPT(nn.Module):
                 nn.init.normal_(parameter, std=_INIT_STD)
 
 
-def build(size: str, seed: int) -> Workload:
+def build_gpt(size: str, seed: int) -> Workload:
     """The workload of one size; weights come from torch's global generator."""
-    chosen = SIZES[size]
+    chosen = GPT_SIZES[size]
     return Workload(
         model=GPT(chosen),
         batches=text_batches(seed, chosen.batch_size, chosen.context),
         loss=next_character_loss,
         optimizer=lambda params: torch.optim.AdamW(params, lr=chosen.lr),
+    )
+
+
+# A gated recurrent network on character text, its cell built on nn.Linear.
+#
+# The cell is the GRU of Cho et al. (2014). It is written out because nn.GRU and nn.LSTM are one
+# fused op to a hook and follow other autocast rules on a CPU than on CUDA. Each linear layer is
+# called once per time step, so its histogram holds all time steps of an optimizer step.
+
+
+@dataclass(frozen=True, slots=True)
+class RNNSize:
+    """Width of embedding and state; characters per window (= time steps), windows per step."""
+
+    embedding: int
+    state: int
+    context: int
+    batch_size: int
+    lr: float
+
+
+RNN_SIZES: Mapping[str, RNNSize] = {
+    "tiny": RNNSize(32, 64, context=32, batch_size=16, lr=0.5),
+    "small": RNNSize(128, 512, context=64, batch_size=16, lr=0.2),
+    "medium": RNNSize(512, 2880, context=32, batch_size=16, lr=0.2),
+}
+
+
+class GatedCell(nn.Module):
+    """One time step: (batch, inputs), (batch, state) -> the new (batch, state)."""
+
+    def __init__(self, inputs: int, state: int) -> None:
+        super().__init__()
+        self.update = nn.Linear(inputs + state, state)
+        self.reset = nn.Linear(inputs + state, state)
+        self.candidate = nn.Linear(inputs + state, state)
+
+    def forward(self, x: Tensor, state: Tensor) -> Tensor:
+        both = torch.cat((x, state), dim=-1)
+        keep = torch.sigmoid(self.update(both))
+        reset = torch.sigmoid(self.reset(both))
+        candidate = torch.tanh(self.candidate(torch.cat((x, reset * state), dim=-1)))
+        new: Tensor = keep * state + (1 - keep) * candidate
+        return new
+
+
+class RNN(nn.Module):
+    """(batch, context) characters -> (batch, context, 96) logits of the next character."""
+
+    def __init__(self, size: RNNSize) -> None:
+        super().__init__()
+        self.state = size.state
+        self.embedding = nn.Embedding(len(VOCABULARY), size.embedding)
+        self.cell = GatedCell(size.embedding, size.state)
+        self.head = nn.Linear(size.state, len(VOCABULARY))
+
+    def forward(self, characters: Tensor) -> Tensor:
+        embedded: Tensor = self.embedding(characters)
+        state = embedded.new_zeros(len(characters), self.state)
+        states = []
+        for x in embedded.unbind(dim=1):
+            state = self.cell(x, state)
+            states.append(state)
+        logits: Tensor = self.head(torch.stack(states, dim=1))
+        return logits
+
+
+def build_rnn(size: str, seed: int) -> Workload:
+    """The workload of one size; weights come from torch's global generator."""
+    chosen = RNN_SIZES[size]
+    return Workload(
+        model=RNN(chosen),
+        batches=text_batches(seed, chosen.batch_size, chosen.context),
+        loss=next_character_loss,
+        optimizer=lambda params: torch.optim.SGD(params, lr=chosen.lr),
     )
