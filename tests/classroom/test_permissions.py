@@ -248,7 +248,7 @@ FORBIDDEN: dict[str, Callable[[object], object]] = {
     "sharing": lambda run: live.share(run, wanted=True),  # type: ignore[arg-type]
     "a diagnosis": lambda run: _jobs().start_diagnosis(Path("x.py"), "native", 5),
     "a script again": lambda run: _jobs().start_controls(run, ["fp32"]),
-    "the end of a diagnosis": lambda run: _jobs().stop("x.py", [run]),
+    "the end of a diagnosis": lambda run: _jobs().stop_runs("x.py", [run]),
     "a file": lambda run: _files().chosen(Path(stores.__file__).parent, "stores.py"),
     "preparing": lambda run: _requests().prepare(),
     "withdrawing": lambda run: _requests().withdraw(lesson_spec("numbers")),
@@ -365,7 +365,7 @@ def test_without_a_class_all_is_as_it_was(
 def test_addresses_make_the_teacher_where_the_class_signs_in(
     store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """st.user is replaced here; a whole sign-in is in test_classroom_sign_in.py."""
+    """st.user is replaced here; a whole sign-in is in test_sign_in.py."""
     monkeypatch.setenv(options.TEACHERS, "Ada@example.org, bob@example.org, sub:2482Ab")
     people: list[tuple[dict[str, object], str]] = [
         ({}, "guest"),

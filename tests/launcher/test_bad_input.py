@@ -125,7 +125,7 @@ CASES = (
         "if calls > 9: torch.zeros(1 << 33)",
         spec=replace(THIRTY, memory_limit_mib=4000),
     ),
-    late("killed", "without a word", KILLS, state=State.LOST, has_traceback=False),
+    late("killed", "without reporting an error", KILLS, state=State.LOST, has_traceback=False),
 )
 
 

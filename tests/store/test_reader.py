@@ -87,7 +87,7 @@ def test_a_run_whose_process_is_gone_is_lost(path: Path) -> None:
         child.wait()
         info = reader.run(run_id)
         assert info.state is State.LOST
-        assert "without a word after 0 steps" in info.message
+        assert "without reporting an error after 0 steps" in info.message
 
 
 def test_another_process_with_the_same_pid_is_not_the_writer(path: Path) -> None:
