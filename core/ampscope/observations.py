@@ -249,7 +249,7 @@ class Outcome:
     half_ops: int = 0
     framework: str = "torch"  # torch | keras | paddle
     peak_bytes: int = 0  # CUDA memory at its highest, on a CPU the process's; 0 unknown
-    gaps: tuple[str, ...] = ()  # ids of policy.gaps that the script met
+    gaps: tuple[str, ...] = ()  # ids of policy.op_lists' gaps that the script met
 
     @property
     def is_out_of_memory(self) -> bool:

@@ -171,8 +171,9 @@ def _collided(view: RunView) -> bool:
 
 # Plan the runs of a diagnosis, and stop when the evidence suffices.
 #
-# as_is and fp32 together  ->  rules  ->  compiled, where the script compiles and is accused
-#                          ->  bf16, a frozen scale where they ask for one
+# as_is and fp32 together  ->  rules  ->  a frozen scale, where every step was skipped
+#                          ->  compiled, where the script compiles and is accused
+#                          ->  bf16, where something was found or is wrong
 #                          ->  the finding's fixes, best first, until one cures
 #                          ->  the smallest set of modules in fp32, where one module is not enough
 

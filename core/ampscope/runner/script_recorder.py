@@ -203,7 +203,7 @@ class ScriptRecorder:
         self._on_attempt(count)
 
     def _gaps(self, uses_half: bool) -> tuple[str, ...]:
-        """What the script ran that a CPU computes otherwise than CUDA (policy.gaps)."""
+        """What the script ran that a CPU computes otherwise than CUDA (`policy.op_lists`)."""
         ops = set(self.watch.gap_ops)
         if uses_half and any(_has_rnn(model) for model in self.paths.models()):
             ops.add((op_lists.RNN, "fp16"))

@@ -301,7 +301,7 @@ def _chosen(query: Query, run_id: str, span: Range, points: int) -> set[int]:
     steps = {whole.first_step, whole.last_step}
     for block in blocks:
         if block.low_step is None or block.high_step is None:
-            steps |= {block.first_step, block.last_step}  # no finite loss to distinguishes steps by
+            steps |= {block.first_step, block.last_step}  # no finite loss to choose by
         else:
             steps |= {block.low_step, block.high_step}
     return steps | _bad(query, run_id, blocks, points) | _changes(query, run_id, blocks, points)

@@ -86,7 +86,7 @@ class OpWatch(StepListener):
         self.on_op = on_op
         self.autocast = ""  # dtype of the autocast region that is open, "" outside
         self.failures = Failures()
-        self.gap_ops: set[tuple[str, str]] = set()  # op, dtype: see policy.gaps
+        self.gap_ops: set[tuple[str, str]] = set()  # op, dtype: see policy.op_lists
         self._known_ops: set[tuple[int, torch.dtype]] = set()
         self.uses = Uses()
         self.taints = Taints()
