@@ -761,7 +761,7 @@ def underflow_seen(series: UnderflowOverTime, names: dict[int, str]) -> str:
 def inconclusive(known: WithoutShadow, name: str, step: int) -> str:
     """What the histogram of one module says where no shadow was taken."""
     return (
-        f"No shadow was taken, so how many gradients were lost is inconclusive. In {cut(name)} at "
+        f"No shadow was taken, so how many gradients were lost is not known. In {cut(name)} at "
         f"step {step}, {share(known.zero, known.total)} elements are zero: any number of them, "
         f"from none to all, may have been lost. {count(known.subnormal)} are subnormal."
     )

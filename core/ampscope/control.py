@@ -53,7 +53,7 @@ class _Kind:
 _NUMBER, _MODULES, _LINES, _OPS = "NUMBER", "PATH,…", "FILE:LINE,…", "OP=LIST,…"
 _EXAMPLES: Final = {_MODULES: "encoder.0,head", _LINES: "train.py:41"}
 KINDS: Final[Mapping[str, _Kind]] = {
-    BASELINE: _Kind("as baseline"),
+    BASELINE: _Kind("unchanged"),
     COMPILED: _Kind("with torch.compile on"),
     "fp32": _Kind("in fp32"),
     "bf16": _Kind("in bf16", fix="use_bf16"),

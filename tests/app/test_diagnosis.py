@@ -234,7 +234,7 @@ def test_while_the_script_runs_there_is_no_verdict(store_path: Path, open_page: 
     head = script_stores.run(store_path, "as_is", None, state=None)
     app = open_page("diagnosis", run=head)
     assert not app.exception
-    assert "Under way:** the script runs as baseline. 0 runs have ended." in texts(app)
+    assert "Under way:** the script runs unchanged. 0 runs have ended." in texts(app)
     assert app.button(key="dx-stop")
     assert not app.subheader
 
@@ -360,7 +360,7 @@ def test_names_from_a_script_are_text(store_path: Path, open_page: Open) -> None
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("as_is", "as baseline"),
+        ("as_is", "unchanged"),
         ("fp32;lr:0.1", "in fp32 and at 0.1 times its learning rate"),
         ("fp32_modules:a.b,c", "with a.b, c in fp32"),
         ("init_scale:65536", "with an initial loss scale of 2^16"),

@@ -23,11 +23,11 @@ def curve(name: str, losses: list[float]) -> Curve:
 
 
 def test_every_loss_is_drawn_once() -> None:
-    figure = control_losses([curve("as baseline", LOSSES), curve("in fp32", [1.0] * 7)])
+    figure = control_losses([curve("unchanged", LOSSES), curve("in fp32", [1.0] * 7)])
     lines = {t.name: t for t in figure.data if t.mode.startswith("lines")}
-    drawn = [(x, y) for x, y in zip(lines["as baseline"].x, lines["as baseline"].y, strict=True)]
+    drawn = [(x, y) for x, y in zip(lines["unchanged"].x, lines["unchanged"].y, strict=True)]
     assert drawn == [(i, x if math.isfinite(x) else None) for i, x in enumerate(LOSSES)]
-    assert not lines["as baseline"].connectgaps
+    assert not lines["unchanged"].connectgaps
     band = {t.name: list(t.x) for t in figure.data if t.mode == "markers"}
     assert band == {"NaN": [1, 6], "+Inf": [3], "−Inf": [4]}
     colours = {t.marker.color for t in figure.data if t.mode == "markers"}

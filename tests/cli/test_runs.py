@@ -116,7 +116,7 @@ def test_a_script_is_listed_with_its_control_and_the_steps_it_made(store: Path) 
     script_stores.healthy_run(store, "fp32")
     output = call("runs", "list", "--store", store).output
     assert "(in fp32)" in output
-    assert "(as baseline)" not in output
+    assert "(unchanged)" not in output
     assert baseline in output
     assert "12/" not in output  # of how many is not known: a script ends when it likes
 

@@ -189,13 +189,13 @@ def test_a_child_that_dies_without_a_word_did_not_fit(tmp_path: Path) -> None:
     spec = RunSpec(known(tmp_path, loss=loss, more=more), kind="batch", precision="fp32")
     made = Trials(torch.device("cpu"), 0).attempt(spec, 64, 60.0)
     assert not made.fits
-    assert made.how_it_ended == "Out of memory. The process ended by SIGKILL."
+    assert made.how_it_ended == "Out of memory. The process was ended by SIGKILL."
 
 
 def test_a_crash_without_a_limit_is_no_answer(tmp_path: Path) -> None:
     more, loss = "import os, signal", "os.kill(os.getpid(), signal.SIGSEGV)"
     spec = RunSpec(known(tmp_path, loss=loss, more=more), kind="batch", precision="fp32")
-    with pytest.raises(BadInput, match="exited by SIGSEGV without reporting an error"):
+    with pytest.raises(BadInput, match="was ended by SIGSEGV without reporting an error"):
         Trials(torch.device("cpu"), 0).attempt(spec, 64, 60.0)
 
 

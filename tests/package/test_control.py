@@ -126,5 +126,5 @@ def test_what_no_user_can_ask_for(text: str) -> None:
 def test_words_of_lists_and_of_a_frozen_scale() -> None:
     assert Control("op_lists:softmax=half,mm=fp32").words == "with softmax in half, mm in fp32"
     assert Control("scale:1024;bf16").words == "at a loss scale frozen at 2^10 and in bf16"
-    assert Control("").words == "as baseline"
+    assert Control("").words == "unchanged"
     assert Control("lr:0.1").in_fp32.words == "in fp32 and at 0.1 times its learning rate"

@@ -111,7 +111,7 @@ def test_from_disk_without_a_network(store: Path, tmp_path: Path, chromium: obje
         said = chart.locator("output").text_content() or ""
         assert re.match(r"Step [56]: ", said)
         assert "in fp32 " in said
-        assert "as baseline: NaN" in said
+        assert "unchanged: NaN" in said
         # Zoom by dragging over the middle third, and back.
         page.mouse.move(box["x"] + box["width"] / 3, middle)
         page.mouse.down()

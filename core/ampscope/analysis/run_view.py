@@ -222,7 +222,7 @@ def _is_running_total(op: BadOp) -> bool:
     return name.endswith("_") or (is_chain and op.phase != "backward")
 
 
-# What a step's gradients and weights tell.
+# What a step's gradients and weights show.
 
 
 def has_own_gradients(attempt: Attempt) -> bool:

@@ -329,7 +329,8 @@ def cores_json(info: RunInfo, use: CoreUse) -> str:
 
 def _padding(gain: PaddingGain) -> dict[str, object]:
     found = dataclasses.asdict(gain)
-    return {**found, "products": found.pop("matmuls"), "gain": gain.gain}
+    calls = found.pop("matmuls")
+    return {**found, "products": calls, "gain": gain.gain}
 
 
 def _matmul(one: MatmulUse) -> dict[str, object]:

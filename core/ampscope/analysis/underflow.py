@@ -75,7 +75,7 @@ class UnderflowOverTime:
 class WithoutShadow:
     """What a histogram alone says about one module's underflow.
 
-    ``zero`` elements are zero; how many of them were lost is inconclusive, between 0 and ``zero``.
+    ``zero`` elements are zero; how many of them were lost is not known, between 0 and ``zero``.
     """
 
     total: int

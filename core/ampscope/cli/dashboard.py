@@ -126,7 +126,7 @@ def dashboard(
             status = server.wait()
     except KeyboardInterrupt:
         status = 0
-    finally:  # a user who ends this process means the server: a class must not stay open behind it
+    finally:  # the server ends with this process: a class must not stay open behind it
         if server is not None:
             with stopping.deferred(again=False):
                 _end(server)
@@ -237,8 +237,8 @@ def _shown(host: str) -> str:
 # A class as ``ampscope dashboard --classroom`` starts it: its secret and its links.
 #
 # The teacher's token goes to the server in its environment: the command line of a process is seen
-# by every user of a machine, its environment by its owner alone. A user who sets it beforehand has
-# the same link after a restart.
+# by every user of a machine, its environment by its owner alone. If it is set beforehand, the link
+# stays the same after a restart.
 
 
 TOKEN = "AMPSCOPE_CLASSROOM_TOKEN"  # the variable's name, as in app/options.py

@@ -45,8 +45,8 @@ from ampscope.cli.probe import probe
 from ampscope.cli.runs import import_runs, runs
 from ampscope.cli.zoo import explain, zoo
 from ampscope.errors import AmpscopeError
-from ampscope.files import remove_leftovers  # see above
-from ampscope.report.document import visible  # see above
+from ampscope.files import remove_leftovers
+from ampscope.report.document import visible
 
 EXIT_BAD_INPUT = 2
 

@@ -48,7 +48,7 @@ def main() -> None:
         spec = taken(run_id, reader.run(run_id).spec)
     queued = adopted(store, run_id, spec, view_folder())
     if queued is None:
-        return
+        return  # no framework is loaded yet, so Python's own end waits for no thread of one
     writer, spec = queued.writer, queued.spec
     state, message, details = State.FINISHED, "", ""
     try:

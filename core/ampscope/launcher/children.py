@@ -193,7 +193,7 @@ def last_words(answer: str, output: str, who: str = "The script") -> str:
 # A script's output, followed in the file that it goes to.
 #
 # Files rather than pipes: however much a script prints, and whatever process holds its output, no
-# reader waits for a reader.
+# process waits for a reader.
 
 
 PART_BYTES = 1 << 20

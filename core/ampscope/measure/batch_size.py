@@ -261,12 +261,11 @@ class Trials:
         Raises BadInput for any other end: a crash is no answer."""
         number = -(status or 0)
         names = {s.value: s.name for s in signal.Signals}
-        how = f"by {names[number]}" if number in names else f"with status {status}"
+        was_killed = number in names
+        how = f"was ended by {names[number]}" if was_killed else f"exited with status {status}"
         if number not in (_UNDER_A_LIMIT if self._limit else (signal.SIGKILL,)):
-            raise BadInput(
-                f"A trial with {samples:,} samples exited {how} without reporting an error."
-            )
-        why = f"{NO_MEMORY} The process ended {how}."
+            raise BadInput(f"A trial with {samples:,} samples {how} without reporting an error.")
+        why = f"{NO_MEMORY} The process {how}."
         return BatchTrial(spec.precision, samples, False, None, None, None, why, time.time())
 
     def free_bytes(self) -> int:

@@ -415,10 +415,10 @@ def warm_up(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-# Several interleaved timing, so that drift (clocks, heat, other processes) falls on all alike.
+# Several calls, timed interleaved: drift (clocks, heat, other processes) falls on all alike.
 #
-# A call that is slow enough to eat the time of the others is left out, with the reason; whoever
-# knows its rate at a smaller size predicts that before the first call is made.
+# A call that is slow enough to eat the time of the others is left out, with the reason; its rate at
+# a smaller size predicts that before the first call is made.
 
 
 Call = Callable[[], object]

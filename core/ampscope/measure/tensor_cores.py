@@ -139,8 +139,8 @@ def _flops(one: Found) -> int:
     return one.flops * sum(one.places.values())
 
 
-# Record the matmuls of one training step: every matmul, convolution and attention, with
-# its arguments' shapes, its FLOPs, where in the step it ran, and what its kernels are called.
+# Record the matmuls of one training step (convolutions and attention count as such), with their
+# arguments' shapes, its FLOPs, where in the step it ran, and what its kernels are called.
 #
 #     with kernels, StepTrace(ModelMap(model), kernels) as trace:
 #         loss.backward()

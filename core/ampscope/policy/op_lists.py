@@ -176,8 +176,7 @@ GAPS: Final[tuple[Gap, ...]] = (
     Gap(
         "atomic_sum", _ATOMIC, HALF, frozenset({"native"}),
         "CUDA adds these in half by atomicAdd, value by value, and stagnates at 2,048 (fp16) or "
-        "256 "
-        "(bf16) equal terms; this CPU may add them in fp32.",
+        "256 (bf16) equal terms; this CPU may add them in fp32.",
     ),
     Gap(
         "atomic_order", _ATOMIC, HALF, frozenset({"rehearsal"}),

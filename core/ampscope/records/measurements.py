@@ -176,8 +176,8 @@ class Event:
     value: float | None = None
 
 
-# The matmuls of one training step: matmuls, convolutions, attention, and what each
-# reached when it was run alone.
+# The matmuls of one training step (convolutions and attention count as such), and what each reached
+# when it was run alone.
 #
 # A step's equal matmuls are one record with several places. First comes one :class:`StepMatmuls`
 # (how many there are), then one :class:`Matmul` each as it is measured::

@@ -1,7 +1,8 @@
 """A diagnosis for the terminal: verdict, a paragraph, evidence, patch, what was tried.
 
-Much of it is a script's own words, of an imported run an untrusted file's: each text is spelled out
-by :mod:`.document`, so that none moves the cursor, names the window or clears the screen.
+Much of it is a script's own words; in an imported run it comes from an untrusted file. Each text
+is spelled out by :mod:`.document`, so that none moves the cursor, names the window or clears the
+screen.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def patches(name: str) -> tuple[str, ...]:
     module or expression that it names in fp32, the form of that."""
     module = importlib.import_module(f"ampscope.rules.{name}")
     own = [text for key, text in vars(module).items() if key.endswith("PATCH")]
-    found = tuple(text for text in own if isinstance(text, str))
+    found = tuple(text.replace("{factor}", "factor") for text in own if isinstance(text, str))
     return found or (island_patch(""),)
 
 

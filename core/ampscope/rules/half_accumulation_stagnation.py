@@ -33,7 +33,7 @@ from ampscope.rules.verdict import (
 
 
 def check(evidence: Evidence) -> Verdict:
-    """Found from stalled additions and from results far from fp32's, at the op itself."""
+    """Found from stagnated additions and from results far from fp32's, at the op itself."""
     op = worst_sum(evidence.baseline)
     if op is None:
         return passed("No sum in half precision stagnates.")

@@ -8,7 +8,7 @@ Why it matters
     A summed loss grows with the batch and with resolution; half precision ends at 65,504.
 
 Blind spots
-    A single gigantic gradient in one layer looks the same; the named module distinguishes it.
+    A single gigantic gradient in one layer looks the same; the named module shows which it is.
 
 Remedy
     Average the loss (reduction='mean'), or divide it by a constant.

@@ -8,7 +8,8 @@ Why it matters
     Inside a Function autocast is not what it seems: the backward pass runs without it.
 
 Blind spots
-    A Function that is wrong in every precision is not distinguished when fp32 fails as well.
+    A Function that is wrong in every precision cannot be told from an AMP fault when fp32 fails as
+    well.
 
 Remedy
     binary_cross_entropy_with_logits; or torch.amp.custom_fwd(cast_inputs=torch.float32) and

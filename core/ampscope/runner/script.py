@@ -70,7 +70,7 @@ class ScriptResult:
     processes: int  # that the script started
 
 
-def _nobody(_: object) -> None:
+def _ignore(_: object) -> None:
     pass
 
 
@@ -78,8 +78,8 @@ def _nobody(_: object) -> None:
 class Following:
     """Listener of a script's run."""
 
-    on_attempt: Callable[[ScriptRecorder], None] = _nobody
-    on_exit: Callable[[ScriptResult], None] = _nobody  # before ``os._exit``
+    on_attempt: Callable[[ScriptRecorder], None] = _ignore
+    on_exit: Callable[[ScriptResult], None] = _ignore  # before ``os._exit``
     is_cancelled: Callable[[], bool] = bool
     notes: Callable[[], tuple[str, ...]] = tuple  # on the run's files
 

@@ -74,7 +74,7 @@ class Policy:
     name: str
     title: str
     defaults: ScalerSettings
-    settable: frozenset[str]  # names of Settings' fields that the framework lets one set
+    settable: frozenset[str]  # names of ScalerSettings' fields that the framework lets one set
     advance: Callable[[ScalerState, bool, ScalerSettings], ScalerState]
     words: str  # what is special about it, one sentence
     last_decides: bool = False  # of several steps before an update, else any with Inf or NaN

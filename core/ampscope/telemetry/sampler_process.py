@@ -21,7 +21,7 @@ from types import TracebackType
 WANTED = "AMPSCOPE_TELEMETRY"
 END_WITHIN_S = 3.0  # it needs 0.01 s, and 0.2 s where it has only just been started
 MAX_NOTE = 500
-# A child of this shell has no parent: its parent, which ends at once, is waited for here. A
+# A child of this shell is adopted by init: the shell ends at once, and is waited for here. A
 # background command's input would be /dev/null (POSIX, asynchronous lists), hence number 3.
 _NOBODYS = ("/bin/sh", "-c", 'exec 3<&0; "$@" <&3 3<&- & exit 0', "sh")
 

@@ -181,8 +181,8 @@ def _said(run: Callable[[], Replay]) -> Replay | str:
 #
 # What ``.grad`` holds under DistributedDataParallel and FSDP is the sum over all ranks: one rank's
 # NaN is on every rank. The gradient of the first module's output is this rank's own, and it is
-# the last that backward reaches, so what went wrong further up has arrived there. One sum a
-# forward.
+# the last that backward reaches, so what went wrong further up has arrived there. It costs one sum
+# per forward pass.
 
 
 class Sentinel:

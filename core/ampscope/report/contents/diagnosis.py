@@ -207,7 +207,7 @@ def control_blocks(report: DiagnosisResult, found: list[ControlRun]) -> tuple[Bl
         )
         for c in found
     )
-    columns = ("ControlRun", "Last loss", "Losses not finite", "Skipped", "What went wrong")
+    columns = ("Control", "Last loss", "Losses not finite", "Skipped", "What went wrong")
     table = Table(columns, rows)
     if not drawn:
         return (Paragraph("No run made an optimizer step, so there is no loss to draw."), table)
