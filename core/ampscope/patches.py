@@ -76,8 +76,15 @@ class Patches:
             if key not in _REPLACED:
                 own = vars(owner).get(name, _MISSING)
                 _REPLACED[key] = _Replaced(owner, name, getattr(owner, name), own)
-            _REPLACED[key].makes.append(make)
-            _REPLACED[key].apply()
+            replaced = _REPLACED[key]
+            replaced.makes.append(make)
+            try:
+                replaced.apply()
+            except BaseException:  # nothing was set
+                replaced.makes.remove(make)
+                if not replaced.makes:
+                    del _REPLACED[key]
+                raise
             self._mine.append((key, make))
 
     def undo(self) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -26,6 +27,9 @@ from torch.optim import Optimizer
 from ampscope.capture.global_hooks import OPTIMIZER_POST, OPTIMIZER_PRE, Subscription
 from ampscope.capture.tensors import floating_tensors, in_backward, readable
 from ampscope.patches import Patches
+
+MOST_SCALED = 1024  # calls of ``scaler.scale`` that wait for their backward pass
+MOST_TAKEN = 64  # of these, with gradients taken of them; each such call reads them all
 
 
 class StepListener:
@@ -44,7 +48,9 @@ class StepListener:
     def after_scaler_step(
         self, optimizer: Any, scaler: Any, *, stepped: bool, raised: bool
     ) -> None:
-        """It has ended; ``stepped``: an optimizer's own step has begun inside."""
+        """``scaler.step(optimizer)`` has ended, or a listener behind this one raised before it
+        began. ``stepped``: an optimizer's own step has begun inside. ``raised``: an exception came
+        out of it."""
 
     def before_step(self, optimizer: Optimizer, scaler: Any, *, has_closure: bool) -> None:
         """The optimizer's own step begins, inside that scaler's; None: called directly. With a
@@ -57,7 +63,7 @@ class StepListener:
         """``scaler.update()`` has ended."""
 
 
-class Guard(Protocol):
+class CallGuard(Protocol):
     """Calls a function so that what it raises does not end the training."""
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any: ...
@@ -74,6 +80,14 @@ def _base_scaler() -> Iterator[type]:
     yield torch.amp.GradScaler
 
 
+class _Running(threading.local):
+    """The ``scaler.step`` of this thread: an optimizer steps in the thread of its scaler, and other
+    threads may train something else."""
+
+    scaler: Any = None  # whose step runs
+    stepped = False  # an optimizer's own step has begun inside
+
+
 class StepEvents:
     """Tells ``listeners`` while entered, in their order. ``classes`` are those whose methods are
     the scalers', :class:`torch.amp.GradScaler` alone by default."""
@@ -82,7 +96,7 @@ class StepEvents:
         self,
         *listeners: StepListener,
         classes: Callable[[], Iterable[type]] = _base_scaler,
-        guard: Guard | None = None,
+        guard: CallGuard | None = None,
     ) -> None:
         self._listeners = listeners
         self._classes = classes
@@ -90,15 +104,23 @@ class StepEvents:
         self._patches = Patches()
         self._handles: list[Subscription] = []
         self._is_open = False  # a wrapper of ours may live on inside another's
-        self._scaler: Any = None  # whose step runs
-        self._stepped = False
+        self._running = _Running()
 
     def __enter__(self) -> StepEvents:
         self._is_open = True
-        self._handles = [
-            OPTIMIZER_PRE.subscribe(functools.partial(self._call, self._before_step)),
-            OPTIMIZER_POST.subscribe(functools.partial(self._call, self._after_step)),
-        ]
+        try:
+            self._attach()
+        except BaseException:
+            self._detach()
+            raise
+        return self
+
+    def _attach(self) -> None:
+        for hooks, hear in (
+            (OPTIMIZER_PRE, self._before_step),
+            (OPTIMIZER_POST, self._after_step),
+        ):
+            self._handles.append(hooks.subscribe(functools.partial(self._call, hear)))
         wrappers = {
             "scale": self._scale, "unscale_": self._unscale, "step": self._step,
             "update": self._update,
@@ -107,7 +129,6 @@ class StepEvents:
             for name, make in wrappers.items():
                 if name in vars(kind):
                     self._patches.replace(kind, name, make)
-        return self
 
     def __exit__(
         self,
@@ -115,9 +136,12 @@ class StepEvents:
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
+        self._detach()
+
+    def _detach(self) -> None:
         self._is_open = False
-        for handle in self._handles:
-            handle.remove()
+        while self._handles:
+            self._handles.pop().remove()
         self._patches.undo()
 
     @property
@@ -157,16 +181,17 @@ class StepEvents:
         @functools.wraps(original)
         def wrapper(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             # A subclass's own step may call this one: the outermost counts.
-            if not self._hears or self._scaler is not None:
+            running = self._running
+            if not self._hears or running.scaler is not None:
                 return original(scaler, optimizer, *args, **kwargs)
             if not self._call(self._before_scaler_step, scaler, optimizer):
                 return original(scaler, optimizer, *args, **kwargs)
-            self._scaler, self._stepped, raised = scaler, False, True
+            running.scaler, running.stepped, raised = scaler, False, True
             try:
                 result = original(scaler, optimizer, *args, **kwargs)
                 raised = False
             finally:
-                self._scaler = None
+                running.scaler = None
                 self._call(self._after_scaler_step, scaler, optimizer, raised=raised)
             return result
 
@@ -176,23 +201,29 @@ class StepEvents:
         """Whether there is a scaler that steps."""
         if not scaler.is_enabled():
             return False
-        for one in self._listeners:
-            one.before_scaler_step(optimizer, scaler)
+        for count, one in enumerate(self._listeners):
+            try:
+                one.before_scaler_step(optimizer, scaler)
+            except BaseException:  # it may be meant for the training, which may go on
+                for told in self._listeners[:count]:
+                    told.after_scaler_step(optimizer, scaler, stepped=False, raised=True)
+                raise
         return True
 
     def _after_scaler_step(self, scaler: Any, optimizer: Any, *, raised: bool) -> None:
+        stepped = self._running.stepped
         for one in self._listeners:
-            one.after_scaler_step(optimizer, scaler, stepped=self._stepped, raised=raised)
+            one.after_scaler_step(optimizer, scaler, stepped=stepped, raised=raised)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._stepped = True
+        self._running.stepped = True
         has_closure = _has_closure(args, kwargs)
         for one in self._listeners:
-            one.before_step(optimizer, self._scaler, has_closure=has_closure)
+            one.before_step(optimizer, self._running.scaler, has_closure=has_closure)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         for one in self._listeners:
-            one.after_step(optimizer, self._scaler)
+            one.after_step(optimizer, self._running.scaler)
 
     def _update(self, original: Any) -> Any:
         @functools.wraps(original)
@@ -237,7 +268,7 @@ def plain_optimizer(optimizer: Any) -> Any:
 #
 #     scaler.scale(loss)      the unscaled loss of the backward pass that follows
 #     backward(loss)          the loss itself, where no scaler has scaled one
-#     autograd.grad(scaled)   gradients that the loop goes on computing its loss with
+#     autograd.grad(scaled)   gradients that the loop goes on computing its loss with, or steps by
 #     optimizer.zero_grad()   gradients that were there are gone, and with them their losses
 #     scaler.unscale_(opt)    gradients are complete and still scaled (the first of these calls)
 #     scaler.step(opt)        likewise; without the optimizer's own step it was skipped
@@ -245,8 +276,9 @@ def plain_optimizer(optimizer: Any) -> Any:
 #     scaler.update()         optimizers that were unscaled and did not step are not going to
 #
 # What a loop does with a scaled loss before it calls backward (a sum, a division) changes nothing:
-# the losses that were scaled since the last backward pass are what it is called on. Losses of
-# threads that train something else are not looked at.
+# the losses that were scaled since the last backward pass are what it is called on. Those that the
+# loop has taken gradients of by itself are over with the step. Losses of threads that train
+# something else are not looked at.
 
 
 class TrainingListener(Protocol):
@@ -271,6 +303,15 @@ class TrainingListener(Protocol):
     def attempt_dropped(self, optimizer: Optimizer) -> None: ...
 
 
+@dataclass(slots=True)
+class _Scaled:
+    """One call of ``scaler.scale``; its backward pass has not begun. No tensor holds a graph."""
+
+    losses: list[Tensor]
+    outputs: list[Tensor]  # all that was scaled, unscaled
+    is_taken: bool = False  # the loop has taken gradients by itself since
+
+
 class TrainingEvents(StepListener):
     """Tells a listener of the losses and the attempted steps of the optimizers for which
     ``is_ours`` holds. Given ``scalers``, these count and those that take their place; without any,
@@ -283,7 +324,7 @@ class TrainingEvents(StepListener):
         listener: TrainingListener,
         is_ours: Callable[[Optimizer], bool],
         threads: set[int] | None,
-        guard: Guard,
+        guard: CallGuard,
         scalers: Sequence[Any] = (),
     ) -> None:
         self._listener = listener
@@ -296,16 +337,19 @@ class TrainingEvents(StepListener):
         )
         self._patches = Patches()
         self._told: dict[int, Optimizer] = {}  # whose gradients were complete in this attempt
-        self._scaled: list[Tensor] = []  # losses whose backward has not begun
-        self._outputs: list[Tensor] = []  # all that was scaled since the last backward
+        self._scaled: list[_Scaled] = []  # since the last backward
         self._is_open = False
 
     def __enter__(self) -> TrainingEvents:
         self._is_open = True
-        self._events.__enter__()
-        self._patches.replace(torch.autograd, "backward", self._backward)
-        self._patches.replace(torch.autograd, "grad", self._grad)
-        self._patches.replace(Optimizer, "zero_grad", self._zero_grad)
+        try:
+            self._events.__enter__()
+            self._patches.replace(torch.autograd, "backward", self._backward)
+            self._patches.replace(torch.autograd, "grad", self._grad)
+            self._patches.replace(Optimizer, "zero_grad", self._zero_grad)
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
         return self
 
     def __exit__(
@@ -319,7 +363,6 @@ class TrainingEvents(StepListener):
         self._patches.undo()
         self._told.clear()
         self._scaled.clear()
-        self._outputs.clear()
 
     def before_unscale(self, optimizer: Any, scaler: Any) -> None:
         inner = plain_optimizer(optimizer)
@@ -359,13 +402,15 @@ class TrainingEvents(StepListener):
             told, self._told = self._told, {}
             for optimizer in told.values():
                 self._listener.attempt_dropped(optimizer)
+            self._drop_taken()
 
     def scaled(self, scaler: Any, loss: Any, result: Any) -> None:
         # Through any scaler: which optimizer it will step is not known yet.
         if self._is_here():
-            self._scaled += _losses(loss)
             tensors = floating_tensors(loss)
-            self._outputs += [x for t in tensors if (x := readable(t)) is not None]
+            outputs = [x for t in tensors if (x := readable(t)) is not None]
+            self._scaled.append(_Scaled(_losses(loss), outputs))
+            del self._scaled[:-MOST_SCALED]
 
     def _complete(self, optimizer: Optimizer, scaler: Any) -> None:
         if id(optimizer) not in self._told:
@@ -376,7 +421,14 @@ class TrainingEvents(StepListener):
 
     def _ended(self, optimizer: Optimizer, *, skipped: bool) -> None:
         self._told.pop(id(optimizer), None)
+        self._drop_taken()
         self._listener.attempt_ended(optimizer, skipped=skipped)
+
+    def _drop_taken(self) -> None:
+        """No backward follows for what the loop took gradients of. What it has scaled since, for
+        the next optimizer, is kept."""
+        if self._scaled:
+            self._scaled = [one for one in self._scaled if not one.is_taken]
 
     def _is_here(self) -> bool:
         """Whether this thread is one that trains what is watched."""
@@ -397,7 +449,8 @@ class TrainingEvents(StepListener):
 
     def _note_backward(self, tensors: Any) -> None:
         if self._is_here() and not in_backward():  # not inside another
-            losses, self._scaled, self._outputs = self._scaled, [], []
+            losses = [loss for one in self._scaled for loss in one.losses]
+            self._scaled = []
             for loss in losses or _losses(tensors):
                 self._listener.loss_seen(loss)
 
@@ -412,8 +465,13 @@ class TrainingEvents(StepListener):
         return wrapper
 
     def _note_gradients(self, gradients: Any) -> None:
-        if self._outputs and self._is_here() and not in_backward():
-            self._listener.gradients_taken(self._outputs, floating_tensors(gradients))
+        if self._scaled and self._is_here() and not in_backward():
+            del self._scaled[:-MOST_TAKEN]  # a loop without steps takes them again and again
+            for one in self._scaled:
+                one.is_taken = True
+            outputs = [output for one in self._scaled for output in one.outputs]
+            if outputs:
+                self._listener.gradients_taken(outputs, floating_tensors(gradients))
 
     def _note_backward_end(self) -> None:
         if self._is_open and not in_backward():

@@ -175,7 +175,7 @@ class Session:
                 warn(UNSEEN_TEXT)
 
     def gradients_taken(self, scaled: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """By the hooks: the training itself took gradients of what was scaled."""
+        """The training itself took gradients of what was scaled."""
         started = time.perf_counter()
         with no_dispatch():
             self.now.take_gradients(scaled, gradients)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,8 @@ from ampscope.records import (
 from ampscope.watcher.flight import Past
 from ampscope.watcher.numbers import JoinedReadout, Norms, Readout, joined, read_numbers
 from ampscope.watcher.replay import Replay
+
+MOST_GRADIENTS = 64  # times by hand before a step; the last ones count
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +54,11 @@ class Present:
     began: float = field(default_factory=time.perf_counter)
     own_s: float = 0.0  # the instruments' own time
     _taken: Tensor | float | None = None
-    # Each time that the script took gradients of what was scaled: the numbers of both, of what was
-    # scaled first, and how many these are.
-    _gradients: list[tuple[Readout, int]] = field(default_factory=list)
+    # The last times that the script took gradients of what was scaled: the numbers of both, of what
+    # was scaled first, and how many these are. A loop by hand may never step.
+    _gradients: deque[tuple[Readout, int]] = field(
+        default_factory=lambda: deque(maxlen=MOST_GRADIENTS)
+    )
 
     def see(self, loss: Tensor) -> None:
         """A loss that backward begins at. Micro-batches add up, as their gradients do."""

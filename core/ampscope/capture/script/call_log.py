@@ -65,9 +65,13 @@ class CallLog:
         return self._scalers.scalers
 
     def __enter__(self) -> CallLog:
-        self._events.__enter__()
-        for group in self._wrapped:
-            group.wrap(self._patches)
+        try:
+            self._events.__enter__()
+            for group in self._wrapped:
+                group.wrap(self._patches)
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
         return self
 
     def __exit__(

@@ -53,7 +53,7 @@ class Calls:
         self._depth += 1
 
     def leave(self) -> None:
-        """It has ended."""
+        """A watched call has ended."""
         self._depth -= 1
 
     def inside(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -40,7 +40,7 @@ _AmpScaler: Any = paddle.amp.AmpScaler
 _GradScaler: Any = paddle.amp.GradScaler
 
 
-class StepListener(Protocol):
+class PaddleStepListener(Protocol):
     """Listener that is called before each optimizer step and after it."""
 
     def step_begins(self) -> None: ...
@@ -58,7 +58,7 @@ class StepWatch:
         recorder: Recorder,
         paths: LayerPaths,
         half: HalfParameters | None = None,
-        listener: StepListener | None = None,
+        listener: PaddleStepListener | None = None,
         *,
         is_sparing: bool = False,
     ) -> None:
