@@ -34,7 +34,7 @@ class _Replaced:
         """Set the attribute to the original inside all wrappers, or put it back."""
         if self.makes:
             value = self.original
-            for make in self.makes:
+            for make in () if (id(self.owner), self.name) in _UNPATCHED else self.makes:
                 value = make(value)
             setattr(self.owner, self.name, value)
         elif self.own is _MISSING:
@@ -44,23 +44,29 @@ class _Replaced:
 
 
 _REPLACED: dict[_Key, _Replaced] = {}
+_UNPATCHED: dict[_Key, int] = {}  # how many are inside `unpatched`
 _lock = threading.RLock()
 
 
 @contextlib.contextmanager
 def unpatched(owner: Any, name: str) -> Iterator[None]:
     """``owner.name`` is the original inside, in every thread; for what reads Python code and must
-    not find a wrapper there."""
+    not find a wrapper there. The wrappers come back when the last one has left."""
     key = (id(owner), name)
-    with _lock:
-        if key in _REPLACED:
-            setattr(owner, name, _REPLACED[key].original)
+    _count_unpatched(key, 1)
     try:
         yield
     finally:
-        with _lock:
-            if key in _REPLACED:
-                _REPLACED[key].apply()
+        _count_unpatched(key, -1)
+
+
+def _count_unpatched(key: _Key, change: int) -> None:
+    with _lock:
+        _UNPATCHED[key] = _UNPATCHED.get(key, 0) + change
+        if not _UNPATCHED[key]:
+            del _UNPATCHED[key]
+        if key in _REPLACED:
+            _REPLACED[key].apply()
 
 
 class Patches:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import math
 from dataclasses import replace
@@ -240,3 +241,67 @@ def test_options_that_are_no_single_number_are_not_recorded() -> None:
     assert (attempt.lr, attempt.eps) == (pytest.approx(0.01), None)
     optimizer.param_groups[0]["lr"] = None
     assert math.isnan(lr_of(optimizer))
+
+
+class _Outer(torch.optim.Optimizer):
+    """Steps another optimizer and then halves the weights, or raises."""
+
+    def __init__(self, base: torch.optim.Optimizer, *, fails: bool = False) -> None:
+        super().__init__([p for group in base.param_groups for p in group["params"]], {})
+        self.base, self.fails = base, fails
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:
+        self.base.step()
+        if self.fails:
+            raise RuntimeError("no step")
+        for group in self.param_groups:
+            torch._foreach_mul_(group["params"], 0.5)
+
+
+def _train_by_hand(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    mse_loss(model(batch(0)[0]), batch(0)[1]).backward()
+    optimizer.step()
+
+
+def test_a_step_inside_another_leaves_the_outer_ones_weights() -> None:
+    model = small_net()
+    before, optimizer = _flat(model), _Outer(torch.optim.SGD(model.parameters(), 0.1))
+    with watched() as seen:
+        _train_by_hand(model, optimizer)
+    inner, outer = seen.attempts.records
+    after = _flat(model)
+    assert (inner.optimizer, outer.optimizer) == ("optimizer1", "optimizer0")
+    assert inner.update_norm == pytest.approx(np.linalg.norm(2 * after - before), rel=1e-5)
+    assert outer.update_norm == pytest.approx(np.linalg.norm(after - before), rel=1e-6)
+
+
+def test_copies_of_a_step_that_raised_are_freed() -> None:
+    """At the next backward, but not at one inside a step."""
+
+    def copies() -> int:
+        gc.collect()
+        tensors = (x for x in gc.get_objects() if type(x) is torch.Tensor)
+        return sum(x.shape == (37, 4) for x in tensors)
+
+    model = nn.Sequential(nn.Linear(4, 37), nn.Linear(37, 1))
+    optimizer = _Outer(torch.optim.SGD(model.parameters(), 0.1), fails=True)
+    with watched() as seen:
+        with pytest.raises(RuntimeError, match="no step"):
+            _train_by_hand(model, optimizer)
+        model.zero_grad()
+        assert copies() == 1
+        model(batch(0)[0]).sum().backward()
+        model.zero_grad()
+        assert copies() == 0
+
+        def closure() -> torch.Tensor:
+            lbfgs.zero_grad()
+            loss = mse_loss(model(batch(0)[0]), batch(0)[1])
+            loss.backward()
+            return loss
+
+        lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=4)
+        lbfgs.step(closure)
+    assert seen.attempts.records[-1].moved_share == 1.0

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from ampscope.capture.script import optimizer_steps
 from ampscope.capture.script.script_histograms import ScriptMeasurements
+from ampscope.capture.tensors import opened
 from ampscope.records import Cadence, Role, RunSpec
-from ampscope.runner.script import Following, run_script
+from ampscope.runner.script import Following, ScriptResult, run_script
 from tests.helpers import exponent_oracle as oracle
 
 STEPS = 6
@@ -36,11 +39,15 @@ for step in range({STEPS}):
 """
 
 
-def measured(folder: Path, text: str, cadence: Cadence) -> ScriptMeasurements:
+def run(folder: Path, text: str, cadence: Cadence) -> ScriptResult:
     file = folder / "train.py"
     file.write_text(text.replace("FOLDER", repr(str(folder))))
     spec = RunSpec(str(file), kind="script", steps=100, control="as_is", cadence=cadence)
-    return run_script(spec, "native", Following()).measured
+    return run_script(spec, "native", Following())
+
+
+def measured(folder: Path, text: str, cadence: Cadence) -> ScriptMeasurements:
+    return run(folder, text, cadence).measured
 
 
 def row_of(tensors: list[torch.Tensor]) -> np.ndarray:
@@ -155,3 +162,55 @@ for step in range(3):
     assert [m.path for m in found.modules] == [""]
     activations = [f.rows.sum() for f in found.frames if f.role is Role.ACTIVATION]
     assert activations == [8 * 2] * 3
+
+
+NESTED = """
+import torch
+from torch import nn
+class Lookahead(torch.optim.Optimizer):
+    def __init__(self, base):
+        super().__init__([p for g in base.param_groups for p in g["params"]], {})
+        self.base = base
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.base.step()
+        for p in self.param_groups[0]["params"]:
+            p.mul_(0.5)
+model = nn.Linear(4, 2)
+optimizer = Lookahead(torch.optim.SGD(model.parameters(), lr=0.1))
+for step in range(2):
+    optimizer.zero_grad()
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_updates_of_a_step_around_another_are_counted(tmp_path: Path) -> None:
+    found = measured(tmp_path, NESTED, Cadence(1, 0, 0))
+    updates = {f.step: f.rows.sum() for f in found.frames if f.role is Role.UPDATE}
+    assert updates == {0: 10, 1: 10, 2: 10, 3: 10}
+
+
+def test_weights_that_cannot_be_copied_are_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(tensor: torch.Tensor) -> torch.Tensor:
+        raise MemoryError("full")
+
+    monkeypatch.setattr(optimizer_steps, "opened", full)
+    result = run(tmp_path, NESTED, Cadence(1, 0, 0)).outcome
+    assert (result.ended, result.attempts) == ("returned", 4)
+    assert any("the weights before a step (MemoryError: full)" in note for note in result.notes)
+
+
+def test_the_time_of_copying_the_weights_is_none_of_the_scripts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(tensor: torch.Tensor) -> torch.Tensor | None:
+        time.sleep(0.25)
+        return opened(tensor)
+
+    monkeypatch.setattr(optimizer_steps, "opened", slow)
+    started = time.perf_counter()
+    result = run(tmp_path, NESTED, Cadence(0, 0, 0)).outcome  # 4 steps of 2 parameters
+    assert time.perf_counter() - started - result.elapsed_s > 8 * 0.25

@@ -27,8 +27,9 @@ import re
 import sys
 import threading
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
     register_module_module_registration_hook,
 )
+from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -46,6 +48,7 @@ from torch.utils.hooks import RemovableHandle
 
 Hear = Callable[..., None]
 _CALL = nn.Module._call_impl.__code__  # where torch walks the modules' hooks
+_STEP = Optimizer.profile_hook_step(len).__code__  # around every optimizer's step, with its hooks
 
 _HOOK_WARNING: Any = (
     "ignore",
@@ -89,6 +92,10 @@ class Dispatcher:
         self._stays = stays
         self._handle: RemovableHandle | None = None
 
+    def is_registered_as(self, key: int) -> bool:
+        """Whether torch's table has it, or should, under ``key``."""
+        return self._handle is not None and self._handle.id == key
+
     @property
     def is_in_table(self) -> bool:
         """Whether torch calls it."""
@@ -112,7 +119,7 @@ class Dispatcher:
                     self._handle = self._register(self)
                     if not self._stays:
                         _expect_no_warning()
-            elif self._handle is not None and not self._stays and not _a_module_runs():
+            elif self._handle is not None and not self._stays and not _runs(_CALL):
                 handle, self._handle = self._handle, None
                 handle.remove()
                 if not any(other.is_in_table for other in (FORWARD_PRE, FORWARD, FORWARD_ALWAYS)):
@@ -138,12 +145,17 @@ class Dispatcher:
             raise raised
 
 
-def _a_module_runs() -> bool:
-    """Whether any thread is inside a module's call."""
+def a_step_runs() -> bool:
+    """Whether any thread is inside an optimizer's step."""
+    return _runs(_STEP)
+
+
+def _runs(code: CodeType) -> bool:
+    """Whether any thread is inside a call of this code."""
     frame: FrameType | None
     for frame in sys._current_frames().values():
         while frame is not None:
-            if frame.f_code is _CALL:
+            if frame.f_code is code:
                 return True
             frame = frame.f_back
     return False
@@ -162,20 +174,22 @@ def _compiles() -> bool:
 def no_own_module_hooks() -> Iterator[None]:
     """ampscope's global module hooks are out of torch's tables inside: a strict export traces what
     it finds there, and gives up. A script's own hooks stay."""
-    taken: list[tuple[dict[int, Hear], dict[int, Hear]]] = []
-    for name in ("_global_forward_pre_hooks", "_global_forward_hooks"):
-        table: dict[int, Hear] = getattr(torch.nn.modules.module, name)
-        own = {key: h for key, h in table.items() if h.__module__.startswith("ampscope.")}
-        for key in own:
-            del table[key]
-        taken.append((table, own))
+    taken: list[tuple[OrderedDict[int, Hear], int, Dispatcher]] = []
     try:
+        with _lock:
+            for name in ("_global_forward_pre_hooks", "_global_forward_hooks"):
+                table: OrderedDict[int, Hear] = getattr(torch.nn.modules.module, name)
+                for key, hook in list(table.items()):
+                    if isinstance(hook, Dispatcher):
+                        taken.append((table, key, hook))
+                        del table[key]
         yield
     finally:
-        for table, own in taken:
-            others = dict(table)
-            table.clear()
-            table.update(own | others)
+        with _lock:
+            for table, key, own in reversed(taken):
+                if own.is_registered_as(key):  # else it was removed meanwhile
+                    table[key] = own
+                    table.move_to_end(key, last=False)
 
 
 def _expect_no_warning() -> None:

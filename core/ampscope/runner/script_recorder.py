@@ -157,6 +157,7 @@ class ScriptRecorder:
         return wrapper
 
     def _before_forward(self, module: nn.Module, args: object, kwargs: object) -> None:
+        self.attempts.drop_left_steps()
         # Asked here and not in each module: activation checkpointing runs its inside without.
         self.histograms.models.is_training = torch.is_grad_enabled()
         if not self.scans.records:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -21,7 +22,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._mode_utils import no_dispatch
 
-from ampscope.capture.failures import Failures
+from ampscope.capture.failures import Failures, OwnTime
+from ampscope.capture.global_hooks import a_step_runs
 from ampscope.capture.script.calls import Calls, Numbering
 from ampscope.capture.script.gradient_changes import GradientChanges, WriteLines
 from ampscope.capture.script.optimizer_facts import (
@@ -40,7 +42,8 @@ from ampscope.observations import Attempt, ParameterGradient
 class StepInstruments(Protocol):
     """Looks at the parameters around each step; the first ``gradients_complete`` of one counts.
     ``after_step`` gets parameters with copies of their numbers before the step, which it may use
-    up: all of them where it ``wants_updates``."""
+    up: all of them where it ``wants_updates``. The copies are made within ``spent``, which takes
+    the time and notes what fails."""
 
     @property
     def wants_updates(self) -> bool: ...
@@ -48,6 +51,8 @@ class StepInstruments(Protocol):
     def gradients_complete(self, optimizer: Optimizer) -> None: ...
 
     def after_step(self, before: Sequence[tuple[Tensor, Tensor]]) -> None: ...
+
+    def spent(self, what: str) -> AbstractContextManager[None]: ...
 
 
 class Attempts(StepListener):
@@ -76,7 +81,8 @@ class Attempts(StepListener):
         self.clips = Clips()
         self.changes = GradientChanges(writes)
         self._reader = GradientReader(taint_of)
-        self._motion = WeightMotion()
+        self._spent = (instruments or OwnTime(Failures())).spent
+        self._motions: dict[int, WeightMotion] = {}  # id of an optimizer whose step runs
         self._scaler: Any = None  # whose step runs
         self._if_skipped = Ending()
         self._loss = Loss()
@@ -104,6 +110,7 @@ class Attempts(StepListener):
     ) -> None:
         """The script is about to call backward on this loss; ``by_hand``: it multiplied the loss
         by a scale of its own."""
+        self.drop_left_steps()
         self.carried.pending = scaled
         self._by_hand = by_hand
         self._hand_norms.clear()
@@ -123,6 +130,11 @@ class Attempts(StepListener):
                     if not any(map(_has_hooks, parameters)):
                         norm = gradient_facts(parameters, 1.0).norm
                         self._hand_norms[self.optimizer_name(optimizer)] = norm
+
+    def drop_left_steps(self) -> None:
+        """Free the copies of steps that raised, of whose end nothing is heard."""
+        if self._motions and not a_step_runs():
+            self._motions.clear()
 
     def carries_scale(self, parameters: list[Tensor]) -> bool:
         """Whether gradients of these parameters were scaled and not unscaled yet."""
@@ -156,16 +168,19 @@ class Attempts(StepListener):
         if not has_closure:
             self._gradients_complete(optimizer)
         wanted = self._instruments is not None and self._instruments.wants_updates
-        with no_dispatch():
-            self._motion.start(parameters_of(optimizer), is_wanted=wanted)
+        # One each: a step may call another optimizer's (SAM, Lookahead).
+        motion = self._motions[id(optimizer)] = WeightMotion()
+        with no_dispatch(), self._spent("the weights before a step"):  # there may be no memory
+            motion.start(parameters_of(optimizer), is_wanted=wanted)
         if scaler is None:
             self._facts = None if has_closure else self._read(optimizer, 1.0)
 
     def after_step(self, optimizer: Optimizer, scaler: Any) -> None:
         self._gradients_complete(optimizer)
+        motion = self._motions.pop(id(optimizer), None) or WeightMotion()
         with no_dispatch():
-            moved, norm, expected = self._motion.measured()
-        before = self._motion.take()
+            moved, norm, expected = motion.measured()
+        before = motion.take()
         if self._instruments is not None:
             self._instruments.after_step(before)
         ending = Ending(moved_share=moved, update_norm=norm, expected=expected)
@@ -421,7 +436,6 @@ class WeightMotion:
     """The weights of one optimizer before its step."""
 
     def __init__(self) -> None:
-        self.failures = Failures()
         self._before: list[tuple[Tensor, Tensor]] = []  # each with a copy of its numbers
         self._is_compared = False
 
@@ -432,9 +446,8 @@ class WeightMotion:
         if not small and not is_wanted:
             return
         held = ((p, opened(p)) for p in parameters)
-        with self.failures.contained("the weights before a step"):  # there may be no memory
-            self._before = [(p, v.detach().clone()) for p, v in held if v is not None]
-            self._is_compared = small
+        self._before = [(p, v.detach().clone()) for p, v in held if v is not None]
+        self._is_compared = small
 
     def measured(self) -> tuple[float | None, float | None, float | None]:
         """(share of the weights that changed, 2-norm of the change, the change times the

@@ -107,7 +107,7 @@ class ScriptHistograms:
         if id(optimizer) in self._counted or not _is_due(self._attempt, self._cadence.histogram):
             return
         self._counted.add(id(optimizer))
-        with self._spent():
+        with self.spent():
             found = ((self.models.position(p), p) for p in parameters_of(optimizer))
             own = [(i, p) for i, p in found if i is not None and p.is_floating_point()]
             owned = ((self.models.owner_at(i), p) for i, p in own)
@@ -122,14 +122,14 @@ class ScriptHistograms:
     def after_step(self, before: Sequence[tuple[Tensor, Tensor]]) -> None:
         """The optimizer's own step has run: parameters, and copies of them as they were."""
         if self.wants_updates:
-            with self._spent():
+            with self.spent():
                 owners = ((self.models.owner(p), p, copy) for p, copy in before)
                 owned = ((owner, p, copy) for owner, p, copy in owners if owner is not None)
                 weights.count_updates(self._counts, owned)
 
     def attempt_ended(self, count: int, scale: float) -> None:
         """An attempt is over, ``count`` in all; its gradients carried ``scale``."""
-        with self._spent():
+        with self.spent():
             self._end(scale)
         self._begin(count)
 
@@ -166,8 +166,9 @@ class ScriptHistograms:
             if ops:
                 self._ops.append((number, ops))
 
-    def _spent(self) -> AbstractContextManager[None]:
-        return self._time.spent("the histograms of a step")
+    def spent(self, what: str = "the histograms of a step") -> AbstractContextManager[None]:
+        """Around what is none of the script's own; ``what`` says what is missing if it fails."""
+        return self._time.spent(what)
 
 
 def _is_due(attempt: int, every: int) -> bool:
