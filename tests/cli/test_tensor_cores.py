@@ -23,7 +23,7 @@ def test_a_sentence_a_table_of_eighty_columns_and_json(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     first, about, *table = done.stdout.splitlines()
-    assert "products" in first
+    assert "matmuls" in first
     assert about.startswith("A CPU has no Tensor Cores.")
     assert max(map(len, table)) <= 80
     found = json.loads(out.read_text())
@@ -73,7 +73,7 @@ def test_a_script_untouched(tmp_path: Path) -> None:
     store = ("--device", "cpu", "--store", tmp_path / "runs.db")
     done = run_command("tensor-cores", script, "9", *store)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("None of 2 matmuls runs on ")
+    assert done.stdout.startswith("None of 2 matmuls and convolutions runs on ")
     too_short = run_command("tensor-cores", script, "1", *store)
     assert_one_sentence(too_short, "The script ended after one optimizer step")
     assert_one_sentence(
