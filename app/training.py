@@ -229,7 +229,7 @@ def key_figures(training: Training) -> list[KeyFigure]:
         KeyFigure("Loss", number(last.loss), f"Of step {last.step:,}{scale}"),
         KeyFigure("Skips", skips, "Steps that GradScaler left out; all of them are counted"),
         KeyFigure(
-            "Time of a step",
+            "Time per step",
             "not recorded" if time_s is None else duration(time_s),
             f"Of step {last.step:,}, without ampscope's own time{cost}",
         ),

@@ -54,7 +54,7 @@ def test_a_healthy_run(store_path: Path, open_page: Open) -> None:
         "Last step": "199",
         "Loss": "2.801",
         "Skips": "2 of 200",
-        "Time of a step": "250 ms",
+        "Time per step": "250 ms",
     }
     assert "No histogram was taken" in words
     writer.close()

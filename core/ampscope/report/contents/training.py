@@ -84,7 +84,7 @@ def _verdict(training: Training) -> tuple[Block, ...]:
                     Figure("Last step", f"{last.step:,}", f"{totals.steps:,} were recorded"),
                     Figure("Loss", number(last.loss), "of that step"),
                     Figure("Skipped", share(totals.skipped, totals.steps)),
-                    Figure("Time of a step", took, "without ampscope's own"),
+                    Figure("Time per step", took, "without ampscope's own"),
                 )
             )
         )
