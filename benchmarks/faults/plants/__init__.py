@@ -1,0 +1,1 @@
+"""Faults by family; each module registers its own."""
