@@ -5,14 +5,16 @@ sentence, at most four key figures, what to see, folded details.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
+from streamlit.elements.lib.column_types import ColumnConfig
 
+from ampscope.report.document import Figure
 from app import permissions
 from app.text import escape, for_csv
 
@@ -38,6 +40,24 @@ def download(table: Callable[[], pd.DataFrame], name: str, *, key: str) -> None:
         return as_csv_text(table()).encode()
 
     file("Data as CSV", as_csv, f"{name}.csv", "text/csv", key=f"{key}-csv")
+
+
+def table(
+    frame: pd.DataFrame,
+    name: str,
+    *,
+    key: str,
+    most_px: int | None = None,
+    columns: Mapping[str, ColumnConfig] | None = None,
+    whole: Callable[[], pd.DataFrame] | None = None,
+) -> None:
+    """A table and the button for its data; ``whole`` makes them where the table shows less.
+    ``most_px``: as high as its rows, up to that."""
+    height: int | Literal["auto"] = "auto"
+    if most_px is not None:
+        height = min(most_px, 38 + 35 * max(1, len(frame)))
+    st.dataframe(frame, key=key, hide_index=True, height=height, column_config=columns)
+    download(whole or (lambda: frame), name, key=key)
 
 
 def as_csv_text(table: pd.DataFrame) -> str:
@@ -74,13 +94,7 @@ MAX_KEY_FIGURES = 4
 _FIGURE = re.compile(r"(?!www\.|\d+[.)] )[A-Za-z0-9−≥≤∞](?:[A-Za-z0-9 ,.%×^/()+−∞µ·–]|-(?!-))*")
 
 
-@dataclass(frozen=True, slots=True)
-class KeyFigure:
-    """A label of two or three words, a value, and on hover what it means."""
-
-    label: str
-    value: str
-    help: str = ""
+KeyFigure = Figure  # a label of two or three words, a value, and on hover what it means
 
 
 def sentence(text: str) -> None:
@@ -102,7 +116,7 @@ def key_figures(figures: Sequence[KeyFigure]) -> None:
             st.metric(
                 escape(figure.label),
                 figure.value if _FIGURE.fullmatch(figure.value) else escape(figure.value),
-                help=escape(figure.help) or None,
+                help=escape(figure.note) or None,
                 border=True,
             )
 

@@ -7,33 +7,17 @@ import streamlit as st
 
 from ampscope.analysis.telemetry import others_bound, spoiled
 from ampscope.analysis.training import finite_parts
-from ampscope.compare.comparison import (
-    BASES,
-    BatchSearch,
-    LossChange,
-    PrecisionResults,
-    base_of,
-    batches_by_precision,
-    by_precision,
-    figures,
-    loss_difference,
-    memory_ratio,
-    searches_json,
-    sentence,
-    speedup,
-)
+from ampscope.compare import comparison
 from ampscope.compare.verdict import claims, comparison_json, verdict
-from ampscope.errors import AmpscopeError
-from ampscope.hardware.describe import uses_cuda
 from ampscope.number_words import seconds
 from ampscope.policy.autocast_lists import PRECISIONS
-from ampscope.records import Machine, RunInfo, RunSpec
+from ampscope.records import Machine, RunInfo
 from ampscope.report.palette import dtype_color
-from app import chart, machine, permissions, states, store
+from app import chart, states, store
 from app.chart import KeyFigure
 from app.figures.comparison import memory_bars, memory_words, step_bars, throughput
 from app.figures.training import Curve, control_losses
-from app.runs import measurements, workload_choice
+from app.runs import measurements
 from app.text import escape, percent, size
 
 # Start a comparison or a batch search: workload, precisions, and the button.
@@ -50,12 +34,10 @@ DEFAULT_LIMIT_MIB = 512
 
 def comparison_form() -> None:
     """Precisions, seeds and steps."""
-    if not permissions.offers("starting a comparison"):
+    found = measurements.form("starting a comparison", "small")
+    if found is None:
         return
-    on_cuda = uses_cuda(machine.report())
-    what, how = st.columns(2, gap="large")
-    with what:
-        choice = workload_choice.pick_workload(RunSpec(workload="gpt", size="small"))
+    choice, how, on_cuda = found
     with how:
         chosen = _precisions(("fp32", "bf16"), on_cuda)
         seeds = st.number_input(
@@ -63,20 +45,25 @@ def comparison_form() -> None:
             help="Trainings per precision. With one, it is unknown whether a difference in loss is "
             "more than chance.",
         )  # fmt: skip
-        steps = st.number_input("Steps a seed", 6, 1000, 30, key="cmp-steps")
+        steps = st.number_input("Steps per seed", 6, 1000, 30, key="cmp-steps")
         pressed = st.button("Compare", type="primary", disabled=len(chosen) < 2, key="cmp-start")
     if pressed:
-        _start(choice, "compare", chosen, seeds=int(seeds), steps=int(steps), time_limit_s=LIMIT_S)
+        measurements.start_with(
+            choice,
+            "compare",
+            precision=",".join(chosen),
+            seeds=int(seeds),
+            steps=int(steps),
+            time_limit_s=LIMIT_S,
+        )
 
 
 def batch_form() -> None:
     """Precisions, sizes to try and, on a CPU, the memory that training may take."""
-    if not permissions.offers("starting a search"):
+    found = measurements.form("starting a search", "tiny")
+    if found is None:
         return
-    on_cuda = uses_cuda(machine.report())
-    what, how = st.columns(2, gap="large")
-    with what:
-        choice = workload_choice.pick_workload(RunSpec(workload="gpt", size="tiny"))
+    choice, how, on_cuda = found
     with how:
         chosen = _precisions(("fp32", "bf16"), on_cuda)
         limit = 0
@@ -89,10 +76,15 @@ def batch_form() -> None:
         step = st.segmented_control("Sizes to try", list(sizes), default="multiples of 8")
         pressed = st.button("Search", type="primary", disabled=not chosen, key="bs-start")
     if pressed:
-        _start(
-            choice, "batch", chosen, memory_limit_mib=int(limit),
-            multiple_of=sizes[step or "multiples of 8"], time_limit_s=BATCH_LIMIT_S,
-        )  # fmt: skip
+        measurements.start_with(
+            choice,
+            "batch",
+            precision=",".join(chosen),
+            memory_limit_mib=int(limit),
+            multiple_of=sizes[step or "multiples of 8"],
+            steps=1,
+            time_limit_s=BATCH_LIMIT_S,
+        )
 
 
 def _precisions(default: tuple[str, ...], on_cuda: bool) -> list[str]:
@@ -109,29 +101,6 @@ def _precisions(default: tuple[str, ...], on_cuda: bool) -> list[str]:
     return chosen
 
 
-def _start(
-    choice: workload_choice.Choice, kind: str, precisions: list[str], *, seeds: int = 1,
-    steps: int = 1, memory_limit_mib: int = 0, multiple_of: int = 1, time_limit_s: float,
-) -> None:  # fmt: skip
-    try:
-        measurements.start(
-            RunSpec(
-                workload=workload_choice.named(choice),
-                kind=kind,
-                size=choice.size,
-                precision=",".join(precisions),
-                steps=steps,
-                seeds=seeds,
-                policy="native",  # a rehearsal of CUDA's rules says nothing about time
-                memory_limit_mib=memory_limit_mib,
-                multiple_of=multiple_of,
-                time_limit_s=time_limit_s,
-            )
-        )
-    except AmpscopeError as error:
-        states.unreadable(str(error))
-
-
 # A comparison of precisions: the verdict, key figures, time, memory, losses, promises.
 
 
@@ -140,8 +109,8 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 def show_comparison(run: RunInfo) -> None:
     """Everything about it, as far as it has come."""
-    measured = by_precision(store.results(run))
-    base = base_of(measured)
+    measured = comparison.by_precision(store.results(run))
+    base = comparison.base_of(measured)
     if base is None or base.times is None:
         states.nothing_recorded("The first steps are being made.", "Their times come next.")
         return
@@ -166,7 +135,7 @@ def show_comparison(run: RunInfo) -> None:
     )
     st.subheader("What articles promise", anchor=False)
     for other in measured:
-        if other.precision not in BASES and other.times is not None:
+        if other.precision not in comparison.BASES and other.times is not None:
             _promises(base, other, run.machine)
     measurements.telemetry(run)
     _details(run, measured)
@@ -177,12 +146,12 @@ def _disturbed(run: RunInfo) -> tuple[str, ...]:
 
 
 def _figures(
-    base: PrecisionResults, measured: tuple[PrecisionResults, ...], name: str
+    base: comparison.PrecisionResults, measured: tuple[comparison.PrecisionResults, ...], name: str
 ) -> list[KeyFigure]:
     best = next((m for m in measured if m.precision == name), None)
     if best is None or best.times is None or base.times is None:
         return [KeyFigure(f"A step in {base.precision}", _median(base))]
-    ratio, memory = speedup(base.times, best.times), memory_ratio(base, best)
+    ratio, memory = comparison.speedup(base.times, best.times), comparison.memory_ratio(base, best)
     return [
         KeyFigure(
             f"{name} against {base.precision}",
@@ -198,19 +167,21 @@ def _figures(
         ),
         KeyFigure(
             "Loss",
-            str(loss_difference(base, best).change),
+            str(comparison.loss_difference(base, best).change),
             "Whether the mean loss of the last third differs by more than seeds do.",
         ),
     ]
 
 
-def _median(m: PrecisionResults) -> str:
+def _median(m: comparison.PrecisionResults) -> str:
     return seconds(m.times.step.median_s) if m.times else "not measured"
 
 
-def _time_seen(base: PrecisionResults, measured: tuple[PrecisionResults, ...]) -> str:
+def _time_seen(
+    base: comparison.PrecisionResults, measured: tuple[comparison.PrecisionResults, ...]
+) -> str:
     parts = [
-        f"{m.precision} {speedup(base.times, m.times).value:.2f}× as fast"
+        f"{m.precision} {comparison.speedup(base.times, m.times).value:.2f}× as fast"
         for m in measured
         if m is not base and m.times and base.times
     ]
@@ -220,20 +191,22 @@ def _time_seen(base: PrecisionResults, measured: tuple[PrecisionResults, ...]) -
     )
 
 
-def _memory_seen(measured: tuple[PrecisionResults, ...]) -> str:
+def _memory_seen(measured: tuple[comparison.PrecisionResults, ...]) -> str:
     parts = [f"{m.precision}: {memory_words(m.memory)}" for m in measured if m.memory]
     return f"What lives when a step needs most. {'; '.join(parts)}."
 
 
-def _losses_seen(base: PrecisionResults, measured: tuple[PrecisionResults, ...]) -> str:
+def _losses_seen(
+    base: comparison.PrecisionResults, measured: tuple[comparison.PrecisionResults, ...]
+) -> str:
     words = []
     for m in measured:
         if m is base:
             continue
-        found = loss_difference(base, m)
-        if found.change is LossChange.UNKNOWN:
+        found = comparison.loss_difference(base, m)
+        if found.change is comparison.LossChange.UNKNOWN:
             words.append(f"{m.precision}: unknown, {found.why}")
-        elif found.change is LossChange.DIVERGED:
+        elif found.change is comparison.LossChange.DIVERGED:
             words.append(f"{m.precision}: not finite from step {found.first_nonfinite}")
         else:
             words.append(
@@ -242,7 +215,7 @@ def _losses_seen(base: PrecisionResults, measured: tuple[PrecisionResults, ...])
     return f"Loss of the last third against {base.precision}. {'; '.join(words)}."
 
 
-def _curves(measured: tuple[PrecisionResults, ...]) -> list[Curve]:
+def _curves(measured: tuple[comparison.PrecisionResults, ...]) -> list[Curve]:
     return [
         Curve(
             f"{m.precision}, seed {curve.seed}",
@@ -255,7 +228,9 @@ def _curves(measured: tuple[PrecisionResults, ...]) -> list[Curve]:
     ]
 
 
-def _promises(base: PrecisionResults, other: PrecisionResults, machine: Machine | None) -> None:
+def _promises(
+    base: comparison.PrecisionResults, other: comparison.PrecisionResults, machine: Machine | None
+) -> None:
     rows = [
         {
             "promise": escape(c.claim),
@@ -267,7 +242,7 @@ def _promises(base: PrecisionResults, other: PrecisionResults, machine: Machine 
     st.table(pd.DataFrame(rows).set_index("promise"), border="horizontal")
 
 
-def _details(run: RunInfo, measured: tuple[PrecisionResults, ...]) -> None:
+def _details(run: RunInfo, measured: tuple[comparison.PrecisionResults, ...]) -> None:
     with chart.details("All figures, and what a million samples cost"):
         price = st.number_input(
             "Price of this machine an hour", 0.0, 1e6, 0.0, key="cmp-price",
@@ -283,21 +258,20 @@ def _details(run: RunInfo, measured: tuple[PrecisionResults, ...]) -> None:
     )
 
 
-def _table(measured: tuple[PrecisionResults, ...], price: float) -> pd.DataFrame:
-    rows = []
-    for label, cell in figures(base_of(measured), price):
-        cells = {m.precision: cell(m) for m in measured}
-        if any(cells.values()):
-            rows.append({"": label, **{k: v or "not measured" for k, v in cells.items()}})
-    return pd.DataFrame(rows)
+def _table(measured: tuple[comparison.PrecisionResults, ...], price: float) -> pd.DataFrame:
+    rows = [
+        (label, *(text or "not measured" for text in cells))
+        for label, cells in comparison.figure_rows(measured, price)
+    ]
+    return pd.DataFrame(rows, columns=["", *(m.precision for m in measured)])
 
 
-def _memory_table(measured: tuple[PrecisionResults, ...]) -> pd.DataFrame:
+def _memory_table(measured: tuple[comparison.PrecisionResults, ...]) -> pd.DataFrame:
     splits = [s for m in measured for s in (m.memory, m.other_memory) if s is not None]
     return pd.DataFrame(splits)
 
 
-def _losses(measured: tuple[PrecisionResults, ...]) -> pd.DataFrame:
+def _losses(measured: tuple[comparison.PrecisionResults, ...]) -> pd.DataFrame:
     rows = [
         (m.precision, curve.seed, step, loss, step in curve.skipped)
         for m in measured
@@ -307,45 +281,45 @@ def _losses(measured: tuple[PrecisionResults, ...]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["precision", "seed", "step", "loss", "skipped"])
 
 
-# A batch search: the answer, key figures, throughput against the batch size, every try.
+# A batch search: the answer, key figures, throughput against the batch size, every trial.
 
 
 def show_batches(run: RunInfo) -> None:
     """Everything about it, as far as it has come."""
-    searches = batches_by_precision(store.results(run))
+    searches = comparison.batches_by_precision(store.results(run))
     if not searches:
-        states.nothing_recorded("The first try is being made.", "")
+        states.nothing_recorded("The first trial is being made.", "")
         return
-    chart.sentence(sentence(searches))
+    chart.sentence(comparison.sentence(searches))
     chart.key_figures([_figure(search) for search in searches[: chart.MAX_KEY_FIGURES]])
     if any(t.step for s in searches for t in s.trials):
         chart.see(_seen(searches))
         chart.show(throughput(searches), "throughput", lambda: _frame(searches), key="bs-chart")
     measurements.telemetry(run)
-    with chart.details("Every try"):
+    with chart.details("Every trial"):
         st.dataframe(_frame(searches), hide_index=True, height="content")
     chart.file(
         "Everything as JSON",
-        lambda: searches_json(run, searches).encode(),
+        lambda: comparison.searches_json(run, searches).encode(),
         f"batch-size-{run.id}.json",
         "application/json",
         key="bs-json",
     )
 
 
-def _figure(search: BatchSearch) -> KeyFigure:
+def _figure(search: comparison.BatchSearch) -> KeyFigure:
     found, said = search.largest, search.prediction
     value = "searching" if found is None else f"{found.samples:,}"
     predicted = "Not predicted: this needs two trials that fit, the larger one with more memory."
     if said is not None:
         predicted = (
             f"Predicted {said.largest:,}, from {size(said.fixed_bytes)} and "
-            f"{said.bytes_per_sample / 1024:,.1f} KiB a sample under {size(said.limit_bytes)}."
+            f"{said.bytes_per_sample / 1024:,.1f} KiB per sample under {size(said.limit_bytes)}."
         )
     return KeyFigure(f"Largest batch in {search.precision}", value, predicted)
 
 
-def _seen(searches: tuple[BatchSearch, ...]) -> str:
+def _seen(searches: tuple[comparison.BatchSearch, ...]) -> str:
     words = [
         f"{s.precision} reaches nine tenths of its best throughput with {s.knee.samples:,} samples"
         for s in searches
@@ -354,7 +328,7 @@ def _seen(searches: tuple[BatchSearch, ...]) -> str:
     return f"{'; '.join(words)}. Beyond that a larger batch buys memory pressure, not speed."
 
 
-def _frame(searches: tuple[BatchSearch, ...]) -> pd.DataFrame:
+def _frame(searches: tuple[comparison.BatchSearch, ...]) -> pd.DataFrame:
     return pd.DataFrame(
         [
             {

@@ -7,28 +7,15 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
-from ampscope.analysis.tensor_core_use import (
-    ON_A_CPU,
-    CoreUse,
-    CoreVerdict,
-    MatmulUse,
-    PaddingGain,
-    answer,
-    core_use,
-    padding_gains,
-    shapes,
-    signs_words,
-)
-from ampscope.errors import AmpscopeError
-from ampscope.hardware.describe import uses_cuda
+from ampscope.analysis import tensor_core_use
 from ampscope.number_words import rate_words
 from ampscope.policy.autocast_lists import PRECISIONS
-from ampscope.records import Place, RunInfo, RunSpec
-from app import chart, machine, permissions, states, store
+from ampscope.records import Place, RunInfo
+from app import chart, links, states, store
 from app.chart import KeyFigure
 from app.figures.hardware import Ceiling, Dot, roofline
-from app.runs import measurements, workload_choice
-from app.runs.module_names import find_box, name_of
+from app.runs import measurements
+from app.runs.module_names import name_of
 from app.text import count, cut, escape, percent, plural, share
 
 # Start a measurement of the matmuls of one training step.
@@ -39,12 +26,10 @@ SLOW = "On this CPU a matmul in fp16 can take a hundred times as long as in fp32
 
 def show_form() -> None:
     """Workload, size, precision, and the button."""
-    if not permissions.offers("measuring a step's matmuls"):
+    found = measurements.form("measuring a step's matmuls", "small")
+    if found is None:
         return
-    on_cuda = uses_cuda(machine.report())
-    what, how = st.columns(2, gap="large")
-    with what:
-        choice = workload_choice.pick_workload(RunSpec(workload="gpt", size="small"))
+    choice, how, on_cuda = found
     with how:
         names = [name for name, mode in PRECISIONS.items() if on_cuda or not mode.tf32]
         precision = st.selectbox(
@@ -58,19 +43,7 @@ def show_form() -> None:
             st.caption(escape(SLOW))
         started = st.button("Measure its matmuls", type="primary", key="cores-start")
     if started:
-        try:
-            measurements.start(
-                RunSpec(
-                    workload=workload_choice.named(choice),
-                    kind="cores",
-                    size=choice.size,
-                    precision=precision,
-                    steps=1,
-                    policy="native",  # a rehearsal of CUDA's rules says nothing about speed
-                )
-            )
-        except AmpscopeError as error:
-            states.unreadable(str(error))
+        measurements.start_with(choice, "cores", precision=precision, steps=1)
 
 
 # Tensor Cores of one measured step: the answer, key figures, the roofline, the table.
@@ -81,14 +54,14 @@ NAMED_LAYERS = 6  # of one dot, in its hover box
 
 def show_step(run: RunInfo) -> None:
     """Everything about it, as far as it has come."""
-    use = core_use(store.results(run), run.machine)
+    use = tensor_core_use.core_use(store.results(run), run.machine)
     if use is None or not use.uses:
         states.nothing_recorded("The step is recorded.", "Its first matmul is being measured.")
         return
-    chart.sentence(answer(use))
+    chart.sentence(tensor_core_use.answer(use))
     about = [
         f"One training step of {run.title}.",
-        *([ON_A_CPU] if use.step.device == "cpu" else []),
+        *([tensor_core_use.ON_A_CPU] if use.step.device == "cpu" else []),
     ]
     st.caption(escape(" ".join(about)))
     chart.key_figures(_figures(use))
@@ -97,7 +70,7 @@ def show_step(run: RunInfo) -> None:
     lines = [Ceiling(dtype, flops_s) for dtype, flops_s in use.ceilings.flops_s.items()]
     figure = roofline(dots, lines, use.ceilings.bytes_s)
     chart.show(figure, "roofline", lambda: product_table(use.layers()), key="roofline")
-    gains = padding_gains([one.matmul for one in use.uses])
+    gains = tensor_core_use.padding_gains([one.matmul for one in use.uses])
     if gains:
         chart.see(_padding_seen(gains))
         show_padding(gains)
@@ -107,18 +80,18 @@ def show_step(run: RunInfo) -> None:
         _how(use)
 
 
-def _figures(use: CoreUse) -> list[KeyFigure]:
-    used, calls = use.calls(CoreVerdict.USED), use.step.calls
+def _figures(use: tensor_core_use.CoreUse) -> list[KeyFigure]:
+    used, calls = use.calls(tensor_core_use.CoreVerdict.USED), use.step.calls
     timed = [u.matmul for u in use.uses if u.matmul.timing and u.matmul.control]
     own = sum(p.count * p.timing.median_s for p in timed if p.timing)
     control = sum(p.count * p.control.median_s for p in timed if p.control)
     faster = f"{control / own:.2f}×" if own else "no control"
     return [
         KeyFigure("Matmuls that use them", f"{count(used)} of {count(calls)}"),
-        KeyFigure("Their share of FLOPs", percent(use.share(CoreVerdict.USED))),
+        KeyFigure("Their share of FLOPs", percent(use.share(tensor_core_use.CoreVerdict.USED))),
         KeyFigure(
             "Unknown",
-            count(use.calls(CoreVerdict.UNKNOWN)),
+            count(use.calls(tensor_core_use.CoreVerdict.UNKNOWN)),
             "The two signs disagree, or neither is conclusive.",
         ),
         KeyFigure(
@@ -130,7 +103,7 @@ def _figures(use: CoreUse) -> list[KeyFigure]:
     ]
 
 
-def _what_to_see(use: CoreUse) -> str:
+def _what_to_see(use: tensor_core_use.CoreUse) -> str:
     text = (
         f"A dot for each of {plural(len(use.uses), 'different matmul')}. On the left memory "
         "limits, on the right arithmetic; a dot far below both lines waits for something else. "
@@ -138,7 +111,7 @@ def _what_to_see(use: CoreUse) -> str:
     return text + "A dot above the slope works within the cache. Bars are quartiles."
 
 
-def _dot(one: MatmulUse) -> Dot | None:
+def _dot(one: tensor_core_use.MatmulUse) -> Dot | None:
     matmul, timing = one.matmul, one.matmul.timing
     if timing is None or not matmul.flops_s:
         return None
@@ -149,7 +122,7 @@ def _dot(one: MatmulUse) -> Dot | None:
         *names[1:NAMED_LAYERS],
         *([f"and {plural(more, 'other')}"] if more > 0 else []),
         f"{matmul.op} {matmul.part}".strip(),
-        cut(shapes(matmul.operands), 90),
+        cut(tensor_core_use.shapes(matmul.operands), 90),
         f"{rate_words(matmul.flops_s)}, {matmul.intensity:.3g} FLOP per byte",
         f"{one.verdict}; {one.eligibility.fit}",
     )
@@ -164,7 +137,7 @@ def _dot(one: MatmulUse) -> Dot | None:
     )
 
 
-def _padding_seen(gains: list[PaddingGain]) -> str:
+def _padding_seen(gains: list[tensor_core_use.PaddingGain]) -> str:
     worth = sum(gain.is_worth_it for gain in gains)
     tried = plural(len(gains), "padding")
     if not worth:
@@ -172,7 +145,7 @@ def _padding_seen(gains: list[PaddingGain]) -> str:
     return f"{tried} of dimensions that miss were measured; {worth:,} gain beyond the spread."
 
 
-def _how(use: CoreUse) -> None:
+def _how(use: tensor_core_use.CoreUse) -> None:
     table = pd.DataFrame(
         {
             "Ceiling": [f"{r.op} {r.dtype}" for r in use.rates],
@@ -201,27 +174,27 @@ _NUMBERS = {"MFLOP": "%.3g", "FLOP/byte": "%.3g", "GFLOP/s": "%.4g", "Spread": "
 _WIDE = {"Layer": 260, "Shapes": 320, "Why": 320, "Signs": 380, "Kernels": 380}
 
 
-def product_table(entries: Sequence[tuple[MatmulUse, Place]]) -> pd.DataFrame:
+def product_table(entries: Sequence[tuple[tensor_core_use.MatmulUse, Place]]) -> pd.DataFrame:
     """Numbers as numbers, so that a column sorts; None where nothing was measured."""
     return pd.DataFrame([_row(use, place) for use, place in entries])
 
 
-def show_products(use: CoreUse) -> None:
+def show_products(use: tensor_core_use.CoreUse) -> None:
     """With a search over layers, ops, dtypes and verdicts."""
     entries = use.layers()
-    text = find_box("layer, op, dtype, used, unknown …").lower()
+    text = links.find("find", "layer, op, dtype, used, unknown …").lower()
     shown = [e for e in entries if not text or text in _searched(*e)]
     if text:
         st.markdown(escape(f"{share(len(shown), len(entries))} lines hold “{text}”."))
     if not shown:
         return
-    table = product_table(shown)
-    st.dataframe(
-        table,
+    chart.table(
+        product_table(shown),
+        "products",
         key="cores-table",
-        hide_index=True,
-        height=min(TABLE_PX, 38 + 35 * len(shown)),
-        column_config={
+        most_px=TABLE_PX,
+        whole=lambda: product_table(entries),
+        columns={
             **{n: st.column_config.NumberColumn(format=f) for n, f in _NUMBERS.items()},
             **{n: st.column_config.TextColumn(width=px) for n, px in _WIDE.items()},
             "× fp32": st.column_config.NumberColumn(
@@ -229,17 +202,16 @@ def show_products(use: CoreUse) -> None:
             ),
         },
     )
-    chart.download(lambda: product_table(entries), "products", key="cores-table")
 
 
-def show_padding(gains: Sequence[PaddingGain]) -> None:
+def show_padding(gains: Sequence[tensor_core_use.PaddingGain]) -> None:
     """What each padding was measured to gain or to cost."""
     table = pd.DataFrame(
         {
             "Layer": [name_of(g.module) for g in gains],
             "Padding": [", ".join(f"{a} to {b}" for a, b in g.changes) for g in gains],
             "Matmuls per step": [g.matmuls for g in gains],
-            "ms a step": [1e3 * g.seconds for g in gains],
+            "ms per step": [1e3 * g.seconds for g in gains],
             "ms padded": [1e3 * g.padded_s for g in gains],
             "Gain": [g.gain for g in gains],
             "Lower quartile": [g.low for g in gains],
@@ -248,18 +220,17 @@ def show_padding(gains: Sequence[PaddingGain]) -> None:
     )
     times = st.column_config.NumberColumn(format="%.2f ×")
     columns = dict.fromkeys(("Gain", "Lower quartile", "Upper quartile"), times)
-    st.dataframe(table, key="cores-padding", hide_index=True, column_config=columns)
-    chart.download(lambda: table, "padding", key="cores-padding")
+    chart.table(table, "padding", key="cores-padding", columns=columns)
 
 
-def _row(use: MatmulUse, place: Place) -> dict[str, object]:
+def _row(use: tensor_core_use.MatmulUse, place: Place) -> dict[str, object]:
     matmul = use.matmul
     rate, timing = matmul.flops_s, matmul.timing
     return {
         "Layer": name_of(place.module),
         "Phase": place.phase,
         "Op": matmul.op.removeprefix("aten.") + (f", {matmul.part}" if matmul.part else ""),
-        "Shapes": shapes(matmul.operands),
+        "Shapes": tensor_core_use.shapes(matmul.operands),
         "Dtype": matmul.dtype,
         "Calls": place.count,
         "MFLOP": matmul.flops / 1e6,
@@ -270,12 +241,12 @@ def _row(use: MatmulUse, place: Place) -> dict[str, object]:
         "Fits": use.eligibility.fit.value,
         "Why": use.eligibility.reason,
         "Used": use.verdict.value,
-        "Signs": matmul.note or signs_words(use),
+        "Signs": matmul.note or tensor_core_use.signs_words(use),
         "Kernels": ", ".join(matmul.kernels) or "none seen",
     }
 
 
-def _searched(use: MatmulUse, place: Place) -> str:
+def _searched(use: tensor_core_use.MatmulUse, place: Place) -> str:
     matmul = use.matmul
     parts = (name_of(place.module), place.phase, matmul.op, matmul.dtype, use.verdict)
     return " ".join(map(str, parts)).lower()

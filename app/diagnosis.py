@@ -27,7 +27,7 @@ from ampscope.launcher import script_runs
 from ampscope.launcher.script_runs import Job, folder_of
 from ampscope.number_words import value
 from ampscope.observations import BadOp, Observation, Operand, Scan
-from ampscope.records import Role, RunInfo, StepRecord
+from ampscope.records import Role, RunInfo
 from ampscope.report import fix_words
 from ampscope.report import verdict_words as words
 from ampscope.report.palette import MEASURE, OTHER_DTYPE, dtype_color
@@ -37,12 +37,11 @@ from ampscope.rules import catalog
 from ampscope.rules.verdict import Measurement, Rule, Status, Verdict
 from ampscope.store.reader import Reader
 from app import chart, links, permissions, run_rows, states, store
-from app.chart import KeyFigure
 from app.figures.modules import cause_chain
 from app.figures.training import Curve, control_losses
 from app.links import Entry
 from app.runs import live, run_page
-from app.text import ago, cut, escape, number, plural, share
+from app.text import ago, cut, escape, number, plural
 
 # What the Diagnosis page begins with: which script, its runs so far, and what state they are in.
 #
@@ -222,7 +221,10 @@ def show_verdict(case: Case, report: DiagnosisResult, baseline: RunView) -> bool
             command = script_command(case.head, words.options(report, baseline))
             st.code(command, language="bash")
     else:
-        chart.key_figures(_figures(report, findings[0]))
+        where, *rest = words.key_figures(report)
+        chart.key_figures(
+            [dataclasses.replace(where, value=cut(where.value, METRIC_LENGTH)), *rest]
+        )
     _error(case, baseline)
     return not problem
 
@@ -237,45 +239,16 @@ def show_chain(report: DiagnosisResult, baseline: RunView) -> None:
 
 
 def show_other_findings(report: DiagnosisResult) -> None:
-    """Further causes that were found beside the first."""
-    for finding in report.diagnosis.findings[1:]:
-        with chart.details(f"Also found: {escape(CAUSES[finding.cause].title)}"):
+    """Further causes that were found beside the first, and losses without harm so far."""
+    also = [(f, f"Also found: {CAUSES[f.cause].title}") for f in report.diagnosis.findings[1:]]
+    also += [(f, words.latent_title(f)) for f in report.diagnosis.latent]
+    for finding, title in also:
+        with chart.details(escape(title)):
             chart.see(finding.verdict.reason)
             if finding.verdict.fix.text:
                 st.markdown(f"**What to do.** {escape(finding.verdict.fix.text)}")
             if finding.verdict.fix.patch:
                 st.code(finding.verdict.fix.patch, language="python")
-
-
-def _figures(report: DiagnosisResult, finding: Finding) -> list[KeyFigure]:
-    found = finding.verdict
-    place = found.module or found.line or "the whole script"
-    fp32 = report.control_symptoms.get("fp32")
-    return [
-        KeyFigure("Where", cut(place, METRIC_LENGTH), f"{place}; {found.op or 'no single op'}"),
-        KeyFigure(
-            "First seen at",
-            "no step" if found.step is None else f"step {found.step:,}",
-            "Optimizer steps, skipped ones included, count from 0",
-        ),
-        KeyFigure("Fix", *_fix_state(report)),
-        KeyFigure(
-            "In fp32",
-            words.in_fp32(report),
-            "; ".join(fp32 or ()) or "The same script with autocast and the scaler off",
-        ),
-    ]
-
-
-def _fix_state(report: DiagnosisResult) -> tuple[str, str]:
-    details = {
-        "verified": "A run with the fix did not show the symptom, and its loss follows fp32's",
-        "none worked": "Each run with a fix still showed the symptom, or the cause",
-        "not measurable": "The pattern is removed; the script showed no symptom, or too few steps",
-        "not tried": "No run with a fix has been made",
-    }
-    state = fix_words.state(report)
-    return state, details[state]
 
 
 def _error(case: Case, baseline: RunView) -> None:
@@ -371,10 +344,6 @@ def _run(case: Case, report: DiagnosisResult, finding: Finding) -> None:
             st.rerun()
 
 
-def _in_words(word: str) -> str:
-    return Control(word).words
-
-
 def _with_reference(word: str) -> list[str]:
     """A lower learning rate is judged by fp32 at that rate too."""
     return [word, Control(word).in_fp32] if Control(word).first.name == "lr" else [word]
@@ -384,13 +353,9 @@ def _tried(report: DiagnosisResult) -> None:
     if not report.trials:
         return
     with chart.details("What was tried, and seen"):
-        rows = {
-            "The script was run": [escape(Control(t.control).words) for t in report.trials],
-            "Seen": [fix_words.outcome(t) for t in report.trials],
-            "Time per step": [f"{t.price:.2f} times" if t.price else "" for t in report.trials],
-            "Peak memory": [f"{t.memory:.2f} times" if t.memory else "" for t in report.trials],
-        }
-        st.table(pd.DataFrame(rows).set_index("The script was run"), border="horizontal")
+        rows = [map(escape, row) for row in fix_words.trial_rows(report)]
+        table = pd.DataFrame(rows, columns=list(fix_words.TRIAL_COLUMNS))
+        st.table(table.set_index(fix_words.TRIAL_COLUMNS[0]), border="horizontal")
         st.caption("Each of these runs is among the measurements below.")
 
 
@@ -654,67 +619,39 @@ _FIXED_STYLE = (MEASURE, "dashdot")
 def show_controls(case: Case, report: DiagnosisResult) -> None:
     """The chart, a row for each control, and the way to its measurements."""
     st.subheader("The controls side by side", anchor=False)
-    shown = _shown(case, report)
-    recorded = [(name, run, store.steps(run)) for name, run in shown]
+    found = [(name, case.run_of(word)) for name, word in fix_words.compared(report)]
+    recorded = [
+        fix_words.ControlRun(name, run, store.steps(run), store.totals(run))
+        for name, run in found
+        if run is not None and not run.state.is_active
+    ]
     chart.see(_seen(recorded))
-    curves = [_curve(name, run, steps) for name, run, steps in recorded if steps]
+    curves = [_curve(control) for control in recorded if control.steps]
     if curves:
         figure = control_losses(curves)
         chart.show(figure, "controls", lambda: _losses(recorded), key="dx-controls")
-    st.table(_control_table(report, recorded).set_index("Control"), border="horizontal")
+    rows = [map(escape, fix_words.control_row(report, control)) for control in recorded]
+    table = pd.DataFrame(rows, columns=list(fix_words.CONTROL_COLUMNS))
+    st.table(table.set_index("Control"), border="horizontal")
 
 
-def _shown(case: Case, report: DiagnosisResult) -> list[tuple[str, RunInfo]]:
-    """Name and run: the three controls, and the fix that worked (else the last that was tried)."""
-    found = [(name, case.run_of(word)) for name, word in fix_words.compared(report)]
-    return [(name, run) for name, run in found if run is not None and not run.state.is_active]
+def _curve(control: fix_words.ControlRun) -> Curve:
+    color, dash = _STYLES.get(control.run.spec.control, _FIXED_STYLE)
+    parts = finite_parts([s.step for s in control.steps], [s.loss for s in control.steps])
+    return Curve(control.name, parts, color or OTHER_DTYPE, dash)
 
 
-def _curve(name: str, run: RunInfo, steps: list[StepRecord]) -> Curve:
-    color, dash = _STYLES.get(run.spec.control, _FIXED_STYLE)
-    parts = finite_parts([s.step for s in steps], [s.loss for s in steps])
-    return Curve(name, parts, color or OTHER_DTYPE, dash)
-
-
-def _seen(recorded: list[tuple[str, RunInfo, list[StepRecord]]]) -> str:
-    parts = []
-    for name, _, steps in recorded:
-        losses = [s.loss for s in steps if s.loss is not None]
-        parts.append(f"{name} {number(losses[-1]) if losses else 'no step'}")
+def _seen(recorded: list[fix_words.ControlRun]) -> str:
+    lasts = [(c.name, c.last_loss) for c in recorded]
+    parts = [f"{name} {'no step' if last is None else number(last)}" for name, last in lasts]
     return f"Last loss: {'; '.join(parts)}." if parts else "No run has ended yet."
 
 
-def _control_table(
-    report: DiagnosisResult, recorded: list[tuple[str, RunInfo, list[StepRecord]]]
-) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "Control": [escape(name) for name, _, _ in recorded],
-            "Last loss": [_last(steps) for _, _, steps in recorded],
-            "Losses not finite": [_broken(steps) for _, _, steps in recorded],
-            "Skipped": [share(sum(s.skipped for s in t), len(t)) for _, _, t in recorded],
-            "What went wrong": [
-                escape(fix_words.went_wrong(report, run)) for _, run, _ in recorded
-            ],
-        }
-    )
-
-
-def _last(steps: list[StepRecord]) -> str:
-    losses = [s.loss for s in steps if s.loss is not None]
-    return number(losses[-1]) if losses else "none"
-
-
-def _broken(steps: list[StepRecord]) -> str:
-    losses = [s.loss for s in steps if s.loss is not None]
-    return share(sum(not math.isfinite(x) for x in losses), len(losses))
-
-
-def _losses(recorded: list[tuple[str, RunInfo, list[StepRecord]]]) -> pd.DataFrame:
+def _losses(recorded: list[fix_words.ControlRun]) -> pd.DataFrame:
     rows = [
-        (name, run.id, s.step, number(s.loss) if s.loss is None else repr(s.loss), s.skipped)
-        for name, run, steps in recorded
-        for s in steps
+        (c.name, c.run.id, s.step, number(s.loss) if s.loss is None else repr(s.loss), s.skipped)
+        for c in recorded
+        for s in c.steps
     ]
     return pd.DataFrame(rows, columns=["control", "run", "step", "loss", "skipped"])
 
@@ -738,11 +675,8 @@ def show_measurements(case: Case, step: int | None) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         st.markdown("All that was recorded of the script, run", width="content")
         for run_id, name in names.items():
-            st.page_link(
-                links.DIAGNOSIS.file,
-                label=escape(name),
-                query_params={"run": run_id, "step": str(step or 0)},
-            )
+            query = {"run": run_id, "step": str(step or 0)}
+            st.page_link(links.DIAGNOSIS.file, label=escape(name), query_params=query)
     with st.expander("Measurements", expanded=asked is not None):
         runs = {r.id: r for r in case.runs}
         run_id = links.select(
@@ -794,7 +728,7 @@ def _tables(run: RunView, step: int | None) -> None:
         ("Uses of ops", [u for u in run.uses if step in (None, u.attempt)]),
         ("How it ended", [run.outcome]),
     ]
-    counted = [plural(len(rows), _singular(name)) for name, rows in parts[:3]]
+    counted = [plural(len(rows), name.lower().removesuffix("s")) for name, rows in parts[:3]]
     chart.see(f"Recorded {when}: {', '.join(counted)}.")
     for name, rows in parts:
         if rows:
@@ -806,9 +740,7 @@ def _measurement_table(name: str, rows: Sequence[Observation]) -> None:
     st.markdown(f"**{escape(name)}**")
     table = observation_table(rows)
     shown, most = (transposed(table), UPRIGHT_PX) if len(rows) == 1 else (table, TABLE_PX)
-    height = min(most, 38 + 35 * len(shown))
-    st.dataframe(shown, key=key, hide_index=True, height=height)
-    chart.download(lambda: table, key, key=key)
+    chart.table(shown, key, key=key, most_px=most, whole=lambda: table)
 
 
 def observation_table(rows: Sequence[Observation]) -> pd.DataFrame:
@@ -861,15 +793,12 @@ def _scanned_at(scan: Scan, step: int) -> bool:
     return scan.attempt == step or scan.moment in (_KEPT_START, _KEPT_END)
 
 
-def _singular(name: str) -> str:
-    return name.lower().removesuffix("s")
-
-
 # What every rule answered, folded away, and the text that each one is documented with.
 
 
 _TITLES = {
     Status.FOUND: "found",
+    Status.LATENT: "latent",
     Status.INCONCLUSIVE: "inconclusive",
     Status.ERRORED: "failed themselves",
     Status.PASSED: "passed",

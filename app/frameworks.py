@@ -134,7 +134,11 @@ def show_differences(runs: Sequence[RunInfo]) -> None:
     role, step = _where(done)
     seen = {run.id: _layers(run, role, step) for run in done}
     first = done[0]
-    found = {r.id: differences(seen[first.id], seen[r.id], _names(first, r)) for r in done[1:]}
+    name = TITLES[first.spec.framework]
+    found = {
+        r.id: differences(seen[first.id], seen[r.id], (name, TITLES[r.spec.framework]))
+        for r in done[1:]
+    }
     ended = unfinished(runs, done)
     chart.sentence(
         "; ".join(_answer(first, done[1:], found) + [difference_words(r, r in done) for r in ended])
@@ -149,8 +153,7 @@ def show_differences(runs: Sequence[RunInfo]) -> None:
     _one_layer(done, seen, role, worst.path if worst else "")
     with chart.details("All layers, and why they differ"):
         table = differences_table(first, done[1:], found)
-        st.dataframe(table, hide_index=True)
-        chart.download(lambda: table, "framework-differences", key="fw-differences")
+        chart.table(table, "framework-differences", key="fw-differences")
 
 
 def _newest(runs: Sequence[RunInfo]) -> list[RunInfo]:
@@ -206,10 +209,6 @@ def _answer(
         else:
             parts.append(f"{TITLES[run.spec.framework]} is the same in all of {total}")
     return parts
-
-
-def _names(first: RunInfo, other: RunInfo) -> tuple[str, str]:
-    return TITLES[first.spec.framework], TITLES[other.spec.framework]
 
 
 def _figure(run: RunInfo) -> KeyFigure:

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
+from ampscope.analysis import underflow
 from ampscope.analysis.distribution import (
     LOST,
     NONFINITE,
@@ -28,14 +29,6 @@ from ampscope.analysis.distribution import (
 )
 from ampscope.analysis.distribution import merged as merged_rows
 from ampscope.analysis.ranks import merged
-from ampscope.analysis.underflow import (
-    Counts,
-    UnderflowOverTime,
-    WithoutShadow,
-    from_columns,
-    without_shadow,
-    worst_modules,
-)
 from ampscope.numerics.formats import FORMATS, NumberFormat
 from ampscope.numerics.histogram import (
     EXPONENTS,
@@ -48,6 +41,7 @@ from ampscope.numerics.histogram import (
     add_rows,
 )
 from ampscope.records import Frame, Role, RunInfo, ShadowRecord
+from ampscope.report.contents.shared import format_of
 from ampscope.store.reader import Reader
 from ampscope.store.series import ModuleSeries, module_series, shadow_columns
 from app import chart, links, states, store
@@ -55,7 +49,7 @@ from app.chart import KeyFigure
 from app.figures.exponents import MapRows, exponent_bars, exponent_map
 from app.figures.underflow import PANELS, UNSPLIT, Line, underflow_lines, underflow_map
 from app.runs import run_page
-from app.runs.module_names import find_box, names_by_index, pick_module, short_names
+from app.runs.module_names import names_by_index, pick_module, short_names
 from app.text import count, cut, percent, plural, power_of_two, share
 
 # The part of the Gradients page that moves with its sliders: drawn anew without the page.
@@ -156,14 +150,9 @@ def pick_format(run: RunInfo) -> NumberFormat:
     return FORMATS[name]
 
 
-def _own_format(run: RunInfo) -> str:
-    """bf16 where the run computes in it, else fp16; a script shows it by its activations."""
-    if run.spec.kind != "probe":
-        steps = store.frame_steps(run, Role.ACTIVATION)
-        frame = store.frame(run, Role.ACTIVATION, steps[-1]) if steps else None
-        dtypes = frame.dtypes if frame is not None else ()
-        return "bf16" if "bf16" in dtypes and "fp16" not in dtypes else "fp16"
-    return "bf16" if "bf16" in run.spec.precision else "fp16"
+@store.of_run
+def _own_format(reader: Reader, run_id: str) -> str:
+    return format_of(reader, reader.run(run_id)).name
 
 
 def pick_scale(recorded: int) -> int:
@@ -177,7 +166,7 @@ def pick_scale(recorded: int) -> int:
         HIGHEST_SCALE,
         key=_SCALE,
         format="2^%d",
-        on_change=_keep_scale,
+        on_change=lambda: links.keep("scale", st.session_state[_SCALE]),
         help=f"Now 2^{asked} = {2.0**asked:,.10g}. It moves every histogram and counts again. This "
         f"step ran at 2^{recorded} = {2.0**recorded:,.10g}; 2^0 shows the gradients themselves.",
     )
@@ -205,10 +194,6 @@ def _asked_scale(recorded: int) -> int:
     except ValueError:
         asked = recorded
     return min(max(asked, LOWEST_SCALE), HIGHEST_SCALE)
-
-
-def _keep_scale() -> None:
-    links.keep("scale", st.session_state[_SCALE])
 
 
 def _toggle(steps: Sequence[int], step: int) -> None:
@@ -417,7 +402,7 @@ def choose_view(ranks: Ranks, role: Role, fmt: NumberFormat) -> Look:
     view = View(role, span[0], fmt.name, frame.scale, wanted, shift, span[1], found.recorded_steps)
     names = names_by_index(store.modules(ranks[0]))
     counts = zone_counts(frame, fmt, shift)
-    return Look(view, frame, fmt, counts, names, found.ranks, found.left_out)
+    return Look(view, frame, found.frame, fmt, counts, names, found.ranks, found.left_out)
 
 
 def show_overview(run: RunInfo, look: Look) -> None:
@@ -428,7 +413,14 @@ def show_overview(run: RunInfo, look: Look) -> None:
     sampled = store.shadows(run, look.view.role, look.view.step)
     if sampled and look.view.role.is_gradient:
         chart.see(lost_on_the_way(sampled))
-    run_page.say(look.frame, look.fmt, look.names, ROLE_NAMES[look.frame.role])
+    window = (
+        underflow.common_window(look.recorded, look.fmt) if look.view.role.is_gradient else None
+    )
+    if window is not None:
+        excluded = underflow.excluded_modules(look.recorded, look.fmt)
+        name = ROLE_NAMES[look.view.role]
+        said = run_page.sentence(window, look.names, look.fmt.name, name, excluded)
+        chart.see(f"{said} The zones count them too." if excluded else said)
     total = look.counts.sum(axis=0).tolist()
     finite, whole, fmt = sum(total[:4]), sum(total), look.fmt.name
     chart.key_figures(
@@ -488,7 +480,7 @@ def rows_to_show(look: Look, hits: Sequence[int], order: str, limit: int) -> lis
 def _pick_rows(look: Look) -> tuple[str, str, int]:
     """Search, order and limit."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        text = find_box("part of a module's path")
+        text = links.find("find", "part of a module's path")
         order = links.pick("Order", "order", (MODEL_ORDER, WORST_FIRST))
         modules = len(look.frame.modules)
         limits = [n for i, n in enumerate(SHOWN) if i == 0 or SHOWN[i - 1] < modules]
@@ -541,9 +533,13 @@ def show_history(ranks: Ranks, look: Look, module: int) -> None:
     if not _wants_history(steps):
         return
     series = rank_series(ranks, look.view.role, module)
-    unscaled = look.view.role.is_gradient and _pick_view() == UNSCALED
+    unscaled = look.view.role.is_gradient and (
+        links.pick("Over time", "over", (RECORDED, UNSCALED)) == UNSCALED
+    )
     shifts = shifts_of(series, unscaled=unscaled)
-    bad = [s for s, row in zip(series.steps, series.rows, strict=True) if _nonfinite(row)]
+    bad = [
+        s for s, row in zip(series.steps, series.rows, strict=True) if row[NAN : NEG_INF + 1].any()
+    ]
     first = bad[0] if bad else None
     name = name_in(look, module)
     chart.see(history_seen(name, len(series.steps), len(bad), first))
@@ -593,14 +589,6 @@ def _wants_history(steps: int) -> bool:
     return is_on
 
 
-def _pick_view() -> str:
-    return links.pick("Over time", "over", (RECORDED, UNSCALED))
-
-
-def _nonfinite(row: Raw) -> bool:
-    return bool(row[NAN : NEG_INF + 1].any())
-
-
 # What the Gradients page draws of one role at one step, and its tables.
 
 
@@ -613,6 +601,7 @@ class Look:
 
     view: View
     frame: Frame  # one row per module, in the model's order
+    recorded: Frame  # one row per module and dtype
     fmt: NumberFormat
     counts: Raw  # [modules, 6]
     names: dict[int, str]
@@ -647,7 +636,7 @@ def histogram_table(look: Look) -> pd.DataFrame:
 def bins_table(
     labels: Sequence[tuple[str, Sequence[object]]], rows: Raw, shifts: Sequence[int]
 ) -> pd.DataFrame:
-    """One line an occupied bin of [n, RAW_LEN] rows; ``labels`` are columns with n values each."""
+    """One line per occupied bin of [n, RAW_LEN] rows; ``labels`` are columns with n values each."""
     which, column = np.nonzero(rows)
     special = {POS_ZERO: "+0", NEG_ZERO: "-0", NAN: "NaN", POS_INF: "+Inf", NEG_INF: "-Inf"}
     magnitudes = [
@@ -733,7 +722,7 @@ def map_seen(shown: int, hits: int, text: str, order: str, *, is_trouble: bool) 
     return f"{plural(hits, 'module')}{found}, {order}. {words}"
 
 
-def underflow_seen(series: UnderflowOverTime, names: dict[int, str]) -> str:
+def underflow_seen(series: underflow.UnderflowOverTime, names: dict[int, str]) -> str:
     """What the shadows found, over all modules and sampled steps."""
     totals = int(series.total.sum())
     lost = f"{_part(series.lost, totals)} lost"
@@ -758,7 +747,7 @@ def underflow_seen(series: UnderflowOverTime, names: dict[int, str]) -> str:
     )
 
 
-def inconclusive(known: WithoutShadow, name: str, step: int) -> str:
+def inconclusive(known: underflow.WithoutShadow, name: str, step: int) -> str:
     """What the histogram of one module says where no shadow was taken."""
     return (
         f"No shadow was taken, so how many gradients were lost is not known. In {cut(name)} at "
@@ -799,7 +788,7 @@ def _not_finite(counts: Raw) -> str:
     return f"{share(n, whole)}, are NaN or Inf, in {plural(modules, 'module')}"
 
 
-def _part(counts: Counts, whole: int) -> str:
+def _part(counts: underflow.Counts, whole: int) -> str:
     n = int(counts.sum())
     return f"{n:,} ({percent(n / whole)})" if whole else count(n)
 
@@ -850,7 +839,7 @@ SHOWN_MODULES = 40
 _COLORS = {name: color for name, color, _ in (*PANELS, *UNSPLIT)}
 
 
-def show_underflow(run: RunInfo, look: Look, module: int) -> UnderflowOverTime | None:
+def show_underflow(run: RunInfo, look: Look, module: int) -> underflow.UnderflowOverTime | None:
     """Module by sampled step for one of the counts; None where there is no shadow."""
     st.subheader("Zero and subnormal over time", anchor=False)
     series = _underflow_series(run, look.view.role)
@@ -860,7 +849,7 @@ def show_underflow(run: RunInfo, look: Look, module: int) -> UnderflowOverTime |
     chart.see(underflow_seen(series, look.names))
     choices = UNDERFLOW_NAMES if series.is_split else UNSPLIT_NAMES
     counted = links.pick("Count", "count", list(choices), format_func=lambda key: choices[key])
-    rows = worst_modules(series, counted, SHOWN_MODULES)
+    rows = underflow.worst_modules(series, counted, SHOWN_MODULES)
     names = [look.names.get(series.modules[row], "?") for row in rows]
     if len(rows) < len(series.modules):
         st.caption(f"The {len(rows)} worst of {len(series.modules):,} modules.")
@@ -878,7 +867,7 @@ def show_underflow(run: RunInfo, look: Look, module: int) -> UnderflowOverTime |
     return series
 
 
-def show_underflow_of(series: UnderflowOverTime, look: Look, module: int) -> None:
+def show_underflow_of(series: underflow.UnderflowOverTime, look: Look, module: int) -> None:
     """The counts of the chosen module over time."""
     name = name_in(look, module)
     if module not in series.modules:
@@ -905,7 +894,7 @@ def show_underflow_of(series: UnderflowOverTime, look: Look, module: int) -> Non
     )
 
 
-def underflow_table(series: UnderflowOverTime, names: dict[int, str]) -> pd.DataFrame:
+def underflow_table(series: underflow.UnderflowOverTime, names: dict[int, str]) -> pd.DataFrame:
     """One line per module and sampled step."""
     cells = [
         (row, column)
@@ -925,18 +914,18 @@ def underflow_table(series: UnderflowOverTime, names: dict[int, str]) -> pd.Data
     )
 
 
-def _counted(series: UnderflowOverTime) -> list[str]:
+def _counted(series: underflow.UnderflowOverTime) -> list[str]:
     return [key for key, _, _ in (PANELS if series.is_split else UNSPLIT)]
 
 
 @store.of_run
-def _underflow_series(reader: Reader, run_id: str, role: Role) -> UnderflowOverTime:
-    return from_columns(shadow_columns(reader, run_id, role))
+def _underflow_series(reader: Reader, run_id: str, role: Role) -> underflow.UnderflowOverTime:
+    return underflow.from_columns(shadow_columns(reader, run_id, role))
 
 
 def _say_inconclusive(run: RunInfo, look: Look, module: int) -> None:
     place = look.frame.modules.index(module)
-    known = without_shadow(look.frame.rows[place], look.frame.dtypes[place])
+    known = underflow.without_shadow(look.frame.rows[place], look.frame.dtypes[place])
     role: Role = look.view.role
     how = "Start the probe with --shadow-every 10 for a count."
     if run.spec.kind != "probe" or run.spec.framework != "torch":

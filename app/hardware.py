@@ -69,7 +69,7 @@ def capability_answer(report: HardwareReport) -> str:
 
 
 def rate_table(report: HardwareReport) -> pd.DataFrame:
-    """One row a capability; where GPUs are here, a column "here" names them."""
+    """One row per capability; where GPUs are here, a column "here" names them."""
     numbers = {source: number for number, source in enumerate(_sources(), start=1)}
     rows = []
     for row in CAPABILITIES:
@@ -263,7 +263,7 @@ def shown(view: BenchView) -> pd.DataFrame:
 
 
 def every(rates: Sequence[Rate]) -> pd.DataFrame:
-    """One row a rate, in plain numbers."""
+    """One row per rate, in plain numbers."""
     return pd.DataFrame(
         {
             "series": r.series,

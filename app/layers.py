@@ -13,25 +13,7 @@ import pandas as pd
 import streamlit as st
 from streamlit.elements.lib.column_types import ColumnConfig
 
-from ampscope.analysis.precision_use import (
-    CastSite,
-    FlopShare,
-    Fp32Op,
-    ModuleDtypes,
-    ModulesByPrecision,
-    cast_kinds,
-    cast_sites,
-    compute_dtype,
-    depth_of,
-    dtypes_by_module,
-    flop_share,
-    flops_by_module,
-    fold,
-    fp32_ops,
-    is_half,
-    modules_by_precision,
-    parameters_by_dtype,
-)
+from ampscope.analysis import precision_use
 from ampscope.policy.autocast_lists import CPU_LISTS, LISTED_OP_OF_KERNEL, list_of
 from ampscope.records import Frame, Machine, ModuleRecord, OpRecord, Role, RunInfo, StepRecord
 from ampscope.report.palette import OTHER_DTYPE, dtype_color
@@ -39,7 +21,6 @@ from app import chart, links, states, store
 from app.chart import KeyFigure
 from app.figures import modules as flops_figure
 from app.runs.module_names import (
-    find_box,
     in_tree,
     name_of,
     names_by_index,
@@ -71,12 +52,12 @@ def choose_ops(run: RunInfo) -> Layers:
 
 def show_overview(run: RunInfo, layers: Layers) -> None:
     """The sentence and the key figures."""
-    flops = flop_share(layers.ops)
-    kinds = modules_by_precision(layers.all_ops)
-    casts = sum(site.count for site in cast_sites(layers.ops))
+    flops = precision_use.flop_share(layers.ops)
+    kinds = precision_use.modules_by_precision(layers.all_ops)
+    casts = sum(site.count for site in precision_use.cast_sites(layers.ops))
     half_run = is_half_precision(run.spec.precision)
     chart.sentence(answer(flops, kinds, casts, half_run))
-    parameters = parameters_by_dtype(layers.modules)
+    parameters = precision_use.parameters_by_dtype(layers.modules)
     total = sum(n for _, n in parameters)
     shown = "none" if flops.half_share is None else percent(flops.half_share)
     chart.key_figures(
@@ -113,7 +94,9 @@ def show_stored_dtypes(run: RunInfo, layers: Layers) -> None:
 def show_flops(layers: Layers) -> None:
     """The chart: where the FLOPs are, and in which dtype."""
     names = names_by_index(layers.modules)
-    shares = [(names.get(m, "outside the model"), s) for m, s in flops_by_module(layers.ops)]
+    shares = [
+        (names.get(m, "outside the model"), s) for m, s in precision_use.flops_by_module(layers.ops)
+    ]
     chart.see(flops_seen(shares, SHOWN_MODULES))
     if not shares:
         return
@@ -137,11 +120,11 @@ def show_tree(layers: Layers) -> None:
     deepest = max_depth(layers.rows)
     left, right = st.columns([3, 2], vertical_alignment="bottom")
     with left:
-        text = find_box("part of a path or a type")
+        text = links.find("find", "part of a path or a type")
     depths = list(range(1, deepest + 1)) or [0]
     start = depth_for(layers.rows, UNFOLDED)
     depth = links.slide("Unfold to depth", "depth", depths, default=start, place=right)
-    rows = matching_modules(layers.rows, text) if text else fold(layers.rows, depth)
+    rows = matching_modules(layers.rows, text) if text else precision_use.fold(layers.rows, depth)
     opens = bool(layers.all_ops)  # the section below is of its ops
     chart.see(tree_seen(len(rows), len(layers.rows), text, opens=opens))
     module_table(rows, as_tree=not text, key="layers-modules")
@@ -154,7 +137,9 @@ def show_module(run: RunInfo, layers: Layers) -> None:
     st.subheader("One module", anchor=False)
     names = names_by_index(layers.modules)
     busiest = Counter(op.module for op in layers.ops if not op.is_cast).most_common(1)
-    heaviest = [module for module, _ in flops_by_module(layers.ops)] or [m for m, _ in busiest]
+    heaviest = [module for module, _ in precision_use.flops_by_module(layers.ops)] or [
+        m for m, _ in busiest
+    ]
     default = heaviest[0] if heaviest else None
     index = pick_module("Module", names, list(names), default)
     ops = [op for op in layers.ops if op.module == index]
@@ -163,13 +148,13 @@ def show_module(run: RunInfo, layers: Layers) -> None:
             "This module ran no op of its own in the chosen phase.", "Its children may have."
         )
         return
-    chart.see(f"{count(sum(o.count for o in ops))} calls a step of this module's own ops.")
+    chart.see(f"{count(sum(o.count for o in ops))} calls per step of this module's own ops.")
     ops_table(ops, list_lookup(run.machine), key="layers-ops")
 
 
 def show_casts(layers: Layers) -> None:
     """Where dtypes change."""
-    sites, names = cast_sites(layers.ops), names_by_index(layers.modules)
+    sites, names = precision_use.cast_sites(layers.ops), names_by_index(layers.modules)
     with chart.details("Casts: where, from what to what"):
         chart.see(casts_seen(sites, names))
         if sites:
@@ -178,7 +163,7 @@ def show_casts(layers: Layers) -> None:
 
 def show_fp32(run: RunInfo, layers: Layers) -> None:
     """What stayed in fp32 in the forward pass, and why."""
-    found = fp32_ops(layers.all_ops, list_lookup(run.machine))
+    found = precision_use.fp32_ops(layers.all_ops, list_lookup(run.machine))
     precision = run.spec.precision
     with chart.details("What stayed in fp32, and why"):
         chart.see(fp32_seen(found, precision))
@@ -231,7 +216,7 @@ class Layers:
     modules: tuple[ModuleRecord, ...]
     all_ops: tuple[OpRecord, ...]
     ops: tuple[OpRecord, ...]
-    rows: tuple[ModuleDtypes, ...]
+    rows: tuple[precision_use.ModuleDtypes, ...]
     step: int | None  # whose histograms gave the dtypes of values, None when there are none
 
 
@@ -253,7 +238,7 @@ def read(run: RunInfo, chosen: OpSet | None, phase: str) -> Layers:
         every = store.ops(run, chosen.id) if chosen else []
     ops = [op for op in every if phase in (ALL_PHASES, op.phase)]
     step, frames = _frames(run, chosen.steps[-1] if chosen else None)
-    rows = dtypes_by_module(modules, ops, frames)
+    rows = precision_use.dtypes_by_module(modules, ops, frames)
     return Layers(tuple(modules), tuple(every), tuple(ops), tuple(rows), step)
 
 
@@ -309,13 +294,15 @@ _DTYPE_COLUMNS = {
 }
 
 
-def matching_modules(rows: Sequence[ModuleDtypes], text: str) -> list[ModuleDtypes]:
+def matching_modules(
+    rows: Sequence[precision_use.ModuleDtypes], text: str
+) -> list[precision_use.ModuleDtypes]:
     """Rows whose path or type holds ``text``, whatever the case."""
     wanted = text.strip().lower()
     return [r for r in rows if wanted in name_of(r.path).lower() or wanted in r.type.lower()]
 
 
-def module_frame(rows: Sequence[ModuleDtypes], *, as_tree: bool) -> pd.DataFrame:
+def module_frame(rows: Sequence[precision_use.ModuleDtypes], *, as_tree: bool) -> pd.DataFrame:
     """One line per module; a tree shows last parts indented, a search result whole paths."""
     return pd.DataFrame(
         {
@@ -335,7 +322,7 @@ def module_frame(rows: Sequence[ModuleDtypes], *, as_tree: bool) -> pd.DataFrame
     )
 
 
-def module_table(rows: Sequence[ModuleDtypes], *, as_tree: bool, key: str) -> None:
+def module_table(rows: Sequence[precision_use.ModuleDtypes], *, as_tree: bool, key: str) -> None:
     """The tree; a click on a row opens that module below."""
     table = module_frame(rows, as_tree=as_tree)
 
@@ -353,7 +340,10 @@ def module_table(rows: Sequence[ModuleDtypes], *, as_tree: bool, key: str) -> No
         selection_mode="single-row",
         column_config={
             "Module": st.column_config.TextColumn(pinned=True, width=230),
-            **{title: _chips(title, rows, field) for title, field in _DTYPE_COLUMNS.items()},
+            **{
+                title: _chip_column(title, sorted({d for r in rows for d in getattr(r, field)}))
+                for title, field in _DTYPE_COLUMNS.items()
+            },
             "MFLOP": st.column_config.NumberColumn(
                 format="%.3f", help="Million operations per step"
             ),
@@ -373,7 +363,7 @@ def ops_table(ops: Sequence[OpRecord], list_of: Callable[[str], str | None], *, 
         {
             "Phase": [o.phase for o in ordered],
             "Op": [o.op for o in ordered],
-            "Computed in": [[compute_dtype(o.inputs) or "none"] for o in ordered],
+            "Computed in": [[precision_use.compute_dtype(o.inputs) or "none"] for o in ordered],
             "Inputs": [o.inputs or "none" for o in ordered],
             "Outputs": [o.outputs or "none" for o in ordered],
             "Calls": [o.count for o in ordered],
@@ -383,10 +373,11 @@ def ops_table(ops: Sequence[OpRecord], list_of: Callable[[str], str | None], *, 
         }
     )
     dtypes = sorted({d for cell in table["Computed in"] for d in cell})
-    _show(table, "ops", key, {"Computed in": _chip_column("Computed in", dtypes)})
+    columns = {"Computed in": _chip_column("Computed in", dtypes)}
+    chart.table(table, "ops", key=key, most_px=TABLE_PX, columns=columns)
 
 
-def cast_table(sites: Sequence[CastSite], names: dict[int, str], *, key: str) -> None:
+def cast_table(sites: Sequence[precision_use.CastSite], names: dict[int, str], *, key: str) -> None:
     """Where casts happen."""
     table = pd.DataFrame(
         {
@@ -398,11 +389,12 @@ def cast_table(sites: Sequence[CastSite], names: dict[int, str], *, key: str) ->
         }
     )
     dtypes = sorted({d for s in sites for d in (s.source, s.target)})
-    _show(table, "casts", key, {t: _chip_column(t, dtypes) for t in ("From", "To")})
+    columns = {title: _chip_column(title, dtypes) for title in ("From", "To")}
+    chart.table(table, "casts", key=key, most_px=TABLE_PX, columns=columns)
 
 
 def fp32_table(
-    ops: Sequence[Fp32Op], names: dict[int, str], reasons: dict[str, str], *, key: str
+    ops: Sequence[precision_use.Fp32Op], names: dict[int, str], reasons: dict[str, str], *, key: str
 ) -> None:
     """Ops that computed in fp32, and why."""
 
@@ -418,30 +410,19 @@ def fp32_table(
             }
         )
 
-    st.dataframe(table(NAMED_MODULES), key=key, hide_index=True)
-    chart.download(lambda: table(None), "fp32-ops", key=key)
+    chart.table(table(NAMED_MODULES), "fp32-ops", key=key, whole=lambda: table(None))
 
 
-def depth_for(rows: Sequence[ModuleDtypes], limit: int) -> int:
+def depth_for(rows: Sequence[precision_use.ModuleDtypes], limit: int) -> int:
     """Largest depth that unfolds at most ``limit`` rows, at least 1."""
     depths = sorted(r.depth for r in rows)
     deepest = depths[-1] if depths else 0
     return deepest if len(depths) <= limit else max(1, depths[limit] - 1)
 
 
-def max_depth(rows: Sequence[ModuleDtypes]) -> int:
+def max_depth(rows: Sequence[precision_use.ModuleDtypes]) -> int:
     """Depth of the deepest module."""
-    return max((depth_of(r.path) for r in rows), default=0)
-
-
-def _show(table: pd.DataFrame, name: str, key: str, columns: dict[str, ColumnConfig]) -> None:
-    height = min(TABLE_PX, 38 + 35 * max(1, len(table)))
-    st.dataframe(table, key=key, hide_index=True, height=height, column_config=columns)
-    chart.download(lambda: table, name, key=key)
-
-
-def _chips(title: str, rows: Sequence[ModuleDtypes], field: str) -> ColumnConfig:
-    return _chip_column(title, sorted({d for r in rows for d in getattr(r, field)}))
+    return max((precision_use.depth_of(r.path) for r in rows), default=0)
 
 
 def _chip_column(title: str, dtypes: Sequence[str]) -> ColumnConfig:
@@ -476,7 +457,12 @@ HALF_MODES = ("fp16", "bf16")
 WITHOUT_AUTOCAST = ("fp32", "tf32", "pure")  # beginnings of precision modes
 
 
-def answer(flops: FlopShare, kinds: ModulesByPrecision, cast_count: int, is_half_run: bool) -> str:
+def answer(
+    flops: precision_use.FlopShare,
+    kinds: precision_use.ModulesByPrecision,
+    cast_count: int,
+    is_half_run: bool,
+) -> str:
     """The page's sentence."""
     if kinds.total == 0 and flops.total == 0:
         return "No op of these phases was traced, so only stored dtypes are known."
@@ -485,7 +471,7 @@ def answer(flops: FlopShare, kinds: ModulesByPrecision, cast_count: int, is_half
         return f"Everything ran in fp32, {where}: {plural(cast_count, 'cast')} per step."
     parts = []
     if flops.half_share is not None:
-        halves = "+".join(d for d, _ in flops.by_dtype if is_half(d)) or "half"
+        halves = "+".join(d for d, _ in flops.by_dtype if precision_use.is_half(d)) or "half"
         parts.append(f"{percent(flops.half_share)} of the FLOPs ran in {halves}")
     if kinds.total:
         parts.append(_stayed(kinds))
@@ -494,7 +480,7 @@ def answer(flops: FlopShare, kinds: ModulesByPrecision, cast_count: int, is_half
     return text[0].upper() + text[1:]
 
 
-def flops_seen(shares: Sequence[tuple[str, FlopShare]], shown: int) -> str:
+def flops_seen(shares: Sequence[tuple[str, precision_use.FlopShare]], shown: int) -> str:
     """Above the chart of FLOPs."""
     total = sum(s.total for _, s in shares)
     if not shares:
@@ -524,11 +510,11 @@ def tree_seen(shown: int, whole: int, text: str, *, opens: bool) -> str:
     )
 
 
-def casts_seen(sites: Sequence[CastSite], names: dict[int, str]) -> str:
+def casts_seen(sites: Sequence[precision_use.CastSite], names: dict[int, str]) -> str:
     """Above the table of casts."""
     if not sites:
         return "No cast: every op got its inputs in the dtype that it ran in."
-    kinds = cast_kinds(sites)
+    kinds = precision_use.cast_kinds(sites)
     total = sum(s.count for s in sites)
     listed = ", ".join(f"{n:,} from {a} to {b}" for a, b, n in kinds[:3])
     where = cut(names.get(sites[0].module, "outside the model"))
@@ -539,7 +525,7 @@ def casts_seen(sites: Sequence[CastSite], names: dict[int, str]) -> str:
     )
 
 
-def fp32_seen(found: Sequence[Fp32Op], precision: str) -> str:
+def fp32_seen(found: Sequence[precision_use.Fp32Op], precision: str) -> str:
     """Above the table of ops that computed in fp32."""
     if not found:
         return "No forward op computed in fp32."
@@ -570,7 +556,7 @@ def is_half_precision(precision: str) -> bool:
     return any(mode in precision for mode in HALF_MODES)
 
 
-def _stayed(kinds: ModulesByPrecision) -> str:
+def _stayed(kinds: precision_use.ModulesByPrecision) -> str:
     modules = plural(kinds.total, "computing module")
     text = f"{len(kinds.fp32):,} of {modules} stayed in fp32"
     return text + (f", {len(kinds.both):,} did both" if kinds.both else "")

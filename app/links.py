@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypedDict, TypeVar, Unpack
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
@@ -62,7 +62,54 @@ def is_missing(name: str, options: Sequence[Hashable]) -> bool:
     return bool(st.query_params.get(name)) and wanted(name) not in map(str, options)
 
 
+class Choice(TypedDict, Generic[T], total=False):
+    """How a widget offers its options."""
+
+    default: T | None
+    format_func: Callable[[T], str]
+    help: str | None
+    place: DeltaGenerator | None
+
+
 def select(
+    label: str,
+    name: str,
+    options: Sequence[T],
+    *,
+    writes_default: bool = True,
+    **how: Unpack[Choice[T]],
+) -> T:
+    """A select box (with search) bound to the URL's ``name``. ``options`` must not be empty.
+
+    Each writing is a step in the browser's history: without ``writes_default`` a page that was
+    only looked at is left by one press of Back.
+    """
+    return _bound("selectbox", label, name, options, writes_default=writes_default, **how)
+
+
+def pick(label: str, name: str, options: Sequence[T], **how: Unpack[Choice[T]]) -> T:
+    """One of a few, side by side, bound to the URL's ``name``."""
+    return _bound("segmented_control", label, name, options, **how)
+
+
+def slide(label: str, name: str, options: Sequence[T], **how: Unpack[Choice[T]]) -> T:
+    """A slider over ``options``, bound to the URL's ``name``; a single option is shown as text."""
+    kind = "select_slider" if len(options) > 1 else "text"
+    return _bound(kind, label, name, options, **how)
+
+
+def find(name: str, placeholder: str) -> str:
+    """What to look for, typed and bound to the URL's ``name``; empty for all."""
+    key = _WIDGET + name
+    if key not in st.session_state:
+        st.session_state[key] = wanted(name)
+    text = st.text_input("Find", key=key, placeholder=placeholder).strip()
+    keep(name, text or None)
+    return text
+
+
+def _bound(
+    kind: str,
     label: str,
     name: str,
     options: Sequence[T],
@@ -73,53 +120,6 @@ def select(
     place: DeltaGenerator | None = None,
     writes_default: bool = True,
 ) -> T:
-    """A select box (with search) bound to the URL's ``name``. ``options`` must not be empty.
-
-    Each writing is a step in the browser's history: without ``writes_default`` a page that was
-    only looked at is left by one press of Back.
-    """
-    return _bound(
-        "selectbox", label, name, options, default, format_func, help, place,
-        writes_default=writes_default,
-    )  # fmt: skip
-
-
-def pick(
-    label: str,
-    name: str,
-    options: Sequence[T],
-    *,
-    default: T | None = None,
-    format_func: Callable[[T], str] = str,
-    help: str | None = None,
-    place: DeltaGenerator | None = None,
-) -> T:
-    """One of a few, side by side, bound to the URL's ``name``."""
-    return _bound(
-        "segmented_control", label, name, options, default, format_func, help, place
-    )  # fmt: skip
-
-
-def slide(
-    label: str,
-    name: str,
-    options: Sequence[T],
-    *,
-    default: T | None = None,
-    format_func: Callable[[T], str] = str,
-    help: str | None = None,
-    place: DeltaGenerator | None = None,
-) -> T:
-    """A slider over ``options``, bound to the URL's ``name``; a single option is shown as text."""
-    kind = "select_slider" if len(options) > 1 else "text"
-    return _bound(kind, label, name, options, default, format_func, help, place)
-
-
-def _bound(
-    kind: str, label: str, name: str, options: Sequence[T], default: T | None,
-    format_func: Callable[[T], str], help: str | None, place: DeltaGenerator | None,
-    *, writes_default: bool = True,
-) -> T:  # fmt: skip
     """Streamlit's widget ``kind``, drawn.
 
     The URL and the session's memory decide, never the widget's own state: that is lost or stale
@@ -205,6 +205,11 @@ class Entry:
     title: str
     icon: str
     section: str
+
+
+def link(entry: Entry, label: str = "", **query: str) -> None:
+    """A link to a page, under its title without a ``label``; ``query`` is of its address."""
+    st.page_link(entry.file, label=label or entry.title, icon=entry.icon, query_params=query)
 
 
 # Of the lessons; one without an icon has no page.

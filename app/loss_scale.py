@@ -12,34 +12,18 @@ from dataclasses import dataclass, replace
 import pandas as pd
 import streamlit as st
 
+from ampscope.analysis import underflow
 from ampscope.analysis.skips import BadStep, SkipEvidence, bad_steps, skip_causes
 from ampscope.analysis.training import FiniteParts, ScaleSummary, finite_parts, is_bad, summarize
-from ampscope.analysis.underflow import ScaleWindow, common_window, module_windows
 from ampscope.numerics.formats import FP16
 from ampscope.numerics.histogram import NAN, NEG_INF, POS_INF
 from ampscope.observations import Attempt, Call
 from ampscope.records import Frame, NonFiniteRecord, Role, RunInfo, StepRecord, StepTotals
 from ampscope.report import training_words
-from ampscope.scalers.replay import (
-    POLICIES,
-    Advice,
-    Policy,
-    RecordedRun,
-    Replay,
-    ScalerSettings,
-    advise,
-    first_difference,
-    lost_shares,
-    own_policy,
-    own_settings,
-    recorded_run,
-    replay,
-    skipped_scales,
-)
+from ampscope.scalers import replay as lab
 from ampscope.store.reader import Reader
 from ampscope.store.series import bad_gradients, first_nonfinite
 from app import chart, links, states, store
-from app.chart import KeyFigure
 from app.figures.loss_scale import replayed_scales, scale_windows
 from app.figures.training import scale_trajectory
 from app.runs.module_names import name_of
@@ -63,23 +47,7 @@ def show_overview(found: Trajectory) -> None:
     """The sentence and the key figures."""
     summary, loss, totals = found.summary, found.loss, found.totals
     chart.sentence(training_words.scale_answer(summary, totals, loss))
-    chart.key_figures(
-        [
-            KeyFigure(
-                "Skipped steps",
-                f"{totals.skipped:,} of {totals.steps:,}",
-                f"{share(totals.skipped, totals.steps)} steps left the weights as they were",
-            ),
-            _scale_figure(summary.last_scale),
-            KeyFigure("Growths", f"{len(summary.growths):,}", _growth_help(found.steps)),
-            KeyFigure(
-                "Losses not finite",
-                f"{totals.nonfinite_losses:,}",
-                f"Of the shown steps: NaN {len(loss.nan_steps)}, +Inf {len(loss.pos_inf_steps)}, "
-                f"-Inf {len(loss.neg_inf_steps)}",
-            ),
-        ]
-    )
+    chart.key_figures(training_words.scale_figures(summary, totals, loss, found.steps))
 
 
 def show_trajectory(found: Trajectory) -> None:
@@ -102,18 +70,16 @@ def show_skips(run: RunInfo, found: Trajectory) -> None:
     chart.see(bad_steps_seen(bad.shown, found.totals, bad.whole))
     if not bad.shown:
         return
-    table = _bad_table(bad.shown)
-    st.dataframe(
-        table,
+    chart.table(
+        _bad_table(bad.shown),
+        "skips",
         key="loss-scale-skips",
-        hide_index=True,
-        height=min(TABLE_PX, 38 + 35 * len(bad.shown)),
-        column_config={
+        most_px=TABLE_PX,
+        columns={
             "Scale": st.column_config.NumberColumn(format="localized"),
             "Why": st.column_config.TextColumn(help=WHY),
         },
     )
-    chart.download(lambda: table, "skips", key="loss-scale-skips")
     _one_skip(run, bad.shown)
 
 
@@ -148,21 +114,15 @@ def _one_skip(run: RunInfo, bad: list[BadStep]) -> None:
     step = links.select("Parameters of step", "skip", steps, writes_default=False)
     records = list(store.nonfinite(run, step))
     chart.see(f"At step {step}, {plural(len(records), 'parameter')} held NaN or Inf.")
-    table = parameters_table(records)
-    st.dataframe(
-        table,
+    chart.table(
+        parameters_table(records),
+        f"nonfinite-step-{step}",
         key="loss-scale-parameters",
-        hide_index=True,
-        height=min(TABLE_PX, 38 + 35 * len(records)),
-        column_config={"Not finite, %": st.column_config.NumberColumn(format="%.3g")},
+        most_px=TABLE_PX,
+        columns={"Not finite, %": st.column_config.NumberColumn(format="%.3g")},
     )
-    chart.download(lambda: table, f"nonfinite-step-{step}", key="loss-scale-parameters")
-    st.page_link(
-        links.GRADIENTS.file,
-        label=f"Step {step} on the Gradients page",
-        icon=links.GRADIENTS.icon,
-        query_params={"run": run.id, "step": str(step), "role": "weight_grad"},
-    )
+    label = f"Step {step} on the Gradients page"
+    links.link(links.GRADIENTS, label, run=run.id, step=str(step), role="weight_grad")
 
 
 def _bad_table(bad: list[BadStep]) -> pd.DataFrame:
@@ -177,20 +137,6 @@ def _bad_table(bad: list[BadStep]) -> pd.DataFrame:
             "First in backward": [b.first_parameter or "not recorded" for b in bad],
         }
     )
-
-
-def _scale_figure(scale: float | None) -> KeyFigure:
-    if scale is None:
-        return KeyFigure("Scale at the end", "none", "This run has no GradScaler")
-    value = power_of_two(scale)
-    return KeyFigure("Scale at the end", value, f"{value} = {scale:,.10g}, used in the last step")
-
-
-def _growth_help(steps: list[StepRecord]) -> str:
-    known = [s.growth_counter for s in steps if s.growth_counter is not None]
-    if not known:
-        return "Steps that ran at a larger scale than the step before"
-    return f"{plural(known[-1], 'finite step')} since the last growth or skip (growth counter)"
 
 
 # What the Loss scale page knows of a run: the steps it shows, and a summary of all of them.
@@ -449,17 +395,18 @@ def draw_windows(run: RunInfo) -> None:
         )
         return
     weights = store.frame(run, Role.WEIGHT_GRAD, step)
-    windows = module_windows(frame, FP16, weights)
+    windows = underflow.module_windows(frame, FP16, weights)
     if not windows:
         states.nothing_recorded(
             f"No fp16 gradients of step {step:,} to read a scale from.", "Choose another step."
         )
         return
     names = {m.index: name_of(m.path) for m in store.modules(run)}
-    common = common_window(frame, FP16, weights)
+    common = underflow.common_window(frame, FP16, weights)
     if common is not None:
         what = "output gradients" if weights is None else "output and weight gradients"
-        chart.see(f"{sentence(common, names, FP16.name, what)} {_opens(common, names)}".strip())
+        said = sentence(common, names, FP16.name, what, underflow.excluded_modules(frame, FP16))
+        chart.see(f"{said} {_opens(common, names)}".strip())
     used = math.log2(frame.scale) if frame.scale > 0 else None
     table = pd.DataFrame(
         {
@@ -473,21 +420,21 @@ def draw_windows(run: RunInfo) -> None:
 
 
 @store.of_run
-def advice(reader: Reader, run_id: str) -> Advice | None:
+def advice(reader: Reader, run_id: str) -> lab.Advice | None:
     """A first scale and an interval for this run's gradients."""
     steps = reader.frame_steps(run_id, Role.GRAD_OUTPUT)
     every = max(1, math.ceil(len(steps) / MOST_STEPS))
     windows = [_window(reader, run_id, step) for step in steps[::every]]
     between = (steps[-1] - steps[0]) / max(len(steps) - 1, 1) * every if steps else 1.0
     known = [window for window in windows if window is not None]
-    return advise(known, between, skipped_scales(reader.overview(run_id, store.POINTS)))
+    return lab.advise(known, between, lab.skipped_scales(reader.overview(run_id, store.POINTS)))
 
 
-def _window(reader: Reader, run_id: str, step: int) -> ScaleWindow | None:
+def _window(reader: Reader, run_id: str, step: int) -> underflow.ScaleWindow | None:
     frame = reader.frame(run_id, Role.GRAD_OUTPUT, step)
     if frame is None:
         return None
-    found = common_window(frame, FP16, reader.frame(run_id, Role.WEIGHT_GRAD, step))
+    found = underflow.common_window(frame, FP16, reader.frame(run_id, Role.WEIGHT_GRAD, step))
     return None if found is None or found.spans else found
 
 
@@ -498,7 +445,7 @@ _CALLS = {
 }
 
 
-def _advised(run: RunInfo, given: Advice) -> str:
+def _advised(run: RunInfo, given: lab.Advice) -> str:
     exponent = math.log2(given.initial_scale)
     scale = f"2.0**{exponent:.0f}" if exponent == round(exponent) else repr(given.initial_scale)
     call = _CALLS[run.spec.framework].format(scale=scale, interval=given.growth_interval)
@@ -507,7 +454,7 @@ def _advised(run: RunInfo, given: Advice) -> str:
     )
 
 
-def _opens(window: ScaleWindow, names: dict[int, str]) -> str:
+def _opens(window: underflow.ScaleWindow, names: dict[int, str]) -> str:
     """What would help where the window is empty."""
     if window.spans:
         name = names.get(window.spans[0], "?")
@@ -544,8 +491,8 @@ def draw_lab(run: RunInfo, found: Trajectory) -> None:
     if not seen.histograms:
         states.no_histograms(run)
         return
-    policy, own = own_policy(run.spec), own_settings(run.spec, found.steps[0].scale)
-    odd = first_difference(seen, found.steps, policy, own)
+    policy, own = lab.own_policy(run.spec), lab.own_settings(run.spec, found.steps[0].scale)
+    odd = lab.first_difference(seen, found.steps, policy, own)
     if odd is not None:
         st.caption(
             f"With the recorded settings, the replay diverges from the recording at step {odd:,}: "
@@ -553,15 +500,15 @@ def draw_lab(run: RunInfo, found: Trajectory) -> None:
             "set."
         )
     policy, settings = _controls(policy, own)
-    made = replay(seen.gradients, policy, settings, seen.turns)
-    shares = lost_shares(seen, made)
+    made = lab.replay(seen.gradients, policy, settings, seen.updates)
+    shares = lab.lost_shares(seen, made)
     chart.see(_sentence(found.steps, made, shares, policy))
     figure = replayed_scales(found.steps, made)
     chart.show(figure, "scaler-lab", lambda: _table(found.steps, made, shares), key="scaler-lab")
 
 
 @store.of_run
-def recorded_gradients(reader: Reader, run_id: str) -> RecordedRun:
+def recorded_gradients(reader: Reader, run_id: str) -> lab.RecordedRun:
     """Every step of a run as the replay reads it."""
     frames = {
         (frame.step, role): frame
@@ -575,18 +522,18 @@ def recorded_gradients(reader: Reader, run_id: str) -> RecordedRun:
         return [frames[step, role] for role in roles if (step, role) in frames]
 
     calls = [o for o in reader.observations(run_id) if isinstance(o, Call)]
-    return recorded_run(reader.steps(run_id), frames_of, FP16, calls)
+    return lab.recorded_run(reader.steps(run_id), frames_of, FP16, calls)
 
 
-def _controls(own: Policy, run: ScalerSettings) -> tuple[Policy, ScalerSettings]:
+def _controls(own: lab.Policy, run: lab.ScalerSettings) -> tuple[lab.Policy, lab.ScalerSettings]:
     """What is chosen. ``run``: the run's own settings, always among the choices."""
     columns = st.columns((3, 2, 2, 2, 2), vertical_alignment="bottom")
     name = links.select(
-        "Policy", "policy", list(POLICIES), default=own.name,
-        format_func=lambda n: POLICIES[n].title,
+        "Policy", "policy", list(lab.POLICIES), default=own.name,
+        format_func=lambda n: lab.POLICIES[n].title,
         place=columns[0], writes_default=False,
     )  # fmt: skip
-    policy = POLICIES[name]
+    policy = lab.POLICIES[name]
     usual = policy.defaults
     scales = _scales(run.initial_scale)
     first = links.select(
@@ -612,7 +559,7 @@ def _controls(own: Policy, run: ScalerSettings) -> tuple[Policy, ScalerSettings]
             place=columns[4], writes_default=False,
         )  # fmt: skip
     st.caption(policy.words)
-    return policy, ScalerSettings(scales[first], interval, growth, backoff)
+    return policy, lab.ScalerSettings(scales[first], interval, growth, backoff)
 
 
 def _scales(own: float) -> dict[float, float]:
@@ -625,7 +572,10 @@ def _scales(own: float) -> dict[float, float]:
 
 
 def _sentence(
-    steps: Sequence[StepRecord], made: Replay, shares: Sequence[float | None], policy: Policy
+    steps: Sequence[StepRecord],
+    made: lab.Replay,
+    shares: Sequence[float | None],
+    policy: lab.Policy,
 ) -> str:
     skipped = sum(step.skipped for step in steps)
     known = [share for share in shares if share is not None]
@@ -643,7 +593,7 @@ def _sentence(
 
 
 def _table(
-    steps: Sequence[StepRecord], made: Replay, shares: Sequence[float | None]
+    steps: Sequence[StepRecord], made: lab.Replay, shares: Sequence[float | None]
 ) -> pd.DataFrame:
     return pd.DataFrame(
         {

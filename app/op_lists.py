@@ -113,13 +113,9 @@ def _in_run() -> dict[str, Counter[str]] | None:
     return None if chosen == NO_RUN else traced(runs[chosen])
 
 
-def traced(run: RunInfo) -> dict[str, Counter[str]]:
-    """Op without its namespace -> dtypes of its results -> calls, of one traced step."""
-    return _traced(run)
-
-
 @store.of_run
-def _traced(reader: Reader, run_id: str) -> dict[str, Counter[str]]:
+def traced(reader: Reader, run_id: str) -> dict[str, Counter[str]]:
+    """Op without its namespace -> dtypes of its results -> calls, of one traced step."""
     sets = {s.op_set for s in reader.steps(run_id) if s.op_set is not None}
     found: dict[str, Counter[str]] = {}
     for op in reader.ops(run_id, min(sets)) if sets else []:

@@ -65,7 +65,8 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
     parser.add_argument("--store", type=Path)
     parser.add_argument("--workloads", type=Path)
     given = parser.parse_args(arguments)
-    workloads = given.workloads or _path(environment.get("AMPSCOPE_WORKLOADS"))
+    named = environment.get("AMPSCOPE_WORKLOADS")
+    workloads = given.workloads or (Path(named) if named else None)
     if workloads is not None and not workloads.expanduser().is_dir():
         raise BadInput(f"--workloads {workloads} is not a folder.")
     return Options(
@@ -105,10 +106,6 @@ def secret(environment: Mapping[str, str]) -> str:
     """What the operator's or the teacher's browser shows; empty where there is no such thing."""
     room = classroom(environment)
     return room.token if room is not None else token(environment)
-
-
-def _path(text: str | None) -> Path | None:
-    return Path(text) if text else None
 
 
 def _own_arguments(argv: Sequence[str]) -> Sequence[str]:

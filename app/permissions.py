@@ -104,22 +104,16 @@ def visible(runs: Iterable[RunInfo]) -> tuple[RunInfo, ...]:
         return ()
     shared = run_rows.shared(options.current().store)
     return tuple(
-        run
-        for run in runs
-        if _is_lessons(run.spec) or run.id in shared or run.spec.parent in shared
+        run for run in runs if is_of_lesson(run) or run.id in shared or run.spec.parent in shared
     )
 
 
-def _is_lessons(spec: RunSpec) -> bool:
-    """A lesson's measurement, or a script that comes with one: they say nothing about any user.
-    What a file from elsewhere calls so may be anything."""
+def is_of_lesson(run: RunInfo) -> bool:
+    """A lesson's measurement, or a script that comes with one, which every user may see whole: they
+    say nothing about any user. What a file from elsewhere calls so may be anything."""
+    spec = run.spec
     is_script = spec.kind == "script" and comes_with_lesson(spec.workload) and not spec.args
     return not spec.imported and (spec.kind == "lesson" or is_script)
-
-
-def is_of_lesson(run: RunInfo) -> bool:
-    """Whether a run is a lesson's own, which every user may see whole."""
-    return _is_lessons(run.spec)
 
 
 def comes_with_lesson(script: str) -> bool:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import streamlit as st
 
@@ -16,33 +18,42 @@ from ampscope.records import RunInfo, RunSpec
 from ampscope.store import codec, sharing
 from ampscope.store.reader import Reader
 
-MAX_LISTS = 16
+T = TypeVar("T")
+MAX_KEPT = 32  # lists of runs, groups and single runs; a list may hold thousands
 MAX_SPECS = 100  # of lessons, in all settings
 
 
 def newest(path: Path, limit: int) -> tuple[RunInfo, ...]:
     """Newest first."""
-    return _runs(str(path), limit, _stamp(path))
+    return _kept(path, f"newest {limit}", lambda reader: tuple(reader.runs(limit)))
 
 
 def one(path: Path, run_id: str) -> RunInfo:
     """Raises BadInput when there is no such run."""
-    return _run(str(path), run_id, _stamp(path))
+    return _kept(path, f"one {run_id}", lambda reader: reader.run(run_id))
 
 
 def group(path: Path, name: str) -> tuple[RunInfo, ...]:
     """Runs that were started together, oldest first."""
-    return _group(str(path), name, _stamp(path))
+    return _kept(path, f"group {name}", lambda reader: tuple(reader.group(name)))
 
 
 def shared(path: Path) -> frozenset[str]:
     """Ids of the runs that a class may look at."""
-    return _shared(str(path), _stamp(path))
+    return _read(str(path), "shared", _stamp(path), sharing.shared)
 
 
 def of_spec(path: Path, spec: RunSpec) -> tuple[RunInfo, ...]:
     """Runs that were asked for exactly so, newest first."""
     return _of_spec(str(path), codec.to_json(spec), spec, _stamp(path))
+
+
+def _kept(path: Path, what: str, read: Callable[[Reader], T]) -> T:
+    def opened(path: Path) -> T:
+        with Reader(path) as reader:
+            return read(reader)
+
+    return _read(str(path), what, _stamp(path), opened)
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
@@ -56,31 +67,13 @@ def _stamp(path: Path) -> tuple[int, ...]:
     return (*(n for s in found for n in (s.st_mtime_ns, s.st_size)), int(time.time()))
 
 
-@st.cache_resource(show_spinner=False, max_entries=MAX_LISTS)
-def _runs(store: str, limit: int, stamp: tuple[int, ...]) -> tuple[RunInfo, ...]:
-    with Reader(Path(store)) as reader:
-        return tuple(reader.runs(limit))
-
-
-@st.cache_resource(show_spinner=False, max_entries=MAX_LISTS)
-def _run(store: str, run_id: str, stamp: tuple[int, ...]) -> RunInfo:
-    with Reader(Path(store)) as reader:
-        return reader.run(run_id)
-
-
-@st.cache_resource(show_spinner=False, max_entries=MAX_LISTS)
-def _group(store: str, name: str, stamp: tuple[int, ...]) -> tuple[RunInfo, ...]:
-    with Reader(Path(store)) as reader:
-        return tuple(reader.group(name))
-
-
-@st.cache_resource(show_spinner=False, max_entries=MAX_LISTS)
-def _shared(store: str, stamp: tuple[int, ...]) -> frozenset[str]:
-    return sharing.shared(Path(store))
+@st.cache_resource(show_spinner=False, max_entries=MAX_KEPT)
+def _read(path: str, what: str, stamp: tuple[int, ...], _read: Callable[[Path], T]) -> T:
+    return _read(Path(path))  # the underscore keeps it out of the key; ``what`` names it there
 
 
 @st.cache_resource(show_spinner=False, max_entries=MAX_SPECS)
 def _of_spec(
-    store: str, text: str, _spec: RunSpec, stamp: tuple[int, ...]
+    path: str, text: str, _spec: RunSpec, stamp: tuple[int, ...]
 ) -> tuple[RunInfo, ...]:  # the text is the key: it is quicker to hash
-    return tuple(sharing.of_spec(Path(store), _spec))
+    return tuple(sharing.of_spec(Path(path), _spec))

@@ -17,7 +17,7 @@ middleware :class:`Door`. It decides before Streamlit sees a request:
 Such a link is exchanged for two things, and a websocket must show both. A cookie (HttpOnly,
 SameSite=Strict, until the browser is closed): but a browser sends it to every port of this host. So
 there is a second value, the proof, which the page keeps in the storage of its origin, port included
-(see ``SCRIPT``), and sends as a subprotocol, which no page of another origin can.
+(see proof.js), and sends as a subprotocol, which no page of another origin can.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -79,33 +80,7 @@ _NUMBERS = {"int_value", "double_value"}  # of Streamlit's WidgetState
 _PROTOCOL = "ampscope."  # before the proof among a websocket's subprotocols
 _PROOF = permissions.PROOF_HEADER.lower().encode()
 
-SCRIPT = """(() => {
-  const base = new URL(document.currentScript.src).pathname.replace(/ampscope\\.js$/, "");
-  const key = "ampscope:" + base;
-  let proof = "";
-  try {
-    const given = /^#ampscope=([0-9a-f]{64})$/.exec(location.hash);
-    if (given) {
-      localStorage.setItem(key, given[1]);
-      history.replaceState(null, "", location.pathname + location.search);
-    }
-    proof = localStorage.getItem(key) || "";
-  } catch (error) { /* a browser without storage has no proof */ }
-  const Plain = window.WebSocket;
-  if (proof) {
-    window.WebSocket = class extends Plain {
-      constructor(url, protocols) {
-        const asked = [].concat(protocols === undefined ? [] : protocols);
-        const own = new URL(url, location.href).host === location.host;
-        super(url, own ? [...asked, "ampscope." + proof] : asked);
-      }
-    };
-  }
-  fetch(base + "ampscope/open", {headers: {"X-Ampscope-Proof": proof}, cache: "no-store"})
-    .then((answer) => { if (answer.status === 401) location.replace(base + "ampscope/locked"); })
-    .catch(() => {});
-})();
-"""
+SCRIPT = Path(__file__).with_name("proof.js").read_text(encoding="utf-8")
 
 
 def base() -> str:

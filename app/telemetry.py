@@ -105,7 +105,7 @@ def table(found: Telemetry) -> pd.DataFrame:
     return frame
 
 
-# The Telemetry page in words: one sentence a device, key figures, why there is nothing.
+# The Telemetry page in words: one sentence per device, key figures, why there is nothing.
 
 
 UNDISTURBED = "Nothing was read that would make the times of its steps doubtful."

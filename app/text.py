@@ -11,38 +11,17 @@ from __future__ import annotations
 import html
 import re
 
-from ampscope.number_words import (
-    NAME_LENGTH,
-    ago,
-    count,
-    cut,
-    duration,
-    number,
-    percent,
-    plural,
-    power_of_two,
-    share,
-    size,
-)
-
-__all__ = [
-    "NAME_LENGTH",
-    "ago",
-    "bounded",
-    "code",
-    "count",
-    "cut",
-    "duration",
-    "escape",
-    "for_csv",
-    "for_plotly",
-    "number",
-    "percent",
-    "plural",
-    "power_of_two",
-    "share",
-    "size",
-]
+from ampscope.number_words import NAME_LENGTH as NAME_LENGTH
+from ampscope.number_words import ago as ago
+from ampscope.number_words import count as count
+from ampscope.number_words import cut as cut
+from ampscope.number_words import duration as duration
+from ampscope.number_words import number as number
+from ampscope.number_words import percent as percent
+from ampscope.number_words import plural as plural
+from ampscope.number_words import power_of_two as power_of_two
+from ampscope.number_words import share as share
+from ampscope.number_words import size as size
 
 LONGEST = 2_000  # characters of one text on a page; names of real runs have a few hundred
 _JOINER = "\u2060"  # word joiner: no width, no line break

@@ -10,18 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
-import plotly.graph_objects as go
 import streamlit as st
 
 from ampscope.analysis.ranks import FirstNonFinite, first_nonfinite
 from ampscope.analysis.training import Training, training_of
-from ampscope.records import Event, Role, RunInfo, State, StepRecord, StepTotals
+from ampscope.records import Event, Role, RunInfo, StepRecord, StepTotals
 from ampscope.report.palette import MEASURE, OTHER_DTYPE
-from ampscope.report.training_words import ALARM_NAMES, answer
+from ampscope.report.training_words import ALARM_NAMES, answer, key_figures
 from app import chart, links, states, store
-from app.chart import KeyFigure
 from app.figures.training import Curve, control_losses, training_curves
-from app.text import duration, escape, number, percent, plural, power_of_two
+from app.text import escape, number, plural, power_of_two
 
 # Sections of the Training page: how a run stands, what went wrong, its curves, what it said.
 
@@ -78,18 +76,17 @@ def show_curves(training: Training) -> None:
     st.subheader(f"Over all steps{rank}", anchor=False)
     chart.see(chart_seen(training))
     spans = step_spans(training.run)
-    figure = store.drawn(training.run, "training-curves", lambda: _figure(training, spans))
+    figure = store.drawn(
+        training.run,
+        "training-curves",
+        lambda: training_curves(training.steps, training.loss, training.norm, spans),
+    )
     chart.show(figure, "training", lambda: steps_table(training), key="training")
-    st.caption(escape(_histograms(training.run, spans)))
+    st.caption(escape(histograms_seen(spans, training.run.spec.cadence.histogram)))
     with st.container(horizontal=True):
         for entry in (links.GRADIENTS, links.LOSS_SCALE):
             if spans or entry is links.LOSS_SCALE:
-                st.page_link(
-                    entry.file,
-                    label=entry.title,
-                    icon=entry.icon,
-                    query_params={"run": training.run.id},
-                )
+                links.link(entry, run=training.run.id)
 
 
 def show_reports(trainings: Sequence[Training]) -> None:
@@ -107,10 +104,6 @@ def show_reports(trainings: Sequence[Training]) -> None:
 def steps_table(training: Training) -> pd.DataFrame:
     """The steps that the chart draws."""
     return pd.DataFrame([dataclasses.asdict(s) for s in training.steps])
-
-
-def _figure(training: Training, spans: Sequence[tuple[int, int]]) -> go.Figure:
-    return training_curves(training.steps, training.loss, training.norm, spans)
 
 
 def _capsule(training: Training, event: Event, trainings: Sequence[Training]) -> None:
@@ -131,10 +124,6 @@ def _is_here(path: str) -> bool:
         return Path(path).exists()
     except (OSError, ValueError):
         return False
-
-
-def _histograms(run: RunInfo, spans: Sequence[tuple[int, int]]) -> str:
-    return histograms_seen(spans, run.spec.cadence.histogram)
 
 
 def _told(trainings: Sequence[Training], kind: str) -> list[tuple[Training, Event]]:
@@ -158,8 +147,7 @@ def _table(pairs: Sequence[tuple[Training, Event]], name: str) -> None:
             "File": [e.path for _, e in pairs],
         }
     )
-    st.dataframe(table, hide_index=True, key=f"training-{name}")
-    chart.download(lambda: table, name, key=f"training-{name}")
+    chart.table(table, name, key=f"training-{name}")
 
 
 # What the Training page reads of one run.
@@ -191,7 +179,8 @@ def step_spans(run: RunInfo) -> list[tuple[int, int]]:
 
 def answer_of_ranks(trainings: Sequence[Training], first: FirstNonFinite | None) -> str:
     """The page's sentence for a training of several ranks: what matters most comes first."""
-    parts = [f"Rank {t.run.spec.rank} {_GONE[t.run.state]}" for t in trainings if _is_gone(t)]
+    gone = [t.run for t in trainings if t.run.state in states.ENDED]
+    parts = [f"Rank {run.spec.rank} {states.ENDED[run.state]}" for run in gone]
     going = sum(t.run.state.is_active for t in trainings)
     if parts and going:
         rest = "the other goes on" if going == 1 else f"{going} others go on"
@@ -214,26 +203,6 @@ def ranks_seen(trainings: Sequence[Training]) -> str:
     behind = [str(t.run.spec.rank) for t in trainings if t.totals.last_step == min(steps)]
     who = f"Rank {behind[0]} is" if len(behind) == 1 else f"Ranks {', '.join(behind)} are"
     return f"{who} furthest behind, at step {min(steps):,}; the first is at step {max(steps):,}."
-
-
-def key_figures(training: Training) -> list[KeyFigure]:
-    """Four numbers of one run."""
-    last, totals = training.last or StepRecord(0), training.totals
-    skips = f"{totals.skipped:,} of {totals.steps:,}" if last.scale is not None else "no scaler"
-    share = training.run.overhead_share
-    cost = "" if share is None else f"; ampscope took {percent(share)} more"
-    time_s = last.step_time_s
-    scale = "" if last.scale is None else f" at loss scale {power_of_two(last.scale)}"
-    return [
-        KeyFigure("Last step", f"{last.step:,}", f"{totals.steps:,} steps were recorded"),
-        KeyFigure("Loss", number(last.loss), f"Of step {last.step:,}{scale}"),
-        KeyFigure("Skips", skips, "Steps that GradScaler left out; all of them are counted"),
-        KeyFigure(
-            "Time per step",
-            "not recorded" if time_s is None else duration(time_s),
-            f"Of step {last.step:,}, without ampscope's own time{cost}",
-        ),
-    ]
 
 
 def chart_seen(training: Training) -> str:
@@ -276,13 +245,6 @@ def replay_command(capsule: Event) -> str:
     return f"ampscope replay {shlex.quote(capsule.path)} --model file.py:build"
 
 
-_GONE = {State.LOST: "was lost", State.FAILED: "failed", State.CANCELLED: "was cancelled"}
-
-
-def _is_gone(training: Training) -> bool:
-    return training.run.state in _GONE
-
-
 # The ranks of one training side by side: the sentence, a row each, all losses in one chart.
 
 
@@ -307,9 +269,7 @@ def show_ranks(trainings: Sequence[Training]) -> None:
     st.subheader("Ranks side by side", anchor=False)
     chart.see(ranks_seen(trainings))
     table = ranks_table(trainings, reported)
-    height = min(TABLE_PX, 38 + 35 * len(trainings))
-    st.dataframe(table, hide_index=True, key="training-ranks", height=height)
-    chart.download(lambda: table, "ranks", key="training-ranks")
+    chart.table(table, "ranks", key="training-ranks", most_px=TABLE_PX)
     _losses(trainings, first)
 
 
@@ -355,7 +315,12 @@ def _losses(trainings: Sequence[Training], first: FirstNonFinite | None) -> None
     drawn.sort(key=lambda t: t.run.spec.rank)
     chart.see(_losses_seen(drawn, trainings, culprits))
     curves = [
-        Curve(f"rank {t.run.spec.rank}", t.loss, _color(t, culprits), DASHES[place % len(DASHES)])
+        Curve(
+            f"rank {t.run.spec.rank}",
+            t.loss,
+            MEASURE if not culprits or t.run.spec.rank in culprits else OTHER_DTYPE,
+            DASHES[place % len(DASHES)],
+        )
         for place, t in enumerate(drawn)
     ]
     versions = tuple(store.version(t.run) for t in trainings)
@@ -373,10 +338,6 @@ def _losses_seen(drawn: Sequence[Training], every: Sequence[Training], culprits:
         named = ", ".join(map(str, sorted(culprits)))
         text += f" In blue: rank {named}, which went non-finite first; the others are grey."
     return text
-
-
-def _color(training: Training, culprits: set[int]) -> str:
-    return MEASURE if not culprits or training.run.spec.rank in culprits else OTHER_DTYPE
 
 
 def _rank_table(drawn: Sequence[Training]) -> pd.DataFrame:

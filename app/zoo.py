@@ -26,9 +26,6 @@ from app.text import cut, escape, plural, share
 # The Zoo page's list: every case with its source, its faulty script and its healthy twin.
 
 
-_FIND = "widget:zoo-find"
-
-
 def show_overview(rows: Sequence[Row], healthy: Sequence[Result]) -> None:
     """The sentence and the key figures."""
     chart.sentence(answer(rows))
@@ -42,7 +39,7 @@ def show_overview(rows: Sequence[Row], healthy: Sequence[Result]) -> None:
 
 def show_cases(rows: Sequence[Row]) -> None:
     """The list, and a box that searches it."""
-    wanted = _find()
+    wanted = links.find("case", "A case, a cause, a project").lower()
     shown = [r for r in rows if wanted in _searched(r)]
     if not shown:
         st.markdown("No case has that in its name, its cause or its source.")
@@ -110,12 +107,7 @@ def _script(name: str, result: Result, text: str) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         _button(result)
         if result.head is not None:
-            st.page_link(
-                links.DIAGNOSIS.file,
-                label="Open the diagnosis",
-                icon=links.DIAGNOSIS.icon,
-                query_params={"run": result.head.id},
-            )
+            links.link(links.DIAGNOSIS, "Open the diagnosis", run=result.head.id)
 
 
 def _button(result: Result) -> None:
@@ -136,14 +128,6 @@ def _button(result: Result) -> None:
             st.error(escape(str(error)))
         else:
             st.rerun()
-
-
-def _find() -> str:
-    if _FIND not in st.session_state:
-        st.session_state[_FIND] = links.wanted("case")
-    text = st.text_input("Find", key=_FIND, placeholder="A case, a cause, a project").strip()
-    links.keep("case", text or None)
-    return text.lower()
 
 
 def _searched(row: Row) -> str:

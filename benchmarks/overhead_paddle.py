@@ -33,6 +33,7 @@ from ampscope.frameworks.paddle import Watch
 from ampscope.frameworks.paddle.adapter import Training
 from ampscope.frameworks.paddle.emulation import Emulation, OpenRegion
 from ampscope.frameworks.paddle.steps import Scalers
+from ampscope.patches import Patches
 from ampscope.records import RunSpec
 
 GOALS = {"everything": 1.30, "scale and skips": 1.05}
@@ -86,7 +87,7 @@ def measured(name: str, half: bool, rounds: int, folder: Path) -> dict[str, Any]
     """Ratios of one network in one precision."""
     with contextlib.ExitStack() as stack:
         if half:
-            stack.enter_context(Scalers(ControlSettings(), on_cpu=True).active())
+            Scalers(ControlSettings(), on_cpu=True).put_on(stack.enter_context(Patches()))
             stack.enter_context(Emulation(OpenRegion()).active())
         contestants = {n: stepper(name, half) for n in ("bare", *GOALS)}
         watches = {

@@ -13,7 +13,7 @@ if run is not None:
 elif not measurements.of_kind("batch"):
     states.nothing_recorded(
         "No batch size has been searched on this machine yet.",
-        "Each try is a process of its own, so running out of memory harms nothing.",
+        "Each trial is a process of its own, so running out of memory harms nothing.",
     )
 
 with st.expander("New search", expanded=run is None):

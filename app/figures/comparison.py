@@ -21,6 +21,7 @@ from ampscope.numerics.histogram import exponent_range
 from ampscope.records import MemorySplit, StepTimes
 from ampscope.report.palette import DTYPES, MEASURE, OUTLINE, dtype_color
 from app.figures.exponents import TOP_PX, exponent_axis
+from app.figures.hardware import error_bars
 from app.text import for_plotly
 
 ROW_PX, EDGE_PX = 46, 100
@@ -50,26 +51,19 @@ def step_bars(measured: Sequence[PrecisionResults]) -> go.Figure:
         totals: list[float | None] = [times.step.median_s * 1e3 for _, times in shown]
         _add(figure, "step", "", [name for name, _ in shown], totals, "ms")
     medians = [times.step.median_s * 1e3 for _, times in shown]
-    figure.add_trace(
-        go.Scatter(
-            x=medians,
-            y=[for_plotly(name) for name, _ in shown],
-            mode="markers",
-            marker={"symbol": "line-ns", "size": 14, "line": {"width": 2, "color": OUTLINE}},
-            error_x={
-                "type": "data",
-                "symmetric": False,
-                "array": [
-                    t.step.high_s * 1e3 - m for m, (_, t) in zip(medians, shown, strict=True)
-                ],
-                "arrayminus": [
-                    m - t.step.low_s * 1e3 for m, (_, t) in zip(medians, shown, strict=True)
-                ],
-                "color": OUTLINE,
-            },
-            name="whole step, quartiles",
-            hovertemplate="%{y}: %{x:.4g} ms, median<extra></extra>",
-        )
+    figure.add_scatter(
+        x=medians,
+        y=[for_plotly(name) for name, _ in shown],
+        mode="markers",
+        marker={"symbol": "line-ns", "size": 14, "line": {"width": 2, "color": OUTLINE}},
+        error_x=error_bars(
+            medians,
+            [times.step.low_s * 1e3 for _, times in shown],
+            [times.step.high_s * 1e3 for _, times in shown],
+            color=OUTLINE,
+        ),
+        name="whole step, quartiles",
+        hovertemplate="%{y}: %{x:.4g} ms, median<extra></extra>",
     )
     _laid_out(figure, len(shown), "time of a step (ms)")
     _shorten(figure, [(name, times.step.median_s) for name, times in shown])
@@ -87,15 +81,13 @@ def memory_bars(measured: Sequence[PrecisionResults]) -> go.Figure:
             _add(figure, words, pattern, names, list(values), "MiB")
     peaks = [(name, split.device_peak) for name, split in shown if split.device_peak]
     if peaks:
-        figure.add_trace(
-            go.Scatter(
-                x=[_mib(peak) for _, peak in peaks],
-                y=[for_plotly(name) for name, _ in peaks],
-                mode="markers",
-                marker={"symbol": "diamond", "size": 10, "color": OUTLINE},
-                name="the allocator's peak",
-                hovertemplate="%{y}: %{x:,.1f} MiB with workspaces<extra></extra>",
-            )
+        figure.add_scatter(
+            x=[_mib(peak) for _, peak in peaks],
+            y=[for_plotly(name) for name, _ in peaks],
+            mode="markers",
+            marker={"symbol": "diamond", "size": 10, "color": OUTLINE},
+            name="the allocator's peak",
+            hovertemplate="%{y}: %{x:,.1f} MiB with workspaces<extra></extra>",
         )
     return _laid_out(figure, len(shown), "memory at the peak of a step (MiB)")
 
@@ -124,19 +116,17 @@ def _add(
     values: Sequence[float | None],
     unit: str,
 ) -> None:
-    figure.add_trace(
-        go.Bar(
-            x=list(values),
-            y=[for_plotly(p) for p in precisions],
-            orientation="h",
-            name=name,
-            marker={
-                "color": [dtype_color(p) for p in precisions],
-                "pattern": {"shape": pattern, "fgcolor": OUTLINE, "size": 6},
-                "line": {"color": OUTLINE, "width": 1},
-            },
-            hovertemplate=f"%{{y}}, {for_plotly(name)}: %{{x:,.4g}} {unit}<extra></extra>",
-        )
+    figure.add_bar(
+        x=list(values),
+        y=[for_plotly(p) for p in precisions],
+        orientation="h",
+        name=name,
+        marker={
+            "color": [dtype_color(p) for p in precisions],
+            "pattern": {"shape": pattern, "fgcolor": OUTLINE, "size": 6},
+            "line": {"color": OUTLINE, "width": 1},
+        },
+        hovertemplate=f"%{{y}}, {for_plotly(name)}: %{{x:,.4g}} {unit}<extra></extra>",
     )
 
 
@@ -191,25 +181,22 @@ def throughput(searches: Sequence[BatchSearch]) -> go.Figure:
 def _add_throughput(figure: go.Figure, search: BatchSearch, symbol: str) -> None:
     timed = [(t, t.step) for t in search.trials if t.step is not None]
     color = dtype_color(search.precision)
-    figure.add_trace(
-        go.Scatter(
-            x=[t.samples for t, _ in timed],
-            y=[t.samples_s for t, _ in timed],
-            error_y={
-                "type": "data",
-                "symmetric": False,
-                "array": [t.samples / s.low_s - t.samples / s.median_s for t, s in timed],
-                "arrayminus": [t.samples / s.median_s - t.samples / s.high_s for t, s in timed],
-                "color": OUTLINE,
-                "thickness": 1,
-            },
-            mode="lines+markers",
-            line={"color": color, "width": 2},
-            marker={"symbol": symbol, "size": 8},
-            name=for_plotly(search.precision),
-            hovertemplate=f"{for_plotly(search.precision)}, %{{x:,}} samples: %{{y:,.4g}} a second"
-            "<extra></extra>",
-        )
+    figure.add_scatter(
+        x=[t.samples for t, _ in timed],
+        y=[t.samples_s for t, _ in timed],
+        error_y=error_bars(
+            [t.samples / s.median_s for t, s in timed],
+            [t.samples / s.high_s for t, s in timed],
+            [t.samples / s.low_s for t, s in timed],
+            color=OUTLINE,
+            thickness=1,
+        ),
+        mode="lines+markers",
+        line={"color": color, "width": 2},
+        marker={"symbol": symbol, "size": 8},
+        name=for_plotly(search.precision),
+        hovertemplate=f"{for_plotly(search.precision)}, %{{x:,}} samples: %{{y:,.4g}} a second"
+        "<extra></extra>",
     )
     knee, largest = search.knee, search.largest
     if knee is not None:

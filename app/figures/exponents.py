@@ -253,7 +253,7 @@ def fade(color: str) -> list[list[object]]:
     return [[0, f"rgba({r},{g},{b},{WEAKEST_ALPHA})"], [1, f"rgba({r},{g},{b},1)"]]
 
 
-# Heat map of histograms: one row per module (or a step), one column a power of two.
+# Heat map of histograms: one row per module (or step), one column per power of two.
 #
 # The hue of a cell is its column's zone, its opacity the share of the row's elements on a log
 # scale, so that one element in a million is seen. Zeros stand in a column of their own on the

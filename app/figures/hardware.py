@@ -8,7 +8,6 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -71,7 +70,7 @@ def _line(dtype: str, points: Sequence[Rate]) -> go.Scatter:
         name=label,
         x=[p.shape[0] for p in points],
         y=medians,
-        error_y=_bars(medians, lows, highs),
+        error_y=error_bars(medians, lows, highs, thickness=1.5, width=4),
         mode="lines+markers",
         line={"color": dtype_color(dtype), "width": 2},
         marker={"symbol": SYMBOLS[dtype], "size": 9},
@@ -84,16 +83,16 @@ def _line(dtype: str, points: Sequence[Rate]) -> go.Scatter:
     )
 
 
-def _bars(
-    medians: Sequence[float], lows: Sequence[float], highs: Sequence[float]
-) -> dict[str, Any]:
+def error_bars(
+    medians: Sequence[float], lows: Sequence[float], highs: Sequence[float], **look: object
+) -> dict[str, object]:
+    """Quartiles around medians, as a trace takes them."""
     return {
         "type": "data",
         "symmetric": False,
         "array": [high - m for m, high in zip(medians, highs, strict=True)],
         "arrayminus": [m - low for m, low in zip(medians, lows, strict=True)],
-        "thickness": 1.5,
-        "width": 4,
+        **look,
     }
 
 
@@ -118,7 +117,7 @@ def _peaks(vendor: VendorFigures, dtypes: Sequence[str], ends: tuple[int, int]) 
     ]
 
 
-# Rates at 8n + {0, 1, 2, 4}: a panel a dimension; full marks at multiples of 8, hollow beside.
+# Rates at 8n + {0, 1, 2, 4}: a panel per dimension; full marks at multiples of 8, hollow beside.
 
 
 ALIGNMENT_HEIGHT, COLUMNS = 560, 2
@@ -280,15 +279,14 @@ def _dots(dots: Sequence[Dot], dtype: str, verdict: str, scale: float) -> go.Sca
         mode="markers",
         x=[d.intensity for d in dots],
         y=[d.flops_s / scale for d in dots],
-        error_y={
-            "type": "data",
-            "symmetric": False,
-            "array": [(d.high_flops_s - d.flops_s) / scale for d in dots],
-            "arrayminus": [(d.flops_s - d.low_flops_s) / scale for d in dots],
-            "color": color,
-            "thickness": 1.5,
-            "width": 4,
-        },
+        error_y=error_bars(
+            [d.flops_s / scale for d in dots],
+            [d.low_flops_s / scale for d in dots],
+            [d.high_flops_s / scale for d in dots],
+            color=color,
+            thickness=1.5,
+            width=4,
+        ),
         marker={
             "symbol": ROOFLINE_SYMBOLS[verdict],
             "size": DOT_PX,
@@ -309,15 +307,13 @@ def _add_line(
     figure: go.Figure, ceiling: Ceiling, start: float, end: float, name: str, scale: float
 ) -> None:
     height = ceiling.flops_s / scale
-    figure.add_trace(
-        go.Scatter(
-            mode="lines",
-            x=[start, end],
-            y=[height, height],
-            line={"color": dtype_color(ceiling.dtype), "width": 2},
-            hoverinfo="skip",
-            showlegend=False,
-        )
+    figure.add_scatter(
+        mode="lines",
+        x=[start, end],
+        y=[height, height],
+        line={"color": dtype_color(ceiling.dtype), "width": 2},
+        hoverinfo="skip",
+        showlegend=False,
     )
     figure.add_annotation(
         text=f"{for_plotly(ceiling.dtype)}, largest matmul: {height:.3g} {name}",
@@ -330,15 +326,13 @@ def _add_line(
 
 
 def _add_slope(figure: go.Figure, bytes_s: float, start: float, end: float, scale: float) -> None:
-    figure.add_trace(
-        go.Scatter(
-            name=f"as fast as a copy moves its bytes ({bytes_s / 1e9:.3g} GB/s)",
-            mode="lines",
-            x=[start, end],
-            y=[bytes_s * start / scale, bytes_s * end / scale],
-            line={"color": OUTLINE, "width": 2, "dash": "dash"},
-            hoverinfo="skip",
-        )
+    figure.add_scatter(
+        name=f"as fast as a copy moves its bytes ({bytes_s / 1e9:.3g} GB/s)",
+        mode="lines",
+        x=[start, end],
+        y=[bytes_s * start / scale, bytes_s * end / scale],
+        line={"color": OUTLINE, "width": 2, "dash": "dash"},
+        hoverinfo="skip",
     )
 
 

@@ -1,4 +1,4 @@
-"""Lines of a lesson's chart: each with a colour, a marker and a name of its own.
+"""Lines of a lesson's chart: each with a colour, a marker and a name of its own; stacked bars.
 
 Also here: figures that are built once for all browsers (:class:`kept`).
 """
@@ -74,7 +74,9 @@ class kept(Generic[P]):  # noqa: N801  # a decorator
 
 
 HEIGHT_PX = 380
-DASHES = {"solid": "solid", "dash": "dash", "dot": "dot"}
+# One marker per format, in all lessons.
+SYMBOLS = {"fp32": "circle", "tf32": "diamond", "bf16": "triangle-up", "fp16": "triangle-down",
+           "e4m3": "star", "e5m2": "square"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,3 +135,43 @@ def _trace(curve: Line) -> go.Scatter:
         marker={"symbol": curve.symbol, "size": 8},
         connectgaps=False,
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """One part of stacked bars: a number per place; ``color`` may be one per place too."""
+
+    name: str
+    x: Sequence[float]
+    color: str | Sequence[str]
+    pattern: str  # distinguishes the part where colours do not
+    hover: Sequence[str] | None = None
+
+
+def stacked_bars(
+    places: Sequence[str],
+    parts: Sequence[Bars],
+    *,
+    x_title: str,
+    height: int,
+    x_percent: bool = False,
+) -> go.Figure:
+    """A bar per place, the first at the top."""
+    figure = go.Figure(
+        [
+            go.Bar(
+                name=part.name, y=list(places), x=list(part.x), orientation="h",
+                marker={"color": part.color, "pattern": {"shape": part.pattern}},
+                hovertext=part.hover,
+                hovertemplate="%{y}: %{hovertext}<extra></extra>" if part.hover else None,
+            )
+            for part in parts
+        ]
+    )  # fmt: skip
+    figure.update_layout(
+        barmode="stack", height=height, margin={"t": 40, "b": 50, "l": 10, "r": 10},
+        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
+        xaxis={"title": {"text": x_title}, **({"tickformat": ".0%"} if x_percent else {})},
+        yaxis={"autorange": "reversed"},
+    )  # fmt: skip
+    return figure

@@ -29,35 +29,28 @@ def scale_windows(
     rows = list(range(len(windows)))
     figure = go.Figure()
     held = [w.low <= w.high for w in windows]
-    figure.add_trace(
-        go.Bar(
-            y=[r for r, ok in zip(rows, held, strict=True) if ok],
-            x=[w.high - w.low for w, ok in zip(windows, held, strict=True) if ok],
-            base=[w.low for w, ok in zip(windows, held, strict=True) if ok],
-            orientation="h",
-            marker={"color": MEASURE, "line": {"color": OUTLINE, "width": 1}},
-            name="scales that suit it",
-            customdata=[
-                (label, w.low, w.high)
-                for w, ok, label in zip(windows, held, labels, strict=True)
-                if ok
-            ],
-            hovertemplate="%{customdata[0]}: 2^%{customdata[1]} to 2^%{customdata[2]}"
-            "<extra></extra>",
-        )
+    figure.add_bar(
+        y=[r for r, ok in zip(rows, held, strict=True) if ok],
+        x=[w.high - w.low for w, ok in zip(windows, held, strict=True) if ok],
+        base=[w.low for w, ok in zip(windows, held, strict=True) if ok],
+        orientation="h",
+        marker={"color": MEASURE, "line": {"color": OUTLINE, "width": 1}},
+        name="scales that suit it",
+        customdata=[
+            (label, w.low, w.high) for w, ok, label in zip(windows, held, labels, strict=True) if ok
+        ],
+        hovertemplate="%{customdata[0]}: 2^%{customdata[1]} to 2^%{customdata[2]}<extra></extra>",
     )
     broken = [(r, w, n) for r, w, n, ok in zip(rows, windows, labels, held, strict=True) if not ok]
     if broken:
-        figure.add_trace(
-            go.Scatter(
-                y=[r for r, _, _ in broken],
-                x=[(w.low + w.high) / 2 for _, w, _ in broken],
-                mode="markers",
-                marker={"symbol": "x", "size": 9, "color": OVERFLOW},
-                name="no scale suits it",
-                text=[n for _, _, n in broken],
-                hovertemplate="%{text}: it spans more powers of two than the format<extra></extra>",
-            )
+        figure.add_scatter(
+            y=[r for r, _, _ in broken],
+            x=[(w.low + w.high) / 2 for _, w, _ in broken],
+            mode="markers",
+            marker={"symbol": "x", "size": 9, "color": OVERFLOW},
+            name="no scale suits it",
+            text=[n for _, _, n in broken],
+            hovertemplate="%{text}: it spans more powers of two than the format<extra></extra>",
         )
     low, high = max(w.low for w in windows), min(w.high for w in windows)
     if low <= high:
@@ -94,15 +87,13 @@ def replayed_scales(steps: Sequence[StepRecord], made: Replay) -> go.Figure:
     _add(figure, replayed, "replayed", MEASURE, "solid")
     guessed = [s for s in made.steps if s.is_guess and _drawable(s.scale)]
     if guessed:
-        figure.add_trace(
-            go.Scatter(
-                x=[s.step for s in guessed],
-                y=[math.log2(s.scale) for s in guessed],
-                mode="markers",
-                marker={"symbol": "circle-open", "size": 10, "color": MEASURE},
-                name="guess",
-                hovertemplate="step %{x}: the histogram does not tell<extra></extra>",
-            )
+        figure.add_scatter(
+            x=[s.step for s in guessed],
+            y=[math.log2(s.scale) for s in guessed],
+            mode="markers",
+            marker={"symbol": "circle-open", "size": 10, "color": MEASURE},
+            name="guess",
+            hovertemplate="step %{x}: the histogram does not tell<extra></extra>",
         )
     figure.update_layout(
         height=320,
@@ -126,21 +117,18 @@ def _add(
     figure: go.Figure, points: Sequence[tuple[int, float, bool]], name: str, color: str, dash: str
 ) -> None:
     drawn = [(step, scale, skipped) for step, scale, skipped in points if _drawable(scale)]
-    figure.add_trace(
-        go.Scatter(
-            x=[step for step, _, _ in drawn],
-            y=[math.log2(scale) for _, scale, _ in drawn],
-            mode="lines",
-            line={"shape": "hv", "color": color, "width": 2, "dash": dash},
-            text=[power_of_two(scale) for _, scale, _ in drawn],
-            name=name,
-            hovertemplate=f"{name}, step %{{x}}: %{{text}}<extra></extra>",
-        )
+    figure.add_scatter(
+        x=[step for step, _, _ in drawn],
+        y=[math.log2(scale) for _, scale, _ in drawn],
+        mode="lines",
+        line={"shape": "hv", "color": color, "width": 2, "dash": dash},
+        text=[power_of_two(scale) for _, scale, _ in drawn],
+        name=name,
+        hovertemplate=f"{name}, step %{{x}}: %{{text}}<extra></extra>",
     )
     skips = [(step, scale) for step, scale, skipped in drawn if skipped]
     if skips:
-        figure.add_trace(
-            go.Scatter(
+        figure.add_scatter(
                 x=[step for step, _ in skips],
                 y=[math.log2(scale) for _, scale in skips],
                 mode="markers",
@@ -148,8 +136,7 @@ def _add(
                         "line": {"color": color, "width": 1}},
                 name=f"{name}, skipped",
                 hovertemplate=f"{name}, step %{{x}} skipped<extra></extra>",
-            )
-        )  # fmt: skip
+)  # fmt: skip
 
 
 def _drawable(scale: float) -> bool:

@@ -115,24 +115,22 @@ def flops_by_module(
     dtypes = sorted({dtype for share in shares for dtype, _ in share.by_dtype})
     for dtype in dtypes:
         counts = [dict(share.by_dtype).get(dtype, 0) for share in shares]
-        figure.add_trace(
-            go.Bar(
-                name=for_plotly(dtype),
-                orientation="h",
-                y=list(range(len(shares))),
-                x=[n / 1e6 for n in counts],
-                marker={"color": dtype_color(dtype), "line": {"color": OUTLINE, "width": 0.5}},
-                text=[for_plotly(dtype) if n else "" for n in counts],
-                textposition="inside",
-                insidetextanchor="middle",
-                insidetextfont={"color": text_on(dtype_color(dtype))},
-                hovertext=[
-                    f"<b>{for_plotly(name)}</b><br>{for_plotly(dtype)}: {n / 1e6:,.3f} M of "
-                    f"{share.total / 1e6:,.3f} M, {100 * n / max(share.total, 1):.3g} %"
-                    for name, share, n in zip(names, shares, counts, strict=True)
-                ],
-                hovertemplate="%{hovertext}<extra></extra>",
-            )
+        figure.add_bar(
+            name=for_plotly(dtype),
+            orientation="h",
+            y=list(range(len(shares))),
+            x=[n / 1e6 for n in counts],
+            marker={"color": dtype_color(dtype), "line": {"color": OUTLINE, "width": 0.5}},
+            text=[for_plotly(dtype) if n else "" for n in counts],
+            textposition="inside",
+            insidetextanchor="middle",
+            insidetextfont={"color": text_on(dtype_color(dtype))},
+            hovertext=[
+                f"<b>{for_plotly(name)}</b><br>{for_plotly(dtype)}: {n / 1e6:,.3f} M of "
+                f"{share.total / 1e6:,.3f} M, {100 * n / max(share.total, 1):.3g} %"
+                for name, share, n in zip(names, shares, counts, strict=True)
+            ],
+            hovertemplate="%{hovertext}<extra></extra>",
         )
     figure.update_layout(
         barmode="stack",

@@ -36,7 +36,8 @@ def telemetry_figure(
     sample, ``steps`` those that the upper axis names."""
     shown = [panel for panel in panels_of(samples[0].device) if _is_shown(panel, samples)]
     held = [reason for reason in HELD_BACK if any(reason in s.clock_reasons for s in samples)]
-    unit, seconds = _unit(samples[-1].at - samples[0].at)
+    lasted_s = samples[-1].at - samples[0].at
+    unit, seconds = next((name, s) for longest, name, s in UNITS if lasted_s <= longest)
     x = np.asarray([(s.at - origin) / seconds for s in samples])
     figure = _empty(shown, bool(held))
     at = list(at_steps) or [None] * len(samples)
@@ -58,10 +59,6 @@ def telemetry_figure(
 def _is_shown(panel: Panel, samples: Sequence[Sample]) -> bool:
     values = [{read(s) for s in samples} - {None} for _, read in panel.lines]
     return any(len(v) > (0 if panel.always else 1) for v in values)
-
-
-def _unit(seconds: float) -> tuple[str, float]:
-    return next((name, length) for longest, name, length in UNITS if seconds <= longest)
 
 
 def _empty(shown: Sequence[Panel], has_band: bool) -> go.Figure:
@@ -95,22 +92,20 @@ def _draw(
     row: int,
 ) -> None:
     """The title names the lines: one legend for all panels would be far from most."""
-    drawn = [name for name, read in panel.lines if _known(read, samples)]
+    drawn = [name for name, read in panel.lines if any(read(s) is not None for s in samples)]
     for name, read in panel.lines:
         if name not in drawn:
             continue
         is_behind = len(drawn) > 1 and name == drawn[0]
-        figure.add_trace(
-            go.Scatter(
-                x=x,
-                y=[read(s) for s in samples],
-                mode="lines",
-                line=BEHIND if is_behind else {"color": MEASURE, "width": 1.5},
-                text=notes,
-                name=name,
-                connectgaps=False,
-                hovertemplate=f"{name} %{{y:,.4g}} {panel.unit}%{{text}}<extra></extra>",
-            ),
+        figure.add_scatter(
+            x=x,
+            y=[read(s) for s in samples],
+            mode="lines",
+            line=BEHIND if is_behind else {"color": MEASURE, "width": 1.5},
+            text=notes,
+            name=name,
+            connectgaps=False,
+            hovertemplate=f"{name} %{{y:,.4g}} {panel.unit}%{{text}}<extra></extra>",
             row=row,
             col=1,
         )
@@ -122,26 +117,20 @@ def _draw(
     figure.update_yaxes(row=row, col=1, title=panel.unit, **limits)
 
 
-def _known(read: Value, samples: Sequence[Sample]) -> bool:
-    return any(read(s) is not None for s in samples)
-
-
 def _draw_held(
     figure: go.Figure, held: Sequence[str], samples: Sequence[Sample], x: np.ndarray, row: int
 ) -> None:
     """A bar over the time in which anything held the clocks down; which, on hover."""
     names = [", ".join(r for r in held if r in s.clock_reasons) for s in samples]
-    figure.add_trace(
-        go.Scatter(
-            x=x,
-            y=[0.0 if name else None for name in names],
-            mode="lines+markers",
-            line={"color": OVERFLOW, "width": 8},
-            marker={"color": OVERFLOW, "size": 7, "symbol": "square", "line": {"color": OUTLINE}},
-            text=[for_plotly(name) for name in names],
-            connectgaps=False,
-            hovertemplate="%{text}<extra></extra>",
-        ),
+    figure.add_scatter(
+        x=x,
+        y=[0.0 if name else None for name in names],
+        mode="lines+markers",
+        line={"color": OVERFLOW, "width": 8},
+        marker={"color": OVERFLOW, "size": 7, "symbol": "square", "line": {"color": OUTLINE}},
+        text=[for_plotly(name) for name in names],
+        connectgaps=False,
+        hovertemplate="%{text}<extra></extra>",
         row=row,
         col=1,
     )
@@ -155,8 +144,11 @@ def _draw_steps(figure: go.Figure, marks: Sequence[tuple[float, int]]) -> None:
         return  # a run so short that no step ended between two readings
     some = marks[:: max(1, ceil(len(marks) / STEP_TICKS))]
     name = f"x{len(list(figure.select_xaxes())) + 1}"
-    figure.add_trace(
-        go.Scatter(x=[m for m, _ in some], y=[None] * len(some), xaxis=name, yaxis="y")
+    figure.add_scatter(
+        x=[m for m, _ in some],
+        y=[None] * len(some),
+        xaxis=name,
+        yaxis="y",
     )
     figure.update_layout(
         {

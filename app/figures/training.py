@@ -71,17 +71,15 @@ def _add_times(figure: go.Figure, timed: Sequence[StepRecord], row: int) -> None
 def _add_taken(figure: go.Figure, taken: Spans, row: int) -> None:
     """A dot for a frame of one step, a bar for one that adds up several."""
     x = np.asarray([step for first, last in taken for step in (first, last, np.nan)], np.float64)
-    figure.add_trace(
-        go.Scatter(
-            x=x,
-            y=np.where(np.isnan(x), np.nan, 0.0),
-            mode="lines+markers",
-            line={"color": MEASURE, "width": 6},
-            marker={"size": 5, "symbol": "line-ns", "line": {"color": MEASURE, "width": 1}},
-            connectgaps=False,
-            hovertemplate="histograms, step %{x}<extra></extra>",
-            showlegend=False,
-        ),
+    figure.add_scatter(
+        x=x,
+        y=np.where(np.isnan(x), np.nan, 0.0),
+        mode="lines+markers",
+        line={"color": MEASURE, "width": 6},
+        marker={"size": 5, "symbol": "line-ns", "line": {"color": MEASURE, "width": 1}},
+        connectgaps=False,
+        hovertemplate="histograms, step %{x}<extra></extra>",
+        showlegend=False,
         row=row,
         col=1,
     )
@@ -115,26 +113,29 @@ KINDS = (  # name, symbol, field of FiniteParts
 
 def panels(shown: Sequence[str]) -> go.Figure:
     """Empty panels on a shared axis of steps."""
-    heights = [PANELS[name][1] for name in shown]
-    plot_px = sum(heights) + SPACING_PX * (len(shown) - 1)
+    figure = _stacked([PANELS[name] for name in shown], SPACING_PX, TOP_PX, BOTTOM_PX)
+    place = {"x": 1, "xanchor": "right", "y": 1, "yanchor": "top", "yref": "container"}
+    figure.update_layout(legend={"orientation": "h", **place})
+    return figure
+
+
+def _stacked(
+    panels: Sequence[tuple[str, int]], spacing_px: int, top_px: int, bottom_px: int
+) -> go.Figure:
+    """Empty panels, each with title and height, one above the other."""
+    heights = [height for _, height in panels]
+    plot_px = sum(heights) + spacing_px * (len(panels) - 1)
     figure = make_subplots(
-        rows=len(shown),
+        rows=len(panels),
         shared_xaxes=True,
-        vertical_spacing=SPACING_PX / plot_px,
+        vertical_spacing=spacing_px / plot_px,
         row_heights=heights,
-        subplot_titles=[PANELS[name][0] for name in shown],
+        subplot_titles=[title for title, _ in panels],
     )
     figure.update_layout(
-        height=plot_px + TOP_PX + BOTTOM_PX,
-        margin={"t": TOP_PX, "b": BOTTOM_PX, "l": 10, "r": 10},
-        legend={
-            "orientation": "h",
-            "x": 1,
-            "xanchor": "right",
-            "y": 1,
-            "yanchor": "top",
-            "yref": "container",
-        },
+        height=plot_px + top_px + bottom_px,
+        margin={"t": top_px, "b": bottom_px, "l": 10, "r": 10},
+        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
         hovermode="closest",
     )
     figure.update_annotations(x=0, xanchor="left", font={"size": 13})
@@ -144,37 +145,33 @@ def panels(shown: Sequence[str]) -> go.Figure:
 def add_scale(figure: go.Figure, scaled: list[StepRecord], row: int) -> None:
     drawn = [(s, math.log2(s.scale)) for s in scaled if s.scale and 0 < s.scale < math.inf]
     texts = [_scale_text(s) for s, _ in drawn]
-    figure.add_trace(
-        go.Scatter(
-            x=np.asarray([s.step for s, _ in drawn], np.int64),
-            y=np.asarray([exponent for _, exponent in drawn], np.float64),
-            mode="lines+markers" if len(drawn) <= MOST_MARKS else "lines",
-            line={"shape": "hv", "color": MEASURE, "width": 2},
-            marker={"size": 5},
-            text=texts,
-            hovertemplate="%{text}<extra></extra>",
-            name="loss scale",
-            showlegend=False,
-        ),
+    figure.add_scatter(
+        x=np.asarray([s.step for s, _ in drawn], np.int64),
+        y=np.asarray([exponent for _, exponent in drawn], np.float64),
+        mode="lines+markers" if len(drawn) <= MOST_MARKS else "lines",
+        line={"shape": "hv", "color": MEASURE, "width": 2},
+        marker={"size": 5},
+        text=texts,
+        hovertemplate="%{text}<extra></extra>",
+        name="loss scale",
+        showlegend=False,
         row=row,
         col=1,
     )
     skipped = [(s, exponent) for s, exponent in drawn if s.skipped]
-    figure.add_trace(
-        go.Scatter(
-            x=[s.step for s, _ in skipped],
-            y=[exponent for _, exponent in skipped],
-            mode="markers",
-            marker={
-                "symbol": "x",
-                "size": 11 if len(skipped) <= MOST_MARKS else 6,
-                "color": NONFINITE,  # a gradient was: that is why
-                "line": {"color": OUTLINE, "width": 1},
-            },
-            text=[_scale_text(s) for s, _ in skipped],
-            hovertemplate="%{text}<extra></extra>",
-            name="skipped step",
-        ),
+    figure.add_scatter(
+        x=[s.step for s, _ in skipped],
+        y=[exponent for _, exponent in skipped],
+        mode="markers",
+        marker={
+            "symbol": "x",
+            "size": 11 if len(skipped) <= MOST_MARKS else 6,
+            "color": NONFINITE,  # a gradient was: that is why
+            "line": {"color": OUTLINE, "width": 1},
+        },
+        text=[_scale_text(s) for s, _ in skipped],
+        hovertemplate="%{text}<extra></extra>",
+        name="skipped step",
         row=row,
         col=1,
     )
@@ -199,18 +196,16 @@ def add_series(
     values = dict(zip(series.steps, series.values, strict=True))
     steps = _steps(series)
     line = "lines+markers" if len(steps) <= MOST_MARKS else "lines"
-    figure.add_trace(
-        go.Scatter(
-            x=np.asarray(steps, np.int64),  # Plotly looks at every element of a list
-            y=[values.get(step) for step in steps],
-            mode="markers" if points_only else line,
-            line={"color": MEASURE, "width": 2},
-            marker={"size": 5, "color": MEASURE, "symbol": "circle-open" if points_only else None},
-            connectgaps=False,
-            hovertemplate=f"step %{{x}}<br>{name} %{{y:.5g}}<extra></extra>",
-            name=name,
-            showlegend=points_only,
-        ),
+    figure.add_scatter(
+        x=np.asarray(steps, np.int64),  # Plotly looks at every element of a list
+        y=[values.get(step) for step in steps],
+        mode="markers" if points_only else line,
+        line={"color": MEASURE, "width": 2},
+        marker={"size": 5, "color": MEASURE, "symbol": "circle-open" if points_only else None},
+        connectgaps=False,
+        hovertemplate=f"step %{{x}}<br>{name} %{{y:.5g}}<extra></extra>",
+        name=name,
+        showlegend=points_only,
         row=row,
         col=1,
     )
@@ -230,20 +225,18 @@ def _add_nonfinite(
         points = [(step, name) for name, s in series.items() for step in getattr(s, field)]
         if not points:
             continue
-        figure.add_trace(
-            go.Scatter(
-                x=[step for step, _ in points],
-                y=[name for _, name in points],
-                mode="markers",
-                marker={
-                    "symbol": symbol,
-                    "size": size,
-                    "color": NONFINITE,
-                    "line": {"color": OUTLINE, "width": 1},
-                },
-                name=kind,
-                hovertemplate=hover.format(kind=kind),
-            ),
+        figure.add_scatter(
+            x=[step for step, _ in points],
+            y=[name for _, name in points],
+            mode="markers",
+            marker={
+                "symbol": symbol,
+                "size": size,
+                "color": NONFINITE,
+                "line": {"color": OUTLINE, "width": 1},
+            },
+            name=kind,
+            hovertemplate=hover.format(kind=kind),
             row=row,
             col=1,
         )
@@ -305,7 +298,7 @@ def scale_trajectory(
 # Loss curves of one script under several controls, over a shared axis of optimizer steps.
 #
 # A loss that is NaN or infinite has no place on the axis: it stands in a band of its own below,
-# one row a control, so none is dropped. Curves differ in dash as well as in colour.
+# one row per control, so none is dropped. Curves differ in dash as well as in colour.
 
 
 LOSS_PX, BAND_ROW_PX, BAND_EXTRA_PX, CONTROL_SPACING_PX = 260, 26, 30, 44
@@ -325,8 +318,9 @@ class Curve:
 def control_losses(curves: Sequence[Curve], x_title: str = "optimizer step") -> go.Figure:
     """Losses above, what was not finite below."""
     broken = [c for c in curves if c.losses.nonfinite_count]
-    band_px = BAND_ROW_PX * len(broken) + BAND_EXTRA_PX if broken else 0
-    figure = _panels(band_px)
+    band = ("loss not finite", BAND_ROW_PX * len(broken) + BAND_EXTRA_PX)
+    shown = [("", LOSS_PX), *([band] if broken else [])]
+    figure = _stacked(shown, CONTROL_SPACING_PX, CONTROL_TOP_PX, CONTROL_BOTTOM_PX)
     for curve in curves:
         _add_curve(figure, curve)
     if broken:
@@ -349,41 +343,20 @@ def control_losses(curves: Sequence[Curve], x_title: str = "optimizer step") -> 
     return figure
 
 
-def _panels(band_px: int) -> go.Figure:
-    plot_px = LOSS_PX + (CONTROL_SPACING_PX + band_px if band_px else 0)
-    figure = make_subplots(
-        rows=2 if band_px else 1,
-        shared_xaxes=True,
-        row_heights=[LOSS_PX, band_px] if band_px else None,
-        vertical_spacing=CONTROL_SPACING_PX / plot_px if band_px else 0,
-        subplot_titles=["", "loss not finite"] if band_px else None,
-    )
-    figure.update_layout(
-        height=plot_px + CONTROL_TOP_PX + CONTROL_BOTTOM_PX,
-        margin={"t": CONTROL_TOP_PX, "b": CONTROL_BOTTOM_PX, "l": 10, "r": 10},
-        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
-        hovermode="closest",
-    )
-    figure.update_annotations(x=0, xanchor="left", font={"size": 13})
-    return figure
-
-
 def _add_curve(figure: go.Figure, curve: Curve) -> None:
     """With gaps where the loss was not finite: the line must not bridge them."""
     values = dict(zip(curve.losses.steps, curve.losses.values, strict=True))
     steps = _steps(curve.losses)
     name = for_plotly(curve.name)
-    figure.add_trace(
-        go.Scatter(
-            x=steps,
-            y=[values.get(step) for step in steps],
-            mode="lines+markers" if len(steps) <= MOST_MARKS else "lines",
-            line={"color": curve.color, "width": 2, "dash": curve.dash},
-            marker={"size": 4},
-            connectgaps=False,
-            name=name,
-            hovertemplate=f"{name}<br>step %{{x}}, loss %{{y:.5g}}<extra></extra>",
-        ),
+    figure.add_scatter(
+        x=steps,
+        y=[values.get(step) for step in steps],
+        mode="lines+markers" if len(steps) <= MOST_MARKS else "lines",
+        line={"color": curve.color, "width": 2, "dash": curve.dash},
+        marker={"size": 4},
+        connectgaps=False,
+        name=name,
+        hovertemplate=f"{name}<br>step %{{x}}, loss %{{y:.5g}}<extra></extra>",
         row=1,
         col=1,
     )

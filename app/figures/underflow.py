@@ -1,4 +1,4 @@
-"""Underflow of many modules over time: one row per module, one column a step that has a shadow.
+"""Underflow of many modules over time: one row per module, one column per step that has a shadow.
 
 Of one module also its counts over time, a panel each.
 """
@@ -14,19 +14,10 @@ from plotly.subplots import make_subplots
 
 from ampscope.analysis.underflow import Counts
 from ampscope.report.palette import LOST, MEASURE, OUTLINE, SUBNORMAL, ZERO
-from app.figures.exponents import (
-    NAME_SIZE,
-    SHARE_BAR,
-    SHARE_BAR_PX,
-    STRONGEST,
-    WEAKEST,
-    Part,
-    fade,
-    log_share,
-)
+from app.figures import exponents
 from app.text import for_plotly
 
-ROW_PX, MIN_PLOT_PX, TOP, BOTTOM = 18, 120, 20, 56 + SHARE_BAR_PX
+ROW_PX, MIN_PLOT_PX, TOP, BOTTOM = 18, 120, 20, 56 + exponents.SHARE_BAR_PX
 
 
 def underflow_map(
@@ -49,18 +40,18 @@ def underflow_map(
         for name, row, whole in zip(names, counts.tolist(), totals.tolist(), strict=True)
     ]
     hits = go.Heatmap(
-        z=log_share(counts, totals),
+        z=exponents.log_share(counts, totals),
         x=np.arange(len(steps)),
         y=np.arange(len(names)),
-        zmin=WEAKEST,
-        zmax=STRONGEST,
-        colorscale=fade(color),
+        zmin=exponents.WEAKEST,
+        zmax=exponents.STRONGEST,
+        colorscale=exponents.fade(color),
         hovertext=texts,
         hovertemplate="%{hovertext}<extra></extra>",
         hoverongaps=False,
         xgap=1,
         ygap=1,
-        colorbar=SHARE_BAR,
+        colorbar=exponents.SHARE_BAR,
     )
     return go.Figure([_known_zeros(counts, totals, texts), hits], _layout(steps, ticks))
 
@@ -83,7 +74,7 @@ def _known_zeros(counts: Counts, totals: Counts, texts: list[list[str]]) -> go.H
     )
 
 
-def _layout(steps: Sequence[int], ticks: Sequence[str]) -> Part:
+def _layout(steps: Sequence[int], ticks: Sequence[str]) -> exponents.Part:
     every = max(1, len(steps) // 12)
     places = list(range(0, len(steps), every))
     return {
@@ -102,7 +93,7 @@ def _layout(steps: Sequence[int], ticks: Sequence[str]) -> Part:
             "ticktext": [for_plotly(t) for t in ticks],
             "showgrid": False,
             "automargin": True,
-            "tickfont": {"size": NAME_SIZE},
+            "tickfont": {"size": exponents.NAME_SIZE},
             "title": {"text": "module"},
         },
     }
@@ -145,17 +136,15 @@ def underflow_lines(lines: dict[str, Line]) -> go.Figure:
     for row, (name, color, _) in enumerate(panels, start=1):
         line = lines[name]
         shares = [100 * n / t if t else None for n, t in zip(line.counts, line.totals, strict=True)]
-        figure.add_trace(
-            go.Scatter(
-                x=list(line.steps),
-                y=shares,
-                mode="lines+markers",
-                line={"color": color, "width": 2},
-                marker={"size": 9, "color": color, "line": {"color": OUTLINE, "width": 1}},
-                text=[f"{n:,} of {t:,}" for n, t in zip(line.counts, line.totals, strict=True)],
-                hovertemplate="step %{x}<br>%{text}, %{y:.3g} %<extra></extra>",
-                showlegend=False,
-            ),
+        figure.add_scatter(
+            x=list(line.steps),
+            y=shares,
+            mode="lines+markers",
+            line={"color": color, "width": 2},
+            marker={"size": 9, "color": color, "line": {"color": OUTLINE, "width": 1}},
+            text=[f"{n:,} of {t:,}" for n, t in zip(line.counts, line.totals, strict=True)],
+            hovertemplate="step %{x}<br>%{text}, %{y:.3g} %<extra></extra>",
+            showlegend=False,
             row=row,
             col=1,
         )

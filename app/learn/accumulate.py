@@ -11,42 +11,17 @@ from app import chart
 from app.chart import KeyFigure
 from app.figures.lessons import Line, lines
 from app.learn import lesson_page
-from app.learn.lesson_page import (
-    HIGHAM,
-    NVIDIA,
-    NVIDIA_SHAPES,
-    PAPER,
-    TORCH_NUMERICS,
-    Lesson,
-    Setting,
-    curve,
-    curves,
-    curves_table,
-    reading,
-)
+from app.learn.lesson_page import Lesson, Setting, Source, curve, curves, curves_table, reading
 from app.learn.lesson_runs import Answer
 from app.text import count, number, percent
 
 HALF, WIDE = "half accumulator", "fp32 accumulator"
 CLOSE = 0.01  # of the right sum
 
-PYTORCH = """
-total = torch.zeros((), dtype=torch.float16)
-for x in values.half():
-    total += x                                  # stops: 2048 + 1 == 2048
-
-values.half().sum()                             # adds in fp32, rounds once
-values.half().sum(dtype=torch.float32)          # and keeps the fp32 sum
-torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-"""
 PADDLE_CODE = """
 values.astype("float16").sum()
 values.astype("float32").sum()                  # add up in fp32
 running = running.astype("float32") + loss.astype("float32")
-"""
-KERAS_CODE = """
-keras.ops.sum(keras.ops.cast(values, "float32"))           # cast before the sum
-layer = keras.layers.LayerNormalization(dtype="float32")   # sums of squares in fp32
 """
 
 
@@ -74,8 +49,6 @@ def draw(results: Sequence[Result]) -> None:
                       "It adds up in fp32 and rounds once."),
         ]
     )  # fmt: skip
-    text = stop_words(results)
-    chart.see(text)
     symbols = {"fp16": "dash", "bf16": "dot", "fp32": "solid"}
     figure = lines.fresh(
         [Line(c.series, c.x, c.y, DTYPES[c.series], dash=symbols[c.series], has_markers=False)
@@ -83,8 +56,8 @@ def draw(results: Sequence[Result]) -> None:
         x_title="terms added", y_title="sum",
     )  # fmt: skip
     figure.add_hline(y=right, line={"width": 1, "dash": "dash"}, annotation_text="right sum")
-    lesson_page.show_chart(figure, "lesson-accumulate", curves_table(found, "terms"), text)
-    chart.see(product_words(results))
+    lesson_page.show_chart(figure, "lesson-accumulate", curves_table(found, "terms"),
+                           stop_words(results))  # fmt: skip
     errors = curves(results, "error")
     looks = {HALF: (DTYPES["fp16"], "x", "dash"), WIDE: (NORMAL, "square", "solid")}
     figure = lines(
@@ -127,6 +100,11 @@ LESSON = Lesson(
     draw=draw,
     settings={"term": Setting("Each number", {"1": "1", "0.1": "0.1", "0.01": "0.01"})},
     terms=("spacing", "half precision", "Tensor Core"),
-    code={"PyTorch": PYTORCH, "Paddle": PADDLE_CODE, "Keras": KERAS_CODE},
-    sources=(PAPER, HIGHAM, NVIDIA, NVIDIA_SHAPES, TORCH_NUMERICS),
+    sources=(
+        Source.PAPER,
+        Source.HIGHAM,
+        Source.NVIDIA,
+        Source.NVIDIA_SHAPES,
+        Source.TORCH_NUMERICS,
+    ),
 )

@@ -14,17 +14,7 @@ from app import chart
 from app.chart import KeyFigure
 from app.figures.lessons import Line, lines
 from app.learn import lesson_page
-from app.learn.lesson_page import (
-    BFLOAT16,
-    KERAS,
-    NVIDIA,
-    PADDLE,
-    TORCH_AMP,
-    Lesson,
-    Setting,
-    curves,
-    reading,
-)
+from app.learn.lesson_page import Lesson, Setting, Source, curves, reading
 from app.learn.lesson_runs import Answer
 from app.text import percent
 
@@ -34,18 +24,6 @@ STYLES = {"fp32": (DTYPES["fp32"], "solid"), "bf16": (DTYPES["bf16"], "solid"),
          "fp16-noscaler": (DTYPES["fp16"], "dot"), "fp16": (NORMAL, "dash")}  # fmt: skip
 ALIKE = 1.1  # times fp32's loss of the same seed, in the median: within, it learned as well
 
-PYTORCH = """
-with torch.autocast("cuda", dtype=torch.bfloat16):          # bf16: no scaler
-    loss = loss_fn(model(inputs), targets)
-loss.backward()
-optimizer.step()
-
-with torch.autocast("cuda", dtype=torch.float16):           # fp16: with one
-    loss = loss_fn(model(inputs), targets)
-scaler.scale(loss).backward()
-scaler.step(optimizer)
-scaler.update()
-"""
 PADDLE_CODE = """
 with paddle.amp.auto_cast(dtype="bfloat16"):                # bf16: no scaler
     loss = loss_fn(model(inputs), targets)
@@ -55,10 +33,6 @@ scaler = paddle.amp.GradScaler()                            # fp16: with one
 with paddle.amp.auto_cast(dtype="float16"):
     loss = loss_fn(model(inputs), targets)
 scaler.scale(loss).backward()
-"""
-KERAS_CODE = """
-keras.mixed_precision.set_global_policy("mixed_bfloat16")   # no loss scaling
-keras.mixed_precision.set_global_policy("mixed_float16")    # compile adds it
 """
 
 
@@ -101,10 +75,10 @@ def draw(results: Sequence[Result]) -> None:
                       percent(reading(results, "lost", "fp16-noscaler")), "The same."),
         ]
     )  # fmt: skip
-    chart.see(error_words(results))
     losses = curves(results, "loss")
     figure = lines([_line(c) for c in losses], x_title="step", y_title="loss", y_log=True)
-    lesson_page.show_chart(figure, "lesson-bf16", table(results), answer(results).text)
+    lesson_page.show_chart(figure, "lesson-bf16", table(results), error_words(results),
+                           alt=answer(results).text)  # fmt: skip
 
 
 def error_words(results: Sequence[Result]) -> str:
@@ -139,6 +113,5 @@ LESSON = Lesson(
     settings={"loss": Setting("Loss", {"usual": "usual", "small": "small (× 2^-18)"},
         "Small: the loss is multiplied by 2^-18, and the optimizer makes up for it.")},
     terms=("half precision", "underflow", "scaler", "mantissa", "exponent"),
-    code={"PyTorch": PYTORCH, "Paddle": PADDLE_CODE, "Keras": KERAS_CODE},
-    sources=(BFLOAT16, TORCH_AMP, NVIDIA, PADDLE, KERAS),
+    sources=(Source.BFLOAT16, Source.TORCH_AMP, Source.NVIDIA, Source.PADDLE, Source.KERAS),
 )  # fmt: skip

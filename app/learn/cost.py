@@ -12,8 +12,9 @@ from ampscope.records import EnergyUse, Result, StepTimes
 from ampscope.report.palette import dtype_color
 from app import chart, links
 from app.chart import KeyFigure
+from app.figures.lessons import Bars, stacked_bars
 from app.learn import lesson_page
-from app.learn.lesson_page import NVIDIA, TORCH_AMP, Lesson, Setting
+from app.learn.lesson_page import Lesson, Setting, Source
 from app.learn.lesson_runs import Answer
 from app.text import duration
 
@@ -22,14 +23,6 @@ JOULES_A_KWH = 3.6e6
 # Where the URL says nothing. Assumptions, and said to be such on the page.
 SAMPLES, WATTS, KWH_PRICE, HOUR_PRICE = 1_000_000, 100, 0.30, 0.0
 
-PYTORCH = """
-torch.cuda.synchronize()
-begin = time.perf_counter()
-for _ in range(100):
-    train_step()
-torch.cuda.synchronize()                        # without it only the launches are timed
-samples_s = 100 * batch_size / (time.perf_counter() - begin)
-"""
 PADDLE_CODE = """
 paddle.device.synchronize()
 begin = time.perf_counter()
@@ -37,11 +30,6 @@ for _ in range(100):
     train_step()
 paddle.device.synchronize()
 samples_s = 100 * batch_size / (time.perf_counter() - begin)
-"""
-KERAS_CODE = """
-begin = time.perf_counter()
-model.fit(dataset, epochs=1)
-samples_s = number_of_samples / (time.perf_counter() - begin)
 """
 
 
@@ -79,9 +67,8 @@ def draw(results: Sequence[Result]) -> None:
             )
         ][:4]
     )  # fmt: skip
-    text = words(results, made, watts)
-    chart.see(text)
     lesson_page.warn(results)
+    text = words(results, made, watts)
     lesson_page.show_chart(bars(made), "lesson-cost", pd.DataFrame(made), text)
 
 
@@ -128,20 +115,11 @@ def bars(made: Sequence[dict[str, float | str]]) -> go.Figure:
     """Cost of energy and of time, a bar per precision."""
     names = [str(r["precision"]) for r in made]
     colors = [dtype_color(name) for name in names]
-    figure = go.Figure(
-        [
-            go.Bar(name=name, y=names, x=[float(r[name]) for r in made], orientation="h",
-                   marker={"color": colors, "pattern": {"shape": pattern}})
-            for name, pattern in (("cost of energy", ""), ("cost of time", "/"))
-        ]
-    )  # fmt: skip
-    figure.update_layout(
-        barmode="stack", height=240, margin={"t": 40, "b": 50, "l": 10, "r": 10},
-        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
-        xaxis={"title": {"text": "cost, in the currency of the prices"}},
-        yaxis={"autorange": "reversed"},
-    )  # fmt: skip
-    return figure
+    parts = [
+        Bars(name, [float(r[name]) for r in made], colors, pattern)
+        for name, pattern in (("cost of energy", ""), ("cost of time", "/"))
+    ]
+    return stacked_bars(names, parts, x_title="cost, in the currency of the prices", height=240)
 
 
 def _number(label: str, name: str, default: float, least: float) -> float:
@@ -178,6 +156,5 @@ LESSON = Lesson(
     draw=draw,
     settings={"model": Setting("Model", {"gpt": "GPT", "lenet": "LeNet", "mlp": "MLP"})},
     terms=("throughput", "half precision"),
-    code={"PyTorch": PYTORCH, "Paddle": PADDLE_CODE, "Keras": KERAS_CODE},
-    sources=(NVIDIA, TORCH_AMP),
+    sources=(Source.NVIDIA, Source.TORCH_AMP),
 )

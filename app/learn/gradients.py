@@ -22,7 +22,7 @@ from app import chart, links
 from app.chart import KeyFigure
 from app.figures.exponents import exponent_bars
 from app.learn import lesson_page
-from app.learn.lesson_page import BFLOAT16, NVIDIA, OCP_FP8, PAPER, Lesson, Setting
+from app.learn.lesson_page import Lesson, Setting, Source
 from app.learn.lesson_runs import Answer
 from app.text import count, percent
 
@@ -32,13 +32,6 @@ MANY = 20  # powers of two between the ends of the middle part
 # The ends of the middle 98 %: the smallest of a million numbers says little about the others.
 LOW, HIGH = 0.01, 0.99
 
-PYTORCH = """
-def count(gradient):                            # on any module's output
-    exponents = torch.frexp(gradient.float()).exponent - 1
-    print(torch.unique(exponents, return_counts=True))
-
-layer.register_forward_hook(lambda module, inputs, output: output.register_hook(count))
-"""
 PADDLE_CODE = """
 def count(gradient):
     size = gradient.astype("float32").abs()
@@ -46,14 +39,6 @@ def count(gradient):
     print(paddle.unique(exponents, return_counts=True))
 
 layer.register_forward_post_hook(lambda module, inputs, output: output.register_hook(count))
-"""
-KERAS_CODE = """
-with tf.GradientTape() as tape:                 # TensorFlow backend
-    loss = loss_fn(targets, model(inputs))
-for gradient in tape.gradient(loss, model.trainable_variables):
-    size = tf.abs(gradient)
-    exponents = tf.floor(tf.experimental.numpy.log2(size[size > 0]))
-    print(tf.unique_with_counts(exponents))
 """
 
 
@@ -90,10 +75,9 @@ def draw(results: Sequence[Result]) -> None:
             KeyFigure("Zero in both", count(found.zero), "Zero in fp32: not in the shares."),
         ]
     )  # fmt: skip
-    words = fit_words(role, name, found)
-    chart.see(words)
     figure = exponent_bars(row, fmt, 0, x_title=f"size of {role}, as fp32 has them")
-    lesson_page.show_chart(figure, "lesson-gradients", table(results), words)
+    lesson_page.show_chart(figure, "lesson-gradients", table(results),
+                           fit_words(role, name, found))  # fmt: skip
     chart.see(apart_words(results))
 
 
@@ -110,7 +94,7 @@ def fit_words(role: str, name: str, found: Zones) -> str:
 
 
 def apart_words(results: Sequence[Result]) -> str:
-    """Weights beside gradients, by their medians."""
+    """Weights compared with gradients, by their medians."""
     weight, gradient = (median_exponent(_row(results, r)) for r in (WEIGHTS, GRADIENTS))
     if weight is None or gradient is None:
         return "All gradients are zero."
@@ -153,6 +137,5 @@ LESSON = Lesson(
     draw=draw,
     settings={"model": Setting("Model", {"gpt": "GPT", "lenet": "LeNet", "resnet": "ResNet"})},
     terms=("gradient", "activation", "exponent", "subnormal", "lost"),
-    code={"PyTorch": PYTORCH, "Paddle": PADDLE_CODE, "Keras": KERAS_CODE},
-    sources=(PAPER, BFLOAT16, OCP_FP8, NVIDIA),
+    sources=(Source.PAPER, Source.BFLOAT16, Source.OCP_FP8, Source.NVIDIA),
 )

@@ -1,4 +1,4 @@
-"""Lesson 6: model.half(). The tutorial's training beside the one under autocast."""
+"""Lesson 6: model.half(). The tutorial's training, and the same under autocast."""
 
 from __future__ import annotations
 
@@ -16,18 +16,7 @@ from app import chart
 from app.chart import KeyFigure
 from app.figures.lessons import Line, lines
 from app.learn import lesson_diagnosis, lesson_page
-from app.learn.lesson_page import (
-    ADAM,
-    BATCH_NORM,
-    NVIDIA,
-    PAPER,
-    TORCH_AMP,
-    Lesson,
-    Setting,
-    curve,
-    curves,
-    reading,
-)
+from app.learn.lesson_page import Lesson, Setting, Source, curve, curves, reading
 from app.learn.lesson_runs import Answer
 from app.text import count, for_plotly, number, percent
 
@@ -38,16 +27,6 @@ STYLES = {FP32: (DTYPES["fp32"], "circle", "solid"), HALF: (DTYPES["fp16"], "x",
          AMP: (NORMAL, "square", "dash")}  # fmt: skip
 PATCHED_STYLE = (MEASURE, "diamond", "dot")
 
-PYTORCH = """
-model.half()                                    # don't: weights, Adam's state, BatchNorm in fp16
-
-scaler = torch.amp.GradScaler("cuda")           # do: leave the model in fp32
-with torch.autocast("cuda", dtype=torch.float16):
-    loss = loss_fn(model(inputs), targets)
-scaler.scale(loss).backward()
-scaler.step(optimizer)
-scaler.update()
-"""
 PADDLE_CODE = """
 model.to(dtype="float16")                       # don't
 
@@ -55,11 +34,6 @@ model.to(dtype="float16")                       # don't
 model, optimizer = paddle.amp.decorate(model, optimizer, level="O2", master_weight=True)
 with paddle.amp.auto_cast(level="O2", dtype="float16"):
     loss = loss_fn(model(inputs), targets)
-"""
-KERAS_CODE = """
-keras.config.set_floatx("float16")              # don't: variables become fp16
-
-keras.mixed_precision.set_global_policy("mixed_float16")   # do: compute in fp16, keep fp32
 """
 
 
@@ -83,14 +57,12 @@ def draw(results: Sequence[Result]) -> None:
     """Losses, weights that move, and the numbers behind."""
     chart.key_figures(_figures(results))
     losses = curves(results, "loss")
-    chart.see(loss_words(results))
     figure = lines([_line(c) for c in losses], x_title="step", y_title="loss")
     _mark_nan(figure, losses)
     lesson_page.show_chart(figure, "lesson-half-loss", table(results), loss_words(results))
     if any(one.series == PATCHED for one in losses):
         chart.see(cause_words(results))
     else:
-        chart.see(moved_words(results))
         _moved(results)
     chart.see(norm_words(results))
 
@@ -208,7 +180,6 @@ LESSON = Lesson(
     settings={"optimizer": Setting("Optimizer", {"adam": "Adam", "sgd": "SGD"},
         "Adam with its default learning rate of 0.001, or SGD with momentum 0.9 and 0.01.")},
     terms=("half precision", "autocast", "scaler", "master weights", "eps"),
-    code={"PyTorch": PYTORCH, "Paddle": PADDLE_CODE, "Keras": KERAS_CODE},
-    sources=(PAPER, TORCH_AMP, ADAM, BATCH_NORM, NVIDIA),
+    sources=(Source.PAPER, Source.TORCH_AMP, Source.ADAM, Source.BATCH_NORM, Source.NVIDIA),
     after=partial(lesson_diagnosis.section, HALF_LENET),
 )  # fmt: skip

@@ -11,31 +11,15 @@ from ampscope.records import NonFiniteCounts, Result
 from ampscope.report.palette import NONFINITE, NORMAL, OVERFLOW
 from app import chart, links
 from app.chart import KeyFigure
+from app.figures.lessons import Bars, stacked_bars
 from app.learn import lesson_page
-from app.learn.lesson_page import (
-    IEEE_754,
-    NVIDIA,
-    PADDLE,
-    TORCH_AMP,
-    TORCH_EXAMPLES,
-    Lesson,
-    Setting,
-    reading,
-)
+from app.learn.lesson_page import Lesson, Setting, Source, reading
 from app.learn.lesson_runs import Answer
 from app.text import count, number, power_of_two
 
 BAD_STEP, LAST_STEP = 1, 3
 HEIGHT_PX = 420
 
-PYTORCH = """
-scaler.scale(loss).backward()
-scaler.step(optimizer)                          # leaves the weights alone when one gradient is NaN
-scaler.update()                                 # halves the scale
-
-if not torch.isfinite(loss):                    # a batch that is bad every time: find it
-    print(batch_index, inputs.abs().max())
-"""
 PADDLE_CODE = """
 scaler.scale(loss).backward()
 scaler.step(optimizer)
@@ -43,10 +27,6 @@ scaler.update()
 
 if not bool(paddle.isfinite(loss)):
     print(batch_index, float(inputs.abs().max()))
-"""
-KERAS_CODE = """
-keras.mixed_precision.set_global_policy("mixed_float16")   # LossScaleOptimizer skips the step
-model.fit(inputs, targets, callbacks=[keras.callbacks.TerminateOnNaN()])
 """
 
 
@@ -77,9 +57,7 @@ def draw(results: Sequence[Result]) -> None:
             KeyFigure("NaN weights after it", count(counts[-1].nan)),
         ]
     )  # fmt: skip
-    chart.see(chain_words(counts))
-    figure = chain(counts)
-    lesson_page.show_chart(figure, "lesson-inf-to-nan", table(results), chain_words(counts))
+    lesson_page.show_chart(chain(counts), "lesson-inf-to-nan", table(results), chain_words(counts))
     chart.see(end_words(results))
 
 
@@ -117,32 +95,23 @@ def end_words(results: Sequence[Result]) -> str:
 
 def chain(counts: Sequence[NonFiniteCounts]) -> go.Figure:
     """A bar per place: finite, Inf, NaN, each with its own pattern."""
-    places = [f"{t.place}" for t in counts]
+    places = [t.place for t in counts]
     kinds = (
         ("finite", [t.total - t.nan - t.inf for t in counts], NORMAL, ""),
         ("Inf", [t.inf for t in counts], OVERFLOW, "/"),
         ("NaN", [t.nan for t in counts], NONFINITE, "x"),
     )
-    figure = go.Figure(
-        [
-            go.Bar(
-                name=name, y=places, orientation="h",
-                x=[n / t.total for n, t in zip(numbers, counts, strict=True)],
-                marker={"color": color, "pattern": {"shape": pattern}},
-                hovertext=[f"{count(n)} of {count(t.total)} {name}"
-                           for n, t in zip(numbers, counts, strict=True)],
-                hovertemplate="%{y}: %{hovertext}<extra></extra>",
-            )
-            for name, numbers, color, pattern in kinds
-        ]
-    )  # fmt: skip
-    figure.update_layout(
-        barmode="stack", height=HEIGHT_PX, margin={"t": 40, "b": 50, "l": 10, "r": 10},
-        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
-        xaxis={"title": {"text": "share of its numbers"}, "tickformat": ".0%"},
-        yaxis={"autorange": "reversed"},
-    )  # fmt: skip
-    return figure
+    parts = [
+        Bars(
+            name, [n / t.total for n, t in zip(numbers, counts, strict=True)], color, pattern,
+            [f"{count(n)} of {count(t.total)} {name}"
+             for n, t in zip(numbers, counts, strict=True)],
+        )
+        for name, numbers, color, pattern in kinds
+    ]  # fmt: skip
+    return stacked_bars(
+        places, parts, x_title="share of its numbers", height=HEIGHT_PX, x_percent=True
+    )
 
 
 def table(results: Sequence[Result]) -> pd.DataFrame:
@@ -182,6 +151,6 @@ LESSON = Lesson(
             "one": "one batch", "every": "every batch from step 1 on"}),
     },
     terms=("Inf", "NaN", "overflow", "scaler", "skipped step"),
-    code={"PyTorch": PYTORCH, "Paddle": PADDLE_CODE, "Keras": KERAS_CODE},
-    sources=(IEEE_754, TORCH_AMP, TORCH_EXAMPLES, NVIDIA, PADDLE),
+    sources=(Source.IEEE_754, Source.TORCH_AMP, Source.TORCH_EXAMPLES, Source.NVIDIA,
+             Source.PADDLE),
 )  # fmt: skip

@@ -9,7 +9,7 @@ import streamlit as st
 
 from ampscope.control import Control
 from ampscope.lessons.catalog import STEPS, Mistake, script_path
-from ampscope.records import RunInfo, StepRecord
+from ampscope.records import StepRecord
 from ampscope.report import verdict_words as diagnosis_words
 from ampscope.report.palette import DTYPES
 from app import chart, diagnosis, links, permissions, store
@@ -28,52 +28,49 @@ def section(mistake: Mistake) -> None:
     chart.see(mistake.sentence)
     with chart.details("The script"):
         st.code(script_path(mistake.id).read_text(), language="python", wrap_lines=True)
-    case = newest(mistake)
-    if is_ready(mistake, case) and case is not None:
+    if case := diagnosed(mistake):
         found(case)
 
 
-def newest(mistake: Mistake, *, is_fixed: bool = False) -> Case | None:
-    """The newest diagnosis of its script that was made here."""
-    path = str(script_path(mistake.id, is_fixed=is_fixed))
-    runs = _own_runs()
+def newest(path: str) -> Case | None:
+    """The newest diagnosis of the script that was made here.
+
+    A lesson speaks of measurements of this machine: what a file brought may say anything, under any
+    script's name. Nor does one count that was run with other arguments.
+    """
+    runs = [run for run in diagnosis.recorded_runs() if not run.spec.imported and not run.spec.args]
     head = next((h for h in diagnosis.group_heads(runs) if h.spec.workload == path), None)
     return None if head is None else diagnosis.read_case(head, runs)
 
 
-def _own_runs() -> list[RunInfo]:
-    """A lesson speaks of measurements of this machine: what a file brought may say anything, under
-    any script's name. Nor does one count that was run with other arguments."""
-    return [run for run in diagnosis.recorded_runs() if not run.spec.imported and not run.spec.args]
-
-
-def is_ready(mistake: Mistake, case: Case | None, *, is_fixed: bool = False) -> bool:
-    """Offer the diagnosis, or follow it; True when there is one to show."""
+def diagnosed(mistake: Mistake, *, is_fixed: bool = False) -> Case | None:
+    """Offer the diagnosis of its script, or follow it; the one to show, with its report."""
     path = script_path(mistake.id, is_fixed=is_fixed)
+    case = newest(str(path))
     problem = diagnosis.job_problem(str(path))
     if problem:
         st.error(escape(problem))
     is_moving = diagnosis.job_is_running(str(path)) or (case is not None and case.is_moving)
     if is_moving:
         _following(str(path), "" if case is None else diagnosis.data_version(case))
-        return False
-    is_done = case is not None and case.report is not None
+        return None
+    done = case if case is not None and case.report is not None else None
     if not permissions.is_trusted():
-        if not is_done:
+        if not done:
             permissions.offers("diagnosing this script, which takes half a minute")
-        return is_done
+        return done
     busy = diagnosis.busy_with()
-    label = "Diagnose again" if is_done else "Diagnose it"
+    label = "Diagnose again" if done else "Diagnose it"
     clicked = st.button(
         label, key=f"dx-{path.stem}", disabled=bool(busy),
-        type="tertiary" if is_done else "primary",
+        type="tertiary" if done else "primary",
         help="It runs the script several times, for about half a minute."
         + (" One diagnosis at a time." if busy else ""),
     )  # fmt: skip
     if clicked:
         diagnosis.start_diagnosis(path, mistake.policy, STEPS)
         st.rerun()
-    return is_done
+    return done
 
 
 def found(case: Case) -> None:
@@ -108,7 +105,6 @@ def _losses(case: Case) -> None:
         st.caption("No loss was recorded of its runs.")
         return
     text = "; ".join(f"{c.name}: last loss {number(c.y[-1])}" for c in curves) + "."
-    chart.see(text)
     figure = lines(curves, x_title="optimizer step", y_title="loss")
     table = pd.DataFrame(
         [(c, s.step, s.loss, s.skipped) for c, seen in steps.items() for s in seen],
@@ -123,9 +119,7 @@ def _drawn(step: StepRecord) -> float:
 
 @st.fragment(run_every=run_page.FOLLOW_EVERY_S)
 def _following(path: str, version: str) -> None:
-    runs = _own_runs()
-    head = next((h for h in diagnosis.group_heads(runs) if h.spec.workload == path), None)
-    case = None if head is None else diagnosis.read_case(head, runs)
+    case = newest(path)
     is_moving = diagnosis.job_is_running(path) or (case is not None and case.is_moving)
     if not is_moving or (case is not None and diagnosis.data_version(case) != version):
         st.rerun(scope="app")

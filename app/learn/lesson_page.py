@@ -5,9 +5,12 @@ file.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from enum import Enum
+from functools import cache, partial
+from pathlib import Path
 from typing import Final
 
 import pandas as pd
@@ -27,9 +30,6 @@ from app.text import escape, percent
 #     -> where to read on -> the next lesson
 #
 # Nothing is measured or shown before the reader has predicted or asked to be shown.
-
-
-FRAMEWORKS = ("PyTorch", "Paddle", "Keras")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,6 @@ class Lesson:
     choices: tuple[str, ...]
     answer: Callable[[Sequence[Result]], Answer]
     draw: Callable[[Sequence[Result]], None]
-    code: Mapping[str, str]  # by framework
     sources: tuple[Source, ...]
     settings: Mapping[str, Setting] = field(default_factory=dict)
     terms: tuple[str, ...] = ()
@@ -94,7 +93,7 @@ def show(lesson: Lesson) -> None:
         lesson_runs.expect(every_spec(lesson.id))
     if results is not None:
         lesson.after()
-    end(lesson)
+    end(lesson, lesson.id)
 
 
 def begin(lesson: Lesson) -> None:
@@ -110,17 +109,27 @@ def begin(lesson: Lesson) -> None:
                 st.caption(escape(term), width="content", help=TERMS[term])
 
 
-def end(lesson: Lesson, code: Mapping[str, str] | None = None) -> None:
-    """Your own code (or ``code``), where to read on, the next lesson."""
+def end(lesson: Lesson, code: str) -> None:
+    """Your own code (the examples ``code`` of code.toml), where to read on, the next lesson."""
     st.subheader("In your own code", anchor=False)
-    for tab, name in zip(st.tabs(list(FRAMEWORKS)), FRAMEWORKS, strict=True):
+    shown = examples()[code]
+    for tab, text in zip(st.tabs(list(shown)), shown.values(), strict=True):
         with tab:
-            st.code((code or lesson.code)[name].strip("\n"), language="python", wrap_lines=True)
+            st.code(text.strip("\n"), language="python", wrap_lines=True)
     if lesson.code_note:
         st.caption(escape(lesson.code_note))
     st.subheader("Where to read on", anchor=False)
     st.markdown("\n".join(f"- [{escape(one.title)}]({one.url})" for one in lesson.sources))
     _neighbours(lesson.info.number)
+
+
+@cache
+def examples() -> Mapping[str, Mapping[str, str]]:
+    """Lines for a reader's own training, by lesson or mistake, then by framework."""
+    found: dict[str, dict[str, str]] = tomllib.loads(
+        Path(__file__).with_name("code.toml").read_text(encoding="utf-8")
+    )
+    return found
 
 
 def _settings(lesson: Lesson) -> dict[str, str]:
@@ -155,8 +164,11 @@ def _neighbours(number: int) -> None:
 # A lesson's chart: large where asked for, with words and numbers for those who cannot see it.
 
 
-def show_chart(figure: go.Figure, name: str, table: pd.DataFrame, alt: str) -> None:
-    """``alt`` says in a sentence what is drawn; the table holds every number of it."""
+def show_chart(figure: go.Figure, name: str, table: pd.DataFrame, text: str, alt: str = "") -> None:
+    """``text`` stands above the chart and describes it to those who cannot see it, unless ``alt``
+    does; ``table`` holds every number of the figure."""
+    chart.see(text)
+    alt = alt or text
     if is_on():
         figure = go.Figure(figure)  # kept ones are shown to every user
         enlarge(figure)
@@ -169,64 +181,68 @@ def show_chart(figure: go.Figure, name: str, table: pd.DataFrame, alt: str) -> N
 # Primary sources that lessons refer to, each once.
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(Enum):
     """Title and address."""
 
-    title: str
-    url: str
+    def __init__(self, title: str, url: str) -> None:
+        self.title, self.url = title, url
 
-
-PAPER = Source(
-    "Micikevicius et al., Mixed Precision Training, 2018 (arXiv:1710.03740)",
-    "https://arxiv.org/abs/1710.03740",
-)
-TORCH_AMP = Source(
-    "PyTorch: Automatic Mixed Precision package", "https://docs.pytorch.org/docs/stable/amp.html"
-)
-TORCH_EXAMPLES = Source(
-    "PyTorch: Automatic Mixed Precision examples",
-    "https://docs.pytorch.org/docs/stable/notes/amp_examples.html",
-)
-TORCH_NUMERICS = Source(
-    "PyTorch: Numerical accuracy", "https://docs.pytorch.org/docs/stable/notes/numerical_accuracy.html"
-)  # fmt: skip
-NVIDIA = Source(
-    "NVIDIA: Train With Mixed Precision",
-    "https://docs.nvidia.com/deeplearning/performance/mixed-precision-training/index.html",
-)
-NVIDIA_SHAPES = Source(
-    "NVIDIA: Matrix Multiplication Background",
-    "https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html",
-)
-PADDLE = Source(
-    "PaddlePaddle: Automatic Mixed Precision Training",
-    "https://www.paddlepaddle.org.cn/documentation/docs/en/guides/performance_improving/amp_en.html",
-)
-KERAS = Source("Keras: Mixed precision policy API", "https://keras.io/api/mixed_precision/")
-IEEE_754 = Source(
-    "IEEE 754-2019, Standard for Floating-Point Arithmetic",
-    "https://standards.ieee.org/ieee/754/6210/",
-)
-OCP_FP8 = Source(
-    "OCP 8-bit Floating Point Specification (OFP8), 2023",
-    "https://www.opencompute.org/documents/ocp-8-bit-floating-point-specification-ofp8-revision-1-0-2023-12-01-pdf-1",
-)
-BFLOAT16 = Source(
-    "Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019 (arXiv:1905.12322)",
-    "https://arxiv.org/abs/1905.12322",
-)
-ADAM = Source(
-    "PyTorch: torch.optim.Adam", "https://docs.pytorch.org/docs/stable/generated/torch.optim.Adam.html"
-)  # fmt: skip
-BATCH_NORM = Source(
-    "Ioffe and Szegedy, Batch Normalization, 2015 (arXiv:1502.03167)",
-    "https://arxiv.org/abs/1502.03167",
-)
-HIGHAM = Source(
-    "Higham, The Accuracy of Floating Point Summation, SIAM J. Sci. Comput. 14, 1993",
-    "https://doi.org/10.1137/0914050",
-)
+    PAPER = (
+        "Micikevicius et al., Mixed Precision Training, 2018 (arXiv:1710.03740)",
+        "https://arxiv.org/abs/1710.03740",
+    )
+    TORCH_AMP = (
+        "PyTorch: Automatic Mixed Precision package",
+        "https://docs.pytorch.org/docs/stable/amp.html",
+    )
+    TORCH_EXAMPLES = (
+        "PyTorch: Automatic Mixed Precision examples",
+        "https://docs.pytorch.org/docs/stable/notes/amp_examples.html",
+    )
+    TORCH_NUMERICS = (
+        "PyTorch: Numerical accuracy",
+        "https://docs.pytorch.org/docs/stable/notes/numerical_accuracy.html",
+    )
+    NVIDIA = (
+        "NVIDIA: Train With Mixed Precision",
+        "https://docs.nvidia.com/deeplearning/performance/mixed-precision-training/index.html",
+    )
+    NVIDIA_SHAPES = (
+        "NVIDIA: Matrix Multiplication Background",
+        "https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html",
+    )
+    PADDLE = (
+        "PaddlePaddle: Automatic Mixed Precision Training",
+        "https://www.paddlepaddle.org.cn/documentation/docs/en/guides/performance_improving/amp_en.html",
+    )
+    KERAS = (
+        "Keras: Mixed precision policy API",
+        "https://keras.io/api/mixed_precision/",
+    )
+    IEEE_754 = (
+        "IEEE 754-2019, Standard for Floating-Point Arithmetic",
+        "https://standards.ieee.org/ieee/754/6210/",
+    )
+    OCP_FP8 = (
+        "OCP 8-bit Floating Point Specification (OFP8), 2023",
+        "https://www.opencompute.org/documents/ocp-8-bit-floating-point-specification-ofp8-revision-1-0-2023-12-01-pdf-1",
+    )
+    BFLOAT16 = (
+        "Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019 (arXiv:1905.12322)",
+        "https://arxiv.org/abs/1905.12322",
+    )
+    ADAM = (
+        "PyTorch: torch.optim.Adam",
+        "https://docs.pytorch.org/docs/stable/generated/torch.optim.Adam.html",
+    )
+    BATCH_NORM = (
+        "Ioffe and Szegedy, Batch Normalization, 2015 (arXiv:1502.03167)",
+        "https://arxiv.org/abs/1502.03167",
+    )
+    HIGHAM = (
+        "Higham, The Accuracy of Floating Point Summation, SIAM J. Sci. Comput. 14, 1993",
+        "https://doi.org/10.1137/0914050",
+    )
 
 
 # Words of the lessons, explained on hover. A word is used only where it is offered here.

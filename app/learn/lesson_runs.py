@@ -131,7 +131,7 @@ _CLICKED = "lesson-clicked:"  # session key
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Which choice the measured numbers bear out, and a sentence computed from them."""
+    """Which choice the measured numbers support, and a sentence computed from them."""
 
     choice: int
     text: str
@@ -163,7 +163,7 @@ def ask(number: int | str, question: str, choices: Sequence[str]) -> str | None:
 
 
 def judge(guess: str, choices: Sequence[str], answer: Answer) -> None:
-    """The prediction beside the measurement; in words, not by colour alone."""
+    """Show the prediction and the measurement; in words, not by colour alone."""
     right = LETTERS[answer.choice]
     measured = f"**Measured.** {escape(answer.text)}"
     if guess == SHOW:

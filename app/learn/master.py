@@ -8,37 +8,16 @@ from ampscope.records import Curve, Result
 from ampscope.report.palette import DTYPES, NORMAL
 from app import chart, links
 from app.chart import KeyFigure
-from app.figures.lessons import Line, lines
+from app.figures.lessons import SYMBOLS, Line, lines
 from app.learn import lesson_page
-from app.learn.lesson_page import (
-    BFLOAT16,
-    KERAS,
-    PADDLE,
-    PAPER,
-    Lesson,
-    curve,
-    curves,
-    curves_table,
-    reading,
-)
+from app.learn.lesson_page import Lesson, Source, curve, curves, curves_table, reading
 from app.learn.lesson_runs import Answer
 from app.text import count, number, percent
 
-SYMBOLS = {"fp32": "circle", "bf16": "triangle-up", "fp16": "triangle-down", "e4m3": "star",
-           "e5m2": "square"}  # fmt: skip
 HALF, MASTER = "bf16", "bf16 with fp32 master weights"
 ASKED = -10  # the question's step: about a thousandth of a weight
 TAIL = 20  # steps whose mean loss is compared
 
-PYTORCH = """
-# Autocast leaves the weights in fp32: they are the master weights.
-with torch.autocast("cuda", dtype=torch.bfloat16):
-    loss = loss_fn(model(inputs), targets)
-loss.backward()
-optimizer.step()                                # w + Δ in fp32
-
-model.to(torch.bfloat16)                        # no master weights: small steps are lost
-"""
 PADDLE_CODE = """
 model, optimizer = paddle.amp.decorate(
     model, optimizer, level="O2", dtype="bfloat16", master_weight=True
@@ -46,16 +25,11 @@ model, optimizer = paddle.amp.decorate(
 with paddle.amp.auto_cast(level="O2", dtype="bfloat16"):
     loss = loss_fn(model(inputs), targets)
 """
-KERAS_CODE = """
-policy = keras.DTypePolicy("mixed_bfloat16")
-policy.compute_dtype, policy.variable_dtype     # bfloat16, float32: the master weights
-keras.config.set_dtype_policy(policy)
-"""
 
 
 def answer(results: Sequence[Result]) -> Answer:
     """By the share of bf16 weights that a step of a thousandth leaves unchanged."""
-    shares = {name: _at(curve(results, "unchanged", name), ASKED) for name in SYMBOLS}
+    shares = {c.series: _at(c, ASKED) for c in curves(results, "unchanged")}
     share = shares[HALF]
     choice = 0 if share < 0.1 else 1 if share < 0.9 else 2
     return Answer(
@@ -77,17 +51,14 @@ def draw(results: Sequence[Result]) -> None:
             for n in shown
         ]
     )
-    text = ends_words(results)
-    chart.see(text)
     figure = lines(
         [Line(c.series, c.x, c.y, DTYPES[c.series], SYMBOLS[c.series]) for c in all_of_them],
         x_title="step, as a part of the weight", y_title="weights with w + Δ == w", x_power=True,
         y_percent=True, mark=size,
     )  # fmt: skip
     lesson_page.show_chart(
-        figure, "lesson-master", curves_table(all_of_them, "2^x of the weight"), text
+        figure, "lesson-master", curves_table(all_of_them, "2^x of the weight"), ends_words(results)
     )
-    chart.see(training_words(results))
     looks = {"fp32": (DTYPES["fp32"], "solid"), HALF: (DTYPES["bf16"], "solid"),
              MASTER: (NORMAL, "dash")}  # fmt: skip
     losses = curves(results, "loss")
@@ -134,6 +105,5 @@ LESSON = Lesson(
     answer=answer,
     draw=draw,
     terms=("master weights", "spacing", "lost", "half precision"),
-    code={"PyTorch": PYTORCH, "Paddle": PADDLE_CODE, "Keras": KERAS_CODE},
-    sources=(PAPER, BFLOAT16, PADDLE, KERAS),
+    sources=(Source.PAPER, Source.BFLOAT16, Source.PADDLE, Source.KERAS),
 )

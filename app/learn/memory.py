@@ -12,7 +12,7 @@ from app import chart
 from app.chart import KeyFigure
 from app.figures.comparison import PARTS, memory_bars
 from app.learn import lesson_page
-from app.learn.lesson_page import NVIDIA, PADDLE, PAPER, TORCH_AMP, Lesson, Setting
+from app.learn.lesson_page import Lesson, Setting, Source
 from app.learn.lesson_runs import Answer
 from app.text import percent, size
 
@@ -20,29 +20,15 @@ FP32, AMP, PURE = "fp32", "fp16", "fp16-pure"
 HALVED = 0.55  # of fp32's peak and below
 LITTLE = 0.9
 
-PYTORCH = """
-torch.cuda.reset_peak_memory_stats()
-train_step()
-print(torch.cuda.max_memory_allocated() / 2**20, "MiB")
-
-from torch.utils.checkpoint import checkpoint               # fewer activations, more time
-hidden = checkpoint(block, hidden, use_reentrant=False)
-"""
 PADDLE_CODE = """
 train_step()
 print(paddle.device.cuda.max_memory_allocated() / 2**20, "MiB")
 hidden = paddle.distributed.fleet.utils.recompute(block, hidden)
 """
-KERAS_CODE = """
-train_step()
-print(tf.config.experimental.get_memory_info("GPU:0")["peak"] / 2**20, "MiB")
-with keras.RematScope(mode="full"):                         # fewer activations, more time
-    block = keras.layers.Dense(1024)                        # built in here: computed anew
-"""
 
 
 def answer(results: Sequence[Result]) -> Answer:
-    """By the peak under autocast beside fp32's."""
+    """By the peak under autocast as a share of fp32's."""
     full, amp = _split(results, FP32), _split(results, AMP)
     share = amp.peak / full.peak
     choice = 0 if share <= HALVED else 1 if share < LITTLE else 2
@@ -57,11 +43,8 @@ def draw(results: Sequence[Result]) -> None:
     """Bars, and what each part does."""
     splits = [r for r in results if isinstance(r, MemorySplit)]
     chart.key_figures([KeyFigure(_name(s.precision), size(s.peak)) for s in splits])
-    text = part_words(results)
-    chart.see(text)
-    lesson_page.show_chart(
-        memory_bars([_measured(s) for s in splits]), "lesson-memory", table(splits), text
-    )
+    figure = memory_bars([_measured(s) for s in splits])
+    lesson_page.show_chart(figure, "lesson-memory", table(splits), part_words(results))
     chart.see(pure_words(results))
 
 
@@ -119,6 +102,5 @@ LESSON = Lesson(
         "batch": Setting("Batch", {"8": "8", "32": "32", "64": "64"}),
     },
     terms=("activation", "autocast", "master weights", "half precision"),
-    code={"PyTorch": PYTORCH, "Paddle": PADDLE_CODE, "Keras": KERAS_CODE},
-    sources=(PAPER, NVIDIA, TORCH_AMP, PADDLE),
+    sources=(Source.PAPER, Source.NVIDIA, Source.TORCH_AMP, Source.PADDLE),
 )

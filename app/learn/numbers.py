@@ -23,31 +23,19 @@ from ampscope.numerics.formats import (
 from ampscope.records import Curve, Reading, Result
 from ampscope.report.palette import dtype_color
 from app import chart, links
-from app.figures.lessons import Line, lines
+from app.figures.lessons import SYMBOLS, Line, lines
 from app.learn import lesson_page
-from app.learn.lesson_page import IEEE_754, NVIDIA, OCP_FP8, Lesson, reading
+from app.learn.lesson_page import Lesson, Source, reading
 from app.learn.lesson_runs import Answer
 from app.text import escape
 
-SYMBOLS = {"fp32": "circle", "tf32": "diamond", "bf16": "triangle-up", "fp16": "triangle-down",
-           "e4m3": "star", "e5m2": "square"}  # fmt: skip
 START = "0.1"
 MAX_LENGTH = 40
 
-PYTORCH = """
-torch.tensor(0.1).to(torch.float16).item()             # 0.0999755859375
-torch.tensor(2048., dtype=torch.float16) + 1           # 2048
-torch.finfo(torch.bfloat16)                            # max, tiny, eps
-"""
 PADDLE_CODE = """
 paddle.to_tensor(0.1).astype("float16").astype("float32").item()
 paddle.to_tensor(2048.0, dtype="float16") + 1
 paddle.finfo(paddle.bfloat16)
-"""
-KERAS_CODE = """
-float(keras.ops.cast(0.1, "float16"))
-keras.ops.cast(2048.0, "float16") + keras.ops.cast(1.0, "float16")
-keras.ops.cast(1e-8, "float16")                        # 0
 """
 
 
@@ -84,14 +72,14 @@ def draw(results: Sequence[Result]) -> None:
     )  # fmt: skip
     figure.update_yaxes(tickformat=".0f")
     _mark_ends(figure, curves)
-    chart.see(
+    text = (
         "A line begins at the smallest number of its format and ends at the largest. Lower is "
         "finer. Where it is level, each number has the same number of digits; at its left end "
         "numbers are subnormal, and have fewer the smaller they are. The dashed line is your "
         "number. tf32 is not drawn: it has the range of fp32 and the digits of fp16."
     )
     lesson_page.show_chart(
-        figure, "lesson-numbers-spacing", _spacing_table(curves), agreement(results)
+        figure, "lesson-numbers-spacing", _spacing_table(curves), text, alt=agreement(results)
     )
     st.caption(escape(agreement(results)))
 
@@ -133,7 +121,7 @@ def agreement(results: Sequence[Result]) -> str:
 
 
 def _typed() -> str:
-    """A number; what is none is refused with a sentence."""
+    """The typed number; anything else is refused with a sentence."""
     links.show("widget:number1", links.wanted("number1") or START)
     typed = st.text_input("A number", key="widget:number1", max_chars=MAX_LENGTH, on_change=_keep,
                           help="For example 0.1, 2049, 1e-8, 70000, inf, 1/3").strip()  # fmt: skip
@@ -171,8 +159,7 @@ LESSON = Lesson(
     answer=answer,
     draw=draw,
     terms=("exponent", "mantissa", "spacing", "subnormal", "NaN", "Inf"),
-    code={"PyTorch": PYTORCH, "Paddle": PADDLE_CODE, "Keras": KERAS_CODE},
-    sources=(IEEE_754, OCP_FP8, NVIDIA),
+    sources=(Source.IEEE_754, Source.OCP_FP8, Source.NVIDIA),
 )
 
 

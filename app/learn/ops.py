@@ -15,8 +15,9 @@ from ampscope.records import Call, Result
 from ampscope.report.palette import dtype_color
 from app import chart, links
 from app.chart import KeyFigure
+from app.figures.lessons import Bars, stacked_bars
 from app.learn import lesson_page
-from app.learn.lesson_page import KERAS, PADDLE, PAPER, TORCH_AMP, Lesson, Setting, reading
+from app.learn.lesson_page import Lesson, Setting, Source, reading
 from app.learn.lesson_runs import Answer
 from app.text import count, number
 
@@ -44,23 +45,11 @@ MATMULS = ("mm", "addmm", "bmm", "convolution")
 CAREFUL = ("_softmax", "nll_loss_forward")  # softmax, and the loss of classes
 INNER = "_log_softmax"  # of cross_entropy
 
-PYTORCH = """
-with torch.autocast("cuda", dtype=torch.float16):
-    scores = q @ k.mT                           # fp16
-    weights = scores.softmax(-1)                # fp32: exp overflows early
-    with torch.autocast("cuda", enabled=False): # an op of your own that needs fp32
-        norm = x.float().square().mean()
-"""
 PADDLE_CODE = """
 with paddle.amp.auto_cast(
     dtype="float16", custom_white_list={"elementwise_add"}, custom_black_list={"reduce_sum"}
 ):
     weights = paddle.nn.functional.softmax(paddle.matmul(q, k, transpose_y=True))
-"""
-KERAS_CODE = """
-keras.mixed_precision.set_global_policy("mixed_float16")
-outputs = keras.layers.Dense(10)(hidden)                            # computes in fp16
-outputs = keras.layers.Activation("softmax", dtype="float32")(outputs)
 """
 
 
@@ -92,9 +81,7 @@ def draw(results: Sequence[Result]) -> None:
         ]
     )
     text = f"Ops of the forward pass by the dtype that they put out; the {MOST} most frequent."
-    chart.see(text)
-    figure = bars(calls)
-    lesson_page.show_chart(figure, "lesson-ops", call_table(results), text)
+    lesson_page.show_chart(bars(calls), "lesson-ops", call_table(results), text)
     chart.see("The lists by which three frameworks decide:")
     st.dataframe(lists(), hide_index=True, key="lesson-ops-lists")
     st.page_link(links.OP_LISTS.file, label="All lists", icon=links.OP_LISTS.icon)
@@ -126,23 +113,15 @@ def bars(calls: Sequence[Call]) -> go.Figure:
     for call in calls:
         totals[call.op] += call.count
     names = [name for name, _ in totals.most_common(MOST)]
-    figure = go.Figure()
+    parts = []
     for dtype, pattern in (("fp16", ""), ("fp32", "/"), ("other", ".")):
         amount = Counter[str]()
         for call in calls:
             kind = _first(call) if _first(call) in ("fp16", "fp32") else "other"
             amount[call.op] += call.count if kind == dtype else 0
         if any(amount[name] for name in names):
-            figure.add_bar(
-                name=dtype, y=names, x=[amount[name] for name in names], orientation="h",
-                marker={"color": dtype_color(dtype), "pattern": {"shape": pattern}},
-            )  # fmt: skip
-    figure.update_layout(
-        barmode="stack", height=440, margin={"t": 40, "b": 50, "l": 10, "r": 10},
-        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
-        xaxis={"title": {"text": "calls in the forward pass"}}, yaxis={"autorange": "reversed"},
-    )  # fmt: skip
-    return figure
+            parts.append(Bars(dtype, [amount[n] for n in names], dtype_color(dtype), pattern))
+    return stacked_bars(names, parts, x_title="calls in the forward pass", height=440)
 
 
 def lists() -> pd.DataFrame:
@@ -191,7 +170,6 @@ LESSON = Lesson(
     draw=draw,
     settings={"model": Setting("Model", {"gpt": "GPT", "resnet": "ResNet"})},
     terms=("autocast", "half precision", "overflow"),
-    code={"PyTorch": PYTORCH, "Paddle": PADDLE_CODE, "Keras": KERAS_CODE},
     code_note="Keras decides by layer, not by op: a layer's dtype is what it computes in.",
-    sources=(TORCH_AMP, PADDLE, KERAS, PAPER),
+    sources=(Source.TORCH_AMP, Source.PADDLE, Source.KERAS, Source.PAPER),
 )

@@ -15,7 +15,7 @@ from app import chart, links
 from app.chart import KeyFigure
 from app.figures.lessons import Line, lines
 from app.learn import lesson_page
-from app.learn.lesson_page import KERAS, PADDLE, PAPER, TORCH_AMP, Lesson, Setting, curve, reading
+from app.learn.lesson_page import Lesson, Setting, Source, curve, reading
 from app.learn.lesson_runs import Answer
 from app.text import count, plural, power_of_two
 
@@ -26,13 +26,6 @@ FIRST_SCALES = (OWN, *(2.0**e for e in (0, 8, 13, 15, 16, 20, 24)))
 INTERVALS = (10, 20, 50, 100)
 EARLY = 10  # steps in which a scaler looks for its scale
 
-PYTORCH = """
-scaler = torch.amp.GradScaler("cuda", init_scale=2.0**16, growth_interval=2000)
-scaler.scale(loss).backward()
-scaler.step(optimizer)                          # left out when a gradient is Inf or NaN
-scaler.update()                                 # × 0.5 after a skip, × 2 after 2000 good steps
-print(scaler.get_scale())
-"""
 PADDLE_CODE = """
 scaler = paddle.amp.GradScaler(
     init_loss_scaling=2.0**16, incr_every_n_steps=2000, decr_every_n_nan_or_inf=1
@@ -40,11 +33,6 @@ scaler = paddle.amp.GradScaler(
 scaler.scale(loss).backward()
 scaler.step(optimizer)
 scaler.update()
-"""
-KERAS_CODE = """
-optimizer = keras.optimizers.LossScaleOptimizer(
-    keras.optimizers.SGD(0.1), initial_scale=2.0**15, dynamic_growth_steps=2000
-)
 """
 
 
@@ -76,7 +64,6 @@ def draw(results: Sequence[Result]) -> None:
                         POLICIES[n].words) for n in SHOWN),
         ]
     )  # fmt: skip
-    chart.see(words(results, made))
     measured = curve(results, "scale", "torch")
     figure = lines(
         [
@@ -158,7 +145,6 @@ LESSON = Lesson(
     draw=draw,
     settings={"loss": Setting("Loss", {"sum": "summed over the batch", "mean": "its mean"})},
     terms=("loss scale", "scaler", "skipped step", "overflow"),
-    code={"PyTorch": PYTORCH, "Paddle": PADDLE_CODE, "Keras": KERAS_CODE},
     code_note="This lesson measures with a growth interval of 20, so that growth is seen too.",
-    sources=(TORCH_AMP, PADDLE, KERAS, PAPER),
+    sources=(Source.TORCH_AMP, Source.PADDLE, Source.KERAS, Source.PAPER),
 )

@@ -11,36 +11,25 @@ from ampscope.records import Rate, Reading, Result, StepTimes
 from ampscope.report.palette import DTYPES
 from app import chart
 from app.chart import KeyFigure
-from app.figures.lessons import Line, lines
+from app.figures.lessons import SYMBOLS, Line, lines
 from app.learn import lesson_page
-from app.learn.lesson_page import NVIDIA, NVIDIA_SHAPES, PADDLE, TORCH_AMP, Lesson
+from app.learn.lesson_page import Lesson, Source
 from app.learn.lesson_runs import Answer
 from app.text import duration, percent
 
-STYLES = {"fp32": ("circle", "solid"), "tf32": ("diamond", "solid"),
-         "bf16": ("triangle-up", "dash"), "fp16": ("triangle-down", "dot")}  # fmt: skip
+DASHES = {"fp32": "solid", "tf32": "solid", "bf16": "dash", "fp16": "dot"}
 GAINS = 1.1  # times as fast, and more: beyond the spread of a step
 
-PYTORCH = """
-torch.backends.cuda.matmul.allow_tf32 = True    # fp32 matmuls on Tensor Cores
-layer = nn.Linear(1024, 4096)                   # sizes in multiples of 8 (fp16, bf16)
-embedding = nn.Embedding(50304, 1024)           # 50257 rounded up to a multiple of 64
-"""
 PADDLE_CODE = """
 layer = paddle.nn.Linear(1024, 4096)            # multiples of 8
 embedding = paddle.nn.Embedding(50304, 1024)
 with paddle.amp.auto_cast(dtype="bfloat16"):
     outputs = layer(inputs)
 """
-KERAS_CODE = """
-keras.mixed_precision.set_global_policy("mixed_bfloat16")
-layer = keras.layers.Dense(4096)                # multiples of 8
-embedding = keras.layers.Embedding(50304, 1024)
-"""
 
 
 def answer(results: Sequence[Result]) -> Answer:
-    """By the step of the tiny MLP, bf16 beside fp32."""
+    """By the step of the tiny MLP in bf16, compared with fp32."""
     gain = _gain(results, "mlp")
     choice = 0 if gain >= GAINS else 1 if gain > 1 / GAINS else 2
     gpt = _gain(results, "gpt")
@@ -55,12 +44,11 @@ def draw(results: Sequence[Result]) -> None:
     """Rates over size, then words on the rest."""
     rates = [r for r in results if isinstance(r, Rate) and r.series == "square" and r.flops_s]
     chart.key_figures(_figures(results))
-    text = matmul_words(results)
-    chart.see(text)
-    names = [name for name in STYLES if any(r.dtype == name for r in rates)]
+    names = [name for name in DASHES if any(r.dtype == name for r in rates)]
     curves = [
         Line(name, [r.shape[0] for r in rates if r.dtype == name],
-             [r.flops_s or 0 for r in rates if r.dtype == name], DTYPES[name], *STYLES[name])
+             [r.flops_s or 0 for r in rates if r.dtype == name], DTYPES[name], SYMBOLS[name],
+             DASHES[name])
         for name in names
     ]  # fmt: skip
     figure = lines(curves, x_title="size of the matmul (m = n = k)",
@@ -68,21 +56,21 @@ def draw(results: Sequence[Result]) -> None:
     sizes = sorted({r.shape[0] for r in rates})
     figure.update_xaxes(tickvals=sizes, ticktext=[f"{n:,}" for n in sizes])
     figure.update_yaxes(exponentformat="SI", dtick=1)
-    lesson_page.show_chart(figure, "lesson-speed", table(results), text)
+    lesson_page.show_chart(figure, "lesson-speed", table(results), matmul_words(results))
     chart.see(misaligned_words(results))
     chart.see(step_words(results))
     lesson_page.warn(results)
 
 
 def matmul_words(results: Sequence[Result]) -> str:
-    """bf16 beside fp32, at the smallest and at the largest size; what was too slow."""
+    """bf16 compared with fp32, at the smallest and the largest size; what was too slow."""
     rates = {(r.dtype, r.shape[0]): r.flops_s for r in results
              if isinstance(r, Rate) and r.series == "square" and r.flops_s}  # fmt: skip
     sizes = sorted(n for dtype, n in rates if dtype == "bf16" and ("fp32", n) in rates)
     parts = [f"{rates['bf16', n] / rates['fp32', n]:.2f} times the speed at size {n:,}"
              for n in dict.fromkeys((sizes[0], sizes[-1]) if sizes else ())]  # fmt: skip
     text = (
-        f"A matmul in bf16, beside one in fp32: {', '.join(parts)}."
+        f"A matmul in bf16, compared with fp32: {', '.join(parts)}."
         if parts
         else "No size could be multiplied in both bf16 and fp32 here."
     )
@@ -99,10 +87,10 @@ def matmul_words(results: Sequence[Result]) -> str:
 
 
 def misaligned_words(results: Sequence[Result]) -> str:
-    """What a size beside a multiple of 8 costs here."""
+    """What a size that is no multiple of 8 costs here."""
     rates = [r for r in results if isinstance(r, Rate) and r.series == "crooked" and r.flops_s]
     if len(rates) < 2:
-        return "Sizes beside a multiple of 8 were left out: bf16 takes too long here."
+        return "Sizes that are no multiple of 8 were left out: bf16 takes too long here."
     straight = rates[0].flops_s or 1
     parts = [f"{percent((r.flops_s or 0) / straight)} at {r.shape[0]:,}" for r in rates[1:]]
     return (
@@ -157,6 +145,5 @@ LESSON = Lesson(
     answer=answer,
     draw=draw,
     terms=("Tensor Core", "half precision", "autocast", "throughput"),
-    code={"PyTorch": PYTORCH, "Paddle": PADDLE_CODE, "Keras": KERAS_CODE},
-    sources=(NVIDIA_SHAPES, NVIDIA, TORCH_AMP, PADDLE),
+    sources=(Source.NVIDIA_SHAPES, Source.NVIDIA, Source.TORCH_AMP, Source.PADDLE),
 )

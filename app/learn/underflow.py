@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ampscope.numerics.formats import FP16
+from ampscope.numerics.histogram import ABOVE, EXPONENTS
 from ampscope.records import Histogram, Result, UnderflowCounts
 from ampscope.report.palette import LOST, NONFINITE, SUBNORMAL
 from app import chart, links
@@ -17,22 +18,13 @@ from app.chart import KeyFigure
 from app.figures.exponents import exponent_bars
 from app.figures.lessons import Line, lines
 from app.learn import lesson_page
-from app.learn.lesson_page import NVIDIA, PADDLE, PAPER, TORCH_EXAMPLES, Lesson, Setting
+from app.learn.lesson_page import Lesson, Setting, Source
 from app.learn.lesson_runs import Answer
 from app.text import count, percent, power_of_two
 
 FEW, MOST = 0.01, 0.5  # shares of the question's choices
 STATIC = (2.0**13, 2.0**16)  # a scale that older guides fix, and GradScaler's first
 
-PYTORCH = """
-scaler = torch.amp.GradScaler("cuda")           # starts at 65536
-
-with torch.autocast("cuda", dtype=torch.float16):
-    loss = loss_fn(model(inputs), targets)
-scaler.scale(loss).backward()                   # every gradient is 65536 times as large
-scaler.step(optimizer)                          # divides it out; skips Inf and NaN
-scaler.update()                                 # halves the scale after a skip
-"""
 PADDLE_CODE = """
 scaler = paddle.amp.GradScaler(init_loss_scaling=2.0**16)
 
@@ -42,11 +34,6 @@ scaler.scale(loss).backward()
 scaler.step(optimizer)
 scaler.update()
 optimizer.clear_grad()
-"""
-KERAS_CODE = """
-keras.mixed_precision.set_global_policy("mixed_float16")
-model.compile(optimizer="adam", loss=loss_fn)   # wrapped in a LossScaleOptimizer by compile
-model.fit(inputs, targets)
 """
 
 
@@ -68,17 +55,16 @@ def draw(results: Sequence[Result]) -> None:
     )
     here = next(f for f in counts if f.scale == wanted)
     chart.key_figures(_figures(here))
-    chart.see(at_scale(here))
     shift = int(math.log2(wanted))
     figure = exponent_bars(row, FP16, shift, x_title=f"gradient × {power_of_two(wanted)}")
     lesson_page.show_chart(
         figure,
         "lesson-underflow-exponents",
         _histogram_table(row, shift),
+        at_scale(here),
         f"Bars: how many gradients lie in each power of two at loss scale {power_of_two(wanted)}. "
         "Left of 2^-25 they are lost in fp16, up to 2^-14 subnormal, beyond 65,504 infinite.",
     )
-    chart.see(window_words(counts))
     exponents = [math.log2(f.scale) for f in counts]
     shown = lines(
         [
@@ -151,8 +137,6 @@ def _figures(here: UnderflowCounts) -> list[KeyFigure]:
 
 
 def _histogram_table(row: np.ndarray[tuple[int], np.dtype[np.int64]], shift: int) -> pd.DataFrame:
-    from ampscope.numerics.histogram import ABOVE, EXPONENTS
-
     kept = [i for i in range(ABOVE + 1) if row[i]]
     return pd.DataFrame(
         {
@@ -189,6 +173,5 @@ LESSON = Lesson(
         ),
     },
     terms=("gradient", "underflow", "subnormal", "lost", "loss scale"),
-    code={"PyTorch": PYTORCH, "Paddle": PADDLE_CODE, "Keras": KERAS_CODE},
-    sources=(PAPER, TORCH_EXAMPLES, NVIDIA, PADDLE),
+    sources=(Source.PAPER, Source.TORCH_EXAMPLES, Source.NVIDIA, Source.PADDLE),
 )

@@ -8,14 +8,19 @@ Telemetry beside it is shown folded, and where and when it was made.
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
+from ampscope.errors import AmpscopeError
+from ampscope.hardware.describe import uses_cuda
 from ampscope.launcher.launch import checked, launch
 from ampscope.records import RunInfo, RunSpec, State
-from app import chart, links, permissions, states, store
+from app import chart, links, machine, permissions, states, store
 from app import telemetry as telemetry_view
-from app.runs import live, run_page
+from app.runs import live, run_page, workload_choice
+from app.runs.workload_choice import Choice
 from app.text import ago, escape, plural
 
 FOLLOW_EVERY_S = 1.0
@@ -27,6 +32,27 @@ def start(spec: RunSpec) -> None:
     permissions.require(permissions.may_run(spec), "starting measurements")
     links.keep(spec.kind, launch(checked(spec), store.path()))
     st.rerun()
+
+
+def form(doing: str, size: str) -> tuple[Choice, DeltaGenerator, bool] | None:
+    """The workload to measure, to begin with GPT in ``size``; a column for everything else; and
+    whether this machine has CUDA. None where a user may not do what ``doing`` says."""
+    if not permissions.offers(doing):
+        return None
+    what, how = st.columns(2, gap="large")
+    with what:
+        choice = workload_choice.pick_workload(RunSpec(workload="gpt", size=size))
+    return choice, how, uses_cuda(machine.report())
+
+
+def start_with(choice: Choice, kind: str, **fields: Any) -> None:
+    """Launch a measurement of a workload and show it, or one sentence on what is wrong."""
+    try:
+        workload = workload_choice.named(choice)
+        # A rehearsal of CUDA's rules says nothing about time.
+        start(RunSpec(workload=workload, kind=kind, size=choice.size, policy="native", **fields))
+    except AmpscopeError as error:
+        states.unreadable(str(error))
 
 
 def of_kind(kind: str) -> list[RunInfo]:

@@ -18,7 +18,6 @@ from app.text import cut
 
 ROOT = "(model)"
 READABLE_PART, SHORTEST_PART = 9, 5  # characters of one part of a path: four, two at each end
-_FIND = "widget:find"
 INDENT = "\u2003"  # em space: a table's cell drops plain spaces at its start
 
 
@@ -91,15 +90,6 @@ def pick_module(
     first = next((n for n, i in by_name.items() if i == default), None)
     chosen = links.select(label, "module", list(by_name), default=first, help="Type to search.")
     return by_name[chosen]
-
-
-def find_box(placeholder: str) -> str:
-    """What to look for in names, bound to the URL's ``find``; empty for all."""
-    if _FIND not in st.session_state:
-        st.session_state[_FIND] = links.wanted("find")
-    text = st.text_input("Find", key=_FIND, placeholder=placeholder).strip()
-    links.keep("find", text or None)
-    return text
 
 
 def open_module(path: str) -> None:

@@ -15,12 +15,11 @@ from pathlib import Path
 import streamlit as st
 
 from ampscope.analysis.ranks import grouped, is_rank
-from ampscope.analysis.underflow import ScaleWindow, common_window
+from ampscope.analysis.underflow import ScaleWindow
 from ampscope.control import BASELINE, Control
 from ampscope.errors import BadInput
 from ampscope.lessons.catalog import lesson_title
-from ampscope.numerics.formats import NumberFormat
-from ampscope.records import Frame, Machine, RunInfo
+from ampscope.records import Machine, RunInfo
 from ampscope.report.build import document, of_reports
 from ampscope.report.html import to_html
 from ampscope.report.markdown import to_markdown, to_notebook
@@ -303,28 +302,37 @@ def _notebook(reader: Reader, run_id: str) -> str:
 # Which loss scales suit every module of a run, in one sentence.
 
 
-def say(frame: Frame, fmt: NumberFormat, names: Mapping[int, str], what: str) -> None:
-    """The sentence, where the gradients of a frame allow one; ``what`` is what they are called."""
-    window = common_window(frame, fmt) if frame.role.is_gradient else None
-    if window is not None:
-        chart.see(sentence(window, names, fmt.name, what))
-
-
-def sentence(window: ScaleWindow, names: Mapping[int, str], format_name: str, what: str) -> str:
-    """Which loss scales suit every module at this step, by ``what`` was looked at."""
+def sentence(
+    window: ScaleWindow,
+    names: Mapping[int, str],
+    format_name: str,
+    what: str,
+    excluded: Mapping[int, str] | None = None,
+) -> str:
+    """Which loss scales suit every module at this step, by ``what`` was looked at; ``excluded``:
+    the modules that were not, with the dtypes of their gradients."""
     if window.spans:
-        name = names.get(window.spans[0], "?")
-        more = f" and {len(window.spans) - 1} more" if window.spans[1:] else ""
-        return (
-            f"No loss scale keeps the {what} of {name}{more} in {format_name}: they span more "
-            "powers of two than it holds."
+        text = (
+            f"No loss scale keeps the {what} of {_first(window.spans, names)} in {format_name}: "
+            "they span more powers of two than it holds."
         )
-    if window.low > window.high:
-        return (
+    elif window.low > window.high:
+        text = (
             f"No single loss scale suits every module: {names.get(window.lowest, '?')} needs at "
             f"least 2^{window.low}, {names.get(window.highest, '?')} bears at most 2^{window.high}."
         )
-    return (
-        f"At this step, loss scales from 2^{window.low} to 2^{window.high} keep the {what} of "
-        f"every module in {format_name} (at most 0.1 % of a module too small, nothing too large)."
-    )
+    else:
+        text = (
+            f"At this step, loss scales from 2^{window.low} to 2^{window.high} keep the {what} of "
+            f"every module in {format_name} (at most 0.1 % of a module too small, nothing too "
+            "large)."
+        )
+    if not excluded:
+        return text
+    dtypes = ", ".join(sorted(set(excluded.values())))
+    return f"{text} Excluded, with gradients in {dtypes}: {_first(list(excluded), names)}."
+
+
+def _first(modules: Sequence[int], names: Mapping[int, str]) -> str:
+    more = f" and {len(modules) - 1} more" if modules[1:] else ""
+    return names.get(modules[0], "?") + more

@@ -23,7 +23,7 @@ from ampscope.store.processes import is_alive, process_start_time
 def written_aside(path: Path) -> Iterator[Path]:
     """The path to write to, in the same folder; it takes the name of ``path`` when the block ends
     without an error, and is removed when it does not: a full disk must not replace a good file by
-    half of one. What is no ordinary file (a device, a pipe) is written to as it is."""
+    half of one. What is no ordinary file (a device, a pipe) is written to directly."""
     if path.exists() and not path.is_file():
         yield path
         return

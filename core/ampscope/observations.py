@@ -95,6 +95,7 @@ class Attempt:
     state_dtypes: str
     state_nonfinite: int = 0
     state_zero_share: float | None = None  # second moments that are zero although gradients are not
+    state_fell_share: float | None = None  # second moments in half that this step made smaller
     eps: float | None = None
     ended_at: float | None = None  # seconds since the epoch
     expected_change: float | None = None  # of the loss by this step: gradient times way, unscaled

@@ -10,10 +10,11 @@ it on.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 _MISSING = object()
 _Make = Callable[[Any], Any]
@@ -70,10 +71,29 @@ def _count_unpatched(key: _Key, change: int) -> None:
 
 
 class Patches:
-    """Replaced attributes; :meth:`undo` takes this one's wrappers off."""
+    """Replaced attributes; :meth:`undo`, or the end of a ``with`` block, takes this one's wrappers
+    off."""
 
     def __init__(self) -> None:
         self._mine: list[tuple[_Key, _Make]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.undo()
+
+    def wrap(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
+        """A call of ``owner.name`` becomes ``call(original, *args, **kwargs)``."""
+
+        def make(original: Any) -> Any:
+            @functools.wraps(original)
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                return call(original, *args, **kwargs)
+
+            return wrapper
+
+        self.replace(owner, name, make)
 
     def replace(self, owner: Any, name: str, make: _Make) -> None:
         """Set ``owner.name`` to ``make(original)``. ``make`` may be called again later."""

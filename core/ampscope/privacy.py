@@ -130,7 +130,7 @@ def hide_secrets_of(args: Sequence[str]) -> None:
 
 
 def without_secrets(text: str) -> str:
-    """``text`` without the secrets that :func:`hide_secrets_of` was told."""
+    """``text`` without the secrets that :func:`hide_secrets_of` was given."""
     for secret in _hidden:
         text = text.replace(secret, MASK)
     return text

@@ -19,6 +19,8 @@ _NO_CUDA = (
     "No CUDA GPUs are available",
     "torch.cuda.is_available() is False",
     "PyTorch is not linked with support for cuda devices",
+    "Distributed package doesn't have NCCL built in",
+    "ProcessGroupNCCL is only supported with GPUs",
 )
 
 
@@ -62,6 +64,17 @@ def passed_limit(limit_s: float, attempts: int) -> str:
     )
 
 
+def lacks_cuda(outcome: Outcome, output: str = "") -> bool:
+    """torch told the script that there is no CUDA device. ``output`` is what it printed: a launcher
+    raises an error of its own, and the rank's stands there."""
+    said = (
+        outcome.error_text
+        if outcome.attempts or not outcome.error_text
+        else (f"{outcome.error_text}\n{output}")
+    )
+    return any(s in said for s in _NO_CUDA)
+
+
 def _raised(outcome: Outcome, spec: RunSpec, when: str) -> tuple[State, str]:
     lines = outcome.error_text.strip().splitlines()
     text = lines[0][:MAX_TEXT] if lines else ""
@@ -75,11 +88,10 @@ def _raised(outcome: Outcome, spec: RunSpec, when: str) -> tuple[State, str]:
         return State.FAILED, (
             f"The script ran out of memory{at} {when}{limit}. Use a smaller model or batch{higher}."
         )
-    if any(s in outcome.error_text for s in _NO_CUDA):
+    if lacks_cuda(outcome):
         return State.FAILED, (
-            f"The script asks for a CUDA device{at}, and this machine has none: let it choose "
-            'with device = "cuda" if torch.cuda.is_available() else "cpu", then --policy cuda '
-            "rehearses CUDA's rules on the CPU."
+            f"The script asks for a CUDA device{at}, and this machine has none: --policy cuda "
+            "rehearses one on the CPU."
         )
     if kind == "EOFError" and "EOF when reading a line" in outcome.error_text:
         return State.FAILED, (

@@ -117,7 +117,10 @@ def name_files_from(folder: str) -> None:
 def line_name(place: tuple[str, int]) -> str:
     """("…/train.py", 41) -> "train.py:41"; in a project "src/models/net.py:41", and in a library
     "transformers/models/gpt2/modeling_gpt2.py:41"."""
-    return f"{_file_name(place[0])}:{place[1]}" if place[0] else ""
+    if not place[0]:
+        return ""
+    name = _named(place[0], _project[0]) if _project[0] else Path(place[0]).name
+    return f"{name}:{place[1]}"
 
 
 @functools.cache
@@ -130,10 +133,6 @@ def _named(filename: str, project: str) -> str:
     elif project and path.is_relative_to(project):
         name = path.relative_to(project).as_posix()
     return path.name if set(name) & set(",;:") else name  # which separate controls
-
-
-def _file_name(filename: str) -> str:
-    return _named(filename, _project[0]) if _project[0] else Path(filename).name
 
 
 def line_text(place: tuple[str, int]) -> str:

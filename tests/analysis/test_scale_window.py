@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ampscope.analysis.underflow import ScaleWindow, common_window, module_windows
+from ampscope.analysis.underflow import ScaleWindow, common_window, excluded_modules, module_windows
 from ampscope.numerics.formats import FORMATS
 from ampscope.records import Frame, Role
 from app.runs.run_page import sentence
@@ -82,6 +84,26 @@ def test_what_flows_in_fp32_closes_no_window() -> None:
     alone = frame([1.5], dtypes=("fp16",))
     assert common_window(made, FP16) == common_window(alone, FP16)
     assert [window.module for window in module_windows(made, FP16)] == [0]
+
+
+def test_the_sentence_says_which_modules_the_window_excludes() -> None:
+    """The loss has a gradient of 1 in fp32 under autocast; 2^16 times that is too much for fp16."""
+    made = frame([1.5], [1.0], [1.5], scale=1.0, dtypes=("fp16", "fp32", "fp32"))
+    window, excluded = common_window(made, FP16), excluded_modules(made, FP16)
+    assert window is not None
+    assert excluded == {1: "fp32", 2: "fp32"}
+    said = sentence(window, {0: "head", 1: "loss"}, "fp16", "output gradients", excluded)
+    assert said.endswith("Excluded, with gradients in fp32: loss and 1 more.")
+    alone = sentence(window, {0: "head"}, "fp16", "output gradients", {})
+    assert said.startswith(alone)
+    assert "Excluded" not in alone
+
+
+def test_a_module_that_counts_in_one_of_its_dtypes_is_not_excluded() -> None:
+    made = frame([1.5], [1.5], [0.0], dtypes=("fp16", "fp32", "fp32"))
+    both = replace(made, modules=(0, 0, 1))
+    assert excluded_modules(both, FP16) == {}
+    assert excluded_modules(frame([1.5], [2.0]), FP16) == {}
 
 
 def test_without_any_in_the_format_all_count() -> None:

@@ -268,7 +268,7 @@ def test_the_button_runs_the_fix(
 
     def start(store: Path, run_id: str, controls: list[str]) -> Job:
         asked.append((store, run_id, list(controls)))
-        return Job(-1, "")
+        return Job(-1)
 
     monkeypatch.setattr(script_runs, "start_controls", start)
     head = script_stores.overflow(store_path)
@@ -284,7 +284,7 @@ def test_a_lower_learning_rate_runs_in_fp32_too(
 ) -> None:
     asked: list[list[str]] = []
     monkeypatch.setattr(
-        script_runs, "start_controls", lambda store, run, words: asked.append(words) or Job(-1, "")
+        script_runs, "start_controls", lambda store, run, words: asked.append(words) or Job(-1)
     )
     app = open_page("diagnosis", run=script_stores.innocent(store_path))
     app.button(key="dx-run-fix").click().run()

@@ -243,8 +243,6 @@ def test_the_lab_offers_settings_that_only_this_run_has(
 ) -> None:
     """A first scale that is no power of two, and an interval and factors that nobody else takes:
     the replay gives the scales that follow from them, 1,000 and three times that every 4 steps."""
-    from app import loss_scale
-
     own = ScalerSpec(1000.0, growth_factor=3.0, backoff_factor=0.3, growth_interval=4)
     scales = [1000.0] * 4 + [3000.0] * 4 + [9000.0] * 2
     steps = [StepRecord(n, loss=1.0, scale=s, skipped=False) for n, s in enumerate(scales)]
@@ -259,7 +257,8 @@ def test_the_lab_offers_settings_that_only_this_run_has(
     writer.close()
     made: list[Replay] = []
     monkeypatch.setattr(
-        loss_scale, "replay", lambda *given: made.append(replay(*given)) or made[-1]
+        "ampscope.scalers.replay.replay",
+        lambda *given: made.append(replay(*given)) or made[-1],
     )
     address = {"first_scale": math.log2(1000), "interval": 4, "growth": 3.0, "backoff": 0.3}
     app = open_page("loss_scale", run=writer.run_id, **address)
@@ -329,3 +328,24 @@ def test_the_advised_scale(
     assert "keep the output and weight gradients of every module in fp16" in texts(app)
     app = open_page("gradients", run=run_id, role="grad_output")
     assert "keep the output gradients of every module in fp16" in texts(app)
+
+
+def test_the_sentence_on_scales_says_that_it_excludes_the_loss(
+    store_path: Path, open_page: Open
+) -> None:
+    """Its gradient is the loss scale itself, in fp32: beyond fp16's largest number at 2^16."""
+    steps = trajectory([16] * 2, set())
+    run_id, last = written(store_path, steps), steps[-1]
+    rows = np.zeros((2, RAW_LEN), np.int64)
+    rows[:, FIRST + 149 + 0], rows[1] = 5, 0
+    rows[1, FIRST + 149 + 16] = 1
+    writer = RunWriter(store_path, run_id)
+    made = Frame(last.step, Role.GRAD_OUTPUT, (0, 1), ("fp16", "fp32"), rows, 2.0**16)
+    writer.add_frame(made)
+    writer.close()
+    found = texts(open_page("gradients", run=run_id, role="grad_output"))
+    assert "1 (16.7 %) overflow fp16" in found
+    assert "every module in fp16" in found
+    assert "Excluded, with gradients in fp32: " in found
+    assert "The zones count them too." in found
+    assert "Excluded, with gradients in fp32: " in texts(open_page("loss_scale", run=run_id))

@@ -109,7 +109,7 @@ def test_the_button_starts_a_diagnosis(
 
     def start(script: Path, store: Path, *, policy: str, steps: int) -> Job:
         asked.append((script, store, policy))
-        return Job(-1, "")
+        return Job(-1)
 
     monkeypatch.setattr(script_runs, "start_diagnosis", start)
     app = open_page("zoo", case=CASE.id)
@@ -122,7 +122,7 @@ def test_the_button_starts_a_diagnosis(
 def test_while_one_runs_no_other_is_started(
     store_path: Path, open_page: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(diagnosis, "_jobs", {str(script_path(CASE.script)): Job(-1, "")})
+    monkeypatch.setattr(diagnosis, "_jobs", {str(script_path(CASE.script)): Job(-1)})
     monkeypatch.setattr(script_runs, "is_running", lambda job: True)
     app = open_page("zoo", case=CASE.id)
     assert not app.exception

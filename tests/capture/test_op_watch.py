@@ -120,6 +120,22 @@ def test_an_in_place_op_is_found_and_again_at_the_same_place_only_counts() -> No
     assert taint == bad[0].id
 
 
+def test_sums_are_looked_at_again_after_an_optimizer_step_that_raised() -> None:
+    class Failing(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            own = torch.full((8,), 2048.0, dtype=torch.float16)
+            own.add_(torch.ones(8, dtype=torch.float16))  # a sum of the optimizer's own
+            raise ValueError
+
+    count = torch.full((8,), 2048.0, dtype=torch.float16)
+    with watched() as seen:
+        with pytest.raises(ValueError):  # noqa: PT011  # its own
+            Failing([torch.ones(1, requires_grad=True)], lr=0.1).step()
+        assert seen.watch.records() == []
+        count.add_(torch.ones(8, dtype=torch.float16))
+    assert {(bad.kind, bad.op) for bad in seen.watch.records()} == {("stall", "aten.add_")}
+
+
 def test_a_users_function_is_named() -> None:
     class Cube(torch.autograd.Function):
         @staticmethod

@@ -65,6 +65,28 @@ def test_a_sparse_gradient_counts_as_the_dense_one(sparse: bool) -> None:
     assert attempt.expected_change == pytest.approx(-float(way.square().sum()) / 0.5, rel=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_share_of_second_moments_that_fell(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.full((64,), 0.5, dtype=dtype))
+    optimizer = torch.optim.Adam([weight], lr=1e-3, eps=1e-3, foreach=False)
+    expected, before = [], torch.zeros(64, dtype=dtype)
+    with watched() as seen:
+        for step in range(12):
+            weight.grad = (torch.randn(64) / (1 + step)).to(dtype)
+            optimizer.step()
+            now = optimizer.state[weight]["exp_avg_sq"].clone()
+            expected.append(float((now < before).sum() / 64))
+            before = now
+    shares = [a.state_fell_share for a in seen.attempts.records]
+    if dtype is torch.float32:  # it always can
+        assert shares == [None] * 12
+        return
+    assert shares == [None, *expected[1:]]
+    # v * 0.999 rounds back to v in bf16, whose numbers are 2^-8 v apart or more; not in fp16.
+    assert any(shares[1:]) is (dtype is torch.float16)
+
+
 def test_the_norm_is_unscaled_whoever_unscaled_it() -> None:
     norms = []
     for by_user in (False, True):
@@ -187,9 +209,9 @@ def test_every_parameters_gradient_is_kept_for_the_first_attempts_and_for_bad_on
     with watched() as seen:
         train(model, optimizer, scaler(), poison, 7)
     parameters = len(list(model.parameters()))
-    kept = [g.attempt for g in seen.attempts.gradients]
+    kept = [g.attempt for g in seen.attempts.gradients.records]
     assert kept == [n for n in (0, 1, 2, 3, 5) for _ in range(parameters)]
-    bad = [g for g in seen.attempts.gradients if g.nonfinite]
+    bad = [g for g in seen.attempts.gradients.records if g.nonfinite]
     assert [(g.attempt, g.order, g.nonfinite) for g in bad] == [(5, 3, 1)]
     assert [a.attempt for a in seen.attempts.records if a.skipped] == [5]
 

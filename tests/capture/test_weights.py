@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ampscope.capture.histograms import Accumulator
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.script.optimizer_facts import scan
-from ampscope.capture.weights import WeightObserver, gradient_norm
+from ampscope.capture.weights import WeightObserver, gradient_norm, moved_share
 from ampscope.numerics.histogram import NEG_ZERO, POS_ZERO
 from ampscope.records import NonFiniteRecord, Role
 from tests.helpers.counting import by_hand
@@ -51,7 +51,7 @@ def test_updates_are_new_minus_old_and_what_stayed_is_plus_zero() -> None:
     expected = by_hand(torch.tensor([2.0**-20, 0.0, -0.25, 0.0]))
     np.testing.assert_array_equal(frame.rows[0], expected)
     assert (frame.rows[0][POS_ZERO], frame.rows[0][NEG_ZERO]) == (2, 0)
-    assert weights.moved_share(frame) == 0.5
+    assert moved_share(frame) == 0.5
 
 
 def test_an_update_smaller_than_half_an_ulp_moves_nothing() -> None:
@@ -62,7 +62,7 @@ def test_an_update_smaller_than_half_an_ulp_moves_nothing() -> None:
             weights.remember()
             model.weight.add_(amount)
             weights.count_updates()
-            assert weights.moved_share(weights.counts.take(0, 1.0)[Role.UPDATE]) == share
+            assert moved_share(weights.counts.take(0, 1.0)[Role.UPDATE]) == share
 
 
 def test_the_smallest_difference_of_two_numbers_counts_as_moved() -> None:
@@ -76,7 +76,7 @@ def test_the_smallest_difference_of_two_numbers_counts_as_moved() -> None:
             bits = model.weight.view(torch.int32 if dtype is torch.float32 else torch.int16)
             bits[0, 0] += 1  # the next number
             weights.count_updates()
-            assert weights.moved_share(weights.counts.take(0, 1.0)[Role.UPDATE]) == 0.5
+            assert moved_share(weights.counts.take(0, 1.0)[Role.UPDATE]) == 0.5
 
 
 class Poisoned(torch.autograd.Function):

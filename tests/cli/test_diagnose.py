@@ -11,9 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from ampscope.cli.main import main
+from ampscope.errors import BadInput
+from ampscope.records import RunSpec
 from tests.helpers.diagnosis_contract import EXIT_STATUS, checked
 from tests.helpers.script_runner import write_script
 
@@ -231,3 +234,86 @@ def test_a_script_that_ends_by_itself_is_judged_as_a_whole(tmp_path: Path) -> No
     ampscope("diagnose", "--store", tmp_path / "r.db", "--json", out, script)
     scope = checked(out.read_text())["scope"]
     assert scope == {"steps": 6, "whole_script": True, "stopped_by": None, "sentence": ""}
+
+
+LOSES_GRADIENTS = """
+import torch
+torch.manual_seed(0)
+weight = torch.nn.Parameter(torch.randn(64, 8) * 0.1)
+gains = torch.logspace(0, -7, 64).unsqueeze(1)  # of features; the last ones' gradients underflow
+optimizer = torch.optim.SGD([weight], lr=2e-2)
+target = torch.randn(64, 8)
+for step in range(40):
+    x = torch.randn(32, 64)
+    with torch.autocast("cpu", dtype=torch.float16):
+        out = (x * gains.T) @ weight
+    loss = (out.float() - x[:, :8]).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_loss_of_numbers_without_harm_is_latent(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOSES_GRADIENTS)
+    lines = ["diagnose", "--store", tmp_path / "r.db", "--json", tmp_path / "d.json"]
+    usual = ampscope(*lines, tmp_path / "train.py", cwd=tmp_path)
+    found = checked((tmp_path / "d.json").read_text())
+    assert (usual.returncode, found["verdict"], found["findings"]) == (0, "no_fault", [])
+    assert [f["code"] for f in found["latent"]] == ["AMP012"]
+    assert "Latent: Gradients underflowed to zero (AMP012" in usual.stdout
+    strict = ampscope(*lines, "--strict", tmp_path / "train.py", cwd=tmp_path)
+    assert strict.returncode == 1
+
+
+GPU_ONLY = OVERFLOWS.replace(
+    "m = torch.nn.Sequential(", 'assert torch.cuda.is_available()\nm = torch.nn.Sequential('
+).replace("o = torch.optim", "m = m.cuda()\no = torch.optim").replace(
+    'torch.autocast("cpu", torch.float16)', 'torch.autocast("cuda")'
+).replace("torch.randn(16, 8)", 'torch.randn(16, 8, device="cuda")')  # fmt: skip
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the script runs on the device itself")
+def test_a_script_that_needs_cuda_is_rehearsed(tmp_path: Path) -> None:
+    script = write_script(tmp_path, "train.py", GPU_ONLY)
+    given = ("--store", tmp_path / "r.db", "--json", "-", "--no-verify")
+    done = ampscope("diagnose", *given, script)
+    found = checked(done.stdout)
+    assert (found["verdict"], found["policy"]) == ("fault", "rehearsal"), done.stderr
+    assert (found["findings"][0]["cause"], found["findings"][0]["module"]) == (
+        "activation_overflow",
+        "1",
+    )
+    assert "CUDA device rehearsed on the CPU" in done.stderr
+    native = ampscope("diagnose", *given, "--policy", "native", script)
+    assert native.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "runs"),
+    [
+        ("torchrun --nproc-per-node 2 t.py --lr 1", "-m torch.distributed.run"),
+        ("accelerate launch t.py", "-m accelerate.commands.launch"),
+        ("python -m package.train --lr 1", "-m package.train"),
+        ("python3.11 t.py --lr 1", "t.py"),
+        ("t.py --lr 1", "t.py"),
+    ],
+)
+def test_a_launchers_command_line_is_taken_as_it_is(
+    command: str, runs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[RunSpec] = []
+
+    def diagnosed(spec: RunSpec, *rest: object) -> None:
+        asked.append(spec)
+        raise BadInput("seen")
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.py").write_text("")
+    monkeypatch.setattr("ampscope.cli.diagnose.run_diagnosis", diagnosed)
+    CliRunner().invoke(main, ["diagnose", "--store", "r.db", "--", *command.split()])
+    (spec,) = asked
+    assert spec.workload.endswith(runs)
+    words = command.split()
+    behind = words[words.index("t.py" if "t.py" in words else "package.train") :]
+    assert list(spec.args)[-len(behind) + 1 :] == behind[1:] or len(behind) == 1

@@ -77,5 +77,6 @@ def test_a_script_untouched(tmp_path: Path) -> None:
     too_short = run_command("tensor-cores", script, "1", *store)
     assert_one_sentence(too_short, "The script ended after one optimizer step")
     assert_one_sentence(
-        run_command("tensor-cores", "gpt", "9", *store), "Only a script takes arguments"
+        run_command("tensor-cores", "gpt", "9", *store),
+        "gpt takes no arguments; only a script does.",
     )

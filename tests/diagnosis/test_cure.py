@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.diagnosis.cure import follows, is_cured
-from ampscope.diagnosis.findings import Finding
+from ampscope.diagnosis.cure import by_trials, follows, is_cured
+from ampscope.diagnosis.findings import Diagnosis, Finding
 from ampscope.report import fix_words
 from ampscope.report.contract import document
 from ampscope.rules.verdict import Fix, Status, Verdict
@@ -103,3 +103,27 @@ def test_what_is_written_where_nothing_could_be_measured(tmp_path: Path) -> None
     assert "The effect is not measurable in 12 steps" in fix["verification"]
     assert fix_words.state(unsure) == "not measurable"
     assert fix_words.outcome(trials[0]) == ("pattern removed; effect not measurable in 12 steps")
+
+
+def _found(cause: str, *controls: str) -> Finding:
+    return Finding(cause, Verdict(Status.FOUND, fix=Fix("add_scaler", "", controls=controls)))
+
+
+@pytest.mark.parametrize(
+    ("first", "cured", "root"),
+    [
+        (("scale:8",), ("bf16",), "gradient_underflow"),  # the first one's fix was run in vain
+        (("scale:8",), (), "scaled_gradient_penalty"),
+        (("scale:8",), ("scale:8", "bf16"), "scaled_gradient_penalty"),
+        ((), ("bf16",), "scaled_gradient_penalty"),  # it has no fix that could be run
+    ],
+)
+def test_the_finding_whose_fix_cures_stands_first(
+    first: tuple[str, ...], cured: tuple[str, ...], root: str
+) -> None:
+    found = (_found("scaled_gradient_penalty", *first), _found("gradient_underflow", "bf16"))
+    views = {name: run(steps()) if name in cured else BROKEN for name in ("scale:8", "bf16")}
+    seen = Evidence({"as_is": BROKEN, "fp32": HEALTHY_FP32, **views}, "native")
+    judged = by_trials(Diagnosis("fault", found, (), (), "native"), seen)
+    assert judged.findings[0].cause == root
+    assert {f.cause for f in judged.findings} == {f.cause for f in found}

@@ -40,6 +40,7 @@ from ampscope.frameworks.paddle.plan import (
 from ampscope.frameworks.paddle.steps import Scalers
 from ampscope.frameworks.paddle.watch import machine, watching
 from ampscope.frameworks.recorder import Recorder
+from ampscope.patches import Patches
 from ampscope.records import Cadence, RunSpec
 
 F: Any = paddle.nn.functional
@@ -125,7 +126,7 @@ def names(folder: Path) -> dict[str, Any]:
                 function()
             if found := differences(on_a_cpu(ops.seen), statistics):
                 wrong[name] = [difference.sentence for difference in found]
-            elif not ops.seen or all(op in NOT_COUNTED for op in statistics.calls):
+            elif not ops.seen or all(op in NOT_COUNTED for op in statistics):
                 wrong[name] = ["nothing was counted"]
     return {"functions": len(functions), "wrong": wrong}
 
@@ -265,7 +266,8 @@ def masters(folder: Path) -> dict[str, Any]:
 def watch(folder: Path) -> dict[str, Any]:
     """A training under Watch, forced fp16; then Model.fit with the callback. Their run ids."""
     store = folder / "watch.db"
-    with Scalers(ControlSettings(), on_cpu=True).active(), Emulation(OpenRegion()).active():
+    with Patches() as patches, Emulation(OpenRegion()).active():
+        Scalers(ControlSettings(), on_cpu=True).put_on(patches)
         spec = RunSpec(workload="mlp", precision="fp16", args=("--loop=minimize",))
         training = Training(spec)
         training.scaler.set_init_loss_scaling(2.0**30)

@@ -186,6 +186,13 @@ def test_a_step_becomes_an_attempt_with_unscaled_gradients() -> None:
     assert set(frames) == {Role.WEIGHT, Role.WEIGHT_GRAD, Role.UPDATE}
 
 
+def forward(recorder: Recorder, call: LayerCall) -> None:
+    """As adapters record a call."""
+    recorder.bad_layers.called(call)
+    if recorder.outputs(call.path, call.type, call.outputs, call.is_training):
+        recorder.bad(call)
+
+
 def test_a_bad_layer_is_named_once_with_what_fp32_gives() -> None:
     recorder = Recorder(Cadence())
     half = Values.of(np.array([300.0], np.float16))
@@ -196,8 +203,8 @@ def test_a_bad_layer_is_named_once_with_what_fp32_gives() -> None:
     )  # fmt: skip
     later = LayerCall("fc2", "Dense", "linear", (overflown,), (overflown,), "fp16")
     for _ in range(2):
-        recorder.forward(call)
-        recorder.forward(later)  # it only hands on what came in
+        forward(recorder, call)
+        forward(recorder, later)  # it only hands on what came in
         recorder.step(StepFacts(loss=math.nan, scale=None, skipped=False, lr=0.1))
     (bad,) = recorder.bad_layers.records()
     assert (bad.module, bad.fp32_max, bad.count, bad.reached_loss) == ("fc1", 90000.0, 2, True)
@@ -215,7 +222,7 @@ def test_what_holds_a_bad_layer_is_not_blamed_and_what_is_named_like_it_is() -> 
             inside = f"{path}." if path else ""
             if not any(n != path and n.startswith(inside) for n in names[:at]):
                 blamed.append(path)
-            recorder.forward(LayerCall(path, "Dense", "linear", (good,), (bad,), "fp16"))
+            forward(recorder, LayerCall(path, "Dense", "linear", (good,), (bad,), "fp16"))
         found = recorder.bad_layers.records()
         assert [op.module for op in found] == list(dict.fromkeys(blamed))
         assert sum(op.count for op in found) == len(blamed)
@@ -264,7 +271,8 @@ def evidence(failing: bool) -> Evidence:
         for step in range(6):
             out = np.array([np.inf if bad else 1.0], np.float16)
             dtype = "fp32" if control == "fp32" else "fp16"
-            recorder.forward(
+            forward(
+                recorder,
                 LayerCall("fc1", "Dense", "linear", (fp32(300.0),), (Values.of(out),), dtype,
                           in_fp32=lambda: fp32(90000.0))
             )  # fmt: skip
@@ -417,7 +425,7 @@ def test_an_installed_package_brings_no_neighbour_along(tmp_path: Path, home: st
     parent = (
         f"import sys; sys.path.insert(0, {str(site)!r})\n"
         "from ampscope.frameworks.pythons import run_in\n"
-        f"status, out, err = run_in(sys.executable, {child!r}); print(out or err)"
+        f"status, out, err = run_in(sys.executable, '-c', {child!r}); print(out or err)"
     )
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     environment |= {"AMPSCOPE_FRAMEWORKS": str(folder), "TMPDIR": str(tmp_path)}
@@ -432,6 +440,7 @@ def test_an_installed_package_brings_no_neighbour_along(tmp_path: Path, home: st
 def test_the_ground_imports_no_framework() -> None:
     status, out, err = pythons.run_in(
         sys.executable,
+        "-c",
         "import ampscope.frameworks.script, ampscope.frameworks.child, sys;"
         "print(sorted({'torch', 'tensorflow', 'keras', 'paddle', 'streamlit'} & set(sys.modules)))",
     )

@@ -11,7 +11,7 @@ import pytest
 
 from ampscope.errors import BadInput, StoreError
 from ampscope.launcher.launch import checked, follow, launch
-from ampscope.lessons.catalog import LESSONS, lesson_spec
+from ampscope.lessons.catalog import LESSONS, MISTAKES, lesson_spec
 from ampscope.records import RunSpec, State
 from ampscope.store.codec import decode_result, encode_result, spec_from_json, to_json
 from ampscope.store.reader import Reader
@@ -60,12 +60,15 @@ def test_settings_have_words_on_the_page() -> None:
 
 
 def test_code_of_every_framework_is_python() -> None:
+    from app.learn.lesson_page import examples
     from tests.helpers.lessons_of_pages import all_lessons
 
-    for lesson in all_lessons():
-        assert set(lesson.code) == {"PyTorch", "Paddle", "Keras"}
-        for text in lesson.code.values():
+    assert {*MEASURED, *(one.id for one in MISTAKES)} == set(examples())
+    for code in examples().values():
+        assert list(code) == ["PyTorch", "Paddle", "Keras"]
+        for text in code.values():
             ast.parse(text)
+    for lesson in all_lessons():
         assert all(source.url.startswith("https://") for source in lesson.sources)
 
 

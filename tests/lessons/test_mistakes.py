@@ -49,18 +49,18 @@ def test_a_diagnosis_finds_the_mistake(tmp_path: Path, mistake: str) -> None:
 
 
 @pytest.mark.parametrize("mistake", ["cast_by_hand", "scaler_state_not_saved", "bce_loss"])
-def test_a_mended_script_has_none(tmp_path: Path, mistake: str) -> None:
+def test_a_fixed_script_has_none(tmp_path: Path, mistake: str) -> None:
     assert diagnosed(tmp_path / "runs.db", mistake, is_fixed=True) == []
 
 
 def test_every_mistake_has_its_two_scripts_and_its_code() -> None:
-    from app.learn import mistakes
+    from app.learn.lesson_page import examples
     from app.learn.mistakes import changes
 
     assert len(MISTAKES) == 8
     for mistake in MISTAKES:
         assert changes(mistake).count("\n") > 2
-        assert set(mistakes.of(mistake.id)) == {"PyTorch", "Paddle", "Keras"}
+        assert set(examples()[mistake.id]) == {"PyTorch", "Paddle", "Keras"}
 
 
 def plain(text: str) -> str:
@@ -120,7 +120,7 @@ def test_a_diagnosis_that_a_file_brought_is_not_this_machines(
     assert not app.exception
     assert any(button.label == "Diagnose it" for button in app.button)
     assert "evil" not in str([*app.markdown, *app.caption, *app.info, *app.warning, *app.success])
-    assert lesson_diagnosis.newest(BY_ID["no_scaler"]) is None
+    assert lesson_diagnosis.newest(str(script_path("no_scaler"))) is None
     stages = {row.faulty.stage for row in zoo.rows()}
     assert stages == {zoo.Stage.NOT_YET}
 

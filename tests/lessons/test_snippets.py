@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
-import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from ampscope.lessons.catalog import MISTAKES
-from app import learn
-from app.learn import mistakes
+from app.learn.lesson_page import examples
 
 RUNNER = Path(__file__).parents[1] / "frameworks" / "run_snippets.py"
 PYTHONS = {
@@ -26,12 +23,7 @@ PYTHONS = {
 
 def snippets(framework: str) -> dict[str, str]:
     """By lesson, or by mistake in lesson 13."""
-    found = {}
-    for module in pkgutil.iter_modules(learn.__path__):
-        lesson = getattr(importlib.import_module(f"app.learn.{module.name}"), "LESSON", None)
-        if lesson is not None and lesson.id != "mistakes":
-            found[lesson.id] = lesson.code[framework]
-    return found | {one.id: mistakes.of(one.id)[framework] for one in MISTAKES}
+    return {name: code[framework] for name, code in examples().items()}
 
 
 def answered(framework: str, asked: dict[str, str]) -> dict[str, str]:

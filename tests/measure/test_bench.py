@@ -13,7 +13,15 @@ from ampscope.errors import Cancelled
 from ampscope.measure import rates as alignment
 from ampscope.measure import rates as bench
 from ampscope.measure import rates as square_matmuls
-from ampscope.measure.matmuls import OPERANDS, flops, matmul, moved_bytes, random_tensor, refusal
+from ampscope.measure.matmuls import (
+    OPERANDS,
+    flops,
+    matmul,
+    matmul_rate,
+    moved_bytes,
+    random_tensor,
+    refusal,
+)
 from ampscope.measure.rates import LEAST, SIZES, copies, first_time, interleaved
 from ampscope.records import Rate, RunSpec, Timing
 from ampscope.runner.device import describe
@@ -201,7 +209,7 @@ def test_sizes_are_eight_n_and_zero_one_two_four() -> None:
 
 def ceiling(dtype: str, size: int, seconds: float | None) -> Rate:
     timing = Timing(seconds, seconds, seconds, 9) if seconds else None
-    return square_matmuls.rate("ceiling", dtype, (size, size, size), timing)
+    return matmul_rate("ceiling", dtype, (size, size, size), timing)
 
 
 def test_one_dimension_is_crooked_at_a_time(writer: RunWriter) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ampscope.cli.hardware import is_script
 from ampscope.errors import BadInput
 from ampscope.measure.tensor_cores import script_step
 from ampscope.records import RunSpec
+from ampscope.workloads.catalog import is_script
 
 CPU = torch.device("cpu")
 TRAINING = """

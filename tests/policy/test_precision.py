@@ -18,7 +18,7 @@ from ampscope.policy import precision as precision_room
 from ampscope.policy.autocast_lists import PRECISIONS, resolve
 from ampscope.policy.precision import (
     convert_model,
-    precision_context,
+    forward_autocast,
     step_arithmetic,
     tf32_switches,
 )
@@ -26,6 +26,14 @@ from ampscope.records import Cadence, RunSpec
 from ampscope.runner.controls import applied
 from ampscope.runner.probe import ProbeLoop, prepare
 from ampscope.workloads.protocol import iterate
+
+
+@contextlib.contextmanager
+def precision_context(precision, device_type):
+    """A mode around a forward pass alone."""
+    with step_arithmetic(precision, device_type), forward_autocast(precision, device_type):
+        yield
+
 
 HALF = {"fp16": torch.float16, "fp16-noscaler": torch.float16, "bf16": torch.bfloat16}
 PURE = {"fp16-pure": torch.float16, "bf16-pure": torch.bfloat16}

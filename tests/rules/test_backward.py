@@ -10,6 +10,7 @@ from ampscope.diagnosis.findings import diagnose
 from ampscope.rules.verdict import Status
 from tests.helpers.evidence_making import (
     FLAT,
+    LINE,
     NAN,
     OVERFLOWED,
     STEPS,
@@ -51,6 +52,25 @@ def test_a_backward_product_that_fp32_holds_is_a_matter_of_scale() -> None:
     made = skips_with_finite_loss(replace(STEEP, node="SqrtBackward0"))
     assert status("singular_gradient", made) is Status.PASSED
     assert status("masked_branch_gradient", made) is Status.PASSED
+
+
+@pytest.mark.parametrize(
+    ("size", "line", "says"),
+    [
+        (500.0, LINE, Status.FOUND),  # 1 / x near 0.002: its derivative is 250,000
+        (5000.0, LINE, Status.PASSED),  # a gradient that large came in
+        (500.0, "train.py:99", Status.PASSED),  # at a scale of 1 another op overflows
+    ],
+)
+def test_a_derivative_that_half_cannot_hold_at_a_scale_of_1_is_singular(
+    size: float, line: str, says: Status
+) -> None:
+    slope = replace(STEEP, node="ReciprocalBackward0", line=LINE)
+    bare = replace(slope, inputs=(tensor(size), tensor(size)), line=line)
+    frozen = run(steps(FLAT, **OVERFLOWED), bare, control="scale:1")
+    made = evidence(run(steps(FLAT, **OVERFLOWED), slope), **{"scale:1": frozen})
+    assert status("singular_gradient", made) is says
+    assert status("singular_gradient", skips_with_finite_loss(slope)) is Status.PASSED
 
 
 def test_a_root_without_singularity_is_not_singular() -> None:

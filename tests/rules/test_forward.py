@@ -111,6 +111,8 @@ def test_a_product_of_activations_that_meets_no_softmax_is_an_activation() -> No
 def test_logits_may_be_scaled_and_masked_on_their_way_to_the_softmax() -> None:
     way = ("mul", "masked_fill", "view", "_softmax")
     assert firing(replace(LOGITS, consumers=way)) == ["attention_logit_overflow"]
+    one_query = replace(LOGITS, consumers=way, op="aten.mv")
+    assert firing(one_query) == ["attention_logit_overflow"]
 
 
 @pytest.mark.parametrize("op", ["aten.add", "aten._to_copy", "aten.convolution"])

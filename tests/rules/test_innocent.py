@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from ampscope.analysis.evidence import Evidence
 from ampscope.diagnosis.findings import diagnose
 from ampscope.observations import OpUse
 from ampscope.rules.verdict import Status
@@ -54,6 +55,28 @@ def test_nobody_is_acquitted_without_the_control(cause: str) -> None:
 @pytest.mark.parametrize("cause", BY_FP32)
 def test_a_sound_control_leaves_half_precision_to_blame(cause: str) -> None:
     assert status(cause, evidence(BY_FP32[cause]().baseline)) is Status.PASSED
+
+
+def breaks_at_once(bf16: bool = True, later: int = 0) -> Evidence:
+    """A recurrence that overflows half within the first step; fp32 from attempt ``later``."""
+    bad = {"grad_nonfinite": 16, "grad_norm": None, "weight_nonfinite": 16}
+    broken = but(steps((*FLAT[:later], *(NAN,) * (STEPS - later))), range(later, STEPS), **bad)
+    own = run(steps((NAN,) * STEPS, **OVERFLOWED), bad_op("aten.mm", fp32_finite=False))
+    controls = {"bf16": run(broken, control="bf16")} if bf16 else {}
+    return evidence(own, fp32_run(broken), **controls)
+
+
+def test_where_every_control_breaks_amp_is_innocent() -> None:
+    diagnosis = diagnose(breaks_at_once())
+    assert causes(diagnosis) == ["not_amp_divergence"]
+    assert "the fp32 and bf16 controls fail too, in fp32 at step 0" in (
+        diagnosis.findings[0].verdict.reason
+    )
+
+
+def test_an_fp32_control_that_breaks_much_later_acquits_nobody() -> None:
+    assert "not_amp_divergence" not in causes(diagnose(breaks_at_once(later=9)))
+    assert diagnose(breaks_at_once(bf16=False)).verdict == "inconclusive"
 
 
 def test_a_weight_that_only_the_cast_made_infinite_is_no_bad_initial_state() -> None:

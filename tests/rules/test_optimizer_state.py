@@ -75,6 +75,23 @@ def test_weights_stand_still_where_most_second_moments_vanished(share: float, sa
     assert status("optimizer_state_range", made) is says
 
 
+@pytest.mark.parametrize(
+    ("fell", "says"), [(0.0, Status.LATENT), (0.02, Status.PASSED), (None, Status.PASSED)]
+)
+def test_moments_that_never_fall_are_latent(fell: float | None, says: Status) -> None:
+    # bf16 has 8 bits: v * 0.999 is nearer to v than to the number below it.
+    made = evidence(run(steps(**(HALF | {"state_dtypes": "bf16"}), state_fell_share=fell)))
+    assert status("optimizer_state_range", made) is says
+    assert diagnose(made).verdict == "no_fault"
+
+
+def test_moments_of_a_few_steps_or_of_skipped_ones_show_nothing() -> None:
+    few = evidence(run(steps(FALLING[:12], **HALF, state_fell_share=0.0)))
+    assert status("optimizer_state_range", few) is Status.PASSED
+    skipped = evidence(run(but(steps(**HALF, state_fell_share=0.0), range(15), skipped=True)))
+    assert status("optimizer_state_range", skipped) is Status.PASSED
+
+
 def test_half_state_in_a_healthy_run_is_no_fault() -> None:
     assert diagnose(evidence(run(steps(eps=1e-4, **HALF)))).verdict == "no_fault"
 

@@ -70,6 +70,15 @@ def test_rounding_errors_of_a_running_sum_add_up() -> None:
     assert said.evidence[0].value == 0.2
 
 
+def test_a_sum_that_overflows_is_not_blamed_for_what_it_rounds_off() -> None:
+    drift = replace(COUNTER, kind="drift", error=0.06)
+    sums = (tensor(64768.0), tensor(1358.0))
+    overflow = bad_op("aten.add", *sums, id=9, line=drift.line, fp32_max=66126.0)
+    made = evidence(run(steps((NAN,) * STEPS, **OVERFLOWED), drift, overflow))
+    assert status(SUM, made) is Status.PASSED
+    assert causes(diagnose(made)) == ["activation_overflow"]
+
+
 def test_the_sum_that_is_furthest_from_fp32_is_named() -> None:
     near = replace(COUNTER, kind="coarse", op="aten.sum", error=0.06)
     far = replace(near, id=1, op="aten.index_add_", error=0.87)

@@ -79,8 +79,12 @@ def test_zeros_of_bf16_are_rounding_and_no_underflow() -> None:
         assert status("gradient_underflow", evidence(view, fp32)) is expected
 
 
-def test_lost_gradients_that_cost_nothing_are_no_fault() -> None:
-    assert status("gradient_underflow", zeros(120, 0, FALLING)) is Status.PASSED
+def test_lost_gradients_that_cost_nothing_are_latent_and_no_fault() -> None:
+    diagnosis = diagnose(zeros(120, 0, FALLING))
+    assert diagnosis.verdict == "no_fault"
+    assert [f.cause for f in diagnosis.latent] == ["gradient_underflow"]
+    assert "12.0% of the gradient entries" in diagnosis.latent[0].verdict.reason
+    assert status("gradient_underflow", zeros(40, 0, FALLING)) is Status.PASSED
 
 
 @pytest.mark.parametrize(("own", "says"), [(610, Status.FOUND), (10, Status.PASSED)])

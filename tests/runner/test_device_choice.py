@@ -24,6 +24,14 @@ ASK = "torch.cuda.is_available()"
 LINE = f'device = torch.device("cuda" if {ASK} else "cpu")\n'
 SHOW = "print(m(x).dtype)\n"
 CHOSEN = {
+    "scaler_off": (
+        LINE + "s = torch.amp.GradScaler(device.type, enabled=device.type == 'cuda')\n"
+        f"with torch.autocast(device.type): {SHOW}"
+    ),
+    "scaler_none": (
+        LINE + f"s = torch.amp.GradScaler() if {ASK} else None\n"
+        f"with torch.autocast(device.type): {SHOW}"
+    ),
     "type": LINE + "with torch.autocast(device.type): " + SHOW,
     "keyword": LINE + "with torch.amp.autocast(device_type=device.type): " + SHOW,
     "flag": f'use = {ASK}\nname = "cuda" if use else "cpu"\nwith torch.autocast(name): {SHOW}',
@@ -77,16 +85,6 @@ STAYS = {
         f"with torch.autocast(c.device): {SHOW}",
         "workers.py:11",
     ),
-    "scaler_off": (
-        LINE + "s = torch.amp.GradScaler(device.type, enabled=device.type == 'cuda')\n"
-        f"with torch.autocast(device.type): {SHOW}",
-        "no GradScaler is enabled on this machine",
-    ),
-    "scaler_none": (
-        LINE + f"s = torch.amp.GradScaler() if {ASK} else None\n"
-        f"with torch.autocast(device.type): {SHOW}",
-        "no GradScaler is enabled on this machine",
-    ),
     "explicit": (LINE + f"with torch.autocast(device.type, torch.bfloat16): {SHOW}", ""),
     "old_cpu": (LINE + f"with torch.cpu.amp.autocast(): {SHOW}", ""),
     "set": (
@@ -123,10 +121,10 @@ def test_a_device_that_was_chosen_runs_in_the_dtype_of_cuda(
     ran = ended[name]
     assert ran.out == b"torch.float16\n", ran.err.decode()
     if name not in ("asked_dtype", "named_elsewhere"):
-        assert "rehearsed in CUDA's default, float16" in " ".join(ran.outcome.notes)
+        assert "autocast on CUDA" in " ".join(ran.outcome.notes)  # it finds a device, and takes it
 
 
-@pytest.mark.parametrize("name", quick(STAYS, "literal", "seeds", "scaler_off", "explicit", "set"))
+@pytest.mark.parametrize("name", quick(STAYS, "literal", "seeds", "explicit", "set"))
 def test_where_the_script_names_the_cpu_bf16_stays(name: str, ended: dict[str, Ran]) -> None:
     ran, said = ended[name], STAYS[name][1]
     assert ran.out == b"torch.bfloat16\n", ran.err.decode()

@@ -155,7 +155,7 @@ BROKEN = {
     "copies": (WeightObserver, "remember"),
     "tensors": (Accumulator, "_count"),
     "outputs": (HistogramHooks, "_look"),
-    "ops": (Flops, "_applied"),
+    "ops": (Flops, "of"),
     "op sets": (OpTrace, "take"),
     "comparisons": (Comparisons, "add"),
     "outputs beside fp32": (Shadow, "_unseen"),

@@ -25,14 +25,14 @@ from ampscope.scalers.replay import (
     RecordedRun,
     ScalerSettings,
     StepGradients,
-    Turn,
+    UpdateWindow,
     fate,
     first_scales,
     lost_shares,
     own_settings,
     recorded_run,
     replay,
-    turns_of,
+    update_windows,
 )
 from ampscope.store.reader import Reader
 from ampscope.zoo.score import script_path
@@ -216,13 +216,13 @@ def test_steps_that_share_an_update_halve_the_scale_once() -> None:
         )
     ]
     steps = [StepRecord(n, scale=2.0**s) for n, s in enumerate((16, 16, 15, 15, 14, 14))]
-    turns = turns_of(calls, steps)
-    assert [turn.places for turn in turns] == [(0, 1), (2, 3), (4, 5)]
+    updates = update_windows(calls, steps)
+    assert [update.places for update in updates] == [(0, 1), (2, 3), (4, 5)]
     # the first optimizer's largest gradient overflows from 2^15 up, the other's never does
     gradients = [
         StepGradients(n, 1.0, False, 1 if n % 2 == 0 else -9, FP16.max_exponent) for n in range(6)
     ]
-    made = replay(gradients, POLICIES["torch"], ScalerSettings(2.0**16, 2000), turns)
+    made = replay(gradients, POLICIES["torch"], ScalerSettings(2.0**16, 2000), updates)
     assert [s.scale for s in made.steps] == [2.0**e for e in (16, 16, 15, 15, 14, 14)]
     assert [s.skipped for s in made.steps] == [True, False, True, False, False, False]
 
@@ -230,6 +230,6 @@ def test_steps_that_share_an_update_halve_the_scale_once() -> None:
 def test_a_step_outside_the_scaler_is_no_turn() -> None:
     calls = [Call(0, 0, "scaler_step", subject="scaler0"), Call(0, 1, "update", subject="scaler0")]
     steps = [StepRecord(0, scale=4.0), StepRecord(1)]
-    assert turns_of(calls, steps) == (Turn("scaler0", (0,)),)
-    assert turns_of([], steps) == (Turn("scaler0", (0,)),)
-    assert first_scales(turns_of(calls, steps), steps) == {"scaler0": 4.0}
+    assert update_windows(calls, steps) == (UpdateWindow("scaler0", (0,)),)
+    assert update_windows([], steps) == (UpdateWindow("scaler0", (0,)),)
+    assert first_scales(update_windows(calls, steps), steps) == {"scaler0": 4.0}

@@ -21,7 +21,7 @@ from ampscope.analysis.telemetry import (
 )
 from ampscope.records import Sample, StepRecord
 from ampscope.store.samples import COLUMNS, QUANTITIES, Row, of_devices, overview, row_of, thinned
-from ampscope.telemetry.sampler import STAGES, regular, window_s
+from ampscope.telemetry.sampler import STAGES, stage
 from tests.helpers.telemetry_samples import BEGIN, EVERY_S, GIB, cpu, gpu, throttled
 
 
@@ -191,9 +191,9 @@ def test_devices_are_thinned_apart() -> None:
 
 def test_a_week_is_bounded() -> None:
     """Half an hour whole; then per window what is regular and at most two rows a quantity."""
-    assert (window_s(0), regular(0)) == (1.0, 0)
-    assert (window_s(1800), regular(1800)) == (60.0, 6)
-    assert (window_s(90_000), regular(90_000)) == (600.0, 10)
+    assert stage(0) == (1.0, 0)
+    assert stage(1800) == (60.0, 6)
+    assert stage(90_000) == (600.0, 10)
     extremes = 2 * len(QUANTITIES)
     total = STAGES[0][0] / 0.1
     total += (STAGES[1][0] - STAGES[0][0]) / 60 * (6 + extremes)

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 
 from ampscope.errors import BadInput
 from ampscope.workloads import text_models, training_data
-from ampscope.workloads.builtin import build_builtin
 from ampscope.workloads.catalog import BUILTIN
+from ampscope.workloads.load import build_builtin
 from ampscope.workloads.protocol import Workload, iterate
 from ampscope.workloads.training_data import digit_batches, enlarge, read_digits
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ampscope.errors import BadInput
-from ampscope.workloads.builtin import build_builtin, with_loss_factor
+from ampscope.workloads.load import build_builtin, with_loss_factor
 from ampscope.workloads.protocol import Workload, iterate, move
 
 Pair = namedtuple("Pair", ["inputs", "targets"])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from ampscope.analysis.ceilings import (
@@ -29,7 +29,7 @@ from ampscope.analysis.ceilings import (
 from ampscope.hardware.capability import tensor_cores
 from ampscope.hardware.describe import HardwareReport
 from ampscope.number_words import rate_words
-from ampscope.records import Machine, Rate, Result, RunInfo, Sample, Timing
+from ampscope.records import Machine, Rate, Result, RunInfo, Sample
 
 HALVES = ("bf16", "fp16")
 MIG = " MIG "  # in the name of a slice: "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
@@ -216,19 +216,9 @@ def _rate(rate: Rate) -> dict[str, object]:
         "layout": rate.layout,
         "flops_s": rate.flops_s,
         "bytes_s": rate.bytes_s,
-        "timing": _timing(rate.timing) if rate.timing else None,
+        "timing": asdict(rate.timing) | {"spread": rate.timing.spread} if rate.timing else None,
         "measured_at": _date(rate.measured_at),
         "note": rate.note,
-    }
-
-
-def _timing(timing: Timing) -> dict[str, object]:
-    return {
-        "median_s": timing.median_s,
-        "low_s": timing.low_s,
-        "high_s": timing.high_s,
-        "spread": timing.spread,
-        "repeats": timing.repeats,
     }
 
 

@@ -231,16 +231,12 @@ def likely_reason(
     if slow.dtype not in VECTOR_DTYPES and has_path is False:  # None is unknown
         where = f"capability {tensor_cores.capability}" if tensor_cores else ""
         return f"There is no Tensor Core path for {label} on this chip ({where})."
-    if slow.dtype == "tf32" and _is_like_fp32(slow):
+    if slow.dtype == "tf32" and slow.flops_s < NO_EFFECT * (slow.fp32_flops_s or 0):
         return (
             "The TF32 flag had no effect: it is as fast as fp32. Look for NVIDIA_TF32_OVERRIDE=0 "
             "in the environment."
         )
     return held_down(samples) or UNKNOWN
-
-
-def _is_like_fp32(slow: Slow) -> bool:
-    return slow.fp32_flops_s is not None and slow.flops_s < NO_EFFECT * slow.fp32_flops_s
 
 
 def _on_cpu(slow: Slow, flags: tuple[str, ...] | None) -> str:

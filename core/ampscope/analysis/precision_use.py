@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ampscope.analysis.run_view import RunView
 from ampscope.numerics.formats import FORMATS
@@ -55,8 +56,7 @@ class PrecisionUse:
     @property
     def half_share(self) -> float | None:
         """Share of the FLOPs in 16 bits or fewer; None when there were none, or none recorded."""
-        half = sum(flops for dtype, flops in self.flops if is_half(dtype))
-        return half / self.total if self.total else None
+        return FlopShare(self.flops).half_share
 
     @property
     def no_half(self) -> bool:
@@ -191,7 +191,7 @@ def dtypes_by_module(
     modules: Sequence[ModuleRecord], ops: Iterable[OpRecord], frames: Mapping[Role, Frame]
 ) -> list[ModuleDtypes]:
     """One row per module, in the order of ``modules``. Filter ``ops`` by phase beforehand."""
-    held = {role: _held(frame) for role, frame in frames.items()}
+    held = {role: recorded_dtypes(frame) for role, frame in frames.items()}
     own: dict[int, list[OpRecord]] = defaultdict(list)
     for op in ops:
         own[op.module].append(op)
@@ -220,7 +220,7 @@ def parameters_by_dtype(modules: Sequence[ModuleRecord]) -> list[tuple[str, int]
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
-def _held(frame: Frame) -> dict[int, tuple[str, ...]]:
+def recorded_dtypes(frame: Frame) -> dict[int, tuple[str, ...]]:
     """Module -> dtypes of its rows."""
     found: dict[int, set[str]] = defaultdict(set)
     for module, dtype in zip(frame.modules, frame.dtypes, strict=True):
@@ -258,28 +258,19 @@ def _row(
     )
 
 
+_COUNTS = ("parameter_count", "op_count", "cast_count", "flops", "half_flops")
+_DTYPES = ("weights", "activations", "grad_outputs", "weight_grads", "computed_in")
+
+
 def _merge(row: ModuleDtypes, below: Sequence[ModuleDtypes]) -> ModuleDtypes:
     if not below:
         return row
     parts = (row, *below)
 
-    def union(name: str) -> tuple[str, ...]:
-        return tuple(sorted({dtype for part in parts for dtype in getattr(part, name)}))
-
-    return replace(
-        row,
-        parameter_count=sum(p.parameter_count for p in parts),
-        weights=union("weights"),
-        activations=union("activations"),
-        grad_outputs=union("grad_outputs"),
-        weight_grads=union("weight_grads"),
-        computed_in=union("computed_in"),
-        op_count=sum(p.op_count for p in parts),
-        cast_count=sum(p.cast_count for p in parts),
-        flops=sum(p.flops for p in parts),
-        half_flops=sum(p.half_flops for p in parts),
-        folded=len(below),
-    )
+    merged: dict[str, Any] = {name: sum(getattr(p, name) for p in parts) for name in _COUNTS}
+    for name in _DTYPES:
+        merged[name] = tuple(sorted({dtype for p in parts for dtype in getattr(p, name)}))
+    return replace(row, folded=len(below), **merged)
 
 
 # Which recorded ops do arithmetic of the model, and which only name, shape or copy memory.

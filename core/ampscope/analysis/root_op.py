@@ -199,7 +199,7 @@ def forward_class(op: BadOp) -> ForwardClass:
     if "softmax" in name:
         return ForwardClass.MASKED_ROW
     if name in LOGARITHMS:
-        return ForwardClass.LOG_ZERO if _has_zero(op) else ForwardClass.OTHER
+        return ForwardClass.LOG_ZERO if any(o.zeros for o in op.inputs) else ForwardClass.OTHER
     if _is_empty(op, name):
         return ForwardClass.EMPTY
     if name in DIVISIONS and _divides_by_zero(op, name):
@@ -224,14 +224,10 @@ def _is_attention(op: BadOp, name: str) -> bool:
     """
     two_activations = not any(o.is_parameter for o in op.inputs)
     return (
-        name in ("bmm", "baddbmm", "matmul", "mm", "einsum")
+        name in ("bmm", "baddbmm", "matmul", "mm", "mv", "einsum")
         and two_activations
         and feeds_softmax(op)
     )
-
-
-def _has_zero(op: BadOp) -> bool:
-    return any(o.zeros for o in op.inputs)
 
 
 def _divides_by_zero(op: BadOp, name: str) -> bool:

@@ -12,20 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from ampscope import observations as obs
 from ampscope.numerics.formats import FP16
-from ampscope.observations import (
-    READ_GRADIENT,
-    READ_LOSS,
-    Attempt,
-    BadOp,
-    Call,
-    GradientChange,
-    Observation,
-    OpUse,
-    Outcome,
-    ParameterGradient,
-    Scan,
-)
 
 TAIL_SHARE = 0.2  # the last fifth of a run says where its loss ended
 
@@ -33,18 +21,18 @@ TAIL_SHARE = 0.2  # the last fifth of a run says where its loss ended
 class RunView:
     """Immutable by convention; every derived view is computed once."""
 
-    def __init__(self, control: str, run_id: str, observations: Sequence[Observation]) -> None:
+    def __init__(self, control: str, run_id: str, observations: Sequence[obs.Observation]) -> None:
         self.control = control
         self.run_id = run_id
-        self.calls = [o for o in observations if isinstance(o, Call)]
-        self.attempts = [o for o in observations if isinstance(o, Attempt)]
-        self.gradients = [o for o in observations if isinstance(o, ParameterGradient)]
-        self.gradient_changes = [o for o in observations if isinstance(o, GradientChange)]
-        self.scans = [o for o in observations if isinstance(o, Scan)]
-        self.bad_ops = [o for o in observations if isinstance(o, BadOp)]
-        self.uses = [o for o in observations if isinstance(o, OpUse)]
-        outcomes = [o for o in observations if isinstance(o, Outcome)]
-        self.outcome = outcomes[-1] if outcomes else Outcome(ended="killed")
+        self.calls = [o for o in observations if isinstance(o, obs.Call)]
+        self.attempts = [o for o in observations if isinstance(o, obs.Attempt)]
+        self.gradients = [o for o in observations if isinstance(o, obs.ParameterGradient)]
+        self.gradient_changes = [o for o in observations if isinstance(o, obs.GradientChange)]
+        self.scans = [o for o in observations if isinstance(o, obs.Scan)]
+        self.bad_ops = [o for o in observations if isinstance(o, obs.BadOp)]
+        self.uses = [o for o in observations if isinstance(o, obs.OpUse)]
+        outcomes = [o for o in observations if isinstance(o, obs.Outcome)]
+        self.outcome = outcomes[-1] if outcomes else obs.Outcome(ended="killed")
 
     @cached_property
     def losses(self) -> list[float]:
@@ -52,10 +40,10 @@ class RunView:
         return [c.value for c in self.calls if c.name == "backward" and c.value is not None]
 
     @cached_property
-    def guarded_losses(self) -> list[Call]:
+    def guarded_losses(self) -> list[obs.Call]:
         """Losses that were not finite, that the script looked at, and whose batch it then left out
         or ended with; and those of a last backward that no optimizer step followed."""
-        calls = [c for c in self.calls if c.name == "read" and c.subject == READ_LOSS]
+        calls = [c for c in self.calls if c.name == "read" and c.subject == obs.READ_LOSS]
         return calls + [
             c
             for c in self.calls
@@ -63,9 +51,9 @@ class RunView:
         ]
 
     @cached_property
-    def guarded_gradients(self) -> list[Call]:
+    def guarded_gradients(self) -> list[obs.Call]:
         """Gradients that were not finite, that the script looked at, and then made no step."""
-        return [c for c in self.calls if c.name == "read" and c.subject == READ_GRADIENT]
+        return [c for c in self.calls if c.name == "read" and c.subject == obs.READ_GRADIENT]
 
     @cached_property
     def first_bad_attempt(self) -> int | None:
@@ -85,7 +73,7 @@ class RunView:
         bad = {a.attempt for a in self.attempts if not _finite(a.loss)}
         return sorted(bad | {c.attempt for c in self.guarded_losses})
 
-    def taints_of(self, reads: Sequence[Call]) -> set[int]:
+    def taints_of(self, reads: Sequence[obs.Call]) -> set[int]:
         """Bad ops that the values behind ``reads`` descend from."""
         return {int(c.note) for c in reads if c.name == "read"}
 
@@ -164,16 +152,16 @@ class RunView:
         """The script ended by an exception of its own."""
         return self.outcome.ended == "exception"
 
-    def bad_op(self, op_id: int) -> BadOp | None:
+    def bad_op(self, op_id: int) -> obs.BadOp | None:
         """The bad op with that id; None when there is none."""
         return next((b for b in self.bad_ops if b.id == op_id), None)
 
-    def use(self, name: str) -> OpUse | None:
+    def use(self, name: str) -> obs.OpUse | None:
         """The first use of that name."""
         return next((u for u in self.uses if u.name == name), None)
 
     @cached_property
-    def broken_buffers(self) -> list[Scan]:
+    def broken_buffers(self) -> list[obs.Scan]:
         """Buffers that are not finite at the end and were at their first sight.
 
         A causal mask is a buffer of minus infinities from the start, and means to be.
@@ -182,7 +170,7 @@ class RunView:
         end = self.scans_of("end", "buffer")
         return [s for s in end if s.nan + s.inf and s.name not in meant]
 
-    def scans_of(self, moment: str, kind: str) -> list[Scan]:
+    def scans_of(self, moment: str, kind: str) -> list[obs.Scan]:
         """Scans of one moment (start, batch, end) and kind (parameter, buffer, batch, frozen)."""
         return [s for s in self.scans if s.moment == moment and s.kind == kind]
 
@@ -201,7 +189,7 @@ def _finite(value: float | None) -> bool:
 MIN_STAGNATED = 8  # times that the same line added without effect: not a coincidence
 
 
-def worst_sum(run: RunView) -> BadOp | None:
+def worst_sum(run: RunView) -> obs.BadOp | None:
     """The sum that is farthest off, of the surest kind there is; averages of weights left out."""
     inaccurate = [b for b in run.bad_ops if b.kind == "coarse"]
     totals = [b for b in run.bad_ops if b.kind in ("drift", "stall") and not is_average(b)]
@@ -214,7 +202,7 @@ def worst_sum(run: RunView) -> BadOp | None:
     return max(stagnated, key=lambda b: b.count, default=None)
 
 
-def _is_running_total(op: BadOp) -> bool:
+def _is_running_total(op: obs.BadOp) -> bool:
     """The first term is what the same op made before: a running total, not a residual. What a
     backward pass adds out of place are gradients of one tensor's several uses."""
     name = op.op.rpartition(".")[2]
@@ -225,14 +213,14 @@ def _is_running_total(op: BadOp) -> bool:
 # What a step's gradients and weights show.
 
 
-def has_own_gradients(attempt: Attempt) -> bool:
+def has_own_gradients(attempt: obs.Attempt) -> bool:
     """Its gradients are finite, and what the backward pass gave: not what a clip by an infinite
     norm, to which another optimizer's overflow may have led, left of them."""
     finite = attempt.grad_total > 0 and not attempt.grad_nonfinite
     return finite and not _clipped_by_infinity(attempt)
 
 
-def _clipped_by_infinity(attempt: Attempt) -> bool:
+def _clipped_by_infinity(attempt: obs.Attempt) -> bool:
     return attempt.unclipped_norm is not None and not math.isfinite(attempt.unclipped_norm)
 
 
@@ -312,7 +300,7 @@ MIN_AVERAGE_STAGNATED = 5  # updates that moved next to nothing
 class SlowAverage:
     """One tensor at the end of a run. Changes are 2-norms over that of its first sight."""
 
-    scan: Scan
+    scan: obs.Scan
     change: float
     reference_change: float  # the same in the fp32 control, never zero
 
@@ -352,14 +340,14 @@ def _averages(run: RunView, fp32: RunView) -> list[SlowAverage]:
     ]
 
 
-def stagnated_average(run: RunView) -> BadOp | None:
+def stagnated_average(run: RunView) -> obs.BadOp | None:
     """The first addition to an average of weights that had no effect at least
     :data:`MIN_AVERAGE_STAGNATED` times."""
     stagnated = (b for b in run.bad_ops if b.kind == "stall" and b.count >= MIN_AVERAGE_STAGNATED)
     return next(filter(is_average, stagnated), None)
 
 
-def is_average(op: BadOp) -> bool:
+def is_average(op: obs.BadOp) -> bool:
     """Weights are involved: the target, or what is added, is a parameter or made of one."""
     return any(o.is_parameter for o in op.inputs)
 
@@ -374,7 +362,7 @@ INACCURATE_SPREAD = 0.05  # one rounding to bf16 is at most 0.4 % of a value
 class InaccurateTable:
     """A buffer, and how far it is from the fp32 control's: largest difference over the spread."""
 
-    scan: Scan
+    scan: obs.Scan
     error: float
 
 
@@ -428,11 +416,12 @@ ALIKE = 1.5  # gradient norms of two runs that have not parted yet differ by les
 class HalfState:
     """Of a run whose optimizer keeps its state in half precision."""
 
-    first: Attempt
-    broken: Attempt | None  # weights or moments not finite although the gradients are
+    first: obs.Attempt
+    broken: obs.Attempt | None  # weights or moments not finite although the gradients are
     dead_share: float  # second moments that vanished although the gradients did not, at most
     eps_vanished: bool
     update_ratio: float | None  # largest update norm over the fp32 control's, in the first attempts
+    rigid_steps: int  # taken steps at which second moments were compared, if none ever fell; else 0
 
 
 def optimizer_class(run: RunView, name: str) -> str:
@@ -456,16 +445,24 @@ def half_state(run: RunView, fp32: RunView | None) -> HalfState | None:
         dead_share=max(a.state_zero_share or 0.0 for a in half),
         eps_vanished=_vanishes(half[0]),
         update_ratio=_update_ratio(half, fp32),
+        rigid_steps=_rigid_steps(half),
     )
 
 
-def _vanishes(attempt: Attempt) -> bool:
+def _rigid_steps(half: Sequence[obs.Attempt]) -> int:
+    """A second moment whose decay rounds back to its value can only grow. Gradients differ from
+    batch to batch, so in fp32 some of the sampled moments fall at every step."""
+    seen = [a for a in half if not a.skipped and a.state_fell_share is not None and a.grad_norm]
+    return 0 if any(a.state_fell_share for a in seen) else len(seen)
+
+
+def _vanishes(attempt: obs.Attempt) -> bool:
     # Half of the smallest number is a tie, which goes to the even neighbour: zero.
     small = attempt.eps is not None and attempt.eps <= FP16.min_subnormal / 2
     return small and "fp16" in attempt.state_dtypes
 
 
-def _update_ratio(half: Sequence[Attempt], fp32: RunView | None) -> float | None:
+def _update_ratio(half: Sequence[obs.Attempt], fp32: RunView | None) -> float | None:
     """Where such an optimizer begins late, as in a second phase, it is compared at steps whose
     gradients still are those of the control."""
     if fp32 is None:
@@ -481,7 +478,7 @@ def _update_ratio(half: Sequence[Attempt], fp32: RunView | None) -> float | None
     return max(ratios, default=None)
 
 
-def _same_gradients(one: Attempt, other: Attempt) -> bool:
+def _same_gradients(one: obs.Attempt, other: obs.Attempt) -> bool:
     norms = one.grad_norm, other.grad_norm
     if one.optimizer != other.optimizer or not all(n and math.isfinite(n) for n in norms):
         return False

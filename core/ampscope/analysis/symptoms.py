@@ -7,15 +7,8 @@ import statistics
 from collections.abc import Sequence
 from enum import StrEnum
 
+from ampscope.analysis import run_view
 from ampscope.analysis.control_losses import difference, divergence
-from ampscope.analysis.run_view import (
-    KEPT,
-    TAIL_SHARE,
-    RunView,
-    has_own_gradients,
-    kept_motion,
-    least_moved,
-)
 
 # A dynamic scale that starts at 2^16 needs at most 16 skips to reach 1; a start at 2^24 needs 24.
 MAX_SEARCH_SKIPS = 20
@@ -51,41 +44,32 @@ class Symptom(StrEnum):
     DROPPED = "batches are dropped that fp32 trains on"
 
 
-def symptoms(run: RunView, fp32: RunView | None) -> frozenset[Symptom]:
+def symptoms(run: run_view.RunView, fp32: run_view.RunView | None) -> frozenset[Symptom]:
     """All symptoms of ``run``; the comparing ones need the fp32 control."""
-    found = set()
-    if run.has_exception:
-        found.add(Symptom.EXCEPTION)
-    if _bad_losses(run, fp32):
-        found.add(Symptom.LOSS)
-    if any(a.grad_nonfinite and not a.skipped for a in run.attempts) or _ended_on_gradients(run):
-        found.add(Symptom.GRADIENTS)
-    if run.weights_broken:
-        found.add(Symptom.WEIGHTS)
-    if skips_too_often(run):
-        found.add(Symptom.SKIPS)
-    if evaluates_badly(run, fp32):
-        found.add(Symptom.EVALUATION)
-    if run.broken_buffers:
-        found.add(Symptom.BUFFERS)
-    if divergence(run, fp32) is not None:
-        found.add(Symptom.DIVERGED)
+    broken = any(a.grad_nonfinite and not a.skipped for a in run.attempts)
+    seen: dict[Symptom, object] = {
+        Symptom.EXCEPTION: run.has_exception,
+        Symptom.LOSS: _bad_losses(run, fp32),
+        Symptom.GRADIENTS: broken or _ended_on_gradients(run),
+        Symptom.WEIGHTS: run.weights_broken,
+        Symptom.SKIPS: skips_too_often(run),
+        Symptom.EVALUATION: evaluates_badly(run, fp32),
+        Symptom.BUFFERS: run.broken_buffers,
+        Symptom.DIVERGED: divergence(run, fp32) is not None,
+    }
     if fp32 is not None:
         often = run.outcome.errors_caught and run.outcome.error_text
-        if often and not fp32.outcome.errors_caught:
-            found.add(Symptom.CAUGHT)
-        if is_behind(run, fp32):
-            found.add(Symptom.BEHIND)
-        if is_frozen(run, fp32):
-            found.add(Symptom.FROZEN)
-        if ends_early(run, fp32):
-            found.add(Symptom.ENDED)
-        if drops_batches(run, fp32):
-            found.add(Symptom.DROPPED)
-    return frozenset(found)
+        seen |= {
+            Symptom.CAUGHT: often and not fp32.outcome.errors_caught,
+            Symptom.BEHIND: is_behind(run, fp32),
+            Symptom.FROZEN: is_frozen(run, fp32),
+            Symptom.ENDED: ends_early(run, fp32),
+            Symptom.DROPPED: drops_batches(run, fp32),
+        }
+    return frozenset(symptom for symptom, is_there in seen.items() if is_there)
 
 
-def _bad_losses(run: RunView, fp32: RunView | None) -> set[int]:
+def _bad_losses(run: run_view.RunView, fp32: run_view.RunView | None) -> set[int]:
     """Attempts with a loss that is not finite. What the script left out by itself, at a line at
     which it leaves batches out in fp32 too, is a habit of the script's and no symptom, as long as
     both runs come to the same end."""
@@ -97,7 +81,7 @@ def _bad_losses(run: RunView, fp32: RunView | None) -> set[int]:
     return bad | {c.attempt for c in run.guarded_losses if c.line not in habit}
 
 
-def _same_end(run: RunView, fp32: RunView) -> bool:
+def _same_end(run: run_view.RunView, fp32: run_view.RunView) -> bool:
     own, reference = run.outcome, fp32.outcome
     return (own.ended, own.exit_code, own.attempts) == (
         reference.ended,
@@ -106,14 +90,14 @@ def _same_end(run: RunView, fp32: RunView) -> bool:
     )
 
 
-def _ended_on_gradients(run: RunView) -> bool:
+def _ended_on_gradients(run: run_view.RunView) -> bool:
     """The script looked at gradients that were not finite, and ended with an error there."""
     if not run.guarded_gradients or not (run.has_exception or run.outcome.exit_code):
         return False
     return run.guarded_gradients[-1].attempt >= len(run.attempts)
 
 
-def ends_early(run: RunView, fp32: RunView) -> bool:
+def ends_early(run: run_view.RunView, fp32: run_view.RunView) -> bool:
     """The script ends itself with an error status that its fp32 control does not have, or before
     its first step, or after less than half of the steps and of the time.
 
@@ -134,7 +118,7 @@ def ends_early(run: RunView, fp32: RunView) -> bool:
     )
 
 
-def drops_batches(run: RunView, fp32: RunView) -> bool:
+def drops_batches(run: run_view.RunView, fp32: run_view.RunView) -> bool:
     """Fewer of the batches that the model saw came to a backward than in fp32, or far fewer of the
     backward passes to an optimizer step than a search for the loss scale explains."""
     own, reference = run.outcome, fp32.outcome
@@ -162,7 +146,7 @@ def drops_batches(run: RunView, fp32: RunView) -> bool:
     return False
 
 
-def _of_the_search(run: RunView, fp32: RunView | None) -> set[int]:
+def _of_the_search(run: run_view.RunView, fp32: run_view.RunView | None) -> set[int]:
     """Attempts that a search for the scale left out, whose loss was finite in fp32: a gradient
     penalty, for one, is not finite at a scale that is too high. A search that does not end is a
     symptom of its own, and excuses nothing."""
@@ -174,7 +158,7 @@ def _of_the_search(run: RunView, fp32: RunView | None) -> set[int]:
     return set(range(run.leading_skips))
 
 
-def skips_too_often(run: RunView) -> bool:
+def skips_too_often(run: run_view.RunView) -> bool:
     """More than a search at the start: it does not end, or skips come back again and again.
 
     A search ends when the scale holds, however long it was; one that goes below 1 does not end
@@ -193,7 +177,7 @@ def skips_too_often(run: RunView) -> bool:
     return len(late) >= 2 and len(late) > LATE_SKIP_SHARE * max(total - search, 1)
 
 
-def following_skips(run: RunView) -> set[int]:
+def following_skips(run: run_view.RunView) -> set[int]:
     """Skips with which the scale comes down as gradients grow: each at a scale below all earlier
     ones, and at a product of scale and gradients as large as any that was borne. Gradients that
     overflow for another reason do so at products that other steps have borne."""
@@ -218,7 +202,7 @@ def following_skips(run: RunView) -> set[int]:
     return found
 
 
-def evaluates_badly(run: RunView, fp32: RunView | None) -> bool:
+def evaluates_badly(run: run_view.RunView, fp32: run_view.RunView | None) -> bool:
     """Evaluation gave NaN or Inf, and more of it than in fp32: the logits of forbidden actions and
     the scores of dead beams are minus infinity in any precision."""
     own = run.outcome
@@ -230,7 +214,7 @@ def evaluates_badly(run: RunView, fp32: RunView | None) -> bool:
     return own.eval_nan > reference.eval_nan or more_inf or only_here
 
 
-def progress(run: RunView, count: int | None = None) -> float | None:
+def progress(run: run_view.RunView, count: int | None = None) -> float | None:
     """How far the loss fell within the first ``count`` losses, to the mean of their last fifth."""
     head, tail = run.head_loss, run.tail_of(count)
     if head is None or tail is None or not math.isfinite(tail):
@@ -238,7 +222,7 @@ def progress(run: RunView, count: int | None = None) -> float | None:
     return head - tail
 
 
-def is_behind(run: RunView, fp32: RunView) -> bool:
+def is_behind(run: run_view.RunView, fp32: run_view.RunView) -> bool:
     """fp32 learned clearly and this run learned less than half as much, in as many steps.
 
     One of the two may have met its time limit earlier, so only what both did is compared. Batches
@@ -269,19 +253,19 @@ def is_behind(run: RunView, fp32: RunView) -> bool:
 
 def _ordinary(losses: Sequence[float], head: float) -> list[int]:
     """Places in the last fifth whose loss is neither many times the others' nor above ``head``."""
-    places = range(len(losses) - max(1, int(len(losses) * TAIL_SHARE)), len(losses))
+    places = range(len(losses) - max(1, int(len(losses) * run_view.TAIL_SHARE)), len(losses))
     usual = statistics.median([abs(losses[n]) for n in places])
     return [n for n in places if not abs(losses[n]) > max(HEAVY * usual, abs(head))]
 
 
-def is_frozen(run: RunView, fp32: RunView) -> bool:
+def is_frozen(run: run_view.RunView, fp32: run_view.RunView) -> bool:
     """Taken steps leave most weights as they are, and fp32's do not; nor do the weights come as
     far over the run."""
-    moved = least_moved(run, fp32)
+    moved = run_view.least_moved(run, fp32)
     if moved is None or moved.own >= 0.5 * moved.reference:
         return False
-    kept = kept_motion(run, fp32)
-    return kept is None or kept < KEPT
+    kept = run_view.kept_motion(run, fp32)
+    return kept is None or kept < run_view.KEPT
 
 
 # Gradient entries that half precision lost: zero in the run, and not in its fp32 control.
@@ -296,14 +280,14 @@ MOSTLY = 0.1  # share of zeros up to which fp32's gradient of a parameter counts
 LATE = 5  # last attempts with finite gradients
 
 
-def late_zero_share(run: RunView) -> float:
+def late_zero_share(run: run_view.RunView) -> float:
     """Exactly zero gradient entries in the last attempts with finite gradients."""
-    seen = [a for a in run.attempts if has_own_gradients(a)][-LATE:]
+    seen = [a for a in run.attempts if run_view.has_own_gradients(a)][-LATE:]
     total = sum(a.grad_total for a in seen)
     return sum(a.grad_zero for a in seen) / total if total else 0.0
 
 
-def dead_parameters(run: RunView, fp32: RunView) -> list[str]:
+def dead_parameters(run: run_view.RunView, fp32: run_view.RunView) -> list[str]:
     """Parameters without any gradient here that in fp32 have a part of it that matters.
 
     A bias before a normalisation has a gradient of rounding noise in fp32 and none in half: the
@@ -313,7 +297,7 @@ def dead_parameters(run: RunView, fp32: RunView) -> list[str]:
     total = math.sqrt(sum((g.norm or 0.0) ** 2 for g in reference.values()))
     # A skipped step says nothing: its gradients are infinite, or were made zero by a clip that
     # divided by an infinite norm.
-    taken = (a.attempt for a in run.attempts if not a.skipped and has_own_gradients(a))
+    taken = (a.attempt for a in run.attempts if not a.skipped and run_view.has_own_gradients(a))
     first = next(taken, None)
     names = []
     for own in (g for g in run.gradients if g.attempt == first and g.total and not g.nonfinite):
@@ -325,7 +309,7 @@ def dead_parameters(run: RunView, fp32: RunView) -> list[str]:
     return names
 
 
-def learns_slower(run: RunView, fp32: RunView) -> bool:
+def learns_slower(run: run_view.RunView, fp32: run_view.RunView) -> bool:
     """fp32 made progress within the steps that both made, and this run clearly less."""
     count = min(len(run.losses), len(fp32.losses))
     own, reference = progress(run, count), progress(fp32, count)

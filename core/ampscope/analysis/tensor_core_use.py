@@ -27,7 +27,6 @@ from ampscope.records import (
     Machine,
     Matmul,
     Operand,
-    Padded,
     Place,
     Rate,
     Result,
@@ -432,7 +431,7 @@ def padding_gains(matmuls: Sequence[Matmul]) -> list[PaddingGain]:
         for padded in matmul.padded:
             for place in matmul.places:
                 if matmul.timing is not None:
-                    key = (place.module, _changes(padded))
+                    key = (place.module, tuple(sorted(set(padded.changes))))
                     found[key].append((place.count, matmul.timing, padded.timing))
     gains = [_gain(module, changes, timings) for (module, changes), timings in found.items()]
     return sorted(gains, key=lambda g: g.padded_s - g.seconds)
@@ -441,10 +440,6 @@ def padding_gains(matmuls: Sequence[Matmul]) -> list[PaddingGain]:
 def best_gain(matmuls: Sequence[Matmul]) -> PaddingGain | None:
     """The one that saves most time beyond doubt; None where nothing does."""
     return next((gain for gain in padding_gains(matmuls) if gain.is_worth_it), None)
-
-
-def _changes(padded: Padded) -> tuple[tuple[int, int], ...]:
-    return tuple(sorted(set(padded.changes)))
 
 
 def _gain(

@@ -21,19 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ampscope.analysis.precision_use import split
+from ampscope.numerics import histogram
 from ampscope.numerics.formats import FORMATS, NumberFormat
-from ampscope.numerics.histogram import (
-    ABOVE,
-    EXPONENTS,
-    FIRST,
-    LOWEST,
-    NAN,
-    NEG_INF,
-    NEG_ZERO,
-    POS_INF,
-    POS_ZERO,
-    Raw,
-)
 from ampscope.records import Frame
 
 Counts = NDArray[np.int64]
@@ -109,7 +98,7 @@ def worst_modules(series: UnderflowOverTime, name: str, limit: int) -> list[int]
     return [int(i) for i in np.argsort(-peak, kind="stable")[:limit]]
 
 
-def without_shadow(row: Raw, dtypes: str) -> WithoutShadow:
+def without_shadow(row: histogram.Raw, dtypes: str) -> WithoutShadow:
     """Counts of one module's row, recorded in ``dtypes`` (``"fp16"``, ``"fp16+fp32"``).
 
     A row of several dtypes is judged by the narrowest of them, the one that could have underflowed.
@@ -120,12 +109,14 @@ def without_shadow(row: Raw, dtypes: str) -> WithoutShadow:
         fmt = max(formats, key=lambda f: f.min_normal_exponent)
         first, end = (bin_of(e) for e in (fmt.min_subnormal_exponent, fmt.min_normal_exponent))
         subnormal = int(row[first:end].sum())
-    return WithoutShadow(int(row.sum()), int(row[POS_ZERO] + row[NEG_ZERO]), subnormal)
+    return WithoutShadow(
+        int(row.sum()), int(row[histogram.POS_ZERO] + row[histogram.NEG_ZERO]), subnormal
+    )
 
 
 def bin_of(exponent: int) -> int:
     """Index in a raw row of the bin of an exponent; the end bins take what lies beyond."""
-    return min(max(exponent - LOWEST + FIRST, 0), ABOVE)
+    return min(max(exponent - histogram.LOWEST + histogram.FIRST, 0), histogram.ABOVE)
 
 
 # Which loss scales keep the gradients of every module within a format, read off histograms.
@@ -197,14 +188,14 @@ def _limits(
     """Modules with gradients, and the lowest and highest exponent of a scale for each."""
     if not all(_is_finite(f) for f in (frame, weights) if f is not None):
         return None
-    finite = frame.rows[:, : ABOVE + 1]
+    finite = frame.rows[:, : histogram.ABOVE + 1]
     there = np.flatnonzero(finite.any(axis=1) & _counts(frame, fmt))
     if not there.size:
         return None
     # For all rows at once: 500 modules take 1 ms and not 300.
     finite, modules = finite[there], [frame.modules[i] for i in there]
     allowed = (LOST_SHARE * finite.sum(axis=1)).astype(np.int64)
-    first = EXPONENTS[(np.cumsum(finite, axis=1) > allowed[:, None]).argmax(axis=1)]
+    first = histogram.EXPONENTS[(np.cumsum(finite, axis=1) > allowed[:, None]).argmax(axis=1)]
     low = fmt.zero_below_exponent - first + round(math.log2(frame.scale))
     high = _highest(finite, frame.scale, fmt)
     if weights is not None:
@@ -213,9 +204,21 @@ def _limits(
     return modules, low, high
 
 
+def excluded_modules(frame: Frame, fmt: NumberFormat) -> dict[int, str]:
+    """Modules with gradients that no window counts, because none of them is in the format, with the
+    dtypes that they are in: fp32 for a loss under autocast. Empty where all modules count."""
+    counted = _counts(frame, fmt)
+    inside = {module for module, counts in zip(frame.modules, counted, strict=True) if counts}
+    found: dict[int, str] = {}
+    for module, dtype, row in zip(frame.modules, frame.dtypes, frame.rows, strict=True):
+        if module not in inside and row[: histogram.ABOVE + 1].any():
+            found[module] = f"{found[module]}+{dtype}" if module in found else dtype
+    return found
+
+
 def _is_finite(frame: Frame) -> bool:
     """Whether all its gradients are, and its scale: 165 skipped steps in a row take that to 0."""
-    bad = frame.rows[:, [NAN, POS_INF, NEG_INF]].any()
+    bad = frame.rows[:, [histogram.NAN, histogram.POS_INF, histogram.NEG_INF]].any()
     return not bad and 0 < frame.scale < math.inf
 
 
@@ -225,16 +228,16 @@ def _counts(frame: Frame, fmt: NumberFormat) -> NDArray[np.bool_]:
     return own if own.any() else ~own
 
 
-def _highest(finite: Raw, scale: float, fmt: NumberFormat) -> NDArray[np.int64]:
+def _highest(finite: histogram.Raw, scale: float, fmt: NumberFormat) -> NDArray[np.int64]:
     """log2 of the highest scale for each row that has any. The format's top bin stays free, as
     values in it may exceed the largest number by rounding."""
-    top = EXPONENTS[ABOVE - (finite[:, ::-1] > 0).argmax(axis=1)]
+    top = histogram.EXPONENTS[histogram.ABOVE - (finite[:, ::-1] > 0).argmax(axis=1)]
     return np.asarray(fmt.max_exponent - 1 - top + round(math.log2(scale)))
 
 
 def _borne_by_weights(weights: Frame, fmt: NumberFormat) -> dict[int, int]:
     """log2 of the highest scale that each module's weight gradients bear."""
-    finite = weights.rows[:, : ABOVE + 1]
+    finite = weights.rows[:, : histogram.ABOVE + 1]
     there = np.flatnonzero(finite.any(axis=1))
     highest = _highest(finite[there], weights.scale, fmt).tolist()
     pairs = zip((weights.modules[i] for i in there), highest, strict=True)

@@ -27,8 +27,6 @@ from ampscope.capture.exponent_layout import LAYOUTS, pieces
 from ampscope.capture.tensors import is_dense
 from ampscope.numerics.histogram import RAW_LEN, Raw
 
-__all__ = ["DeviceCounter", "count_into", "count_small_into"]
-
 
 def count_into(tensor: Tensor, row: Raw) -> None:
     """Add the counts of every element of ``tensor`` to ``row`` (int64, contiguous, RAW_LEN long).

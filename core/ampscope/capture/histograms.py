@@ -14,7 +14,6 @@ import itertools
 import time
 from collections.abc import Callable
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -68,12 +67,7 @@ class HistogramHooks:
         self._handle = FORWARD.subscribe(hear, awake=self._active)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._handle is not None:
             self._handle.remove()
         self.end_step()
@@ -153,7 +147,7 @@ class HistogramHooks:
 # position; a module that is called several times in a step adds to its row.
 #
 #     counts = Accumulator()
-#     counts.add(Role.ACTIVATION, 3, tensor)      # as often as tensors come by
+#     counts.add(Role.ACTIVATION, 3, tensor)      # once for each tensor
 #     frames = counts.take(step=7, scale=65536.0) # {Role.ACTIVATION: Frame(...)}, and starts anew
 #
 # Counting runs below every dispatch mode: the op trace must not see the instruments' own ops, and
@@ -200,7 +194,10 @@ class Accumulator:
 
     def take(self, step: int, scale: float) -> dict[Role, Frame]:
         """A frame for each role that was counted. Starts anew."""
-        self._collect()
+        for device in self._devices.values():
+            with no_dispatch():
+                collected = device.collect()
+            self._counts[: len(collected)] += collected
         frames = {}
         for role in Role:
             rows = [row for row in sorted(self._touched) if self._keys[row][0] is role]
@@ -241,9 +238,3 @@ class Accumulator:
             if device is None:
                 device = self._devices[tensor.device] = DeviceCounter(tensor.device)
             device.add(tensor, row, stable=stable)
-
-    def _collect(self) -> None:
-        for device in self._devices.values():
-            with no_dispatch():
-                collected = device.collect()
-            self._counts[: len(collected)] += collected

@@ -17,7 +17,7 @@ import hashlib
 import inspect
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MethodType, TracebackType
+from types import MethodType
 from typing import Any
 
 import torch
@@ -132,14 +132,9 @@ class OpTrace:
         self._mode.__enter__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        self._mode.__exit__(kind, error, where)  # type: ignore[no-untyped-call]  # as above
-        self.place.__exit__(kind, error, where)
+    def __exit__(self, *error: object) -> None:
+        self._mode.__exit__(*error)  # type: ignore[no-untyped-call]  # as above
+        self.place.__exit__(*error)
         self.elapsed_s += self._mode.elapsed_s
         self._mode.elapsed_s = 0.0
 
@@ -206,7 +201,8 @@ class Flops:
         """0 for an op without a formula: only matmuls, convolutions and attention have one."""
         number = id(func)
         if number not in self._formulas:
-            self._formulas[number] = _formula(func)
+            packet = getattr(func, "_overloadpacket", None)
+            self._formulas[number] = _OWN_FORMULAS.get(packet) or flop_registry.get(packet)
             self._kept.append(func)
         formula = self._formulas[number]
         if formula is None:
@@ -215,16 +211,12 @@ class Flops:
         flops = self._known.get(key)
         if flops is None:
             try:
-                flops = self._applied(formula, args, kwargs, out)
+                flops = int(formula(*args, **(kwargs or {}), out_val=out))
             except Exception as error:  # a form of the op that the formula does not know
                 self.failures.add("the FLOPs of some ops", error)
                 flops = 0
             self._known[key] = flops
         return flops
-
-    @staticmethod
-    def _applied(formula: Callable[..., int], args: Sequence[Any], kwargs: Any, out: Any) -> int:
-        return int(formula(*args, **(kwargs or {}), out_val=out))
 
 
 class _Intercept(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own hook is untyped
@@ -236,7 +228,11 @@ class _Intercept(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.elapsed_s = 0.0
         self._record = record
-        self._execute = None if executes is None else _undecorated(executes)
+        self._execute: Callable[..., Any] | None = None
+        if executes is not None:
+            # Without torch's wrapper of the handler: here it runs inside another mode's handler.
+            handler = inspect.unwrap(type(executes).__torch_dispatch__)
+            self._execute = MethodType(handler, executes)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -254,11 +250,6 @@ class _Intercept(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         self._record(func, args, kwargs, out)
         self.elapsed_s += time.perf_counter() - started
         return out
-
-
-def _undecorated(mode: TorchDispatchMode) -> Callable[..., Any]:
-    """``mode``'s handler without torch's wrapper; here it runs inside another mode's handler."""
-    return MethodType(inspect.unwrap(type(mode).__torch_dispatch__), mode)
 
 
 def _dtypes(values: Iterable[Any], more: Mapping[str, Any] | None) -> _Dtypes:
@@ -285,12 +276,6 @@ def _op_name(func: Any) -> str:
     if isinstance(func, torch._ops.OpOverload):
         return f"{func.namespace}.{func._opname}"
     return f"higher_order.{func.name()}"
-
-
-def _formula(func: Any) -> Callable[..., int] | None:
-    packet = getattr(func, "_overloadpacket", None)
-    formula: Callable[..., int] | None = _OWN_FORMULAS.get(packet) or flop_registry.get(packet)
-    return formula
 
 
 def _shape(value: Any) -> object:
@@ -344,12 +329,7 @@ class OpPlace:
         ]
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for handle in self._handles:
             handle.remove()
 

@@ -1,4 +1,4 @@
-"""Instrument: the fp32 shadow, the only way to tell a lost gradient from one that was zero.
+"""Instrument: the fp32 shadow, the only way to distinguish a lost gradient from one that was zero.
 
 At a sampled step a copy of the model in fp32 runs the same weights, batch and random state first.
 Then the real step runs, and each activation, grad_output and weight gradient is compared with the
@@ -15,17 +15,15 @@ import contextlib
 import copy
 import math
 import random
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import TracebackType
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._mode_utils import no_dispatch
 
-from ampscope.capture.failures import Failures
+from ampscope.capture.failures import Failures, OwnTime
 from ampscope.capture.global_hooks import FORWARD, Subscription
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.tensors import HALF, floating_tensors, in_backward, plain, unreadable, version
@@ -49,7 +47,7 @@ class Shadow:
         failures: Failures | None = None,
     ) -> None:
         self.failures = failures or Failures()
-        self.elapsed_s = 0.0  # comparing, during the real step
+        self.time = OwnTime(self.failures)  # comparing, during the real step
         self._names = names
         self._step = step
         self._scale = scale  # the loss scale of the real step
@@ -87,12 +85,7 @@ class Shadow:
         self._handle = FORWARD.subscribe(self._compare_output)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._handle is not None:
             self._handle.remove()
 
@@ -162,16 +155,16 @@ class Shadow:
     def _compare(
         self, module: int, role: Role, half: Tensor, reference: Tensor, scale: float
     ) -> None:
-        started = time.perf_counter()
         # Autocast may be on: this is called in the middle of a forward pass.
         autocast_off = torch.autocast(half.device.type, enabled=False)
-        try:
-            with torch.no_grad(), autocast_off, no_dispatch():
-                if not unreadable(half) and not unreadable(reference):
-                    self._comparisons.add(module, role, half.detach(), reference, scale)
-        except Exception as error:
-            self.failures.add(f"the comparison of some tensors with fp32 ({role.value})", error)
-        self.elapsed_s += time.perf_counter() - started
+        with (
+            self.time.spent(f"the comparison of some tensors with fp32 ({role.value})"),
+            torch.no_grad(),
+            autocast_off,
+            no_dispatch(),
+        ):
+            if not unreadable(half) and not unreadable(reference):
+                self._comparisons.add(module, role, half.detach(), reference, scale)
 
 
 @contextlib.contextmanager
@@ -229,9 +222,10 @@ class Comparisons:
         narrow = half.dtype
         if narrow not in HALF and narrow.itemsize > 1 and self._computes_in is not None:
             narrow = self._computes_in
-        limits = _Limits(half.dtype, narrow, scale)
+        info = torch.finfo(narrow)
+        below = info.tiny * info.eps / scale  # smallest subnormal, in the reference's unit
         self._owners.append(((module, role), pair[0].numel()))
-        self._numbers.append(_numbers(*pair, scale, limits))
+        self._numbers.append(_numbers(*pair, scale, torch.finfo(half.dtype).tiny, below))
 
     def records(self) -> list[ShadowRecord]:
         """One record per module and role, over all its tensors and calls together."""
@@ -245,15 +239,6 @@ class Comparisons:
             totals[owner] = totals.get(owner, 0) + total
             sums[owner] = _added(sums[owner], row) if owner in sums else row
         return [_record(self._step, o, totals[o], row) for o, row in sums.items()]
-
-
-class _Limits:
-    """Where the zones of a format begin, as magnitudes of the half tensor and of the reference."""
-
-    def __init__(self, dtype: torch.dtype, narrow: torch.dtype, scale: float) -> None:
-        self.min_normal = torch.finfo(dtype).tiny
-        info = torch.finfo(narrow)
-        self.below = info.tiny * info.eps / scale  # smallest subnormal, in the reference's unit
 
 
 def _side_by_side(half: Tensor, reference: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -292,12 +277,18 @@ def pieces(count: int, most: int) -> Iterator[slice]:
         yield slice(start, min(start + most, count))
 
 
-def _numbers(half: Tensor, reference: Tensor, scale: float, limits: _Limits) -> Tensor:
+def _numbers(
+    half: Tensor, reference: Tensor, scale: float, min_normal: float, smallest: float
+) -> Tensor:
     """Of flat tensors: lost, below range, subnormal, zero in both, |reference|^2,
     |half - reference|^2, dot, |half|^2, max |reference|; in fp64, lengths in the reference's unit.
+
+    ``min_normal`` is the smallest normal number of the half tensor, ``smallest`` the smallest above
+    zero in the reference's unit.
     """
     parts = [
-        _piece(half[part], reference[part], scale, limits) for part in pieces(half.numel(), PIECE)
+        _piece(half[part], reference[part], scale, min_normal, smallest)
+        for part in pieces(half.numel(), PIECE)
     ]
     if not parts:
         return torch.zeros(_LENGTH, dtype=torch.float64, device=half.device)
@@ -307,7 +298,9 @@ def _numbers(half: Tensor, reference: Tensor, scale: float, limits: _Limits) -> 
     return torch.cat([table[:, :-1].sum(0), table[:, -1:].amax(0)])
 
 
-def _piece(half: Tensor, reference: Tensor, scale: float, limits: _Limits) -> Tensor:
+def _piece(
+    half: Tensor, reference: Tensor, scale: float, min_normal: float, smallest: float
+) -> Tensor:
     """:func:`_numbers` of a piece.
 
     The distances are in the unit of the reference's largest power of two, so that no square leaves
@@ -319,8 +312,8 @@ def _piece(half: Tensor, reference: Tensor, scale: float, limits: _Limits) -> Te
     zero = half.numel() - torch.count_nonzero(value)  # -0 counts as zero
     largest = wanted_magnitude.max()
     unit = _unit(largest)
-    subnormal = _subnormal(magnitude, wanted_magnitude, zero, limits.min_normal)
-    below = _below_range(magnitude, wanted_magnitude, zero, limits.below)
+    subnormal = _subnormal(magnitude, wanted_magnitude, zero, min_normal)
+    below = _below_range(magnitude, wanted_magnitude, zero, smallest)
     zero_before = half.numel() - torch.count_nonzero(magnitude.add_(wanted_magnitude))
     value, wanted = value.mul(unit / scale), wanted * unit
     squares = [
@@ -413,11 +406,8 @@ def remembered(model: nn.Module) -> Callable[[], None]:
 @contextlib.contextmanager
 def random_state_kept(model: nn.Module) -> Iterator[None]:
     """What is drawn inside is drawn again outside."""
-    devices = sorted({p.device.index for p in model.parameters() if p.is_cuda})
-    python, numpy = random.getstate(), np.random.get_state()
+    put_back = remembered(model)
     try:
-        with torch.random.fork_rng(devices=devices):
-            yield
+        yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
+        put_back()

@@ -100,19 +100,6 @@ def numbers(tensor: Tensor) -> Tensor:
     return _strided(inner)
 
 
-def stored(tensor: Tensor) -> Tensor:
-    """The numbers in memory as a strided tensor, whatever the layout: a COO tensor's values after
-    the sum over repeated indices, those of compressed and nested layouts, an mkldnn tensor's."""
-    tensor = tensor.detach()
-    if tensor.layout is torch.strided and not tensor.is_nested:
-        return tensor
-    if tensor.layout is torch.sparse_coo:
-        return tensor.coalesce().values()
-    if tensor.layout is torch._mkldnn:  # type: ignore[attr-defined]  # absent from torch's stubs
-        return tensor.to_dense()
-    return tensor.values()
-
-
 def plain(tensor: Tensor) -> Tensor:
     """As :func:`numbers`, with 8-bit floats as fp32, for which torch has few ops."""
     values = numbers(tensor)
@@ -238,19 +225,15 @@ def _unwrapped(tensor: Tensor, depth: int) -> tuple[Tensor, str]:
     except Exception:  # foreign code, in a state that it did not expect
         return refused
     if not is_dtensor(tensor):
-        if tensor.layout is torch.jagged:
-            parts = _jagged_values(tensor)
+        if tensor.layout is torch.jagged:  # with lengths there are gaps between the rows
+            jagged: Any = tensor
+            parts = [jagged._values] if getattr(jagged, "_lengths", None) is None else []
         else:
             whole = tensor.shape, tensor.dtype
             parts = [p for p in parts if (p.shape, p.dtype) == whole]
     if len(parts) != 1:
         return refused
     return _inside(parts[0], depth + 1)
-
-
-def _jagged_values(tensor: Any) -> list[Tensor]:
-    """With lengths there are gaps between the rows that belong to none."""
-    return [tensor._values] if getattr(tensor, "_lengths", None) is None else []
 
 
 def _has_memory(tensor: Tensor) -> bool:
@@ -282,6 +265,8 @@ def _strided(tensor: Tensor) -> Tensor:
 
 
 def _stored_values(tensor: Tensor) -> Tensor:
+    """A COO tensor's values after the sum over repeated indices, those of compressed and nested
+    layouts, an mkldnn tensor's."""
     if tensor.layout is torch.sparse_coo:
         return tensor.coalesce().values()
     if tensor.layout is _MKLDNN:

@@ -17,7 +17,6 @@ import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Protocol
 
 import torch
@@ -69,11 +68,9 @@ class CallGuard(Protocol):
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any: ...
 
 
-class _NoGuard:
+def _unguarded(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What a listener raises goes to the training."""
-
-    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
+    return function(*args, **kwargs)
 
 
 def _base_scaler() -> Iterator[type]:
@@ -100,7 +97,7 @@ class StepEvents:
     ) -> None:
         self._listeners = listeners
         self._classes = classes
-        self._call = (guard or _NoGuard()).call
+        self._call = _unguarded if guard is None else guard.call
         self._patches = Patches()
         self._handles: list[Subscription] = []
         self._is_open = False  # a wrapper of ours may live on inside another's
@@ -111,7 +108,7 @@ class StepEvents:
         try:
             self._attach()
         except BaseException:
-            self._detach()
+            self.__exit__()
             raise
         return self
 
@@ -121,24 +118,15 @@ class StepEvents:
             (OPTIMIZER_POST, self._after_step),
         ):
             self._handles.append(hooks.subscribe(functools.partial(self._call, hear)))
-        wrappers = {
+        calls = {
             "scale": self._scale, "unscale_": self._unscale, "step": self._step,
             "update": self._update,
         }  # fmt: skip
         for kind in self._classes():
-            for name, make in wrappers.items():
-                if name in vars(kind):
-                    self._patches.replace(kind, name, make)
+            for name in vars(kind).keys() & calls.keys():
+                self._patches.wrap(kind, name, calls[name])
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        self._detach()
-
-    def _detach(self) -> None:
+    def __exit__(self, *error: object) -> None:
         self._is_open = False
         while self._handles:
             self._handles.pop().remove()
@@ -148,54 +136,42 @@ class StepEvents:
     def _hears(self) -> bool:
         return self._is_open and not torch.compiler.is_compiling()
 
-    def _scale(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(scaler: Any, outputs: Any) -> Any:
-            scaled = original(scaler, outputs)
-            if self._hears:
-                self._call(self._after_scale, scaler, outputs, scaled)
-            return scaled
-
-        return wrapper
+    def _scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
+        scaled = original(scaler, outputs)
+        if self._hears:
+            self._call(self._after_scale, scaler, outputs, scaled)
+        return scaled
 
     def _after_scale(self, scaler: Any, outputs: Any, scaled: Any) -> None:
         if scaler.is_enabled():
             for one in self._listeners:
                 one.scaled(scaler, outputs, scaled)
 
-    def _unscale(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(scaler: Any, optimizer: Any) -> Any:
-            if self._hears:
-                self._call(self._before_unscale, scaler, optimizer)
-            return original(scaler, optimizer)
-
-        return wrapper
+    def _unscale(self, original: Any, scaler: Any, optimizer: Any) -> Any:
+        if self._hears:
+            self._call(self._before_unscale, scaler, optimizer)
+        return original(scaler, optimizer)
 
     def _before_unscale(self, scaler: Any, optimizer: Any) -> None:
         if scaler.is_enabled():
             for one in self._listeners:
                 one.before_unscale(optimizer, scaler)
 
-    def _step(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            # A subclass's own step may call this one: the outermost counts.
-            running = self._running
-            if not self._hears or running.scaler is not None:
-                return original(scaler, optimizer, *args, **kwargs)
-            if not self._call(self._before_scaler_step, scaler, optimizer):
-                return original(scaler, optimizer, *args, **kwargs)
-            running.scaler, running.stepped, raised = scaler, False, True
-            try:
-                result = original(scaler, optimizer, *args, **kwargs)
-                raised = False
-            finally:
-                running.scaler = None
-                self._call(self._after_scaler_step, scaler, optimizer, raised=raised)
-            return result
-
-        return wrapper
+    def _step(self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        # A subclass's own step may call this one: the outermost counts.
+        running = self._running
+        if not self._hears or running.scaler is not None:
+            return original(scaler, optimizer, *args, **kwargs)
+        if not self._call(self._before_scaler_step, scaler, optimizer):
+            return original(scaler, optimizer, *args, **kwargs)
+        running.scaler, running.stepped, raised = scaler, False, True
+        try:
+            result = original(scaler, optimizer, *args, **kwargs)
+            raised = False
+        finally:
+            running.scaler = None
+            self._call(self._after_scaler_step, scaler, optimizer, raised=raised)
+        return result
 
     def _before_scaler_step(self, scaler: Any, optimizer: Any) -> bool:
         """Whether there is a scaler that steps."""
@@ -225,15 +201,11 @@ class StepEvents:
         for one in self._listeners:
             one.after_step(optimizer, self._running.scaler)
 
-    def _update(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(scaler, *args, **kwargs)
-            if self._hears:
-                self._call(self._after_update, scaler)
-            return result
-
-        return wrapper
+    def _update(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(scaler, *args, **kwargs)
+        if self._hears:
+            self._call(self._after_update, scaler)
+        return result
 
     def _after_update(self, scaler: Any) -> None:
         if scaler.is_enabled():
@@ -281,26 +253,36 @@ def plain_optimizer(optimizer: Any) -> Any:
 # something else are not looked at.
 
 
-class TrainingListener(Protocol):
-    """Listener; every call comes from the thread that trains."""
+class TrainingListener:
+    """Overrides what it wants to hear. Every call comes from the thread that trains."""
 
-    def loss_seen(self, loss: Tensor) -> None: ...
+    def loss_seen(self, loss: Tensor) -> None:
+        """A backward pass of this loss begins."""
 
-    def gradients_taken(self, scaled: Sequence[Tensor], gradients: Sequence[Tensor]) -> None: ...
+    def gradients_taken(self, scaled: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """The training itself took gradients of what was scaled."""
 
-    def losses_dropped(self) -> None: ...
+    def losses_dropped(self) -> None:
+        """Gradients were set to zero: the loss of the next backward pass counts."""
 
-    def backward_ended(self) -> None: ...
+    def backward_ended(self) -> None:
+        """A backward pass has ended."""
 
-    def gradients_complete(self, optimizer: Optimizer, scaler: Any) -> None: ...
+    def gradients_complete(self, optimizer: Optimizer, scaler: Any) -> None:
+        """Backward is done; gradients are still scaled and the weights are as they were. The step
+        comes through ``scaler`` or, where that is None, directly."""
 
-    def before_step(self, optimizer: Optimizer) -> None: ...
+    def before_step(self, optimizer: Optimizer) -> None:
+        """The optimizer's own step begins."""
 
-    def after_step(self, optimizer: Optimizer) -> None: ...
+    def after_step(self, optimizer: Optimizer) -> None:
+        """The optimizer's own step has ended; :meth:`attempt_ended` follows."""
 
-    def attempt_ended(self, optimizer: Optimizer, *, skipped: bool) -> None: ...
+    def attempt_ended(self, optimizer: Optimizer, *, skipped: bool) -> None:
+        """The step is over, taken or skipped."""
 
-    def attempt_dropped(self, optimizer: Optimizer) -> None: ...
+    def attempt_dropped(self, optimizer: Optimizer) -> None:
+        """The optimizer's gradients were unscaled, and it is not going to step."""
 
 
 @dataclass(slots=True)
@@ -344,22 +326,17 @@ class TrainingEvents(StepListener):
         self._is_open = True
         try:
             self._events.__enter__()
-            self._patches.replace(torch.autograd, "backward", self._backward)
-            self._patches.replace(torch.autograd, "grad", self._grad)
-            self._patches.replace(Optimizer, "zero_grad", self._zero_grad)
-        except BaseException as error:
-            self.__exit__(type(error), error, error.__traceback__)
+            self._patches.wrap(torch.autograd, "backward", self._backward)
+            self._patches.wrap(torch.autograd, "grad", self._grad)
+            self._patches.wrap(Optimizer, "zero_grad", self._zero_grad)
+        except BaseException:
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._is_open = False  # a wrapper of ours may live on inside another's
-        self._events.__exit__(kind, error, where)
+        self._events.__exit__(*error)
         self._patches.undo()
         self._told.clear()
         self._scaled.clear()
@@ -435,17 +412,13 @@ class TrainingEvents(StepListener):
         here = self._threads is None or threading.get_ident() in self._threads
         return self._is_open and here
 
-    def _backward(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if not torch.compiler.is_compiling():
-                self._guard.call(self._note_backward, tensors)
-            result = original(tensors, *args, **kwargs)
-            if not torch.compiler.is_compiling():
-                self._guard.call(self._note_backward_end)
-            return result
-
-        return wrapper
+    def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            self._guard.call(self._note_backward, tensors)
+        result = original(tensors, *args, **kwargs)
+        if not torch.compiler.is_compiling():
+            self._guard.call(self._note_backward_end)
+        return result
 
     def _note_backward(self, tensors: Any) -> None:
         if self._is_here() and not in_backward():  # not inside another
@@ -454,15 +427,11 @@ class TrainingEvents(StepListener):
             for loss in losses or _losses(tensors):
                 self._listener.loss_seen(loss)
 
-    def _grad(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            gradients = original(*args, **kwargs)
-            if not torch.compiler.is_compiling():
-                self._guard.call(self._note_gradients, gradients)
-            return gradients
-
-        return wrapper
+    def _grad(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        gradients = original(*args, **kwargs)
+        if not torch.compiler.is_compiling():
+            self._guard.call(self._note_gradients, gradients)
+        return gradients
 
     def _note_gradients(self, gradients: Any) -> None:
         if self._scaled and self._is_here() and not in_backward():
@@ -477,14 +446,10 @@ class TrainingEvents(StepListener):
         if self._is_open and not in_backward():
             self._listener.backward_ended()
 
-    def _zero_grad(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if not torch.compiler.is_compiling():
-                self._guard.call(self._note_zeroed, optimizer)
-            return original(optimizer, *args, **kwargs)
-
-        return wrapper
+    def _zero_grad(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            self._guard.call(self._note_zeroed, optimizer)
+        return original(optimizer, *args, **kwargs)
 
     def _note_zeroed(self, optimizer: Any) -> None:
         if self._is_open and self._is_ours(optimizer):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from types import TracebackType
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -64,6 +64,16 @@ def count_updates(counts: Accumulator, owned: Iterable[tuple[int, Tensor, Tensor
     counts.flush()
 
 
+def moved_share(updates: Frame | None) -> float | None:
+    """Share of the counted weights that moved at all; None without any. A difference of two numbers
+    of one IEEE format is zero only if they are equal (gradual underflow), so the zeros are those
+    that stayed."""
+    total = 0 if updates is None else int(updates.rows.sum())
+    if updates is None or not total:
+        return None
+    return (total - int(updates.rows[:, [POS_ZERO, NEG_ZERO]].sum())) / total
+
+
 class WeightObserver:
     """Reads the parameters at the moments that the training loop names."""
 
@@ -80,16 +90,11 @@ class WeightObserver:
     def __enter__(self) -> WeightObserver:
         for position, parameter in enumerate(self._parameters):
             if parameter.tensor.requires_grad:
-                handle = parameter.tensor.register_post_accumulate_grad_hook(self._note(position))  # type: ignore[no-untyped-call]  # torch leaves it untyped
-                self._handles.append(handle)
+                note = partial(self._note, position)
+                self._handles.append(parameter.tensor.register_post_accumulate_grad_hook(note))  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for handle in self._handles:
             handle.remove()
         self._before.clear()
@@ -126,13 +131,6 @@ class WeightObserver:
     def _values(self) -> list[Tensor]:
         return [numbers(tensor) for tensor in self._tensors]
 
-    def moved_share(self, updates: Frame) -> float | None:
-        """Share of the weights that moved at all. A difference of two numbers of one IEEE format is
-        zero only if they are equal (gradual underflow), so the zeros are those that stayed."""
-        total = int(updates.rows.sum())
-        stayed = int(updates.rows[:, [POS_ZERO, NEG_ZERO]].sum())
-        return (total - stayed) / total if total else None
-
     def nonfinite(self, gradients: Frame) -> list[NonFiniteRecord]:
         """The parameters of :meth:`count_gradients`'s frame that hold NaN or Inf, in backward
         order."""
@@ -148,11 +146,8 @@ class WeightObserver:
         """Positions in the order of their first arrival; accumulation reaches them repeatedly."""
         return list(dict.fromkeys(self._order))
 
-    def _note(self, position: int) -> Callable[[Tensor], None]:
-        def hook(_: Tensor) -> None:
-            self._order.append(position)
-
-        return hook
+    def _note(self, position: int, _: Tensor) -> None:
+        self._order.append(position)
 
 
 # The 2-norm of all gradients together, as `torch.nn.utils.clip_grad_norm_` defines it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import secrets
 import shlex
 import subprocess
@@ -30,6 +31,7 @@ from ampscope.launcher.launch import check_memory_limit
 from ampscope.launcher.plan import run_diagnosis
 from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.observations import Outcome
+from ampscope.policy.device_profiles import PROFILES, USUAL
 from ampscope.records import RunSpec, State
 from ampscope.report.contract import to_json
 from ampscope.report.document import visible
@@ -91,10 +93,19 @@ def script_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--memory-limit", default=0, help="MiB of private memory; 0 is no limit."),
         click.option(
             "--policy",
-            type=click.Choice(("native", "cuda")),
-            default="native",
+            type=click.Choice(("auto", "native", "cuda")),
+            default="auto",
             show_default=True,
-            help="On a CPU: its own rules, or a rehearsal of CUDA's.",
+            help="On a CPU: its own rules, or CUDA's with a device that is rehearsed; auto "
+            "rehearses what needs CUDA.",
+        ),
+        click.option(
+            "--as",
+            "rehearsed",
+            type=click.Choice(sorted(PROFILES)),
+            default=USUAL,
+            show_default=True,
+            help="The device that a rehearsal stands in for.",
         ),
         click.option(
             "--framework",
@@ -118,11 +129,12 @@ def script_options(command: Callable[..., None]) -> Callable[..., None]:
     help="Write the result here; - is standard output, and what is for people goes elsewhere.",
 )  # fmt: skip
 @click.option("--no-verify", is_flag=True, help="Name the cause, and do not run its fix.")
+@click.option("--strict", is_flag=True, help="Exit with 1 for latent losses of numbers, too.")
 @script_options
 def diagnose(
     script: str, args: tuple[str, ...], module: bool, steps: int | None, time_limit: float,
-    memory_limit: int, policy: str, framework: str, quiet: bool, store: Path,
-    json_out: Path | None, no_verify: bool,
+    memory_limit: int, policy: str, rehearsed: str, framework: str, quiet: bool, store: Path,
+    json_out: Path | None, no_verify: bool, strict: bool,
 ) -> None:  # fmt: skip
     """Find out why SCRIPT diverges or does not learn under mixed precision, and prove a fix.
 
@@ -132,7 +144,9 @@ def diagnose(
     progress = Console(stderr=True)
     show = None if quiet else (lambda text: click.echo(text, nl=False, err=True))
     try:
-        spec = _spec(script, args, module, steps, time_limit, memory_limit, policy, framework)
+        spec = _spec(
+            script, args, module, steps, time_limit, memory_limit, policy, rehearsed, framework
+        )
         report = run_diagnosis(
             spec,
             store,
@@ -148,7 +162,7 @@ def diagnose(
     stopping.ignore()  # the verdict is there
     output.write(report)
     output.show(report)
-    sys.exit(status_of(report))
+    sys.exit(status_of(report, strict=strict))
 
 
 @click.command("run", context_settings=_SCRIPT)
@@ -157,14 +171,17 @@ def diagnose(
 @script_options
 def run_script(
     script: str, args: tuple[str, ...], module: bool, steps: int | None, time_limit: float,
-    memory_limit: int, policy: str, framework: str, quiet: bool, store: Path, fix: str,
+    memory_limit: int, policy: str, rehearsed: str, framework: str, quiet: bool, store: Path,
+    fix: str,
 ) -> None:  # fmt: skip
     """Record SCRIPT, untouched; or with an intervention applied by hand.
 
     Exit status: the script's own; 2 when it could not be run to its end.
     """
     Control(fix).check()
-    spec = _spec(script, args, module, steps, time_limit, memory_limit, policy, framework)
+    spec = _spec(
+        script, args, module, steps, time_limit, memory_limit, policy, rehearsed, framework
+    )
     if spec.framework != TORCH:
         parse(fix)
     try:
@@ -185,6 +202,33 @@ def run_script(
     if info.state is State.CANCELLED or not ended_by_itself:
         sys.exit(EXIT_COULD_NOT_RUN)
     sys.exit(outcome.exit_code)
+
+
+# Commands that start a training script, and the module that each of them is.
+_LAUNCHERS = {
+    ("torchrun",): "torch.distributed.run",
+    ("accelerate", "launch"): "accelerate.commands.launch",
+    ("deepspeed",): "deepspeed.launcher.runner",
+}
+
+
+def _without_launcher(
+    script: str, args: tuple[str, ...], module: bool
+) -> tuple[str, tuple[str, ...], bool]:
+    """What the user's own command line runs: ``torchrun … train.py`` is a module with arguments,
+    ``python train.py`` a script."""
+    if module or Path(script).exists():
+        return script, args, module
+    words = (Path(script).name, *args)
+    for launcher, name in _LAUNCHERS.items():
+        if words[: len(launcher)] == launcher:
+            return name, words[len(launcher) :], True
+    if re.fullmatch(r"python[\d.]*", words[0]) and len(words) > 1:
+        if words[1] == "-m" and len(words) > 2:
+            return words[2], words[3:], True
+        if not words[1].startswith("-"):
+            return words[1], words[2:], False
+    return script, args, module
 
 
 def _check_launcher(script: str, args: tuple[str, ...], module: bool) -> None:
@@ -221,9 +265,10 @@ def _outcome(observations: tuple[object, ...]) -> Outcome:
 
 def _spec(
     script: str, args: tuple[str, ...], module: bool, steps: int | None, time_limit: float,
-    memory_limit: int, policy: str, framework: str,
+    memory_limit: int, policy: str, rehearsed: str, framework: str,
 ) -> RunSpec:  # fmt: skip
     """The spec of a script's run. Raises BadInput for what is no Python script."""
+    script, args, module = _without_launcher(script, args, module)
     _check_launcher(script, args, module)
     checked_limits(STEPS if steps is None else steps, time_limit, memory_limit)
     _say_whose(args)
@@ -237,7 +282,8 @@ def _spec(
         kind="script",
         steps=STEPS if steps is None else steps,
         grace_s=GRACE_S if steps is None else 0.0,
-        policy=policy,
+        policy="native" if policy == "auto" and framework != TORCH else policy,
+        rehearsed=rehearsed,
         time_limit_s=time_limit,
         memory_limit_mib=memory_limit,
         args=args,
@@ -295,11 +341,12 @@ class Output:
             click.echo(f"ampscope: {visible(report.undecided)}", err=True)
 
 
-def status_of(report: DiagnosisResult) -> int:
-    """0 no fault, 1 fault found, 2 no verdict."""
+def status_of(report: DiagnosisResult, *, strict: bool = False) -> int:
+    """0 no fault, 1 fault found (``strict``: or a latent one), 2 no verdict."""
     if report.undecided:
         return EXIT_UNDECIDED
-    return EXIT_FAULT if report.diagnosis.findings else EXIT_NO_FAULT
+    faults = report.diagnosis.findings or (strict and report.diagnosis.latent)
+    return EXIT_FAULT if faults else EXIT_NO_FAULT
 
 
 def reason_of(error: BaseException) -> str:

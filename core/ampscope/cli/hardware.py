@@ -9,28 +9,18 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ampscope.analysis import tensor_core_use
 from ampscope.analysis.bench import bench_json, bench_view
-from ampscope.analysis.tensor_core_use import (
-    ON_A_CPU,
-    CoreUse,
-    CoreVerdict,
-    MatmulUse,
-    PaddingGain,
-    answer,
-    core_use,
-    cores_json,
-    padding_gains,
-)
-from ampscope.cli.options import absolute, store_option
+from ampscope.cli import options
 from ampscope.cli.progress import measured
 from ampscope.cli.tables import MISSING, bench_table, plain_table
-from ampscope.control import BASELINE
 from ampscope.errors import BadInput
 from ampscope.files import write_whole
 from ampscope.hardware.capability import Fit
@@ -39,7 +29,6 @@ from ampscope.policy.autocast_lists import PRECISIONS
 from ampscope.record_json import dumps
 from ampscope.records import RunSpec
 from ampscope.store.reader import Reader
-from ampscope.workloads.catalog import SIZES, is_script
 
 
 @click.command()
@@ -47,7 +36,7 @@ from ampscope.workloads.catalog import SIZES, is_script
 @click.option("--quick", is_flag=True, help="Measure fewer sizes, in a third of the time.")
 @click.option("--device", default="auto", show_default=True, help="cpu, cuda or cuda:N.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@store_option
+@options.store_option
 def hardware(bench: bool, quick: bool, device: str, as_json: bool, store: Path) -> None:
     """Say what this machine can do for mixed precision."""
     if not bench and (quick or device != "auto"):
@@ -82,32 +71,32 @@ def _bench(report: HardwareReport, device: str, quick: bool, as_json: bool, stor
 SHOWN = 24  # matmuls; --all shows the rest
 LAYER_LENGTH = 16
 FITS = {Fit.ELIGIBLE: "yes", Fit.REDUCED: "less", Fit.NOT: "no", Fit.UNKNOWN: "?"}
-USED = {CoreVerdict.USED: "yes", CoreVerdict.NOT_USED: "no", CoreVerdict.UNKNOWN: "unknown"}
+USED = {
+    tensor_core_use.CoreVerdict.USED: "yes",
+    tensor_core_use.CoreVerdict.NOT_USED: "no",
+    tensor_core_use.CoreVerdict.UNKNOWN: "unknown",
+}
 _PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
 
 
 @click.command("tensor-cores")
 @click.argument("workload")
 @click.argument("args", nargs=-1)
-@click.option("--size", type=click.Choice(SIZES), default="small", show_default=True)
+@options.size_option("small")
 @click.option("--precision", type=click.Choice(list(PRECISIONS)), default="fp16", show_default=True)
-@click.option("--seed", default=0, show_default=True)
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
-@click.option("--time-limit", default=600.0, show_default=True, help="Seconds.")
+@options.seed_option
+@options.device_option
+@options.time_limit_option(600.0)
 @click.option("--all", "is_whole", is_flag=True, help=f"All matmuls, not the {SHOWN} largest.")
-@click.option("--json", "out", type=click.Path(path_type=Path), help="Write everything there.")
-@store_option
+@options.json_file_option
+@options.store_option
 def cores(
     workload: str,
     args: tuple[str, ...],
-    size: str,
-    precision: str,
-    seed: int,
-    device: str,
-    time_limit: float,
     is_whole: bool,
     out: Path | None,
     store: Path,
+    **fields: Any,
 ) -> None:
     """Say which matmuls of one training step of WORKLOAD use Tensor Cores.
 
@@ -115,40 +104,24 @@ def cores(
     script, run untouched with ARGS and in its own size and precision. On a CPU its instructions
     for half matmuls take the place of Tensor Cores.
     """
-    script = is_script(workload)
-    if args and not script:
-        raise BadInput(f"Only a script takes arguments, and {workload} is a workload.")
-    spec = RunSpec(
-        workload=absolute(workload),
-        kind="cores",
-        size=size,
-        precision=precision,
-        steps=1,
-        seed=seed,
-        device=device,
-        policy="native",  # a rehearsal of CUDA's rules says nothing about speed
-        time_limit_s=time_limit,
-        args=args,
-        control=BASELINE if script else "",
-        label=Path(workload).name if script else "",
-    )
+    spec = options.measurement("cores", workload, args, steps=1, **fields)
     info, results, _ = measured(spec, store)
-    use = core_use(results, info.machine)
+    use = tensor_core_use.core_use(results, info.machine)
     if use is None:  # a finished run has recorded its step
         raise click.ClickException(f"Run {info.id} holds no step.")
-    click.echo(answer(use))
+    click.echo(tensor_core_use.answer(use))
     if use.step.device == "cpu":
-        click.echo(ON_A_CPU)
+        click.echo(tensor_core_use.ON_A_CPU)
     console = Console()
     console.print(_matmuls(use, len(use.uses) if is_whole else SHOWN))
-    gains = padding_gains([one.matmul for one in use.uses])
+    gains = tensor_core_use.padding_gains([one.matmul for one in use.uses])
     if gains:
         console.print(_padding(gains))
     if out is not None:
-        write_whole(out, cores_json(info, use) + "\n")
+        write_whole(out, tensor_core_use.cores_json(info, use) + "\n")
 
 
-def _matmuls(use: CoreUse, shown: int) -> Table:
+def _matmuls(use: tensor_core_use.CoreUse, shown: int) -> Table:
     """Equal matmuls are one line; the layer is the first that has it. 80 columns are few: a dtype
     that all share stands in the title, and the unit of the rates in the heading."""
     listed = use.uses[:shown]
@@ -177,19 +150,19 @@ class _Unit:
     flops_s: float
 
 
-def _unit(listed: Sequence[MatmulUse]) -> _Unit:
+def _unit(listed: Sequence[tensor_core_use.MatmulUse]) -> _Unit:
     fastest = max((one.matmul.flops_s or 0.0 for one in listed), default=0.0)
     return _Unit("TFLOP/s", 1e12) if fastest >= 1e12 else _Unit("GFLOP/s", 1e9)
 
 
-def _place(one: MatmulUse) -> tuple[str, str]:
+def _place(one: tensor_core_use.MatmulUse) -> tuple[str, str]:
     first, *others = one.matmul.places
     more = f" +{len(others)}" if others else ""
     name = _end(first.module or "(model)", LAYER_LENGTH - len(more)) + more
     return escape(name), _PHASES.get(first.phase, first.phase)
 
 
-def _cells(one: MatmulUse, total: int, unit: _Unit) -> tuple[str, ...]:
+def _cells(one: tensor_core_use.MatmulUse, total: int, unit: _Unit) -> tuple[str, ...]:
     """From the matmul to the verdict."""
     matmul = one.matmul
     sizes = "×".join(str(d.size) for d in matmul.dimensions)
@@ -206,7 +179,7 @@ def _cells(one: MatmulUse, total: int, unit: _Unit) -> tuple[str, ...]:
     )
 
 
-def _padding(gains: list[PaddingGain]) -> Table:
+def _padding(gains: list[tensor_core_use.PaddingGain]) -> Table:
     table = plain_table("Layers that miss by a dimension: the padded matmuls, measured")
     for name in ("layer", "padding"):
         table.add_column(name, no_wrap=True)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
+from ampscope.control import BASELINE
+from ampscope.errors import BadInput
 from ampscope.privacy import PARTS, VARIABLE
+from ampscope.records import RunSpec
 from ampscope.store.db import default_path
-from ampscope.workloads.catalog import BUILTIN
+from ampscope.workloads.catalog import BUILTIN, SIZES, is_script
+
+Command = TypeVar("Command", bound=Callable[..., None])
 
 
 def _leave_out(context: click.Context, option: click.Parameter, parts: tuple[str, ...]) -> None:
@@ -36,7 +43,48 @@ store_option = click.option(
 )
 
 
-# A workload as it was typed, made independent of the folder in which it was typed.
+# Options that several measurements share. Those that are named as a field of RunSpec go into it as
+# they are.
+
+
+seed_option = click.option("--seed", default=0, show_default=True)
+device_option = click.option(
+    "--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N."
+)
+json_file_option = click.option(
+    "--json", "out", type=click.Path(path_type=Path), help="Write everything there."
+)
+
+
+def size_option(default: str) -> Callable[[Command], Command]:
+    """Of a built-in workload."""
+    return click.option("--size", type=click.Choice(SIZES), default=default, show_default=True)
+
+
+def time_limit_option(default: float, text: str = "Seconds.") -> Callable[[Command], Command]:
+    """Of a run, in seconds."""
+    return click.option(
+        "--time-limit", "time_limit_s", default=default, show_default=True, help=text
+    )
+
+
+def measurement(
+    kind: str, workload: str, args: tuple[str, ...] = (), *, label: str = "", **fields: Any
+) -> RunSpec:
+    """What ``workload`` is measured for; a script has ``label`` beside its name. Raises BadInput
+    for arguments of what is no script."""
+    script = is_script(workload)
+    if args and not script:
+        raise BadInput(f"{workload} takes no arguments; only a script does.")
+    return RunSpec(
+        workload=absolute(workload),
+        args=args,
+        kind=kind,
+        policy="native",  # a rehearsal of CUDA's rules says nothing about time
+        control=BASELINE if script else "",
+        label=f"{Path(workload).name}{label}" if script else "",
+        **fields,
+    )
 
 
 def absolute(workload: str) -> str:

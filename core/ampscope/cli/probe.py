@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 
-from ampscope.cli.options import absolute, leave_out_option, store_option
+from ampscope.cli import options
 from ampscope.cli.progress import leave, start_together
 from ampscope.cli.tables import messages, probe_table, run_as_json
 from ampscope.control import Control, list_changes
@@ -18,12 +20,14 @@ from ampscope.policy.autocast_lists import PRECISIONS
 from ampscope.record_json import dumps
 from ampscope.records import Cadence, RunSpec, ScalerSpec
 from ampscope.store.reader import Reader
-from ampscope.workloads.catalog import SIZES
+
+_SCALER = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
+_CADENCE = ("histogram_every", "trace_every", "shadow_every")
 
 
 @click.command()
 @click.argument("workload")
-@click.option("--size", type=click.Choice(SIZES), default="tiny", show_default=True)
+@options.size_option("tiny")
 @click.option(
     "--precision",
     default="fp16",
@@ -31,8 +35,8 @@ from ampscope.workloads.catalog import SIZES
     help=f"One or several, separated by commas: {', '.join(PRECISIONS)}.",
 )
 @click.option("--steps", default=50, show_default=True)
-@click.option("--seed", default=0, show_default=True)
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@options.seed_option
+@options.device_option
 @click.option(
     "--policy",
     type=click.Choice(("auto", "cuda", "native")),
@@ -48,8 +52,13 @@ from ampscope.workloads.catalog import SIZES
 @click.option("--histogram-every", default=1, show_default=True, help="Steps; 0 is never.")
 @click.option("--trace-every", default=1, show_default=True, help="Steps; 0 is never.")
 @click.option("--shadow-every", default=10, show_default=True, help="Steps; 0 is never.")
-@click.option("--time-limit", default=600.0, show_default=True, help="Seconds per run.")
-@click.option("--memory-limit", default=0, help="MiB of private memory per run; 0 is no limit.")
+@options.time_limit_option(600.0, "Seconds per run.")
+@click.option(
+    "--memory-limit",
+    "memory_limit_mib",
+    default=0,
+    help="MiB of private memory per run; 0 is no limit.",
+)
 @click.option(
     "--framework",
     type=click.Choice(("torch", "keras", "paddle")),
@@ -66,31 +75,15 @@ from ampscope.workloads.catalog import SIZES
 )
 @click.option("--label", default="", help="How the run is listed.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@leave_out_option
-@store_option
+@options.leave_out_option
+@options.store_option
 def probe(
     workload: str,
-    size: str,
     precision: str,
-    steps: int,
-    seed: int,
-    device: str,
-    policy: str,
-    init_scale: float,
-    growth_factor: float,
-    backoff_factor: float,
-    growth_interval: int,
-    loss_factor: float,
-    histogram_every: int,
-    trace_every: int,
-    shadow_every: int,
-    time_limit: float,
-    memory_limit: int,
-    framework: str,
     op_lists: tuple[str, ...],
-    label: str,
     as_json: bool,
     store: Path,
+    **given: Any,
 ) -> None:
     """Record a short training of WORKLOAD: a built-in model, path/to/file.py:build or
     package.module:build."""
@@ -99,27 +92,13 @@ def probe(
         raise BadInput(f"Name at least one precision of: {', '.join(PRECISIONS)}.")
     group = secrets.token_hex(4)
     controls = ["", Control.of(op_lists=list_changes(",".join(op_lists)))] if op_lists else [""]
+    scaler = ScalerSpec(*map(given.pop, _SCALER))
+    cadence = Cadence(*map(given.pop, _CADENCE))
+    base = RunSpec(
+        workload=options.absolute(workload), scaler=scaler, cadence=cadence, group=group, **given
+    )
     specs = [
-        checked(
-            RunSpec(
-                workload=absolute(workload),
-                size=size,
-                precision=name,
-                steps=steps,
-                seed=seed,
-                device=device,
-                policy=policy,
-                scaler=ScalerSpec(init_scale, growth_factor, backoff_factor, growth_interval),
-                cadence=Cadence(histogram_every, trace_every, shadow_every),
-                loss_factor=loss_factor,
-                time_limit_s=time_limit,
-                memory_limit_mib=memory_limit,
-                label=label,
-                group=group,
-                framework=framework,
-                control=control,
-            )
-        )
+        checked(dataclasses.replace(base, precision=name, control=control))
         for name in names
         for control in controls
     ]

@@ -11,16 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
+from rich import progress
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
 from ampscope.analysis.telemetry import others_bound, spoiled
 from ampscope.cli import stopping
@@ -111,18 +104,18 @@ def ask_to_stop(store: Path, ids: Sequence[str]) -> None:
         request_cancel(store, run_id)
 
 
-def _bars(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[note]}"),
+def _bars(console: Console) -> progress.Progress:
+    return progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(bar_width=20),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("{task.fields[note]}"),
         console=console,
     )
 
 
-def _show(bars: Progress, tasks: dict[str, TaskID], info: RunInfo) -> None:
+def _show(bars: progress.Progress, tasks: dict[str, progress.TaskID], info: RunInfo) -> None:
     task = tasks[info.id]
     if info.state is not State.QUEUED:
         bars.start_task(task)

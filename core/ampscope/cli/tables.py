@@ -202,14 +202,8 @@ def _scale(steps: list[StepRecord]) -> str:
 
 def bench_table(run: RunInfo, view: BenchView) -> Table:
     """One line per dtype, and one for copies."""
-    table = Table(
-        title=escape(_title(run)),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-    )
+    table = plain_table(escape(_title(run)))
+    table.padding = (0, 2, 0, 0)
     table.add_column("matmul", no_wrap=True)
     for name in ("reached", "quartiles", "size", "vendor", "share"):
         table.add_column(name, justify="right", no_wrap=name != "size")

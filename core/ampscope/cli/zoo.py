@@ -68,7 +68,7 @@ def as_json(found: list[Score]) -> dict[str, object]:
 
 
 def score_table(found: list[Score]) -> Table:
-    """One row a faulty script; healthy ones only when they raised an alarm."""
+    """One row per faulty script; healthy ones only when they raised an alarm."""
     table = Table()
     for name in ("case", "expected", "found first", "in three", "module", "fix", "verified", "s"):
         table.add_column(name)

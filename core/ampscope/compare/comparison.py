@@ -131,23 +131,35 @@ def _measured(name: str, results: Sequence[Result]) -> PrecisionResults:
 Cell: TypeAlias = Callable[[PrecisionResults], str]  # "" where it was not measured
 
 
-def figures(base: PrecisionResults | None, price: float = 0.0) -> tuple[tuple[str, Cell], ...]:
-    """(label, text of one precision); ``price`` is the machine's an hour, 0 for none."""
+def figure_rows(
+    measured: Sequence[PrecisionResults], price: float = 0.0
+) -> list[tuple[str, list[str]]]:
+    """(label, text of each precision) of everything that was measured; ``price`` is the machine's
+    an hour, 0 for none."""
+    base = base_of(measured)
+    rows = [(label, [cell(m) for m in measured]) for label, cell in _figures(base, price)]
+    return [(label, cells) for label, cells in rows if any(cells)]
+
+
+def _figures(base: PrecisionResults | None, price: float) -> tuple[tuple[str, Cell], ...]:
     return (
         ("time per step, median", lambda m: _of(m.times, lambda t: seconds(t.step.median_s))),
         ("quartiles", lambda m: _of(m.times, lambda t: quartiles(t.step))),
         (f"speed against {base.precision if base else 'fp32'}", partial(_speed, base)),
-        ("samples per second", lambda m: _of(m.times, _throughput)),
+        (
+            "samples per second",
+            lambda m: f"{m.times.samples_s:,.0f}" if m.times and m.times.samples else "",
+        ),
         ("forward / backward / optimizer", lambda m: _of(m.times, _phases)),
         ("casts, of the time in ops", lambda m: _of(m.times, _casts)),
         (_peak_label(base), lambda m: _of(peak_bytes(m), binary_size)),
         ("against the base", partial(_memory, base)),
         ("activations at the peak", lambda m: _of(m.memory, lambda s: binary_size(s.activations))),
         ("cast copies at the peak", lambda m: _of(m.memory, lambda s: binary_size(s.cast_copies))),
-        ("weights and optimizer state", lambda m: _of(m.memory, _kept)),
+        ("weights and optimizer state", lambda m: _of(m.memory, lambda s: binary_size(s.fixed))),
         ("loss, last third", _loss),
         ("steps left out by GradScaler", lambda m: str(m.skips) if m.curves else ""),
-        ("energy a step", _energy),
+        ("energy per step", _energy),
         ("a million samples cost", partial(_cost, price)),
     )
 
@@ -176,10 +188,6 @@ def _phases(times: StepTimes) -> str:
 
 def _casts(times: StepTimes) -> str:
     return "" if times.cast_share is None else f"{times.cast_share:.0%}"
-
-
-def _kept(memory: MemorySplit) -> str:
-    return binary_size(memory.weights + memory.gradients + memory.optimizer_state)
 
 
 def _speed(base: PrecisionResults | None, m: PrecisionResults) -> str:
@@ -362,7 +370,7 @@ def _samples(search: BatchSearch) -> str:
 def searches_json(
     info: RunInfo, searches: tuple[BatchSearch, ...], spoiled: Sequence[str] = ()
 ) -> str:
-    """Every try, prediction and result, with the machine, the date and what disturbed them."""
+    """Every trial, prediction and result, with the machine, the date and what disturbed them."""
     content = {
         "schema": 1,
         "run": info.id,

@@ -27,7 +27,7 @@ from ampscope.compare.comparison import (
 from ampscope.hardware.capability import DTYPE_LABELS, tensor_cores
 from ampscope.hardware.cpu import half_flags
 from ampscope.record_json import dumps
-from ampscope.records import Machine, MemorySplit, Result, RunInfo
+from ampscope.records import Machine, Result, RunInfo
 
 WORTH = 1.1  # a change of a script that gains less than a tenth is hardly worth its risks
 SMALLER = 0.9
@@ -299,7 +299,7 @@ def _why_large(base: PrecisionResults, other: PrecisionResults) -> str:
     reasons = []
     if base.memory is None or other.memory is None:
         return "The memory of a script cannot be split; a workload file's can."
-    kept = _fixed(base.memory) / base.memory.peak
+    kept = base.memory.fixed / base.memory.peak
     if kept > LARGE_FIXED:
         reasons.append(
             f"{kept:.0%} of the base's peak is weights, gradients and optimizer state, which "
@@ -331,10 +331,6 @@ def _growth(measured: PrecisionResults) -> tuple[float, float] | None:
         return None
     per_sample = (two.peak - one.peak) / (two.samples - one.samples)
     return one.peak - per_sample * one.samples, per_sample
-
-
-def _fixed(memory: MemorySplit) -> int:
-    return memory.weights + memory.gradients + memory.optimizer_state
 
 
 def _phases(measured: PrecisionResults) -> float:

@@ -25,8 +25,9 @@ from ampscope.analysis.symptoms import (
     Symptom,
     symptoms,
 )
-from ampscope.control import COMPILED
+from ampscope.control import COMPILED, Control
 from ampscope.diagnosis.findings import Diagnosis, Finding, diagnose
+from ampscope.diagnosis.result import SEARCHED
 from ampscope.observations import COMPILED_FRAMES, COMPILED_NOTE
 
 # With these a script leaves steps out, or ends, by itself: a fix has to bring the steps back.
@@ -62,6 +63,33 @@ def is_cured(
     if not evidence.symptoms and finding.cause not in MEASURED:
         return None
     return follows(fixed, evidence.fp32)
+
+
+def by_trials(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
+    """The diagnosis with the finding first whose fix was seen to cure, where the fixes of the one
+    that the rules rank first were run and did not. A finding whose fix cannot be run keeps its
+    place: nothing speaks against it."""
+    cures = [_trial_outcomes(finding, evidence) for finding in diagnosis.findings]
+    if not cures or not cures[0] or any(cured is not False for cured in cures[0]):
+        return diagnosis
+    for place, outcomes in enumerate(cures):
+        if any(cured is True for cured in outcomes):
+            kept = list(diagnosis.findings)
+            kept.insert(0, kept.pop(place))
+            return dataclasses.replace(diagnosis, findings=tuple(kept))
+    return diagnosis
+
+
+def _trial_outcomes(finding: Finding, evidence: Evidence) -> list[bool | None]:
+    """Of the runs with the finding's own fixes, and of those with modules in fp32."""
+    runs = evidence.runs
+    own = finding.verdict.fix.controls
+    searched = finding.cause in SEARCHED
+    return [
+        is_cured(finding, evidence, view, runs.get(Control(name).in_fp32))
+        for name, view in runs.items()
+        if name in own or (searched and Control(name).first.name == "fp32_modules")
+    ]
 
 
 def follows(run: RunView, reference: RunView | None) -> bool | None:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from ampscope.analysis.evidence import Evidence
@@ -33,17 +34,28 @@ class Diagnosis:
     policy: str
     notes: tuple[str, ...] = ()  # of what the verdict leaves out, in whole sentences
     undecided: str = ""  # why nothing is decided, where a finding was set aside for it
+    latent: tuple[Finding, ...] = ()  # numbers that are being lost, without harm so far
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
     """All rules' answers, and the findings ranked with the root cause first."""
     answers = tuple((rule, _contained(rule, evidence)) for rule in all_rules())
+    if evidence.symptoms and not any(v.status is Status.FOUND for _, v in answers):
+        answers = tuple((rule, _at_last(rule, verdict, evidence)) for rule, verdict in answers)
     found = [(rule, verdict) for rule, verdict in answers if verdict.status is Status.FOUND]
     found.sort(key=lambda pair: pair[0].order)
     findings = _nested(found)
     symptoms = tuple(sorted(evidence.symptoms))
     word = "fault" if findings else "inconclusive" if symptoms else "no_fault"
-    return Diagnosis(word, findings, answers, symptoms, evidence.policy)
+    latent = tuple(Finding(r.id, v) for r, v in answers if v.status is Status.LATENT)
+    return Diagnosis(word, findings, answers, symptoms, evidence.policy, latent=latent)
+
+
+def _at_last(rule: Rule, verdict: Verdict, evidence: Evidence) -> Verdict:
+    """The answer where symptoms are left that no rule explains."""
+    if rule.last_resort is None or verdict.status is Status.NOT_APPLICABLE:
+        return verdict
+    return _contained(dataclasses.replace(rule, check=rule.last_resort), evidence)
 
 
 def _contained(rule: Rule, evidence: Evidence) -> Verdict:

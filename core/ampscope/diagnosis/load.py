@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
 from ampscope.control import Control
-from ampscope.diagnosis.cure import is_cured, judged
+from ampscope.diagnosis.cure import by_trials, is_cured, judged
 from ampscope.diagnosis.result import (
     SEARCHED,
     USE_BF16,
@@ -42,7 +42,7 @@ def load_diagnosis(reader: Reader, run_id: str) -> DiagnosisResult:
     views.setdefault("as_is", _view(reader, first))
     policy = first.machine.policy if first.machine else "native"
     evidence = Evidence(views, policy)
-    diagnosis = judged(evidence)
+    diagnosis = by_trials(judged(evidence), evidence)
     trials = []
     if diagnosis.findings:
         finding = diagnosis.findings[0]

@@ -104,7 +104,7 @@ class _Families:
         )
 
     def add(self, name: str, labels: tuple[str, ...], value: float | None) -> None:
-        """A sample; None was not recorded and is none."""
+        """Add a sample; None was not recorded and adds none."""
         if value is not None:
             # Every family kind has add_metric; their common base class does not.
             self._families[name].add_metric(labels, value)  # type: ignore[attr-defined]  # see above

@@ -53,7 +53,7 @@ ROOT_NAME = "(model)"  # the root module's path is empty
 @dataclass(slots=True)
 class ExportedStep:
     """Everything of one step. ``time`` is when the step ended, in seconds since 1970, as far as
-    the recorded step times tell."""
+    the recorded step times show."""
 
     step: int
     time: float

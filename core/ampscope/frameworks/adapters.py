@@ -21,7 +21,7 @@ from ampscope.records import Machine, RunSpec
 
 
 class Adapter(Protocol):
-    """One framework."""
+    """One framework: its module ``adapter``."""
 
     def machine(self, spec: RunSpec) -> Machine:
         """Where and with what a run of ``spec`` takes place."""
@@ -48,30 +48,29 @@ def load(name: str) -> Adapter:
         raise AmpscopeError(
             f"{chosen.title} cannot be imported here: {error}. Run `ampscope frameworks check`."
         ) from error
-    return cast(Adapter, module.ADAPTER)
+    return cast(Adapter, module)
 
 
-# ``--store FILE --run ID`` of a child, without click: a framework's environment may lack it.
+# ``--store FILE --run ID --view FOLDER`` of a child, without click: a framework's environment may
+# lack it.
 
 
-def store_and_run() -> tuple[Path, str]:
-    """Read from the command line."""
-    found = _parsed()
-    return found.store, found.run
+@dataclass(frozen=True, slots=True)
+class ChildOptions:
+    """The command line of a child."""
+
+    store: Path
+    run: str
+    view: Path | None  # where a script's private view of its files is made
 
 
-def view_folder() -> Path | None:
-    """``--view FOLDER``: where a script's private view of its files is made; None without one."""
-    found: Path | None = _parsed().view
-    return found
-
-
-def _parsed() -> argparse.Namespace:
+def child_options() -> ChildOptions:
+    """Read from ``sys.argv``."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--store", type=Path, required=True)
     parser.add_argument("--run", required=True)
     parser.add_argument("--view", type=Path)
-    return parser.parse_args()
+    return ChildOptions(**vars(parser.parse_args()))
 
 
 # Controls and interventions as settings that every adapter understands.
@@ -111,8 +110,8 @@ _NUMBERS: dict[str, tuple[str, type]] = {
 
 
 def parse(control: str) -> ControlSettings:
-    """Settings of a control. Raises BadInput for one that is torch's alone, and
-    for one whose number is none."""
+    """Settings of a control. Raises BadInput for a control that only torch has, and for a value
+    that is not a number."""
     changed: dict[str, Any] = {}
     for part in Control(control).parts:
         if part.text == BASELINE:

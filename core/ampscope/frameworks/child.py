@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ampscope.frameworks.adapters import load, store_and_run
+from ampscope.frameworks.adapters import child_options, load
 from ampscope.frameworks.recorder import Recorder, Writing
 from ampscope.records import RunSpec
 from ampscope.runner.child_frame import Watchdog, run_queued, text_of, turn
@@ -17,8 +17,8 @@ from ampscope.store.writer import RunWriter
 
 def main() -> None:
     """Run the queued probe."""
-    store, run_id = store_and_run()
-    sys.exit(run_queued(store, run_id, _run, _sentence))
+    options = child_options()
+    sys.exit(run_queued(options.store, options.run, _run, _sentence))
 
 
 def _run(writer: RunWriter, spec: RunSpec, store: Path, watchdog: Watchdog) -> str:

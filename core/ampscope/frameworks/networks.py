@@ -16,7 +16,7 @@ package (1,797 images of 8x8 pixels).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,16 +63,17 @@ def network(name: str, seed: int) -> Network:
 
 
 def _lenet(generator: np.random.Generator) -> dict[str, Array]:
-    return {
-        **_affine(generator, "conv1", (8, 1, 5, 5)),
-        **_affine(generator, "conv2", (16, 8, 5, 5)),
-        **_affine(generator, "fc1", (64, 256)),
-        **_affine(generator, "fc2", (10, 64)),
-    }
+    shapes = {"conv1": (8, 1, 5, 5), "conv2": (16, 8, 5, 5), "fc1": (64, 256), "fc2": (10, 64)}
+    return _affines(generator, shapes)
 
 
 def _mlp(generator: np.random.Generator) -> dict[str, Array]:
-    shapes = {"fc1": (128, 64), "fc2": (64, 128), "fc3": (10, 64)}
+    return _affines(generator, {"fc1": (128, 64), "fc2": (64, 128), "fc3": (10, 64)})
+
+
+def _affines(
+    generator: np.random.Generator, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Array]:
     return {k: v for name, s in shapes.items() for k, v in _affine(generator, name, s).items()}
 
 

@@ -68,8 +68,8 @@ def find_python(framework: Framework) -> FoundPython | None:
 
 
 def _located(named: str) -> str:
-    """The path of a Python that is named as in a shell; a name that leads nowhere as it is. Links
-    stay: what they lead to knows nothing of the virtual environment."""
+    """The path of a Python that is named as in a shell; a name that is not found is returned
+    unchanged. Links are not resolved: their target does not know the virtual environment."""
     found = shutil.which(os.path.expanduser(named))
     return os.path.abspath(found) if found else named
 
@@ -134,18 +134,20 @@ def with_package(base: dict[str, str]) -> dict[str, str]:
     }
 
 
-def run_in(executable: str, code: str, timeout_s: float = ANSWER_S) -> tuple[int, str, str]:
-    """(status, output, errors) of a short program under that Python; status -1000 when it did not
-    end in time or could not be started."""
+def run_in(
+    executable: str, *arguments: str, timeout_s: float = ANSWER_S, **variables: str
+) -> tuple[int, str, str]:
+    """(status, output, errors) of that Python with ``variables`` in its environment; status -1000
+    when it did not end in time or could not be started."""
     try:
         done = subprocess.run(
-            [executable, "-c", code],
+            [executable, *arguments],
             capture_output=True,
             text=True,
             timeout=timeout_s,
             check=False,
             stdin=subprocess.DEVNULL,
-            env=with_package(dict(os.environ)),
+            env=with_package({**os.environ, **variables}),
         )
     except subprocess.TimeoutExpired:
         return -1000, "", f"no answer within {timeout_s:g} s"
@@ -197,7 +199,7 @@ def check(name: str) -> Check:
             f"{framework.title} is not installed. Run: ampscope frameworks install {name}",
         )
     where = f"{found.executable} ({found.reason})"
-    status, out, err = run_in(found.executable, _ASK.format(names=_ASKED[name]))
+    status, out, err = run_in(found.executable, "-c", _ASK.format(names=_ASKED[name]))
     if status != 0:
         return Check(framework, False, f"{framework.title}: {_death(status, err)} in {where}.")
     versions = _answer(out)
@@ -229,18 +231,20 @@ def _call(command: list[str], what: str) -> None:
         command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     )
     if done.returncode:
-        lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
-        said = lines[-1][:300] if lines else f"status {done.returncode}"
+        said = _last_line(done.stderr)[:300] or f"status {done.returncode}"
         raise AmpscopeError(f"Could not install {what}: {said}")
 
 
 def _death(status: int, err: str) -> str:
-    lines = [line for line in err.strip().splitlines() if line.strip()]
     if status == -1000:
-        return lines[-1] if lines else "it did not start"
+        return _last_line(err) or "it did not start"
     if status < 0:
         return f"importing it crashed the process ({signal.Signals(-status).name})"
-    return lines[-1][:200] if lines else f"it ended with status {status}"
+    return _last_line(err)[:200] or f"it ended with status {status}"
+
+
+def _last_line(text: str) -> str:
+    return text.strip().rpartition("\n")[2]
 
 
 def _answer(out: str) -> dict[str, str]:
@@ -264,7 +268,7 @@ def _unfit(framework: Framework, versions: dict[str, str]) -> str:
     return ""
 
 
-# The frameworks beside PyTorch, as data.
+# The frameworks other than PyTorch, as data.
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,8 +315,8 @@ def framework(name: str) -> Framework:
 #
 # A script that imports torch is PyTorch's, whatever else it imports: Keras runs on torch too, and
 # its own text then says so. What is imported only where it is there (``try: import torch``,
-# ``except ImportError``), as helpers that seed every framework do, counts where nothing else
-# tells.
+# ``except ImportError``), as helpers that seed every framework do, counts where no other
+# import decides.
 
 
 MAX_FILES = 200  # of the script's own neighbours that its imports lead to

@@ -2,7 +2,7 @@
 
     recorder = Recorder(cadence)
     recorder.module(ModuleRecord(…))            # layers, as they are met
-    recorder.forward(LayerCall(…))              # each call of one
+    recorder.outputs("block.fc1", "Linear", …)  # each call of one; with recorder.bad(LayerCall(…))
     recorder.backward("block.fc1", gradient)    # gradient that came back to its output
     recorder.step(StepFacts(…))                 # ends the step
 
@@ -15,7 +15,6 @@ layers, exponent counts, ops, scans and the outcome made of it.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections import Counter
@@ -102,23 +101,14 @@ class Recorder:
         """Number of a module by its path; met for the first time it is added."""
         return self._index.get(path) or self.module(ModuleRecord(0, path, type_))
 
-    def forward(self, call: LayerCall) -> int:
-        """A layer was called: count its outputs, and say how many elements are not finite."""
-        if call.compute_dtype in _HALF:
-            self.half_seen.add(call.compute_dtype)
-        bad = self.outputs(call.path, call.type, call.outputs, call.is_training)
-        self.bad_layers.called(call)
-        if bad:
-            self.bad(call)
-        return bad
-
     def bad(self, call: LayerCall) -> None:
         """An output of ``call`` is not finite."""
         if not call.hands_on:
             self.bad_layers.met(call, self.steps)
 
     def outputs(self, path: str, type_: str, outputs: Iterable[Values], is_training: bool) -> int:
-        """What :meth:`forward` counts; with :meth:`bad` where needed, a cheaper way to say it."""
+        """A layer was called: count its outputs, and say how many elements are not finite. Where
+        some are, the adapter calls :meth:`bad`."""
         started, bad, index = time.perf_counter(), 0, self.index_of(path, type_)
         for values in outputs:
             if values.name in _HALF:
@@ -149,7 +139,10 @@ class Recorder:
         """An optimizer step ended, taken or skipped: everything since the last one belongs to
         it."""
         started = time.perf_counter()
-        parts = gradient_parts(facts)
+        parts = [
+            _part(self.steps, facts, order, name, values)
+            for order, (name, values) in enumerate(facts.gradients.items())
+        ]
         added = updates(facts)
         attempt = attempt_of(self.steps, facts, parts, added)
         self.attempts.append(attempt)
@@ -162,8 +155,7 @@ class Recorder:
             self.bad_layers.reached_loss(self.steps)
         elif attempt.grad_nonfinite:
             self.bad_layers.reached_gradient(self.steps)
-        record = replace(step_record(attempt, facts), op_set=self.ops.end_step())
-        self._measured.steps.append(record)
+        self._measured.steps.append(step_record(attempt, facts, self.ops.end_step()))
         self.bad_layers.next_step()
         self.steps += 1
         self.elapsed_s += time.perf_counter() - started
@@ -192,8 +184,16 @@ class Recorder:
 
     def outcome(self, ended: str, notes: tuple[str, ...] = ()) -> Outcome:
         """How it stands, with what was seen."""
-        kept = self.attempts, self.calls
-        return outcome_of(ended, self.steps, *kept, self.half_seen, notes)
+        return Outcome(
+            ended=ended,
+            attempts=self.steps,
+            backwards=sum(c.name == "backward" for c in self.calls),
+            optimizers=tuple(sorted({a.optimizer for a in self.attempts})),
+            scalers=tuple(sorted({a.scaler for a in self.attempts} - {""})),
+            uses_autocast="+".join(sorted(self.half_seen)),
+            notes=notes,
+            last_loss=self.attempts[-1].loss if self.attempts else None,
+        )
 
     def _count(self, role: Role, index: int, values: Values, *, keep: bool) -> int:
         return self._counts.add(role, index, values, keep=keep and self.wants_tensors)
@@ -203,10 +203,7 @@ class Recorder:
         roles = {Role.WEIGHT: facts.before, Role.WEIGHT_GRAD: facts.gradients, Role.UPDATE: moved}
         for role, named in roles.items():
             for name, values in named.items():
-                self._count(role, self._owner(name), values, keep=True)
-
-    def _owner(self, parameter: str) -> int:
-        return self.index_of(parameter.rpartition(".")[0])
+                self._count(role, self.index_of(name.rpartition(".")[0]), values, keep=True)
 
     def _detail(self, facts: StepFacts, attempt: Attempt, parts: list[ParameterGradient]) -> None:
         if attempt.attempt < DETAILED or attempt.grad_nonfinite:
@@ -253,25 +250,15 @@ class Writing:
 # read.
 
 
-def gradient_parts(facts: StepFacts) -> list[ParameterGradient]:
-    """Every parameter's gradient, unscaled; :func:`attempt_of` fills in the attempt's number."""
-    return [
-        _part(facts.optimizer, name, order, values, facts.carried)
-        for order, (name, values) in enumerate(facts.gradients.items())
-    ]
-
-
 def attempt_of(
     number: int,
     facts: StepFacts,
     parts: list[ParameterGradient],
-    added: Mapping[str, NDArray[Any]] | None = None,
+    added: Mapping[str, NDArray[Any]],
 ) -> Attempt:
-    """The record of attempt ``number``; ``parts`` get that number too. ``added`` are its
-    :func:`updates`, where they are known already."""
-    for i, part in enumerate(parts):
-        parts[i] = dataclasses.replace(part, attempt=number)
-    moved, norm = _motion(facts, updates(facts) if added is None else added)
+    """The record of attempt ``number``; ``parts`` are its gradients, ``added`` its
+    :func:`updates`."""
+    moved, norm = _motion(facts, added)
     return Attempt(
         attempt=number,
         optimizer=facts.optimizer,
@@ -285,7 +272,9 @@ def attempt_of(
         grad_total=sum(p.total for p in parts),
         grad_zero=sum(p.zero for p in parts),
         grad_nonfinite=sum(p.nonfinite for p in parts),
-        grad_max=_largest(facts, facts.carried),
+        grad_max=max(
+            (largest(v.floats()) / facts.carried for v in facts.gradients.values()), default=None
+        ),
         grad_norm=math.sqrt(sum((p.norm or 0.0) ** 2 for p in parts)) if parts else None,
         lr=facts.lr,
         moved_share=moved,
@@ -301,7 +290,7 @@ def attempt_of(
     )
 
 
-def step_record(attempt: Attempt, facts: StepFacts) -> StepRecord:
+def step_record(attempt: Attempt, facts: StepFacts, op_set: int | None) -> StepRecord:
     """The :class:`StepRecord` of an attempt, as pages show it."""
     return StepRecord(
         step=attempt.attempt,
@@ -315,6 +304,7 @@ def step_record(attempt: Attempt, facts: StepFacts) -> StepRecord:
         overhead_s=facts.overhead_s,
         peak_bytes=facts.peak_bytes,
         moved_share=attempt.moved_share,
+        op_set=op_set,
         ended_at=attempt.ended_at,
     )
 
@@ -337,19 +327,15 @@ def updates(facts: StepFacts) -> dict[str, NDArray[Any]]:
 
 
 def _part(
-    optimizer: str, name: str, order: int, values: Values, factor: float
+    number: int, facts: StepFacts, order: int, name: str, values: Values
 ) -> ParameterGradient:
+    """A parameter's gradient in attempt ``number``, unscaled."""
     floats = values.floats()
     bad = nonfinite_count(floats)
     kept = floats[np.isfinite(floats)] if bad else floats
-    norm = math.sqrt(square_sum(kept)) / factor
+    norm = math.sqrt(square_sum(kept)) / facts.carried
     zero = int(floats.size - np.count_nonzero(floats))
-    return ParameterGradient(0, optimizer, name, order, values.size, zero, bad, norm)
-
-
-def _largest(facts: StepFacts, factor: float) -> float | None:
-    found = [largest(values.floats()) / factor for values in facts.gradients.values()]
-    return max(found, default=None)
+    return ParameterGradient(number, facts.optimizer, name, order, values.size, zero, bad, norm)
 
 
 def _motion(
@@ -495,29 +481,33 @@ class BadLayers:
         """A call with a non-finite output, or with one that has vanished."""
         is_container = call.path in self._around
         self._around |= _around(call.path)
-        if not any(_nonfinite_of_layer(values) for values in call.outputs):
+        if not any(_nonfinite(values) for values in call.outputs):
             if not is_container and call.op == "layer":
                 self._vanished(call, step)
             return
-        if is_container or any(_nonfinite_of_layer(values) for values in call.inputs):
+        if is_container or any(_nonfinite(values) for values in call.inputs):
             return  # it only hands on what came in, or what a layer inside made
-        if any(_nonfinite_of_layer(values) for values in call.weights()):
+        if any(_nonfinite(values) for values in call.weights()):
             return  # broken by an earlier step
         key = call.path, call.op
         if self._first is None and call.is_training:
             self._first = key
-        known = self._known.get(key)
-        if known is None:
+        if not self._is_known(key, step):
             self._known[key] = _bad_op(len(self._known), call.closer() or call, call, step)
-        else:
+
+    def _is_known(self, key: _LayerKey, step: int) -> bool:
+        """Whether the layer was bad before; then it counts up."""
+        known = self._known.get(key)
+        if known is not None:
             self._known[key] = replace(known, count=known.count + 1, last_attempt=step)
+        return known is not None
 
     def _vanished(self, call: LayerCall, step: int) -> None:
         """Bad where an op inside made infinities that something after it turned into zeros."""
         key = call.path, "vanished"
-        if known := self._known.get(key):
-            self._known[key] = replace(known, count=known.count + 1, last_attempt=step)
-        elif self._looks[call.path] < MAX_LOOKS and any(map(is_there, call.inputs)):
+        if self._is_known(key, step):
+            return
+        if self._looks[call.path] < MAX_LOOKS and any(map(is_there, call.inputs)):
             self._looks[call.path] += 1
             if op := call.closer():
                 self._known[key] = _bad_op(len(self._known), op, call, step)
@@ -541,11 +531,8 @@ class BadLayers:
             self._mark(self._first, reached_gradient=True)
             return
         key, op = self._backward_op(len(self._known), step, *self._born)
-        known = self._known.get(key)
-        if known is None:
+        if not self._is_known(key, step):
             self._known[key] = op
-        else:
-            self._known[key] = replace(known, count=known.count + 1, last_attempt=step)
 
     def next_step(self) -> None:
         """The step is over."""
@@ -564,16 +551,14 @@ class BadLayers:
         self, number: int, step: int, path: str, came: Values | None, gradient: Values
     ) -> tuple[_LayerKey, BadOp]:
         """Of the layer at ``path``; "" without a finite gradient before it: of the loss."""
-        seen = self._seen.get(path) if came is not None else None
-        kind = seen.op.rpartition(".")[2] if seen is not None else "loss"
-        call = LayerCall(
-            path,
-            seen.type if seen is not None else "",
-            f"{kind}_backward",
-            () if came is None else (came,),
-            (gradient,),
-            gradient.name,
-            seen.line if seen is not None else "",
+        loss = LayerCall(path, "", "loss", (), (), gradient.name)
+        seen = loss if came is None else self._seen.get(path, loss)
+        call = replace(
+            seen,
+            op=f"{seen.op.rpartition('.')[2]}_backward",
+            inputs=() if came is None else (came,),
+            outputs=(gradient,),
+            compute_dtype=gradient.name,
         )
         op = replace(_bad_op(number, call, call, step), phase="backward", reached_gradient=True)
         return (path, call.op), op
@@ -591,10 +576,7 @@ def _bad_op(number: int, call: LayerCall, layer: LayerCall, step: int) -> BadOp:
     out = np.concatenate([values.floats() for values in call.outputs])
     reference = call.in_fp32()
     fp32 = None if reference is None else reference.floats()
-    finite = None if fp32 is None else bool(np.isfinite(fp32).all())
-    largest = None
-    if fp32 is not None and fp32.size and np.isfinite(fp32).any():
-        largest = float(np.abs(fp32[np.isfinite(fp32)]).max())
+    has_finite = fp32 is not None and np.isfinite(fp32).any()
     return BadOp(
         id=number,
         kind="nonfinite",
@@ -616,8 +598,8 @@ def _bad_op(number: int, call: LayerCall, layer: LayerCall, step: int) -> BadOp:
         pos_inf=int(np.isposinf(out).sum()),
         neg_inf=int(np.isneginf(out).sum()),
         total=int(out.size),
-        fp32_max=largest,
-        fp32_finite=finite,
+        fp32_max=largest(fp32) if fp32 is not None and has_finite else None,
+        fp32_finite=None if fp32 is None else bool(np.isfinite(fp32).all()),
         autocast=call.compute_dtype in ("fp16", "bf16"),
         last_attempt=step,
         consumers=call.consumers,
@@ -640,12 +622,8 @@ def _operand(values: Values) -> Operand:
         float(kept.max()) if kept.size else None,
         float(nonzero.min()) if nonzero.size else None,
         int((floats == 0).sum()),
-        _nonfinite_of_layer(values),
+        _nonfinite(values),
     )
-
-
-def _nonfinite_of_layer(values: Values) -> int:
-    return int(values.size - np.isfinite(values.floats()).sum())
 
 
 # The calls that every step has, in the words of torch's call log.
@@ -817,30 +795,6 @@ class OpSets:
         return taken
 
 
-# How a watched training ended, with what was seen of it.
-
-
-def outcome_of(
-    ended: str,
-    steps: int,
-    attempts: Sequence[Attempt],
-    calls: Iterable[Call],
-    half_seen: Iterable[str],
-    notes: tuple[str, ...],
-) -> Outcome:
-    """``steps`` counts all attempts; ``attempts`` and ``calls`` are those that were kept."""
-    return Outcome(
-        ended=ended,
-        attempts=steps,
-        backwards=sum(c.name == "backward" for c in calls),
-        optimizers=tuple(sorted({a.optimizer for a in attempts})),
-        scalers=tuple(sorted({a.scaler for a in attempts} - {""})),
-        uses_autocast="+".join(sorted(half_seen)),
-        notes=notes,
-        last_loss=attempts[-1].loss if attempts else None,
-    )
-
-
 # A tensor that was looked at outside the layers: a batch, the weights at the start and end.
 
 
@@ -863,7 +817,7 @@ def scan(moment: str, kind: str, name: str, values: Values, step: int) -> Scan:
     )
 
 
-# Outputs of which hardly anything is left.
+# Outputs that are nearly all zero.
 #
 # An infinity inside a layer need not come out of it: a sum that overflows makes every share of it
 # zero, and rsqrt makes zero of an infinite mean. What comes out is finite, and nothing; it may be

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ampscope.errors import AmpscopeError
-from ampscope.frameworks.adapters import Adapter, load, parse, store_and_run, view_folder
+from ampscope.frameworks.adapters import Adapter, child_options, load, parse
 from ampscope.frameworks.recorder import Recorder, Writing
 from ampscope.observations import Outcome
 from ampscope.privacy import taken
@@ -43,10 +43,10 @@ END_LIMIT_S, CUT_OFF_LIMIT_S = 60.0, 5.0
 
 def main() -> None:
     """Run the script of a queued run and write what happened."""
-    store, run_id = store_and_run()
-    with Reader(store) as reader:
-        spec = taken(run_id, reader.run(run_id).spec)
-    queued = adopted(store, run_id, spec, view_folder())
+    options = child_options()
+    with Reader(options.store) as reader:
+        spec = taken(options.run, reader.run(options.run).spec)
+    queued = adopted(options.store, options.run, spec, options.view)
     if queued is None:
         return  # no framework is loaded yet, so Python's own end waits for no thread of one
     writer, spec = queued.writer, queued.spec

@@ -44,7 +44,7 @@ class WatchOptions:
 
     @classmethod
     def of(cls, store: str | Path | None, histograms_every: int, label: str) -> WatchOptions:
-        """Raises BadInput for a number of steps that is none."""
+        """Raises BadInput for a negative number of steps."""
         if histograms_every < 0:
             raise BadInput("histograms_every is a number of steps, or 0 for none.")
         chosen = default_path() if store is None else os.path.expanduser(store)
@@ -177,7 +177,7 @@ def _sentence(error: Exception) -> str:
     return str(error) if isinstance(error, AmpscopeError) else repr(error)
 
 
-# How a framework's ``fit`` ends: whose end tells of it, and what to say of an exception.
+# How a framework's ``fit`` ends: how that is noticed, and what to say of an exception.
 
 
 def first_words(error: BaseException) -> str:

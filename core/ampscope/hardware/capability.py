@@ -5,7 +5,7 @@
     >>> tensor_cores("7.5", "NVIDIA GeForce GTX 1660 Ti").presence
     <Presence.ABSENT: 'absent'>
 
-The capability alone does not tell: TU116 and TU117 report 7.5 like every other Turing chip and
+The capability alone does not decide: TU116 and TU117 report 7.5 like every other Turing chip and
 have no Tensor Cores, so at 7.5 the device's name decides. A capability that is not in the table is
 unknown; nothing is extrapolated from its neighbours.
 

@@ -76,7 +76,7 @@ class CpuReading:
     flags: tuple[str, ...] | None  # values of X86_FLAGS or ARM_FLAGS; None where unreadable
     memory_total_bytes: int
     memory_available_bytes: int
-    memory_limit_bytes: int | None  # of the control group (container); None when there is none
+    memory_limit_bytes: int | None  # of the control group (container); None without one
     load_1min: float | None  # runnable processes, averaged over a minute
 
 
@@ -153,7 +153,7 @@ def _model_and_flags(root: Path) -> tuple[str | None, tuple[str, ...] | None]:
 
 
 def _memory_limit(root: Path) -> int | None:
-    """Limit of the own control group (cgroup v2, as a container sees it); "max" is none."""
+    """Limit of the own control group (cgroup v2, as a container sees it); "max" is no limit."""
     with contextlib.suppress(OSError, ValueError):
         return int((root / "sys/fs/cgroup/memory.max").read_text())
     return None

@@ -33,16 +33,6 @@ from ampscope.hardware.gpu import (
 )
 from ampscope.record_json import dumps
 
-__all__ = [
-    "HardwareReport",
-    "describe_machine",
-    "obstacles",
-    "one_line",
-    "report_json",
-    "sentence",
-    "uses_cuda",
-]
-
 JSON_SCHEMA = 1
 ORDINALS = {1: "1st", 2: "2nd", 3: "3rd", 4: "4th", 5: "5th"}
 REHEARSAL = (

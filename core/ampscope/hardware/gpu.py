@@ -108,29 +108,35 @@ def _reasons(mask: int) -> tuple[str, ...]:
     return tuple(word for bit, word in CLOCK_REASONS if mask & bit)
 
 
-# Field, the functions to try in order, their arguments after the handle, conversion of the answer.
-_Question = tuple[str, tuple[str, ...], tuple[int, ...], Callable[[Any], object]]
-_QUESTIONS: tuple[_Question, ...] = (
-    ("name", ("nvmlDeviceGetName",), (), _text),
-    ("capability", ("nvmlDeviceGetCudaComputeCapability",), (), lambda v: f"{v[0]}.{v[1]}"),
-    ("memory_total_bytes", ("nvmlDeviceGetMemoryInfo",), (), lambda v: int(v.total)),
-    ("memory_used_bytes", ("nvmlDeviceGetMemoryInfo",), (), lambda v: int(v.used)),
-    ("gpu_busy_percent", ("nvmlDeviceGetUtilizationRates",), (), lambda v: int(v.gpu)),
-    ("memory_busy_percent", ("nvmlDeviceGetUtilizationRates",), (), lambda v: int(v.memory)),
-    ("temperature_c", ("nvmlDeviceGetTemperature",), (TEMPERATURE_GPU,), int),
-    ("power_w", ("nvmlDeviceGetPowerUsage",), (), _watts),
-    ("power_limit_w", ("nvmlDeviceGetEnforcedPowerLimit",), (), _watts),
-    ("sm_clock_mhz", ("nvmlDeviceGetClockInfo",), (CLOCK_SM,), int),
-    ("sm_clock_max_mhz", ("nvmlDeviceGetMaxClockInfo",), (CLOCK_SM,), int),
-    ("memory_clock_mhz", ("nvmlDeviceGetClockInfo",), (CLOCK_MEMORY,), int),
-    (
-        "clock_reasons",  # the second name is that of drivers before 535
+# By field of GpuReading: the functions to try in order, their arguments after the handle,
+# conversion of the answer.
+_QUESTIONS: dict[str, tuple[tuple[str, ...], tuple[int, ...], Callable[[Any], object]]] = {
+    "name": (("nvmlDeviceGetName",), (), _text),
+    "capability": (("nvmlDeviceGetCudaComputeCapability",), (), lambda v: f"{v[0]}.{v[1]}"),
+    "memory_total_bytes": (("nvmlDeviceGetMemoryInfo",), (), lambda v: int(v.total)),
+    "memory_used_bytes": (("nvmlDeviceGetMemoryInfo",), (), lambda v: int(v.used)),
+    "gpu_busy_percent": (("nvmlDeviceGetUtilizationRates",), (), lambda v: int(v.gpu)),
+    "memory_busy_percent": (("nvmlDeviceGetUtilizationRates",), (), lambda v: int(v.memory)),
+    "temperature_c": (("nvmlDeviceGetTemperature",), (TEMPERATURE_GPU,), int),
+    "power_w": (("nvmlDeviceGetPowerUsage",), (), _watts),
+    "power_limit_w": (("nvmlDeviceGetEnforcedPowerLimit",), (), _watts),
+    "sm_clock_mhz": (("nvmlDeviceGetClockInfo",), (CLOCK_SM,), int),
+    "sm_clock_max_mhz": (("nvmlDeviceGetMaxClockInfo",), (CLOCK_SM,), int),
+    "memory_clock_mhz": (("nvmlDeviceGetClockInfo",), (CLOCK_MEMORY,), int),
+    "clock_reasons": (  # the second name is that of drivers before 535
         ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"),
         (),
         _reasons,
     ),
-    ("mig_enabled", ("nvmlDeviceGetMigMode",), (), lambda v: v[0] == 1),  # [current, pending]
-)
+    "mig_enabled": (("nvmlDeviceGetMigMode",), (), lambda v: v[0] == 1),  # [current, pending]
+}
+
+
+def answer(talk: Conversation, gpu: Any, field: str) -> Any:
+    """A field of GpuReading, by the GPU's handle; None where NVML refuses. Raises GpuLostError."""
+    functions, arguments, convert = _QUESTIONS[field]
+    found = talk.ask(functions, gpu, *arguments)
+    return None if found is None else convert(found)
 
 
 def cuda_version_text(number: int) -> str:
@@ -162,9 +168,8 @@ def read_gpu(talk: Conversation, index: int) -> GpuReading:
     fields: dict[str, Any] = {}
     try:
         handle = talk.handle(index)
-        for field, functions, arguments, convert in _QUESTIONS:
-            answer = talk.ask(functions, handle, *arguments)
-            fields[field] = None if answer is None else convert(answer)
+        for field in _QUESTIONS:
+            fields[field] = answer(talk, handle, field)
         if fields["mig_enabled"]:
             fields["mig_slices"] = _mig_slices(talk, handle)
     except GpuLostError as gone:
@@ -178,14 +183,15 @@ def _mig_slices(talk: Conversation, handle: Any) -> tuple[MigSlice, ...]:
         part = talk.ask(("nvmlDeviceGetMigDeviceHandleByIndex",), handle, index)
         if part is None:  # "Not Found": a place that no slice was made for
             continue
-        name = talk.ask(("nvmlDeviceGetName",), part)
-        memory = talk.ask(("nvmlDeviceGetMemoryInfo",), part)
-        total, used = (None, None) if memory is None else (int(memory.total), int(memory.used))
-        slices.append(MigSlice(index, None if name is None else _text(name), total, used))
+        name, *memory = (
+            answer(talk, part, field)
+            for field in ("name", "memory_total_bytes", "memory_used_bytes")
+        )
+        slices.append(MigSlice(index, name, *memory))
     return tuple(slices)
 
 
-# One conversation with NVML: start it, put a question, bear every refusal, end it.
+# One conversation with NVML: start it, ask, accept every refusal, end it.
 #
 # NVML refuses a question with "Not Supported" on many consumer, virtual and integrated GPUs; that
 # is an answer, and comes back as None. The two errors stay inside this file: what reads the GPUs

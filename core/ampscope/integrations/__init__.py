@@ -5,8 +5,11 @@ Each module imports its own library, and nothing else in ampscope does.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+from ampscope.records import Event
 from ampscope.watcher import Watch, watch
 
 # What the callbacks share: one watch from the start of a training to its end, whatever ends it.
@@ -16,23 +19,35 @@ from ampscope.watcher import Watch, watch
 
 
 class TrainerWatch:
-    """``options`` are those of `ampscope.watch`."""
+    """A callback's part that is no trainer's. Options, and ``more`` of them, are those of
+    `ampscope.watch`."""
 
-    def __init__(self, **options: Any) -> None:
-        self.run: Watch | None = None
-        self._options = options
+    def __init__(
+        self,
+        every: int | None = None,
+        store: str | Path | None = None,
+        name: str | None = None,
+        on_alarm: Callable[[Event], None] | None = None,
+        policy: str | Mapping[str, str] = "warn",
+        **more: Any,
+    ) -> None:
+        super().__init__()
+        self.run: Watch | None = None  # its ``id``, ``store``, ``alarms``; None before a training
+        self._options = more | {
+            "every": every, "store": store, "name": name, "on_alarm": on_alarm, "policy": policy,
+        }  # fmt: skip
 
     @property
-    def should_stop(self) -> bool:
+    def _should_stop(self) -> bool:
         """An alarm under the policy ``stop``, or a user's ``ampscope runs cancel``."""
         return self.run is not None and self.run.should_stop
 
-    def start(self, model: Any, optimizer: Any, scaler: Any) -> None:
+    def _start(self, model: Any, optimizer: Any, scaler: Any) -> None:
         """Watch a training. One that never said that it ended (it raised) is closed first."""
-        self.close()
+        self._close()
         self.run = watch(model, optimizer, scaler, **self._options)
 
-    def close(self, error: BaseException | None = None) -> None:
+    def _close(self, error: BaseException | None = None) -> None:
         """End the watch, if one goes on; ``error`` is what ended the training."""
         if self.run is not None:
             self.run.close(error)

@@ -6,15 +6,11 @@ trainer calls backward.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from ampscope.integrations import TrainerWatch
-from ampscope.records import Event
-from ampscope.watcher import Watch
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -30,35 +26,17 @@ except ModuleNotFoundError:
         ) from None
 
 
-class AmpscopeCallback(Callback):
+class AmpscopeCallback(TrainerWatch, Callback):
     """Watches a fit. Options, and more of them, are those of `ampscope.watch`; the policy ``stop``
     ends the fit after the step that raised an alarm (``trainer.should_stop``)."""
 
-    def __init__(
-        self,
-        every: int | None = None,
-        store: str | Path | None = None,
-        name: str | None = None,
-        on_alarm: Callable[[Event], None] | None = None,
-        policy: str | Mapping[str, str] = "warn",
-        **more: Any,
-    ) -> None:
-        super().__init__()
-        self._watch = TrainerWatch(
-            every=every, store=store, name=name, on_alarm=on_alarm, policy=policy, **more
-        )
-        self._loss: Tensor | None = None  # of the batches that were accumulated so far
-        self._step = -1
-
-    @property
-    def run(self) -> Watch | None:
-        """The watch: its ``id``, ``store`` and ``alarms``. None before the first fit."""
-        return self._watch.run
+    _loss: Tensor | None = None  # of the batches that were accumulated so far
+    _step = -1
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """After the optimizers were made, and the checks that Lightning runs before training."""
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        self._watch.start(trainer.model, trainer.optimizers, scaler)
+        self._start(trainer.model, trainer.optimizers, scaler)
 
     def on_before_backward(
         self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
@@ -77,18 +55,18 @@ class AmpscopeCallback(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """The trainer looks at ``should_stop`` next."""
-        trainer.should_stop |= self._watch.should_stop
+        trainer.should_stop |= self._should_stop
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The fit is over."""
-        self._watch.close()
+        self._close()
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """The fit raised, or was interrupted."""
-        self._watch.close(exception)
+        self._close(exception)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """However it ended."""
-        self._watch.close()
+        self._close()

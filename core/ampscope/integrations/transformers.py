@@ -7,13 +7,9 @@ trainer calls backward: each step's own, where ``on_log`` has the mean since the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from ampscope.integrations import TrainerWatch
-from ampscope.records import Event
-from ampscope.watcher import Watch
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -23,28 +19,10 @@ except ModuleNotFoundError:
     ) from None
 
 
-class AmpscopeCallback(TrainerCallback):
+class AmpscopeCallback(TrainerWatch, TrainerCallback):
     """Watches ``trainer.train()``. Options, and more of them, are those of `ampscope.watch`; the
     policy ``stop`` ends the training after the step that raised an alarm
     (``control.should_training_stop``)."""
-
-    def __init__(
-        self,
-        every: int | None = None,
-        store: str | Path | None = None,
-        name: str | None = None,
-        on_alarm: Callable[[Event], None] | None = None,
-        policy: str | Mapping[str, str] = "warn",
-        **more: Any,
-    ) -> None:
-        self._watch = TrainerWatch(
-            every=every, store=store, name=name, on_alarm=on_alarm, policy=policy, **more
-        )
-
-    @property
-    def run(self) -> Watch | None:
-        """The watch: its ``id``, ``store`` and ``alarms``. None before the first training."""
-        return self._watch.run
 
     def on_train_begin(
         self,
@@ -56,7 +34,7 @@ class AmpscopeCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """The model and its optimizer are ready."""
-        self._watch.start(model, optimizer, getattr(optimizer, "scaler", None))
+        self._start(model, optimizer, getattr(optimizer, "scaler", None))
 
     def on_step_end(
         self,
@@ -66,7 +44,7 @@ class AmpscopeCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """The trainer looks at its control next."""
-        control.should_training_stop |= self._watch.should_stop
+        control.should_training_stop |= self._should_stop
 
     def on_train_end(
         self,
@@ -77,4 +55,4 @@ class AmpscopeCallback(TrainerCallback):
     ) -> None:
         """Not reached when the training raises: then the next one, or the end of the process,
         closes the watch."""
-        self._watch.close()
+        self._close()

@@ -33,15 +33,16 @@ _waiting: dict[Path, Child] = {}
 
 
 class Child:
-    """A process that has a run, or, with an empty ``run_id``, waits to be told one."""
+    """A process that has a run, or, with an empty ``run_id``, waits to be given one."""
 
     def __init__(
         self, store: Path, module: str, python: str, environment: dict[str, str], run_id: str
     ) -> None:
         self.store, self.run_id = store, run_id
+        of_run = ["--run", run_id] if run_id else []
         self._words = tempfile.TemporaryFile()  # noqa: SIM115  # the thread that waits closes it
         self._process = subprocess.Popen(
-            [*started(module, python), "--store", str(store.absolute()), *_of_run(run_id)],
+            [*started(module, python), "--store", str(store.absolute()), *of_run],
             stdin=subprocess.DEVNULL if run_id else subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self._words,
@@ -53,7 +54,7 @@ class Child:
         threading.Thread(target=self._wait, name=name, daemon=True).start()
 
     def takes(self, run_id: str) -> bool:
-        """Tell it its run; False where it is gone."""
+        """Give it its run; False where it is gone."""
         pipe = self._process.stdin
         assert pipe is not None
         self.run_id = run_id
@@ -75,10 +76,8 @@ class Child:
             status = self._process.wait()
             if self.run_id:
                 forget(self.run_id)
-                _say_how_it_died(self.store, self.run_id, status, self._said())
-
-    def _said(self) -> str:
-        return end_of(self._words.fileno(), MAX_WORDS)
+                said = end_of(self._words.fileno(), MAX_WORDS)
+                _say_how_it_died(self.store, self.run_id, status, said)
 
 
 def spawn(spec: RunSpec, store: Path, run_id: str) -> None:
@@ -126,10 +125,6 @@ def _child(store: Path, run_id: str = "") -> Child:
     return Child(store, "ampscope.runner", sys.executable, child_environment(), run_id)
 
 
-def _of_run(run_id: str) -> list[str]:
-    return ["--run", run_id] if run_id else []
-
-
 def _let_go(store: Path, child: Child) -> None:
     with _lock:
         if _waiting.get(store) is child:
@@ -138,16 +133,24 @@ def _let_go(store: Path, child: Child) -> None:
 
 def _say_how_it_died(store: Path, run_id: str, status: int, words: str) -> None:
     """A child that crashed in native code, or could not even start, has not said so itself. One
-    that was killed stays as it is: a reader shows it as lost."""
+    that was killed is left alone: a reader shows it as lost."""
     if status in (0, -signal.SIGKILL, -signal.SIGTERM):
         return
     with contextlib.suppress(AmpscopeError):  # a store that is gone needs no last words
-        with Reader(store) as reader:
-            ended = reader.run(run_id).ended is not None
-        if not ended:
-            writer = RunWriter(store, run_id)
-            writer.finish(State.FAILED, last_words(str(status), words, "The run"), words)
-            writer.close()
+        sentence = last_words(str(status), words, "The run")
+        close_if_open(store, run_id, State.FAILED, sentence, words)
+
+
+def close_if_open(
+    store: Path, run_id: str, state: State, message: str, traceback: str = ""
+) -> None:
+    """A child that died without reporting an error leaves its run open: say so in its place."""
+    with Reader(store) as reader:
+        if reader.run(run_id).ended is not None:
+            return
+    writer = RunWriter(store, run_id)
+    writer.finish(state, message, traceback)
+    writer.close()
 
 
 # What became of a script's process that could not say so itself, in one sentence.

@@ -4,32 +4,29 @@ smallest set of modules in fp32.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.precision_use import precision_use
 from ampscope.analysis.run_view import RunView
 from ampscope.control import COMPILED, SCALE_1, Control
-from ampscope.diagnosis.cure import is_cured, judged, wants_compiled
+from ampscope.diagnosis import result
+from ampscope.diagnosis.cure import by_trials, is_cured, judged, wants_compiled
 from ampscope.diagnosis.findings import Diagnosis, Finding
-from ampscope.diagnosis.result import (
-    SEARCHED,
-    USE_BF16,
-    DiagnosisResult,
-    Trial,
-    is_everything,
-    modules_with_parameters,
-    problem,
-    report_of,
-    trial_of,
-)
+from ampscope.diagnosis.result import DiagnosisResult, Trial
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
 from ampscope.records import RunSpec
 from ampscope.rules.verdict import Fix
+from ampscope.script_ends import lacks_cuda
 
 MAX_FIX_RUNS = 4
+AUTO = "auto"  # policy: as the CPU computes; CUDA's rules where the script needs CUDA
+MAX_TRIED = 2  # findings whose fixes are run
+MAX_NEXT_RUNS = 2  # of the second one's
 MAX_SEARCH_RUNS = 14
 MAX_SEARCH_S = 60.0  # no further run is started then; the smallest set seen to cure counts
 EVERYWHERE = 0.5  # of the modules with parameters
@@ -85,20 +82,21 @@ class DiagnosisPlan:
 
     def problem(self) -> str:
         """Why there is nothing to judge; "" when there is."""
-        return problem(self.done["as_is"].info, self.views["as_is"], self.views.get("fp32"))
+        return result.problem(self.done["as_is"].info, self.views["as_is"], self.views.get("fp32"))
 
     def wants_frozen_scale(self) -> bool:
-        """Every step was skipped at whatever scale, with a finite loss: is 1 borne?"""
+        """Every step was skipped at whatever scale, or the scale fell below 1, with a finite loss:
+        are gradients finite at 1?"""
         run = self.views["as_is"]
-        none_taken = len(run.skips) == len(run.attempts)
-        finite = not run.bad_loss_attempts
-        return run.has_scaler and bool(run.skips) and none_taken and finite
+        if not run.has_scaler or not run.skips or run.bad_loss_attempts:
+            return False
+        return len(run.skips) == len(run.attempts) or min(run.scales) < 1
 
     def try_fixes(self, finding: Finding) -> None:
         """Run the finding's interventions until one cures, or removes the pattern where an effect
         cannot be measured: further runs could not be distinguished either. Where one module in fp32
         is not enough, the smallest set of modules is looked for before single lines are tried."""
-        may_search = finding.cause in SEARCHED
+        may_search = finding.cause in result.SEARCHED
         known = [c for c in finding.verdict.fix.controls if self.runs.can_apply(c)]
         for control in known[:MAX_FIX_RUNS]:
             if may_search and finding.verdict.module and Control(control).values("fp32_lines"):
@@ -109,8 +107,19 @@ class DiagnosisPlan:
                 return
         if may_search and self._search(finding):
             return
-        if finding.cause in SEARCHED and all(t.control != "bf16" for t in self.trials):
-            self._run_trial(finding, "bf16", USE_BF16)
+        if finding.cause in result.SEARCHED and all(t.control != "bf16" for t in self.trials):
+            self._run_trial(finding, "bf16", result.USE_BF16)
+
+    def settled(self, diagnosis: Diagnosis) -> Diagnosis:
+        """The findings in the order that the trials give them: where no fix of the first one cures,
+        those of the next are run."""
+        if not self.trials or any(t.cured is not False for t in self.trials):
+            return diagnosis
+        for finding in diagnosis.findings[1:MAX_TRIED]:
+            known = [c for c in finding.verdict.fix.controls if self.runs.can_apply(c)]
+            if any(self._run_trial(finding, c, finding.verdict.fix) for c in known[:MAX_NEXT_RUNS]):
+                break
+        return by_trials(diagnosis, self.evidence)
 
     def _run_trial(self, finding: Finding, control: str, fix: Fix) -> bool:
         extra = Control(control).in_fp32 if fix.kind == "lower_lr" else ""
@@ -130,16 +139,16 @@ class DiagnosisPlan:
             seen[control] = is_cured(finding, self.evidence, self.control(control), None)
             return seen[control] is not False
 
-        names = modules_with_parameters(self.views["as_is"])
-        if self._is_everywhere(names) and self._run_trial(finding, "bf16", USE_BF16):
+        names = result.modules_with_parameters(self.views["as_is"])
+        if self._is_everywhere(names) and self._run_trial(finding, "bf16", result.USE_BF16):
             return True
         found = smallest_fp32_set(names, cures, MAX_SEARCH_RUNS)
         if found:
             control = Control.of(fp32_modules=found)
             # Every module in fp32 is fp32 training: bf16 does better, where it is healthy.
             tried = any(t.control == "bf16" for t in self.trials)
-            is_all = is_everything(control, self.views["as_is"]) and not tried
-            if is_all and self._run_trial(finding, "bf16", USE_BF16):
+            is_all = result.is_everything(control, self.views["as_is"]) and not tried
+            if is_all and self._run_trial(finding, "bf16", result.USE_BF16):
                 return True
             self._tried(control, finding.verdict.fix, cured=seen[control])
         return bool(found)
@@ -157,7 +166,7 @@ class DiagnosisPlan:
 
     def _tried(self, control: str, fix: Fix, *, cured: bool | None) -> None:
         views = self.views[control], self.views["as_is"]
-        self.trials.append(trial_of(control, fix, *views, cured=cured))
+        self.trials.append(result.trial_of(control, fix, *views, cured=cured))
 
     def _keep(self, control: str, run: ScriptRun) -> None:
         self.done[control] = run
@@ -176,6 +185,7 @@ def _collided(view: RunView) -> bool:
 #                          ->  bf16, where something was found or is wrong
 #                          ->  the finding's fixes, best first, until one cures
 #                          ->  the smallest set of modules in fp32, where one module is not enough
+#                          ->  the next finding's fixes, where none of the first one's cures
 
 
 def _silent(_: str) -> None:
@@ -188,9 +198,12 @@ def run_diagnosis(
 ) -> DiagnosisResult:  # fmt: skip
     """Diagnose the script of ``spec``; ``say`` gets progress, ``show`` the script's own output."""
     started = time.monotonic()
-    with ScriptRuns(replace(spec, control="as_is"), store, private=True) as runs:
-        plan = DiagnosisPlan(runs, say)
-        plan.first_two(show)
+    with contextlib.ExitStack() as stack:
+        plan = _begun(stack, spec, store, say, show)
+        if spec.policy == AUTO and wants_cuda(plan.views["as_is"], plan.done["as_is"].output):
+            say("again, with a CUDA device rehearsed on the CPU: the script needs one")
+            stack.close()
+            plan = _begun(stack, replace(spec, policy="cuda"), store, say, show)
         diagnosis = judged(plan.evidence)
         if plan.problem() and not diagnosis.findings:
             return _report(plan, diagnosis, started)
@@ -205,13 +218,35 @@ def run_diagnosis(
             diagnosis = judged(plan.evidence)
         if verify and diagnosis.findings:
             plan.try_fixes(diagnosis.findings[0])
+            diagnosis = plan.settled(diagnosis)
         return _report(plan, diagnosis, started)
+
+
+def _begun(
+    stack: contextlib.ExitStack, spec: RunSpec, store: Path, say: Say, show: Say | None
+) -> DiagnosisPlan:
+    """A plan whose first two runs have ended."""
+    runs = ScriptRuns(replace(spec, control="as_is"), store, private=True)
+    plan = DiagnosisPlan(stack.enter_context(runs), say)
+    plan.first_two(show)
+    return plan
+
+
+def wants_cuda(run: RunView, output: str) -> bool:
+    """Whether the script could not run, or computed nothing in half precision, where it asked for
+    a CUDA device that is not there."""
+    if lacks_cuda(run.outcome, output):
+        return True
+    if not any(run.use(name) for name in ("cuda_missing", "cuda_asked", "trainer_fp16")):
+        return False
+    use = precision_use(run, None)
+    return not run.attempts or (use is not None and use.no_half)
 
 
 def _report(plan: DiagnosisPlan, diagnosis: Diagnosis, started: float) -> DiagnosisResult:
     infos = {name: run.info for name, run in plan.done.items()}
     elapsed_s, output = time.monotonic() - started, plan.done["as_is"].output
-    return report_of(diagnosis, plan.views, infos, tuple(plan.trials), elapsed_s, output)
+    return result.report_of(diagnosis, plan.views, infos, tuple(plan.trials), elapsed_s, output)
 
 
 # The smallest set of modules that must stay in fp32: delta debugging over the module tree.

@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 import click
@@ -28,6 +27,7 @@ from ampscope.launcher.children import (
     Followed,
     as_text,
     child_environment,
+    close_if_open,
     end_of,
     last_words,
     started,
@@ -94,12 +94,7 @@ class ScriptRuns:
         """Whether the script's framework has this control or intervention."""
         return self.spec.framework == TORCH or can_apply(control)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         try:
             self._end()
         except KeyboardInterrupt:  # a second signal: once more, now as quick as can be
@@ -118,7 +113,7 @@ class ScriptRuns:
         for run_id in self._open:
             forget(run_id)
             with contextlib.suppress(StoreError):
-                self._close_if_open(run_id, State.CANCELLED, "Cancelled.")
+                close_if_open(self.store, run_id, State.CANCELLED, "Cancelled.")
         for run_id in self._started:
             throw_away(self._file(run_id, "view"))
         self.folder.cleanup()
@@ -183,7 +178,8 @@ class ScriptRuns:
                 break
         said = tail(self._file(run_id, "out"), MAX_OUTPUT)
         last = said + tail(self._file(run_id, "err"), MAX_OUTPUT)
-        self._close_if_open(run_id, State.FAILED, last_words(self._answer(run_id), last))
+        sentence = last_words(self._answer(run_id), last)
+        close_if_open(self.store, run_id, State.FAILED, sentence)
         self._open.discard(run_id)
         throw_away(self._file(run_id, "view"))
         forget(run_id)
@@ -198,15 +194,6 @@ class ScriptRuns:
             return self._done[run_id]
         said = [line for line in tail(self._own_words(), MAX_OUTPUT).splitlines() if line.strip()]
         return f"gone: {said[-1].strip()}" if said else "gone"
-
-    def _close_if_open(self, run_id: str, state: State, message: str) -> None:
-        """A child that died without reporting an error leaves its run open: say so in its place."""
-        with Reader(self.store) as reader:
-            now = reader.run(run_id).state
-        if now.is_active or now is State.LOST:
-            writer = RunWriter(self.store, run_id)
-            writer.finish(state, message)
-            writer.close()
 
     def _listen(self) -> None:
         process = self._process
@@ -308,7 +295,7 @@ def main(store: Path, run_id: str, controls: tuple[str, ...]) -> None:
 #     is_running(job); detached_words(job); stop(job)
 #
 # What they find goes to the store. Between the start of such a process and its first run in the
-# store lie a second or two, in which only the process itself tells that something is under way.
+# store lie a second or two, in which only the process itself shows that something is under way.
 
 
 DIAGNOSED = (0, 1)  # exit statuses of ``ampscope diagnose``: no fault, fault
@@ -322,7 +309,6 @@ class Job:
     """A process that was started here."""
 
     pid: int
-    folder: str  # in which it runs
 
 
 def start_diagnosis(script: Path, store: Path, *, policy: str = "native", steps: int = 0) -> Job:
@@ -340,14 +326,8 @@ def start_controls(store: Path, run_id: str, controls: Sequence[str]) -> Job:
     """
     with Reader(store) as reader:
         spec = repeatable(reader.run(run_id))
-    command = [
-        "ampscope.launcher.script_runs",
-        "--store",
-        str(store.absolute()),
-        "--run",
-        run_id,
-    ]
-    return _start([*command, "--", *controls], folder_of(spec))
+    command = ["ampscope.launcher.script_runs", "--store", str(store.absolute())]
+    return _start([*command, "--run", run_id, "--", *controls], folder_of(spec))
 
 
 def folder_of(spec: RunSpec) -> Path:
@@ -403,7 +383,7 @@ def _start(arguments: Sequence[str], folder: Path) -> Job:
             raise AmpscopeError(f"Could not start Python in {folder}: {error.strerror}.") from error
         _words[process.pid] = os.dup(words.fileno())
     _started[process.pid] = process
-    return Job(process.pid, str(folder))
+    return Job(process.pid)
 
 
 if __name__ == "__main__":

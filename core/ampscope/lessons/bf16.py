@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ampscope.lessons.gradients import Gradients, output_gradients
-from ampscope.policy.precision import PRECISIONS, forward_autocast, step_arithmetic
+from ampscope.policy.autocast_lists import PRECISIONS
+from ampscope.policy.precision import forward_autocast, step_arithmetic
 from ampscope.records import Curve, Reading, Result
 from ampscope.workloads.load import load
 from ampscope.workloads.protocol import Workload, iterate, move

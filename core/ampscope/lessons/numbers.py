@@ -1,4 +1,4 @@
-"""Lesson 1: torch's own numbers beside the arithmetic that the page computes with.
+"""Lesson 1: torch's own numbers compared with the page's arithmetic.
 
     every bit pattern (of fp32: some)    decoded by torch and by ampscope.numerics.formats
     random numbers, normal to tiny       converted by torch and by ampscope.numerics.formats

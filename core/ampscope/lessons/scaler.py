@@ -1,8 +1,8 @@
-"""Lesson 4: a real GradScaler at work, and what other policies need to be replayed beside it.
+"""Lesson 4: a real GradScaler at work, and what is needed to replay other policies.
 
 A small MLP learns digits in fp16 under torch's GradScaler, with a growth interval of 20 instead of
 2,000 so that growth is seen too. Kept of each step: the scale, whether the step was skipped, and
-the exponent of the largest gradient, which tells at which scales it would have overflowed.
+the exponent of the largest gradient, from which follows at which scales it would have overflowed.
 """
 
 from __future__ import annotations

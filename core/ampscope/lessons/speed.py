@@ -1,8 +1,8 @@
 """Lesson 12: what half precision gains on this machine: matmuls, misaligned sizes, whole models.
 
-matmuls    square ones, small to large, in every dtype, interleaved
-misaligned     sizes beside a multiple of 8
-models      a step of a tiny MLP and of a small GPT, fp32 beside bf16 autocast
+matmuls       square ones, small to large, in every dtype, interleaved
+misaligned    sizes that are no multiple of 8
+models        a step of a tiny MLP and of a small GPT, in fp32 and under bf16 autocast
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from ampscope.measure.comparison import batch_of, prepared, step_times, timed_step
-from ampscope.measure.matmuls import matmul, refusal
-from ampscope.measure.rates import first_time, interleaved, rate
+from ampscope.measure.matmuls import matmul, matmul_rate, refusal
+from ampscope.measure.rates import first_time, interleaved
 from ampscope.records import Reading, Result, RunSpec
 
 SIZES = {"cpu": (64, 128, 256, 512), "cuda": (512, 1024, 2048, 4096)}
@@ -49,7 +49,7 @@ def _rates(series: str, wanted: list[tuple[str, int]], device: torch.device) -> 
             yield Reading("too slow here", dtype, took, f"{size}")
     timings = interleaved([(call, took) for _, _, call, took in ready], device, BUDGET_S, _never)
     for (dtype, size, _, _), timing in zip(ready, timings, strict=True):
-        yield rate(series, dtype, (size, size, size), timing)
+        yield matmul_rate(series, dtype, (size, size, size), timing)
 
 
 def _model(workload: str, size: str, steps: int, device: torch.device) -> Iterator[Result]:

@@ -1,4 +1,4 @@
-"""Lesson 3: one backward pass in fp16 at many loss scales, each element beside its fp32 self.
+"""Lesson 3: one backward pass in fp16 at many loss scales, each element compared with fp32.
 
     five fp32 steps, so that the gradients are those of a model that learns
     fp32 pass       -> the exponent histogram that the page's slider moves

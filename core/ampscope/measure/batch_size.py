@@ -40,7 +40,7 @@ from ampscope.store.writer import RunWriter
 
 MOST_SAMPLES = 1 << 20
 SAME_SHARE = 0.95  # of the free memory; contexts and caches of others move a little
-FAR = 8  # times the largest try that a prediction rests on
+FAR = 8  # times the largest trial that a prediction rests on
 CURVE_SIZES = 5  # smaller sizes that are timed, each half of the next
 
 
@@ -205,7 +205,7 @@ class _Search:
 
 # Trials of a batch search, each in a child process that may run out of memory.
 #
-# A server process imports torch once and forks for every try (multiprocessing's forkserver); it
+# A server process imports torch once and forks for every trial (multiprocessing's forkserver); it
 # runs nothing that starts threads, so a fork of it is sound.
 
 
@@ -214,7 +214,7 @@ GRACE_S = 5.0  # for a child that has answered to end
 
 
 class TookTooLong(BadInput):
-    """A try did not end in its time."""
+    """A trial did not end in its time."""
 
 
 class Trials:
@@ -227,7 +227,7 @@ class Trials:
 
     def attempt(self, spec: RunSpec, samples: int, time_limit_s: float) -> BatchTrial:
         """With ``samples`` a step, 0 for as many as the workload gives. Raises BadInput for what is
-        wrong with the workload at any size, and where a try takes longer than it may."""
+        wrong with the workload at any size, and where a trial takes longer than it may."""
         ours, theirs = self._context.Pipe(duplex=False)
         child = self._context.Process(
             target=in_child,
@@ -241,7 +241,7 @@ class Trials:
             if not ours.poll(max(time_limit_s, 1.0)):
                 child.kill()
                 raise TookTooLong(
-                    f"A try with {samples:,} samples took more than {time_limit_s:.0f} s. Raise "
+                    f"A trial with {samples:,} samples took more than {time_limit_s:.0f} s. Raise "
                     "--time-limit, or search with a smaller workload."
                 )
             answer = ours.recv_bytes()
@@ -307,7 +307,7 @@ def _read(answer: bytes) -> BatchTrial:
     return found
 
 
-# One try of a batch search: a few training steps with so many samples, in a process of its own.
+# One trial of a batch search: a few training steps with so many samples, in a process of its own.
 #
 # Running out of memory ends this process and nothing else. On a CPU the process may allocate as
 # much as the user says above what it holds once torch is loaded (RLIMIT_DATA); on CUDA the device

@@ -1,7 +1,7 @@
 """Precisions side by side: the same model, batches and random state in each, interleaved.
 
     for each seed:
-        build one training a precision, from the same weights
+        build one training per precision, from the same weights
         for each step:
             one step in every precision, on the same batch, the first one another every time
     then, of the last seed's trainings: the share of casts, what memory is for, time at other batch
@@ -9,7 +9,7 @@
 
 Drift (a processor that gets warm, another program that starts) falls on all precisions alike.
 
-An untouched script is compared by :func:`compare_script`, one process a precision and seed.
+An untouched script is compared by :func:`compare_script`, one process per precision and seed.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def measure(
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Steps a seed in each precision; those that are far slower than the rest train once."""
+    """Steps per seed in each precision; those that are far slower than the rest train once."""
 
     usual: int
     slow: Mapping[str, int]
@@ -131,7 +131,7 @@ def _planned(spec: RunSpec, seconds: Mapping[str, float], limit: Limit) -> _Plan
     usual = min(spec.steps, max(fits, WARM_UP + LEAST_TIMED))
     if usual < spec.steps:
         notes.append(
-            f"{usual} steps a seed instead of {spec.steps:,}, to stay within the time limit of "
+            f"{usual} steps per seed instead of {spec.steps:,}, to stay within the time limit of "
             f"{spec.time_limit_s:g} s."
         )
     return _Plan(usual, slow, tuple(seconds), tuple(notes))
@@ -379,7 +379,7 @@ Trainings = dict[str, Training]
 
 
 def prepared(spec: RunSpec, device: torch.device) -> Trainings:
-    """One training a precision, each from the weights and batches of the spec's seed."""
+    """One training per precision, each from the weights and batches of the spec's seed."""
     return {n: prepare(dataclasses.replace(spec, precision=n), device) for n in spec.precisions}
 
 

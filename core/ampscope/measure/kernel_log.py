@@ -14,7 +14,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -38,14 +37,9 @@ class KernelProfile:
         self._profile.__enter__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        self._profile.__exit__(kind, error, where)  # type: ignore[no-untyped-call]  # as above
-        if error is None:
+    def __exit__(self, *error: Any) -> None:
+        self._profile.__exit__(*error)  # type: ignore[no-untyped-call]  # as above
+        if error[0] is None:
             events = self._profile.events()  # type: ignore[no-untyped-call]  # as above
             self.kernels = kernels_by_matmul(events or ())
 
@@ -112,12 +106,7 @@ class OneDnnLog:
         self._stack.enter_context(onednn.verbose(onednn.VERBOSE_ON))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     @contextlib.contextmanager

@@ -118,12 +118,9 @@ class _Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        is_cast = func is torch.ops.aten._to_copy.default and _changes_dtype(args[0], out)
+        is_copy = func is torch.ops.aten._to_copy.default and args[0].is_floating_point()
+        is_cast = is_copy and args[0].dtype != out.dtype
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor):
                 self._owner.made(leaf, is_cast=is_cast)
         return out
-
-
-def _changes_dtype(before: Tensor, after: Tensor) -> bool:
-    return before.is_floating_point() and before.dtype != after.dtype

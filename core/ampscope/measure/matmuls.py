@@ -14,6 +14,7 @@ Also here: a matmul without its data, to be made again (:class:`MatmulCall`).
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ampscope.numerics.formats import dtype_name
-from ampscope.records import Operand
+from ampscope.records import Operand, Rate, Timing
 
 Shape = tuple[int, int, int]  # m, n, k
 Call = Callable[[], object]
@@ -133,6 +134,23 @@ def moved_bytes(dtype: str, shape: Shape) -> int:
     m, n, k = shape
     width = OPERANDS[dtype].itemsize
     return width * (m * k + k * n) + RESULTS.get(dtype, OPERANDS[dtype]).itemsize * m * n
+
+
+def matmul_rate(
+    series: str, dtype: str, shape: tuple[int, int, int], timing: Timing | None, note: str = ""
+) -> Rate:
+    """The record of one matmul."""
+    return Rate(
+        series=series,
+        op="matmul",
+        dtype=dtype,
+        shape=shape,
+        flops=flops(shape),
+        moved_bytes=moved_bytes(dtype, shape),
+        timing=timing,
+        measured_at=time.time(),
+        note=note,
+    )
 
 
 # One call of a matmul without its data: enough to make it again on random numbers, in another

@@ -17,9 +17,8 @@ from ampscope.errors import Cancelled
 from ampscope.measure.matmuls import (
     OPERANDS,
     Matrices,
-    flops,
     matmul,
-    moved_bytes,
+    matmul_rate,
     random_tensor,
     refusal,
 )
@@ -95,7 +94,7 @@ def _at_size(
     done = dict(zip((dtype for dtype, _, _ in ready), timings, strict=True))
     seconds |= {dtype: timing.median_s for dtype, timing in done.items()}
     return [
-        rate(SQUARE_SERIES, dtype, (size, size, size), done.get(dtype), notes.get(dtype, ""))
+        matmul_rate(SQUARE_SERIES, dtype, (size, size, size), done.get(dtype), notes.get(dtype, ""))
         for dtype in OPERANDS
         if dtype in done or dtype in notes
     ]
@@ -107,23 +106,6 @@ def _prepared(dtype: str, size: int, device: torch.device) -> tuple[Call, float]
         raise NotImplementedError(reason)
     call = matmul(dtype, (size, size, size), device)
     return call, first_time(call, device)
-
-
-def rate(
-    series: str, dtype: str, shape: tuple[int, int, int], timing: Timing | None, note: str = ""
-) -> Rate:
-    """The record of one matmul."""
-    return Rate(
-        series=series,
-        op="matmul",
-        dtype=dtype,
-        shape=shape,
-        flops=flops(shape),
-        moved_bytes=moved_bytes(dtype, shape),
-        timing=timing,
-        measured_at=time.time(),
-        note=note,
-    )
 
 
 def reason(error: Exception) -> str:
@@ -234,7 +216,7 @@ def aligned_matmuls(
     dtypes = [d for d in DTYPES if 0 < expected[d] <= effort.longest_s]
     for dtype in DTYPES:
         if dtype not in dtypes:
-            writer.add_result(rate("align_k", dtype, (size, size, size), None, LEFT_OUT))
+            writer.add_result(matmul_rate("align_k", dtype, (size, size, size), None, LEFT_OUT))
     for dimension, series in ALIGNMENT_SERIES.items():
         shapes = [
             (dtype, _shape(size, dimension, position))
@@ -247,7 +229,7 @@ def aligned_matmuls(
         ][::-1]
         timings = interleaved(calls, device, effort.budget_s / SHARES, stop)
         for (dtype, shape), timing in zip(shapes, timings, strict=True):
-            writer.add_result(rate(series, dtype, shape, timing))
+            writer.add_result(matmul_rate(series, dtype, shape, timing))
         writer.flush()
 
 

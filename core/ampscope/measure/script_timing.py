@@ -12,12 +12,11 @@ Also here: the clock at the script's optimizer steps, and the process that runs 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,37 +57,26 @@ def in_precision(name: str, clock: Clock) -> Iterator[None]:
 @contextlib.contextmanager
 def _halves_as(replace: Mapping[torch.dtype, torch.dtype]) -> Iterator[None]:
     """``.half()``, ``.bfloat16()`` and ``.to(dtype)`` of modules and tensors give another dtype."""
-    patches = Patches()
 
-    def by_name(wanted: torch.dtype) -> Any:
-        def make(original: Any) -> Any:
-            @functools.wraps(original)
-            def wrapper(owner: Any, *args: Any, **kwargs: Any) -> Any:
-                other = replace.get(wanted)
-                return original(owner, *args, **kwargs) if other is None else owner.to(other)
+    def by_name(wanted: torch.dtype) -> Callable[..., Any]:
+        def call(original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
+            other = replace.get(wanted)
+            return original(owner, *args, **kwargs) if other is None else owner.to(other)
 
-            return wrapper
+        return call
 
-        return make
+    def to(original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        args = tuple(replace.get(a, a) if isinstance(a, torch.dtype) else a for a in args)
+        if kwargs.get("dtype") in replace:
+            kwargs["dtype"] = replace[kwargs["dtype"]]
+        return original(owner, *args, **kwargs)
 
-    def to(original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(owner: Any, *args: Any, **kwargs: Any) -> Any:
-            args = tuple(replace.get(a, a) if isinstance(a, torch.dtype) else a for a in args)
-            if kwargs.get("dtype") in replace:
-                kwargs["dtype"] = replace[kwargs["dtype"]]
-            return original(owner, *args, **kwargs)
-
-        return wrapper
-
-    for owner in (nn.Module, torch.Tensor):
-        for name, wanted in _BY_NAME.items():
-            patches.replace(owner, name, by_name(wanted))
-        patches.replace(owner, "to", to)
-    try:
+    with Patches() as patches:
+        for owner in (nn.Module, torch.Tensor):
+            for name, wanted in _BY_NAME.items():
+                patches.wrap(owner, name, by_name(wanted))
+            patches.wrap(owner, "to", to)
         yield
-    finally:
-        patches.undo()
 
 
 @contextlib.contextmanager
@@ -97,37 +85,33 @@ def _autocast_around_steps(
 ) -> Iterator[None]:
     """One region per step, from a model's first call until backward; without gradients, around the
     call alone. fp16 gets a loss scale where the script has none."""
-    patches, lacks_scaler = Patches(), dtype is torch.float16
+    lacks_scaler = dtype is torch.float16
 
-    def call(original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            nonlocal lacks_scaler
-            if clock.region.is_open:
-                return original(module, *args, **kwargs)
-            kind = _device_type(module)
-            if torch.is_autocast_enabled(kind):
-                if torch.get_autocast_dtype(kind) is not dtype:
-                    clock.foreign = str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
-                return original(module, *args, **kwargs)
-            if not torch.is_grad_enabled():
-                with torch.autocast(kind, dtype=dtype):
-                    return original(module, *args, **kwargs)
-            if lacks_scaler and clock.losses and not clock.has_scaler:
-                lacks_scaler = False
-                stack.enter_context(add_scaler())
-                stack.enter_context(heard_backward(clock))
-            clock.region.open(kind, dtype)
+    def call(original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        nonlocal lacks_scaler
+        if clock.region.is_open:
             return original(module, *args, **kwargs)
+        kind = _device_type(module)
+        if torch.is_autocast_enabled(kind):
+            if torch.get_autocast_dtype(kind) is not dtype:
+                clock.foreign = str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
+            return original(module, *args, **kwargs)
+        if not torch.is_grad_enabled():
+            with torch.autocast(kind, dtype=dtype):
+                return original(module, *args, **kwargs)
+        if lacks_scaler and clock.losses and not clock.has_scaler:
+            lacks_scaler = False
+            stack.enter_context(add_scaler())
+            stack.enter_context(heard_backward(clock))
+        clock.region.open(kind, dtype)
+        return original(module, *args, **kwargs)
 
-        return wrapper
-
-    patches.replace(nn.Module, "__call__", call)
-    try:
-        yield
-    finally:
-        clock.region.close()
-        patches.undo()
+    with Patches() as patches:
+        patches.wrap(nn.Module, "__call__", call)
+        try:
+            yield
+        finally:
+            clock.region.close()
 
 
 class Region:
@@ -250,27 +234,20 @@ def observed(clock: Clock) -> Iterator[None]:
 @contextlib.contextmanager
 def heard_backward(clock: Clock) -> Iterator[None]:
     """The outermost such wrapper tells the clock: it sees a loss before anything multiplies it."""
-    patches = Patches()
 
-    def backward(original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(root: Tensor, *args: Any, **kwargs: Any) -> Any:
-            if clock.in_backward:
-                return original(root, *args, **kwargs)
-            clock.in_backward = True
-            clock.backward(root)
-            try:
-                return original(root, *args, **kwargs)
-            finally:
-                clock.in_backward = False
+    def backward(original: Any, root: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if clock.in_backward:
+            return original(root, *args, **kwargs)
+        clock.in_backward = True
+        clock.backward(root)
+        try:
+            return original(root, *args, **kwargs)
+        finally:
+            clock.in_backward = False
 
-        return wrapper
-
-    patches.replace(torch.Tensor, "backward", backward)
-    try:
+    with Patches() as patches:
+        patches.wrap(torch.Tensor, "backward", backward)
         yield
-    finally:
-        patches.undo()
 
 
 def _begin_peak() -> int | None:

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +23,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
+from ampscope import records
 from ampscope.capture.model_map import ModelMap, Numbers
 from ampscope.capture.op_trace import OpPlace
 from ampscope.capture.script.module_paths import ModulePaths
@@ -34,20 +34,10 @@ from ampscope.errors import BadInput, Cancelled
 from ampscope.hardware.capability import padded_sizes
 from ampscope.hardware.cpu import read_cpu
 from ampscope.measure.kernel_log import KernelProfile, OneDnnLog
-from ampscope.measure.matmuls import WEIGHT_GRADIENT, MatmulCall, flops, matmul, moved_bytes
+from ampscope.measure.matmuls import WEIGHT_GRADIENT, MatmulCall, matmul, matmul_rate
 from ampscope.measure.timing import synchronize, timed
 from ampscope.numerics.formats import dtype_name
 from ampscope.policy.precision import tf32_switches
-from ampscope.records import (
-    Dimension,
-    Matmul,
-    Padded,
-    Place,
-    Rate,
-    RunSpec,
-    StepMatmuls,
-    Timing,
-)
 from ampscope.runner.probe import prepare
 from ampscope.runner.script_main import stage
 from ampscope.runner.script_text import execute
@@ -57,7 +47,7 @@ from ampscope.workloads.protocol import iterate
 
 
 def measure(
-    spec: RunSpec,
+    spec: records.RunSpec,
     device: torch.device,
     writer: RunWriter,
     is_cancelled: Callable[[], bool],
@@ -111,13 +101,13 @@ def _step(training: Training) -> RecordedStep:
     return RecordedStep(names, trace.found, kernels.kernels, kernels.source)
 
 
-def _whole(found: list[Found], source: str, device: torch.device) -> StepMatmuls:
+def _whole(found: list[Found], source: str, device: torch.device) -> records.StepMatmuls:
     # torch calls AMD's GPUs "cuda" too, with a capability that means something else there.
     kind = "rocm" if device.type == "cuda" and torch.version.hip else device.type
     capability = ""
     if kind == "cuda":
         capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
-    return StepMatmuls(
+    return records.StepMatmuls(
         device=kind,
         capability=capability,
         cpu_flags=read_cpu().flags if device.type == "cpu" else None,
@@ -128,7 +118,7 @@ def _whole(found: list[Found], source: str, device: torch.device) -> StepMatmuls
     )
 
 
-def _ceilings(found: list[Found], device: torch.device) -> list[Rate]:
+def _ceilings(found: list[Found], device: torch.device) -> list[records.Rate]:
     """Of every dtype in the step, and of fp32, which the controls are computed in."""
     dtypes = dict.fromkeys(["fp32", *(one.dtype for one in found)])
     return [rate for dtype in dtypes if (rate := ceiling(dtype, device)) is not None]
@@ -206,14 +196,9 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         super().__enter__()  # type: ignore[no-untyped-call]  # as above
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        super().__exit__(kind, error, where)  # type: ignore[no-untyped-call]  # as above
-        self._place.__exit__(kind, error, where)
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # as above
+        self._place.__exit__(*error)
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[Any], args: tuple[Any, ...] = (), kwargs: Any = None
@@ -298,11 +283,11 @@ _HAVE_CONTROL = ("fp16", "bf16", "tf32")
 
 def measured(
     found: Found, names: Mapping[int, str], kernels: tuple[str, ...], device: torch.device
-) -> Matmul:
+) -> records.Matmul:
     """Everything about one matmul. What cannot be run alone has a note."""
     call, note = found.call, ""
     timing = control = None
-    padded: tuple[Padded, ...] = ()
+    padded: tuple[records.Padded, ...] = ()
     try:
         timing = _timed(call, device, found.dtype)
         if found.dtype in _HAVE_CONTROL:
@@ -312,15 +297,17 @@ def measured(
     except Exception as error:  # a user's op may need what shapes alone do not tell
         first = str(error).strip().splitlines() or [""]
         note = f"It could not be run alone: {type(error).__name__}: {first[0][:200]}"
-    return Matmul(
+    return records.Matmul(
         op=call.op,
         part=call.part,
         dtype=found.dtype,
         operands=call.operands(),
-        dimensions=tuple(Dimension(n, s) for n, s in call.dimensions().items()),
+        dimensions=tuple(records.Dimension(n, s) for n, s in call.dimensions().items()),
         flops=found.flops,
         moved_bytes=found.moved_bytes,
-        places=tuple(Place(names[i], phase, n) for (i, phase), n in sorted(found.places.items())),
+        places=tuple(
+            records.Place(names[i], phase, n) for (i, phase), n in sorted(found.places.items())
+        ),
         kernels=kernels,
         measured_at=time.time(),
         timing=timing,
@@ -330,9 +317,9 @@ def measured(
     )
 
 
-def ceiling(dtype: str, device: torch.device) -> Rate | None:
+def ceiling(dtype: str, device: torch.device) -> records.Rate | None:
     """The best rate of a large square matmul; None where torch has none in ``dtype``."""
-    best: Rate | None = None
+    best: records.Rate | None = None
     for size in CEILING_SIZES:
         shape = (size, size, size)
         try:
@@ -340,16 +327,7 @@ def ceiling(dtype: str, device: torch.device) -> Rate | None:
                 timing = timed(matmul(dtype, shape, device), device, budget_s=BUDGET_S)
         except (RuntimeError, KeyError):  # no such matmul, or no memory for a larger one
             break
-        rate = Rate(
-            series="ceiling",
-            op="matmul",
-            dtype=dtype,
-            shape=shape,
-            flops=flops(shape),
-            moved_bytes=moved_bytes(dtype, shape),
-            timing=timing,
-            measured_at=time.time(),
-        )
+        rate = matmul_rate("ceiling", dtype, shape, timing)
         if best is None or (rate.flops_s or 0) > (best.flops_s or 0):
             best = rate
         if timing.median_s > CEILING_CALL_S:
@@ -357,7 +335,7 @@ def ceiling(dtype: str, device: torch.device) -> Rate | None:
     return best
 
 
-def copy_ceiling(device: torch.device) -> Rate:
+def copy_ceiling(device: torch.device) -> records.Rate:
     """A large copy: each element read once and written once."""
     elements = COPY_ELEMENTS[device.type]
     source = torch.zeros(elements, device=device)
@@ -365,10 +343,10 @@ def copy_ceiling(device: torch.device) -> Rate:
     target.copy_(source)  # the pages of a CPU's memory are made at the first write
     timing = timed(lambda: target.copy_(source), device, budget_s=BUDGET_S)
     moved = 2 * elements * source.dtype.itemsize
-    return Rate("copy", "copy", "fp32", (elements,), 0, moved, timing, time.time())
+    return records.Rate("copy", "copy", "fp32", (elements,), 0, moved, timing, time.time())
 
 
-def _padded(found: Found, device: torch.device) -> tuple[Padded, ...]:
+def _padded(found: Found, device: torch.device) -> tuple[records.Padded, ...]:
     """With every dimension that misses enlarged: once to the next multiple, once to that of 64."""
     call = found.call
     if not call.can_be_padded():
@@ -381,11 +359,11 @@ def _padded(found: Found, device: torch.device) -> tuple[Padded, ...]:
             grown *= size / before[name]
         changes = tuple((before[name], size) for name, size in sizes.items())
         timing = _timed(call.padded(sizes), device, found.dtype)
-        padded.append(Padded(changes, round(found.flops * grown), timing))
+        padded.append(records.Padded(changes, round(found.flops * grown), timing))
     return tuple(padded)
 
 
-def _timed(call: MatmulCall, device: torch.device, dtype: str) -> Timing:
+def _timed(call: MatmulCall, device: torch.device, dtype: str) -> records.Timing:
     with torch.no_grad(), _switches(device, dtype):
         return timed(call.made(device), device, budget_s=BUDGET_S, least=LEAST_CALLS)
 
@@ -455,7 +433,7 @@ class _Recording(StepListener):
         self.trace.__enter__()
 
 
-def script_step(spec: RunSpec, device: torch.device) -> RecordedStep:
+def script_step(spec: records.RunSpec, device: torch.device) -> RecordedStep:
     """Run the script up to its second step. Raises BadInput when it makes none, when it raises, and
     when it trains on another device than the one that is measured."""
     with ModulePaths() as paths, stage(spec.workload, spec.args):

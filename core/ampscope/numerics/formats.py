@@ -79,8 +79,6 @@ class NumberFormat:
 
     def ulp(self, value: float) -> float:
         """Spacing of the format's numbers at ``value``."""
-        import math
-
         exponent = self.min_normal_exponent if value == 0 else math.frexp(abs(value))[1] - 1
         return float(2.0 ** (max(exponent, self.min_normal_exponent) - self.mantissa_bits))
 
@@ -124,8 +122,6 @@ def dtype_name(torch_dtype: object) -> str:
 # the largest number where a conversion saturates (the OCP FP8 specification knows both). Toward
 # zero it stays the largest number.
 
-
-__all__ = ["FP16", "decode", "encode", "exact", "nearest", "toward_zero", "width"]
 
 Number = str | int | float | Fraction
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "+inf": math.inf, "-inf": -math.inf}
@@ -199,7 +195,7 @@ def _rounded(value: Number, fmt: NumberFormat, *, is_nearest: bool) -> float:
     size = abs(number)
     if size == 0:
         return math.copysign(0.0, value) if isinstance(value, float) else 0.0
-    spacing = _power(max(_exponent(size), fmt.min_normal_exponent) - fmt.mantissa_bits)
+    spacing = Fraction(2) ** (max(_exponent(size), fmt.min_normal_exponent) - fmt.mantissa_bits)
     steps, rest = divmod(size, spacing)
     if is_nearest and (2 * rest > spacing or (2 * rest == spacing and steps % 2)):
         steps += 1
@@ -215,8 +211,4 @@ def _rounded(value: Number, fmt: NumberFormat, *, is_nearest: bool) -> float:
 def _exponent(size: Fraction) -> int:
     """Of the largest power of two that is no larger."""
     guess = size.numerator.bit_length() - size.denominator.bit_length()
-    return guess if _power(guess) <= size else guess - 1
-
-
-def _power(exponent: int) -> Fraction:
-    return Fraction(1 << exponent) if exponent >= 0 else Fraction(1, 1 << -exponent)
+    return guess if Fraction(2) ** guess <= size else guess - 1

@@ -69,17 +69,7 @@ def zones(raw: Raw, fmt: NumberFormat, log2_factor: int = 0) -> Zones:
     smallest subnormal's exponent, rounds to zero and is counted as subnormal; values within half
     an ulp above the largest number overflow and are counted as normal.
     """
-    bounds = zone_masks(fmt, log2_factor)
-    finite = raw[: ABOVE + 1]
-    lost, sub, normal, over = (int(finite[mask].sum()) for mask in bounds)
-    return Zones(
-        lost=lost,
-        subnormal=sub,
-        normal=normal,
-        overflow=over,
-        zero=int(raw[POS_ZERO] + raw[NEG_ZERO]),
-        nonfinite=int(raw[NAN] + raw[POS_INF] + raw[NEG_INF]),
-    )
+    return Zones(*zone_matrix(raw[None], fmt, log2_factor)[0].tolist())
 
 
 def zone_masks(fmt: NumberFormat, log2_factor: int = 0) -> tuple[NDArray[np.bool_], ...]:

@@ -166,12 +166,9 @@ def list_of(op: str) -> str | None:
     if name.endswith(".default"):
         # `sum` in a list is the default overload, which a trace writes `aten.sum.default`
         exact = name.removesuffix(".default")
-        return _of_default(LISTED_OP_OF_KERNEL.get(exact, exact))
+        listed = LISTED_OP_OF_KERNEL.get(exact, exact)
+        return next((name for name, ops in CUDA_LISTS.items() if listed in ops), None)
     return _LIST_OF_NAME.get(LISTED_OP_OF_KERNEL.get(name, name))
-
-
-def _of_default(name: str) -> str | None:
-    return next((listed for listed, ops in CUDA_LISTS.items() if name in ops), None)
 
 
 # The precision modes a run can be made in, as data that the CLI and the pages read without torch.

@@ -17,26 +17,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor
 from torch.library import Library, fallthrough_kernel
 
 from ampscope.errors import BadInput
-from ampscope.policy.autocast_lists import PRECISIONS, HalfDtype, Precision, resolve
-
-__all__ = [
-    "PRECISIONS",
-    "Precision",
-    "convert_model",
-    "forward_autocast",
-    "precision_context",
-    "resolve",
-    "step_arithmetic",
-    "tf32_switches",
-    "torch_dtype",
-]
+from ampscope.policy.autocast_lists import HalfDtype, Precision
 
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -50,17 +38,6 @@ def convert_model(model: torch.nn.Module, precision: Precision) -> None:
     """Give the model the weights of the mode, in place; only the pure modes change anything."""
     if precision.model_dtype is not None:
         model.to(torch_dtype(precision.model_dtype))
-
-
-@contextmanager
-def precision_context(precision: Precision, device_type: str) -> Iterator[None]:
-    """Autocast and TF32 as the mode wants them, for a forward pass; as they were on exit.
-
-    A step that goes backward needs :func:`step_arithmetic` around all of it. Raises BadInput where
-    the GPU cannot do what the mode asks.
-    """
-    with step_arithmetic(precision, device_type), forward_autocast(precision, device_type):
-        yield
 
 
 @contextmanager
@@ -180,18 +157,28 @@ def custom_lists(changes: Mapping[str, str], device_type: str) -> Iterator[None]
     if not changes:
         yield
         return
-    plan = {name: _overloads(name) for name in changes}
-    library = Library("aten", "IMPL")  # type: ignore[no-untyped-call] # torch leaves it untyped
+    plan = {
+        _name(overload): _kernel(meaning, overload, device_type)
+        for name, meaning in changes.items()
+        for overload in _overloads(name)
+    }
+    library = registered(plan, _KEYS[device_type])
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="(?s).*previously registered kernel")
-            for name, overloads in plan.items():
-                for overload in overloads:
-                    kernel = _kernel(changes[name], overload, device_type)
-                    library.impl(_name(overload), kernel, _KEYS[device_type])  # type: ignore[no-untyped-call] # as above
         yield
     finally:
-        library._destroy()  # type: ignore[no-untyped-call] # as above
+        library._destroy()  # type: ignore[no-untyped-call] # torch leaves it untyped
+
+
+def registered(plan: Mapping[str, Op], key: str) -> Library:
+    """A library of kernels by the names of aten ops, over what the dispatch key ``key`` had until
+    it is destroyed."""
+    library = Library("aten", "IMPL")  # type: ignore[no-untyped-call] # torch leaves it untyped
+    with warnings.catch_warnings():
+        # torch warns once a process that a kernel is overridden; overriding is what is meant here
+        warnings.filterwarnings("ignore", message="(?s).*previously registered kernel")
+        for op, kernel in plan.items():
+            library.impl(op, kernel, key)  # type: ignore[no-untyped-call] # as above
+    return library
 
 
 def _overloads(name: str) -> list[torch._ops.OpOverload]:
@@ -229,7 +216,7 @@ def _dtype(meaning: str, values: list[Any], device_type: str) -> torch.dtype:
         return torch.get_autocast_dtype(device_type)
     if meaning == "fp32":
         return torch.float32
-    dtypes = [t.dtype for t in _tensors(values) if _is_eligible(t, device_type)]
+    dtypes = [t.dtype for t in _tensors(values) if is_eligible(t, device_type)]
     return max(dtypes, key=lambda d: _WIDTH.get(d, 1), default=torch.float32)
 
 
@@ -243,13 +230,18 @@ def _tensors(values: list[Any]) -> Iterator[Tensor]:
 
 def _cast(value: Any, dtype: torch.dtype, device_type: str) -> Any:
     if isinstance(value, Tensor):
-        return value.to(dtype) if _is_eligible(value, device_type) else value
+        return value.to(dtype) if is_eligible(value, device_type) else value
     if isinstance(value, (list, tuple)):
         return [_cast(item, dtype, device_type) for item in value]
     return value
 
 
-def _is_eligible(tensor: Tensor, device_type: str) -> bool:
-    """What autocast may cast: floating point, not double, on its device."""
-    own = tensor.device.type == device_type
-    return own and tensor.is_floating_point() and tensor.dtype is not torch.float64
+def is_eligible(value: object, device_type: str) -> TypeGuard[Tensor]:
+    """Whether autocast may cast this argument of an op: a floating-point tensor, not double, on its
+    device."""
+    return (
+        isinstance(value, Tensor)
+        and value.device.type == device_type
+        and value.is_floating_point()
+        and value.dtype is not torch.float64
+    )

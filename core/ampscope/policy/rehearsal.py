@@ -11,7 +11,7 @@ dispatcher's kernels for CPU autocast are CUDA's:
 Three kinds of op, decided from the data in `autocast_lists`:
 - CUDA and the CPU have the same policy: torch's own C++ kernel stays (most matmuls and losses);
 - CUDA has another policy: a Python kernel (below) is registered over the CPU's;
-- only the CPU casts it: a fallthrough is registered, so the op runs as it is, as on CUDA.
+- only the CPU casts it: a fallthrough is registered, so the op runs uncast, as on CUDA.
 
 Registrations belong to the process, so they are counted: the last exit takes them back.
 """
@@ -19,9 +19,9 @@ Registrations belong to the process, so they are counted: the last exit takes th
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -30,6 +30,7 @@ from torch.library import Library, fallthrough_kernel
 
 from ampscope.patches import Patches
 from ampscope.policy.autocast_lists import BANNED_MESSAGE, CPU_LISTS, CUDA_LISTS
+from ampscope.policy.precision import Op, is_eligible, registered
 
 _KEY: Final = "AutocastCPU"
 # On CUDA these reach `_cudnn_rnn`, whose wrapper casts everything; a CPU has no such op in between.
@@ -64,8 +65,8 @@ def _enter() -> None:
     global _depth
     with _lock:
         if _depth == 0:
-            _registered.append(_register(_plan()))
-            _patches.replace(torch, "clear_autocast_cache", _clearing_both)
+            _registered.append(registered(_plan(), _KEY))
+            _patches.wrap(torch, "clear_autocast_cache", _clear_both)
         _depth += 1
 
 
@@ -75,18 +76,14 @@ def _exit() -> None:
         _depth -= 1
         if _depth == 0:
             _patches.undo()
-            clear_weight_casts()
+            _weight_casts.clear()
             _registered.pop()._destroy()  # type: ignore[no-untyped-call] # torch leaves it untyped
 
 
-def _clearing_both(original: Callable[[], None]) -> Callable[[], None]:
+def _clear_both(original: Callable[[], None]) -> None:
     """torch.autocast's outermost exit looks this name up in the torch module."""
-
-    def clear() -> None:
-        original()
-        clear_weight_casts()
-
-    return clear
+    original()
+    _weight_casts.clear()
 
 
 def _plan() -> dict[str, Op]:
@@ -139,16 +136,6 @@ def _overload(op: str) -> torch._ops.OpOverload | None:
     return found if isinstance(found, torch._ops.OpOverload) else None
 
 
-def _register(plan: Mapping[str, Op]) -> Library:
-    library = Library("aten", "IMPL")  # type: ignore[no-untyped-call] # torch leaves it untyped
-    with warnings.catch_warnings():
-        # torch warns once a process that a kernel is overridden; overriding is what is meant here
-        warnings.filterwarnings("ignore", message="(?s).*previously registered kernel")
-        for op, kernel in plan.items():
-            library.impl(op, kernel, _KEY)  # type: ignore[no-untyped-call] # as above
-    return library
-
-
 # Autocast's cast policies as Python kernels for CPU tensors, after CUDA's C++ templates.
 #
 # Each policy of `autocast_lists` becomes a function that wraps one op: switch autocast off, cast
@@ -160,8 +147,6 @@ def _register(plan: Mapping[str, Op]) -> Library:
 # the GPU; here every CPU tensor counts, so a CPU scalar that CUDA would leave alone is cast too.
 
 
-# The arguments of an op are whatever its schema says: tensors, lists of them, numbers, None.
-Op: TypeAlias = Callable[..., Any]
 Arguments: TypeAlias = tuple[Any, ...]
 Keywords: TypeAlias = Mapping[str, Any]
 
@@ -173,25 +158,10 @@ CUDNN_RNN_DTYPE: Final = torch.float16
 _weight_casts: dict[int, tuple[Tensor, Tensor]] = {}
 
 
-def clear_weight_casts() -> None:
-    """Forget the cached casts; autocast's outermost exit does it for its own cache."""
-    _weight_casts.clear()
-
-
-def is_eligible(arg: object) -> bool:
-    """Whether autocast may cast this argument of an op."""
-    return (
-        isinstance(arg, Tensor)
-        and (arg.is_cpu or arg.is_mkldnn)
-        and arg.is_floating_point()
-        and arg.dtype is not torch.float64
-    )
-
-
 def cast(arg: Any, dtype: torch.dtype) -> Any:
     """The argument with its eligible tensors in `dtype`; fp32 weights are cast once a region."""
     if isinstance(arg, Tensor):
-        if arg.dtype is dtype or not is_eligible(arg):
+        if arg.dtype is dtype or not is_eligible(arg, "cpu"):
             return arg
         return _cached_cast(arg, dtype) if _is_cacheable(arg, dtype) else arg.to(dtype)
     if isinstance(arg, (list, tuple)):
@@ -202,28 +172,20 @@ def cast(arg: Any, dtype: torch.dtype) -> Any:
 def lower_precision(op: Op) -> Op:
     """Run `op` on inputs cast to autocast's dtype."""
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        return _without_autocast(_cast_and_call, op, torch.get_autocast_dtype("cpu"), args, kwargs)
+    def call(args: Arguments, kwargs: Keywords) -> Any:
+        return _cast_and_call(op, torch.get_autocast_dtype("cpu"), args, kwargs)
 
-    return kernel
+    return _without_autocast(call)
 
 
 def fp32(op: Op) -> Op:
     """Run `op` on inputs cast to fp32."""
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        return _without_autocast(_cast_and_call, op, torch.float32, args, kwargs)
-
-    return kernel
+    return _without_autocast(partial(_cast_and_call, op, torch.float32))
 
 
 def cudnn_rnn(op: Op) -> Op:
     """Run a whole RNN on inputs, state and weights cast to fp16."""
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        return _without_autocast(_cast_and_call, op, CUDNN_RNN_DTYPE, args, kwargs)
-
-    return kernel
+    return _without_autocast(partial(_cast_and_call, op, CUDNN_RNN_DTYPE))
 
 
 def promote(op: Op) -> Op:
@@ -233,39 +195,30 @@ def promote(op: Op) -> Op:
         dtype = _widest([*args, *kwargs.values()], torch.get_autocast_dtype("cpu"))
         return _cast_and_call(op, dtype, args, kwargs)
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        return _without_autocast(call, args, kwargs)
-
-    return kernel
+    return _without_autocast(call)
 
 
 def fp32_set_opt_dtype(op: Op, dtype_position: int) -> Op:
     """Run `op` with `dtype=float32` unless the caller set a dtype or the input is not eligible."""
 
     def call(args: Arguments, kwargs: Keywords) -> Any:
-        if not is_eligible(args[0]) or kwargs.get("dtype") is not None:
+        if not is_eligible(args[0], "cpu") or kwargs.get("dtype") is not None:
             return op(*args, **kwargs)
         if len(args) > dtype_position and args[dtype_position] is not None:
             return op(*args, **kwargs)
         return op(*args[:dtype_position], **{**kwargs, "dtype": torch.float32})
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        return _without_autocast(call, args, kwargs)
-
-    return kernel
+    return _without_autocast(call)
 
 
 def fp32_append_dtype(op_with_dtype: Op, defaults: Arguments) -> Op:
     """Run the overload that takes a dtype; `defaults` are the op's own, which callers leave out."""
 
     def call(args: Arguments, kwargs: Keywords) -> Any:
-        dtype = torch.float32 if is_eligible(args[0]) else args[0].dtype
+        dtype = torch.float32 if is_eligible(args[0], "cpu") else args[0].dtype
         return op_with_dtype(*args, *defaults[len(args) :], **kwargs, dtype=dtype)
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        return _without_autocast(call, args, kwargs)
-
-    return kernel
+    return _without_autocast(call)
 
 
 def banned(*_args: Any, **_kwargs: Any) -> Any:
@@ -273,13 +226,18 @@ def banned(*_args: Any, **_kwargs: Any) -> Any:
     raise RuntimeError(BANNED_MESSAGE)
 
 
-def _without_autocast(function: Callable[..., Any], *args: Any) -> Any:
-    # A kernel runs only where autocast is on, so putting it back on is putting it back as it was.
-    torch.set_autocast_enabled("cpu", False)
-    try:
-        return function(*args)
-    finally:
-        torch.set_autocast_enabled("cpu", True)
+def _without_autocast(call: Callable[[Arguments, Keywords], Any]) -> Op:
+    """The kernel that makes this call with autocast off."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        # It runs only where autocast is on, so putting it back on is putting it back as it was.
+        torch.set_autocast_enabled("cpu", False)
+        try:
+            return call(args, kwargs)
+        finally:
+            torch.set_autocast_enabled("cpu", True)
+
+    return kernel
 
 
 def _cast_and_call(op: Op, dtype: torch.dtype, args: Arguments, kwargs: Keywords) -> Any:
@@ -312,7 +270,7 @@ def _widest(
     for arg in args:
         if isinstance(arg, (list, tuple)):
             widest = _widest(arg, lower, widest)
-        elif is_eligible(arg) and widest is not torch.float32:
+        elif is_eligible(arg, "cpu") and widest is not torch.float32:
             if arg.dtype not in (lower, torch.float32):
                 # CUDA's text: at::autocast::prioritize knows fp32 and autocast's own dtype only
                 raise RuntimeError("Unexpected floating ScalarType in at::autocast::prioritize")

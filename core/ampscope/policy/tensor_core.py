@@ -57,7 +57,7 @@ _aten = torch.ops.aten
 
 def _rounded(func: Any, args: Arguments, kwargs: Keywords) -> Any:
     """The op in fp32, every result rounded to the dtype of the first argument."""
-    result = func(*[_wide(arg) for arg in args], **{k: _wide(v) for k, v in kwargs.items()})
+    result = func(*map(_wide, args), **{k: _wide(v) for k, v in kwargs.items()})
     dtype = args[0].dtype
     if isinstance(result, Tensor):
         return result.to(dtype)
@@ -75,9 +75,7 @@ def _convolution(func: Any, args: Arguments, kwargs: Keywords) -> Any:
 
 def _attention(func: Any, args: Arguments, kwargs: Keywords) -> Any:
     """As `_rounded` for the output; the logsumexp for backward is fp32 on CUDA as well."""
-    output, logsumexp = func(
-        *[_wide(arg) for arg in args], **{k: _wide(v) for k, v in kwargs.items()}
-    )
+    output, logsumexp = func(*map(_wide, args), **{k: _wide(v) for k, v in kwargs.items()})
     return output.to(args[0].dtype), logsumexp
 
 
@@ -127,12 +125,7 @@ def _atomic_scatter_add(func: Any, args: Arguments, kwargs: Keywords) -> Any:
     target, dim, index, source = args[:4]
     if not target.dim() or not index.numel():
         return func(*args, **kwargs)
-    places = list(
-        torch.meshgrid(
-            *(torch.arange(n) for n in index.shape),
-            indexing="ij",
-        )
-    )
+    places = list(torch.meshgrid(*map(torch.arange, index.shape), indexing="ij"))
     values = source[tuple(slice(n) for n in index.shape)]
     places[dim] = index
     result = target if func._schema.name.endswith("_") else target.clone()
@@ -142,58 +135,49 @@ def _atomic_scatter_add(func: Any, args: Arguments, kwargs: Keywords) -> Any:
 _WARP: Final = 32
 _HALF: Final = frozenset({torch.float16, torch.bfloat16})
 
+
+def _table(
+    ops: str, kernel: Kernel, leading: int | None = None
+) -> dict[Any, tuple[Kernel, int | None]]:
+    """An entry for the default overload of each of these aten ops."""
+    return {getattr(_aten, op).default: (kernel, leading) for op in ops.split()}
+
+
 # Kernel by op, and how many leading arguments must share one half dtype (None: all of them).
 # Attention's backward takes an fp32 logsumexp after grad_output, query, key, value and output.
-_KERNELS: Final[dict[Any, tuple[Kernel, int | None]]] = {
-    _aten.mm.default: (_rounded, None),
-    _aten.addmm.default: (_rounded, None),
-    _aten._addmm_activation.default: (_rounded, None),
-    _aten.bmm.default: (_rounded, None),
-    _aten.baddbmm.default: (_rounded, None),
-    _aten.addbmm.default: (_rounded, None),
-    _aten.mv.default: (_rounded, None),
-    _aten.addmv.default: (_rounded, None),
-    _aten.dot.default: (_rounded, None),
-    _aten.vdot.default: (_rounded, None),
-    _aten.convolution.default: (_convolution, None),
-    _aten.convolution_backward.default: (_rounded, None),
-    _aten._scaled_dot_product_flash_attention_for_cpu.default: (_attention, 3),
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: (_rounded, 5),
+_KERNELS: Final = {
+    **_table(
+        "mm addmm _addmm_activation bmm baddbmm addbmm mv addmv dot vdot convolution_backward",
+        _rounded,
+    ),
+    **_table("convolution", _convolution),
+    **_table("_scaled_dot_product_flash_attention_for_cpu", _attention, 3),
+    **_table("_scaled_dot_product_flash_attention_for_cpu_backward", _rounded, 5),
 }
 
 # Sums into one place, as CUDA rounds them; for bf16 as well, whatever instructions the CPU has.
-_SUMS: Final[dict[Any, tuple[Kernel, int | None]]] = {
-    _aten.embedding_dense_backward.default: (_rounded, 1),
-    _aten._embedding_bag_backward.default: (_rounded, 1),
-    _aten._embedding_bag_dense_backward.default: (_rounded, 1),
-    _aten._coalesce.default: (_rounded, 1),
-    _aten.index_put.default: (_put, 1),
-    _aten.index_put_.default: (_put, 1),
-    _aten._index_put_impl_.default: (_put, 1),
-    _aten.index_add.default: (_atomic_index_add, 1),
-    _aten.index_add_.default: (_atomic_index_add, 1),
-    _aten.scatter_add.default: (_atomic_scatter_add, 1),
-    _aten.scatter_add_.default: (_atomic_scatter_add, 1),
+_SUMS: Final = {
+    **_table(
+        "embedding_dense_backward _embedding_bag_backward _embedding_bag_dense_backward _coalesce",
+        _rounded,
+        1,
+    ),
+    **_table("index_put index_put_ _index_put_impl_", _put, 1),
+    **_table("index_add index_add_", _atomic_index_add, 1),
+    **_table("scatter_add scatter_add_", _atomic_scatter_add, 1),
 }
 
 # Ops with half kernels on CUDA and none on a CPU: those of torch's OpInfo database whose
 # `dtypesIfCUDA` has half and whose `dtypes` has not, where running them failed. Left out because
 # they fail on CUDA too: cdist, pdist, ctc_loss, linalg.*. Left out all the same: rrelu, which
 # writes to an argument, and FFTs, which are complex.
-_NO_HALF_KERNEL: Final[dict[Any, tuple[Kernel, int | None]]] = dict.fromkeys(
-    (
-        _aten.avg_pool3d.default,
-        _aten.avg_pool3d_backward.default,
-        _aten._upsample_bilinear2d_aa.default,
-        _aten._upsample_bilinear2d_aa_backward.default,
-        _aten._upsample_bicubic2d_aa.default,
-        _aten._upsample_bicubic2d_aa_backward.default,
-        _aten.multi_margin_loss.default,
-        _aten.multi_margin_loss_backward.default,
-        _aten.multilabel_margin_loss_forward.default,
-        _aten.multilabel_margin_loss_backward.default,
-    ),
-    (_rounded, None),
+_NO_HALF_KERNEL: Final = _table(
+    """
+    avg_pool3d avg_pool3d_backward _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward
+    _upsample_bicubic2d_aa _upsample_bicubic2d_aa_backward multi_margin_loss
+    multi_margin_loss_backward multilabel_margin_loss_forward multilabel_margin_loss_backward
+    """,
+    _rounded,
 )
 
 

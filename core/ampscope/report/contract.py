@@ -6,7 +6,7 @@ from typing import Any
 
 from ampscope.causes import CAUSES
 from ampscope.diagnosis.findings import Finding
-from ampscope.diagnosis.result import DiagnosisResult, Trial
+from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.record_json import dumps
 from ampscope.records import RunInfo
 from ampscope.report import fix_words, verdict_words
@@ -39,6 +39,8 @@ def document(report: DiagnosisResult) -> dict[str, Any]:
         "policy": diagnosis.policy,
         "elapsed_s": round(report.elapsed_s, 2),
         "findings": [_finding(f, report, first=n == 0) for n, f in enumerate(diagnosis.findings)],
+        # Numbers that are being lost, without harm so far; they do not change the verdict.
+        "latent": [_finding(f, report, first=False) for f in diagnosis.latent],
         "symptoms": list(diagnosis.symptoms),
         "controls": {name: _control(report, name) for name in ("fp32", "bf16")},
         "tried": [
@@ -60,6 +62,9 @@ def _finding(finding: Finding, report: DiagnosisResult, *, first: bool) -> dict[
     trials = report.trials if first else ()  # fixes are run for the root cause alone
     cured = fix_words.best(report) if first else None
     shown = fix_words.chosen(report) if first else None
+    cost = None
+    if cured is not None:
+        cost = {"step_time_ratio": cured.price, "peak_memory_ratio": cured.memory}
     fix: dict[str, Any] = {
         "kind": shown.kind if shown else verdict.fix.kind,
         "text": fix_words.sentence(finding, shown),
@@ -68,7 +73,7 @@ def _finding(finding: Finding, report: DiagnosisResult, *, first: bool) -> dict[
         # did that. null: none was run, or the pattern is gone and an effect is not measurable.
         "verified": fix_words.verified(report) if first else None,
         "verification": fix_words.seen(report) if trials else "",
-        "cost": _cost(cured) if cured else None,
+        "cost": cost,
         "control": shown.control if shown else None,
     }
     return {
@@ -115,13 +120,6 @@ def _precision(report: DiagnosisResult) -> dict[str, Any] | None:
         "judged_steps": use.steps,
         "compared_steps": use.compared,
         "not_judged": list(use.not_judged),  # ops that the control computes in the same fp8, int8
-    }
-
-
-def _cost(cured: Trial) -> dict[str, Any]:
-    return {
-        "step_time_ratio": cured.price,
-        "peak_memory_ratio": cured.memory,
     }
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ampscope.causes import FIX_KINDS
 from ampscope.control import Control
 from ampscope.diagnosis.findings import Finding
 from ampscope.diagnosis.result import DiagnosisResult, Trial
-from ampscope.number_words import plural
-from ampscope.records import RunInfo
+from ampscope.number_words import number, plural, share
+from ampscope.records import RunInfo, StepRecord, StepTotals
 from ampscope.rules import catalog
 from ampscope.rules.verdict import island_patch
 
@@ -132,6 +132,52 @@ def compared(report: DiagnosisResult) -> list[tuple[str, str]]:
         kind = "fixed" if cured.cured else "tried"
         found.append((f"{kind}, {Control(cured.control).words}", cured.control))
     return found
+
+
+TRIAL_COLUMNS = ("The script was run", "Seen", "Time per step", "Peak memory")
+
+
+def trial_rows(report: DiagnosisResult) -> tuple[tuple[str, ...], ...]:
+    """Every run with a fix, under :data:`TRIAL_COLUMNS`."""
+    return tuple(
+        (
+            Control(t.control).words,
+            outcome(t),
+            f"{t.price:.2f} times" if t.price else "not known",
+            f"{t.memory:.2f} times" if t.memory else "not known",
+        )
+        for t in report.trials
+    )
+
+
+CONTROL_COLUMNS = ("Control", "Last loss", "Losses not finite", "Skipped", "What went wrong")
+
+
+@dataclass(frozen=True, slots=True)
+class ControlRun:
+    """One run beside the others: exact counts, and the steps that are drawn."""
+
+    name: str
+    run: RunInfo
+    steps: list[StepRecord]
+    totals: StepTotals
+
+    @property
+    def last_loss(self) -> float | None:
+        """Of the last step that has one; None where none has."""
+        return next((s.loss for s in reversed(self.steps) if s.loss is not None), None)
+
+
+def control_row(report: DiagnosisResult, control: ControlRun) -> tuple[str, ...]:
+    """One run under :data:`CONTROL_COLUMNS`."""
+    totals, last = control.totals, control.last_loss
+    return (
+        control.name,
+        "none" if last is None else number(last),
+        share(totals.nonfinite_losses, totals.steps),
+        share(totals.skipped, totals.steps),
+        went_wrong(report, control.run),
+    )
 
 
 def went_wrong(report: DiagnosisResult, run: RunInfo) -> str:

@@ -20,35 +20,9 @@ from importlib import resources
 from ampscope.analysis.distribution import aligned, occupied_range
 from ampscope.errors import BadInput
 from ampscope.number_words import number, percent, power_of_two
+from ampscope.numerics import histogram as bins
 from ampscope.numerics.formats import NumberFormat
-from ampscope.numerics.histogram import (
-    NAN,
-    NEG_INF,
-    NEG_ZERO,
-    POS_INF,
-    POS_ZERO,
-    ExponentRange,
-    exponent_range,
-    zone_spans,
-)
-from ampscope.report.document import (
-    CODE_LENGTH,
-    Block,
-    Code,
-    Document,
-    Facts,
-    Figures,
-    Fold,
-    HistogramChart,
-    Lines,
-    Links,
-    Paragraph,
-    Part,
-    Series,
-    Table,
-    line,
-    visible,
-)
+from ampscope.report import document as doc
 from ampscope.report.palette import NONFINITE, OUTLINE, ZONES
 
 # A document as one HTML file: no network, no other file, readable from disk and on paper.
@@ -64,7 +38,7 @@ MAX_BYTES = 5_000_000  # what an issue tracker and a mail take; a diagnosis has 
 LONG_WORD = 24  # characters; in tables longer ones are broken
 
 
-def to_html(document: Document) -> str:
+def to_html(document: doc.Document) -> str:
     """The file. Raises BadInput where it would be larger than :data:`MAX_BYTES`."""
     numbers = itertools.count(1)
     parts = [_part(part, n, numbers) for n, part in enumerate(document.parts, 1)]
@@ -74,7 +48,7 @@ def to_html(document: Document) -> str:
         element("main", *parts),
         element("footer", element("p", document.made)),
     )
-    text = _frame(line(title), body)
+    text = _frame(doc.line(title), body)
     if len(text.encode()) > MAX_BYTES:
         size = len(text.encode()) / 1e6
         raise BadInput(f"The report would have {size:.1f} MB, more than 5. Name fewer runs.")
@@ -118,7 +92,7 @@ def _hash(name: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
-def _contents(document: Document) -> Markup | None:
+def _contents(document: doc.Document) -> Markup | None:
     """Links to the sections."""
     entries = [
         element("li", element("a", section.title, href=f"#part-{n}-{m}"))
@@ -128,7 +102,7 @@ def _contents(document: Document) -> Markup | None:
     return element("nav", element("ul", *entries), aria_label="Sections") if entries else None
 
 
-def _part(part: Part, place: int, numbers: Iterator[int]) -> Markup:
+def _part(part: doc.Part, place: int, numbers: Iterator[int]) -> Markup:
     sections = [
         element(
             "section",
@@ -139,45 +113,49 @@ def _part(part: Part, place: int, numbers: Iterator[int]) -> Markup:
     ]
     return element(
         "article",
-        element("h1", visible(part.title, 1000)),
-        element("p", line(part.subject, 1000), class_="quiet"),
+        element("h1", doc.visible(part.title, 1000)),
+        element("p", doc.line(part.subject, 1000), class_="quiet"),
         *sections,
         class_="part",
     )
 
 
-def _block(block: Block, numbers: Iterator[int]) -> Markup:
+def _block(block: doc.Block, numbers: Iterator[int]) -> Markup:
     match block:
-        case Paragraph():
+        case doc.Paragraph():
             lead = element("strong", f"{block.lead} ") if block.lead else None
-            return element("p", lead, visible(block.text))
-        case Code():
-            return element("pre", element("code", visible(block.text.rstrip(), CODE_LENGTH)))
-        case Table():
+            return element("p", lead, doc.visible(block.text))
+        case doc.Code():
+            return element(
+                "pre", element("code", doc.visible(block.text.rstrip(), doc.CODE_LENGTH))
+            )
+        case doc.Table():
             return _table(block)
-        case Facts():
-            pairs = [joined(element("dt", k), element("dd", line(v))) for k, v in block.pairs]
+        case doc.Facts():
+            pairs = [joined(element("dt", k), element("dd", doc.line(v))) for k, v in block.pairs]
             return element("dl", *pairs, class_="facts")
-        case Figures():
+        case doc.Figures():
             return _figures(block)
-        case Lines():
+        case doc.Lines():
             return curves(block, f"chart-{next(numbers)}")
-        case HistogramChart():
+        case doc.HistogramChart():
             return bars(block)
-        case Links():
+        case doc.Links():
             links = [
                 element("li", element("a", x.text, href=x.address, rel="noopener noreferrer"))
                 for x in block.links
             ]
             return element("ul", *links)
-        case Fold():
+        case doc.Fold():
             inside = [_block(part, numbers) for part in block.blocks]
-            return element("details", element("summary", line(block.title)), *inside)
+            return element("details", element("summary", doc.line(block.title)), *inside)
 
 
-def _table(table: Table) -> Markup:
+def _table(table: doc.Table) -> Markup:
     def cells(tag: str, row: tuple[str, ...]) -> list[Markup]:
-        return [_cell(tag, line(text), place in table.numeric) for place, text in enumerate(row)]
+        return [
+            _cell(tag, doc.line(text), place in table.numeric) for place, text in enumerate(row)
+        ]
 
     head = element("thead", element("tr", *cells("th", table.columns)))
     rows = [element("tr", *cells("td", row)) for row in table.rows]
@@ -190,12 +168,12 @@ def _cell(tag: str, text: str, is_number: bool) -> Markup:
     return element(tag, text, class_="number" if is_number else "long" if is_long else None)
 
 
-def _figures(figures: Figures) -> Markup:
+def _figures(figures: doc.Figures) -> Markup:
     boxes = [
         element(
             "div",
             element("dt", f.label),
-            element("dd", line(f.value), element("div", line(f.note), class_="note")),
+            element("dd", doc.line(f.value), element("div", doc.line(f.note), class_="note")),
         )
         for f in figures.figures
     ]
@@ -227,7 +205,7 @@ class Row:
     is_nonfinite: bool
 
 
-def curves(lines: Lines, identifier: str) -> Markup:
+def curves(lines: doc.Lines, identifier: str) -> Markup:
     """A figure with its legend, its drawing and its data."""
     rows = [row for series in lines.series for row in _rows(series)]
     steps = [s for series in lines.series for s in series.points.steps]
@@ -240,7 +218,7 @@ def curves(lines: Lines, identifier: str) -> Markup:
     height = BOTTOM + ROW * len(rows) + FOOT
     drawing = element(
         "svg",
-        element("title", line(lines.title)),
+        element("title", doc.line(lines.title)),
         _clip(identifier, BOTTOM - TOP, TOP),
         _clip(f"{identifier}-rows", ROW * len(rows) + 4, BOTTOM),
         drawn_y(y, LEFT, WIDTH - RIGHT, lines.y_title),
@@ -258,7 +236,7 @@ def curves(lines: Lines, identifier: str) -> Markup:
     )
     return element(
         "figure",
-        element("figcaption", line(lines.title)),
+        element("figcaption", doc.line(lines.title)),
         _legend(lines),
         drawing,
         data(f"{identifier}-data", _numbers(lines, rows, x, y)),
@@ -267,8 +245,8 @@ def curves(lines: Lines, identifier: str) -> Markup:
     )
 
 
-def _rows(series: Series) -> Iterator[Row]:
-    points, name = series.points, line(series.name, NAME_LENGTH)
+def _rows(series: doc.Series) -> Iterator[Row]:
+    points, name = series.points, doc.line(series.name, NAME_LENGTH)
     kinds = (("NaN", points.nan_steps, "h0"), ("+Inf", points.pos_inf_steps, "v-9"),
              ("−Inf", points.neg_inf_steps, "v9"))  # fmt: skip
     for kind, steps, sign in kinds:
@@ -283,7 +261,7 @@ def _clip(identifier: str, height: float, top: float) -> Markup:
     return element("clipPath", box, id=f"{identifier}-clip")
 
 
-def _curve(place: int, series: Series, x: Axis, y: Axis) -> Markup:
+def _curve(place: int, series: doc.Series, x: Axis, y: Axis) -> Markup:
     path = _path(series, x, y)
     look = {"stroke": series.colour, "fill": "none"}
     dots = None
@@ -296,7 +274,7 @@ def _curve(place: int, series: Series, x: Axis, y: Axis) -> Markup:
     return element("g", drawn, dots, data_s=str(place))
 
 
-def _path(series: Series, x: Axis, y: Axis) -> str:
+def _path(series: doc.Series, x: Axis, y: Axis) -> str:
     """With gaps where the value was not finite: a line must not bridge them."""
     points = series.points
     broken = sorted((*points.nan_steps, *points.pos_inf_steps, *points.neg_inf_steps))
@@ -313,7 +291,7 @@ def _path(series: Series, x: Axis, y: Axis) -> str:
     return "".join(parts)
 
 
-def _places(series: Series, x: Axis, y: Axis) -> Iterator[tuple[int, str, str]]:
+def _places(series: doc.Series, x: Axis, y: Axis) -> Iterator[tuple[int, str, str]]:
     for step, value in zip(series.points.steps, series.points.values, strict=True):
         yield step, f"{x.place(step):.6g}", f"{y.place(value):.6g}"
 
@@ -333,7 +311,7 @@ def _drawn_rows(rows: list[Row], x: Axis, identifier: str) -> Iterator[Markup]:
     )
 
 
-def _legend(lines: Lines) -> Markup:
+def _legend(lines: doc.Lines) -> Markup:
     keys = []
     for place, series in enumerate(lines.series):
         sample = element(
@@ -349,19 +327,19 @@ def _legend(lines: Lines) -> Markup:
             class_="key",
             aria_hidden="true",
         )
-        name = line(series.name, NAME_LENGTH)
+        name = doc.line(series.name, NAME_LENGTH)
         keys.append(element("span", sample, name, class_="entry", data_s=str(place)))
     return element("p", *keys, class_="legend")
 
 
-def _numbers(lines: Lines, rows: list[Row], x: Axis, y: Axis) -> dict[str, object]:
+def _numbers(lines: doc.Lines, rows: list[Row], x: Axis, y: Axis) -> dict[str, object]:
     """What the script reads; places in the drawing follow from the axes."""
     return {
         "x": [x.low, x.high, x.start, x.end],
         "y": [y.low, y.high, y.start, y.end, y.base],
         "series": [
             {
-                "name": line(s.name, NAME_LENGTH),
+                "name": doc.line(s.name, NAME_LENGTH),
                 "x": s.points.steps,
                 "y": [float(f"{v:.{DIGITS}g}") for v in s.points.values],
             }
@@ -486,21 +464,21 @@ SIDE_BAR, SIDE_STEP = 24.0, 34.0
 MIN_LABEL = 56.0  # a zone narrower than this has no room for its name
 LEAST = 0.5  # the log axis starts below 1, so that a single element has a bar
 _SIDES = (
-    (ZERO_X, "zero", (("+0", POS_ZERO), ("−0", NEG_ZERO))),
-    (RIGHT_X, "nonfinite", (("NaN", NAN), ("+Inf", POS_INF), ("−Inf", NEG_INF))),
+    (ZERO_X, "zero", (("+0", bins.POS_ZERO), ("−0", bins.NEG_ZERO))),
+    (RIGHT_X, "nonfinite", (("NaN", bins.NAN), ("+Inf", bins.POS_INF), ("−Inf", bins.NEG_INF))),
 )
 
 
-def bars(histogram: HistogramChart) -> Markup:
+def bars(histogram: doc.HistogramChart) -> Markup:
     """A figure."""
     row, fmt = histogram.row, histogram.fmt
-    shown = exponent_range(occupied_range(row[None, :], [0]), fmt)
+    shown = bins.exponent_range(occupied_range(row[None, :], [0]), fmt)
     counts = aligned(row[None, :], [0], shown.lowest, shown.highest)[0].tolist()
     total = max(int(row.sum()), 1)
     y = Axis(LEAST, max(float(row.max()), 1.0) * 1.5, BARS_BOTTOM, BARS_TOP, 10)
     x = Axis(shown.lowest, shown.highest + 1, MIDDLE_X, RIGHT_X - 8)
     parts: list[Markup] = []
-    for zone, first, end in zone_spans(fmt, shown):
+    for zone, first, end in bins.zone_spans(fmt, shown):
         parts += _zone(zone, first, end, x)
         for exponent in range(first, end):
             count = counts[exponent - shown.lowest]
@@ -513,7 +491,7 @@ def bars(histogram: HistogramChart) -> Markup:
             parts.append(_words(name, left + SIDE_BAR / 2, BARS_BOTTOM + 15))
             if row[column]:
                 parts.append(_bar((left, left + SIDE_BAR), int(row[column]), y, total, name, zone))
-    title = line(histogram.title)
+    title = doc.line(histogram.title)
     drawing = element(
         "svg",
         element("title", title),
@@ -567,7 +545,7 @@ def _limits(fmt: NumberFormat, x: Axis) -> Iterator[Markup]:
         yield _words(words.strip(), at, BARS_TOP - 36, anchor)
 
 
-def _exponents(shown: ExponentRange, x: Axis) -> Iterator[Markup]:
+def _exponents(shown: bins.ExponentRange, x: Axis) -> Iterator[Markup]:
     every = max(4, 4 * math.ceil(shown.width / 48))
     for exponent in range(-(-shown.lowest // every) * every, shown.highest + 1, every):
         yield _words(f"2^{exponent}", x.place(exponent), BARS_BOTTOM + 15)
@@ -631,7 +609,7 @@ def data(identifier: str, value: object) -> Markup:
 def _child(child: Child) -> str:
     if child is None:
         return ""
-    return child.html if isinstance(child, Markup) else html.escape(visible(child, WHOLE))
+    return child.html if isinstance(child, Markup) else html.escape(doc.visible(child, WHOLE))
 
 
 def _attribute(name: str, value: str | float | bool | None) -> str:
@@ -642,7 +620,7 @@ def _attribute(name: str, value: str | float | bool | None) -> str:
         return ""
     if value is True:
         return f" {name}"
-    text = visible(value, WHOLE) if isinstance(value, str) else f"{value:.10g}"
+    text = doc.visible(value, WHOLE) if isinstance(value, str) else f"{value:.10g}"
     if name in ("href", "src", "action") and not _ADDRESS.match(text):
         raise ValueError(f"{text!r} is no address of a report")
     return f' {name}="{html.escape(text)}"'

@@ -19,24 +19,7 @@ from pathlib import Path
 
 from ampscope.number_words import number, plural
 from ampscope.records import RunInfo
-from ampscope.report.document import (
-    CODE_LENGTH,
-    TEXT_LENGTH,
-    Block,
-    Code,
-    Document,
-    Facts,
-    Figures,
-    Fold,
-    HistogramChart,
-    Lines,
-    Links,
-    Paragraph,
-    Series,
-    Table,
-    line,
-    visible,
-)
+from ampscope.report import document as doc
 
 JOINER = "\u2060"  # word joiner: no width, no line break
 MAX_ROWS = 40
@@ -54,11 +37,11 @@ _COMMIT = re.compile(r"\b(?=[0-9a-f]{7,40}\b)(?![0-9a-f]{12}\b)([0-9a-f]{4})", r
 _LANGUAGES = {"python", "bash"}
 
 
-def to_markdown(document: Document) -> str:
+def to_markdown(document: doc.Document) -> str:
     """The whole text; of one that would be longer than :data:`MAX_CHARACTERS` what fits, in order,
     with long code cut, and at the end what is left out."""
     end = f"*{escaped(document.made)}*\n"
-    whole = "".join(f"{text}\n\n" for _, text in _pieces(document, CODE_LENGTH)) + end
+    whole = "".join(f"{text}\n\n" for _, text in _pieces(document, doc.CODE_LENGTH)) + end
     if len(whole) <= MAX_CHARACTERS:
         return whole
     room = MAX_CHARACTERS - END_LENGTH
@@ -73,7 +56,7 @@ def to_markdown(document: Document) -> str:
     return "".join(kept) + _left_out(left_out) + end
 
 
-def _pieces(document: Document, code: int) -> Iterator[tuple[str, str]]:
+def _pieces(document: doc.Document, code: int) -> Iterator[tuple[str, str]]:
     """Headings and blocks, each with the section that it is of."""
     for part in document.parts:
         yield "Titles", f"# {escaped(part.title)}\n\n{escaped(part.subject)}"
@@ -91,56 +74,56 @@ def _left_out(left_out: Counter[str]) -> str:
     return f"*{escaped(f'{what}{why} The HTML report has everything.', END_LENGTH // 2)}*\n\n"
 
 
-def escaped(text: str, length: int = TEXT_LENGTH) -> str:
+def escaped(text: str, length: int = doc.TEXT_LENGTH) -> str:
     """``text`` as Markdown that shows exactly it, in one line."""
-    parted = _SEEN_LATER.sub(lambda m: m[0] + JOINER, line(text, length))
+    parted = _SEEN_LATER.sub(lambda m: m[0] + JOINER, doc.line(text, length))
     parted = _COMMIT.sub(lambda m: m[0] + JOINER, parted)
     return _START.sub(lambda m: m[0] + "\\", _MARKS.sub(r"\\\1", parted))
 
 
-def fenced(text: str, language: str = "", length: int = CODE_LENGTH) -> str:
+def fenced(text: str, language: str = "", length: int = doc.CODE_LENGTH) -> str:
     """A code block; its fence is longer than any run of backticks in it."""
-    shown = visible(text.rstrip("\n"), length)
+    shown = doc.visible(text.rstrip("\n"), length)
     longest = max((len(run) for run in re.findall(r"`+", shown)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language if language in _LANGUAGES else ''}\n{shown}\n{fence}"
 
 
-def _block(block: Block, code: int) -> str:
+def _block(block: doc.Block, code: int) -> str:
     match block:
-        case Paragraph():
+        case doc.Paragraph():
             lead = f"**{escaped(block.lead)}** " if block.lead else ""
             return lead + escaped(block.text)
-        case Code():
+        case doc.Code():
             return fenced(block.text, block.language, code)
-        case Table():
+        case doc.Table():
             return _table(block)
-        case Facts():
+        case doc.Facts():
             return "\n".join(f"- {escaped(k)}: {escaped(v)}" for k, v in block.pairs)
-        case Figures():
+        case doc.Figures():
             return "\n".join(
                 f"- {escaped(f.label)}: **{escaped(f.value)}**"
                 + (f" ({escaped(f.note)})" if f.note else "")
                 for f in block.figures
             )
-        case Lines():
+        case doc.Lines():
             return _lines(block)
-        case HistogramChart():
+        case doc.HistogramChart():
             return f"*{escaped(block.title)}: a chart in the HTML report.*"
-        case Links():
+        case doc.Links():
             return "\n".join(f"- [{escaped(x.text)}]({x.address})" for x in block.links)
-        case Fold():
+        case doc.Fold():
             inside = "\n\n".join(_block(part, code) for part in block.blocks)
             # Within the summary GitHub reads HTML, so its text is made of nothing that HTML knows.
             return f"<details><summary>{_summary(block.title)}</summary>\n\n{inside}\n\n</details>"
 
 
 def _summary(title: str) -> str:
-    text = line(title).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = doc.line(title).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _SEEN_LATER.sub(lambda m: m[0] + JOINER, text)
 
 
-def _table(table: Table) -> str:
+def _table(table: doc.Table) -> str:
     rules = [" ---: " if n in table.numeric else " --- " for n in range(len(table.columns))]
     lines = [_row(table.columns), f"|{'|'.join(rules)}|"]
     lines += [_row(row) for row in table.rows[:MAX_ROWS]]
@@ -153,14 +136,14 @@ def _row(cells: tuple[str, ...]) -> str:
     return f"| {' | '.join(escaped(cell, 300) or ' ' for cell in cells)} |"
 
 
-def _lines(lines: Lines) -> str:
+def _lines(lines: doc.Lines) -> str:
     columns = ("Curve", "First finite", "Lowest", "Highest", "Last finite", "Not finite",
                "Steps skipped")  # fmt: skip
     rows = tuple(_figures(series) for series in lines.series)
-    return f"*{escaped(lines.title)}*\n\n{_table(Table(columns, rows, tuple(range(1, 7))))}"
+    return f"*{escaped(lines.title)}*\n\n{_table(doc.Table(columns, rows, tuple(range(1, 7))))}"
 
 
-def _figures(series: Series) -> tuple[str, ...]:
+def _figures(series: doc.Series) -> tuple[str, ...]:
     values = series.points.values
     told = (values[0], min(values), max(values), values[-1]) if values else ()
     shown = [number(v) for v in told] or ["none"] * 4
@@ -250,7 +233,7 @@ for role in Role:
 _CLOSE = "reader.close()\n"
 
 
-def to_notebook(document: Document, infos: Sequence[RunInfo], source: Path) -> str:
+def to_notebook(document: doc.Document, infos: Sequence[RunInfo], source: Path) -> str:
     """The .ipynb file. ``infos`` are the runs that it opens, ``source`` the store they are
     in: its name alone, where the notebook is handed on."""
     is_script = all(info.spec.kind == "script" for info in infos)
@@ -279,13 +262,13 @@ def to_notebook(document: Document, infos: Sequence[RunInfo], source: Path) -> s
     return json.dumps(notebook, indent=1) + "\n"
 
 
-def _head(document: Document) -> str:
+def _head(document: doc.Document) -> str:
     texts: list[str] = []
     for part in document.parts:
         texts += [f"# {escaped(part.title)}", escaped(part.subject)]
         first = part.sections[0] if part.sections else None
         if first is not None and first.title == "Verdict":
-            texts += [escaped(b.text) for b in first.blocks if isinstance(b, Paragraph)]
+            texts += [escaped(b.text) for b in first.blocks if isinstance(b, doc.Paragraph)]
     return "\n\n".join([*texts, escaped(document.made)])
 
 

@@ -38,6 +38,8 @@ def print_report(report: DiagnosisResult, console: Console) -> None:
         console.print(_no_finding(report))
     for number, finding in enumerate(diagnosis.findings):
         console.print(_finding(finding, report, first=number == 0))
+    for finding in diagnosis.latent:
+        console.print(_latent(finding))
     controls = ", ".join(
         f"{name}: {'; '.join(s) if s else 'healthy'}" for name, s in report.control_symptoms.items()
     )
@@ -97,6 +99,14 @@ def _finding(finding: Finding, report: DiagnosisResult, *, first: bool) -> Rende
         parts.append(_said(f"Consequences: {names}."))
     rank = "Root cause" if first else "Also found"
     title = f"{rank}: {escape(cause.title)} ({cause.code} {cause.name})"
+    return Panel(Group(*parts), title=title, title_align="left")
+
+
+def _latent(finding: Finding) -> RenderableType:
+    verdict = finding.verdict
+    advice = _said(f"Fix: {verdict.fix.text}")
+    parts: list[RenderableType] = [_said(verdict.reason), _evidence(verdict.evidence), advice]
+    title = escape(verdict_words.latent_title(finding))
     return Panel(Group(*parts), title=title, title_align="left")
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from ampscope.analysis.training import SETTLED_STEPS, FiniteParts, Pattern, ScaleSummary, Training
-from ampscope.number_words import number, plural, power_of_two
-from ampscope.records import State, StepTotals
+from ampscope.number_words import duration, number, percent, plural, power_of_two, share
+from ampscope.records import State, StepRecord, StepTotals
+from ampscope.report.document import Figure
 
 ALARM_NAMES = {
     "nonfinite_loss": "loss not finite",
@@ -46,6 +48,26 @@ def answer(training: Training) -> str:
         start = _ALARMED.get(state, _HEALTHY[state].replace("Healthy", "Finite"))
         start += f", with {plural(len(alarms), 'alarm')} (the last at step {newest.step:,}: {name})"
     return f"{start}: {progress(training)}."
+
+
+def key_figures(training: Training) -> list[Figure]:
+    """Four numbers of one run."""
+    last, totals = training.last or StepRecord(0), training.totals
+    skips = f"{totals.skipped:,} of {totals.steps:,}" if last.scale is not None else "no scaler"
+    share = training.run.overhead_share
+    cost = "" if share is None else f"; ampscope took {percent(share)} more"
+    time_s = last.step_time_s
+    scale = "" if last.scale is None else f" at loss scale {power_of_two(last.scale)}"
+    return [
+        Figure("Last step", f"{last.step:,}", f"{totals.steps:,} steps were recorded"),
+        Figure("Loss", number(last.loss), f"Of step {last.step:,}{scale}"),
+        Figure("Skips", skips, "Steps that GradScaler left out; all of them are counted"),
+        Figure(
+            "Time per step",
+            "not recorded" if time_s is None else duration(time_s),
+            f"Of step {last.step:,}, without ampscope's own time{cost}",
+        ),
+    ]
 
 
 def _recovered(training: Training) -> str:
@@ -109,6 +131,37 @@ def scale_answer(summary: ScaleSummary, totals: StepTotals, loss: FiniteParts) -
         shown = (*loss.nan_steps, *loss.pos_inf_steps, *loss.neg_inf_steps)
         parts.append(f"{text}, first at step {min(shown)}" if shown else text)
     return "; ".join(parts) + "."
+
+
+def scale_figures(
+    summary: ScaleSummary, totals: StepTotals, loss: FiniteParts, steps: Sequence[StepRecord]
+) -> list[Figure]:
+    """Four numbers of the whole run; ``loss`` is of the shown ``steps``."""
+    nonfinite = (
+        f"Of the shown steps: NaN {len(loss.nan_steps)}, +Inf {len(loss.pos_inf_steps)}, "
+        f"-Inf {len(loss.neg_inf_steps)}"
+    )
+    left = f"{share(totals.skipped, totals.steps)} steps left the weights as they were"
+    return [
+        Figure("Skipped steps", f"{totals.skipped:,} of {totals.steps:,}", left),
+        _scale_figure(summary.last_scale),
+        Figure("Growths", f"{len(summary.growths):,}", _growth_note(steps)),
+        Figure("Losses not finite", f"{totals.nonfinite_losses:,}", nonfinite),
+    ]
+
+
+def _scale_figure(scale: float | None) -> Figure:
+    if scale is None:
+        return Figure("Scale at the end", "none", "This run has no GradScaler")
+    value = power_of_two(scale)
+    return Figure("Scale at the end", value, f"{value} = {scale:,.10g}, used in the last step")
+
+
+def _growth_note(steps: Sequence[StepRecord]) -> str:
+    known = [s.growth_counter for s in steps if s.growth_counter is not None]
+    if not known:
+        return "Steps that ran at a larger scale than the step before"
+    return f"{plural(known[-1], 'finite step')} since the last growth or skip (growth counter)"
 
 
 def _no_scaler(summary: ScaleSummary, skipped: int) -> str:

@@ -24,6 +24,7 @@ from ampscope.numerics.formats import FORMATS
 from ampscope.observations import Attempt, BadOp, Operand
 from ampscope.records import State
 from ampscope.report import fix_words
+from ampscope.report.document import Figure
 from ampscope.rules.verdict import Status
 
 _AGAIN = {
@@ -55,9 +56,15 @@ def verdict(report: DiagnosisResult, baseline: RunView) -> str:
 def no_fault(report: DiagnosisResult) -> str:
     """The verdict where no fault was found: of which precision and of how many steps it is."""
     use = report.precision
-    if report.scope:
-        return report.scope
-    return "No fault found." if use is None else precision_no_fault(use)
+    said = report.scope or ("No fault found." if use is None else precision_no_fault(use))
+    titles = "; ".join(CAUSES[f.cause].title.lower() for f in report.diagnosis.latent)
+    return f"{said} Latent, without harm so far: {titles}." if titles else said
+
+
+def latent_title(finding: Finding) -> str:
+    """Heading of a loss of numbers that has done no harm so far."""
+    cause = CAUSES[finding.cause]
+    return f"Latent: {cause.title} ({cause.code} {cause.name})"
 
 
 def in_fp32(report: DiagnosisResult) -> str:
@@ -68,6 +75,33 @@ def in_fp32(report: DiagnosisResult) -> str:
     if OUT_OF_MEMORY in fp32:
         return "out of memory"
     return "fails too" if fp32 else "healthy"
+
+
+def key_figures(report: DiagnosisResult) -> list[Figure]:
+    """Of the first finding: where, since when, the fix, and what fp32 did."""
+    found = report.diagnosis.findings[0].verdict
+    place = found.module or found.line or "the whole script"
+    step = "no step" if found.step is None else f"step {found.step:,}"
+    fix = fix_words.state(report)
+    fp32 = "; ".join(report.control_symptoms.get("fp32") or ())
+    return [
+        Figure("Where", place, f"{place}; {found.op or 'no single op'}"),
+        Figure("First seen at", step, "Optimizer steps, skipped ones included, count from 0"),
+        Figure("Fix", fix, _FIX_STATES[fix]),
+        Figure(
+            "In fp32",
+            in_fp32(report),
+            fp32 or "The same script with autocast and the scaler off",
+        ),
+    ]
+
+
+_FIX_STATES = {
+    "verified": "A run with the fix did not show the symptom, and its loss follows fp32's",
+    "none worked": "Each run with a fix still showed the symptom, or the cause",
+    "not measurable": "The pattern is removed; the script showed no symptom, or too few steps",
+    "not tried": "No run with a fix has been made",
+}
 
 
 def headline(report: DiagnosisResult) -> str:
@@ -397,22 +431,19 @@ def _shares(use: PrecisionUse) -> str:
     return text if use.half_share else f"{text}; {half} computed in half precision"
 
 
+_REASONS = {
+    "cuda_missing": "{what} on CUDA{at} is off, because this machine has no CUDA device",
+    "trainer_fp16": (
+        "the trainer was asked for {what}, which Accelerate leaves out on a CPU without an error"
+    ),
+    "autocast_off": "autocast{at} is disabled",
+    "autocast_idle": "no op ran in half precision under autocast{at}",
+    "scaler_off": "the GradScaler{at} is disabled",
+    "cuda_asked": "torch.cuda.is_available(){at} is false on this machine",
+    "nullcontext": "nullcontext is entered{at}",
+}
+
+
 def _reason(reason: Reason) -> str:
     at = f" at {reason.line}" if reason.line else ""
-    match reason.kind:
-        case "cuda_missing":
-            return f"{reason.what} on CUDA{at} is off, because this machine has no CUDA device"
-        case "trainer_fp16":
-            return (
-                f"the trainer was asked for {reason.what}, which Accelerate leaves out on a CPU "
-                "without an error"
-            )
-        case "autocast_off":
-            return f"autocast{at} is disabled"
-        case "autocast_idle":
-            return f"no op ran in half precision under autocast{at}"
-        case "scaler_off":
-            return f"the GradScaler{at} is disabled"
-        case "cuda_asked":
-            return f"torch.cuda.is_available(){at} is false on this machine"
-    return f"nullcontext is entered{at}"
+    return _REASONS[reason.kind].format(what=reason.what, at=at)

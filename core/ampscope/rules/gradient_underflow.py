@@ -5,7 +5,8 @@ What it detects
     weights, while every number is finite.
 
 Why it matters
-    Those parameters do not learn, and nothing says so: the loss just flattens early.
+    Those parameters do not learn, and nothing says so: the loss just flattens early. While the
+    loss still falls as in fp32 the loss of gradients is latent.
 
 Blind spots
     Zeros of ReLU, padding and unused rows are in fp32 too and are subtracted; a difference in
@@ -29,12 +30,13 @@ from ampscope.rules.verdict import (
     Status,
     Verdict,
     inconclusive,
+    latent,
     not_applicable,
     passed,
 )
 
 LOST = 0.05  # of all gradient entries; a healthy scaler loses less than 0.001
-LOST_SURELY = 0.9  # without a look at the loss curve: hardly anything learns
+LOST_SURELY = 0.5  # without a look at the loss curve: most entries carry nothing
 LOST_CLEARLY = 0.2  # lost share at which slower progress than fp32's is put down to it
 
 
@@ -58,10 +60,9 @@ def check(evidence: Evidence) -> Verdict:
     harmed = bool(evidence.symptoms & {Symptom.BEHIND, Symptom.FROZEN}) or (
         worst > LOST_CLEARLY and learns_slower(run, fp32)
     )
-    if not dead and (worst < LOST or not (harmed or worst > LOST_SURELY)):
-        return passed(
-            f"{max(worst, 0.0):.2%} of the gradient entries are zero here and not in fp32."
-        )
+    said = f"{max(worst, 0.0):.1%} of the gradient entries are zero here and not in fp32"
+    if not dead and worst < LOST:
+        return passed(f"{said}.")
     if evidence.symptoms & {Symptom.LOSS}:
         return passed("The loss is not finite: zero gradients are not the trouble.")
     if any(b.reached_loss is False and b.phase == "forward" for b in silent_suspects(run)):
@@ -73,19 +74,22 @@ def check(evidence: Evidence) -> Verdict:
         words = f"at a loss scale of {scale:,.6g}"
     elif by_hand is not None:
         words = f"at a loss scale by hand of {by_hand:,.6g}"
+    fix = RAISE if run.has_scaler else ADD if by_hand is None else RAISE_BY_HAND
+    measured = (
+        Measurement("zero gradient entries", run.zero_share or 0.0, None, "as_is", 0),
+        Measurement("zero gradient entries in fp32", fp32.zero_share or 0.0, None, "fp32", 0),
+        Measurement("lost", worst, LOST, "as_is", 0),
+    )
+    if not dead and not harmed and worst <= LOST_SURELY:
+        return latent(f"{said}, {words}. The loss falls as in fp32 so far.", fix, *measured)
     return Verdict(
         Status.FOUND,
-        f"{worst:.1%} of the gradient entries are zero here and not in fp32, {words}."
-        f"{_which(dead)}",
+        f"{said}, {words}.{_which(dead)}",
         module=dead[0].rpartition(".")[0] or None if dead else None,
         phase="backward",
         step=0,
-        evidence=(
-            Measurement("zero gradient entries", run.zero_share or 0.0, None, "as_is", 0),
-            Measurement("zero gradient entries in fp32", fp32.zero_share or 0.0, None, "fp32", 0),
-            Measurement("lost", worst, LOST, "as_is", 0),
-        ),
-        fix=RAISE if run.has_scaler else ADD if by_hand is None else RAISE_BY_HAND,
+        evidence=measured,
+        fix=fix,
     )
 
 

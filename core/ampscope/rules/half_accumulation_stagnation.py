@@ -37,6 +37,9 @@ def check(evidence: Evidence) -> Verdict:
     op = worst_sum(evidence.baseline)
     if op is None:
         return passed("No sum in half precision stagnates.")
+    root = evidence.root
+    if op.kind == "drift" and root is not None and root.op.line == op.line:
+        return passed(f"The sum at line {op.line} overflows; what it rounds off before is less.")
     reason, value = _seen(op)
     return Verdict(
         Status.FOUND,

@@ -4,7 +4,8 @@ What it detects
     The fp32 control grows without bound or ends in NaN, no later than the baseline run, and its
     data do not explain it; or its loss ends finite, far above its start, after steps that were too
     long for their gradients. A formula that no precision computes, such as the logarithm of zero,
-    counts where fp32 fails at the same op and step.
+    counts where fp32 fails at the same op and step. Where no rule explains the symptoms and the
+    fp32 and bf16 controls both break no later than the baseline run, no precision computes it.
 
 Why it matters
     AMP can even hide it: with a learning rate that takes fp32 to NaN, GradScaler skips nearly
@@ -22,9 +23,9 @@ from __future__ import annotations
 
 from ampscope.analysis.control_losses import EARLY, divergence, growth
 from ampscope.analysis.evidence import Evidence, shared_singularity
-from ampscope.analysis.root_op import Arrives, RootOp
+from ampscope.analysis.root_op import Arrives, RootOp, root_op
 from ampscope.analysis.skips import undivided_by_hand
-from ampscope.analysis.symptoms import Symptom
+from ampscope.analysis.symptoms import Symptom, symptoms
 from ampscope.control import Control
 from ampscope.observations import BadOp
 from ampscope.rules.verdict import (
@@ -34,12 +35,16 @@ from ampscope.rules.verdict import (
     Status,
     Verdict,
     inconclusive,
+    magnitudes,
     op_verdict,
     passed,
+    place,
     sample,
 )
 
 GROWTH = 10.0  # the loss, or the gradients, grew tenfold before they broke
+BROKEN = frozenset({Symptom.LOSS, Symptom.WEIGHTS, Symptom.DIVERGED, Symptom.GRADIENTS})
+NEAR = 2  # steps by which half precision, whose range is smaller, may break before fp32
 
 
 def check(evidence: Evidence) -> Verdict:
@@ -47,12 +52,7 @@ def check(evidence: Evidence) -> Verdict:
     fp32 = evidence.fp32
     if fp32 is None:
         return inconclusive("Without the fp32 control this is unknown.")
-    if not evidence.fp32_symptoms & {
-        Symptom.LOSS,
-        Symptom.WEIGHTS,
-        Symptom.DIVERGED,
-        Symptom.GRADIENTS,
-    }:
+    if not evidence.fp32_symptoms & BROKEN:
         return passed("fp32 trains: whatever is wrong has to do with precision.")
     op = shared_singularity(evidence)
     if op is not None and op.tracked and op.attempt == fp32.first_bad_attempt:
@@ -91,6 +91,45 @@ def check(evidence: Evidence) -> Verdict:
                 "lr:0.01",
                 "lr:0.001",
             ),
+        ),
+    )
+
+
+def no_precision_trains(evidence: Evidence) -> Verdict:
+    """Found where fp32 and bf16 break as early as the baseline run, although nothing grew before:
+    at the very first step there is nothing to have grown from."""
+    fp32, bf16 = evidence.fp32, evidence.bf16
+    if fp32 is None or not evidence.fp32_symptoms & BROKEN:
+        return check(evidence)
+    if bf16 is None or not symptoms(bf16, None) & BROKEN:
+        return inconclusive("fp32 fails, but not by growing; look at the other findings.")
+    own, bad = evidence.baseline.first_bad_attempt, fp32.first_bad_attempt
+    if bad is None or (own is not None and bad > own + NEAR):
+        return inconclusive("fp32 fails later than the baseline run does.")
+    root = root_op(fp32)
+    op = root.op if root is not None else None
+    where = "" if op is None else f" There {op.op} gives the first non-finite value ({place(op)})."
+    return Verdict(
+        Status.FOUND,
+        f"AMP is innocent: the fp32 and bf16 controls fail too, in fp32 at step {bad}.{where}",
+        module=(op.module or None) if op else None,
+        op=op.op if op else None,
+        phase=op.phase if op else None,
+        step=bad,
+        line=op.line if op else "",
+        code=op.code if op else "",
+        evidence=(
+            Measurement("first step that is not finite in fp32", bad, None, "fp32", bad),
+            *(magnitudes(op, "fp32") if op else ()),
+        ),
+        fix=Fix(
+            "lower_lr",
+            "Lower the learning rate and bound what grows: normalise, gate or clip."
+            if bad
+            else "Bound what grows within the first step: smaller initial weights, a normalisation "
+            "or a gate.",
+            PATCH,
+            ("lr:0.1", "lr:0.01", "lr:0.001"),
         ),
     )
 
@@ -139,4 +178,5 @@ RULE = Rule(
         "attention_logit_overflow",
         "singular_gradient",
     ),
+    last_resort=no_precision_trains,
 )

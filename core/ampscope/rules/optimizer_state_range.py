@@ -2,10 +2,12 @@
 
 What it detects
     Optimizer state in half, finite gradients, and then weights that are not finite, steps far
-    larger than in fp32, or second moments that vanished; an epsilon that rounds to zero.
+    larger than in fp32, or second moments that vanished; an epsilon that rounds to zero. Latent:
+    second moments that never fall, because their decay rounds back to the same number.
 
 Why it matters
-    Adam divides by sqrt(v) + eps; in fp16 both can be zero.
+    Adam divides by sqrt(v) + eps; in fp16 both can be zero. A moment that cannot fall keeps steps
+    small once gradients have become smaller.
 
 Blind spots
     State kept by code of the script's own.
@@ -27,11 +29,13 @@ from ampscope.rules.verdict import (
     Status,
     Verdict,
     inconclusive,
+    latent,
     not_applicable,
     passed,
 )
 
 TOO_LARGE = 10.0  # update norm over the fp32 control's, in the first steps
+RIGID = 20  # taken steps without any sampled second moment that fell
 MOSTLY_DEAD = 0.5  # below that, updates that are too small are the simpler reason to stand still
 
 
@@ -41,11 +45,11 @@ def check(evidence: Evidence) -> Verdict:
     if state is None:
         return not_applicable("No optimizer keeps its state in half precision.")
     if state.broken is None and not evidence.symptoms:
-        return passed("Training with half-precision state went well.")
+        return _rigid(state) or passed("Training with half-precision state went well.")
     frozen = state.dead_share > MOSTLY_DEAD and Symptom.FROZEN in evidence.symptoms
     exploded = (state.update_ratio or 0.0) > TOO_LARGE
     if state.broken is None and not exploded and not frozen:
-        return passed("Steps are as large as in fp32.")
+        return _rigid(state) or passed("Steps are as large as in fp32.")
     if evidence.fp32_fails_first:
         return inconclusive("fp32 fails as early.")
     first, eps = state.first, state.first.eps
@@ -67,6 +71,26 @@ def check(evidence: Evidence) -> Verdict:
         step=(state.broken or first).attempt,
         evidence=tuple(values),
         fix=_fix(kind, eps),
+    )
+
+
+def _rigid(state: HalfState) -> Verdict | None:
+    """Second moments that cannot fall, while the training does as well as in fp32."""
+    if state.rigid_steps < RIGID:
+        return None
+    dtype = state.first.state_dtypes
+    return latent(
+        f"The optimizer's second moments are {dtype}, and none of them fell in "
+        f"{state.rigid_steps:,} steps: the decay v * beta rounds back to v. Once gradients become "
+        "smaller, steps stay as small as for the largest gradients so far.",
+        Fix(
+            "fp32_optimizer_state",
+            "Keep the optimizer's state in fp32, or use an optimizer with stochastic rounding.",
+            "optimizer = torch.optim.AdamW(model.float().parameters(), lr=lr)\n",
+            ("fp32_state", "fp32_params"),
+        ),
+        Measurement("dtype of the state", dtype, "fp32", "as_is", state.first.attempt),
+        Measurement("steps without a moment that fell", state.rigid_steps, RIGID, "as_is"),
     )
 
 

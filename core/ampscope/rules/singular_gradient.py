@@ -2,7 +2,8 @@
 
 What it detects
     A backward op of a square root, norm, power, arctangent or division that turns finite inputs
-    into infinity, at scale 1 as well.
+    into infinity, at scale 1 as well; or whose result passes the largest half-precision number
+    there although loss and incoming gradient are of ordinary size.
 
 Why it matters
     sqrt(x) has slope infinity at 0; a distance of a point from itself is the usual way there.
@@ -18,7 +19,9 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.control import Control
+from ampscope.analysis.skips import static_scale
+from ampscope.control import SCALE_1, Control
+from ampscope.observations import BadOp
 from ampscope.rules.roots import SINGULAR, backward_root, is_discarded_branch, is_overflow
 from ampscope.rules.verdict import Fix, Measurement, Rule, Verdict, op_verdict, passed
 
@@ -31,7 +34,8 @@ def check(evidence: Evidence) -> Verdict:
     op = root.op
     if is_discarded_branch(root):
         return passed("The incoming gradient was zero: a discarded branch.")
-    if is_overflow(root) or not any(name in op.node for name in SINGULAR):
+    steep = is_overflow(root) and _too_steep(evidence, op)
+    if (is_overflow(root) and not steep) or not any(name in op.node for name in SINGULAR):
         return passed("The gradient overflowed, or its function has no singularity.")
     shared = evidence.fp32 is not None and bool(
         evidence.fp32.bad_gradient_attempts or evidence.fp32.bad_loss_attempts
@@ -41,7 +45,10 @@ def check(evidence: Evidence) -> Verdict:
     )
     return op_verdict(
         root,
-        f"The derivative of line {op.line} ({op.node}) is infinite where its input is"
+        f"The derivative of line {op.line} ({op.node}) exceeds the largest {op.dtype} number near"
+        " its singularity, at a loss scale of 1 too."
+        if steep
+        else f"The derivative of line {op.line} ({op.node}) is infinite where its input is"
         f" zero.{innocent}",
         Fix(
             "raise_eps" if not shared else "rewrite_op",
@@ -53,6 +60,23 @@ def check(evidence: Evidence) -> Verdict:
     )
 
 
+def _too_steep(evidence: Evidence, op: BadOp) -> bool:
+    """Whether the op overflows without a loss scale too, and what went in is of ordinary size: it
+    is the derivative that is too large, not the gradient that it is multiplied by."""
+    fp32, run = evidence.fp32, evidence.baseline
+    bare = evidence.runs.get(SCALE_1) if run.has_scaler else run
+    if fp32 is None or bare is None or evidence.fp32_fails or static_scale(run) is not None:
+        return False
+    again = [
+        b
+        for b in bare.bad_ops
+        if (b.line, b.phase, b.node) == (op.line, op.phase, op.node) and b.kind == "nonfinite"
+    ]
+    sizes = [o.max_abs for b in again[:1] for o in b.inputs if o.max_abs is not None]
+    return bool(sizes) and max(sizes) < ORDINARY and abs(fp32.head_loss or 0.0) < ORDINARY
+
+
+ORDINARY = 1e3  # inputs of that size give a result beyond fp16's 65,504 only by a steep derivative
 TEXT = "Keep the argument away from zero: an epsilon inside the root."
 PATCH = "distance = torch.sqrt(squared + 1e-6)\n"
 

@@ -24,6 +24,7 @@ class Status(StrEnum):
 
     PASSED = "passed"
     FOUND = "found"
+    LATENT = "latent"  # numbers are being lost, and the training has not suffered so far
     INCONCLUSIVE = "inconclusive"
     NOT_APPLICABLE = "not_applicable"
     ERRORED = "errored"
@@ -83,6 +84,12 @@ class Rule:
     explains: tuple[str, ...] = ()
     needs_ops: bool = True
     documentation: str = ""
+    last_resort: Callable[[Evidence], Verdict] | None = None  # where no rule explains the symptoms
+
+
+def latent(reason: str, fix: Fix, *evidence: Measurement) -> Verdict:
+    """What the cause would do is measured, and the training has not suffered from it so far."""
+    return Verdict(Status.LATENT, reason, evidence=evidence, fix=fix)
 
 
 def passed(reason: str = "") -> Verdict:

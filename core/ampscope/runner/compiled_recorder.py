@@ -2,7 +2,7 @@
 
 A diagnosis runs what a script compiles as the eager code that it was made from, because a compiled
 graph hides its ops. Compiled code may compute otherwise: a fused chain of pointwise ops keeps its
-intermediate results in fp32. So before such a script is accused it runs once as it is, and nothing
+intermediate results in fp32. So before such a script is accused it runs once unchanged, and nothing
 here looks inside a graph: no op, no module, no tensor between them.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,9 +19,9 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.optim.optimizer import Optimizer
 
-from ampscope.capture.script.optimizer_facts import lr_of
+from ampscope.capture.script.optimizer_facts import lr_of, parameters_of
 from ampscope.capture.tensors import all_finite, floating_tensors, readable
-from ampscope.capture.training_events import TrainingEvents
+from ampscope.capture.training_events import TrainingEvents, TrainingListener
 from ampscope.numerics.formats import dtype_name
 from ampscope.observations import COMPILED_FRAMES, Attempt, Call, Observation, OpUse, Outcome
 from ampscope.patches import Patches
@@ -29,7 +29,7 @@ from ampscope.runner.script_recorder import ScriptRecorder
 from ampscope.watcher.guard import Guard
 
 
-class CompiledRecorder(ScriptRecorder):
+class CompiledRecorder(ScriptRecorder, TrainingListener):
     """As a ScriptRecorder, of what can be seen outside compiled code.
 
     One optimizer step is one attempt. A call of a compiled function that moves weights and shows
@@ -45,43 +45,24 @@ class CompiledRecorder(ScriptRecorder):
         self._bad_gradients = 0
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._inside = False  # a call of compiled code runs
-        self._stepping = False  # a step has begun of which the end will be told
-        patches = Patches()
-        patches.replace(Optimizer, "__init__", self._new_optimizer)
-        patches.replace(torch, "compile", self._compile)
+        self._stepping = False  # a step has begun and has not ended
         guard = Guard(lambda line: None)
-        try:
-            with TrainingEvents(self, lambda optimizer: True, None, guard):
-                yield
-        finally:
-            patches.undo()
+        with Patches() as patches, TrainingEvents(self, lambda optimizer: True, None, guard):
+            patches.wrap(Optimizer, "__init__", self._new_optimizer)
+            patches.replace(torch, "compile", self._compile)
+            yield
 
     def loss_seen(self, loss: Tensor) -> None:
         """A backward pass of this loss begins."""
         self._backwards += 1
         self._note_loss(loss)
 
-    def gradients_taken(self, scaled: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """The script took gradients by itself; only those of the step are looked at."""
-
-    def losses_dropped(self) -> None:
-        """Gradients were zeroed; the loss of the next backward pass counts."""
-
-    def backward_ended(self) -> None:
-        """Gradients are there, and nothing is looked at before the step."""
-
     def gradients_complete(self, optimizer: Optimizer, scaler: Any) -> None:
         """A step of ``optimizer`` begins, through ``scaler`` or, where it is None, directly."""
         self._stepping = True
         self._scale = ("", 1.0) if scaler is None else ("scaler0", float(scaler.get_scale()))
-        gradients = [p.grad for p in _parameters(optimizer) if p.grad is not None]
+        gradients = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
         self._bad_gradients = sum(not all_finite(g) for g in gradients)
-
-    def before_step(self, optimizer: Optimizer) -> None:
-        """The optimizer's own step begins."""
-
-    def after_step(self, optimizer: Optimizer) -> None:
-        """The optimizer's own step has ended; :meth:`attempt_ended` follows."""
 
     def attempt_dropped(self, optimizer: Optimizer) -> None:
         """The script left this step out by itself."""
@@ -105,7 +86,7 @@ class CompiledRecorder(ScriptRecorder):
 
     def _add(self, optimizer: Optimizer | None, *, skipped: bool) -> None:
         owners = list(self._optimizers) if optimizer is None else [optimizer]
-        bad = sum(not all_finite(p.detach()) for o in owners for p in _parameters(o))
+        bad = sum(not all_finite(p.detach()) for o in owners for p in parameters_of(o))
         (loss, dtype), (scaler, scale) = self._loss, self._scale
         self.attempts.records.append(
             Attempt(
@@ -136,17 +117,15 @@ class CompiledRecorder(ScriptRecorder):
         self.attempts.count += 1
         self._on_attempt(self.attempts.count)
 
-    def _new_optimizer(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-            original(optimizer, *args, **kwargs)
-            self._optimizers.add(optimizer)
-
-        return wrapper
+    def _new_optimizer(
+        self, original: Any, optimizer: Optimizer, *args: Any, **kwargs: Any
+    ) -> None:
+        original(optimizer, *args, **kwargs)
+        self._optimizers.add(optimizer)
 
     def _compile(self, original: Any) -> Any:
         """``torch.compile``: what it gives for a function is looked at from outside. A compiled
-        module is no whole step, and stays as it is."""
+        module is no whole step, and is left unchanged."""
 
         def compile_one(model: Any = None, **options: Any) -> Any:
             if model is None:  # torch.compile(fullgraph=True), as a decorator
@@ -180,12 +159,12 @@ class CompiledRecorder(ScriptRecorder):
         return call
 
     def _weights(self) -> list[str]:
-        """What tells weights before a step from those after it; as text NaN equals itself."""
+        """Sums that differ between weights before and after a step; as text NaN equals itself."""
         with torch.no_grad():
             return [
                 str(float(numbers.double().sum()))
                 for optimizer in self._optimizers
-                for p in _parameters(optimizer)
+                for p in parameters_of(optimizer)
                 if (numbers := readable(p.detach())) is not None
             ]
 
@@ -193,7 +172,3 @@ class CompiledRecorder(ScriptRecorder):
         compiled = int(counters["frames"]["ok"])
         use = OpUse(COMPILED_FRAMES, "", "", "", 0, count=compiled)
         return [use, *super()._closed(outcome)]
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]

@@ -10,10 +10,10 @@ nothing comes of it; :mod:`ampscope.runner.interventions` holds the others.
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,16 +29,7 @@ from ampscope.control import BASELINE, COMPILED, Control, list_changes
 from ampscope.observations import OpUse
 from ampscope.patches import Patches
 from ampscope.policy.precision import custom_lists, tf32_switches
-from ampscope.runner.interventions import (
-    add_scaler,
-    fp32_state,
-    frozen_scale,
-    growth_interval,
-    initial_scale,
-    scaled_lr,
-    separate_scalers,
-    unscale_first,
-)
+from ampscope.runner import interventions
 from ampscope.source_lines import SourceLines, line_name
 
 # Controls that change the precision of a whole script: everything in fp32, or fp16 as bf16.
@@ -99,13 +90,12 @@ def everything_fp32() -> Iterator[None]:
 def tf32_held(allowed: bool) -> Iterator[None]:
     """fp32 matmuls and convolutions in TF32 or in exact fp32, also where the script sets torch's
     switches itself: inside, setting them does nothing."""
-    patches = Patches()
 
     def unheard(original: Any) -> Any:
         return lambda *args, **kwargs: None
 
     setters: Any = torch._C
-    with tf32_switches(allowed):
+    with tf32_switches(allowed), Patches() as patches:
         for name in _TF32_SETTERS:
             patches.replace(setters, name, unheard)
         # These properties hold their setter itself, not its name.
@@ -114,10 +104,7 @@ def tf32_held(allowed: bool) -> Iterator[None]:
                 switch = vars(type(backend)).get(name)
                 if switch is not None:
                     patches.replace(switch, "setter", unheard)
-        try:
-            yield
-        finally:
-            patches.undo()
+        yield
 
 
 @contextlib.contextmanager
@@ -131,93 +118,63 @@ def half_as_bf16() -> Iterator[None]:
 def parameters_fp32() -> Iterator[None]:
     """Half models stay in fp32 and compute under autocast in the precision that they asked for."""
     seen: list[torch.dtype] = []
-    patches = Patches()
 
-    def half_model(dtype: torch.dtype) -> Any:
-        def make(original: Any) -> Any:
-            @functools.wraps(original)
-            def wrapper(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-                seen.append(dtype)
-                return module
+    def half_model(
+        dtype: torch.dtype, original: Any, module: nn.Module, *args: Any, **kwargs: Any
+    ) -> nn.Module:
+        seen.append(dtype)
+        return module
 
-            return wrapper
+    def moved(original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        asked = [a for a in (*args, kwargs.get("dtype")) if a in HALF]
+        seen.extend(a for a in asked if isinstance(a, torch.dtype))
+        kept = [a for a in args if not (isinstance(a, torch.dtype) and a in HALF)]
+        kwargs = {k: v for k, v in kwargs.items() if not (k == "dtype" and v in HALF)}
+        return original(module, *kept, **kwargs) if kept or kwargs else module
 
-        return make
+    def called(original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not seen or torch.is_autocast_enabled("cpu"):
+            return original(module, *args, **kwargs)
+        with torch.autocast("cpu", dtype=seen[-1]):
+            return original(module, *args, **kwargs)
 
-    def moved(original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            asked = [a for a in (*args, kwargs.get("dtype")) if a in HALF]
-            seen.extend(a for a in asked if isinstance(a, torch.dtype))
-            kept = [a for a in args if not (isinstance(a, torch.dtype) and a in HALF)]
-            kwargs = {k: v for k, v in kwargs.items() if not (k == "dtype" and v in HALF)}
-            return original(module, *kept, **kwargs) if kept or kwargs else module
-
-        return wrapper
-
-    def call(original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if not seen or torch.is_autocast_enabled("cpu"):
-                return original(module, *args, **kwargs)
-            with torch.autocast("cpu", dtype=seen[-1]):
-                return original(module, *args, **kwargs)
-
-        return wrapper
-
-    patches.replace(torch.nn.Module, "half", half_model(torch.float16))
-    patches.replace(torch.nn.Module, "bfloat16", half_model(torch.bfloat16))
-    patches.replace(torch.nn.Module, "to", moved)
-    patches.replace(torch.nn.Module, "__call__", call)
-    try:
+    with Patches() as patches:
+        patches.wrap(nn.Module, "half", partial(half_model, torch.float16))
+        patches.wrap(nn.Module, "bfloat16", partial(half_model, torch.bfloat16))
+        patches.wrap(nn.Module, "to", moved)
+        patches.wrap(nn.Module, "__call__", called)
         yield
-    finally:
-        patches.undo()
 
 
 @contextlib.contextmanager
 def scalers_off() -> Iterator[None]:
     """Every GradScaler that is made is disabled."""
-    patches = Patches()
 
-    def make(original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(scaler: Any, *args: Any, **kwargs: Any) -> None:
-            original(scaler, *args, **kwargs)
-            if scaler._enabled:
-                held_off.add(scaler)
-            scaler._enabled = False
+    def made(original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
+        original(scaler, *args, **kwargs)
+        if scaler._enabled:
+            held_off.add(scaler)
+        scaler._enabled = False
 
-        return wrapper
-
-    patches.replace(torch.amp.GradScaler, "__init__", make)
-    try:
+    with Patches() as patches:
+        patches.wrap(torch.amp.GradScaler, "__init__", made)
         yield
-    finally:
-        patches.undo()
 
 
 @contextlib.contextmanager
 def autocast_as(dtype: torch.dtype | None) -> Iterator[None]:
     """Every autocast region uses ``dtype``; None switches it off."""
-    patches = Patches()
 
-    def make(original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(region: Any) -> Any:
-            if dtype is None:
-                region._enabled = False
-            elif region.fast_dtype is torch.float16:
-                region.fast_dtype = dtype
-            return original(region)
+    def entered(original: Any, region: Any) -> Any:
+        if dtype is None:
+            region._enabled = False
+        elif region.fast_dtype is torch.float16:
+            region.fast_dtype = dtype
+        return original(region)
 
-        return wrapper
-
-    patches.replace(torch.amp.autocast_mode.autocast, "__enter__", make)
-    try:
+    with Patches() as patches:
+        patches.wrap(torch.amp.autocast_mode.autocast, "__enter__", entered)
         yield
-    finally:
-        patches.undo()
 
 
 # Interventions that compute a part of a script in fp32: modules by path, or the user's own lines;
@@ -235,34 +192,27 @@ def fp32_modules(paths: Iterable[str]) -> Iterator[set[str]]:
     A module whose parameters are half is widened on its first call, and its output is rounded back,
     so that the rest of a half model still fits to it.
     """
-    names, wanted, patches = ModulePaths(), set(paths), Patches()
+    names, wanted = ModulePaths(), set(paths)
     missing, depth = set(paths), [0]
 
-    def make(original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if depth[0] or not _is_wanted(names, module, wanted):
-                return original(module, *args, **kwargs)
-            missing.discard(names.path(module))
-            half = next((p.dtype for p in module.parameters() if p.dtype in HALF), None)
-            if half is not None:
-                module.float()
-            depth[0] += 1
-            try:
-                with _autocast_off():
-                    output = original(module, *_widen(args), **_widen(kwargs))
-            finally:
-                depth[0] -= 1
-            return output if half is None else _narrow(output, half)
-
-        return wrapper
-
-    patches.replace(nn.Module, "__call__", make)
-    with names:
+    def called(original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if depth[0] or not _is_wanted(names, module, wanted):
+            return original(module, *args, **kwargs)
+        missing.discard(names.path(module))
+        half = next((p.dtype for p in module.parameters() if p.dtype in HALF), None)
+        if half is not None:
+            module.float()
+        depth[0] += 1
         try:
-            yield missing
+            with _autocast_off():
+                output = original(module, *_widen(args), **_widen(kwargs))
         finally:
-            patches.undo()
+            depth[0] -= 1
+        return output if half is None else _narrow(output, half)
+
+    with Patches() as patches, names:
+        patches.wrap(nn.Module, "__call__", called)
+        yield missing
 
 
 def _is_wanted(names: ModulePaths, module: nn.Module, wanted: set[str]) -> bool:
@@ -302,13 +252,9 @@ def larger_eps(value: float) -> Iterator[None]:
             if isinstance(group.get("eps"), float):
                 group["eps"] = max(group["eps"], value)
 
-    handles = [FORWARD_PRE.subscribe(before_forward), OPTIMIZER_PRE.subscribe(before_step)]
-    try:
-        with _LargerEps(value):
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    forwards, steps = FORWARD_PRE.subscribe(before_forward), OPTIMIZER_PRE.subscribe(before_step)
+    with forwards, steps, _LargerEps(value):
+        yield
 
 
 class _Fp32Lines(TorchFunctionMode):
@@ -409,29 +355,19 @@ class HalfRequests:
         if torch.cuda.is_available():
             yield
             return
-        patches = Patches()
-        patches.replace(torch.cuda, "is_available", self._noted("cuda_asked", "is_available"))
-        patches.replace(contextlib.nullcontext, "__enter__", self._noted("nullcontext", "with"))
-        try:
+        with Patches() as patches:
+            asks, enters = ("cuda_asked", "is_available"), ("nullcontext", "with")
+            patches.wrap(torch.cuda, "is_available", partial(self._noted, *asks))
+            patches.wrap(contextlib.nullcontext, "__enter__", partial(self._noted, *enters))
             yield
-        finally:
-            patches.undo()
 
-    def _noted(self, fact: str, what: str) -> Any:
-        def make(original: Any) -> Any:
-            @functools.wraps(original)
-            def wrapper(*args: Any, **kwargs: Any) -> Any:
-                caller = sys._getframe(1)
-                if self._lines.is_user(caller.f_code):  # libraries ask and enter all the time
-                    line = line_name((caller.f_code.co_filename, caller.f_lineno))
-                    self.add(fact, what, line)
-                    if fact == "cuda_asked":
-                        self.files_that_asked.add(caller.f_code.co_filename)
-                return original(*args, **kwargs)
-
-            return wrapper
-
-        return make
+    def _noted(self, fact: str, what: str, original: Any, *args: Any, **kwargs: Any) -> Any:
+        caller = sys._getframe(2)  # of the wrapper
+        if self._lines.is_user(caller.f_code):  # libraries ask and enter all the time
+            self.add(fact, what, line_name((caller.f_code.co_filename, caller.f_lineno)))
+            if fact == "cuda_asked":
+                self.files_that_asked.add(caller.f_code.co_filename)
+        return original(*args, **kwargs)
 
 
 def _trainers_precision() -> str:
@@ -457,19 +393,19 @@ def _changed_lists(text: str) -> Iterator[None]:
 _PLAIN: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "fp32": everything_fp32,
     "bf16": half_as_bf16,
-    "add_scaler": add_scaler,
-    "unscale_first": unscale_first,
+    "add_scaler": interventions.add_scaler,
+    "unscale_first": interventions.unscale_first,
     "fp32_params": parameters_fp32,
-    "fp32_state": fp32_state,
-    "separate_scalers": separate_scalers,
+    "fp32_state": interventions.fp32_state,
+    "separate_scalers": interventions.separate_scalers,
 }
-_VALUED: dict[str, Callable[[str], AbstractContextManager[object]]] = {
-    "scale": lambda text: frozen_scale(float(text)),
-    "init_scale": lambda text: initial_scale(float(text)),
-    "growth_interval": lambda text: growth_interval(int(text)),
-    "lr": lambda text: scaled_lr(float(text)),
-    "eps": lambda text: larger_eps(float(text)),
-    "op_lists": _changed_lists,
+_VALUED: dict[str, tuple[Callable[[Any], AbstractContextManager[object]], type]] = {
+    "scale": (interventions.frozen_scale, float),
+    "init_scale": (interventions.initial_scale, float),
+    "growth_interval": (interventions.growth_interval, int),
+    "lr": (interventions.scaled_lr, float),
+    "eps": (larger_eps, float),
+    "op_lists": (_changed_lists, str),
 }
 
 
@@ -492,7 +428,8 @@ def applied(control: str, own_folder: str = "") -> Iterator[list[set[str]]]:
             elif part.name == "fp32_modules":
                 missing.append(stack.enter_context(fp32_modules(part.values)))
             elif part.name in _VALUED:
-                stack.enter_context(_VALUED[part.name](part.value))
+                change, kind = _VALUED[part.name]
+                stack.enter_context(change(kind(part.value)))
             else:
                 raise part.unknown()
         yield missing

@@ -24,7 +24,7 @@ from ampscope.capture.histograms import Accumulator, HistogramHooks
 from ampscope.capture.model_map import ModelMap
 from ampscope.capture.op_trace import OpTrace
 from ampscope.capture.shadow import Shadow, random_state_kept, remembered
-from ampscope.capture.weights import WeightObserver, gradient_norm
+from ampscope.capture.weights import WeightObserver, gradient_norm, moved_share
 from ampscope.records import Cadence, Role
 from ampscope.runner.training import Training, checked_loss
 from ampscope.store.writer import RunWriter
@@ -140,7 +140,7 @@ class Instruments:
         shadow, self._shadow = self._shadow, None
         if shadow is not None:
             with self._time.spent("the comparison with fp32"):
-                self._time.elapsed_s += shadow.elapsed_s
+                self._time.elapsed_s += shadow.time.elapsed_s
                 self.writer.add_shadow(shadow.take())
         if self._is_due(self.cadence.trace):
             with self._time.spent("the ops of a step"):
@@ -175,8 +175,9 @@ class Instruments:
             with no_dispatch():
                 norm = gradient_norm(self._names)
             self.grad_norm = norm if is_unscaled else norm / self._scale
-            if _is_smaller(self.grad_norm, self._complete_norm):
-                self.unclipped_norm = self._complete_norm
+            before = self._complete_norm
+            if before is not None and self.grad_norm < CLIPPED * before:
+                self.unclipped_norm = before
         with self._time.spent("the weights before a step"):
             if self._is_due(self.cadence.histogram):
                 if not was_asked:  # a step of its own may call the optimizer several times
@@ -196,17 +197,12 @@ class Instruments:
             if self._is_due(self.cadence.histogram):
                 frames[Role.WEIGHT_GRAD] = self._weights.by_module(gradients)
         if Role.UPDATE in frames:
-            self.moved_share = self._weights.moved_share(frames[Role.UPDATE])
+            self.moved_share = moved_share(frames[Role.UPDATE])
         for frame in frames.values():
             self.writer.add_frame(frame)
 
     def _is_due(self, every: int) -> bool:
         return every > 0 and self._step % every == 0
-
-
-def _is_smaller(norm: float, before: float | None) -> bool:
-    """Something has clipped the gradients: more than unscaling them rounds."""
-    return before is not None and norm < CLIPPED * before
 
 
 # Runs the fp32 shadow's own step at sampled steps, where the workload allows one.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,15 +28,11 @@ INITIAL_SCALE = 65536.0  # GradScaler's own
 @contextlib.contextmanager
 def add_scaler() -> Iterator[None]:
     """The body's losses are scaled."""
-    added, patches = _AddedScaler(), Patches()
-    patches.replace(torch.Tensor, "backward", added.backward)
-    handle = OPTIMIZER_PRE.subscribe(added.before_step)
-    try:
-        with around_clips(added.unscale):
-            yield
-    finally:
-        handle.remove()
-        patches.undo()
+    added = _AddedScaler()
+    stepping = OPTIMIZER_PRE.subscribe(added.before_step)
+    with Patches() as patches, stepping, around_clips(added.unscale):
+        patches.wrap(torch.Tensor, "backward", added.backward)
+        yield
 
 
 class _AddedScaler:
@@ -46,18 +41,15 @@ class _AddedScaler:
         self._carried = 0.0  # the scale of the last backward; 0 before the first
         self._unscaled: dict[int, Tensor] = {}  # parameters unscaled since a backward reached them
 
-    def backward(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(root: Tensor, *args: Any, **kwargs: Any) -> Any:
-            before = {key: _written(p) for key, p in self._unscaled.items()}
-            self._carried = self.scale
-            result = original(root * self.scale, *args, **kwargs)
-            for key, written in before.items():
-                if _written(self._unscaled[key]) != written:
-                    del self._unscaled[key]
-            return result
-
-        return wrapper
+    def backward(self, original: Any, root: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Of the scaled loss; gradients that it writes to are scaled again."""
+        before = {key: _written(p) for key, p in self._unscaled.items()}
+        self._carried = self.scale
+        result = original(root * self.scale, *args, **kwargs)
+        for key, written in before.items():
+            if _written(self._unscaled[key]) != written:
+                del self._unscaled[key]
+        return result
 
     def unscale(self, parameters: list[Tensor]) -> None:
         """Divide gradients that still carry the scale by it."""
@@ -91,24 +83,17 @@ def _written(parameter: Tensor) -> tuple[int, int]:
 @contextlib.contextmanager
 def around_clips(before: Callable[[list[Tensor]], None]) -> Iterator[None]:
     """``before`` gets the parameters whose gradients are about to be clipped."""
-    patches = Patches()
 
-    def clip(original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-            tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-            before(tensors)
-            return original(tensors, *args, **kwargs)
+    def clip(original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        before(tensors)
+        return original(tensors, *args, **kwargs)
 
-        return wrapper
-
-    for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
-        for name in ("clip_grad_norm_", "clip_grad_value_"):
-            patches.replace(owner, name, clip)
-    try:
+    with Patches() as patches:
+        for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
+            for name in ("clip_grad_norm_", "clip_grad_value_"):
+                patches.wrap(owner, name, clip)
         yield
-    finally:
-        patches.undo()
 
 
 # Interventions on the settings of every GradScaler: its scale, and how it adapts.
@@ -152,30 +137,20 @@ def growth_interval(steps: int) -> Iterator[None]:
 @contextlib.contextmanager
 def _after(methods: tuple[str, ...], then: Callable[[Any], None]) -> Iterator[None]:
     """Call ``then(scaler)`` behind each of these methods of an enabled scaler."""
-    patches = Patches()
 
-    def make(original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(scaler, *args, **kwargs)
-            if scaler.is_enabled():
-                then(scaler)
-            return result
+    def call(original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(scaler, *args, **kwargs)
+        if scaler.is_enabled():
+            then(scaler)
+        return result
 
-        return wrapper
-
-    for name in methods:
-        patches.replace(torch.amp.GradScaler, name, make)
-    try:
+    with Patches() as patches:
+        for name in methods:
+            patches.wrap(torch.amp.GradScaler, name, call)
         yield
-    finally:
-        patches.undo()
 
 
 # Interventions on every optimizer's step: fp32 masters and state, another learning rate.
-
-
-Hook = Callable[[Optimizer, Any, Any], None]
 
 
 @contextlib.contextmanager
@@ -206,7 +181,7 @@ def fp32_state() -> Iterator[None]:
                 p.data = p.data.to(dtype)
                 p.grad = gradient
 
-    with _around_steps(before, after):
+    with OPTIMIZER_PRE.subscribe(before), OPTIMIZER_POST.subscribe(after):
         yield
 
 
@@ -227,18 +202,8 @@ def scaled_lr(factor: float) -> Iterator[None]:
             if group["lr"] is not None:  # an Adafactor that chooses its own
                 group["lr"] = group["lr"] * factor
 
-    with _around_steps(before, restore):
+    with OPTIMIZER_PRE.subscribe(before), OPTIMIZER_POST.subscribe(restore):
         yield
-
-
-@contextlib.contextmanager
-def _around_steps(before: Hook, after: Hook) -> Iterator[None]:
-    handles = [OPTIMIZER_PRE.subscribe(before), OPTIMIZER_POST.subscribe(after)]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 # Intervention: a scaler of its own for each loss of a loop that shares one.
@@ -251,16 +216,13 @@ def separate_scalers() -> Iterator[None]:
     The n-th ``scale`` after an ``update`` uses the n-th scaler, and so do the ``unscale_`` and
     ``step`` calls that follow it: that is how losses and optimizers alternate in a loop.
     """
-    patches, shared = Patches(), _Shared()
-    scaler = torch.amp.GradScaler
-    patches.replace(scaler, "scale", shared.routed(is_next=True))
-    for name in ("unscale_", "step", "get_scale"):
-        patches.replace(scaler, name, shared.routed(is_next=False))
-    patches.replace(scaler, "update", shared.update)
-    try:
+    shared, scaler = _Shared(), torch.amp.GradScaler
+    with Patches() as patches:
+        patches.wrap(scaler, "scale", shared.scale)
+        for name in ("unscale_", "step", "get_scale"):
+            patches.wrap(scaler, name, shared.routed)
+        patches.wrap(scaler, "update", shared.update)
         yield
-    finally:
-        patches.undo()
 
 
 class _Shared:
@@ -272,39 +234,30 @@ class _Shared:
         self._inside = False  # a part's own calls are not routed again
         self._new = torch.amp.GradScaler.__init__
 
-    def routed(self, *, is_next: bool) -> Callable[[Any], Any]:
-        """Wrapper that hands the call to a part; ``is_next``: to the next one."""
+    def scale(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        """The next part scales."""
+        if not self._inside and scaler.is_enabled():
+            self._turn[id(scaler)] = self._turn.get(id(scaler), 0) + 1
+        return self.routed(original, scaler, *args, **kwargs)
 
-        def make(original: Any) -> Any:
-            @functools.wraps(original)
-            def wrapper(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-                if self._inside or not scaler.is_enabled():
-                    return original(scaler, *args, **kwargs)
-                if is_next:
-                    self._turn[id(scaler)] = self._turn.get(id(scaler), 0) + 1
-                with self._entered():
-                    return original(self._part(scaler), *args, **kwargs)
+    def routed(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        """The call goes to the part that scaled last."""
+        if self._inside or not scaler.is_enabled():
+            return original(scaler, *args, **kwargs)
+        with self._entered():
+            return original(self._part(scaler), *args, **kwargs)
 
-            return wrapper
-
-        return make
-
-    def update(self, original: Any) -> Any:
+    def update(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
         """Every part that saw gradients since the last update adapts."""
-
-        @functools.wraps(original)
-        def wrapper(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._inside or not scaler.is_enabled():
-                return original(scaler, *args, **kwargs)
-            self._turn[id(scaler)] = 0
-            with self._entered():
-                for part in self._parts.get(id(scaler), []):
-                    states = part._per_optimizer_states.values()
-                    if any(state["found_inf_per_device"] for state in states):
-                        original(part)
-            return None
-
-        return wrapper
+        if self._inside or not scaler.is_enabled():
+            return original(scaler, *args, **kwargs)
+        self._turn[id(scaler)] = 0
+        with self._entered():
+            for part in self._parts.get(id(scaler), []):
+                states = part._per_optimizer_states.values()
+                if any(state["found_inf_per_device"] for state in states):
+                    original(part)
+        return None
 
     @contextlib.contextmanager
     def _entered(self) -> Iterator[None]:
@@ -337,13 +290,10 @@ class _Shared:
 @contextlib.contextmanager
 def unscale_first() -> Iterator[None]:
     """The body's clips see unscaled gradients."""
-    watched, patches = _Protocol(), Patches()
-    patches.replace(Optimizer, "__init__", watched.created)
-    try:
-        with StepEvents(watched), around_clips(watched.unscale):
-            yield
-    finally:
-        patches.undo()
+    watched = _Protocol()
+    with Patches() as patches, StepEvents(watched), around_clips(watched.unscale):
+        patches.wrap(Optimizer, "__init__", watched.created)
+        yield
 
 
 class _Protocol(StepListener):
@@ -360,13 +310,9 @@ class _Protocol(StepListener):
     def before_scaler_step(self, optimizer: Any, scaler: Any) -> None:
         self._stepped_by[id(optimizer)] = scaler
 
-    def created(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-            original(optimizer, *args, **kwargs)
-            self._optimizers.append(optimizer)
-
-        return wrapper
+    def created(self, original: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        self._optimizers.append(optimizer)
 
     def unscale(self, parameters: list[Tensor]) -> None:
         """Unscale the optimizers that own some of ``parameters``; of two that own the same one the

@@ -33,11 +33,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ampscope.errors import AmpscopeError
-from ampscope.files import TemporaryFolder
 from ampscope.records import RunSpec, State
 from ampscope.runner.script_text import also_at
 from ampscope.store.writer import RunWriter
@@ -126,28 +126,6 @@ def mirror_notes(view: View) -> list[str]:
             f"{', '.join(changed[:3])} was changed by the run: native code wrote to it by itself."
         )
     return notes
-
-
-def can_overlay() -> str:
-    """ "" where this machine allows overlays; else why not. Tried in a process of its own."""
-    with TemporaryFolder() as made:
-        root = Path(made) / "root"
-        root.mkdir()
-        reading, writing = os.pipe()
-        pid = os.fork()
-        if not pid:
-            said = ""
-            try:
-                _overlaid([str(root)], "-m none", Path(made) / "runs.db", Path(made) / "view")
-            except BaseException as error:
-                said = str(error) or type(error).__name__
-            os.write(writing, said.encode())
-            os._exit(0)
-        os.close(writing)
-        with os.fdopen(reading) as answer:
-            said = answer.read()
-        os.waitpid(pid, 0)
-    return said
 
 
 # ---- which folders ---------------------------------------------------------------------------
@@ -345,7 +323,7 @@ def _mirrored(roots: list[str], workload: str, store: Path, folder: Path) -> Vie
     base = folder.absolute() / "files"
     mirror = Mirror(str(base), tuple(roots), str(store.absolute()))
     for root in roots:
-        mirror.copy(root)
+        mirror.copy(root, mirror.base + root)
     cwd = os.getcwd()
     mirror.install()
     os.chdir(mirror.lead(cwd))
@@ -380,12 +358,8 @@ class Mirror:
         self.roots = roots
         self.linked: dict[str, tuple[int, int]] = {}  # file of the user's -> (size, mtime in ns)
 
-    def copy(self, root: str) -> None:
-        """Make the copy of one root."""
-        self._folder(root, self.base + root)
-
     def lead(self, path: Any) -> Any:
-        """Where a path leads from inside the mirror; what is no path stays as it is."""
+        """Where a path leads from inside the mirror; what is no path is returned unchanged."""
         try:
             text = os.fsdecode(path)
         except TypeError:
@@ -414,7 +388,7 @@ class Mirror:
                 continue
             os.unlink(place)
             if os.path.isdir(target):
-                self._folder(target, place, depth=1)
+                self.copy(target, place, depth=1)
             elif not (empty and place == full):
                 _copy_file(target, place)
 
@@ -491,7 +465,8 @@ class Mirror:
             return None
         return target if os.path.isabs(target) and _below(target, self.roots) else None
 
-    def _folder(self, source: str, target: str, depth: int = 0) -> None:
+    def copy(self, source: str, target: str, depth: int = 0) -> None:
+        """Copy a folder: small files and, at ``depth`` 0, small folders; links to all others."""
         os.makedirs(target, exist_ok=True)
         with _scandir(source) as found:
             entries = list(found)
@@ -505,7 +480,7 @@ class Mirror:
                 if depth or self._is_large(entry.path):
                     os.symlink(entry.path, place)
                 else:
-                    self._folder(entry.path, place)
+                    self.copy(entry.path, place)
             elif entry.is_file():
                 self._file(entry, place)
         with contextlib.suppress(OSError):
@@ -663,27 +638,6 @@ class Shared:
             os.write(self._lock, f"{self._run_id}\n".encode())
 
 
-class PrivateFiles:
-    """The view of one run of a script, and what it shares all the same."""
-
-    def __init__(self, spec: RunSpec, store: Path, folder: Path) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
-        self._lock = os.open(folder.with_name(LOCK), flags, 0o600)
-        self.view = private_files(spec.workload, spec.args, store, folder)
-        also_at(spec.workload, self.view.workload)
-        self._shared: Shared | None = None
-
-    def listen(self, run_id: str, on_second: Callable[[], None]) -> None:
-        """From now on; ``on_second`` is called where another run has the shared files already."""
-        self._shared = Shared(self.view, self._lock, run_id, on_second)
-        self._shared.listen()
-
-    def notes(self) -> tuple[str, ...]:
-        """Sentences for the report."""
-        shared = self._shared.note() if self._shared is not None else ""
-        return tuple(filter(None, (shared, *mirror_notes(self.view))))
-
-
 @dataclass(frozen=True, slots=True)
 class Adopted:
     """A queued run of a script that this process has taken: where it writes, and what it runs."""
@@ -702,17 +656,24 @@ def adopted(store: Path, run_id: str, spec: RunSpec, folder: Path | None) -> Ado
         writer.adopt()
         return Adopted(writer, store, spec, tuple)
     try:
-        files = PrivateFiles(spec, store, folder)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+        lock = os.open(folder.with_name(LOCK), flags, 0o600)
+        view = private_files(spec.workload, spec.args, store, folder)
     except (OSError, NotPossible) as error:
         writer = RunWriter(store, run_id)
         writer.adopt()
         writer.finish(State.FAILED, f"The run could not have files of its own: {error}.")
         return None
-    writer = RunWriter(files.view.store, run_id)
+    also_at(spec.workload, view.workload)
+    writer = RunWriter(view.store, run_id)
     writer.adopt()
-    files.listen(run_id, lambda: wait_for_the_other(writer))
-    spec = replace(spec, workload=files.view.workload)
-    return Adopted(writer, files.view.store, spec, files.notes)
+    shared = Shared(view, lock, run_id, partial(wait_for_the_other, writer))
+    shared.listen()
+
+    def notes() -> tuple[str, ...]:
+        return tuple(filter(None, (shared.note(), *mirror_notes(view))))
+
+    return Adopted(writer, view.store, replace(spec, workload=view.workload), notes)
 
 
 def wait_for_the_other(writer: RunWriter) -> None:

@@ -181,7 +181,7 @@ class ProbeLoop:
         instruments.start(number, batch, scale)
         with instruments.recording():
             self._train(batch)
-        # With a fused optimizer torch leaves the skip to its kernel: then the scale's fall tells.
+        # With a fused optimizer torch leaves the skip to its kernel; the scale's fall shows it.
         fell = float(scaler.get_scale()) < scale
         skipped = scaler.is_enabled() and (instruments.was_skipped or fell)
         instruments.finish(skipped=skipped)

@@ -29,6 +29,8 @@ from ampscope.capture.script.script_histograms import ScriptMeasurements
 from ampscope.control import BASELINE, COMPILED
 from ampscope.errors import AmpscopeError, BadInput, StoreError
 from ampscope.observations import COMPILED_NOTE, Observation, Outcome
+from ampscope.policy.device_profiles import PROFILES, USUAL
+from ampscope.policy.stand_in_device import StandInDevice, stand_in
 from ampscope.records import Machine, RunSpec, State
 from ampscope.runner import script_ending
 from ampscope.runner.child_frame import Watchdog
@@ -117,6 +119,7 @@ class _Run:
         self.recorder = recorder(self.folder, spec.cadence, self._attempt)
         self.processes = Processes(self.recorder.switch_off)
         self.cuda = CudaRequests(self.recorder.lines, policy == "rehearsal", self.recorder.requests)
+        self.device: StandInDevice | None = None
         self.started = time.monotonic()
         self.stage = Stage()
         self.missing: list[set[str]] = []  # places that are to be in fp32 and were not met yet
@@ -167,6 +170,9 @@ class _Run:
             if self.ranks is not None:
                 stack.enter_context(self.ranks.watching())
             stack.enter_context(self.cuda.watching())
+            if self.policy == "rehearsal" and not self.compiles:
+                profile = PROFILES[self.spec.rehearsed or USUAL]
+                self.device = stack.enter_context(stand_in(profile))
             self.missing = stack.enter_context(applied(self.spec.control, self.folder))
             # Nothing is compiled below a mode that stands in for CUDA's arithmetic.
             stack.enter_context(arithmetic("native" if self.compiles else self.policy))
@@ -227,6 +233,9 @@ class _Run:
         unmet = f"Nothing ran at {never}: what was asked for there was not done." if never else ""
         fixed = fixed_sentence(self.recorder.watch.uses.records())
         asked = self.cuda.note(ran_half=self.recorder.precision.ran_half)
+        if self.device is not None and self.device.was_used:
+            device = PROFILES[self.spec.rehearsed or USUAL].name
+            asked = f"A CUDA device ({device}) was rehearsed on the CPU. {asked}".rstrip()
         failed = (self.recorder.watch.failures.note, self.recorder.histograms.failures.note)
         notes = tuple(note for note in (asked, compiled, unmet, fixed, *failed) if note)
         notes += self.following.notes()
@@ -262,12 +271,16 @@ def run_child(store: Path, run_id: str, spec: RunSpec, private: Path | None = No
     writing = ScriptWriting(writer)
     readings = Readings()
 
-    def leaves_at_once(result: ScriptResult) -> None:
+    def written(result: ScriptResult) -> tuple[State, str]:
         observations = of_first_rank(store, run_id, result.observations) or result.observations
         writing.write(observations, result.measured, last=True)
+        return ending(outcome_of(observations), spec, result.processes)
+
+    def leaves_at_once(result: ScriptResult) -> None:
+        how = written(result)
         readings.stop()
         if result.outcome.ended != "killed":  # the watchdog has said why it ends the process
-            writer.finish(*ending(outcome_of(observations), spec, result.processes))
+            writer.finish(*how)
 
     state, message, details = State.FINISHED, "", ""
     try:
@@ -279,18 +292,11 @@ def run_child(store: Path, run_id: str, spec: RunSpec, private: Path | None = No
                 device = torch.device(machine.device)
                 readings = sample_telemetry(store, run_id, device, as_child=False)
             watchdog.start_clock()
-            following = Following(
-                writing.write_if_due,
-                leaves_at_once,
-                watchdog.cancelled.is_set,
-                run.notes,
-            )
+            cancelled = watchdog.cancelled.is_set
+            following = Following(writing.write_if_due, leaves_at_once, cancelled, run.notes)
             ranks = Ranks(store, run_id, spec, machine.policy)
             result = run_script(spec, machine.policy, following, ranks)
-            observations = of_first_rank(store, run_id, result.observations) or result.observations
-            writing.write(observations, result.measured, last=True)
-            state, message = ending(outcome_of(observations), spec, result.processes)
-            details = result.traceback
+            (state, message), details = written(result), result.traceback
             message = f"{message} {readings.stop()}".strip()
             end_python()
     except (BadInput, StoreError) as error:

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import functools
 import linecache
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
 
@@ -26,8 +25,6 @@ import torch
 from ampscope.patches import Patches
 from ampscope.runner.controls import HalfRequests
 from ampscope.source_lines import SourceLines, line_name
-
-Wrap = Callable[[Any], Any]
 
 
 class CudaRequests:
@@ -50,23 +47,20 @@ class CudaRequests:
         if torch.cuda.is_available():
             yield
             return
-        patches = Patches()
-        patches.replace(torch.amp.autocast_mode.autocast, "__init__", self._autocast)
-        patches.replace(torch.amp.GradScaler, "__init__", self._scaler)
-        if self.redirect:
-            for name in ("is_autocast_enabled", "set_autocast_enabled"):
-                patches.replace(torch, name, _on_cpu(name))
-            patches.replace(torch, "get_autocast_dtype", self._get_dtype)
-            patches.replace(torch, "set_autocast_dtype", self._set_dtype)
-            patches.replace(torch, "get_autocast_gpu_dtype", _cuda_dtype)
-            patches.replace(torch, "set_autocast_gpu_dtype", _set_cuda_dtype)
-            for owner in (torch.amp, torch.amp.autocast_mode):
-                for name in ("custom_fwd", "custom_bwd"):
-                    patches.replace(owner, name, _device_type_cpu)
-        try:
+        with Patches() as patches:
+            patches.wrap(torch.amp.autocast_mode.autocast, "__init__", self._autocast)
+            patches.wrap(torch.amp.GradScaler, "__init__", self._scaler)
+            if self.redirect:
+                for name in ("is_autocast_enabled", "set_autocast_enabled"):
+                    patches.wrap(torch, name, _on_cpu)
+                patches.wrap(torch, "get_autocast_dtype", self._get_dtype)
+                patches.wrap(torch, "set_autocast_dtype", self._set_dtype)
+                patches.replace(torch, "get_autocast_gpu_dtype", _cuda_dtype)
+                patches.replace(torch, "set_autocast_gpu_dtype", _set_cuda_dtype)
+                for owner in (torch.amp, torch.amp.autocast_mode):
+                    for name in ("custom_fwd", "custom_bwd"):
+                        patches.wrap(owner, name, _device_type_cpu)
             yield
-        finally:
-            patches.undo()
 
     def note(self, *, ran_half: bool) -> str:
         """One sentence; "" when nothing was asked of CUDA. ``ran_half``: something else of the
@@ -139,37 +133,33 @@ class CudaRequests:
         if not self.redirect:
             self._requests.add("cuda_missing", what, line)
 
-    def _autocast(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(region: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-            enabled = args[1] if len(args) > 1 else kwargs.get("enabled", True)
-            if device_type == "cuda":
-                if enabled:
-                    self._ask("autocast")
-                if self.redirect:
-                    device_type = "cpu"
-                    args, kwargs = self._with_cuda_dtype(args, kwargs)
-            elif device_type == "cpu" and self.redirect and enabled:
-                dtype = args[0] if args else kwargs.get("dtype")
-                if dtype is None and self._follows("autocast"):
-                    args, kwargs = self._with_cuda_dtype(args, kwargs)
-            original(region, device_type, *args, **kwargs)
+    def _autocast(
+        self, original: Any, region: Any, device_type: str, *args: Any, **kwargs: Any
+    ) -> None:
+        enabled = args[1] if len(args) > 1 else kwargs.get("enabled", True)
+        if device_type == "cuda":
+            if enabled:
+                self._ask("autocast")
+            if self.redirect:
+                device_type = "cpu"
+                args, kwargs = self._with_cuda_dtype(args, kwargs)
+        elif device_type == "cpu" and self.redirect and enabled:
+            dtype = args[0] if args else kwargs.get("dtype")
+            if dtype is None and self._follows("autocast"):
+                args, kwargs = self._with_cuda_dtype(args, kwargs)
+        original(region, device_type, *args, **kwargs)
 
-        return wrapper
-
-    def _scaler(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(scaler: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
-            enabled = args[4] if len(args) > 4 else kwargs.get("enabled", True)
-            on_cuda = str(device).partition(":")[0] == "cuda"
-            self._scaled |= bool(enabled) and (self.redirect or not on_cuda)
-            if on_cuda:
-                if enabled:
-                    self._ask("GradScaler")
-                device = "cpu" if self.redirect else device
-            original(scaler, device, *args, **kwargs)
-
-        return wrapper
+    def _scaler(
+        self, original: Any, scaler: Any, device: str = "cuda", *args: Any, **kwargs: Any
+    ) -> None:
+        enabled = args[4] if len(args) > 4 else kwargs.get("enabled", True)
+        on_cuda = str(device).partition(":")[0] == "cuda"
+        self._scaled |= bool(enabled) and (self.redirect or not on_cuda)
+        if on_cuda:
+            if enabled:
+                self._ask("GradScaler")
+            device = "cpu" if self.redirect else device
+        original(scaler, device, *args, **kwargs)
 
     def _with_cuda_dtype(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -184,49 +174,33 @@ class CudaRequests:
         is_inside = torch.is_autocast_enabled("cpu")
         return torch.get_autocast_dtype("cpu") if is_inside else self._default
 
-    def _get_dtype(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(device_type: str) -> Any:
-            own = self._lines.is_user(sys._getframe(1).f_code)
-            on_cuda = device_type == "cuda"
-            if not on_cuda and device_type == "cpu" and own:
-                on_cuda = self._follows("get_autocast_dtype")
-            if on_cuda:
-                is_inside = torch.is_autocast_enabled("cpu")
-                return original("cpu") if is_inside else self._default
-            return original(device_type)
+    def _get_dtype(self, original: Any, device_type: str) -> Any:
+        own = self._lines.is_user(sys._getframe(2).f_code)  # the wrapper's caller
+        on_cuda = device_type == "cuda"
+        if not on_cuda and device_type == "cpu" and own:
+            on_cuda = self._follows("get_autocast_dtype")
+        if on_cuda:
+            is_inside = torch.is_autocast_enabled("cpu")
+            return original("cpu") if is_inside else self._default
+        return original(device_type)
 
-        return wrapper
-
-    def _set_dtype(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(device_type: str, dtype: torch.dtype) -> None:
-            own = device_type == "cpu" and self._lines.is_user(sys._getframe(1).f_code)
-            on_cuda = device_type == "cuda" and not torch.is_autocast_enabled("cpu")
-            if on_cuda or (own and self._follows("set_autocast_dtype")):
-                self._default = dtype
-            original("cpu" if device_type == "cuda" else device_type, dtype)
-
-        return wrapper
+    def _set_dtype(self, original: Any, device_type: str, dtype: torch.dtype) -> None:
+        own = device_type == "cpu" and self._lines.is_user(sys._getframe(2).f_code)
+        on_cuda = device_type == "cuda" and not torch.is_autocast_enabled("cpu")
+        if on_cuda or (own and self._follows("set_autocast_dtype")):
+            self._default = dtype
+        original("cpu" if device_type == "cuda" else device_type, dtype)
 
 
-def _on_cpu(name: str) -> Wrap:
+def _on_cpu(original: Any, *args: Any) -> Any:
     """``is_autocast_enabled("cuda")`` and the like ask and set the CPU's state.
 
     The two oldest spellings, ``is_autocast_enabled()`` and ``set_autocast_enabled(flag)``, mean
     CUDA as well.
     """
-
-    def make(original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(*args: Any) -> Any:
-            if not args or isinstance(args[0], bool):
-                args = ("cuda", *args)
-            return original("cpu" if args[0] == "cuda" else args[0], *args[1:])
-
-        return wrapper
-
-    return make
+    if not args or isinstance(args[0], bool):
+        args = ("cuda", *args)
+    return original("cpu" if args[0] == "cuda" else args[0], *args[1:])
 
 
 def _cuda_dtype(original: Any) -> Any:
@@ -237,14 +211,10 @@ def _set_cuda_dtype(original: Any) -> Any:
     return lambda dtype: torch.set_autocast_dtype("cuda", dtype)
 
 
-def _device_type_cpu(original: Any) -> Any:
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("device_type") == "cuda":
-            kwargs["device_type"] = "cpu"
-        return original(*args, **kwargs)
-
-    return wrapper
+def _device_type_cpu(original: Any, *args: Any, **kwargs: Any) -> Any:
+    if kwargs.get("device_type") == "cuda":
+        kwargs["device_type"] = "cpu"
+    return original(*args, **kwargs)
 
 
 # Whether a value in a script follows from the devices that are there, read off its source.

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -61,45 +62,34 @@ def stage(workload: str, args: tuple[str, ...], *, compiles: bool = False) -> It
 @contextlib.contextmanager
 def _eager(found: Stage) -> Iterator[None]:
     """What is compiled runs as the function that it was made from, and ``found`` hears of it."""
-    patches = Patches()
-    eager = torch.compiler.set_stance("force_eager")
-    eager.__enter__()
-    for owner, name in ((torch, "compile"), (dynamo, "optimize"), (dynamo, "optimize_assert")):
-        patches.replace(owner, name, lambda original: _noted(original, found))
-    # The stance is this run's own: back on "default", fullgraph=True raises when nothing compiled.
-    patches.replace(dynamo.decorators, "_set_stance", _kept_stance)
-    for owner, name in ((dynamo, "export"), (torch.export, "export")):
-        patches.replace(owner, name, _really_traced)
-    try:
+    with torch.compiler.set_stance("force_eager"), Patches() as patches:
+        for owner, name in ((torch, "compile"), (dynamo, "optimize"), (dynamo, "optimize_assert")):
+            patches.wrap(owner, name, partial(_noted, found))
+        # The stance is this run's own: on "default", fullgraph=True raises when nothing compiled.
+        patches.replace(dynamo.decorators, "_set_stance", _kept_stance)
+        for owner, name in ((dynamo, "export"), (torch.export, "export")):
+            patches.replace(owner, name, _really_traced)
         yield
-    finally:
-        patches.undo()
-        eager.__exit__(None, None, None)
 
 
 @contextlib.contextmanager
 def without_compiling() -> Iterator[Stage]:
     """For a child of a script, which finds its surroundings as the script has made them: only
-    ``torch.compile`` gives back the module as it is."""
+    ``torch.compile`` gives back the module unchanged."""
     found = Stage()
-    disabled = torch._dynamo.config.disable
-    patches = Patches()
-    patches.replace(torch, "compile", lambda original: _noted(original, found))
-    torch._dynamo.config.disable = True
-    try:
-        yield found
-    finally:
-        patches.undo()
-        torch._dynamo.config.disable = disabled
+    disabled = dynamo.config.disable
+    with Patches() as patches:
+        patches.wrap(torch, "compile", partial(_noted, found))
+        dynamo.config.disable = True
+        try:
+            yield found
+        finally:
+            dynamo.config.disable = disabled
 
 
-def _noted(original: Any, found: Stage) -> Any:
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        found.compiles = True
-        return original(*args, **kwargs)
-
-    return wrapper
+def _noted(found: Stage, original: Any, *args: Any, **kwargs: Any) -> Any:
+    found.compiles = True
+    return original(*args, **kwargs)
 
 
 def _kept_stance(original: Any) -> Any:

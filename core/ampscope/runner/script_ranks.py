@@ -17,7 +17,6 @@ import argparse
 import contextlib
 import ctypes
 import dataclasses
-import functools
 import multiprocessing.process
 import os
 import signal
@@ -74,56 +73,43 @@ class Ranks:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Wrap what starts processes."""
-        patches = Patches()
-        patches.replace(multiprocessing.process.BaseProcess, "start", self._process)
-        patches.replace(subprocess.Popen, "__init__", self._command)
-        spawning = sys.modules.get("torch.multiprocessing.spawn")
-        if spawning is not None:
-            patches.replace(spawning, "start_processes", self._several)
-        try:
+        with Patches() as patches:
+            patches.wrap(multiprocessing.process.BaseProcess, "start", self._process)
+            patches.wrap(subprocess.Popen, "__init__", self._command)
+            spawning = sys.modules.get("torch.multiprocessing.spawn")
+            if spawning is not None:
+                patches.wrap(spawning, "start_processes", self._several)
             yield
-        finally:
-            patches.undo()
 
     def _next(self) -> Ticket:
         ticket = dataclasses.replace(self._ticket, index=self._count, world=self._world)
         self._count += 1
         return ticket
 
-    def _several(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def start_processes(fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **kw: Any) -> Any:
-            before, self._world = self._world, nprocs
-            try:
-                return original(fn, args, nprocs, *more, **kw)
-            finally:
-                self._world = before
+    def _several(
+        self, original: Any, fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **kw: Any
+    ) -> Any:
+        before, self._world = self._world, nprocs
+        try:
+            return original(fn, args, nprocs, *more, **kw)
+        finally:
+            self._world = before
 
-        return start_processes
+    def _process(self, original: Any, process: Any) -> None:
+        target = getattr(process, "_target", None)
+        if os.getpid() != self._owner or target is None or is_helper(process):
+            original(process)
+            return
+        process._target = _Followed(target, self._next())
+        try:
+            original(process)
+        finally:
+            process._target = target
 
-    def _process(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def start(process: Any) -> None:
-            target = getattr(process, "_target", None)
-            if os.getpid() != self._owner or target is None or is_helper(process):
-                original(process)
-                return
-            process._target = _Followed(target, self._next())
-            try:
-                original(process)
-            finally:
-                process._target = target
-
-        return start
-
-    def _command(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def init(popen: Any, args: Any, *more: Any, **kwargs: Any) -> None:
-            if os.getpid() == self._owner and isinstance(args, list | tuple):
-                args = self._followed(list(map(os.fspath, args)), kwargs) or args
-            original(popen, args, *more, **kwargs)
-
-        return init
+    def _command(self, original: Any, popen: Any, args: Any, *more: Any, **kwargs: Any) -> None:
+        if os.getpid() == self._owner and isinstance(args, list | tuple):
+            args = self._followed(list(map(os.fspath, args)), kwargs) or args
+        original(popen, args, *more, **kwargs)
 
     def _followed(self, command: list[Any], kwargs: dict[str, Any]) -> list[str] | None:
         """The command that starts the same under the watch; None for any other program."""
@@ -308,30 +294,25 @@ class Processes:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Count, and switch the watch off in children."""
-        patches = Patches()
-        patches.replace(multiprocessing.process.BaseProcess, "start", self._counted)
-        _current.append(self)
-        try:
-            yield
-        finally:
-            _current.remove(self)
-            patches.undo()
+        with Patches() as patches:
+            patches.wrap(multiprocessing.process.BaseProcess, "start", self._counted)
+            _current.append(self)
+            try:
+                yield
+            finally:
+                _current.remove(self)
 
     def forked(self) -> None:
         """The script's process was forked, by multiprocessing or by the script itself."""
         self.started += self._counting
 
-    def _counted(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def start(process: Any) -> None:
-            self.started += not is_helper(process)
-            self._counting, before = False, self._counting
-            try:
-                original(process)
-            finally:
-                self._counting = before
-
-        return start
+    def _counted(self, original: Any, process: Any) -> None:
+        self.started += not is_helper(process)
+        self._counting, before = False, self._counting
+        try:
+            original(process)
+        finally:
+            self._counting = before
 
 
 _current: list[Processes] = []

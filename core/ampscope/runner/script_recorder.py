@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from ampscope.capture.global_hooks import FORWARD_ALWAYS
 from ampscope.capture.script.call_log import CallLog
 from ampscope.capture.script.calls import Calls
-from ampscope.capture.script.module_paths import ModulePaths, OpPrecision
+from ampscope.capture.script.module_paths import ModulePaths, OpPrecision, unwrapped
 from ampscope.capture.script.op_taint import PROVENANCE
 from ampscope.capture.script.op_watch import OpWatch
 from ampscope.capture.script.optimizer_facts import scan, scan_model
@@ -82,13 +81,12 @@ class ScriptRecorder:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.paths)
             # Global pre-hooks get no keyword arguments, and many models take their batch in them.
-            patches = Patches()
-            patches.replace(nn.Module, "__call__", self._call)
+            patches = stack.enter_context(Patches())
+            patches.wrap(nn.Module, "__call__", self._call)
             self.watch.reads.wrap(patches, lambda: self.watch.enabled)
-            stack.callback(patches.undo)
             stack.enter_context(self.requests.watching())
             # After ``paths``, which has left the module when this is called.
-            stack.callback(FORWARD_ALWAYS.subscribe(self._after_forward).remove)
+            stack.enter_context(FORWARD_ALWAYS.subscribe(self._after_forward))
             stack.enter_context(self.histograms)
             stack.enter_context(self.log)
             stack.enter_context(self.watch)
@@ -113,7 +111,7 @@ class ScriptRecorder:
             dataclasses.replace(
                 record,
                 reached_loss=record.id in self.attempts.loss_taints,
-                reached_gradient=record.id in self.attempts.gradient_taints,
+                reached_gradient=record.id in self.attempts.gradients.taints,
             )
             for record in self.watch.records()
         ]
@@ -121,7 +119,7 @@ class ScriptRecorder:
             *self.log.calls,
             *self.watch.reads.calls(len(self.log.calls)),
             *self.attempts.records,
-            *self.attempts.gradients,
+            *self.attempts.gradients.records,
             *self.attempts.changes.records,
             *self.scans.records,
             *bad,
@@ -136,25 +134,21 @@ class ScriptRecorder:
         if self._traces:
             self.histograms.record_op(func, args, kwargs, out)
 
-    def _call(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            # Inside vmap and grad of torch.func tensors have no values to look at; what is done
-            # inside jit.trace becomes part of the traced model.
-            if torch.compiler.is_compiling():  # an export: first, so that no more of this is traced
-                return original(module, *args, **kwargs)
-            if torch._C._functorch.peek_interpreter_stack() or torch._C._get_tracing_state():
-                return original(module, *args, **kwargs)
-            if not self.paths.stack and torch._C._current_autograd_node() is None:
-                self._before_forward(module, args, kwargs)
-            try:
-                return original(module, *args, **kwargs)
-            except Exception as error:
-                outermost = not self.paths.stack
-                self.errors.left_module(error, self.paths.path(module), is_outermost=outermost)
-                raise
-
-        return wrapper
+    def _call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # Inside vmap and grad of torch.func tensors have no values to look at; what is done inside
+        # jit.trace becomes part of the traced model.
+        if torch.compiler.is_compiling():  # an export: first, so that no more of this is traced
+            return original(module, *args, **kwargs)
+        if torch._C._functorch.peek_interpreter_stack() or torch._C._get_tracing_state():
+            return original(module, *args, **kwargs)
+        if not self.paths.stack and torch._C._current_autograd_node() is None:
+            self._before_forward(module, args, kwargs)
+        try:
+            return original(module, *args, **kwargs)
+        except Exception as error:
+            outermost = not self.paths.stack
+            self.errors.left_module(error, self.paths.path(module), is_outermost=outermost)
+            raise
 
     def _before_forward(self, module: nn.Module, args: object, kwargs: object) -> None:
         self.attempts.drop_left_steps()
@@ -206,7 +200,8 @@ class ScriptRecorder:
     def _gaps(self, uses_half: bool) -> tuple[str, ...]:
         """What the script ran that a CPU computes otherwise than CUDA (`policy.op_lists`)."""
         ops = set(self.watch.gap_ops)
-        if uses_half and any(_has_rnn(model) for model in self.paths.models()):
+        modules = (module for model in self.paths.models() for module in model.modules())
+        if uses_half and any(isinstance(module, nn.RNNBase) for module in modules):
             ops.add((op_lists.RNN, "fp16"))
         return tuple(gap.id for gap in op_lists.met_by(ops))
 
@@ -232,7 +227,7 @@ class ScriptRecorder:
             backwards=sum(c.name == "backward" for c in self.log.calls),
             models=tuple(type(m).__name__ for m in self.paths.models()),
             optimizers=tuple(type(o).__name__ for o in self.attempts.optimizers),
-            scalers=tuple(f"scaler{i}" for i in range(len(self.log.scalers))),
+            scalers=tuple(f"scaler{i}" for i in range(len(self.attempts.scaler_numbers.known))),
             uses_autocast="+".join(autocast),
             uses_half_model="+".join(half),
             last_loss=records[-1].loss if records else None,
@@ -249,10 +244,6 @@ class ScriptRecorder:
             gaps=self._gaps(bool(autocast or half)),
             **errors,  # error_* and exit_code, checked by the dataclass
         )
-
-
-def _has_rnn(model: nn.Module) -> bool:
-    return any(isinstance(module, nn.RNNBase) for module in model.modules())
 
 
 def _device() -> torch.device:
@@ -300,7 +291,7 @@ class ScriptWriting:
     ) -> None:
         """Write all of a run's observations over those that were there, and its new steps.
 
-        A fused optimizer tells only after its step that it left it out, so the newest step waits.
+        A fused optimizer shows only after its step that it left it out, so the newest step waits.
         """
         self._writer.add_observations(observations)
         self._add(measured)
@@ -366,8 +357,9 @@ class ScriptScans:
         for n, tensor in enumerate(floating_tensors([args, kwargs])):
             if not tensor.numel():
                 continue
-            leaf = tensor.grad_fn is None and not hasattr(tensor, PROVENANCE)
-            if leaf or not all_finite(tensor):
+            if tensor.grad_fn is not None:
+                continue  # computed from weights, such as a prediction that a loss module gets
+            if not hasattr(tensor, PROVENANCE) or not all_finite(tensor):
                 self._batches += 1
                 name = f"input {n} of {type(module).__name__}"
                 self._add("batch", "batch", name, tensor)
@@ -392,6 +384,7 @@ class ScriptScans:
                     self._add("end", "buffer", name, buffer)
 
     def _see_model(self, root: nn.Module) -> None:
+        root = unwrapped(root)
         if id(root) in self._first_sight or any(p.is_meta for p in root.parameters()):
             return  # where nothing is in memory there is nothing to see yet
         kept: dict[str, Tensor] = {}
@@ -401,7 +394,7 @@ class ScriptScans:
         self._first_sight[id(root)] = (weakref.ref(root), kept)
         self.records += scan_model("start", root, self._trained(), self._attempts.count)
         for name, parameter in root.named_parameters():
-            self._attempts.names.setdefault(id(parameter), name)
+            self._attempts.gradients.names.setdefault(id(parameter), name)
 
     def _trained(self) -> set[int]:
         """Ids of the parameters that an optimizer has."""
@@ -416,7 +409,7 @@ class ScriptScans:
 
 def inputs_call(seq: int, args: object, kwargs: object) -> Call:
     """A sum over what the first model is given first: the same sum in another run of the script
-    tells that it repeats itself."""
+    means that it repeats itself."""
     tensors = floating_tensors([args, kwargs])
     total = sum(float(plain(t).detach().double().sum()) for t in tensors)
     dtypes = "+".join(sorted({dtype_name(t.dtype) for t in tensors}))
@@ -429,7 +422,7 @@ def inputs_call(seq: int, args: object, kwargs: object) -> Call:
 
 
 MAX_TEXT = 2_000
-# A caught error is told with its text where it comes again and again; once is a way to try things.
+# A caught error is reported with its text where it is frequent; once is a way to try things.
 MIN_CAUGHT, CAUGHT_SHARE = 3, 0.05  # of the attempted steps and the errors together
 # On the error itself, because ids are used again: path of the innermost module; that it is counted.
 _MARK, _COUNTED = "_ampscope_module", "_ampscope_counted"

@@ -1,4 +1,4 @@
-"""What a probe trains, ready to run, the usual training step, and a GradScaler that tells the probe
+"""What a probe trains, ready to run, the usual training step, and a GradScaler that calls the probe
 when gradients are complete.
 """
 
@@ -84,7 +84,7 @@ def checked_loss(loss: object, source: str = "`loss`") -> Tensor:
     return loss
 
 
-# A GradScaler that tells the probe when gradients are complete and when the optimizer is about to
+# A GradScaler that calls the probe when gradients are complete and when the optimizer is about to
 # step, so that a workload's own training step is observed exactly like the default one.
 
 
@@ -92,7 +92,7 @@ class ObservedScaler(torch.amp.GradScaler):
     """Calls ``on_gradients`` before gradients are unscaled and ``on_step`` before the step.
 
     Both are called with a disabled scaler too, whose four methods are then plain pass-throughs.
-    ``on_step`` is told whether the gradients no longer carry the loss scale.
+    ``on_step`` gets whether the gradients no longer carry the loss scale.
     """
 
     def __init__(self, device: str, **settings: Any) -> None:

@@ -41,8 +41,8 @@ from ampscope.records import Frame, Role, RunSpec, StepRecord
 #     >>> policy.step(policy.start(), found_inf=True, settings=policy.defaults).scale
 #     32768.0
 #
-# Sources: torch `aten/src/ATen/native/cuda/AmpKernels.cu` (`_amp_update_scale_`) and its CPU twin;
-# Paddle `python/paddle/amp/grad_scaler.py` (`AmpScaler._update`); Keras
+# Sources: torch `aten/src/ATen/native/cuda/AmpKernels.cu` (`_amp_update_scale_`) and its CPU
+# version; Paddle `python/paddle/amp/grad_scaler.py` (`AmpScaler._update`); Keras
 # `keras/src/optimizers/loss_scale_optimizer.py`; TensorFlow
 # `tensorflow/python/training/experimental/loss_scale.py` (`DynamicLossScale`).
 
@@ -96,18 +96,13 @@ def _fp32(value: float) -> float:
         return float(np.float32(value))
 
 
-def _times(scale: float, factor: float) -> float:
-    """fp32 scale times a Python float, rounded once to fp32."""
-    return _fp32(scale * factor)
-
-
 def _torch(state: ScalerState, found_inf: bool, settings: ScalerSettings) -> ScalerState:
     if found_inf:
-        return ScalerState(_times(state.scale, settings.backoff_factor))
+        return ScalerState(_fp32(state.scale * settings.backoff_factor))
     good = state.good + 1
     if good != settings.growth_interval:
         return ScalerState(state.scale, good)
-    grown = _times(state.scale, settings.growth_factor)
+    grown = _fp32(state.scale * settings.growth_factor)
     return ScalerState(grown if math.isfinite(grown) else state.scale)
 
 
@@ -231,31 +226,31 @@ def replay(
     gradients: Sequence[StepGradients],
     policy: Policy,
     settings: ScalerSettings,
-    turns: Sequence[Turn] | None = None,
+    updates: Sequence[UpdateWindow] | None = None,
     starts: Mapping[str, float] = _NO_STARTS,
 ) -> Replay:
     """Over recorded steps in order.
 
-    ``turns`` say which steps share an update of a scaler, else each is a turn of its own;
-    ``starts`` are first scales of scalers, where they are not the settings'. A step in no turn went
-    through no scaler: it is not skipped, at whatever scale.
+    ``updates`` say which steps share an update of a scaler, else each has its own;
+    ``starts`` are first scales of scalers, where they are not the settings'. A step in no window
+    went through no scaler: it is not skipped, at whatever scale.
     """
     used = allowed(policy, settings)
-    if turns is None:
-        turns = [Turn(ONLY, (place,)) for place in range(len(gradients))]
+    if updates is None:
+        updates = [UpdateWindow(ONLY, (place,)) for place in range(len(gradients))]
     later = _later_tops(gradients)
     states: dict[str, ScalerState] = {}
     made: dict[int, Replayed] = {}
-    for turn in turns:
-        if turn.scaler not in states:
-            first = starts.get(turn.scaler, used.initial_scale)
-            states[turn.scaler] = policy.start(replace(used, initial_scale=first))
-        state = states[turn.scaler]
-        for place in turn.places:
+    for update in updates:
+        if update.scaler not in states:
+            first = starts.get(update.scaler, used.initial_scale)
+            states[update.scaler] = policy.start(replace(used, initial_scale=first))
+        state = states[update.scaler]
+        for place in update.places:
             made[place] = _step(gradients[place], state, later[place])
-        looked_at = turn.places[-1:] if policy.last_decides else turn.places
+        looked_at = update.places[-1:] if policy.last_decides else update.places
         found_inf = any(made[place].skipped for place in looked_at)
-        states[turn.scaler] = policy.step(state, found_inf, used)
+        states[update.scaler] = policy.step(state, found_inf, used)
     steps = [made.get(n) or Replayed(g.step, 1.0, False, Fate.FINITE, False)
              for n, g in enumerate(gradients)]  # fmt: skip
     return Replay(policy.name, used, tuple(steps))
@@ -275,7 +270,7 @@ def _decided(
         return True, True
     if seen is not Fate.UNKNOWN:
         return seen is Fate.OVERFLOW, False
-    # The next step that has finite gradients in a histogram tells how large they are about now.
+    # The next step that has finite gradients in a histogram shows about how large they are.
     if later is None or not state.scale:
         return recorded.found_inf, True
     return fate(later, state.scale) in (Fate.OVERFLOW, Fate.COARSE), True
@@ -302,7 +297,7 @@ class RecordedRun:
     gradients: tuple[StepGradients, ...]
     counts: Raw
     narrow: NumberFormat
-    turns: tuple[Turn, ...] = ()  # which steps share an update of which scaler
+    updates: tuple[UpdateWindow, ...] = ()  # which steps share an update of which scaler
 
     @property
     def histograms(self) -> int:
@@ -324,7 +319,7 @@ def recorded_run(
         scale = record.scale if record.scale is not None else 1.0
         gradients.append(step_gradients(record.step, scale, record.skipped, frames, narrow))
         counts[place] = narrow_counts(frames, narrow)
-    return RecordedRun(tuple(gradients), counts, narrow, turns_of(calls, steps))
+    return RecordedRun(tuple(gradients), counts, narrow, update_windows(calls, steps))
 
 
 def lost_shares(run: RecordedRun, replay: Replay) -> list[float | None]:
@@ -350,8 +345,8 @@ def first_difference(
 ) -> int | None:
     """The first step at which a replay at the run's own settings is not what was recorded: it has
     other settings than it seems, or a scaler whose state was set by hand. None: all agree."""
-    starts = first_scales(run.turns, steps)
-    made = replay(run.gradients, policy, own, run.turns, starts).steps
+    starts = first_scales(run.updates, steps)
+    made = replay(run.gradients, policy, own, run.updates, starts).steps
     for one, step in zip(made, steps, strict=True):
         if step.scale is not None and (one.scale, one.skipped) != (step.scale, step.skipped):
             return step.step
@@ -480,49 +475,53 @@ def _bound(frames: Iterable[Frame], dtype: str) -> list[tuple[Frame, frozenset[i
 # Which attempted steps share one update of which scaler.
 #
 # A GAN steps two optimizers and updates once; a training may have a scaler for each loss, or make
-# a new one when it resumes. The log of calls tells: ``scaler.step`` joins the turn of its scaler,
-# and ``scaler.update`` ends it.
+# a new one when it resumes. The log of calls shows it: ``scaler.step`` joins the window of its
+# scaler, and ``scaler.update`` ends it.
 #
-#     scaler0.step(d)  scaler0.step(g)  scaler0.update()   ->   Turn("scaler0", (0, 1))
+#     scaler0.step(d)  scaler0.step(g)  scaler0.update()   ->   UpdateWindow("scaler0", (0, 1))
 
 
 ONLY = "scaler0"
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class UpdateWindow:
     """Places of the attempts that one update of ``scaler`` looks back on."""
 
     scaler: str
     places: tuple[int, ...]
 
 
-def turns_of(calls: Iterable[Call], steps: Sequence[StepRecord]) -> tuple[Turn, ...]:
+def update_windows(calls: Iterable[Call], steps: Sequence[StepRecord]) -> tuple[UpdateWindow, ...]:
     """In the order of the updates; attempts without a scaler are in none. Without a log of updates
-    every step is a turn of the one scaler there is."""
+    every step is a window of the one scaler there is."""
     place_of = {step.step: place for place, step in enumerate(steps)}
-    open_turns: dict[str, list[int]] = {}
-    turns: list[Turn] = []
+    still_open: dict[str, list[int]] = {}
+    updates: list[UpdateWindow] = []
     logged = False
     for call in calls:
         if call.name == "scaler_step" and call.attempt in place_of:
-            open_turns.setdefault(call.subject, []).append(place_of[call.attempt])
+            still_open.setdefault(call.subject, []).append(place_of[call.attempt])
         elif call.name == "update":
             logged = True
-            turns.append(Turn(call.subject, tuple(open_turns.pop(call.subject, ()))))
+            updates.append(UpdateWindow(call.subject, tuple(still_open.pop(call.subject, ()))))
     if not logged:
-        return tuple(Turn(ONLY, (place,)) for place, s in enumerate(steps) if s.scale is not None)
-    turns += [Turn(name, tuple(places)) for name, places in open_turns.items()]
-    return tuple(turn for turn in turns if turn.places)
+        return tuple(
+            UpdateWindow(ONLY, (place,)) for place, s in enumerate(steps) if s.scale is not None
+        )
+    updates += [UpdateWindow(name, tuple(places)) for name, places in still_open.items()]
+    return tuple(update for update in updates if update.places)
 
 
-def first_scales(turns: Iterable[Turn], steps: Sequence[StepRecord]) -> Mapping[str, float]:
+def first_scales(
+    updates: Iterable[UpdateWindow], steps: Sequence[StepRecord]
+) -> Mapping[str, float]:
     """The scale at which each scaler was first seen."""
     found: dict[str, float] = {}
-    for turn in turns:
-        scale = steps[turn.places[0]].scale
+    for update in updates:
+        scale = steps[update.places[0]].scale
         if scale is not None:
-            found.setdefault(turn.scaler, scale)
+            found.setdefault(update.scaler, scale)
     return found
 
 

@@ -20,16 +20,6 @@ from pathlib import Path
 from ampscope.errors import StoreBusy, StoreError
 from ampscope.store import codec, pyramid
 
-__all__ = [
-    "SCHEMA_VERSION",
-    "default_path",
-    "open_for_reading",
-    "open_for_writing",
-    "schema_text",
-    "transaction",
-    "translated",
-]
-
 BUSY_TIMEOUT_MS = 30_000  # a flush of a long run on a slow disk takes well under a second
 _HEADER_BYTES = 100  # sqlite.org/fileformat.html
 READING_TIMEOUT_MS = 3_000  # a person waits for what is read

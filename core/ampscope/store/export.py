@@ -20,40 +20,19 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from ampscope import records
 from ampscope.errors import StoreError
 from ampscope.files import write_whole, written_aside
-from ampscope.numerics.histogram import (
-    ABOVE,
-    BELOW,
-    EXPONENTS,
-    NAN,
-    NEG_INF,
-    NEG_ZERO,
-    POS_INF,
-    POS_ZERO,
-)
+from ampscope.numerics import histogram
 from ampscope.observations import Observation
 from ampscope.record_json import dumps
-from ampscope.records import (
-    Event,
-    Frame,
-    ModuleRecord,
-    NonFiniteRecord,
-    OpRecord,
-    Result,
-    Role,
-    RunInfo,
-    Sample,
-    ShadowRecord,
-    StepRecord,
-)
 from ampscope.store.codec import stored_name
 from ampscope.store.reader import Reader
 
 SCHEMA = 2
 
 
-def to_json(reader: Reader, infos: Sequence[RunInfo], out: Path) -> list[Path]:
+def to_json(reader: Reader, infos: Sequence[records.RunInfo], out: Path) -> list[Path]:
     """Write ``out``; returns it. Raises StoreError when it cannot be written."""
     with (
         _translated(out),
@@ -74,8 +53,8 @@ def to_json(reader: Reader, infos: Sequence[RunInfo], out: Path) -> list[Path]:
     return [out]
 
 
-def to_parquet(reader: Reader, info: RunInfo, out: Path) -> list[Path]:
-    """Write one file a table below the folder ``out``; returns the files."""
+def to_parquet(reader: Reader, info: records.RunInfo, out: Path) -> list[Path]:
+    """Write one file per table below the folder ``out``; returns the files."""
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
 
@@ -99,7 +78,7 @@ def to_parquet(reader: Reader, info: RunInfo, out: Path) -> list[Path]:
     return written
 
 
-def _write_run(file: TextIO, reader: Reader, info: RunInfo) -> None:
+def _write_run(file: TextIO, reader: Reader, info: records.RunInfo) -> None:
     """Its keys, without the braces."""
     file.write('"run":' + _json(dataclasses.asdict(info)))
     found = tables(reader, info)
@@ -148,13 +127,13 @@ def _translated(out: Path) -> Iterator[None]:
 Columns = Mapping[str, Sequence[object]]
 Tables = dict[str, tuple[Mapping[str, str], Iterator[Columns]]]
 SPECIAL = {
-    BELOW: "<2^-149",
-    ABOVE: ">=2^128",
-    POS_ZERO: "+0",
-    NEG_ZERO: "-0",
-    NAN: "nan",
-    POS_INF: "+inf",
-    NEG_INF: "-inf",
+    histogram.BELOW: "<2^-149",
+    histogram.ABOVE: ">=2^128",
+    histogram.POS_ZERO: "+0",
+    histogram.NEG_ZERO: "-0",
+    histogram.NAN: "nan",
+    histogram.POS_INF: "+inf",
+    histogram.NEG_INF: "-inf",
 }
 _KEYS = {"step": "int", "role": "str", "module": "int", "dtype": "str", "scale": "float"}
 _HISTOGRAM = {
@@ -171,25 +150,25 @@ _BINS = {
 }
 
 
-def tables(reader: Reader, info: RunInfo) -> Tables:
+def tables(reader: Reader, info: records.RunInfo) -> Tables:
     """Of records, the same in both formats: the types of their columns, and their content."""
     steps = reader.steps(info.id)
     sets = sorted({step.op_set for step in steps if step.op_set is not None})
     ops = [(number, op) for number in sets for op in reader.ops(info.id, number)]
-    op_types, op_parts = _records(OpRecord, [op for _, op in ops])
+    op_types, op_parts = _records(records.OpRecord, [op for _, op in ops])
     op_parts = iter([{"op_set": [number for number, _ in ops], **next(op_parts)}])
     return {
-        "step": _records(StepRecord, steps),
-        "module": _records(ModuleRecord, reader.modules(info.id)),
+        "step": _records(records.StepRecord, steps),
+        "module": _records(records.ModuleRecord, reader.modules(info.id)),
         "op": ({"op_set": "int", **op_types}, op_parts),
-        "shadow": _records(ShadowRecord, reader.shadows(info.id)),
-        "nonfinite": _records(NonFiniteRecord, reader.nonfinite(info.id)),
-        "event": _records(Event, reader.events(info.id)),
-        "telemetry": _records(Sample, reader.samples(info.id)),
+        "shadow": _records(records.ShadowRecord, reader.shadows(info.id)),
+        "nonfinite": _records(records.NonFiniteRecord, reader.nonfinite(info.id)),
+        "event": _records(records.Event, reader.events(info.id)),
+        "telemetry": _records(records.Sample, reader.samples(info.id)),
     }
 
 
-def mixed(reader: Reader, info: RunInfo) -> dict[str, list[dict[str, object]]]:
+def mixed(reader: Reader, info: records.RunInfo) -> dict[str, list[dict[str, object]]]:
     """Tables whose rows are records of several kinds, each with the name of its kind."""
     return {
         "observation": [_named(record) for record in reader.observations(info.id)],
@@ -205,40 +184,40 @@ def mixed_columns(rows: Sequence[dict[str, object]]) -> Columns:
 
 
 def histograms(reader: Reader, run_id: str) -> tuple[Mapping[str, str], Iterator[Columns]]:
-    """One row a histogram."""
+    """One row per histogram."""
     return _HISTOGRAM, (_histogram(frame) for frame in _frames(reader, run_id))
 
 
 def bins(reader: Reader, run_id: str) -> tuple[Mapping[str, str], Iterator[Columns]]:
-    """One row an occupied bin of a histogram."""
+    """One row per occupied bin of a histogram."""
     return _BINS, (_bins(frame) for frame in _frames(reader, run_id))
 
 
 def bin_name(column: int) -> str:
     """Of a column of a raw row."""
-    return SPECIAL.get(column) or str(int(EXPONENTS[column]))
+    return SPECIAL.get(column) or str(int(histogram.EXPONENTS[column]))
 
 
 def _records(
-    kind: type[Any], records: Sequence[object]
+    kind: type[Any], found: Sequence[object]
 ) -> tuple[Mapping[str, str], Iterator[Columns]]:
     # Every field of a record is an int, a float, a bool or text, or None; Role is text.
     types = {f.name: str(f.type).removesuffix(" | None") for f in dataclasses.fields(kind)}
     types = {name: "str" if kind == "Role" else kind for name, kind in types.items()}
-    return types, iter([{name: [getattr(r, name) for r in records] for name in types}])
+    return types, iter([{name: [getattr(r, name) for r in found] for name in types}])
 
 
-def _named(record: Observation | Result) -> dict[str, object]:
+def _named(record: Observation | records.Result) -> dict[str, object]:
     # Two observations have a field `kind` of their own; the record's name has another key.
     return {"record": stored_name(type(record)), **dataclasses.asdict(record)}
 
 
-def _frames(reader: Reader, run_id: str) -> Iterator[Frame]:
-    for role in Role:
+def _frames(reader: Reader, run_id: str) -> Iterator[records.Frame]:
+    for role in records.Role:
         yield from reader.frames(run_id, role)
 
 
-def _histogram(frame: Frame) -> Columns:
+def _histogram(frame: records.Frame) -> Columns:
     counts = []
     for row in frame.rows:
         columns = np.flatnonzero(row)
@@ -249,18 +228,20 @@ def _histogram(frame: Frame) -> Columns:
     return {**_key(frame, size, list(range(size))), "counts": counts}
 
 
-def _bins(frame: Frame) -> Columns:
+def _bins(frame: records.Frame) -> Columns:
     which, column = np.nonzero(frame.rows)
     rows, columns = which.tolist(), column.tolist()
     return {
         **_key(frame, len(rows), rows),
         "bin": [SPECIAL.get(bin_, "finite") for bin_ in columns],
-        "exponent": [None if bin_ in SPECIAL else int(EXPONENTS[bin_]) for bin_ in columns],
+        "exponent": [
+            None if bin_ in SPECIAL else int(histogram.EXPONENTS[bin_]) for bin_ in columns
+        ],
         "count": frame.rows[which, column].tolist(),
     }
 
 
-def _key(frame: Frame, size: int, rows: Sequence[int]) -> dict[str, list[object]]:
+def _key(frame: records.Frame, size: int, rows: Sequence[int]) -> dict[str, list[object]]:
     return {
         "step": [frame.step] * size,
         "role": [str(frame.role)] * size,

@@ -141,8 +141,8 @@ def _planes16(values: NDArray[np.int64]) -> bytes:
 # flushes.
 
 
-NEWEST = 256  # frames a role that stay as they were recorded
-KEPT = 512  # frames a role at which adding up begins
+NEWEST = 256  # frames per role that stay as they were recorded
+KEPT = 512  # frames per role at which adding up begins
 _NONFINITE = [NAN, POS_INF, NEG_INF]
 _BAD_BETWEEN = (
     "SELECT EXISTS (SELECT 1 FROM step INDEXED BY step_bad"

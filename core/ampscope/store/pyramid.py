@@ -111,6 +111,12 @@ def of_steps(rows: Sequence[StepRow], marked: Marks) -> Block:
     )
 
 
+_SUMS = (  # fields of a block that add up
+    "steps", "skipped", "bad_losses", "bad_norms", "bad", "bad_ends", "scale_changes",
+    "overhead_s", "step_time_s",
+)  # fmt: skip
+
+
 def combined(blocks: Sequence[Block]) -> Block:
     """Of at least one block, in the order of steps."""
     low = min((b for b in blocks if b.low_loss is not None), key=_low, default=blocks[0])
@@ -118,13 +124,7 @@ def combined(blocks: Sequence[Block]) -> Block:
     return Block(
         first_step=blocks[0].first_step,
         last_step=blocks[-1].last_step,
-        steps=sum(b.steps for b in blocks),
-        skipped=sum(b.skipped for b in blocks),
-        bad_losses=sum(b.bad_losses for b in blocks),
-        bad_norms=sum(b.bad_norms for b in blocks),
-        bad=sum(b.bad for b in blocks),
-        bad_ends=sum(b.bad_ends for b in blocks),
-        scale_changes=sum(b.scale_changes for b in blocks),
+        **{name: sum(getattr(b, name) for b in blocks) for name in _SUMS},
         low_step=low.low_step,
         low_loss=low.low_loss,
         high_step=high.high_step,
@@ -132,8 +132,6 @@ def combined(blocks: Sequence[Block]) -> Block:
         first_bad=next((b.first_bad for b in blocks if b.first_bad is not None), None),
         last_bad=next((b.last_bad for b in reversed(blocks) if b.last_bad is not None), None),
         last_scale=next((b.last_scale for b in reversed(blocks) if b.last_scale is not None), None),
-        overhead_s=sum(b.overhead_s for b in blocks),
-        step_time_s=sum(b.step_time_s for b in blocks),
     )
 
 

@@ -10,23 +10,9 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ampscope import records
 from ampscope.errors import BadInput, StoreError
 from ampscope.observations import Observation
-from ampscope.records import (
-    Event,
-    Frame,
-    ModuleRecord,
-    NonFiniteRecord,
-    OpRecord,
-    Result,
-    Role,
-    RunInfo,
-    Sample,
-    ShadowRecord,
-    State,
-    StepRecord,
-    StepTotals,
-)
 from ampscope.store import codec, db, rows, samples
 from ampscope.store.codec import decode_observation
 from ampscope.store.pyramid import BAD, SIZES, TOP, Block, Query, combined, cover
@@ -49,12 +35,12 @@ class Reader:
         """Close the connection; nothing can be read afterwards."""
         self._connection.close()
 
-    def runs(self, limit: int = 200) -> list[RunInfo]:
+    def runs(self, limit: int = 200) -> list[records.RunInfo]:
         """Newest first."""
         sql = f"SELECT {rows.RUN} FROM run ORDER BY created DESC, id DESC LIMIT ?"
         return self._with_places([rows.run_info(row) for row in self._all(sql, limit)])
 
-    def run(self, run_id: str) -> RunInfo:
+    def run(self, run_id: str) -> records.RunInfo:
         """By id or a unique beginning of it. Raises BadInput otherwise."""
         sql = f"SELECT {rows.RUN} FROM run WHERE substr(id, 1, ?) = ? LIMIT 2"
         found = self._all(sql, len(run_id), run_id)
@@ -62,28 +48,27 @@ class Reader:
             what = "matches several runs" if found and run_id else "is not in this store"
             raise BadInput(f"Run {run_id!r} {what}. List them with: ampscope runs list")
         info = rows.run_info(found[0])
-        if info.state is State.LOST:  # its process may have written its end since, and gone
+        if info.state is records.State.LOST:  # its process may have written its end since, and gone
             info = rows.run_info((self._all(sql, len(run_id), run_id) or found)[0])
         info = self._with_places([info])[0]
         return dataclasses.replace(info, overhead_share=overhead_share(self._all, info.id))
 
-    def active(self) -> list[RunInfo]:
+    def active(self) -> list[records.RunInfo]:
         """Runs that wait or work now, oldest first."""
         sql = f"SELECT {rows.RUN} FROM run WHERE state IN ('queued', 'running') ORDER BY created"
         return [run for run in map(rows.run_info, self._all(sql)) if run.state.is_active]
 
-    def group(self, group: str) -> list[RunInfo]:
+    def group(self, group: str) -> list[records.RunInfo]:
         """Runs that were started together, oldest first."""
         return [r for r in reversed(self.runs(10_000)) if group and r.spec.group == group]
 
-    def steps(self, run_id: str) -> list[StepRecord]:
+    def steps(self, run_id: str) -> list[records.StepRecord]:
         """All steps in order."""
-        sql = f"SELECT {rows.STEP} FROM step WHERE run=? ORDER BY step"
-        return [rows.step(row) for row in self._all(sql, run_id)]
+        return rows.select(self._all, records.StepRecord, "ORDER BY step", run_id)
 
     def overview(
         self, run_id: str, points: int = 2000, first: int | None = None, last: int | None = None
-    ) -> list[StepRecord]:
+    ) -> list[records.StepRecord]:
         """Real steps of a run of any length, from first to last: about ``points``, three times that
         at the worst. All, where they are no more. Else of each block of consecutive steps those of
         the smallest and the largest loss, every change of scale and all bad steps (skipped, loss or
@@ -91,25 +76,23 @@ class Reader:
         or the first and last of each block. No value is smoothed."""
         return overview(self._all, run_id, points, first, last)
 
-    def step_totals(self, run_id: str) -> StepTotals:
+    def step_totals(self, run_id: str) -> records.StepTotals:
         """Exact counts over all steps, in a time that does not depend on how many there are."""
         return totals(self._all, run_id)
 
-    def modules(self, run_id: str) -> list[ModuleRecord]:
+    def modules(self, run_id: str) -> list[records.ModuleRecord]:
         """In the order of ``named_modules``."""
-        sql = f"SELECT {rows.MODULE} FROM module WHERE run=? ORDER BY module"
-        return [rows.module(row) for row in self._all(sql, run_id)]
+        return rows.select(self._all, records.ModuleRecord, "ORDER BY module", run_id)
 
-    def ops(self, run_id: str, op_set: int) -> list[OpRecord]:
+    def ops(self, run_id: str, op_set: int) -> list[records.OpRecord]:
         """Of the steps whose ``op_set`` this is."""
-        sql = f"SELECT {rows.OP} FROM op WHERE run=? AND op_set=?"
-        return [rows.op(row) for row in self._all(sql, run_id, op_set)]
+        return rows.select(self._all, records.OpRecord, "AND op_set=?", run_id, op_set)
 
-    def frame_steps(self, run_id: str, role: Role) -> list[int]:
+    def frame_steps(self, run_id: str, role: records.Role) -> list[int]:
         """Steps that have histograms of ``role``; of frames that add up several, the first."""
         return [step for step, _ in self.frame_spans(run_id, role)]
 
-    def frame_spans(self, run_id: str, role: Role) -> list[tuple[int, int]]:
+    def frame_spans(self, run_id: str, role: records.Role) -> list[tuple[int, int]]:
         """First and last step of every frame of ``role``; the same where it is of one step."""
         sql = (
             "SELECT step,coalesce(last_step,step) FROM frame INDEXED BY frame_span"
@@ -117,7 +100,7 @@ class Reader:
         )
         return [rows.span(row) for row in self._all(sql, run_id, role)]
 
-    def frame(self, run_id: str, role: Role, step: int) -> Frame | None:
+    def frame(self, run_id: str, role: records.Role, step: int) -> records.Frame | None:
         """Histograms of one role that cover a step, or None when none were taken. A frame whose
         ``last_step`` is set adds up several steps."""
         sql = (
@@ -128,7 +111,7 @@ class Reader:
         found = self._all(sql, run_id, role, step)
         return rows.frame(role, found[0]) if found else None
 
-    def frames(self, run_id: str, role: Role) -> Iterator[Frame]:
+    def frames(self, run_id: str, role: records.Role) -> Iterator[records.Frame]:
         """All frames of a role in step order, decoded one at a time."""
         sql = f"SELECT {rows.FRAME} FROM frame WHERE run=? AND role=? ORDER BY step"
         with db.translated(self.path):
@@ -136,47 +119,40 @@ class Reader:
             for row in cursor:
                 yield rows.frame(role, row)
 
-    def events(self, run_id: str) -> list[Event]:
+    def events(self, run_id: str) -> list[records.Event]:
         """What a watched run reported, in order."""
-        sql = f"SELECT {rows.EVENT} FROM event WHERE run=? ORDER BY seq"
-        return [rows.event(row) for row in self._all(sql, run_id)]
+        return rows.select(self._all, records.Event, "ORDER BY seq", run_id)
 
     def shadows(
-        self, run_id: str, role: Role | None = None, step: int | None = None
-    ) -> list[ShadowRecord]:
+        self, run_id: str, role: records.Role | None = None, step: int | None = None
+    ) -> list[records.ShadowRecord]:
         """Half precision against the fp32 shadow, at its steps or at one of them."""
-        at_step = " AND step=?3" if step is not None else ""
-        sql = (
-            f"SELECT {rows.SHADOW} FROM shadow WHERE run=?1{at_step} AND (?2 IS NULL OR role=?2)"
-            " ORDER BY step,module"
-        )
-        values = (run_id, role) if step is None else (run_id, role, step)
-        return [rows.shadow(row) for row in self._all(sql, *values)]
+        at_step = "AND step=?3" if step is not None else ""
+        rest = f"{at_step} AND (?2 IS NULL OR role=?2) ORDER BY step,module"
+        values = (role,) if step is None else (role, step)
+        return rows.select(self._all, records.ShadowRecord, rest, run_id, *values)
 
     def observations(self, run_id: str) -> list[Observation]:
         """Observations of a script, in order; empty for a probe."""
         sql = "SELECT kind,data FROM observation WHERE run=? ORDER BY seq"
         return [decode_observation(kind, data) for kind, data in self._all(sql, run_id)]
 
-    def results(self, run_id: str) -> list[Result]:
+    def results(self, run_id: str) -> list[records.Result]:
         """What a measurement found, in order."""
         sql = "SELECT kind,data FROM result WHERE run=? ORDER BY seq"
         return [codec.decode_result(kind, data) for kind, data in self._all(sql, run_id)]
 
-    def samples(self, run_id: str, points: int = 0) -> list[Sample]:
+    def samples(self, run_id: str, points: int = 0) -> list[records.Sample]:
         """What devices read beside a run, in the order of time; with ``points`` about so many of
         each device, all extremes among them and none invented."""
-        sql = f"SELECT {rows.SAMPLE} FROM telemetry WHERE run=? ORDER BY at,device"
+        sql = f"{rows.selected(records.Sample)} WHERE run=? ORDER BY at,device"
         found = samples.of_devices(self._all(sql, run_id), points)
-        return [rows.sample(row) for row in found]
+        return [rows.record(records.Sample, row) for row in found]
 
-    def nonfinite(self, run_id: str, step: int | None = None) -> list[NonFiniteRecord]:
+    def nonfinite(self, run_id: str, step: int | None = None) -> list[records.NonFiniteRecord]:
         """Parameters with NaN or Inf gradients, in backward order."""
-        sql = (
-            f"SELECT {rows.NONFINITE} FROM nonfinite"
-            ' WHERE run=? AND (?2 IS NULL OR step=?2) ORDER BY step,"order"'
-        )
-        return [rows.nonfinite(row) for row in self._all(sql, run_id, step)]
+        rest = 'AND (?2 IS NULL OR step=?2) ORDER BY step,"order"'
+        return rows.select(self._all, records.NonFiniteRecord, rest, run_id, step)
 
     def is_next(self, run_id: str) -> bool:
         """Whether no other run waits in front of this one for the same device. A run that has not
@@ -187,22 +163,22 @@ class Reader:
         with db.translated(self.path):
             return self._connection.execute(sql, values).fetchall()
 
-    def _with_places(self, runs: list[RunInfo]) -> list[RunInfo]:
+    def _with_places(self, runs: list[records.RunInfo]) -> list[records.RunInfo]:
         """Fill in the place in the queue of every waiting run."""
-        if not any(run.state is State.QUEUED for run in runs):
+        if not any(run.state is records.State.QUEUED for run in runs):
             return runs
         sql = f"SELECT {rows.RUN} FROM run WHERE state='queued' ORDER BY created, id"
-        waiting = [i for i in map(rows.run_info, self._all(sql)) if i.state is State.QUEUED]
+        waiting = [i for i in map(rows.run_info, self._all(sql)) if i.state is records.State.QUEUED]
         places = {info.id: _place(info, waiting[:n]) for n, info in enumerate(waiting)}
         return [dataclasses.replace(run, place=places.get(run.id, 0)) for run in runs]
 
 
-def _place(info: RunInfo, before: list[RunInfo]) -> int:
+def _place(info: records.RunInfo, before: list[records.RunInfo]) -> int:
     """1 for the run that its device takes next."""
     return 1 + sum(_may_share_device(info, other) for other in before)
 
 
-def _may_share_device(first: RunInfo, second: RunInfo) -> bool:
+def _may_share_device(first: records.RunInfo, second: records.RunInfo) -> bool:
     devices = [run.machine.device for run in (first, second) if run.machine is not None]
     return len(devices) < 2 or devices[0] == devices[1]
 
@@ -218,30 +194,26 @@ Range = tuple[int, int]
 
 def overview(
     query: Query, run_id: str, points: int, first: int | None, last: int | None
-) -> list[StepRecord]:
+) -> list[records.StepRecord]:
     """See Reader.overview."""
     span = _span(query, run_id, first, last)
     if span is None:
         return []
-    where = "run=? AND step BETWEEN ? AND ? ORDER BY step LIMIT ?"
-    few = f"SELECT count(*) FROM (SELECT 1 FROM step WHERE {where})"
+    within = "AND step BETWEEN ? AND ? ORDER BY step LIMIT ?"
+    few = f"SELECT count(*) FROM (SELECT 1 FROM step WHERE run=? {within})"
     if query(few, run_id, *span, points + 1)[0][0] <= points:
-        found = query(f"SELECT {rows.STEP} FROM step WHERE {where}", run_id, *span, points)
-        return [rows.step(row) for row in found]
-    sql = (
-        f"SELECT {rows.STEP} FROM step WHERE run=? AND step IN (SELECT value FROM json_each(?))"
-        " ORDER BY step"
-    )
-    chosen = sorted(_chosen(query, run_id, span, points))
-    return [rows.step(row) for row in query(sql, run_id, json.dumps(chosen))]
+        return rows.select(query, records.StepRecord, within, run_id, *span, points)
+    listed = "AND step IN (SELECT value FROM json_each(?)) ORDER BY step"
+    chosen = json.dumps(sorted(_chosen(query, run_id, span, points)))
+    return rows.select(query, records.StepRecord, listed, run_id, chosen)
 
 
-def totals(query: Query, run_id: str) -> StepTotals:
+def totals(query: Query, run_id: str) -> records.StepTotals:
     """See Reader.step_totals."""
     block = _whole(query, run_id)
     if block is None:
-        return StepTotals()
-    return StepTotals(
+        return records.StepTotals()
+    return records.StepTotals(
         steps=block.steps,
         skipped=block.skipped,
         nonfinite_losses=block.bad_losses,

@@ -1,4 +1,4 @@
-"""SQLite rows as records, one function a table, and records as INSERT statements.
+"""SQLite rows as records, made from their fields, and records as INSERT statements.
 
 Between them the row of one run (:class:`RunRow`): who writes it, its state and its signs of life.
 """
@@ -6,69 +6,45 @@ Between them the row of one run (:class:`RunRow`): who writes it, its state and 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import operator
 import os
 import re
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
+from ampscope import records
 from ampscope.errors import StoreError
 from ampscope.privacy import leaves_out, recorded, recorded_machine
-from ampscope.records import (
-    Event,
-    Frame,
-    Machine,
-    ModuleRecord,
-    NonFiniteRecord,
-    OpRecord,
-    Role,
-    RunInfo,
-    RunSpec,
-    Sample,
-    ShadowRecord,
-    State,
-    StepRecord,
-)
 from ampscope.store import codec, db, frames
 from ampscope.store.processes import HEARTBEAT_STALE_S, is_alive, process_start_time
 
 Row = tuple[Any, ...]
-P = ParamSpec("P")
-R = TypeVar("R")
+T = TypeVar("T")
+Query = Callable[..., Sequence[Row]]  # a statement and its values -> rows
 DAMAGED = "damaged run"  # what the list of runs calls one whose row cannot be read
 
 RUN = (
     "id,spec,state,created,started,ended,heartbeat,pid,pid_started,machine,message,traceback,"
     "steps_done"
 )
-STEP = (
-    "step,loss,scale,growth_counter,skipped,grad_norm,lr,step_time_s,overhead_s,peak_bytes,"
-    "moved_share,op_set,ended_at,unclipped_norm"
-)
-MODULE = "module,path,type,weight_dtypes,parameter_count,is_leaf,shared_with"
-OP = "module,phase,op,inputs,outputs,count,flops,is_cast"
-EVENT = "step,kind,name,text,path,value"
-SAMPLE = (
-    "device,at,busy_percent,own_percent,memory_used_bytes,own_memory_bytes,power_w,energy_j,"
-    "temperature_c,clock_mhz,memory_clock_mhz,pcie_rx_bytes_s,pcie_tx_bytes_s,clock_reasons,"
-    "other_processes"
-)
-NONFINITE = 'step,parameter,"order",total,nan,pos_inf,neg_inf'
 FRAME = "step,scale,blob,last_step"
-SHADOW = (
-    "step,module,role,total,lost,subnormal,zero_before,relative_error,cosine,max_abs_fp32,"
-    "below_range"
-)
+_TABLES = {  # of each record: its table, and what one of its rows is called
+    records.StepRecord: ("step", "step"),
+    records.ModuleRecord: ("module", "module"),
+    records.OpRecord: ("op", "op"),
+    records.ShadowRecord: ("shadow", "comparison with the fp32 shadow"),
+    records.Event: ("event", "report"),
+    records.NonFiniteRecord: ("nonfinite", "gradient with NaN or Inf"),
+    records.Sample: ("telemetry", "reading of the machine"),
+}
 
 
-def run_info(row: Row) -> RunInfo:
+def run_info(row: Row) -> records.RunInfo:
     """A row of :data:`RUN`. A run that its process left behind is *lost*; one whose row is damaged
     is *failed* and says so, so that it can be deleted and hides no other."""
     try:
@@ -77,7 +53,7 @@ def run_info(row: Row) -> RunInfo:
         return _damaged_run(row, error)
 
 
-def _run_info(row: Row) -> RunInfo:
+def _run_info(row: Row) -> records.RunInfo:
     (id_, spec, state, created, started, ended, heartbeat, pid, pid_started, machine) = row[:10]
     message, traceback, steps_done = row[10:]
     shown = _state(state)
@@ -89,13 +65,13 @@ def _run_info(row: Row) -> RunInfo:
     if shown.is_active:
         silent = time.time() - (made if last_sign is None else last_sign) > HEARTBEAT_STALE_S
         if silent or not is_alive(pid, codec.real(pid_started)):
-            shown = State.LOST
+            shown = records.State.LOST
             message = message or (
                 f"The process exited without reporting an error after {steps_done:,} steps "
                 "(killed, out of "
                 "memory, or the store's disk is full). What it recorded is kept."
             )
-    return RunInfo(
+    return records.RunInfo(
         id=codec.text(id_),
         spec=codec.spec_from_json(spec),
         state=shown,
@@ -112,15 +88,15 @@ def _run_info(row: Row) -> RunInfo:
     )
 
 
-def _damaged_run(row: Row, error: Exception) -> RunInfo:
+def _damaged_run(row: Row, error: Exception) -> records.RunInfo:
     """What can be said of a row that is not as ampscope writes it."""
     id_, created = row[0], row[3]
     how = str(error).partition("(")[2].partition(");")[0] or str(error)
     is_time = type(created) in (int, float) and 0 <= created <= codec.LAST_TIME
-    return RunInfo(
+    return records.RunInfo(
         id=codec.text(id_) if type(id_) is str else ascii(id_),
-        spec=RunSpec(DAMAGED, kind="probe", size="", precision="", label=DAMAGED),
-        state=State.FAILED,
+        spec=records.RunSpec(DAMAGED, kind="probe", size="", precision="", label=DAMAGED),
+        state=records.State.FAILED,
         created=float(created) if is_time else 0.0,
         started=None,
         ended=None,
@@ -135,139 +111,89 @@ def _damaged_run(row: Row, error: Exception) -> RunInfo:
     )
 
 
-def _row_of(what: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A row that does not hold what its table says is one sentence, not a traceback."""
-
-    def decorated(read: Callable[P, R]) -> Callable[P, R]:
-        @functools.wraps(read)
-        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-            try:
-                return read(*args, **kwargs)
-            except (ValueError, TypeError, OverflowError) as error:
-                raise StoreError(f"A stored {what} is damaged ({error}).") from error
-
-        return checked
-
-    return decorated
+def select(query: Query, kind: type[T], rest: str, run_id: str, *values: object) -> list[T]:
+    """The records of a run. ``rest`` is SQL that follows "WHERE run=?", and ``values`` are its own.
+    Raises StoreError for a row that does not hold what its table says."""
+    rows = query(f"{selected(kind)} WHERE run=? {rest}", run_id, *values)
+    return [record(kind, row) for row in rows]
 
 
-@_row_of("step")
-def step(row: Row) -> StepRecord:
-    """A row of :data:`STEP`."""
-    number, loss, scale, counter, skipped, norm, lr, time_s, overhead, peak, moved = row[:11]
-    return StepRecord(
-        step=codec.whole(number),
-        loss=codec.real(loss),
-        scale=codec.real(scale),
-        growth_counter=codec.whole_or_none(counter),
-        skipped=bool(codec.whole(skipped)),
-        grad_norm=codec.real(norm),
-        lr=codec.real(lr),
-        step_time_s=codec.real(time_s),
-        overhead_s=codec.real(overhead),
-        peak_bytes=codec.whole_or_none(peak),
-        moved_share=codec.real(moved),
-        op_set=codec.whole_or_none(row[11]),
-        ended_at=codec.moment(row[12]),
-        unclipped_norm=codec.real(row[13]),
-    )
+def selected(kind: type[Any]) -> str:
+    """SQL for the columns of a record type, in the order of its fields."""
+    names = ",".join(f'"{name}"' for name in _columns(kind))  # "order" is a word of SQL
+    return f"SELECT {names} FROM {_TABLES[kind][0]}"
 
 
-@_row_of("module")
-def module(row: Row) -> ModuleRecord:
-    """A row of :data:`MODULE`."""
-    index, path, kind, dtypes, parameters, is_leaf, shared_with = row
-    return ModuleRecord(
-        codec.whole(index),
-        codec.text(path),
-        codec.text(kind),
-        codec.text(dtypes),
-        codec.whole(parameters),
-        bool(codec.whole(is_leaf)),
-        codec.text(shared_with),
-    )
+def record(kind: type[T], row: Row) -> T:
+    """A row of :func:`selected` as a record. Raises StoreError where it holds something else."""
+    checks = zip(_CHECKS[kind], row, strict=True)
+    return _checked(_TABLES[kind][1], lambda: kind(*[check(value) for check, value in checks]))
 
 
-@_row_of("op")
-def op(row: Row) -> OpRecord:
-    """A row of :data:`OP`."""
-    phase, name, inputs, outputs = map(codec.text, row[1:5])
-    count, flops, is_cast = map(codec.whole, row[5:])
-    index = codec.whole(row[0])
-    return OpRecord(index, phase, name, inputs, outputs, count, flops, bool(is_cast))
+def frame(role: records.Role, row: Row) -> records.Frame:
+    """A row of :data:`FRAME`. Raises StoreError where it holds something else."""
+
+    def made() -> records.Frame:
+        number, scale, blob, last_step = row
+        modules, dtypes, rows = frames.unpack(codec.blob(blob))
+        factor, last = codec.real(scale) or 0.0, codec.whole_or_none(last_step)
+        return records.Frame(codec.whole(number), role, modules, dtypes, rows, factor, last)
+
+    return _checked("histogram", made)
 
 
-@_row_of("comparison with the fp32 shadow")
-def shadow(row: Row) -> ShadowRecord:
-    """A row of :data:`SHADOW`."""
-    number, index, role = row[:3]
-    total, lost, subnormal, zero_before = map(codec.whole, row[3:7])
-    error, cosine, largest = map(codec.real, row[7:10])
-    return ShadowRecord(
-        step=codec.whole(number),
-        module=codec.whole(index),
-        role=Role(role),
-        total=total,
-        lost=lost,
-        subnormal=subnormal,
-        zero_before=zero_before,
-        relative_error=error,
-        cosine=cosine,
-        max_abs_fp32=largest,
-        below_range=codec.whole_or_none(row[10]),
-    )
-
-
-@_row_of("histogram")
-def frame(role: Role, row: Row) -> Frame:
-    """A row of :data:`FRAME`."""
-    number, scale, blob, last_step = row
-    modules, dtypes, rows = frames.unpack(codec.blob(blob))
-    last = codec.whole_or_none(last_step)
-    return Frame(codec.whole(number), role, modules, dtypes, rows, codec.real(scale) or 0.0, last)
-
-
-@_row_of("histogram")
 def span(row: Row) -> tuple[int, int]:
-    """First and last step of a frame."""
-    return codec.whole(row[0]), codec.whole(row[1])
+    """First and last step of a frame. Raises StoreError where they are no numbers."""
+    return _checked("histogram", lambda: (codec.whole(row[0]), codec.whole(row[1])))
 
 
-@_row_of("report")
-def event(row: Row) -> Event:
-    """A row of :data:`EVENT`."""
-    kind, name, text, path = map(codec.text, row[1:5])
-    return Event(codec.whole(row[0], -1), kind, name, text, path, codec.real(row[5]))
-
-
-@_row_of("gradient with NaN or Inf")
-def nonfinite(row: Row) -> NonFiniteRecord:
-    """A row of :data:`NONFINITE`."""
-    counts = map(codec.whole, row[2:])
-    return NonFiniteRecord(codec.whole(row[0]), codec.text(row[1]), *counts)
-
-
-@_row_of("reading of the machine")
-def sample(row: Row) -> Sample:
-    """A row of :data:`SAMPLE`."""
-    at = codec.moment(row[1])
-    if at is None:
-        raise codec.Damaged("it has no time")
-    values: list[Any] = [codec.real(value) for value in row[2:13]]
-    values[2:4] = [None if n is None else int(n) for n in values[2:4]]
-    names = (field.name for field in dataclasses.fields(Sample)[2:13])
-    return Sample(
-        device=codec.text(row[0]),
-        at=at,
-        clock_reasons=codec.text(row[13]),
-        other_processes=codec.whole_or_none(row[14]),
-        **dict(zip(names, values, strict=True)),
-    )
-
-
-def _state(text: str) -> State:
+def _checked(what: str, read: Callable[[], T]) -> T:
+    """A row that does not hold what its table says is one sentence, not a traceback."""
     try:
-        return State(text)
+        return read()
+    except (ValueError, TypeError, OverflowError) as error:
+        raise StoreError(f"A stored {what} is damaged ({error}).") from error
+
+
+def _time(value: object) -> float:
+    found = codec.moment(value)
+    if found is None:
+        raise codec.Damaged("it has no time")
+    return found
+
+
+_BY_TYPE: dict[str, Callable[[Any], object]] = {
+    "int": codec.whole,
+    "int | None": codec.whole_or_none,
+    "float": _time,  # the only number that every row has
+    "float | None": codec.real,
+    "bool": lambda value: bool(codec.whole(value)),
+    "str": codec.text,
+    "Role": records.Role,
+}
+_BY_FIELD: dict[tuple[type, str], Callable[[Any], object]] = {
+    (records.StepRecord, "ended_at"): codec.moment,
+    (records.Event, "step"): lambda value: codec.whole(value, -1),  # before the first step
+}
+
+
+_CHECKS = {  # what reads each field of a record from its column
+    kind: tuple(
+        _BY_FIELD.get((kind, field.name)) or _BY_TYPE[str(field.type)]
+        for field in dataclasses.fields(kind)
+    )
+    for kind in _TABLES
+}
+_NAMES = {kind: tuple(field.name for field in dataclasses.fields(kind)) for kind in _TABLES}
+
+
+def _columns(kind: type[Any]) -> tuple[str, ...]:
+    return tuple("module" if name == "index" else name for name in _NAMES[kind])
+
+
+def _state(text: str) -> records.State:
+    try:
+        return records.State(text)
     except ValueError as error:
         raise StoreError(
             f"A stored run has the unknown state {text!r}; delete this run."
@@ -286,7 +212,7 @@ class RunRow:
         self._connection = db.open_for_writing(path, journal)
         self._lock = threading.Lock()
 
-    def _register(self, spec: RunSpec) -> None:
+    def _register(self, spec: records.RunSpec) -> None:
         """State queued, owned by this process."""
         with db.translated(self.path), db.transaction(self._connection):
             self._connection.execute(
@@ -295,7 +221,7 @@ class RunRow:
                 (
                     self.run_id,
                     codec.to_json(recorded(spec)),
-                    State.QUEUED,
+                    records.State.QUEUED,
                     time.time(),
                     time.time(),
                     os.getpid(),
@@ -308,15 +234,15 @@ class RunRow:
         pid = os.getpid()
         self._update(pid=pid, pid_started=process_start_time(pid), heartbeat=time.time())
 
-    def wait_for(self, machine: Machine) -> None:
+    def wait_for(self, machine: records.Machine) -> None:
         """Say where the run is going to take place, while it waits for its turn there."""
         self._update(machine=_as_json(machine), heartbeat=time.time())
 
-    def start(self, machine: Machine) -> None:
+    def start(self, machine: records.Machine) -> None:
         """State running."""
         now = time.time()
         self._update(
-            state=State.RUNNING,
+            state=records.State.RUNNING,
             started=now,
             heartbeat=now,
             machine=_as_json(machine),
@@ -338,7 +264,7 @@ class RunRow:
             self._connection.execute(f"UPDATE run SET {names} WHERE id = ?", (*values, self.run_id))
 
 
-def _as_json(machine: Machine) -> str:
+def _as_json(machine: records.Machine) -> str:
     return codec.to_json(recorded_machine(machine))
 
 
@@ -362,14 +288,14 @@ Insert = tuple[str, tuple[object, ...]]  # statement, values
 
 
 def of_records(
-    table: str, run_id: str, records: Iterable[object], **more: object
+    table: str, run_id: str, given: Iterable[object], **more: object
 ) -> Iterator[Insert]:
-    """One statement a record, with ``more`` columns in front of the record's own."""
-    for record in records:
-        # mypy takes object.__hash__ for an unhashable class's; classes are hashable.
-        names, values = _fields(type(record))  # type: ignore[arg-type]  # see above
-        columns = ("run", *more, *names)
-        yield _insert(table, columns, (run_id, *more.values(), *values(record)))
+    """One statement per record, with ``more`` columns in front of the record's own."""
+    for record in given:
+        kind = type(record)
+        values = [getattr(record, name) for name in _NAMES[kind]]
+        columns = ("run", *more, *_columns(kind))
+        yield _insert(table, columns, (run_id, *more.values(), *values))
 
 
 def of_row(table: str, **columns: object) -> Insert:
@@ -386,11 +312,3 @@ def _statement(table: str, columns: tuple[str, ...]) -> str:
     names = ",".join(f'"{name}"' for name in columns)  # "order" is a word of SQL
     marks = ",".join("?" * len(columns))
     return f"INSERT OR REPLACE INTO {table} ({names}) VALUES ({marks})"
-
-
-@cache
-def _fields(kind: type) -> tuple[tuple[str, ...], Callable[[object], tuple[object, ...]]]:
-    """The columns of a record type, and what reads them from a record."""
-    names = [field.name for field in dataclasses.fields(kind)]
-    columns = tuple("module" if name == "index" else name for name in names)
-    return columns, operator.attrgetter(*names)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ampscope.store import db
@@ -71,14 +70,9 @@ class SampleRows:
     def __enter__(self) -> SampleRows:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         try:
-            if error is None:
+            if error[0] is None:
                 self.flush()
         finally:
             self._connection.close()

@@ -136,9 +136,8 @@ def current_runs(reader: Reader, within_s: float) -> list[RunInfo]:
 
 def last_step(reader: Reader, run_id: str) -> StepRecord | None:
     """The newest step, None before the first."""
-    sql = f"SELECT {rows.STEP} FROM step WHERE run=? ORDER BY step DESC LIMIT 1"
-    found = reader._all(sql, run_id)
-    return rows.step(found[0]) if found else None
+    found = rows.select(reader._all, StepRecord, "ORDER BY step DESC LIMIT 1", run_id)
+    return found[0] if found else None
 
 
 def advanced(reader: Reader, run_id: str, before: Totals) -> Totals:

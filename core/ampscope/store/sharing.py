@@ -7,16 +7,15 @@ run that was registered just now.
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ampscope.records import RunInfo, RunSpec
 from ampscope.store import codec, db, rows
+from ampscope.store.reader import Reader
 
-RUN_BY_STATE = f"SELECT {rows.RUN} FROM run WHERE state IN ('queued', 'running') ORDER BY created"
-RUN_BY_SPEC = f"SELECT {rows.RUN} FROM run WHERE spec = ? ORDER BY created DESC, id DESC LIMIT ?"
+BY_SPEC = f"SELECT {rows.RUN} FROM run WHERE spec = ? ORDER BY created DESC, id DESC LIMIT ?"
 MAX_EQUAL = 20  # newest ones; older measurements of the same spec say nothing new
 
 
@@ -37,29 +36,21 @@ def shared(path: Path) -> frozenset[str]:
     """Ids of the runs that the class may look at; empty where there is no store."""
     if not path.exists():
         return frozenset()
-    with _opened(path) as connection:
-        return frozenset(row[0] for row in connection.execute("SELECT run FROM shared"))
+    with Reader(path) as reader:
+        return frozenset(row[0] for row in reader._all("SELECT run FROM shared"))
 
 
 def active(path: Path) -> list[RunInfo]:
-    """Runs that wait or work now, oldest first."""
+    """Runs that wait or work now, oldest first; none where there is no store."""
     if not path.exists():
         return []
-    with _opened(path) as connection:
-        found = map(rows.run_info, connection.execute(RUN_BY_STATE).fetchall())
-        return [run for run in found if run.state.is_active]
+    with Reader(path) as reader:
+        return reader.active()
 
 
 def of_spec(path: Path, spec: RunSpec) -> list[RunInfo]:
-    """Runs that were asked for exactly so, newest first."""
+    """Runs that were asked for exactly so, newest first; none where there is no store."""
     if not path.exists():
         return []
-    with _opened(path) as connection:
-        found = connection.execute(RUN_BY_SPEC, (codec.to_json(spec), MAX_EQUAL)).fetchall()
-        return [rows.run_info(row) for row in found]
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[sqlite3.Connection]:
-    with contextlib.closing(db.open_for_reading(path)) as connection, db.translated(path):
-        yield connection
+    with Reader(path) as reader:
+        return [rows.run_info(r) for r in reader._all(BY_SPEC, codec.to_json(spec), MAX_EQUAL)]

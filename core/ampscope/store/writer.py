@@ -13,20 +13,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from ampscope import records
 from ampscope.observations import Observation
-from ampscope.records import (
-    Event,
-    Frame,
-    ModuleRecord,
-    NonFiniteRecord,
-    OpRecord,
-    Result,
-    RunSpec,
-    Sample,
-    ShadowRecord,
-    State,
-    StepRecord,
-)
 from ampscope.store import codec, db, frames, pyramid, rows
 from ampscope.store.codec import encode_observation
 from ampscope.store.frames import FrameThinning
@@ -70,7 +58,7 @@ class RunWriter(RunRow):
         self._last_flush = time.monotonic()
 
     @classmethod
-    def create(cls, path: Path | str, spec: RunSpec) -> RunWriter:
+    def create(cls, path: Path | str, spec: records.RunSpec) -> RunWriter:
         """Register a new run in state queued, owned by this process. A watched run may be given a
         folder (one that exists, or text that ends in "/"): it writes a file of its own there, on a
         network file system as well; see :func:`rank_file`."""
@@ -84,7 +72,7 @@ class RunWriter(RunRow):
         writer._thinning = FrameThinning(writer.run_id) if spec.kind == "watch" else None
         return writer
 
-    def finish(self, state: State, message: str = "", traceback: str = "") -> None:
+    def finish(self, state: records.State, message: str = "", traceback: str = "") -> None:
         """Write what is pending, then the final state with its one-sentence message."""
         self.flush()
         self._update(
@@ -95,20 +83,20 @@ class RunWriter(RunRow):
             traceback=traceback,
         )
 
-    def add_modules(self, modules: Iterable[ModuleRecord]) -> None:
+    def add_modules(self, modules: Iterable[records.ModuleRecord]) -> None:
         """The modules of the run's model."""
         self._pending += rows.of_records("module", self.run_id, modules)
 
-    def add_step(self, record: StepRecord) -> None:
+    def add_step(self, record: records.StepRecord) -> None:
         """One step; it counts as done when it is flushed."""
         self._pending += rows.of_records("step", self.run_id, (record,))
         self._steps.append(record.step)
 
-    def add_ops(self, op_set: int, ops: Iterable[OpRecord]) -> None:
+    def add_ops(self, op_set: int, ops: Iterable[records.OpRecord]) -> None:
         """The ops of the steps whose record names ``op_set``."""
         self._pending += rows.of_records("op", self.run_id, ops, op_set=op_set)
 
-    def add_frame(self, frame: Frame) -> None:
+    def add_frame(self, frame: records.Frame) -> None:
         """All histograms of one role at one step, packed."""
         if self._thinning is not None and not self._thinning.admit(frame):
             return
@@ -118,29 +106,29 @@ class RunWriter(RunRow):
             rows.of_row("frame", **key, scale=frame.scale, blob=blob, last_step=frame.last_step)
         )
 
-    def add_event(self, event: Event) -> None:
+    def add_event(self, event: records.Event) -> None:
         """Something that a watched run reports, kept in the given order."""
         seq = self._next_number("event")
         self._pending += rows.of_records("event", self.run_id, (event,), seq=seq)
 
-    def add_result(self, result: Result) -> None:
+    def add_result(self, result: records.Result) -> None:
         """What a measurement found, kept in the given order."""
         kind, data = codec.encode_result(result)
         key = {"run": self.run_id, "seq": self._next_number("result")}
         self._pending.append(rows.of_row("result", **key, kind=kind, data=data))
         self._results += 1
 
-    def add_samples(self, samples: Iterable[Sample]) -> None:
+    def add_samples(self, samples: Iterable[records.Sample]) -> None:
         """What devices read beside the run."""
         self._pending += rows.of_records("telemetry", self.run_id, samples)
 
-    def add_shadow(self, records: Iterable[ShadowRecord]) -> None:
+    def add_shadow(self, found: Iterable[records.ShadowRecord]) -> None:
         """Comparisons with the fp32 shadow."""
-        self._pending += rows.of_records("shadow", self.run_id, records)
+        self._pending += rows.of_records("shadow", self.run_id, found)
 
-    def add_nonfinite(self, records: Iterable[NonFiniteRecord]) -> None:
+    def add_nonfinite(self, found: Iterable[records.NonFiniteRecord]) -> None:
         """Parameters whose gradients held NaN or Inf."""
-        self._pending += rows.of_records("nonfinite", self.run_id, records)
+        self._pending += rows.of_records("nonfinite", self.run_id, found)
 
     def add_observations(self, observations: Iterable[Observation]) -> None:
         """Observations of a script, numbered in the given order."""

@@ -107,7 +107,7 @@ def _usable(pid: int) -> frozenset[int]:
         return frozenset()
 
 
-# A CPU's frequency, temperature, energy, and what holds it back, where Linux tells.
+# A CPU's frequency, temperature, energy, and what holds it back, where Linux reports it.
 #
 # Sources: the kernel's documentation of cpufreq (scaling_cur_freq, kHz), hwmon and thermal zones
 # (thousandths of a degree), powercap (intel-rapl, microjoules, which AMD's fills as well), the
@@ -190,13 +190,12 @@ class CpuSensors:
 
 
 class _Counter:
-    """The energy of one package, made to go on where the kernel's counter begins anew."""
+    """The energy of one package, continued where the kernel's counter starts again at zero."""
 
     def __init__(self, folder: Path) -> None:
         self.file = KernelFile(folder / "energy_uj")
-        limit = KernelFile(folder / "max_energy_range_uj")
-        self._range = limit.number() or 0
-        limit.close()
+        limit = _text(folder / "max_energy_range_uj").strip()
+        self._range = int(limit) if limit.isdigit() else 0
         self._last: int | None = None
         self._rounds = 0
 
@@ -222,13 +221,16 @@ def _numbers(files: list[KernelFile]) -> list[int]:
 
 def _named(folder: Path, pattern: str, file: str, names: tuple[str, ...]) -> list[Path]:
     """Folders whose ``file`` holds one of ``names``."""
-    found = []
-    for place in sorted(folder.glob(pattern)):
-        name = KernelFile(place / file)
-        if name.read().decode(errors="replace").strip().startswith(names):
-            found.append(place)
-        name.close()
-    return found
+    places = sorted(folder.glob(pattern))
+    return [place for place in places if _text(place / file).strip().startswith(names)]
+
+
+def _text(path: Path) -> str:
+    """The whole of a file that is read once; empty where it cannot be read."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def _thermometers(root: Path) -> list[Path]:
@@ -246,8 +248,6 @@ def _packages(root: Path) -> list[Path]:
 
 def _control_group(pid: int, root: Path) -> Path:
     """The folder of the process's group in cgroup v2 (``0::/path``), whose limit it feels."""
-    listed = KernelFile(root / f"proc/{pid}/cgroup")
-    text = listed.read().decode(errors="replace")
-    listed.close()
-    lines = [line for line in text.splitlines() if line.startswith("0::")]
+    listed = _text(root / f"proc/{pid}/cgroup").splitlines()
+    lines = [line for line in listed if line.startswith("0::")]
     return root / "sys/fs/cgroup" / (lines[0][3:].strip().lstrip("/") if lines else "")

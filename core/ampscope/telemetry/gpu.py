@@ -12,15 +12,12 @@ import os
 from typing import Any
 
 from ampscope.hardware.gpu import (
-    CLOCK_MEMORY,
-    CLOCK_REASONS,
-    CLOCK_SM,
     IDLE,
-    TEMPERATURE_GPU,
     Conversation,
     GpuLostError,
     Nvml,
     NvmlStartError,
+    answer,
     conversation,
 )
 from ampscope.telemetry.own_processes import descends
@@ -84,37 +81,29 @@ class GpuReader:
         raise GpuLostError(f"NVML knows no GPU {uuid}")
 
     def _read_fast(self) -> Values:
-        ask, gpu = self._talk.ask, self._gpu
-        busy = ask(("nvmlDeviceGetUtilizationRates",), gpu)
-        memory = ask(("nvmlDeviceGetMemoryInfo",), gpu)
-        power = ask(("nvmlDeviceGetPowerUsage",), gpu)
-        energy = ask(("nvmlDeviceGetTotalEnergyConsumption",), gpu)
-        mask = ask(
-            (
-                "nvmlDeviceGetCurrentClocksEventReasons",
-                "nvmlDeviceGetCurrentClocksThrottleReasons",  # its name in drivers before 535
-            ),
-            gpu,
-        )
+        def read(field: str) -> Any:
+            return answer(self._talk, self._gpu, field)
+
+        energy = self._talk.ask(("nvmlDeviceGetTotalEnergyConsumption",), self._gpu)
         return {
-            "busy_percent": None if busy is None else float(busy.gpu),
-            "memory_used_bytes": None if memory is None else int(memory.used),
-            "power_w": None if power is None else power / 1000,
+            "busy_percent": read("gpu_busy_percent"),
+            "memory_used_bytes": read("memory_used_bytes"),
+            "power_w": read("power_w"),
             "energy_j": None if energy is None else energy / 1000,
-            "temperature_c": ask(("nvmlDeviceGetTemperature",), gpu, TEMPERATURE_GPU),
-            "clock_mhz": ask(("nvmlDeviceGetClockInfo",), gpu, CLOCK_SM),
-            "memory_clock_mhz": ask(("nvmlDeviceGetClockInfo",), gpu, CLOCK_MEMORY),
-            "clock_reasons": ",".join(words_of(mask or 0)),
+            "temperature_c": read("temperature_c"),
+            "clock_mhz": read("sm_clock_mhz"),
+            "memory_clock_mhz": read("memory_clock_mhz"),
+            # Idleness is no reason that holds a clock down.
+            "clock_reasons": ",".join(r for r in read("clock_reasons") or () if r != IDLE),
         }
 
     def _read_pcie(self) -> None:
         rate = self._talk.ask(("nvmlDeviceGetPcieThroughput",), self._gpu, self._counter)
         value = None if rate is None else float(rate * KILO)
         if self._counter == PCIE_RX:
-            self._slow["pcie_rx_bytes_s"] = value
+            self._slow["pcie_rx_bytes_s"], self._counter = value, PCIE_TX
         else:
-            self._slow["pcie_tx_bytes_s"] = value
-        self._counter = PCIE_TX if self._counter == PCIE_RX else PCIE_RX
+            self._slow["pcie_tx_bytes_s"], self._counter = value, PCIE_RX
 
     def _read_processes(self) -> None:
         """Who has memory on the GPU. In a container NVML names processes by numbers that mean
@@ -134,8 +123,3 @@ class GpuReader:
         else:
             others = {p.pid for p in found} - {p.pid for p in own} - {os.getpid()}
             self._slow["other_processes"] = len(others)
-
-
-def words_of(mask: int) -> list[str]:
-    """nvmlClocksEventReasons as words; idleness is no reason that holds a clock down."""
-    return [word for bit, word in CLOCK_REASONS if mask & bit and word != IDLE]

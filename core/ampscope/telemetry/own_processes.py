@@ -82,7 +82,7 @@ class OwnProcesses:
         self._statm.close()
 
     def _look(self, now: float) -> None:
-        """Find the descendants anew."""
+        """Find the descendants again."""
         begun = time.perf_counter()
         found = {self._pid, *(self._descendants() - {os.getpid()})}
         clocks = ((pid, self._seen.get(pid, self._clock_ns(pid))) for pid in sorted(found))

@@ -45,7 +45,7 @@ class Sampler:
                 if not is_alive(pid, pid_started):
                     break
             self._read(now)
-            if now - last_write >= window_s(now - begun):
+            if now - last_write >= stage(now - begun)[0]:
                 last_write = now
                 if not self._write(now - begun):
                     return
@@ -70,7 +70,8 @@ class Sampler:
 
     def _write(self, age_s: float) -> bool:
         """Write what waits; False when the run has ended."""
-        kept = [row for rows in self._waiting.values() for row in thinned(rows, regular(age_s))]
+        regular = stage(age_s)[1]
+        kept = [row for rows in self._waiting.values() for row in thinned(rows, regular)]
         for rows in self._waiting.values():
             rows.clear()
         return self._store.write(kept)
@@ -92,14 +93,11 @@ def say(notes: Sequence[str], report: int) -> None:
 
 # After so many seconds of a run: seconds of a window, and readings kept of it besides extremes.
 STAGES = ((1800.0, 60.0, 6), (86400.0, 600.0, 10))
-ALL_OF = 1.0  # before that, a window is what one transaction holds
+EARLY = (1.0, 0)  # before that, a window is what one transaction holds, and all of it is kept
 
 
-def window_s(age_s: float) -> float:
-    """How many seconds of readings are written together."""
-    return next((w for since, w, _ in reversed(STAGES) if age_s >= since), ALL_OF)
-
-
-def regular(age_s: float) -> int:
-    """How many readings of a window are kept whatever they say; 0 is all of them."""
-    return next((kept for since, _, kept in reversed(STAGES) if age_s >= since), 0)
+def stage(age_s: float) -> tuple[float, int]:
+    """(seconds of readings that are written together, how many of them are kept whatever they say,
+    where 0 is all of them) at this age of a run."""
+    stages = ((window_s, kept) for since, window_s, kept in reversed(STAGES) if age_s >= since)
+    return next(stages, EARLY)

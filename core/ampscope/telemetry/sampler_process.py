@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 
 WANTED = "AMPSCOPE_TELEMETRY"
 END_WITHIN_S = 3.0  # it needs 0.01 s, and 0.2 s where it has only just been started
@@ -60,12 +59,7 @@ class Readings:
     def __enter__(self) -> Readings:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
 

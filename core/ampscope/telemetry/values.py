@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Protocol, TypedDict
 
-SLOW_EVERY_S = 1.0  # what changes slowly or is dear to read is read so often
+SLOW_EVERY_S = 1.0  # how often what changes slowly or is slow to read is read
 
 
 class Values(TypedDict, total=False):
@@ -69,7 +69,7 @@ class KernelFile:
             self._descriptor = -1
 
     def read(self) -> bytes:
-        """Its beginning as it is now."""
+        """Its beginning now."""
         if self._descriptor < 0:
             return b""
         try:
@@ -78,7 +78,7 @@ class KernelFile:
             return b""
 
     def number(self) -> int | None:
-        """The whole number that it consists of; None where it is none."""
+        """The whole number that it consists of; None where it is not a number."""
         try:
             return int(self.read())
         except ValueError:

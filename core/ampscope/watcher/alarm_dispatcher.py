@@ -38,13 +38,13 @@ class AlarmDispatcher:
     """Reports alarms; ``is_cancelled`` says whether a person asked the run to stop."""
 
     def __init__(self, settings: WatchSettings, is_cancelled: Callable[[], bool]) -> None:
-        self.told: list[Event] = []
+        self.reported: list[Event] = []
         self.should_stop = False
         self.in_block = False  # a `with` block, which a stop may leave
         self._settings = settings
         self._is_cancelled = is_cancelled
 
-    def tell(self, alarms: list[Event]) -> None:
+    def dispatch(self, alarms: list[Event]) -> None:
         """Raises Alarm under the policy ``raise``; in a block that is to end, TrainingStopped or
         StopAsked."""
         self.should_stop |= self._is_cancelled()

@@ -1,11 +1,10 @@
-"""What is done about a step that is not finite: say where, keep it, run it again. An instrument
-tells whether this rank's own backward pass was finite.
+"""What is done about a step that is not finite: say where, keep it, run it again. The instrument
+:class:`Sentinel` finds whether this rank's own backward pass was finite.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
 import torch
 from torch import Tensor, nn
@@ -31,18 +30,11 @@ class BadSteps:
     """Examines the bad steps of one watched training."""
 
     def __init__(
-        self,
-        models: WatchedModels,
-        histograms: StepHistograms,
-        flight: FlightRecorder,
-        capsule_store: CapsuleStore,
-        recorder: Recorder,
-        place: Place,
-        policy: str,
-        settings: WatchSettings,
-        guard: Guard,
-    ) -> None:
-        self.sentinel = Sentinel(models, guard) if place.world > 1 else None
+        self, models: WatchedModels, histograms: StepHistograms, flight: FlightRecorder,
+        capsule_store: CapsuleStore, recorder: Recorder, place: Place, policy: str,
+        settings: WatchSettings, guard: Guard,
+    ) -> None:  # fmt: skip
+        self.sentinel = Sentinel(models, guard) if place.world > 1 else None  # entered by the owner
         self._replays_at_once = settings.replay
         self._models = models
         self._histograms = histograms
@@ -52,20 +44,6 @@ class BadSteps:
         self._place = place
         self._policy = policy
         self._told = ("", "")  # what was last said of this streak of bad steps
-
-    def __enter__(self) -> BadSteps:
-        if self.sentinel is not None:
-            self.sentinel.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        if self.sentinel is not None:
-            self.sentinel.__exit__(kind, error, where)
 
     def end_step(self) -> None:
         """The step is over."""
@@ -78,12 +56,7 @@ class BadSteps:
         self._capsule_store.good()
 
     def examine(
-        self,
-        step: int,
-        read: Reading,
-        forwards: Sequence[Forward],
-        *,
-        is_late: bool,
+        self, step: int, read: Reading, forwards: Sequence[Forward], *, is_late: bool
     ) -> list[Event]:
         """Events of a bad step. ``is_late``: it is over, and the weights are other ones."""
         loss, scale = read.readout.loss, read.scale
@@ -96,10 +69,8 @@ class BadSteps:
         # A run that stays bad says so once, not at every step for days.
         events = [] if sign == self._told else [Event(step, *sign, text)]
         self._told = sign
-        if (
-            not fault or not self._capsule_store.has_room or where == SHARED
-        ):  # another rank has the cause
-            return events
+        if not fault or not self._capsule_store.has_room or where == SHARED:
+            return events  # of a shared one another rank has the cause
         about = About(
             run=self._recorder.run_id,
             step=step,
@@ -111,13 +82,9 @@ class BadSteps:
             torch=torch.__version__,
         )
         why = capsule.SHARDED if self._models.is_sharded else "the step was over" if is_late else ""
-        recorder = self._recorder
         try:
-            events.append(
-                self._capsule_store.keep(
-                    about, forwards, recorder.later, recorder.event, without_weights=why
-                )
-            )
+            kept = self._capsule_store.keep(about, forwards, self._recorder, without_weights=why)
+            events.append(kept)
         except torch.OutOfMemoryError:
             text = "There was no memory left to keep the step."
             return [*events, Event(step, "note", "no capsule", text)]
@@ -129,12 +96,10 @@ class BadSteps:
 
     def replay(self) -> Replay:
         """Run the newest kept step again on the live models."""
-        if self._capsule_store.last is None:
+        kept = self._capsule_store.last
+        if kept is None:
             raise BadInput("No failing step was kept: there is nothing to run again.")
-        about = self._capsule_store.last.about
-        return self._run_again(self._capsule_store.last.forwards, about.scale).explained(
-            about.where
-        )
+        return self._run_again(kept.forwards, kept.about.scale).explained(kept.about.where)
 
     def reference(self, forwards: Sequence[Forward], scale: float | None) -> Replay | str:
         """The present step once more, beside fp32; a sentence when that cannot be."""
@@ -203,12 +168,7 @@ class Sentinel:
         self._handle = FORWARD.subscribe(self._guard.hook(self._after_forward))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._handle is not None:
             self._handle.remove()
         self._sums.clear()

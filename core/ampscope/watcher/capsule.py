@@ -16,10 +16,10 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -33,6 +33,9 @@ from ampscope.store.db import make_folder
 from ampscope.watcher.alarms import CALIBRATED_BELOW
 from ampscope.watcher.flight import Autocast, Forward, Past, Randomness
 from ampscope.watcher.models import WatchedModels
+
+if TYPE_CHECKING:
+    from ampscope.watcher.recorder import Recorder
 
 SHARDED = "sharded"  # why a capsule has no weights
 
@@ -69,13 +72,13 @@ class Capsule:
     about: About
     forwards: tuple[Forward, ...]
     weights: Mapping[str, Tensor]  # by dotted name, the model's in front with several
-    checks: Mapping[str, float]  # a sum over each parameter: tells other weights apart
+    checks: Mapping[str, float]  # a sum over each parameter: other weights have others
     past: tuple[Past, ...]
     parameters: tuple[str, ...]  # the names of the norms in `past`
 
     @property
     def is_of_a_part(self) -> bool:
-        """Each rank held a part of the weights: nothing in it tells them from others."""
+        """Each rank held a part of the weights: nothing in it distinguishes them from others."""
         return f"the weights ({SHARDED})" in self.about.left_out
 
     @property
@@ -138,7 +141,7 @@ def collected(
 
 
 def check(tensor: Tensor) -> float:
-    """A sum that tells one set of weights from another."""
+    """A sum that distinguishes one set of weights from another."""
     return float(plain(tensor).detach().sum(dtype=torch.float64))
 
 
@@ -146,11 +149,8 @@ def _copy(forward: Forward) -> Forward:
     """In the host's memory, on its own."""
     return dataclasses.replace(
         forward,
-        args=_copied(forward.args),
-        kwargs=_copied(forward.kwargs),
-        buffers=_copied(forward.buffers),
-        gradients=_copied(forward.gradients),
         versions=[],
+        **{part: _copied(getattr(forward, part)) for part in _TREES},
     )
 
 
@@ -202,7 +202,7 @@ def save(capsule: Capsule, path: Path) -> None:
     os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     whole = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
     text["digest"] = digest(text, whole)
-    save_file(whole, partial, _metadata(text))
+    save_file(whole, partial, {"ampscope": json.dumps(text)})
     partial.chmod(0o600)
     partial.replace(path)
 
@@ -274,6 +274,9 @@ def _built(text: dict[str, Any], tensors: Tensors) -> Capsule:
     return Capsule(about, forwards, weights, checks, tuple(past), tuple(text["parameters"]))
 
 
+_TREES = ("args", "kwargs", "buffers", "gradients")  # of a forward: what holds tensors
+
+
 def _described(forward: Forward, number: int, tensors: Tensors) -> dict[str, object]:
     """The forward as JSON; its tensors go into ``tensors``."""
     name = f"forward{number}"
@@ -284,10 +287,7 @@ def _described(forward: Forward, number: int, tensors: Tensors) -> dict[str, obj
     return {
         "model": forward.model,
         "module": forward.module,
-        "args": packed(forward.args, f"{name}/args", tensors),
-        "kwargs": packed(forward.kwargs, f"{name}/kwargs", tensors),
-        "buffers": packed(forward.buffers, f"{name}/buffers", tensors),
-        "gradients": packed(forward.gradients, f"{name}/gradients", tensors),
+        **{part: packed(getattr(forward, part), f"{name}/{part}", tensors) for part in _TREES},
         "autocast": [forward.autocast.device, None if dtype is None else dtype_name(dtype)],
         "training": forward.training,
         "outputs": forward.outputs,
@@ -315,10 +315,6 @@ def _forward(part: dict[str, Any], number: int, tensors: Tensors) -> Forward:
     )
 
 
-def _metadata(text: dict[str, Any]) -> dict[str, str]:
-    return {"ampscope": json.dumps(text)}
-
-
 # Arguments of a model as JSON and tensors, and back: no pickle, and nothing that can run code.
 #
 #     >>> tensors = {}
@@ -344,36 +340,24 @@ class NotKept:
 def packed(value: object, name: str, tensors: Tensors, depth: int = 0) -> dict[str, Any]:
     """``value`` as JSON; its tensors are added to ``tensors`` under names that begin with
     ``name``."""
-    if isinstance(value, Tensor) and _can_be_kept(value):
-        tensors[name] = value
+    if isinstance(value, Tensor) and value.layout is torch.strided and has_own_memory(value):
+        tensors[name] = value  # of a wrapper or another layout the numbers alone would say little
         return {"tensor": name, "grad": value.requires_grad}
     if value is None or isinstance(value, bool | int | float | str):
         return {"value": value}
     if isinstance(value, torch.dtype | torch.device):
         return {type(value).__name__: str(value).removeprefix("torch.")}
-    if depth < MAX_DEPTH:
-        if isinstance(value, Mapping):
-            return {
-                "dict": [
-                    [key, packed(part, f"{name}.{place}", tensors, depth + 1)]
-                    for place, (key, part) in enumerate(value.items())
-                    if isinstance(key, str | int)
-                ]
-            }
-        if isinstance(value, list | tuple):
-            kind = "list" if isinstance(value, list) else "tuple"
-            return {
-                kind: [
-                    packed(part, f"{name}.{place}", tensors, depth + 1)
-                    for place, part in enumerate(value)
-                ]
-            }
-    return {"not kept": type(value).__name__}
-
-
-def _can_be_kept(tensor: Tensor) -> bool:
-    """Plain memory: neither a wrapper nor another layout, of which the numbers alone say little."""
-    return tensor.layout is torch.strided and has_own_memory(tensor)
+    if depth == MAX_DEPTH or not isinstance(value, Mapping | list | tuple):
+        return {"not kept": type(value).__name__}
+    pairs = list(value.items() if isinstance(value, Mapping) else enumerate(value))
+    parts = [
+        (key, packed(part, f"{name}.{place}", tensors, depth + 1))
+        for place, (key, part) in enumerate(pairs)
+        if isinstance(key, str | int)
+    ]
+    if isinstance(value, Mapping):
+        return {"dict": [list(pair) for pair in parts]}
+    return {"list" if isinstance(value, list) else "tuple": [part for _, part in parts]}
 
 
 def unpacked(tree: dict[str, Any], tensors: Mapping[str, Tensor]) -> Any:
@@ -458,17 +442,11 @@ class CapsuleStore:
         return bool(self._limits.count) and not self._has_kept
 
     def keep(
-        self,
-        about: About,
-        forwards: Sequence[Forward],
-        later: Callable[[Callable[[], None]], None],
-        failed: Callable[[Event], None],
-        *,
-        without_weights: str,
+        self, about: About, forwards: Sequence[Forward], recorder: Recorder, *, without_weights: str
     ) -> Event:
-        """Copy what is needed now; the file is written by ``later``, and ``failed`` is told when
-        that cannot be. The event says what is in it. ``without_weights`` is why the weights are
-        not those of the step."""
+        """Copy what is needed now; the recorder's thread writes the file, and an event of its own
+        says so if that fails. The event says what is in it. ``without_weights`` is why the weights
+        are not those of the step."""
         self._has_kept = True
         parameters = {p.name: p.tensor for p in self._models.parameters}
         past = list(self._past)
@@ -488,8 +466,8 @@ class CapsuleStore:
             except Exception as error:  # a full disk, a dtype that the format does not know
                 self.paths = [kept for kept in self.paths if kept != path]
                 reason = f"The capsule of step {about.step} could not be written: {error}"
-                failed(Event(about.step, "note", "no capsule", reason[:MAX_REASON]))
+                recorder.event(Event(about.step, "note", "no capsule", reason[:MAX_REASON]))
 
-        later(write)
+        recorder.later(write)
         text = f"{about.reason} Kept: {capsule.contents}."
         return Event(about.step, "capsule", name, text, path=os.fspath(path))

@@ -11,11 +11,9 @@ from __future__ import annotations
 import functools
 import operator
 import threading
-import time
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -23,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ampscope.capture.failures import OwnTime
 from ampscope.capture.tensors import floating_tensors, has_own_memory, in_backward, plain, version
 from ampscope.patches import Patches
 from ampscope.watcher.guard import Guard
@@ -47,7 +46,7 @@ class FlightRecorder:
         self._guard = guard
         self.forwards: list[Forward] = []
         self.past: deque[Past] = deque(maxlen=RING)
-        self.elapsed_s = 0.0
+        self.time = OwnTime()
         self.is_paused = False
         self._models = models
         self._patches = Patches()
@@ -66,12 +65,7 @@ class FlightRecorder:
             self._patches.replace(kind, "__call__", self._call)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.is_paused = True  # a wrapper of ours may live on inside another library's
         self._patches.undo()
         self.forwards.clear()
@@ -90,11 +84,6 @@ class FlightRecorder:
         self.forwards = kept
         self._held = sum(f.held_bytes for f in self.forwards)
 
-    def take_elapsed_s(self) -> float:
-        """The instrument's own time since the last call."""
-        elapsed, self.elapsed_s = self.elapsed_s, 0.0
-        return elapsed
-
     def _call(self, original: Any) -> Any:
         @functools.wraps(original)
         def wrapper(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -104,20 +93,21 @@ class FlightRecorder:
             # Checkpointing repeats a forward inside the backward pass.
             if place is None or not torch.is_grad_enabled() or in_backward():
                 return original(module, *args, **kwargs)
-            forward = self._guard.call(self._begun, place, args, kwargs)
+            with self.time.spent("the inputs"):
+                forward = self._guard.call(self._begun, place, args, kwargs)
             self._is_inside = True
             try:
                 output = original(module, *args, **kwargs)
             finally:
                 self._is_inside = False
             if forward is not None:
-                self._guard.call(self._ended, place, forward, output)
+                with self.time.spent("the outputs"):
+                    self._guard.call(self._ended, place, forward, output)
             return output
 
         return wrapper
 
     def _begun(self, place: CalledModule, args: Any, kwargs: Any) -> Forward:
-        started = time.perf_counter()
         self._threads.add(threading.get_ident())
         self._models.called(place.root)
         device = place.device
@@ -134,7 +124,6 @@ class FlightRecorder:
         )
         self.forwards.append(forward)
         self._let_go(device)
-        self.elapsed_s += time.perf_counter() - started
         return forward
 
     def _let_go(self, device: torch.device) -> None:
@@ -152,14 +141,12 @@ class FlightRecorder:
                 return
 
     def _ended(self, place: CalledModule, forward: Forward, output: Any) -> None:
-        started = time.perf_counter()
         place.learn(forward.buffers)
         tensors = floating_tensors(output)
         forward.outputs = len(tensors)
         for number, tensor in enumerate(tensors):
             if tensor.requires_grad and not tensor.is_leaf:
                 tensor.register_hook(self._guard.hook(partial(self._hold, forward, number)))  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self.elapsed_s += time.perf_counter() - started
 
     def _hold(self, forward: Forward, number: int, gradient: Tensor | None) -> None:
         if self.is_paused or gradient is None:  # a Function that gives none
@@ -320,7 +307,7 @@ def input_bytes(device: torch.device) -> int:
     return 4 * held_bytes(device)
 
 
-# One call of a watched model as it is kept: inputs, surroundings, what came back at its output.
+# One call of a watched model: inputs, surroundings, what came back at its output.
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +334,7 @@ class Forward:
     module: str  # dotted path below the model; "" for the model itself
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    versions: list[int]  # of the tensors among the inputs: tells whether one was overwritten
+    versions: list[int]  # of the tensors among the inputs: shows whether one was overwritten
     autocast: Autocast
     randomness: Randomness
     training: bool

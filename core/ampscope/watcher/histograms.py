@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from types import TracebackType
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -66,16 +66,11 @@ class StepHistograms:
                 self._handles.append(parameter.tensor.register_post_accumulate_grad_hook(note))  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._hooks.__exit__(kind, error, where)
+        self._hooks.__exit__(*error)
         self._before.clear()
 
     def start(self, step: int, detail: Detail) -> None:
@@ -96,21 +91,20 @@ class StepHistograms:
     def gradients_complete(self, optimizer: Optimizer) -> None:
         """Backward is done; gradients are still scaled."""
         if self._detail.histograms:
-            with self._time.spent("gradients"), no_dispatch():
-                self._count(optimizer, with_weights=self._detail.weights)
+            self._count(optimizer, with_weights=self._detail.weights)
 
     def _count(self, optimizer: Optimizer, *, with_weights: bool) -> None:
-        counts = self._counts.setdefault(id(optimizer), Accumulator())
-        own = self._parameters(optimizer)
-        weights.count_gradients(counts, ((i, p.tensor) for i, p in own))
-        if with_weights:
-            weights.count_weights(counts, ((p.owner, p.tensor) for _, p in own if p.is_counted))
+        with self._time.spent("gradients"), no_dispatch():
+            counts = self._counts.setdefault(id(optimizer), Accumulator())
+            own = self._parameters(optimizer)
+            weights.count_gradients(counts, ((i, p.tensor) for i, p in own))
+            if with_weights:
+                weights.count_weights(counts, ((p.owner, p.tensor) for _, p in own if p.is_counted))
 
     def count_bad(self, optimizer: Optimizer) -> None:
         """Count gradients that are not finite, whatever the schedule."""
         if not self._detail.histograms:
-            with self._time.spent("gradients"), no_dispatch():
-                self._count(optimizer, with_weights=False)
+            self._count(optimizer, with_weights=False)
 
     def before_step(self, optimizer: Optimizer) -> None:
         """The optimizer is about to step."""
@@ -177,13 +171,11 @@ class StepHistograms:
         bad = weights.nonfinite(gradients, order, lambda i: names[i].name)
         kept = [i for i, p in enumerate(gradients.modules) if names[p].is_counted]
         if kept:
-            own = Frame(
-                gradients.step,
-                gradients.role,
-                tuple(gradients.modules[i] for i in kept),
-                tuple(gradients.dtypes[i] for i in kept),
-                gradients.rows[kept],
-                gradients.scale,
+            own = replace(
+                gradients,
+                modules=tuple(gradients.modules[i] for i in kept),
+                dtypes=tuple(gradients.dtypes[i] for i in kept),
+                rows=gradients.rows[kept],
             )
             frames[Role.WEIGHT_GRAD] = weights.by_module(own, lambda i: names[i].owner)
         return frames, bad
@@ -207,7 +199,7 @@ class StepHistograms:
 class StagnatedWeights:
     """Compares half-precision weights over a long span: which of those that get gradients moved.
 
-    One step tells nothing: stochastic rounding moves few weights in each, and all over many. Only
+    One step shows nothing: stochastic rounding moves few weights in each, and all over many. Only
     optimizers of torch itself are looked at, which round to the nearest and carry no error along;
     what others do with it is not known here. One tensor of each optimizer is followed.
     """

@@ -7,7 +7,7 @@ A parameter that several ranks hold is counted by one of them, so that the histo
 add up: under DistributedDataParallel by rank 0, of a DTensor by the ranks that stand at place 0 of
 every dimension along which it is replicated.
 
-Which rank of which training this process is, is told here too.
+Also here: which rank of which training this process is (:func:`place_now`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -83,40 +84,23 @@ class WatchedModels(ModuleIndex):
 
 def plain_module(model: object) -> object:
     """The model itself, without the wrappers that run it."""
-    while True:
-        if isinstance(model, DistributedDataParallel | DataParallel):
-            model = model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):  # torch.compile
-            model = inner
-        else:
-            return model
+    return _layers(model)[-1]
 
 
 def _root(name: str, model: nn.Module) -> Root:
-    replicated = compiled = False
-    called = model
-    for layer in _layers(model):
-        replicated |= isinstance(layer, DistributedDataParallel)
-        if isinstance(getattr(layer, "_orig_mod", None), nn.Module):
-            compiled, called = True, layer
-    plain = plain_module(model)
-    assert isinstance(plain, nn.Module)
-    if getattr(plain, "_compiled_call_impl", None) is not None:  # Module.compile()
-        compiled = True
-    if called is model or not compiled:
-        called = model if compiled else plain
-    return Root(name, called, plain, compiled, replicated)
+    *wrappers, plain = _layers(model)
+    compiled = [w for w in wrappers if not isinstance(w, DistributedDataParallel | DataParallel)]
+    compiles_itself = getattr(plain, "_compiled_call_impl", None) is not None  # Module.compile()
+    called = compiled[-1] if compiled else model if compiles_itself else plain
+    replicated = any(isinstance(wrapper, DistributedDataParallel) for wrapper in wrappers)
+    return Root(name, called, plain, bool(compiled) or compiles_itself, replicated)
 
 
-def _layers(model: nn.Module) -> Iterator[nn.Module]:
+def _layers(model: Any) -> list[Any]:
     """The wrappers of a model, outermost first, then the model."""
-    while True:
-        yield model
-        inner = model.module if isinstance(model, DistributedDataParallel | DataParallel) else None
-        inner = inner or getattr(model, "_orig_mod", None)
-        if not isinstance(inner, nn.Module):
-            return
-        model = inner
+    is_parallel = isinstance(model, DistributedDataParallel | DataParallel)
+    inner = model.module if is_parallel else getattr(model, "_orig_mod", None)  # torch.compile's
+    return [model, *(_layers(inner) if isinstance(inner, nn.Module) else [])]
 
 
 def _check(root: Root) -> None:
@@ -181,7 +165,7 @@ def place_now(group: str = "") -> Place:
 def _group(world: int) -> str:
     parts = [os.environ.get(name, "") for name in _NAMES_A_TRAINING]
     if int(os.environ.get("LOCAL_WORLD_SIZE", "0")) == world:
-        # One machine: the launcher's process tells this training from the next on the same port.
+        # One machine: the next training on the same port has another launcher process.
         launcher = os.getppid()
         parts += [str(launcher), str(process_start_time(launcher))]
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=6).hexdigest()

@@ -4,8 +4,8 @@ A norm reads each gradient once. Norms of small fp32 tensors on a CPU are taken 
 others by torch in fp32. One that is not finite is looked at again: squares of finite fp32 numbers
 overflow above 2^64 in fp32, and that is no Inf in a gradient.
 
-On CUDA a value that leaves the device makes the host wait. GradScaler waits at every step as it
-is (unless its optimizer is fused), so with a scaler the numbers are read then. Without one they
+On CUDA a value that leaves the device makes the host wait. GradScaler waits at every step anyway
+(unless its optimizer is fused), so with a scaler the numbers are read then. Without one they
 travel while the training goes on and are read a step later (:class:`Readout`), when the gradients
 are gone: a norm that overflowed fp32 then counts as not finite.
 
@@ -14,13 +14,12 @@ The training's own clip of the norm is noted here too (:class:`Clips`).
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -244,8 +243,9 @@ class _Others:
 
     def groups(self) -> list[tuple[Tensor, ...]]:
         """Norms, by device and dtype: of fp64 in fp64, else in fp32."""
+        wide = torch.float64
         return [
-            torch._foreach_norm(list(some.values()), 2, _wide(dtype))
+            torch._foreach_norm(list(some.values()), 2, wide if dtype is wide else torch.float32)
             for (_, dtype), some in self._kinds.items()
         ]
 
@@ -254,10 +254,6 @@ class _Others:
         places = (place for some in self._kinds.values() for place in some)
         norms = (norm for group in self.groups() for norm in group)
         return dict(zip(places, norms, strict=True))
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 @cache
@@ -335,17 +331,12 @@ class Clips:
 
     def __enter__(self) -> Clips:
         # What the public function calls: a script may have imported that before the watch began.
-        for name, make in (("_get_total_norm", self._norm), ("_clip_grads_with_norm_", self._clip)):
+        for name, call in (("_get_total_norm", self._norm), ("_clip_grads_with_norm_", self._clip)):
             if hasattr(clip_grad, name):
-                self._patches.replace(clip_grad, name, make)
+                self._patches.wrap(clip_grad, name, call)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._patches.undo()
         self._last = None
 
@@ -356,28 +347,20 @@ class Clips:
             return None
         return clip
 
-    def drop(self) -> None:
-        """The step is over."""
-        self._last = None
+    def _norm(
+        self, original: Any, tensors: Any, norm_type: float = 2.0, *args: Any, **kwargs: Any
+    ) -> Any:
+        if not torch.compiler.is_compiling():
+            self._norm_type = norm_type
+        return original(tensors, norm_type, *args, **kwargs)
 
-    def _norm(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(tensors: Any, norm_type: float = 2.0, *args: Any, **kwargs: Any) -> Any:
-            if not torch.compiler.is_compiling():
-                self._norm_type = norm_type
-            return original(tensors, norm_type, *args, **kwargs)
-
-        return wrapper
-
-    def _clip(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(parameters: Any, limit: Any, norm: Any, *args: Any, **kwargs: Any) -> Any:
-            if not torch.compiler.is_compiling():
-                parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-                self._guard.call(self._note, parameters, limit, norm)
-            return original(parameters, limit, norm, *args, **kwargs)
-
-        return wrapper
+    def _clip(
+        self, original: Any, parameters: Any, limit: Any, norm: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if not torch.compiler.is_compiling():
+            parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+            self._guard.call(self._note, parameters, limit, norm)
+        return original(parameters, limit, norm, *args, **kwargs)
 
     def _note(self, parameters: list[Tensor], limit: Any, norm: Any) -> None:
         here = threading.get_ident() in self._threads

@@ -51,9 +51,9 @@ class Recorder:
         self._thread.start()
         atexit.register(self._left)
 
-    def after_each_flush(self, tell: Callable[[], None]) -> None:
-        """Call ``tell`` in the thread whenever it has written; it replaces an earlier one."""
-        self._flushed = tell
+    def after_each_flush(self, call: Callable[[], None]) -> None:
+        """Call ``call`` in the thread whenever it has written; it replaces an earlier one."""
+        self._flushed = call
 
     def modules(self, records: Sequence[ModuleRecord]) -> None:
         """The modules of all models."""
@@ -93,7 +93,7 @@ class Recorder:
         self._put(flushed)
         done.wait(timeout_s if self._thread.is_alive() else 0.0)
 
-    def close(self, state: State, message: str = "", traceback: str = "") -> None:
+    def close(self, state: State, message: str = "") -> None:
         """Write what waits and how the run ended."""
         if self._stop.is_set() or os.getpid() != self._pid:  # a fork has no thread
             return
@@ -104,7 +104,7 @@ class Recorder:
         if self.error:  # the disk may have room again: say at least how it ended
             message = f"Recording ended early: {self.error}"
         try:
-            self._writer.finish(state, message, traceback)
+            self._writer.finish(state, message)
             self._writer.close()
         except StoreError as error:
             self._fail(self.error or error)

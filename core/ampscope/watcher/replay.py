@@ -125,9 +125,7 @@ def _replayed(rerun: Rerun, path: str, names: Numbers) -> Replay:
             notes.append(note)
         else:
             stack.enter_context(shadow)
-        patches = Patches()
-        stack.callback(patches.undo)
-        wrap_functions(watch, patches)
+        wrap_functions(watch, stack.enter_context(Patches()))
         stack.enter_context(paths)
         stack.enter_context(watch)
         stack.enter_context(trace)
@@ -274,18 +272,16 @@ class Rerun:
 
     def bad_sources(self, most: int = 3) -> list[str]:
         """Which inputs, parameters and buffers hold NaN or infinity, in words."""
+        inputs = floating_tensors((self.forward.args, self.forward.kwargs))
         buffers = dict(self.model.named_buffers()) | self.forward.buffers
         tensors = [
-            *((f"input {i}", t) for i, t in enumerate(self._inputs())),
+            *((f"input {i}", t) for i, t in enumerate(inputs)),
             *((f"parameter {n!r}", p) for n, p in self.model.named_parameters()),
             *((f"buffer {n!r}", b) for n, b in buffers.items() if b.is_floating_point()),
         ]
         bad = [name for name, tensor in tensors if not all_finite(tensor)]
         more = [f"{len(bad) - most} more"] if len(bad) > most else []
         return [*bad[:most], *more]
-
-    def _inputs(self) -> list[Tensor]:
-        return floating_tensors((self.forward.args, self.forward.kwargs))
 
     def _pairs(self, outputs: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Outputs with the gradients that came back to them."""

@@ -22,6 +22,7 @@ from ampscope.record_json import dumps
 from ampscope.report.document import line, visible
 from ampscope.runner.probe import arithmetic
 from ampscope.watcher.capsule import Capsule, check, load
+from ampscope.watcher.models import WatchedModels
 from ampscope.watcher.replay import Replay, replay
 from ampscope.workloads.load import load_models
 
@@ -73,7 +74,7 @@ def prepare(capsule: Capsule, models: Mapping[str, nn.Module]) -> str:
     if torch.cuda.is_available():
         for model in models.values():
             model.cuda()
-    named = _parameters(models)
+    named = {p.name: p.tensor for p in WatchedModels(models).parameters}
     missing = sorted(capsule.checks.keys() - named.keys())
     if missing:
         raise BadInput(
@@ -104,15 +105,6 @@ def _agrees(here: float, there: float) -> bool:
     return math.isclose(here, there, rel_tol=1e-9, abs_tol=1e-12) or (
         math.isnan(here) and math.isnan(there)
     )
-
-
-def _parameters(models: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
-    prefixes = {name: f"{name}." if len(models) > 1 else "" for name in models}
-    return {
-        f"{prefixes[name]}{path}": parameter
-        for name, model in models.items()
-        for path, parameter in model.named_parameters()
-    }
 
 
 def _as_text(capsule: Capsule, result: Replay, note: str) -> str:

@@ -8,19 +8,16 @@
 
 On CUDA without a scaler nothing waits for the norms: a step is finished while the next one runs.
 
-Also here: :class:`Finishing`, which judges and records a step that is over, and what a watched run
-says of itself.
+Also here: what a watched run says of itself.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import shlex
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +30,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.script.optimizer_facts import lr_of
 from ampscope.capture.tensors import in_backward, readable
-from ampscope.capture.training_events import TrainingEvents
+from ampscope.capture.training_events import TrainingEvents, TrainingListener
 from ampscope.numerics.histogram import NAN, NEG_INF, POS_INF
 from ampscope.records import Event, Machine, Role, RunSpec, State, watched
 from ampscope.runner.device import describe, peak_bytes, sample_telemetry
@@ -41,7 +38,7 @@ from ampscope.watcher.alarm_dispatcher import AlarmDispatcher, WatchSettings, wa
 from ampscope.watcher.alarms import Alarms, Signs
 from ampscope.watcher.bad_steps import BadSteps
 from ampscope.watcher.capsule import CapsuleStore
-from ampscope.watcher.flight import FlightRecorder, Forward, Past
+from ampscope.watcher.flight import FlightRecorder, Forward
 from ampscope.watcher.guard import Guard
 from ampscope.watcher.histograms import StepHistograms
 from ampscope.watcher.models import Place, WatchedModels
@@ -63,7 +60,7 @@ UNSEEN_TEXT = (
 )
 
 
-class Session:
+class Session(TrainingListener):
     """One watched training; a listener of its steps."""
 
     def __init__(
@@ -92,16 +89,15 @@ class Session:
         self._optimizers = OurOptimizers(models, optimizers, self._optimizers_changed)
         self._events = TrainingEvents(self, self._optimizers.has, threads, guard, scalers)
         self._clips = Clips(threads, guard)
-        self._finishing = Finishing(
-            self.schedule, Alarms(settings.bounds), self.bad, self.recorder, self._flight.past,
-            models, place.rank, self.capsule_store,
-        )  # fmt: skip
+        self._alarms = Alarms(settings.bounds)
+        # A step whose numbers are on their way from the device, and what it ran.
+        self._late: tuple[Ended, list[Forward]] | None = None
         self._stack = contextlib.ExitStack()
         trained = [p.tensor for p in models.parameters if p.tensor.requires_grad]
         self._smallest = min(trained, key=Tensor.numel, default=None)
         self._first: Tensor | None = None  # a copy of it as it was at the first backward
         self._backwards = 0  # so far, without a step
-        self._has_stepped = self._has_told = False
+        self._has_stepped = self._has_warned = False
         self._inside: list[Part] = []  # that stepped in the backward that runs
         self._backward = -1  # torch's number of it
         self._looked = -1  # the last step that looked at weights
@@ -122,9 +118,10 @@ class Session:
     def attach(self, step: int) -> None:
         """All instruments on; the next step is number ``step``."""
         for instrument in (
-            self._histograms, self._flight, self.bad, self._events, self._clips
+            self._histograms, self._flight, self.bad.sentinel, self._events, self._clips
         ):  # fmt: skip
-            self._stack.enter_context(instrument)
+            if instrument is not None:
+                self._stack.enter_context(instrument)
         self._begin(step)
 
     def detach(self) -> None:
@@ -139,7 +136,7 @@ class Session:
             self.guard.call(self._look_for_unseen_steps, last=True)
         try:
             # Its alarms come too late to be reported.
-            self.guard.call(self._finishing.late, self.now.step)
+            self.guard.call(self._finish_late)
         finally:
             self.recorder.close(state, message)
 
@@ -161,7 +158,7 @@ class Session:
         are stepped where nothing is seen of it. Looked at in ever longer intervals."""
         count = self._backwards = self._backwards + 1
         is_due = last or not count & (count - 1)  # the first, second, fourth, eighth …
-        if self._smallest is None or self._has_told or not is_due:
+        if self._smallest is None or self._has_warned or not is_due:
             return
         with torch.no_grad(), no_dispatch():
             now = readable(self._smallest)
@@ -170,7 +167,7 @@ class Session:
             if self._first is None or (count == 2 and not last):  # after what was loaded meanwhile
                 self._first = now.clone()
             elif (last or count >= UNSEEN) and not torch.equal(now, self._first):
-                self._has_told = True
+                self._has_warned = True
                 self.recorder.event(Event(self.now.step, "note", "cannot be seen", UNSEEN_TEXT))
                 warn(UNSEEN_TEXT)
 
@@ -204,7 +201,7 @@ class Session:
         read.read_scaler(scaler)
         read.is_search = scaler is not None and read.is_loss_bad and self.now.is_search
         held = self._flight.forwards
-        if scaler is not None or read.readout.is_immediate:  # GradScaler waits here as it is
+        if scaler is not None or read.readout.is_immediate:  # GradScaler waits here anyway
             with no_dispatch():
                 read.norms = checked(read.readout.norms(), gradients)
             if read.is_bad:
@@ -274,7 +271,7 @@ class Session:
         frames, nonfinite = self._histograms.take(optimizers, read.scale or 1.0)
         counting_s = self._histograms.take_elapsed_s()
         self.schedule.took(counting_s, started - now.began)
-        own_s = now.own_s + counting_s + self._flight.take_elapsed_s()
+        own_s = now.own_s + counting_s + self._flight.time.take()
         step_time_s = max(started - now.began - own_s, 0.0)
         ended = Ended(
             now.step, read, skipped, lr_of(optimizers[0]), step_time_s, own_s,
@@ -286,72 +283,45 @@ class Session:
         unread = read.norms is not None and not read.is_bad and read.again is None
         self._flight.drop(models, unread=unread)
         self.bad.end_step()
-        alarms = self._finishing.late(now.step)
+        alarms = self._finish_late()
         if read.norms is None:
-            self._finishing.wait_for(ended, forwards)
+            self._late = ended, forwards
         else:
-            alarms += self._finishing.finish(ended, now.step)
-        self.dispatcher.told += alarms
+            alarms += self._finish(ended)
+        self.dispatcher.reported += alarms
         self._begin(now.step + 1)
         self.now.own_s += time.perf_counter() - started
-        self.dispatcher.tell(alarms)
+        self.dispatcher.dispatch(alarms)
 
     def _begin(self, step: int) -> None:
         self.now = Present(step)
         detail = self.schedule.detail(step, self._optimizers.round_of(step))
         self._histograms.start(step, detail)
 
-
-# Finishes a step: judges it, records it, and says which alarms begin with it.
-
-
-class Finishing:
-    """One step is finished after the other; at most one waits for its numbers."""
-
-    def __init__(
-        self, schedule: Schedule, alarms: Alarms, bad: BadSteps, recorder: Recorder,
-        past: deque[Past], models: WatchedModels, rank: int, capsule_store: CapsuleStore,
-    ) -> None:  # fmt: skip
-        self._schedule = schedule
-        self._alarms = alarms
-        self._bad = bad
-        self._recorder = recorder
-        self._past = past
-        self._models = models
-        self._rank = rank
-        self._capsule_store = capsule_store
-        self._parameters = len(models.parameters)
-        self._late: tuple[Ended, list[Forward]] | None = None
-
-    def wait_for(self, ended: Ended, forwards: list[Forward]) -> None:
-        """Its numbers are on their way from the device; ``forwards`` are what it ran."""
-        self._late = (ended, forwards)
-
-    def late(self, step: int) -> list[Event]:
-        """Finish the step that waits, whose numbers have had a whole step's time to arrive;
-        ``step`` is the present one."""
+    def _finish_late(self) -> list[Event]:
+        """Finish the step that waits, whose numbers have had a whole step's time to arrive."""
         if self._late is None:
             return []
         (ended, forwards), self._late = self._late, None
         read = ended.reading
         read.norms = read.readout.norms()
         if read.is_bad:
-            read.events += self._bad.examine(ended.step, read, forwards, is_late=True)
-        return self.finish(ended, step)
+            read.events += self.bad.examine(ended.step, read, forwards, is_late=True)
+        return self._finish(ended)
 
-    def finish(self, ended: Ended, step: int) -> list[Event]:
-        """Record the step; returns its alarms. What tightens now, tightens after ``step``."""
+    def _finish(self, ended: Ended) -> list[Event]:
+        """Judge the step and record it; returns the alarms that begin with it."""
         record, events = ended.record(), ended.reading.events
         if not ended.is_bad:
-            self._bad.good()
-        if self._schedule.saw(step, bad=ended.is_bad):
+            self.bad.good()
+        if self.schedule.saw(self.now.step, bad=ended.is_bad):  # from the next step on
             events.append(tightened(record.step))
         gradients = ended.frames.get(Role.WEIGHT_GRAD)
         alarms = self._alarms.check(record, gradients, self._signs(ended))
         alarms = [self._placed(alarm, ended) for alarm in alarms]
         events += alarms
-        self._recorder.step(record, ended)
-        self._past.append(ended.past(self._parameters))
+        self.recorder.step(record, ended)
+        self._flight.past.append(ended.past(len(self._models.parameters)))
         return alarms
 
     def _signs(self, ended: Ended) -> Signs:
@@ -367,7 +337,7 @@ class Finishing:
 
     def _bad_weight(self, ended: Ended) -> str:
         """A weight that is not finite now. Weights are read at a step that went bad, until one was
-        told of (a bad weight makes GradScaler leave out every step); where the step's histograms
+        reported (a bad weight makes GradScaler leave out every step); where the step's histograms
         say so; and where the look at some of them did."""
         counted = ended.frames.get(Role.WEIGHT)
         seen = counted is not None and bool(counted.rows[:, [NAN, POS_INF, NEG_INF]].any())
@@ -379,20 +349,20 @@ class Finishing:
 
     def _placed(self, alarm: Event, ended: Ended) -> Event:
         """With where it happened, and what to run."""
-        parts = [f"Rank {self._rank}, step {alarm.step}."]
+        parts = [f"Rank {self.place.rank}, step {alarm.step}."]
         if ended.is_bad:
             if bad := self._bad_gradient(ended):
                 module = bad.rpartition(".")[0] or "the model itself"
                 parts.append(f"The first bad gradient is that of {bad} (module {module}).")
             kept = [e.path for e in ended.reading.events if e.kind == "capsule"]
-            kept += [str(path) for path in self._capsule_store.paths[-1:]]
+            kept += [str(path) for path in self.capsule_store.paths[-1:]]
             if kept:
                 parts.append(f"Capsule: {kept[0]}.")
                 if not self._models.is_sharded:  # one rank alone cannot run it again
                     parts.append(
                         f"Run: ampscope replay {shlex.quote(kept[0])} --model YOUR_FILE.py:BUILD"
                     )
-        return dataclasses.replace(alarm, text=" ".join([alarm.text, *parts]))
+        return replace(alarm, text=" ".join([alarm.text, *parts]))
 
     def _bad_gradient(self, ended: Ended) -> str:
         norms = ended.reading.norms

@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ampscope.numerics.histogram import NEG_ZERO, POS_ZERO
+from ampscope.capture.weights import moved_share
 from ampscope.records import (
     Event,
     Frame,
@@ -114,7 +114,7 @@ class Reading:
     is_search: bool = False  # a loss that is not finite is so because the scale was too high
 
     def read_scaler(self, scaler: Any) -> None:
-        """Before the optimizer steps, when GradScaler waits for the device as it is: a value read
+        """Before the optimizer steps, when GradScaler waits for the device anyway: a value read
         afterwards would wait for the whole step."""
         if scaler is not None:
             self.scale, self.growth = float(scaler.get_scale()), _growth(scaler)
@@ -251,12 +251,3 @@ def _growth(scaler: Any) -> GrowthCounter | None:
         interval = max(1, int(scaler.get_growth_interval()))
         return GrowthCounter(int(scaler._get_growth_tracker()), interval)
     return None
-
-
-def moved_share(updates: Frame | None) -> float | None:
-    """Share of the counted weights that moved at all."""
-    if updates is None:
-        return None
-    total = int(updates.rows.sum())
-    stayed = int(updates.rows[:, [POS_ZERO, NEG_ZERO]].sum())
-    return (total - stayed) / total if total else None

@@ -22,7 +22,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -67,7 +66,7 @@ class Watch:
     @property
     def alarms(self) -> list[Event]:
         """Alarms reported so far."""
-        return list(self._session.dispatcher.told)
+        return list(self._session.dispatcher.reported)
 
     @property
     def capsules(self) -> list[Path]:
@@ -88,8 +87,8 @@ class Watch:
         """Take histograms of the steps that come after the present one, whatever the schedule.
 
         With ``reference`` the last of them is run again before its optimizer step: beside fp32,
-        which tells lost values from those that were zero, and with its ops traced. That takes about
-        as long as five steps, once.
+        which distinguishes lost values from those that were zero, and with its ops traced. That
+        takes about as long as five steps, once.
         """
         step = self._session.now.step
         self._session.schedule.ask(step, steps)
@@ -115,12 +114,7 @@ class Watch:
         self._session.dispatcher.in_block = True
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, where: object) -> bool:
         self.close(error)
         return isinstance(error, TrainingStopped | StopAsked)
 

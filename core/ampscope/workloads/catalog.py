@@ -23,18 +23,17 @@ SIZES = ("tiny", "small", "medium")
 
 @dataclass(frozen=True, slots=True)
 class BuiltinInfo:
-    """One built-in workload: its key, a title, one sentence, its sizes and their parameters."""
+    """One built-in workload: its key, a title, one sentence, and its parameters by size."""
 
     name: str
     title: str
     sentence: str
-    sizes: tuple[str, ...]
     parameters: Mapping[str, int]
 
 
 def _info(name: str, title: str, sentence: str, *parameters: int) -> BuiltinInfo:
     by_size = MappingProxyType(dict(zip(SIZES, parameters, strict=True)))
-    return BuiltinInfo(name, title, sentence, SIZES, by_size)
+    return BuiltinInfo(name, title, sentence, by_size)
 
 
 _ALL = (

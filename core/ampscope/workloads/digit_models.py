@@ -12,11 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-import torch
 from torch import Tensor, nn
-
-from ampscope.workloads.protocol import Workload
-from ampscope.workloads.training_data import classification_loss, digit_batches, enlarge
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +65,6 @@ class LeNet(nn.Module):
                 nn.init.zeros_(layer.bias)
         nn.init.normal_(self.fc2.weight, std=_HEAD_STD)
         nn.init.zeros_(self.fc2.bias)
-
-
-def build_lenet(size: str, seed: int) -> Workload:
-    """The workload of one size; weights come from torch's global generator."""
-    chosen = LENET_SIZES[size]
-    return Workload(
-        model=LeNet(chosen),
-        batches=digit_batches(seed, chosen.batch_size, enlarge),
-        loss=classification_loss,
-        optimizer=lambda params: torch.optim.SGD(params, lr=chosen.lr, momentum=0.9),
-    )
 
 
 # An MLP on handwritten digits: 64 pixels, hidden linear layers with ReLU, 10 logits.
@@ -136,17 +121,6 @@ class MLP(nn.Module):
             x = layer(x)
         logits: Tensor = self.head(x)
         return logits
-
-
-def build_mlp(size: str, seed: int) -> Workload:
-    """The workload of one size; weights come from torch's global generator."""
-    chosen = MLP_SIZES[size]
-    return Workload(
-        model=MLP(chosen),
-        batches=digit_batches(seed, chosen.batch_size),
-        loss=classification_loss,
-        optimizer=lambda params: torch.optim.SGD(params, lr=chosen.lr, momentum=0.9),
-    )
 
 
 # A small ResNet with batch normalisation: the plan of the CIFAR ResNet-20.
@@ -223,14 +197,3 @@ class ResNet(nn.Module):
             x = stage(x)
         logits: Tensor = self.head(self.flatten(self.pool(x)))
         return logits
-
-
-def build_resnet(size: str, seed: int) -> Workload:
-    """The workload of one size; weights come from torch's global generator."""
-    chosen = RESNET_SIZES[size]
-    return Workload(
-        model=ResNet(chosen),
-        batches=digit_batches(seed, chosen.batch_size),
-        loss=classification_loss,
-        optimizer=lambda params: torch.optim.SGD(params, lr=chosen.lr, momentum=0.9),
-    )

@@ -6,7 +6,8 @@
 
 The part after the colon is the name of the factory and may be left out when it is `build`.
 
-Also here: running a user's factory, and the networks that all frameworks share.
+Also here: running a user's factory, the networks that all frameworks share, and the built-in
+workloads, also with their loss made smaller or larger.
 """
 
 from __future__ import annotations
@@ -20,22 +21,31 @@ import re
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from ampscope.errors import AmpscopeError, BadInput
 from ampscope.frameworks import networks
-from ampscope.workloads.builtin import build_builtin, with_loss_factor
-from ampscope.workloads.catalog import BUILTIN, SHARED, unknown_workload
-from ampscope.workloads.protocol import Workload
-from ampscope.workloads.training_data import DigitBatch, classification_loss
+from ampscope.workloads import digit_models, text_models
+from ampscope.workloads.catalog import BUILTIN, SHARED, SIZES, unknown_workload
+from ampscope.workloads.protocol import Batch, Workload
+from ampscope.workloads.training_data import (
+    DigitBatch,
+    classification_loss,
+    digit_batches,
+    enlarge,
+    next_character_loss,
+    text_batches,
+)
 
 _FILE_SPEC = re.compile(r"(?P<path>.+\.py)(?::(?P<function>[^:]*))?")
 _DEFAULT_FUNCTION = "build"
@@ -357,6 +367,113 @@ def build_shared(name: str, seed: int) -> Workload:
         model=model,
         batches=batches,
         loss=classification_loss,
-        optimizer=lambda params: torch.optim.SGD(params, lr=chosen.lr),
+        optimizer=lambda params: SGD(params, lr=chosen.lr),
         name=name,
     )
+
+
+# The built-in workloads by name, size and seed; bit for bit the same ones each time.
+
+
+# The model of a size, the sizes, and what is done to the images or which optimizer trains.
+_DIGITS: Mapping[str, tuple[Callable[[Any], nn.Module], Mapping[str, Any], Any]] = {
+    "lenet": (digit_models.LeNet, digit_models.LENET_SIZES, enlarge),
+    "resnet": (digit_models.ResNet, digit_models.RESNET_SIZES, None),
+    "mlp": (digit_models.MLP, digit_models.MLP_SIZES, None),
+}
+_TEXT: Mapping[str, tuple[Callable[[Any], nn.Module], Mapping[str, Any], Any]] = {
+    "gpt": (text_models.GPT, text_models.GPT_SIZES, AdamW),
+    "rnn": (text_models.RNN, text_models.RNN_SIZES, SGD),
+}
+
+
+def build_builtin(
+    name: str, size: str = "tiny", seed: int = 0, loss_factor: float = 1.0
+) -> Workload:
+    """The workload, on the CPU and in fp32. Seeds torch's global generator with `seed`.
+
+    With `loss_factor` the loss is multiplied and the optimizer makes up for it
+    (`with_loss_factor`). Raises BadInput for a name, size or factor that there is not.
+    """
+    if name not in BUILTIN:
+        raise BadInput(unknown_workload(name))
+    if size not in SIZES:
+        sizes = ", ".join(SIZES)
+        raise BadInput(f"Workload {name!r} has no size {size!r}. Choose one of: {sizes}.")
+    torch.manual_seed(seed)
+    workload = _digits(name, size, seed) if name in _DIGITS else _text(name, size, seed)
+    return with_loss_factor(replace(workload, name=f"{name}-{size}"), loss_factor)
+
+
+def _digits(name: str, size: str, seed: int) -> Workload:
+    """Weights come from torch's global generator."""
+    build, sizes, prepare = _DIGITS[name]
+    chosen = sizes[size]
+    return Workload(
+        model=build(chosen),
+        batches=digit_batches(seed, chosen.batch_size, prepare),
+        loss=classification_loss,
+        optimizer=lambda params: SGD(params, lr=chosen.lr, momentum=0.9),
+    )
+
+
+def _text(name: str, size: str, seed: int) -> Workload:
+    """Weights come from torch's global generator."""
+    build, sizes, optimizer = _TEXT[name]
+    chosen = sizes[size]
+    return Workload(
+        model=build(chosen),
+        batches=text_batches(seed, chosen.batch_size, chosen.context),
+        loss=next_character_loss,
+        optimizer=lambda params: optimizer(params, lr=chosen.lr),
+    )
+
+
+# The same training with its loss multiplied by a factor: a lesson on gradient underflow.
+#
+# Half precision does not lose gradients because a model is deep or bad but because they are small,
+# and a loss that is a mean over much, or one weighted by 1e-6, makes them small.
+# `with_loss_factor` multiplies the loss and changes the optimizer so that in exact arithmetic
+# every step moves the weights as before; what then differs is precision alone. A power of two
+# changes no fp32 bit as long as nothing leaves fp32's own range.
+
+
+def with_loss_factor(workload: Workload, factor: float) -> Workload:
+    """`workload` with loss * factor and an optimizer that makes up for it; BadInput if it cannot.
+
+    Any optimizer is accepted, but only SGD and Adam/AdamW are corrected.
+    """
+    if not (math.isfinite(factor) and factor > 0):
+        raise BadInput(f"The loss factor must be a positive number, but it is {factor}.")
+    if factor == 1.0:
+        return workload
+    if workload.step is not None:
+        raise BadInput(
+            f"{workload.name or 'The workload'} has its own training step, which computes the loss "
+            "itself, so a loss factor cannot be applied. Use factor 1, or scale inside that step."
+        )
+    inner_loss, inner_optimizer = workload.loss, workload.optimizer
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        return inner_loss(model, batch) * factor
+
+    def optimizer(parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return _correct(inner_optimizer(parameters), factor)
+
+    return replace(workload, loss=loss, optimizer=optimizer)
+
+
+def _correct(optimizer: Optimizer, factor: float) -> Optimizer:
+    """SGD moves by lr * (g + decay * w); Adam by lr * m / (sqrt(v) + eps), blind to g's unit.
+
+    Decay that Adam adds to the gradient scales with it; AdamW's, which bypasses it, does not.
+    """
+    for group in optimizer.param_groups:
+        if isinstance(optimizer, SGD):
+            group["lr"] /= factor
+            group["weight_decay"] *= factor
+        elif isinstance(optimizer, Adam):  # AdamW is a subclass
+            group["eps"] *= factor
+            if not group["decoupled_weight_decay"]:
+                group["weight_decay"] *= factor
+    return optimizer

@@ -85,16 +85,17 @@ class Workload:
     name: str = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model, nn.Module):
-            raise _wrong("model", "a torch.nn.Module", self.model)
-        if not _is_source(self.batches):
-            raise _wrong("batches", "an iterable, or a function that returns one", self.batches)
-        if not callable(self.loss):
-            raise _wrong("loss", "a function of (model, batch)", self.loss)
-        if not callable(self.optimizer):
-            raise _wrong("optimizer", "a function of the parameters", self.optimizer)
-        if self.step is not None and not callable(self.step):
-            raise _wrong("step", "a function, or None", self.step)
+        step_fits = self.step is None or callable(self.step)
+        for part, fits, wanted in (
+            ("model", isinstance(self.model, nn.Module), "a torch.nn.Module"),
+            ("batches", _is_source(self.batches), "an iterable, or a function that returns one"),
+            ("loss", callable(self.loss), "a function of (model, batch)"),
+            ("optimizer", callable(self.optimizer), "a function of the parameters"),
+            ("step", step_fits, "a function, or None"),
+        ):
+            if not fits:
+                got = _kind(getattr(self, part))
+                raise BadInput(f"`{part}` of the workload must be {wanted}, but it is {got}.")
 
 
 def iterate(workload: Workload) -> Iterator[Batch]:
@@ -118,7 +119,7 @@ def move(batch: Batch, device: torch.device | str, dtype: torch.dtype | None = N
     """The batch on `device`; with `dtype`, floating-point tensors are cast and all others are not.
 
     Tuples (named ones too), lists and dicts are followed to any depth and keep their type; an
-    object that has its own `.to(device)` is asked; anything else is returned as it is.
+    object that has its own `.to(device)` is asked; anything else is returned unchanged.
     """
     if isinstance(batch, Tensor):
         return batch.to(device, dtype if batch.is_floating_point() else None)
@@ -162,10 +163,6 @@ def _ended(name: str, count: int) -> BadInput:
         f"`batches` of {name} ended after {count:,} batches and cannot be started again. "
         "Ask for fewer steps, or give a list, a DataLoader or a function that returns an iterator."
     )
-
-
-def _wrong(part: str, wanted: str, got: object) -> BadInput:
-    return BadInput(f"`{part}` of the workload must be {wanted}, but it is {_kind(got)}.")
 
 
 def _kind(value: object) -> str:

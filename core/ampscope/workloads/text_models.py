@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ampscope.workloads.protocol import Workload
-from ampscope.workloads.training_data import VOCABULARY, next_character_loss, text_batches
+from ampscope.workloads.training_data import VOCABULARY
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ class Attention(nn.Module):
         q, k, v = (self._split(linear(x)) for linear in (self.q, self.k, self.v))
         scores: Tensor = self.scores(q, k)
         length = x.shape[1]
-        # The lowest finite number of the dtype at hand and not -inf: fits each format, and a
+        # The lowest finite number of the scores' dtype and not -inf: fits each format, and a
         # healthy run then holds no infinity at all.
         lowest = torch.finfo(scores.dtype).min
         scores = scores.masked_fill(self.causal[:length, :length], lowest)
@@ -151,17 +150,6 @@ class GPT(nn.Module):
                 nn.init.normal_(parameter, std=_INIT_STD)
 
 
-def build_gpt(size: str, seed: int) -> Workload:
-    """The workload of one size; weights come from torch's global generator."""
-    chosen = GPT_SIZES[size]
-    return Workload(
-        model=GPT(chosen),
-        batches=text_batches(seed, chosen.batch_size, chosen.context),
-        loss=next_character_loss,
-        optimizer=lambda params: torch.optim.AdamW(params, lr=chosen.lr),
-    )
-
-
 # A gated recurrent network on character text, its cell built on nn.Linear.
 #
 # The cell is the GRU of Cho et al. (2014). It is written out because nn.GRU and nn.LSTM are one
@@ -224,14 +212,3 @@ class RNN(nn.Module):
             states.append(state)
         logits: Tensor = self.head(torch.stack(states, dim=1))
         return logits
-
-
-def build_rnn(size: str, seed: int) -> Workload:
-    """The workload of one size; weights come from torch's global generator."""
-    chosen = RNN_SIZES[size]
-    return Workload(
-        model=RNN(chosen),
-        batches=text_batches(seed, chosen.batch_size, chosen.context),
-        loss=next_character_loss,
-        optimizer=lambda params: torch.optim.SGD(params, lr=chosen.lr),
-    )

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from importlib import resources
 from importlib.resources import files
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 
-from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.launcher.plan import run_diagnosis
 from ampscope.records import RunSpec
 from ampscope.report import fix_words
@@ -60,17 +59,18 @@ def scores(
     for answer in ANSWERS:
         if wanted and answer.id.lower() not in wanted:
             continue
-        say(answer.script)
-        yield _score(answer.script, answer, _diagnose(answer.script, answer.policy, store))
+        yield _diagnosed(answer.script, answer, answer.policy, store, say)
         if answer.twin is not None and healthy:
-            say(answer.twin)
-            yield _score(answer.twin, None, _diagnose(answer.twin, answer.policy, store))
+            yield _diagnosed(answer.twin, None, answer.policy, store, say)
     for name in HEALTHY if healthy and not wanted else ():
-        say(name)
-        yield _score(name, None, _diagnose(name, "any", store))
+        yield _diagnosed(name, None, "any", store, say)
 
 
-def _diagnose(script: str, policy: str, store: Path) -> DiagnosisResult:
+def _diagnosed(
+    script: str, answer: Answer | None, policy: str, store: Path, say: Callable[[str], None]
+) -> Score:
+    """``answer`` is None for a healthy script."""
+    say(script)
     path = script_path(script)
     spec = RunSpec(
         workload=str(path),
@@ -82,10 +82,7 @@ def _diagnose(script: str, policy: str, store: Path) -> DiagnosisResult:
         label=path.name,
         group=f"zoo-{path.stem}",
     )
-    return run_diagnosis(spec, store)
-
-
-def _score(script: str, answer: Answer | None, report: DiagnosisResult) -> Score:
+    report = run_diagnosis(spec, store)
     findings = report.diagnosis.findings
     names = [f.cause for f in findings] or [report.diagnosis.verdict]
     expected = answer.cause if answer else "no_fault"
@@ -131,20 +128,6 @@ HEALTHY: tuple[str, ...] = (
 )
 
 
-class _Case(TypedDict, total=False):
-    script: str
-    twin: bool
-    cause: str
-    accept: list[str]
-    module: str
-    op_hint: str
-    fix_kinds: list[str]
-    appliable: bool
-    policy: str
-    source: str
-    note: str
-
-
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What a case's script does wrong, where, and what cures it."""
@@ -155,52 +138,39 @@ class Answer:
     twin: str | None
     """File name of the healthy twin; None where the script itself is healthy."""
     cause: str
-    accept: tuple[str, ...]
-    """Other causes that count as right when they are the first finding."""
-    module: str | None
-    """Dotted path in the script's model; None where no module of it is to blame."""
-    op_hint: str | None
-    """Part of the name of the first bad aten op; None where no single op is to blame."""
     fix_kinds: tuple[str, ...]
     """Fix kinds that are right; the first is the one that the report's authors adopted."""
     appliable: bool
     """Whether one of them can be applied from outside and, tried by hand, cured the symptom."""
-    policy: str
-    """Op lists under which the fault shows on a CPU: native, cuda or any (both)."""
     source: str
-    source_url: str
     note: str
+    accept: tuple[str, ...] = ()
+    """Other causes that count as right when they are the first finding."""
+    module: str | None = None
+    """Dotted path in the script's model; None where no module of it is to blame."""
+    op_hint: str | None = None
+    """Part of the name of the first bad aten op; None where no single op is to blame."""
+    policy: str = "any"
+    """Op lists under which the fault shows on a CPU: native, cuda or any (both)."""
+
+    @property
+    def source_url(self) -> str:
+        """GitHub redirects /issues/N to the pull request of that number."""
+        repository, _, number = self.source.partition("#")
+        return f"https://github.com/{repository}/issues/{number}" if number else ""
 
 
-def _url(source: str) -> str:
-    """GitHub redirects /issues/N to the pull request of that number."""
-    repository, _, number = source.partition("#")
-    return f"https://github.com/{repository}/issues/{number}" if number else ""
-
-
-def _answer(case_id: str, case: _Case) -> Answer:
-    script = case["script"]
-    return Answer(
-        id=case_id,
-        script=f"{script}.py",
-        twin=f"{script}_healthy.py" if case.get("twin", True) else None,
-        cause=case["cause"],
-        accept=tuple(case.get("accept", ())),
-        module=case.get("module"),
-        op_hint=case.get("op_hint"),
-        fix_kinds=tuple(case["fix_kinds"]),
-        appliable=case["appliable"],
-        policy=case.get("policy", "any"),
-        source=case["source"],
-        source_url=_url(case["source"]),
-        note=case["note"],
-    )
+def _answer(case_id: str, case: dict[str, Any]) -> Answer:
+    script, has_twin = case.pop("script"), case.pop("twin", True)
+    for name in ("fix_kinds", "accept"):
+        case[name] = tuple(case.get(name, ()))
+    twin = f"{script}_healthy.py" if has_twin else None
+    return Answer(case_id, f"{script}.py", twin, **case)
 
 
 def _load() -> tuple[Answer, ...]:
     text = files("ampscope.zoo").joinpath("answers.toml").read_text(encoding="utf-8")
-    cases: dict[str, _Case] = tomllib.loads(text)
-    return tuple(_answer(case_id, case) for case_id, case in cases.items())
+    return tuple(_answer(case_id, case) for case_id, case in tomllib.loads(text).items())
 
 
 ANSWERS: tuple[Answer, ...] = _load()

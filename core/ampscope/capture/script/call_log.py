@@ -9,10 +9,9 @@ and the user's own autograd.Functions.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping
-from types import TracebackType
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -31,10 +30,18 @@ from ampscope.numerics.formats import dtype_name
 from ampscope.observations import MIN_HAND_SCALE, Call
 from ampscope.patches import Patches
 
+# Scalers that the script enabled and a control disabled. A constant by which such a script
+# multiplies its loss is a weight, as in the run with the scaler, and no loss scale.
+held_off: WeakSet[Any] = WeakSet()
 
-class CallLog:
-    """Hears of steps and wraps torch's methods while entered; the log is :attr:`calls`. ``raised``
-    gets what comes out of a backward pass."""
+
+class CallLog(StepListener):
+    """Hears of steps and wraps torch's methods while entered; the log is :attr:`calls`.
+
+    Scalers are numbered as they are first seen; autocast regions are logged once per dtype and
+    line. Of a call that reads or changes gradients the log says whether they carried a loss scale.
+    ``raised`` gets what comes out of a backward pass.
+    """
 
     def __init__(
         self,
@@ -43,121 +50,104 @@ class CallLog:
         attempts: Attempts,
         raised: Callable[[Exception], None] | None = None,
     ) -> None:
-        self._log = log
-        self._scalers = ScalerCalls(log, attempts)
-        self._events = StepEvents(watch, self._scalers, attempts)
-        self._wrapped = (
-            self._scalers,
-            GradientCalls(log, self._scalers, attempts, watch, raised),
-            RegionCalls(log, watch),
-            CheckpointCalls(log),
-        )
+        self._calls = log
+        self._watch = watch
+        self._attempts = attempts
+        self._raised = raised
+        self._scalers = attempts.scaler_numbers
+        self._hand_scaled: set[str] = set()  # lines of backward passes
+        self._open: list[str] = []  # dtypes of the open regions, "" for one that is switched off
+        self._seen: set[tuple[str, str]] = set()  # regions: dtype, line
+        self._events = StepEvents(watch, self, attempts)
         self._patches = Patches()
 
     @property
     def calls(self) -> list[Call]:
         """All calls so far, in order."""
-        return self._log.records
-
-    @property
-    def scalers(self) -> list[Any]:
-        """Every GradScaler seen, in the order of their numbers."""
-        return self._scalers.scalers
+        return self._calls.records
 
     def __enter__(self) -> CallLog:
         try:
             self._events.__enter__()
-            for group in self._wrapped:
-                group.wrap(self._patches)
-        except BaseException as error:
-            self.__exit__(type(error), error, error.__traceback__)
+            self._wrap()
+        except BaseException:
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._patches.undo()
-        self._events.__exit__(kind, error, where)
+        self._events.__exit__(*error)
 
+    def _wrap(self) -> None:
+        wrap, scaler = self._patches.wrap, torch.amp.GradScaler
+        region = torch.amp.autocast_mode.autocast
+        wrap(scaler, "__init__", self._new)
+        wrap(scaler, "get_scale", partial(self._logged, "get_scale"))
+        wrap(scaler, "state_dict", partial(self._logged, "scaler_state_dict"))
+        wrap(scaler, "load_state_dict", partial(self._logged, "scaler_load_state_dict"))
+        wrap(torch.Tensor, "backward", self._backward)
+        wrap(torch.autograd, "backward", self._backward)
+        wrap(torch.autograd, "grad", self._grad)
+        wrap(torch.optim.Optimizer, "zero_grad", self._zero_grad)
+        wrap(torch.nn.Module, "zero_grad", self._zero_grad)
+        for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
+            for name in ("clip_grad_norm_", "clip_grad_value_"):
+                wrap(owner, name, self._clip)
+        wrap(region, "__enter__", self._enter)
+        wrap(region, "__exit__", self._exit)
+        wrap_functions(self._watch, self._patches)
+        wrap(torch.Tensor, "__reduce_ex__", _without_marks)
+        wrap(torch.nn.Parameter, "__reduce_ex__", _without_marks)
+        wrap(torch, "save", self._save)
+        wrap(torch, "load", self._load)
 
-# GradScaler: created, scale, unscale_, step, update, its state.
+    # GradScaler: created, scale, unscale_, step, update, its state.
 
-
-# Scalers that the script enabled and a control disabled. A constant by which such a script
-# multiplies its loss is a weight, as it is in the run with the scaler, and no loss scale.
-held_off: WeakSet[Any] = WeakSet()
-
-
-class ScalerCalls(StepListener):
-    """Logs the calls of every enabled scaler; scalers are numbered as they are first seen."""
-
-    def __init__(self, calls: Calls, attempts: Attempts) -> None:
-        self._numbers = attempts.scaler_numbers
-        self.scalers = self._numbers.known
-        self.name_of = self._numbers.name_of
-        self._calls = calls
-        self._attempts = attempts
-
-    def wrap(self, patches: Patches) -> None:
-        """Put the wrappers on; ``patches`` takes them off."""
-        scaler = torch.amp.GradScaler
-        patches.replace(scaler, "__init__", self._new)
-        patches.replace(scaler, "get_scale", self._simple("get_scale"))
-        patches.replace(scaler, "state_dict", self._simple("scaler_state_dict"))
-        patches.replace(scaler, "load_state_dict", self._simple("scaler_load_state_dict"))
-
-    def scale_named(self, name: str) -> float:
+    def _scale_named(self, name: str) -> float:
         """Scale of the scaler called ``name``; 1 when there is none."""
-        scaler = self._numbers.named(name)
+        scaler = self._scalers.named(name)
         return 1.0 if scaler is None else self._calls.scale_of(scaler)
 
     @property
-    def any_enabled(self) -> bool:
+    def _any_enabled(self) -> bool:
         """Whether the script scales losses by a scaler at all, or would without the control."""
-        return any(scaler.is_enabled() or scaler in held_off for scaler in self.scalers)
+        return any(scaler.is_enabled() or scaler in held_off for scaler in self._scalers.known)
 
-    def of_factor(self, factor: float) -> str:
+    def _of_factor(self, factor: float) -> str:
         """Name of an enabled scaler whose scale is ``factor``, as in
         ``(loss * scaler.get_scale()).backward()``; "" when none is, or the scale is 1."""
         if factor == 1.0:
             return ""
         return next(
             (
-                self.name_of(scaler)
-                for scaler in self.scalers
+                self._scalers.name_of(scaler)
+                for scaler in self._scalers.known
                 if scaler.is_enabled()
                 and math.isclose(self._calls.scale_of(scaler), factor, rel_tol=1e-5)
             ),
             "",
         )
 
-    def _new(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(scaler: Any, *args: Any, **kwargs: Any) -> None:
-            original(scaler, *args, **kwargs)
-            enabled = scaler.is_enabled()
-            value = self._calls.scale_of(scaler) if enabled else None
-            name = self.name_of(scaler)
-            self._calls.add("scaler_new", subject=name, value=value, enabled=enabled)
-
-        return wrapper
+    def _new(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
+        original(scaler, *args, **kwargs)
+        enabled = scaler.is_enabled()
+        value = self._calls.scale_of(scaler) if enabled else None
+        name = self._scalers.name_of(scaler)
+        self._calls.add("scaler_new", subject=name, value=value, enabled=enabled)
 
     def scaled(self, scaler: Any, loss: Any, result: Any) -> None:
-        name = self.name_of(scaler)
+        name = self._scalers.name_of(scaler)
         for tensor in op_facts.tensors(result, None):
             mark_scaled(tensor, name)
         self._calls.add("scale", subject=name, value=self._calls.scale_of(scaler), scaled=True)
 
     def before_unscale(self, optimizer: Any, scaler: Any) -> None:
         name = self._attempts.optimizer_name(optimizer)
-        self._calls.add("unscale_", subject=self.name_of(scaler), note=name)
+        self._calls.add("unscale_", subject=self._scalers.name_of(scaler), note=name)
 
     def before_scaler_step(self, optimizer: Any, scaler: Any) -> None:
-        name, note = self.name_of(scaler), self._attempts.optimizer_name(optimizer)
+        name, note = self._scalers.name_of(scaler), self._attempts.optimizer_name(optimizer)
         self._calls.add("scaler_step", subject=name, note=note)
         self._calls.enter()
 
@@ -172,84 +162,42 @@ class ScalerCalls(StepListener):
 
     def updated(self, scaler: Any) -> None:
         value = self._calls.scale_of(scaler)
-        self._calls.add("update", subject=self.name_of(scaler), value=value)
+        self._calls.add("update", subject=self._scalers.name_of(scaler), value=value)
 
-    def _simple(self, name: str) -> Callable[[Any], Any]:
-        def make(original: Any) -> Any:
-            @functools.wraps(original)
-            def wrapper(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-                result = self._calls.inside(original, scaler, *args, **kwargs)
-                if name != "get_scale" or not self._calls.is_nested:
-                    self._calls.add(name, subject=self.name_of(scaler))
-                return result
+    def _logged(self, name: str, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        result = self._calls.inside(original, scaler, *args, **kwargs)
+        if name != "get_scale" or not self._calls.is_nested:
+            self._calls.add(name, subject=self._scalers.name_of(scaler))
+        return result
 
-            return wrapper
+    # What fills, empties and clips gradients: backward, grad, zero_grad, clip_grad_*.
 
-        return make
-
-
-# Wrappers of what fills, empties and clips gradients: backward, grad, zero_grad, clip_grad_*.
-
-
-class GradientCalls:
-    """Logs these calls, and says of each whether the gradients carried a loss scale."""
-
-    def __init__(
-        self,
-        calls: Calls,
-        scalers: ScalerCalls,
-        attempts: Attempts,
-        watch: OpWatch,
-        raised: Callable[[Exception], None] | None,
-    ) -> None:
-        self._calls = calls
-        self._raised = raised
-        self._scalers = scalers
-        self._attempts = attempts
-        self._watch = watch
-        self._hand_scaled: set[str] = set()  # lines of backward passes
-
-    def wrap(self, patches: Patches) -> None:
-        """Put the wrappers on; ``patches`` takes them off."""
-        patches.replace(torch.Tensor, "backward", self._backward)
-        patches.replace(torch.autograd, "backward", self._backward)
-        patches.replace(torch.autograd, "grad", self._grad)
-        patches.replace(torch.optim.Optimizer, "zero_grad", self._zero_grad)
-        patches.replace(torch.nn.Module, "zero_grad", self._zero_grad)
-        for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
-            for name in ("clip_grad_norm_", "clip_grad_value_"):
-                patches.replace(owner, name, self._clip)
-
-    def _backward(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if self._calls.is_nested:
-                return self._calls.inside(original, *args, **kwargs)
-            roots = args[0] if args else kwargs.get("tensors")
-            create_graph = bool(kwargs.get("create_graph"))
-            for root in op_facts.tensors(roots, None):
-                self._note_backward(root, create_graph=create_graph)
-            try:
-                result = self._calls.inside(original, *args, **kwargs)
-            except Exception as error:
-                if self._raised is not None:
-                    self._raised(error)
-                raise
-            self._attempts.after_backward()
-            return result
-
-        return wrapper
+    def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._calls.is_nested:
+            return self._calls.inside(original, *args, **kwargs)
+        roots = args[0] if args else kwargs.get("tensors")
+        create_graph = bool(kwargs.get("create_graph"))
+        for root in op_facts.tensors(roots, None):
+            self._note_backward(root, create_graph=create_graph)
+        try:
+            result = self._calls.inside(original, *args, **kwargs)
+        except Exception as error:
+            if self._raised is not None:
+                self._raised(error)
+            raise
+        self._attempts.after_backward()
+        return result
 
     def _note_backward(self, root: Tensor, *, create_graph: bool) -> None:
         note = root_of_loss(root)
-        scaler = scaled_by(root) or self._scalers.of_factor(_factor(note))
+        scaler = scaled_by(root) or self._of_factor(_factor(note))
         with no_dispatch():
             numbers = readable(root)
             value = math.nan
             if numbers is not None and numbers.numel():
                 value = float(numbers.float().sum())
-        value /= self._scalers.scale_named(scaler) or 1.0
-        factor = 1.0 if self._scalers.any_enabled else self._hand_scale(note)
+        value /= self._scale_named(scaler) or 1.0
+        factor = 1.0 if self._any_enabled else self._hand_scale(note)
         value /= factor
         self._calls.add(
             "backward",
@@ -269,51 +217,73 @@ class GradientCalls:
     def _hand_scale(self, note: str) -> float:
         """The factor of a loss that is scaled by hand, such as ``loss * 2 ** lg_loss_scale``; 1 of
         any other. Below :data:`MIN_HAND_SCALE` it counts at a line where it was above before."""
-        name, _, text = note.partition(" ")
-        factor = float(text) if text and name in ("mul", "mul_") else 1.0
-        line = self._calls.line()
+        factor, line = _factor(note), self._calls.line()
         if factor >= MIN_HAND_SCALE:
             self._hand_scaled.add(line)
         return factor if line in self._hand_scaled and factor > 0 else 1.0
 
-    def _grad(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._calls.is_nested:
-                scaled = any(scaled_by(root) for root in op_facts.tensors(outputs, None))
-                create_graph = bool(kwargs.get("create_graph"))
-                self._calls.add("grad", scaled=scaled, create_graph=create_graph)
-            return self._calls.inside(original, outputs, *args, **kwargs)
+    def _grad(self, original: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._calls.is_nested:
+            scaled = any(scaled_by(root) for root in op_facts.tensors(outputs, None))
+            create_graph = bool(kwargs.get("create_graph"))
+            self._calls.add("grad", scaled=scaled, create_graph=create_graph)
+        return self._calls.inside(original, outputs, *args, **kwargs)
 
-        return wrapper
+    def _zero_grad(self, original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._calls.is_nested:
+            is_optimizer = isinstance(owner, torch.optim.Optimizer)
+            name = self._attempts.optimizer_name(owner) if is_optimizer else "model"
+            self._calls.add("zero_grad", subject=name)
+        return self._calls.inside(original, owner, *args, **kwargs)
 
-    def _zero_grad(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(owner: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._calls.is_nested:
-                is_optimizer = isinstance(owner, torch.optim.Optimizer)
-                name = self._attempts.optimizer_name(owner) if is_optimizer else "model"
-                self._calls.add("zero_grad", subject=name)
-            return self._calls.inside(original, owner, *args, **kwargs)
+    def _clip(self, original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        scaled = self._attempts.carried.carries(tensors, self._attempts.optimizers)
+        norm = self._calls.inside(original, tensors, *args, **kwargs)
+        value = float(norm) if isinstance(norm, Tensor) else None
+        limits = [*args, kwargs.get("max_norm"), kwargs.get("clip_value")]
+        limit = next((x for x in limits if x is not None), 0.0)
+        self._calls.add("clip", value=value, scaled=scaled, note=f"{float(limit):g}")
+        norm_type = kwargs.get("norm_type", args[1] if len(args) > 1 else 2.0)
+        if value is not None and not scaled and float(norm_type) == 2.0:
+            self._attempts.clips.add(tensors, value, float(limit))
+        return norm
 
-        return wrapper
+    # Autocast regions.
 
-    def _clip(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-            tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-            scaled = self._attempts.carries_scale(tensors)
-            norm = self._calls.inside(original, tensors, *args, **kwargs)
-            value = float(norm) if isinstance(norm, Tensor) else None
-            limits = [*args, kwargs.get("max_norm"), kwargs.get("clip_value")]
-            limit = next((x for x in limits if x is not None), 0.0)
-            self._calls.add("clip", value=value, scaled=scaled, note=f"{float(limit):g}")
-            norm_type = kwargs.get("norm_type", args[1] if len(args) > 1 else 2.0)
-            if value is not None and not scaled and float(norm_type) == 2.0:
-                self._attempts.clips.add(tensors, value, float(limit))
-            return norm
+    def _enter(self, original: Any, region: Any) -> Any:
+        enabled = bool(region._enabled)
+        dtype = dtype_name(region.fast_dtype) if enabled else ""
+        self._open.append(dtype)
+        self._watch.autocast = dtype
+        line = self._calls.line()
+        if (dtype, line) not in self._seen:
+            self._seen.add((dtype, line))
+            note = str(region.device)
+            self._calls.add("autocast", dtype=dtype, enabled=enabled, note=note)
+        return original(region)
 
-        return wrapper
+    def _exit(self, original: Any, region: Any, *args: Any) -> Any:
+        if self._open:
+            self._open.pop()
+        self._watch.autocast = self._open[-1] if self._open else ""
+        return original(region, *args)
+
+    # Checkpoints: do they hold the state of a GradScaler?
+
+    def _save(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        result = self._calls.inside(original, *args, **kwargs)
+        self._add_checkpoint("save", args[0] if args else kwargs.get("obj"))
+        return result
+
+    def _load(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        result = self._calls.inside(original, *args, **kwargs)
+        self._add_checkpoint("load", result)
+        return result
+
+    def _add_checkpoint(self, name: str, content: object) -> None:
+        has_state = has_scaler_state(content)
+        self._calls.add(name, note="with scaler state" if has_state else "without scaler state")
 
 
 def _factor(note: str) -> float:
@@ -322,91 +292,12 @@ def _factor(note: str) -> float:
     return float(constant) if constant and name in ("mul", "mul_") else 1.0
 
 
-# Wrappers of what an op runs in: autocast regions and the user's own autograd.Functions.
-
-
-class RegionCalls:
-    """Logs autocast regions, each once per dtype and line, and tells the watch where it is."""
-
-    def __init__(self, calls: Calls, watch: OpWatch) -> None:
-        self._calls = calls
-        self._watch = watch
-        self._open: list[str] = []  # dtypes of the open regions, "" for one that is switched off
-        self._seen: set[tuple[str, str]] = set()
-
-    def wrap(self, patches: Patches) -> None:
-        """Put the wrappers on; ``patches`` takes them off."""
-        patches.replace(torch.amp.autocast_mode.autocast, "__enter__", self._enter)
-        patches.replace(torch.amp.autocast_mode.autocast, "__exit__", self._exit)
-        wrap_functions(self._watch, patches)
-
-    def _enter(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(region: Any) -> Any:
-            enabled = bool(region._enabled)
-            dtype = dtype_name(region.fast_dtype) if enabled else ""
-            self._open.append(dtype)
-            self._watch.autocast = dtype
-            line = self._calls.line()
-            if (dtype, line) not in self._seen:
-                self._seen.add((dtype, line))
-                note = str(region.device)
-                self._calls.add("autocast", dtype=dtype, enabled=enabled, note=note)
-            return original(region)
-
-        return wrapper
-
-    def _exit(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(region: Any, *args: Any) -> Any:
-            if self._open:
-                self._open.pop()
-            self._watch.autocast = self._open[-1] if self._open else ""
-            return original(region, *args)
-
-        return wrapper
-
-
-# Wrappers of torch.save and torch.load: does a checkpoint hold the state of a GradScaler?
-#
-# The state is looked for by its keys, at any depth.
-
-
 _KEYS = {"scale", "growth_factor", "backoff_factor", "growth_interval"}  # GradScaler.state_dict
 MAX_DEPTH = 4
 
 
-class CheckpointCalls:
-    """Logs what is saved and loaded, and keeps the watch's marks out of it."""
-
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
-
-    def wrap(self, patches: Patches) -> None:
-        """Put the wrappers on; ``patches`` takes them off."""
-        patches.replace(torch.Tensor, "__reduce_ex__", _without_marks)
-        patches.replace(torch.nn.Parameter, "__reduce_ex__", _without_marks)
-        patches.replace(torch, "save", self._checkpoint("save"))
-        patches.replace(torch, "load", self._checkpoint("load"))
-
-    def _checkpoint(self, name: str) -> Callable[[Any], Any]:
-        def make(original: Any) -> Any:
-            @functools.wraps(original)
-            def wrapper(*args: Any, **kwargs: Any) -> Any:
-                result = self._calls.inside(original, *args, **kwargs)
-                saved = args[0] if args else kwargs.get("obj")
-                content = saved if name == "save" else result
-                note = "with scaler state" if has_scaler_state(content) else "without scaler state"
-                self._calls.add(name, note=note)
-                return result
-
-            return wrapper
-
-        return make
-
-
 def has_scaler_state(value: object, depth: int = 0) -> bool:
-    """True when ``value`` is or contains a GradScaler's state_dict."""
+    """True when ``value`` is or contains a GradScaler's state_dict, known by its keys."""
     if not isinstance(value, Mapping) or depth > MAX_DEPTH:
         return False
     if value.keys() >= _KEYS:
@@ -414,15 +305,10 @@ def has_scaler_state(value: object, depth: int = 0) -> bool:
     return any(has_scaler_state(part, depth + 1) for part in value.values())
 
 
-def _without_marks(original: Any) -> Any:
+def _without_marks(original: Any, tensor: Any, protocol: Any) -> Any:
     """A tensor that is pickled loses its marks: a checkpoint must not hold them."""
-
-    @functools.wraps(original)
-    def wrapper(tensor: Any, protocol: Any) -> Any:
-        unmark(tensor)
-        return original(tensor, protocol)
-
-    return wrapper
+    unmark(tensor)
+    return original(tensor, protocol)
 
 
 # Which scaler made the root of a backward pass: a note in the autograd node's own metadata.
@@ -463,7 +349,7 @@ def _metadata(node: Any) -> dict[str, object]:
     return found
 
 
-# Wrapper of the user's own autograd.Functions: tells the op watch which one is running.
+# Wrapper of the user's own autograd.Functions: the op watch hears which one is running.
 #
 # The ops of a Function's forward run without gradients, so none of them has an autograd node; the
 # Function has one node for all, whose place is where it was applied.

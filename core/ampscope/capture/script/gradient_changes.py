@@ -65,7 +65,8 @@ class GradientChanges:
                 for p, copy in own
                 if copy is not None and p.grad is not None and _differs(copy, p.grad.detach())
             ]
-            if not changed or not all(_is_usable(pair) for pair in changed):
+            # An overflowed gradient says nothing about a factor.
+            if not changed or not all(bool(torch.isfinite(g).all()) for p in changed for g in p):
                 return
             facts = dataclasses.asdict(change_kind(changed))
         self.records.append(
@@ -88,11 +89,6 @@ def _differs(before: Tensor, after: Tensor) -> bool:
     """Changed, and not merely emptied for the next step."""
     same_kind = _is_comparable(after) and before.shape == after.shape
     return same_kind and not torch.equal(before, after) and bool(after.any())
-
-
-def _is_usable(pair: Pair) -> bool:
-    """An overflowed gradient says nothing about a factor."""
-    return all(bool(torch.isfinite(gradient).all()) for gradient in pair)
 
 
 # How a set of gradients was changed: by one factor, by a factor each, by a clamp, or otherwise.

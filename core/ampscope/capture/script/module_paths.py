@@ -12,7 +12,6 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -25,6 +24,14 @@ from ampscope.capture.op_trace import Flops
 from ampscope.numerics.formats import dtype_name
 
 _WRAPPERS = ("DataParallel", "DistributedDataParallel", "OptimizedModule")
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The user's model inside the wrappers of parallel training and of torch.compile, whose names
+    are in no path."""
+    while type(model).__name__ in _WRAPPERS:
+        model = next(model.children())
+    return model
 
 
 class ModulePaths:
@@ -47,12 +54,7 @@ class ModulePaths:
         ]
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for handle in self._handles:
             handle.remove()
         self.stack.clear()

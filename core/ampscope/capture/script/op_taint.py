@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -236,25 +236,8 @@ class Uses:
         place: Place,
     ) -> None:  # fmt: skip
         """Look at one op; ``place`` gives (module, line) and is asked only when a fact is found."""
-        name = func._opname
-        if name in _WHOLE or _is_eight_bit(tensors, out):
-            self.add(FIXED, name, attempt, place)
-        if name == "binary_cross_entropy" and autocast:
-            self.add("bce_under_autocast", name, attempt, place)
-        elif name in ("arange", "linspace") and isinstance(out, Tensor):
-            if out.dtype in HALF_EPSILON and out.numel() > 1:
-                distinct = int(torch.unique(out).numel())
-                if distinct < out.numel():
-                    self.add("half_range", name, attempt, place, distinct, out.numel())
-        elif name == "_to_copy" and isinstance(out, Tensor) and out.dtype in HALF_EPSILON:
-            self._cast_positions(tensors, out, name, attempt, place)
-        elif name in ("sin", "cos") and tensors and tensors[0].dtype in HALF_EPSILON:
-            largest = float(tensors[0].detach().abs().float().max()) if tensors[0].numel() else 0.0
-            error = largest * HALF_EPSILON[tensors[0].dtype]
-            if math.isfinite(error) and error > PHASE_ERROR:
-                self.add("half_phase", name, attempt, place, error, largest)
-        elif name in ("_softmax", "_log_softmax") and tensors:
-            self._softmax_row(tensors[0], args, name, attempt, place)
+        for fact, *numbers in _facts(func._opname, args, tensors, out, autocast):
+            self.add(fact, func._opname, attempt, place, *numbers)
 
     def subclasses(self, name: str, types: Sequence[type], attempt: int, place: Place) -> None:
         """Op ``name`` was given tensors of these types. One from outside torch, such as torchao's
@@ -269,31 +252,6 @@ class Uses:
         fact = "custom_function" if decorated else "undecorated_function"
         self.add(fact, name, attempt, place)
 
-    def _cast_positions(
-        self, tensors: list[Tensor], out: Tensor, name: str, attempt: int, place: Place
-    ) -> None:
-        """Whole numbers, or a range, that coincide after the cast to half."""
-        if not tensors or out.numel() < 2 or tensors[0].dtype == torch.bool:
-            return
-        source = tensors[0]
-        provenance = provenance_of(source)
-        is_range = provenance is not None and provenance.names[0] in ("arange", "linspace")
-        if source.is_floating_point() and not is_range:
-            return
-        before, after = int(torch.unique(source).numel()), int(torch.unique(out).numel())
-        if after < before:
-            self.add("half_range", name, attempt, place, after, before)
-
-    def _softmax_row(
-        self, scores: Tensor, args: Any, name: str, attempt: int, place: Place
-    ) -> None:
-        if scores.numel() == 0 or not bool(torch.isneginf(scores).any()):
-            return
-        empty = torch.isneginf(scores).all(dim=args[1]) if scores.dim() else torch.isneginf(scores)
-        rows = int(empty.sum())
-        if rows:
-            self.add("fully_masked_row", name, attempt, place, rows, empty.numel())
-
     def add(
         self, fact: str, op: str, attempt: int, place: Place, value: float | None = None,
         other: float | None = None,
@@ -305,6 +263,46 @@ class Uses:
             self._found[fact, line] = dataclasses.replace(known, count=known.count + 1)
         else:
             self._found[fact, line] = OpUse(fact, op, module, line, attempt, value, other)
+
+
+def _facts(
+    name: str, args: Any, tensors: list[Tensor], out: Any, autocast: str
+) -> Iterator[tuple[Any, ...]]:
+    """The facts about a call of op ``name``, each with up to two numbers."""
+    if name in _WHOLE or _is_eight_bit(tensors, out):
+        yield (FIXED,)
+    is_half = isinstance(out, Tensor) and out.dtype in HALF_EPSILON
+    if name == "binary_cross_entropy" and autocast:
+        yield ("bce_under_autocast",)
+    elif name in ("arange", "linspace") and is_half and out.numel() > 1:
+        distinct = int(torch.unique(out).numel())
+        if distinct < out.numel():
+            yield "half_range", distinct, out.numel()
+    elif name == "_to_copy" and is_half and tensors:
+        yield from _cast_positions(tensors[0], out)
+    elif name in ("sin", "cos") and tensors and tensors[0].dtype in HALF_EPSILON:
+        largest = float(tensors[0].detach().abs().float().max()) if tensors[0].numel() else 0.0
+        error = largest * HALF_EPSILON[tensors[0].dtype]
+        if math.isfinite(error) and error > PHASE_ERROR:
+            yield "half_phase", error, largest
+    elif name in ("_softmax", "_log_softmax") and tensors and tensors[0].numel():
+        masked = torch.isneginf(tensors[0])
+        if bool(masked.any()):
+            empty = masked.all(dim=args[1]) if masked.dim() else masked
+            if rows := int(empty.sum()):
+                yield "fully_masked_row", rows, empty.numel()
+
+
+def _cast_positions(source: Tensor, out: Tensor) -> Iterator[tuple[Any, ...]]:
+    """Whole numbers, or a range, that coincide after the cast to half."""
+    provenance = provenance_of(source)
+    is_range = provenance is not None and provenance.names[0] in ("arange", "linspace")
+    if out.numel() < 2 or source.dtype == torch.bool:
+        return
+    if is_range or not source.is_floating_point():
+        before, after = int(torch.unique(source).numel()), int(torch.unique(out).numel())
+        if after < before:
+            yield "half_range", after, before
 
 
 def fixed_sentence(uses: Sequence[OpUse]) -> str:

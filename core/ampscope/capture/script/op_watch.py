@@ -13,11 +13,9 @@ import dataclasses
 import functools
 import math
 import sys
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -27,26 +25,17 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampscope.capture.failures import Failures
-from ampscope.capture.global_hooks import FORWARD_ALWAYS, FORWARD_PRE, Subscription
+from ampscope.capture.global_hooks import (
+    FORWARD_ALWAYS,
+    FORWARD_PRE,
+    Subscription,
+    a_step_runs,
+)
 from ampscope.capture.script import op_facts, op_taint
 from ampscope.capture.script.gradient_changes import WriteLines
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.op_facts import OpCall, overwrites, targets
-from ampscope.capture.script.op_taint import (
-    CHAIN,
-    FOREIGN,
-    IN_PLACE,
-    INTENDED,
-    PROVENANCE,
-    Provenance,
-    RunningSums,
-    Taints,
-    Uses,
-    adds_to_what_lives_on,
-    is_learned,
-    is_parameter,
-    producers,
-)
+from ampscope.capture.script.op_taint import FOREIGN, INTENDED, Provenance
 from ampscope.capture.tensors import HALF, in_backward
 from ampscope.capture.training_events import StepListener
 from ampscope.numerics.formats import dtype_name
@@ -65,6 +54,7 @@ _WORKSPACE = {
     "_scaled_dot_product_efficient_attention": (1,),
     "_scaled_dot_product_cudnn_attention": (1,),
 }
+RUNNING_SUMS = frozenset({*op_taint.IN_PLACE, "add", "sub"})
 
 
 class OpWatch(StepListener):
@@ -82,20 +72,20 @@ class OpWatch(StepListener):
         self.budget = budget  # ops to look at before it goes to sleep
         self.seen_ops = 0
         self.enabled = True
-        self.in_optimizer = False  # its ops are not sums of the script's
+        self._in_optimizer = False
         self.on_op = on_op
         self.autocast = ""  # dtype of the autocast region that is open, "" outside
         self.failures = Failures()
         self.gap_ops: set[tuple[str, str]] = set()  # op, dtype: see policy.op_lists
         self._known_ops: set[tuple[int, torch.dtype]] = set()
-        self.uses = Uses()
-        self.taints = Taints()
+        self.uses = op_taint.Uses()
+        self.taints = op_taint.Taints()
         self._read: dict[str, int] = {}  # "nan", "inf", "-inf" that Python got -> bad op
         self.writes = WriteLines(lines)
         self._attempt = 0
         self._origins = Origins(paths, lines)
         self._bad = BadOps(self._origins)
-        self._inaccurate = InaccurateOps(self._bad, lines)
+        self._sums = op_taint.RunningSums()
         self.reads = Reads(self._bad, lines, self.taint_of)
         self._mode: _Mode | None = None
 
@@ -105,26 +95,28 @@ class OpWatch(StepListener):
         self._mode.__enter__()  # type: ignore[no-untyped-call]  # torch's is untyped
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._mode is not None:
-            self._mode.__exit__(kind, error, where)  # type: ignore[no-untyped-call]  # likewise
-        self._origins.__exit__(kind, error, where)
+            self._mode.__exit__(*error)  # type: ignore[no-untyped-call]  # likewise
+        self._origins.__exit__(*error)
 
     @property
     def functions(self) -> list[str]:
         """The user's autograd.Functions that run now, innermost last."""
         return self._origins.functions
 
+    @property
+    def in_optimizer(self) -> bool:
+        """Whether an optimizer's own step runs, whose ops are not sums of the script's."""
+        # Nothing is heard of the end of a step that raised.
+        self._in_optimizer = self._in_optimizer and a_step_runs()
+        return self._in_optimizer
+
     def before_step(self, optimizer: Any, scaler: Any, *, has_closure: bool) -> None:
-        self.in_optimizer = not has_closure
+        self._in_optimizer = not has_closure
 
     def after_step(self, optimizer: Any, scaler: Any) -> None:
-        self.in_optimizer = False
+        self._in_optimizer = False
 
     def taint_of(self, tensor: Tensor | None) -> int | None:
         """Id of the bad op that made ``tensor`` non-finite; :data:`op_taint.FOREIGN` where that
@@ -167,7 +159,7 @@ class OpWatch(StepListener):
             self._origins.remember()
         results = op_facts.tensors(out, None)
         for tensor in results:
-            tensor.__dict__[PROVENANCE] = provenance
+            tensor.__dict__[op_taint.PROVENANCE] = provenance
         self.reads.compared(call.tensors, results)
         if self.writes.active and call.node is None and not self.in_optimizer:
             self.writes.note(call, results)
@@ -229,7 +221,34 @@ class OpWatch(StepListener):
             return
         self.taints.clear(out)
         if out.dtype in HALF:
-            self._inaccurate.note(call, out, self.autocast, in_optimizer=self.in_optimizer)
+            self._note_inaccurate(call, out)
+
+    def _note_inaccurate(self, call: OpCall, out: Tensor) -> None:
+        """A finite half-precision result: is it wrong all the same?
+
+        stall   a sum equals its first term although the second is not zero
+        drift   the rounding errors of a running sum, added up
+        coarse  a result far from the fp32 result of the same inputs
+        """
+        if not self.in_optimizer:
+            self._note_sum(call, out)
+        if op_facts.is_accumulation(call.func):
+            error = op_facts.fp32_error(call.func, call.args, call.kwargs, out)
+            if error is not None and error > INACCURATE_ERROR:
+                self._bad.remember("coarse", call, call.tensors, out, self.autocast, error)
+
+    def _note_sum(self, call: OpCall, out: Tensor) -> None:
+        stagnated = op_facts.stagnated_share(call.func, call.args, out, call.before)
+        if stagnated is not None and op_taint.adds_to_what_lives_on(call.name, call.args):
+            self._bad.remember("stall", call, call.tensors, out, self.autocast, stagnated)
+        first = call.before if call.before is not None else (call.args[0] if call.args else None)
+        if call.node is not None or not isinstance(first, Tensor) or call.name not in RUNNING_SUMS:
+            return
+        if op_taint.adds_to_what_lives_on(call.name, call.args):
+            line = self.lines.where()
+            drift = self._sums.drift(line, call.func, call.args, call.kwargs, first, out)
+            if drift is not None and drift > INACCURATE_ERROR:
+                self._bad.remember("drift", call, call.tensors, out, self.autocast, drift)
 
     def _not_finite(self, call: OpCall, out: Tensor, provenance: Provenance, position: int) -> None:
         inputs = [t for t in call.tensors if t is not out]
@@ -404,7 +423,7 @@ class Origins:
         self.lines = lines
         self.functions: list[str] = []  # user autograd.Functions that run now
         self._numbers: list[int] = []
-        self._origins: deque[Origin] = deque()
+        self._origins: list[Origin] = []
         self._handles: list[Subscription] = []
 
     def __enter__(self) -> Origins:
@@ -415,12 +434,7 @@ class Origins:
         ]
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for handle in self._handles:
             handle.remove()
 
@@ -470,14 +484,14 @@ class Origins:
     def new_attempt(self) -> None:
         """An optimizer step begins: forget the nodes when there are too many."""
         if len(self._numbers) > MAX_NODES:
-            self._numbers, self._origins = [], deque()
+            self._numbers, self._origins = [], []
 
 
 # The bad ops found so far: once per place, counted when they come again, with consumers.
 
 
 MAX_BAD = 400
-MAX_WATCHERS = 4  # bad ops whose consumers one tensor tells of
+MAX_WATCHERS = 4  # bad ops whose consumers one tensor leads to
 
 
 class BadOps:
@@ -498,7 +512,7 @@ class BadOps:
         ]
 
     def record(self, bad_id: int) -> BadOp | None:
-        """The bad op with that id as it is known now, without its consumers."""
+        """The bad op with that id so far, without its consumers."""
         return self._found.get(bad_id)
 
     def note_consumer(self, name: str, parents: list[Provenance]) -> tuple[int, ...]:
@@ -507,7 +521,7 @@ class BadOps:
         for parent in parents:
             for bad in parent.watchers:
                 chain = self._consumers.setdefault(bad, [])
-                if len(chain) < CHAIN:
+                if len(chain) < op_taint.CHAIN:
                     chain.append(name)
                     watchers += (bad,)
         return watchers[:MAX_WATCHERS]
@@ -559,7 +573,10 @@ class BadOps:
             code=line_text(origin.place),
             library=line_name(origin.library),
             dtype=dtype_name(out.dtype),
-            inputs=tuple(op_facts.operand(t, producers(t), is_parameter(t)) for t in inputs[:4]),
+            inputs=tuple(
+                op_facts.operand(t, op_taint.producers(t), op_taint.is_parameter(t))
+                for t in inputs[:4]
+            ),
             scalars=op_facts.scalars(call.args, call.kwargs),
             **op_facts.special_counts(out),
             total=out.numel(),
@@ -570,50 +587,9 @@ class BadOps:
             error=error,
             function=origin.function,
             grad_enabled=torch.is_grad_enabled(),
-            tracked=any(map(is_learned, inputs)),
+            tracked=any(map(op_taint.is_learned, inputs)),
             index=op_facts.first_bad_index(out) if wanted else (),
         )
-
-
-# Ops that stay finite in half precision and are wrong all the same.
-#
-#     stall   a sum equals its first term although the second is not zero
-#     drift   the rounding errors of a running sum, added up
-#     coarse  a result far from the fp32 result of the same inputs
-
-
-RUNNING_SUMS = frozenset({*IN_PLACE, "add", "sub"})
-
-
-class InaccurateOps:
-    """Looks at one finite half-precision result after the other."""
-
-    def __init__(self, bad: BadOps, lines: SourceLines) -> None:
-        self._bad = bad
-        self._lines = lines
-        self._sums = RunningSums()
-
-    def note(self, call: OpCall, out: Tensor, autocast: str, *, in_optimizer: bool) -> None:
-        """``in_optimizer``: the op belongs to an optimizer's own step, whose sums are its own."""
-        if not in_optimizer:
-            self._note_sum(call, out, autocast)
-        if op_facts.is_accumulation(call.func):
-            error = op_facts.fp32_error(call.func, call.args, call.kwargs, out)
-            if error is not None and error > INACCURATE_ERROR:
-                self._bad.remember("coarse", call, call.tensors, out, autocast, error)
-
-    def _note_sum(self, call: OpCall, out: Tensor, autocast: str) -> None:
-        stagnated = op_facts.stagnated_share(call.func, call.args, out, call.before)
-        if stagnated is not None and adds_to_what_lives_on(call.name, call.args):
-            self._bad.remember("stall", call, call.tensors, out, autocast, stagnated)
-        first = call.before if call.before is not None else (call.args[0] if call.args else None)
-        if call.node is not None or not isinstance(first, Tensor) or call.name not in RUNNING_SUMS:
-            return
-        if adds_to_what_lives_on(call.name, call.args):
-            line = self._lines.where()
-            drift = self._sums.drift(line, call.func, call.args, call.kwargs, first, out)
-            if drift is not None and drift > INACCURATE_ERROR:
-                self._bad.remember("drift", call, call.tensors, out, autocast, drift)
 
 
 # Instrument: non-finite values that the script itself reads, and what it does about them.
@@ -623,7 +599,7 @@ class InaccurateOps:
 #     if not math.isfinite(loss.item()):
 #         sys.exit(1)          # or break, continue, assert, raise
 #
-# No optimizer step tells of such a value, so the read is kept as a :class:`Call` named "read" with
+# No optimizer step shows such a value, so the read is kept as a :class:`Call` named "read" with
 # the bad op that the value descends from. Only a read that led somewhere counts: the loss of a
 # batch that never came to ``backward``, or gradients that never came to an optimizer step. A
 # metric that is not finite and is only printed is none.
@@ -719,7 +695,9 @@ class Reads:
             passed_by = self._pending.get((line, kind))
             if passed_by is None or 0 < passed_by.forwards == self.forwards:
                 continue  # a line may read the values of one batch more than once
-            self._drop(passed_by)  # the loop comes round, and the last value was left behind
+            # The loop comes round, and the last value was left behind.
+            if len(self._dropped) < MAX_READS:
+                self._dropped.append(passed_by)
             del self._pending[line, kind]
         if known is None or not self._matters(known):
             return
@@ -759,10 +737,6 @@ class Reads:
             )
             for number, read in enumerate(found)
         ]
-
-    def _drop(self, read: _Pending) -> None:
-        if len(self._dropped) < MAX_READS:
-            self._dropped.append(read)
 
     def _settle(self, *, is_gradient: bool) -> None:
         for key in [k for k in self._pending if k[1] == is_gradient]:

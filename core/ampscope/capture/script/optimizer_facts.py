@@ -5,7 +5,7 @@ at tensors outside the ops: parameters, buffers, batches.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +17,7 @@ from ampscope.capture.tensors import HALF, holds_numbers, plain
 from ampscope.numerics.formats import dtype_name
 from ampscope.observations import Scan
 
-
-@dataclass(frozen=True, slots=True)
-class StateFacts:
-    """Tensors that the optimizer keeps for its parameters."""
-
-    dtypes: str
-    nonfinite: int
-    zero_share: float | None  # second moments that are zero where the first moment is not
+MOMENTS = 64  # of a parameter's second moments, sampled
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
@@ -47,22 +40,33 @@ def option_of(optimizer: Optimizer, name: str) -> float | None:
     return None
 
 
-def state_facts(optimizer: Optimizer) -> StateFacts:
-    """Dtypes, non-finite entries, and vanished second moments of the optimizer's state."""
+def state_facts(optimizer: Optimizer, last: dict[int, Tensor]) -> dict[str, Any]:
+    """Dtypes, non-finite entries, and vanished second moments of the optimizer's state, as fields
+    of ``Attempt``. ``last`` keeps samples of second moments by id of the parameter, from one step
+    to the next."""
     tensors: list[Tensor] = []
-    dead = alive = 0
-    for state in optimizer.state.values():
+    dead = alive = fell = compared = 0
+    for parameter, state in optimizer.state.items():
         tensors += [v for v in state.values() if isinstance(v, Tensor) and _is_of_interest(v)]
         first, second = state.get("exp_avg"), state.get("exp_avg_sq", state.get("square_avg"))
         if all(isinstance(m, Tensor) and _is_of_interest(m) for m in (first, second)):
             moving = plain(first) != 0
             alive += int(moving.sum())
             dead += int((moving & (plain(second) == 0)).sum())
-    return StateFacts(
-        dtypes=dtypes(tensors),
-        nonfinite=nonfinite_count(tensors),
-        zero_share=dead / alive if alive else None,
-    )
+        if isinstance(second, Tensor) and second.dtype in HALF and _is_of_interest(second):
+            values = plain(second).flatten()
+            now = values[:: max(1, values.numel() // MOMENTS)][:MOMENTS].clone()
+            before = last.get(id(parameter))
+            if before is not None and before.shape == now.shape:
+                fell += int((now < before).sum())
+                compared += int((before > 0).sum())
+            last[id(parameter)] = now
+    return {
+        "state_dtypes": dtypes(tensors),
+        "state_nonfinite": nonfinite_count(tensors),
+        "state_zero_share": dead / alive if alive else None,
+        "state_fell_share": fell / compared if compared else None,
+    }
 
 
 def _is_of_interest(state: Tensor) -> bool:

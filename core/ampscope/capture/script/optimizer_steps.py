@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -80,7 +80,7 @@ class Attempts(StepListener):
         self.carried = CarriedScale()
         self.clips = Clips()
         self.changes = GradientChanges(writes)
-        self._reader = GradientReader(taint_of)
+        self.gradients = GradientReader(taint_of)
         self._spent = (instruments or OwnTime(Failures())).spent
         self._motions: dict[int, WeightMotion] = {}  # id of an optimizer whose step runs
         self._scaler: Any = None  # whose step runs
@@ -89,21 +89,7 @@ class Attempts(StepListener):
         self._by_hand = False
         self._hand_norms: dict[str, float | None] = {}  # by optimizer, at the end of backward
         self._facts: GradientFacts | None = None
-
-    @property
-    def gradients(self) -> list[ParameterGradient]:
-        """Every parameter's gradient at the attempts of which the details are kept."""
-        return self._reader.records
-
-    @property
-    def gradient_taints(self) -> dict[int, int]:
-        """Bad op -> gradients that descend from it."""
-        return self._reader.taints
-
-    @property
-    def names(self) -> dict[int, str]:
-        """Id of a parameter -> dotted name, filled in by the owner."""
-        return self._reader.names
+        self._moments: dict[int, Tensor] = {}  # samples of half second moments, by id of parameter
 
     def before_backward(
         self, loss: float, dtype: str, taint: int | None, *, scaled: bool, by_hand: bool = False
@@ -136,10 +122,6 @@ class Attempts(StepListener):
         if self._motions and not a_step_runs():
             self._motions.clear()
 
-    def carries_scale(self, parameters: list[Tensor]) -> bool:
-        """Whether gradients of these parameters were scaled and not unscaled yet."""
-        return self.carried.carries(parameters, self.optimizers)
-
     def before_unscale(self, optimizer: Any, scaler: Any) -> None:
         # Inside scaler.step the scaler may be a stand-in of an intervention's; update names its own
         stepping = scaler if self._scaler is None else self._scaler
@@ -154,7 +136,7 @@ class Attempts(StepListener):
         self._facts = self._read(optimizer, 1.0 if self.carried.is_unscaled(optimizer) else scale)
         by_user = self.carried.is_unscaled_by_user(optimizer)
         name = self.scaler_numbers.name_of(scaler)
-        self._if_skipped = Ending(name, scale, skipped=True, unscaled=by_user)
+        self._if_skipped = Ending(name, scale, skipped=True, unscaled_before=by_user)
 
     def after_scaler_step(
         self, optimizer: Any, scaler: Any, *, stepped: bool, raised: bool
@@ -183,14 +165,14 @@ class Attempts(StepListener):
         before = motion.take()
         if self._instruments is not None:
             self._instruments.after_step(before)
-        ending = Ending(moved_share=moved, update_norm=norm, expected=expected)
+        ending = Ending(moved_share=moved, update_norm=norm, expected_change=expected)
         if scaler is not None:
             ending = replace(
                 ending,
                 scaler=self.scaler_numbers.name_of(scaler),
                 scale=self._calls.scale_of(scaler),
                 skipped=did_nothing(optimizer),
-                unscaled=self.carried.is_unscaled_by_user(optimizer),
+                unscaled_before=self.carried.is_unscaled_by_user(optimizer),
             )
         self._finish(optimizer, ending)
 
@@ -207,17 +189,33 @@ class Attempts(StepListener):
 
     def _read(self, optimizer: Optimizer, factor: float) -> GradientFacts:
         with no_dispatch():  # what ampscope computes is none of the script's ops
-            return self._reader.read(optimizer, self.optimizer_name(optimizer), factor, self.count)
+            name = self.optimizer_name(optimizer)
+            return self.gradients.read(optimizer, name, factor, self.count)
 
     def _finish(self, optimizer: Optimizer, ending: Ending) -> None:
         facts = self._facts or self._read(optimizer, 1.0)
-        name = self.optimizer_name(optimizer)
+        name, parameters = self.optimizer_name(optimizer), parameters_of(optimizer)
         with no_dispatch():
-            unclipped = self.clips.take(parameters_of(optimizer))
-            record = attempt_record(
-                self.count, optimizer, name, self._loss, facts, ending, unclipped,
-                self._hand_norms.get(name),
-            )  # fmt: skip
+            record = Attempt(
+                attempt=self.count,
+                optimizer=name,
+                grad_total=facts.total,
+                grad_zero=facts.zero,
+                grad_nonfinite=facts.nonfinite,
+                grad_max=facts.largest,
+                grad_norm=facts.norm,
+                lr=lr_of(optimizer),
+                weight_nonfinite=nonfinite_count(parameters),
+                grad_dtypes=dtypes([p.grad for p in parameters if p.grad is not None]),
+                weight_dtypes=dtypes(parameters),
+                eps=option_of(optimizer, "eps"),
+                ended_at=time.time(),
+                unclipped_norm=self.clips.take(parameters),
+                backward_norm=self._hand_norms.get(name),
+                **asdict(self._loss),
+                **asdict(ending),
+                **state_facts(optimizer, self._moments),
+            )
         self.records.append(record)
         self._facts = None
         self._loss = replace(self._loss, backwards=0)
@@ -235,29 +233,30 @@ def _has_hooks(parameter: Tensor) -> bool:
     return any(not str(getattr(f, "__module__", "")).startswith("ampscope.") for f in functions)
 
 
-# Puts one :class:`Attempt` together: the backward before it, the gradients, how the step ended.
+# What one :class:`Attempt` is put together of: the backward before it, clips, how the step ended.
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The last backward before the attempt, and how many there were since the one before."""
+    """The last backward before the attempt, and how many there were since the one before: fields of
+    :class:`Attempt`."""
 
-    value: float | None = None  # unscaled
-    dtype: str = ""
+    loss: float | None = None  # unscaled
+    loss_dtype: str = ""
     backwards: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How the step ended."""
+    """How the step ended: fields of :class:`Attempt`."""
 
-    scaler: str = ""  # "" when the script called it directly
+    scaler: str = ""
     scale: float = 1.0
     skipped: bool = False
-    unscaled: bool = False  # by the script's own call
+    unscaled_before: bool = False  # by the script's own call
     moved_share: float | None = 0.0
     update_norm: float | None = 0.0
-    expected: float | None = None  # change of the loss
+    expected_change: float | None = None
 
 
 class Clips:
@@ -278,50 +277,6 @@ class Clips:
         if not found or any(p.grad is not None and id(p) not in clipped for p in parameters):
             return None
         return math.sqrt(sum(norm**2 for _, norm in found))
-
-
-def attempt_record(
-    number: int,
-    optimizer: Optimizer,
-    name: str,
-    loss: Loss,
-    facts: GradientFacts,
-    ending: Ending,
-    unclipped_norm: float | None = None,
-    backward_norm: float | None = None,
-) -> Attempt:
-    """The record of attempt ``number``; ``name`` is the optimizer's."""
-    parameters, state = parameters_of(optimizer), state_facts(optimizer)
-    return Attempt(
-        attempt=number,
-        optimizer=name,
-        scaler=ending.scaler,
-        loss=loss.value,
-        loss_dtype=loss.dtype,
-        scale=ending.scale,
-        skipped=ending.skipped,
-        unscaled_before=ending.unscaled,
-        backwards=loss.backwards,
-        grad_total=facts.total,
-        grad_zero=facts.zero,
-        grad_nonfinite=facts.nonfinite,
-        grad_max=facts.largest,
-        grad_norm=facts.norm,
-        lr=lr_of(optimizer),
-        moved_share=ending.moved_share,
-        update_norm=ending.update_norm,
-        weight_nonfinite=nonfinite_count(parameters),
-        grad_dtypes=dtypes([p.grad for p in parameters if p.grad is not None]),
-        weight_dtypes=dtypes(parameters),
-        state_dtypes=state.dtypes,
-        state_nonfinite=state.nonfinite,
-        state_zero_share=state.zero_share,
-        eps=option_of(optimizer, "eps"),
-        ended_at=time.time(),
-        expected_change=ending.expected,
-        unclipped_norm=unclipped_norm,
-        backward_norm=backward_norm,
-    )
 
 
 # Counts and magnitudes of an optimizer's gradients.
@@ -392,7 +347,7 @@ class GradientReader:
     def __init__(self, taint_of: Callable[[Tensor | None], int | None]) -> None:
         self.records: list[ParameterGradient] = []
         self.taints: dict[int, int] = {}
-        self.names: dict[int, str] = {}  # id of a parameter -> dotted name
+        self.names: dict[int, str] = {}  # id of a parameter -> dotted name; the owner fills it in
         self._taint_of = taint_of
         self._bad_detailed = self._finite_detailed = 0
 

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -68,15 +67,10 @@ class ScriptHistograms:
         self._begin(0)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._end()
-        self.trace.place.__exit__(kind, error, where)
-        self._hooks.__exit__(kind, error, where)
+        self.trace.place.__exit__(*error)
+        self._hooks.__exit__(*error)
         self.models.close()
 
     @property
@@ -110,7 +104,7 @@ class ScriptHistograms:
         with self.spent():
             found = ((self.models.position(p), p) for p in parameters_of(optimizer))
             own = [(i, p) for i, p in found if i is not None and p.is_floating_point()]
-            owned = ((self.models.owner_at(i), p) for i, p in own)
+            owned = ((self.models.owners[i], p) for i, p in own)
             weights.count_weights(self._counts, owned)
             weights.count_gradients(self._counts, own)
 
@@ -156,8 +150,8 @@ class ScriptHistograms:
             # A parameter that was frozen when its model first ran has no place in backward's order.
             order = dict.fromkeys((*reached, *gradients.modules))
             models = self.models
-            self._nonfinite += weights.nonfinite(gradients, order, models.name_at)
-            frames[Role.WEIGHT_GRAD] = weights.by_module(gradients, models.owner_at)
+            self._nonfinite += weights.nonfinite(gradients, order, models.names.__getitem__)
+            frames[Role.WEIGHT_GRAD] = weights.by_module(gradients, models.owners.__getitem__)
         self._frames += frames.values()
         if self.traces:
             number, ops = self.trace.take()
@@ -192,8 +186,8 @@ class ScriptModels:
         self._paths = paths
         self._numbers: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
         self._positions = WeakTensorKeyDictionary()  # parameter -> place in the two lists below
-        self._owners: list[int] = []
-        self._names: list[str] = []
+        self.owners: list[int] = []  # the number of the module, by the parameter's position
+        self.names: list[str] = []  # dotted, by position
         self._arrivals: list[int] = []  # positions, as backward reached them
         self._handles: list[RemovableHandle] = []
         self._records: list[ModuleRecord] = []
@@ -213,20 +207,12 @@ class ScriptModels:
     def owner(self, parameter: Tensor) -> int | None:
         """The number of the module that owns ``parameter``; None when no module that ran does."""
         position = self.position(parameter)
-        return None if position is None else self._owners[position]
+        return None if position is None else self.owners[position]
 
     def position(self, parameter: Tensor) -> int | None:
         """The parameter's place among all; None when no module that ran owns it."""
         position: int | None = self._positions.get(parameter)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return position
-
-    def owner_at(self, position: int) -> int:
-        """The module's number of the parameter at ``position``."""
-        return self._owners[position]
-
-    def name_at(self, position: int) -> str:
-        """Dotted name of the parameter at ``position``."""
-        return self._names[position]
 
     def take_arrivals(self) -> list[int]:
         """Positions in the order in which backward reached them since the last call."""
@@ -263,9 +249,9 @@ class ScriptModels:
     def _add_parameter(self, parameter: nn.Parameter, owner: int, name: str) -> None:
         if parameter in self._positions:
             return  # shared with a module that came before
-        position = self._positions[parameter] = len(self._owners)
-        self._owners.append(owner)
-        self._names.append(name)
+        position = self._positions[parameter] = len(self.owners)
+        self.owners.append(owner)
+        self.names.append(name)
         if parameter.requires_grad:
             arrived = partial(_note, self._arrivals, position)
             self._handles.append(parameter.register_post_accumulate_grad_hook(arrived))  # type: ignore[no-untyped-call]  # as above

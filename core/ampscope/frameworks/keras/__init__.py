@@ -2,7 +2,7 @@
 
     from ampscope.frameworks.keras import Watch        # a callback of model.fit
 
-adapter              what the probe and script processes load (``ADAPTER``); the probe, and the
+adapter              what the probe and script processes load; the probe, and the
                      shared networks as Keras models
 values               a tensor of TensorFlow as bits, without a copy
 layers               every layer's call: outputs counted, the first bad one called again in fp32

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -16,7 +15,8 @@ import tensorflow as tf
 
 from ampscope.errors import BadInput, Cancelled
 from ampscope.frameworks.adapters import ControlSettings
-from ampscope.frameworks.keras.watch import choose_device, machine, watching
+from ampscope.frameworks.keras import watch
+from ampscope.frameworks.keras.watch import watching
 from ampscope.frameworks.networks import (
     BLOCKS,
     EPS,
@@ -32,26 +32,15 @@ from ampscope.frameworks.recorder import Recorder
 from ampscope.records import Machine, RunSpec
 
 
-class KerasAdapter:
-    """TensorFlow/Keras."""
-
-    def machine(self, spec: RunSpec) -> Machine:
-        choose_device(spec)
-        return machine(spec)
-
-    def probe(self, spec: RunSpec, recorder: Recorder, is_cancelled: Callable[[], bool]) -> str:
-        return probe(spec, recorder, is_cancelled)
-
-    def watching(
-        self, recorder: Recorder, settings: ControlSettings
-    ) -> AbstractContextManager[list[str]]:
-        return watching(recorder, settings)
-
-    def seed(self, seed: int) -> None:
-        keras.utils.set_random_seed(seed)  # Python's, NumPy's and TensorFlow's
+def machine(spec: RunSpec) -> Machine:
+    """Where and with what a run of ``spec`` takes place; TensorFlow sees no other device then."""
+    watch.choose_device(spec)
+    return watch.machine(spec)
 
 
-ADAPTER = KerasAdapter()
+def seed(seed: int) -> None:
+    """Seed TensorFlow, NumPy and ``random``."""
+    keras.utils.set_random_seed(seed)
 
 
 # Train a shared network in Keras, watched: the probe.

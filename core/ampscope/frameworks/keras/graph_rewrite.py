@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
-import subprocess
 import sys
 from dataclasses import asdict, dataclass
 
 from ampscope.errors import AmpscopeError
-from ampscope.frameworks.pythons import with_package
+from ampscope.frameworks.pythons import run_in
 from ampscope.policy.op_lists import listed_ops
 
 CHILD = "ampscope.frameworks.keras.graph_rewrite_child"
 TIME_LIMIT_S = 120.0
 MODES = ("fp16", "bf16")
-# Without it the pass for CPUs emulates fp16 by casting to and fro, and fails on small graphs.
+# Without it the pass for CPUs emulates fp16 by casting back and forth, and fails on small graphs.
 NO_EMULATION = {"TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_EMULATE_FP16": "0"}
 VARIABLE = "TF_ENABLE_AUTO_MIXED_PRECISION"
 _HALF = ("float16", "bfloat16")
@@ -114,26 +112,18 @@ def main() -> None:
 
 def _child(mode: str, python: str, variables: dict[str, str]) -> tuple[str, list[list[str]]]:
     """(version, ops). Raises AmpscopeError with one sentence."""
-    environment = with_package({**os.environ, "CUDA_VISIBLE_DEVICES": "-1", **variables})
-    try:
-        done = subprocess.run(
-            [python, "-m", CHILD, mode],
-            capture_output=True,
-            text=True,
-            timeout=TIME_LIMIT_S,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            env=environment,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise AmpscopeError(f"The graph rewrite could not be run: {error}.") from error
-    if done.returncode < 0:
-        name = signal.Signals(-done.returncode).name
+    status, out, err = run_in(
+        python, "-m", CHILD, mode, timeout_s=TIME_LIMIT_S, CUDA_VISIBLE_DEVICES="-1", **variables
+    )
+    if status == -1000:
+        raise AmpscopeError(f"The graph rewrite could not be run: {err}.")
+    if status < 0:
+        name = signal.Signals(-status).name
         raise AmpscopeError(f"TensorFlow's graph rewrite to {mode} ended its process with {name}.")
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1][:300]
+    if status:
+        last = (err.strip().splitlines() or ["no message"])[-1][:300]
         raise AmpscopeError(f"TensorFlow's graph rewrite to {mode} failed: {last}")
-    answer = json.loads(done.stdout.strip().splitlines()[-1])
+    answer = json.loads(out.strip().splitlines()[-1])
     return answer["version"], answer["ops"]
 
 

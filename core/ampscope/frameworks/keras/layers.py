@@ -1,5 +1,5 @@
-"""Every layer's call: its outputs counted and kept for their gradients, its inputs at hand when an
-output is not finite. Operations between the layers of a functional model are watched alike.
+"""Every layer's call: its outputs counted and kept for their gradients, its inputs available when
+an output is not finite. Operations between the layers of a functional model are watched too.
 
 Calls while a graph is traced are left alone: their tensors hold no numbers.
 
@@ -10,7 +10,6 @@ in fp32 and op by op.
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -45,27 +44,19 @@ class LayerWatch:
 
     def put_on(self, patches: Patches) -> None:
         """Watch every layer and operation of Keras."""
-        patches.replace(keras.layers.Layer, "__call__", self._watched)
-        patches.replace(keras.Operation, "__call__", self._watched_operation)
+        patches.wrap(keras.layers.Layer, "__call__", self._layer)
+        patches.wrap(keras.Operation, "__call__", self._operation)
 
-    def _watched(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self.training.is_watching:
-                return original(layer, *args, **kwargs)
-            return self._call(original, layer, args, kwargs)
+    def _layer(self, original: Any, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if not self.training.is_watching:
+            return original(layer, *args, **kwargs)
+        return self._call(original, layer, args, kwargs)
 
-        return call
-
-    def _watched_operation(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def call(operation: Any, *args: Any, **kwargs: Any) -> Any:
-            is_layer = isinstance(operation, keras.layers.Layer)
-            if is_layer or not self.stack or not self.training.is_watching:
-                return original(operation, *args, **kwargs)
-            return self._call(original, operation, args, kwargs)
-
-        return call
+    def _operation(self, original: Any, operation: Any, /, *args: Any, **kwargs: Any) -> Any:
+        is_layer = isinstance(operation, keras.layers.Layer)
+        if is_layer or not self.stack or not self.training.is_watching:
+            return original(operation, *args, **kwargs)
+        return self._call(original, operation, args, kwargs)
 
     def _call(self, original: Any, layer: Any, args: Any, kwargs: Any) -> Any:
         wanted = self.training.settings.fp32_modules

@@ -10,7 +10,6 @@ controls that change the loss scale.
 
 from __future__ import annotations
 
-import functools
 import time
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -46,35 +45,29 @@ class StepWatch:
     def put_on(self, patches: Patches) -> None:
         """Watch every optimizer of Keras."""
         base, scaler = keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer
-        patches.replace(base, "apply", self._watched)
-        patches.replace(scaler, "apply", self._watched)
+        patches.wrap(base, "apply", self._watched)
+        patches.wrap(scaler, "apply", self._watched)
         if self.training.settings.lr_factor != 1.0:
-            patches.replace(base, "_get_current_learning_rate", self._slowed)
+            patches.wrap(base, "_get_current_learning_rate", self._scaled_rate)
 
-    def _watched(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def apply(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
-            if self.inside or not self.training.is_watching:
-                return original(optimizer, grads, trainable_variables)
-            gradients = list(grads)
-            variables = list(trainable_variables or optimizer._trainable_variables)
-            if not gradients:
-                return original(optimizer, gradients, trainable_variables)
-            self.inside += 1
-            try:
-                return self._apply(original, optimizer, gradients, variables)
-            finally:
-                self.inside -= 1
+    def _watched(
+        self, original: Any, optimizer: Any, grads: Any, trainable_variables: Any = None
+    ) -> Any:
+        if self.inside or not self.training.is_watching:
+            return original(optimizer, grads, trainable_variables)
+        gradients = list(grads)
+        variables = list(trainable_variables or optimizer._trainable_variables)
+        if not gradients:
+            return original(optimizer, gradients, trainable_variables)
+        self.inside += 1
+        try:
+            return self._apply(original, optimizer, gradients, variables)
+        finally:
+            self.inside -= 1
 
-        return apply
-
-    def _slowed(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def rate(optimizer: Any) -> Any:
-            value = original(optimizer)
-            return value * self.training.settings.lr_factor if self.inside else value
-
-        return rate
+    def _scaled_rate(self, original: Any, optimizer: Any) -> Any:
+        value = original(optimizer)
+        return value * self.training.settings.lr_factor if self.inside else value
 
     def _apply(self, original: Any, optimizer: Any, gradients: Any, variables: Any) -> Any:
         started = time.perf_counter()
@@ -213,7 +206,7 @@ class ScalerState:
 
     scale: float
     counter: int  # finite steps since the last change
-    steps: int  # calls of the inner optimizer; a skipped step is none
+    steps: int  # calls of the inner optimizer; skipped steps do not count
 
 
 def inner(optimizer: Any) -> Any:
@@ -305,39 +298,33 @@ class LossWatch:
 
     def put_on(self, patches: Patches) -> None:
         """Watch tapes, ``scale_loss`` and Keras' losses."""
-        patches.replace(tf.GradientTape, "gradient", self._watched_gradient)
+        patches.wrap(tf.GradientTape, "gradient", self._gradient)
         for owner in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
-            patches.replace(owner, "scale_loss", self._watched_scaling)
-        patches.replace(keras.losses.Loss, "__call__", self._watched_loss)
+            patches.wrap(owner, "scale_loss", self._scale_loss)
+        patches.wrap(keras.losses.Loss, "__call__", self._loss)
 
-    def _watched_scaling(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def scale_loss(optimizer: Any, loss: Any) -> Any:
-            scaled = original(optimizer, loss)
-            if self.training.is_watching and scaled is not loss:
-                self.scaled[id(scaled)] = scaled, loss
-                if len(self.scaled) > MAX_SCALED:
-                    del self.scaled[next(iter(self.scaled))]
-            return scaled
+    def _scale_loss(self, original: Any, optimizer: Any, loss: Any) -> Any:
+        scaled = original(optimizer, loss)
+        if self.training.is_watching and scaled is not loss:
+            self.scaled[id(scaled)] = scaled, loss
+            if len(self.scaled) > MAX_SCALED:
+                del self.scaled[next(iter(self.scaled))]
+        return scaled
 
-        return scale_loss
-
-    def _watched_loss(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def call(loss: Any, y_true: Any, y_pred: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.training.is_watching:
-                started = time.perf_counter()
-                for target in tf.nest.flatten(y_true):
-                    values = values_of(target)
-                    if values is not None:
-                        self.training.recorder.batch("target", values)
-                self.training.own_s += time.perf_counter() - started
-            value = original(loss, y_true, y_pred, *args, **kwargs)
-            if self.training.is_watching:
-                self._look_into(Called(loss, (y_true, y_pred, *args), kwargs, original), value)
-            return value
-
-        return call
+    def _loss(
+        self, original: Any, loss: Any, y_true: Any, y_pred: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if self.training.is_watching:
+            started = time.perf_counter()
+            for target in tf.nest.flatten(y_true):
+                values = values_of(target)
+                if values is not None:
+                    self.training.recorder.batch("target", values)
+            self.training.own_s += time.perf_counter() - started
+        value = original(loss, y_true, y_pred, *args, **kwargs)
+        if self.training.is_watching:
+            self._look_into(Called(loss, (y_true, y_pred, *args), kwargs, original), value)
+        return value
 
     def _look_into(self, called: Called, value: Any) -> None:
         """A loss that is not finite although the predictions are: the op inside."""
@@ -360,20 +347,13 @@ class LossWatch:
             )
         )
 
-    def _watched_gradient(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def gradient(
-            tape: Any, target: Any, sources: Any, output_gradients: Any = None, **kwargs: Any
-        ) -> Any:
-            if not self.training.is_watching or target is None:
-                return original(tape, target, sources, output_gradients, **kwargs)
-            return self._gradient(original, tape, target, sources, output_gradients, kwargs)
-
-        return gradient
-
     def _gradient(
-        self, original: Any, tape: Any, target: Any, sources: Any, seeds: Any, kwargs: Any
-    ) -> Any:
+        self, original: Any, tape: Any, target: Any, sources: Any, output_gradients: Any = None,
+        **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        seeds = output_gradients
+        if not self.training.is_watching or target is None:
+            return original(tape, target, sources, seeds, **kwargs)
         outputs, unreached = self.training.take_outputs()
         flat = tf.nest.flatten(target)
         is_scaled = any(id(t) in self.scaled for t in flat)
@@ -458,10 +438,28 @@ class OwnScaler:
 def control_loss_scales(patches: Patches, training: Training) -> None:
     """Put the settings on every scaler that is made, and on every ``loss_scale_factor``."""
     settings = training.settings
+    first = settings.init_scale if settings.scale is None else settings.scale
+
+    def init(original: Any, optimizer: Any, /, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        if first is not None:
+            optimizer.initial_scale = first
+        if settings.growth_interval is not None:
+            optimizer.dynamic_growth_steps = settings.growth_interval
+        if settings.scale is not None:
+            optimizer.dynamic_growth_steps = NEVER
+
+    def scale_loss(original: Any, optimizer: Any, loss: Any) -> Any:
+        if is_inactive(optimizer, settings):
+            return loss
+        if first is not None and optimizer.loss_scale_factor is not None:
+            optimizer.loss_scale_factor = first
+        return original(optimizer, loss)
+
     scaler = keras.optimizers.LossScaleOptimizer
-    patches.replace(scaler, "__init__", lambda original: _made(original, settings))
+    patches.wrap(scaler, "__init__", init)
     for owner in (keras.optimizers.Optimizer, scaler):
-        patches.replace(owner, "scale_loss", lambda original: _scaling(original, training))
+        patches.wrap(owner, "scale_loss", scale_loss)
 
 
 def is_inactive(optimizer: Any, settings: ControlSettings) -> bool:
@@ -492,33 +490,3 @@ def has_nonfinite(gradients: Any) -> bool:
     """Whether any gradient holds NaN or infinity."""
     arrays = [tf.convert_to_tensor(g).numpy() for g in gradients if g is not None]
     return not all(np.isfinite(a.astype(np.float32)).all() for a in arrays)
-
-
-def _made(original: Any, settings: ControlSettings) -> Any:
-    @functools.wraps(original)
-    def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        original(optimizer, *args, **kwargs)
-        first = settings.init_scale if settings.scale is None else settings.scale
-        if first is not None:
-            optimizer.initial_scale = first
-        if settings.growth_interval is not None:
-            optimizer.dynamic_growth_steps = settings.growth_interval
-        if settings.scale is not None:
-            optimizer.dynamic_growth_steps = NEVER
-
-    return init
-
-
-def _scaling(original: Any, training: Training) -> Any:
-    settings = training.settings
-
-    @functools.wraps(original)
-    def scale_loss(optimizer: Any, loss: Any) -> Any:
-        if is_inactive(optimizer, settings):
-            return loss
-        factor = settings.scale if settings.scale is not None else settings.init_scale
-        if factor is not None and optimizer.loss_scale_factor is not None:
-            optimizer.loss_scale_factor = factor
-        return original(optimizer, loss)
-
-    return scale_loss

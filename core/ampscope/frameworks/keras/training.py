@@ -7,7 +7,6 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -207,8 +206,8 @@ class Training:
         self.outputs += [(path, t) for t in tensors]
 
     def take_outputs(self) -> tuple[list[_Output], list[_Output]]:
-        """(all, those that no tape has reached yet); a layer that a backward pass calls anew has
-        its outputs to itself."""
+        """(all, those that no tape has reached yet); a layer that a backward pass calls
+        again has its own outputs."""
         outputs, unreached = self.outputs, self.unreached
         self.outputs, self.unreached = [], None
         return outputs, outputs if unreached is None else unreached
@@ -226,19 +225,13 @@ class Training:
         if self.unreached is not None:
             self.outputs = self.unreached
 
-    @contextmanager
-    def silence(self) -> Iterator[None]:
-        """Nothing inside is recorded."""
+    def quietly(self, look: Callable[[], T]) -> T:
+        """What ``look`` returns; nothing inside is recorded."""
         self.quiet += 1
         try:
-            yield
+            return look()
         finally:
             self.quiet -= 1
-
-    def quietly(self, look: Callable[[], T]) -> T:
-        """What ``look`` returns; nothing of it is recorded."""
-        with self.silence():
-            return look()
 
     @property
     def is_watching(self) -> bool:

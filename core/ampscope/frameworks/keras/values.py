@@ -42,7 +42,7 @@ def variable_values(variable: Any) -> Values | None:
 
 
 def scalar(value: Any) -> float | None:
-    """A number, from a tensor, variable or number; None when there is none to be had."""
+    """A number, from a tensor, variable or number; None where it cannot be read."""
     try:
         return float(value)
     except (TypeError, ValueError):

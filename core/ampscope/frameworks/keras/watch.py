@@ -3,7 +3,7 @@
     model.fit(x, y, callbacks=[ampscope.frameworks.keras.Watch()])
 
 Every ``fit`` becomes a run of kind "watch": loss, loss scale, skipped steps, learning rate and time
-of every batch, read from variables that Keras keeps anyway. The graph stays as it is, so weights
+of every batch, read from variables that Keras keeps anyway. The graph is not changed, so weights
 are bit-identical with and without, and nothing is left behind. With ``histograms_every=N`` and
 ``compile(run_eagerly=True)`` the run holds layers, dtypes and histograms as well, as a probe's.
 
@@ -14,14 +14,13 @@ probe and a script use as well, eager functions, controls of the precision, vers
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import os
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,21 +163,12 @@ class _Fit:
         return logs
 
     def _record(self, logs: Any, step_time_s: float, ended: float) -> None:
-        batch = self.readings.read(logs)
+        step = self.readings.read(logs, self._step)
         if not self._step:
             self.run.writer.add_modules(modules_of(self.model))  # built by now
+        overhead_s = time.perf_counter() - ended
         self.run.writer.add_step(
-            StepRecord(
-                self._step,
-                loss=batch.loss,
-                scale=batch.scale,
-                growth_counter=batch.counter,
-                skipped=batch.skipped,
-                lr=batch.lr,
-                step_time_s=step_time_s,
-                overhead_s=time.perf_counter() - ended,
-                ended_at=time.time(),
-            )
+            replace(step, step_time_s=step_time_s, overhead_s=overhead_s, ended_at=time.time())
         )
         self._step += 1
         self.run.write_if_due()
@@ -197,17 +187,6 @@ class _Fit:
 
 
 Read = Callable[[], float]
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """One call of the training function: a step, or ``steps_per_execution`` of them."""
-
-    loss: float | None
-    scale: float | None
-    counter: int | None
-    skipped: bool
-    lr: float | None
 
 
 class FitReadings:
@@ -244,16 +223,17 @@ class FitReadings:
         """Keras has reset its means, or has not."""
         self._mean = self._mean_now()
 
-    def read(self, logs: Any) -> Batch:
-        """After a batch."""
+    def read(self, logs: Any, step: int) -> StepRecord:
+        """After a batch, or ``steps_per_execution`` of them, without their times."""
         self._prepare()
         now = {name: read() for name, read in self._read.items()}
         scale, self._scale = self._scale, now.get("scale", self._scale)
         before, self._steps = self._steps, now.get("steps", self._steps)
-        return Batch(
+        return StepRecord(
+            step,
             loss=self._loss(logs),
             scale=scale,
-            counter=int(now["counter"]) if "counter" in now else None,
+            growth_counter=int(now["counter"]) if "counter" in now else None,
             skipped="counter" in now and now["steps"] == before,
             lr=now["lr"] if "lr" in now else self._scheduled(),
         )
@@ -329,19 +309,18 @@ def watching(recorder: Recorder, settings: ControlSettings) -> Iterator[list[str
         )
         yield training.notes
         return
-    patches = Patches()
     scaler = OwnScaler(settings.add_scaler)
     with functions_run_eagerly():
         try:
-            keep_functions_eager(patches, training.note)
-            control_precision(patches, settings.precision)
-            control_loss_scales(patches, training)
-            LayerWatch(training).put_on(patches)
-            LossWatch(training, scaler).put_on(patches)
-            StepWatch(training, scaler).put_on(patches)
-            yield training.notes
+            with Patches() as patches:
+                keep_functions_eager(patches, training.note)
+                control_precision(patches, settings.precision)
+                control_loss_scales(patches, training)
+                LayerWatch(training).put_on(patches)
+                LossWatch(training, scaler).put_on(patches)
+                StepWatch(training, scaler).put_on(patches)
+                yield training.notes
         finally:
-            patches.undo()
             _conclude(training)
 
 
@@ -396,14 +375,14 @@ def functions_run_eagerly() -> Iterator[None]:
 def keep_functions_eager(patches: Patches, note: Callable[[str], None]) -> None:
     """A script that wants graphs back does not get them; ``note`` takes a sentence on it."""
 
-    def run_functions_eagerly(run_eagerly: bool) -> None:
+    def run_functions_eagerly(original: Any, run_eagerly: bool) -> None:
         if not run_eagerly:
             note(
                 "The script asks for graphs (run_functions_eagerly(False)); its functions were run "
                 "eagerly, because inside a graph there are no numbers to look at."
             )
 
-    patches.replace(tf.config, "run_functions_eagerly", lambda _: run_functions_eagerly)
+    patches.wrap(tf.config, "run_functions_eagerly", run_functions_eagerly)
 
 
 # Controls that change the precision of a whole script: everything in fp32, or fp16 as bf16.
@@ -434,55 +413,40 @@ class _Replacing:
         self.instead = instead
         self.is_paused = False  # while weights get the values that they would have had
 
-    def parsing(self, original: Any) -> Any:
+    def parse_name(self, original: Any, policy: Any, name: Any) -> tuple[str, str]:
         """``DTypePolicy._parse_name``."""
+        compute, variable = original(policy, name)
+        compute = self.instead.get(compute, compute)
+        if variable not in self.instead:
+            return compute, variable
+        wide = _Wide(self.instead[variable])
+        wide.narrow = variable
+        return compute, wide
 
-        @functools.wraps(original)
-        def parse_name(policy: Any, name: Any) -> tuple[str, str]:
-            compute, variable = original(policy, name)
-            compute = self.instead.get(compute, compute)
-            if variable not in self.instead:
-                return compute, variable
-            wide = _Wide(self.instead[variable])
-            wide.narrow = variable
-            return compute, wide
-
-        return parse_name
-
-    def initialising(self, original: Any) -> Any:
+    def initialize(self, original: Any, variable: Any, initializer: Any) -> None:
         """``Variable._initialize_with_initializer``."""
+        narrow = getattr(variable._dtype, "narrow", None)
+        wide = str(variable._dtype)
 
-        @functools.wraps(original)
-        def initialize(variable: Any, initializer: Any) -> None:
-            narrow = getattr(variable._dtype, "narrow", None)
-            wide = str(variable._dtype)
-
-            def in_narrow(shape: Any, dtype: Any = None, **kwargs: Any) -> Any:
-                self.is_paused = True
-                try:
-                    values = initializer(shape, dtype=narrow, **kwargs)
-                finally:
-                    self.is_paused = False
-                return keras.ops.cast(values, wide)
-
-            original(variable, initializer if narrow is None else in_narrow)
-
-        return initialize
-
-    def casting(self, original: Any) -> Any:
-        """``tf.cast``, through which Keras' own casts go as well."""
-
-        @functools.wraps(original)
-        def cast(x: Any, dtype: Any, name: str | None = None) -> Any:
-            if self.is_paused:
-                return original(x, dtype, name=name)
+        def in_narrow(shape: Any, dtype: Any = None, **kwargs: Any) -> Any:
+            self.is_paused = True
             try:
-                asked = tf.as_dtype(dtype).name
-            except TypeError:
-                return original(x, dtype, name=name)
-            return original(x, self.instead.get(asked, dtype), name=name)
+                values = initializer(shape, dtype=narrow, **kwargs)
+            finally:
+                self.is_paused = False
+            return keras.ops.cast(values, wide)
 
-        return cast
+        original(variable, initializer if narrow is None else in_narrow)
+
+    def cast(self, original: Any, x: Any, dtype: Any, name: str | None = None) -> Any:
+        """``tf.cast``, through which Keras' own casts go as well."""
+        if self.is_paused:
+            return original(x, dtype, name=name)
+        try:
+            asked = tf.as_dtype(dtype).name
+        except TypeError:
+            return original(x, dtype, name=name)
+        return original(x, self.instead.get(asked, dtype), name=name)
 
 
 def control_precision(patches: Patches, precision: str) -> None:
@@ -490,9 +454,9 @@ def control_precision(patches: Patches, precision: str) -> None:
     if not precision:
         return
     replacing = _Replacing(_DTYPES[precision])
-    patches.replace(keras.DTypePolicy, "_parse_name", replacing.parsing)
-    patches.replace(keras.Variable, "_initialize_with_initializer", replacing.initialising)
-    patches.replace(tf, "cast", replacing.casting)
+    patches.wrap(keras.DTypePolicy, "_parse_name", replacing.parse_name)
+    patches.wrap(keras.Variable, "_initialize_with_initializer", replacing.initialize)
+    patches.wrap(tf, "cast", replacing.cast)
 
 
 # With what, and where, a run takes place.

@@ -1,4 +1,4 @@
-"""PaddlePaddle, as :class:`ampscope.frameworks.adapters.Adapter` asks for it.
+"""PaddlePaddle, as an :class:`ampscope.frameworks.adapters.Adapter`.
 
 Also here: the probe, and the shared networks as Paddle layers.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,38 +26,25 @@ from ampscope.frameworks.networks import (
     Network,
     network,
 )
+from ampscope.frameworks.paddle import watch
 from ampscope.frameworks.paddle.emulation import DTYPE_NAMES
-from ampscope.frameworks.paddle.watch import choose_device, machine, watching
+from ampscope.frameworks.paddle.watch import watching
 from ampscope.frameworks.recorder import Recorder
 from ampscope.records import Machine, RunSpec
 
 
-class PaddleAdapter:
-    """Paddle on CUDA as it is; on a CPU half precision is emulated and the scaler forced on."""
-
-    def machine(self, spec: RunSpec) -> Machine:
-        """Where and with what a run of ``spec`` takes place; Paddle is on that device then."""
-        choose_device(spec)
-        return machine(spec)
-
-    def probe(self, spec: RunSpec, recorder: Recorder, is_cancelled: Callable[[], bool]) -> str:
-        """Train a shared network."""
-        return train(spec, recorder, is_cancelled)
-
-    def watching(
-        self, recorder: Recorder, settings: ControlSettings
-    ) -> AbstractContextManager[list[str]]:
-        """Watch a script."""
-        return watching(recorder, settings)
-
-    def seed(self, seed: int) -> None:
-        """Seed Paddle, NumPy and ``random``."""
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        paddle.seed(seed)
+def machine(spec: RunSpec) -> Machine:
+    """Where and with what a run of ``spec`` takes place; Paddle is on that device then. On CUDA
+    Paddle is as it is; on a CPU half precision is emulated and the scaler forced on."""
+    watch.choose_device(spec)
+    return watch.machine(spec)
 
 
-ADAPTER = PaddleAdapter()
+def seed(seed: int) -> None:
+    """Seed Paddle, NumPy and ``random``."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    paddle.seed(seed)
 
 
 # A probe: a shared network trained as a Paddle script would, watched from outside.
@@ -80,7 +66,7 @@ class Options:
 
 
 def options(args: tuple[str, ...]) -> Options:
-    """Raises BadInput for an argument that is none of these."""
+    """Raises BadInput for an unknown argument."""
     found = {}
     for arg in args:
         name, _, value = arg.partition("=")
@@ -147,7 +133,7 @@ class Training:
         return loss if self.loss_factor == 1.0 else loss * self.loss_factor
 
 
-def train(spec: RunSpec, recorder: Recorder, is_cancelled: Callable[[], bool]) -> str:
+def probe(spec: RunSpec, recorder: Recorder, is_cancelled: Callable[[], bool]) -> str:
     """Train ``spec.steps`` steps under watch; the notes as one text. Raises Cancelled."""
     with watching(recorder, ControlSettings()) as notes:
         training = Training(spec)

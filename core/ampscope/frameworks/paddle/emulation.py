@@ -26,16 +26,15 @@ from numpy.typing import NDArray
 
 from ampscope.frameworks.paddle.values import NAMES as FLOAT_NAMES
 from ampscope.frameworks.paddle.values import (
-    Replacement,
     floating_tensors,
     is_floating,
     memory,
     names_of,
-    replaced,
     view,
 )
 from ampscope.frameworks.recorder import LayerCall
 from ampscope.frameworks.tensors import Values
+from ampscope.patches import Patches
 from ampscope.records import OpRecord
 from ampscope.source_lines import SourceLines, line_name
 
@@ -152,23 +151,19 @@ LISTED = {
 }
 
 # Operators of Tensor are C++ of their own and go through none of the functions above.
+_ARITHMETIC = {
+    "add": "elementwise_add",
+    "sub": "elementwise_sub",
+    "mul": "elementwise_mul",
+    "truediv": "elementwise_div",
+    "div": "elementwise_div",
+    "pow": "elementwise_pow",
+    "matmul": "matmul_v2",
+}
 OPERATORS = {
-    "__add__": "elementwise_add",
-    "__radd__": "elementwise_add",
-    "__sub__": "elementwise_sub",
-    "__rsub__": "elementwise_sub",
-    "__mul__": "elementwise_mul",
-    "__rmul__": "elementwise_mul",
-    "__truediv__": "elementwise_div",
-    "__rtruediv__": "elementwise_div",
-    "__div__": "elementwise_div",
-    "__rdiv__": "elementwise_div",
-    "__pow__": "elementwise_pow",
-    "__rpow__": "elementwise_pow",
+    **{f"__{side}{name}__": op for name, op in _ARITHMETIC.items() for side in ("", "r")},
     "__mod__": "elementwise_mod",
     "__floordiv__": "elementwise_floordiv",
-    "__matmul__": "matmul_v2",
-    "__rmatmul__": "matmul_v2",
     "_getitem_dygraph": "slice",
     "clone": "assign",
 }
@@ -331,7 +326,7 @@ def _copied(run: Callable[[], Any]) -> Values | None:
 
 
 _FP32, _FP16, _BF16 = paddle.float32, paddle.float16, paddle.bfloat16
-_TARGETS = {_FP16: "fp16", _BF16: "bf16", "float16": "fp16", "bfloat16": "bf16"}
+TARGETS = {_FP16: "fp16", _BF16: "bf16", "float16": "fp16", "bfloat16": "bf16"}
 _SKIPPED_ENDINGS = ("_grad", "_grad_")
 # Optimizers and the scaler work on the numbers as they are; `cast` has a function of its own.
 _SKIPPED = frozenset((
@@ -413,7 +408,7 @@ class Emulation:
     def cast(self, function: Callable[..., Any], tensor: Any, dtype: Any) -> Any:
         """A cast that the script asks for: to half it rounds and marks, from half it rounds the
         gradient."""
-        mark, target = getattr(tensor, MARK, None), _TARGETS.get(dtype)
+        mark, target = getattr(tensor, MARK, None), TARGETS.get(dtype)
         if target is not None and tensor.dtype == _FP32:
             return rounded(tensor, target)
         if target is not None:
@@ -622,37 +617,33 @@ class HalfParameters:
     def active(self) -> Iterator[None]:
         """decorate, optimizers and unscaling as on a GPU. On exit parameters keep their values and
         lose their marks."""
-        with replaced(self._replacements()):
+        with Patches() as patches:
+            for module, name in list(names_of(AUTO_CAST.amp_decorate)):
+                patches.replace(module, name, lambda _: self._decorate)
+            patches.wrap(_Optimizer, "_apply_optimize", self._applied)
+            patches.wrap(_Scaler, "_unscale", self._unscaled)
             try:
                 yield
             finally:
                 for parameter in self._decorated:
                     parameter.__dict__.pop(MARK, None)
 
-    def _replacements(self) -> Iterator[Replacement]:
-        for module, name in names_of(AUTO_CAST.amp_decorate):
-            yield module, name, self._decorate
-        apply, unscale = _Optimizer._apply_optimize, _Scaler._unscale
+    def _applied(
+        self, original: Any, optimizer: Any, loss: Any, startup_program: Any, params_grads: Any,
+        *rest: Any, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        pairs = params_grads["params"] if isinstance(params_grads, dict) else params_grads
+        half = [parameter for parameter, _ in pairs if hasattr(parameter, MARK)]
+        self._before(optimizer, half)
+        result = original(optimizer, loss, startup_program, params_grads, *rest, **kwargs)
+        self._after(optimizer, half)
+        return result
 
-        def applied(
-            optimizer: Any, loss: Any, startup_program: Any, params_grads: Any, *rest: Any, **k: Any
-        ) -> Any:
-            pairs = params_grads["params"] if isinstance(params_grads, dict) else params_grads
-            parameters = [parameter for parameter, _ in pairs]
-            half = [p for p in parameters if hasattr(p, MARK)]
-            self._before(optimizer, half)
-            result = apply(optimizer, loss, startup_program, params_grads, *rest, **k)
-            self._after(optimizer, half)
-            return result
-
-        def unscaled(scaler: Any, optimizer: Any) -> Any:
-            result = unscale(scaler, optimizer)
-            if not self.master_grad:
-                _round_gradients(optimizer)
-            return result
-
-        yield _Optimizer, "_apply_optimize", applied
-        yield _Scaler, "_unscale", unscaled
+    def _unscaled(self, original: Any, scaler: Any, optimizer: Any) -> Any:
+        result = original(scaler, optimizer)
+        if not self.master_grad:
+            _round_gradients(optimizer)
+        return result
 
     def _decorate(
         self,

@@ -1,6 +1,6 @@
 """Every call of a ``paddle.nn.Layer``: its outputs, and the gradients that come back to them.
 
-``Layer.__call__`` is replaced for as long as the watch lasts. A layer that hands on a child's very
+``Layer.__call__`` is wrapped while the watch lasts. A layer that hands on a child's very
 output (Sequential) is not counted twice.
 
 Also here: the dotted path of every layer, and what a layer computes.
@@ -17,9 +17,10 @@ from typing import Any
 import paddle
 
 from ampscope.frameworks.paddle.emulation import MARK, Emulation, FirstBadOp, dtype_name
-from ampscope.frameworks.paddle.values import NAMES, floating_tensors, replaced, view
+from ampscope.frameworks.paddle.values import NAMES, floating_tensors, view
 from ampscope.frameworks.recorder import LayerCall, Recorder, is_vanished
 from ampscope.frameworks.tensors import Values
+from ampscope.patches import Patches
 from ampscope.records import ModuleRecord
 from ampscope.source_lines import SourceLines, line_name
 
@@ -60,21 +61,13 @@ class LayerWatch:
         """Of the innermost layer that is running; "" outside all."""
         return self.stack[-1] if self.stack else ""
 
-    @contextmanager
-    def active(self) -> Iterator[None]:
+    def put_on(self, patches: Patches) -> None:
         """Watch calls of layers."""
-        original = _Layer.__call__
+        patches.wrap(_Layer, "__call__", self._call)
 
-        @functools.wraps(original)
-        def call(layer: Any, *inputs: Any, **kwargs: Any) -> Any:
-            if self._asleep or (self._is_sparing and not self.recorder.wants_tensors):
-                return original(layer, *inputs, **kwargs)
-            return self._call(original, layer, inputs, kwargs)
-
-        with replaced([(_Layer, "__call__", call)]):
-            yield
-
-    def _call(self, original: Any, layer: Any, inputs: Any, kwargs: Any) -> Any:
+    def _call(self, original: Any, layer: Any, /, *inputs: Any, **kwargs: Any) -> Any:
+        if self._asleep or (self._is_sparing and not self.recorder.wants_tensors):
+            return original(layer, *inputs, **kwargs)
         path = self.paths.of(layer)
         if path is None:
             for record in self.paths.add_root(layer):
@@ -173,8 +166,8 @@ class LayerWatch:
 
     @contextmanager
     def _rerun(self, layer: Any) -> Iterator[None]:
-        """What a second call changes on the way (statistics, the random state) is put back. A layer
-        that cannot run twice is let be."""
+        """What a second call changes on the way (statistics, the random state) is put back. An
+        error of a layer that cannot run twice is ignored."""
         buffers = [(buffer, buffer.clone()) for buffer in layer.buffers()]
         state = paddle.get_rng_state()
         self._asleep += 1

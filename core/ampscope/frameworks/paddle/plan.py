@@ -20,7 +20,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import paddle
@@ -29,8 +29,8 @@ from ampscope.frameworks.paddle.emulation import (
     AUTO_CAST,
     DTYPE_NAMES,
     FIRST_INPUT_ONLY,
-    HALF,
     NAMES,
+    TARGETS,
     Emulation,
     OpenRegion,
     Region,
@@ -40,8 +40,9 @@ from ampscope.frameworks.paddle.emulation import (
 )
 from ampscope.frameworks.paddle.layers import LayerPaths, LayerWatch
 from ampscope.frameworks.paddle.steps import StepWatch
-from ampscope.frameworks.paddle.values import floating_tensors, replaced
+from ampscope.frameworks.paddle.values import floating_tensors
 from ampscope.frameworks.recorder import Recorder
+from ampscope.patches import Patches
 from ampscope.records import Cadence
 from ampscope.runner.script_text import execute, folder_of
 
@@ -104,19 +105,17 @@ def planned(train: Callable[[], None], half: str = "fp16") -> DtypePlan:
     layers = LayerWatch(recorder, paths, lambda run: run())
     ops = PlannedOps(half, lambda: layers.path if paths.roots else None, lambda: list(paths.roots))
     steps = StepWatch(recorder, paths, listener=_Stop())
-    backward = paddle.Tensor.backward
 
-    def uncounted(*args: Any, **kwargs: Any) -> Any:
+    def uncounted(backward: Any, *args: Any, **kwargs: Any) -> Any:
         with paused():
             return backward(*args, **kwargs)
 
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced([(paddle.Tensor, "backward", uncounted)]))
-        for part in (ops, steps, layers):
-            stack.enter_context(part.active())
-        statistics = stack.enter_context(collected())
-        stack.enter_context(contextlib.suppress(_FirstStep))
-        train()
+    with Patches() as patches, ops.active():
+        patches.wrap(paddle.Tensor, "backward", uncounted)
+        steps.put_on(patches)
+        layers.put_on(patches)
+        with collected() as statistics, contextlib.suppress(_FirstStep):
+            train()
     found = tuple(
         PlannedOp(
             module,
@@ -154,7 +153,6 @@ def main() -> None:
 
 LEVELS = ("O1", "O2")
 Planned = tuple[str, str, tuple[str, ...], tuple[str, ...]]  # layer, op, lists, dtypes by level
-_TARGETS = {paddle.float16: "fp16", paddle.bfloat16: "bf16", **HALF}
 
 
 class PlannedOps(Emulation):
@@ -204,7 +202,7 @@ class PlannedOps(Emulation):
 
     def cast(self, function: Callable[..., Any], tensor: Any, dtype: Any) -> Any:
         """A cast to half is a mark; one to fp32 leaves none."""
-        target = _TARGETS.get(dtype)
+        target = TARGETS.get(dtype)
         if target is None:
             return function(tensor, dtype)
         result = function(tensor, paddle.float32)
@@ -267,11 +265,7 @@ NOT_COUNTED = frozenset((
 ))  # fmt: skip
 
 
-@dataclass(slots=True)
-class Statistics:
-    """Calls by op and column: fp16, bf16, fp32, other."""
-
-    calls: dict[str, dict[str, int]] = field(default_factory=dict)
+Statistics = dict[str, dict[str, int]]  # calls by op and column: fp16, bf16, fp32, other
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +285,7 @@ class Difference:
 @contextmanager
 def collected() -> Iterator[Statistics]:
     """What Paddle counts inside the block; filled at its end."""
-    statistics = Statistics()
+    statistics: Statistics = {}
     paddle.base.core.clear_low_precision_op_list()
     paddle.set_flags({_FLAG: 1})
     try:
@@ -299,7 +293,9 @@ def collected() -> Iterator[Statistics]:
     finally:
         found = paddle.base.core.get_low_precision_op_list()
         paddle.set_flags({_FLAG: 0})
-        statistics.calls.update(read(found))
+        for op, value in found.items():  # {"conv2d": "0,0,1,0"}
+            numbers = value.split(",") if isinstance(value, str) else value
+            statistics[op] = dict(zip(_COLUMNS, map(int, numbers), strict=True))
 
 
 @contextmanager
@@ -312,20 +308,11 @@ def paused() -> Iterator[None]:
         paddle.set_flags({_FLAG: 1})
 
 
-def read(found: Mapping[str, str | list[int]]) -> dict[str, dict[str, int]]:
-    """{"conv2d": "0,0,1,0"} as Paddle gives it."""
-    calls = {}
-    for op, value in found.items():
-        numbers = value.split(",") if isinstance(value, str) else value
-        calls[op] = dict(zip(_COLUMNS, map(int, numbers), strict=True))
-    return calls
-
-
 def differences(seen: Mapping[str, int], statistics: Statistics) -> list[Difference]:
     """Ops on whose floating-point calls the two do not agree. ``seen`` has Paddle's names of a CPU
     build, see :func:`on_a_cpu`."""
     halves = _COLUMNS[:3]
-    counted = {op: sum(by[column] for column in halves) for op, by in statistics.calls.items()}
+    counted = {op: sum(by[column] for column in halves) for op, by in statistics.items()}
     names = {op for op in (*seen, *counted) if op not in NOT_COUNTED}
     return [
         Difference(op, seen.get(op, 0), counted.get(op, 0))

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -25,15 +24,14 @@ from ampscope.frameworks.paddle.emulation import MARK, HalfParameters, dtype_nam
 from ampscope.frameworks.paddle.layers import LayerPaths
 from ampscope.frameworks.paddle.values import (
     NAMES,
-    Replacement,
     copy,
     is_floating,
-    replaced,
     subclasses,
     view,
 )
 from ampscope.frameworks.recorder import Numbering, Recorder, StepFacts
 from ampscope.frameworks.tensors import Values
+from ampscope.patches import Patches
 
 _Optimizer: Any = paddle.optimizer.Optimizer
 _AmpScaler: Any = paddle.amp.AmpScaler
@@ -73,66 +71,47 @@ class StepWatch:
         self._ended_at = time.perf_counter()
         self._spent_before = 0.0
 
-    @contextmanager
-    def active(self) -> Iterator[None]:
+    def put_on(self, patches: Patches) -> None:
         """Watch steps."""
-        with replaced(list(self._replacements())):
-            yield
+        for kind in subclasses(_Optimizer):
+            for name in ("step", "minimize"):
+                if name in vars(kind):
+                    patches.wrap(kind, name, self._optimizing)
+        patches.wrap(_GradScaler, "step", self._scaling)
+        patches.wrap(_AmpScaler, "minimize", self._scaling)
+        patches.wrap(_AmpScaler, "minimize", self._updating)
+        patches.wrap(_GradScaler, "update", self._updating)
+        patches.wrap(_GradScaler, "unscale_", self._unscale)
+        self._loss.put_on(patches)
 
     def end(self) -> None:
         """Look at the weights a last time."""
         trained = [p for optimizer in self._optimizers.things for p in parameters_of(optimizer)]
         scan_weights(self.recorder, self.paths, "end", trained)
 
-    def _replacements(self) -> Iterator[Replacement]:
-        for kind in subclasses(_Optimizer):
-            for name in ("step", "minimize"):
-                if name in vars(kind):
-                    yield kind, name, self._optimizing(vars(kind)[name])
-        yield _GradScaler, "step", self._scaling(_GradScaler.step)
-        yield _AmpScaler, "minimize", self._updating(self._scaling(_AmpScaler.minimize))
-        yield _GradScaler, "update", self._updating(_GradScaler.update)
-        yield _GradScaler, "unscale_", self._unscale(_GradScaler.unscale_)
-        yield from self._loss.replacements()
+    def _optimizing(self, original: Any, optimizer: Any, /, *args: Any, **kwargs: Any) -> Any:
+        run = functools.partial(original, optimizer, *args, **kwargs)
+        return run() if self._depth else self._attempt(run, optimizer, None)
 
-    def _optimizing(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            run = functools.partial(original, optimizer, *args, **kwargs)
-            return run() if self._depth else self._attempt(run, optimizer, None)
+    def _scaling(
+        self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        run = functools.partial(original, scaler, optimizer, *args, **kwargs)
+        if self._depth or not scaler._enable:
+            return run()
+        return self._attempt(run, optimizer, scaler)
 
-        return step
-
-    def _scaling(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            run = functools.partial(original, scaler, optimizer, *args, **kwargs)
-            if self._depth or not scaler._enable:
-                return run()
-            return self._attempt(run, optimizer, scaler)
-
-        return step
-
-    def _updating(self, original: Any) -> Any:
+    def _updating(self, original: Any, scaler: Any, /, *args: Any, **kwargs: Any) -> Any:
         """``update``, and ``minimize``, which updates by itself."""
+        result = original(scaler, *args, **kwargs)
+        if not self._depth and scaler._enable:
+            self.recorder.scaler_updated(self._scalers.name(scaler))
+        return result
 
-        @functools.wraps(original)
-        def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(scaler, *args, **kwargs)
-            if not self._depth and scaler._enable:
-                self.recorder.scaler_updated(self._scalers.name(scaler))
-            return result
-
-        return update
-
-    def _unscale(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def unscale(scaler: Any, optimizer: Any) -> Any:
-            if not self._depth and scaler._enable:
-                self._unscaled.add(id(optimizer))
-            return original(scaler, optimizer)
-
-        return unscale
+    def _unscale(self, original: Any, scaler: Any, optimizer: Any) -> Any:
+        if not self._depth and scaler._enable:
+            self._unscaled.add(id(optimizer))
+        return original(scaler, optimizer)
 
     def _attempt(self, run: Callable[[], Any], optimizer: Any, scaler: Any) -> Any:
         began = time.perf_counter()
@@ -312,41 +291,31 @@ class LossWatch:
         self.backwards = 0
         self._factor: float | None = None  # of a loss that was scaled and not yet propagated
 
-    def replacements(self) -> Iterator[Replacement]:
-        """For ``values.replaced``."""
-        yield _AmpScaler, "scale", self._scale(_AmpScaler.scale)
-        yield paddle.Tensor, "backward", self._backward(paddle.Tensor.backward)
-        several = self._backward_of_several(paddle.autograd.backward)
-        yield paddle.autograd, "backward", several
+    def put_on(self, patches: Patches) -> None:
+        """Watch scaled losses and backward passes."""
+        patches.wrap(_AmpScaler, "scale", self._scale)
+        patches.wrap(paddle.Tensor, "backward", self._backward)
+        patches.wrap(paddle.autograd, "backward", self._backward_of_several)
 
-    def _scale(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def scale(scaler: Any, loss: Any) -> Any:
-            scaled = original(scaler, loss)
-            if scaled is not loss:
-                setattr(scaled, _RAW, loss)
-                self._factor = float(scaler._scale)
-            return scaled
+    def _scale(self, original: Any, scaler: Any, /, *args: Any, **kwargs: Any) -> Any:
+        scaled = original(scaler, *args, **kwargs)
+        loss = (*args, *kwargs.values())[0]
+        if scaled is not loss:
+            setattr(scaled, _RAW, loss)
+            self._factor = float(scaler._scale)
+        return scaled
 
-        return scale
+    def _backward(self, original: Any, tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
+        self._began(tensor)
+        return original(tensor, *args, **kwargs)
 
-    def _backward(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            self._began(tensor)
-            return original(tensor, *args, **kwargs)
-
-        return backward
-
-    def _backward_of_several(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
-            given = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
-            one = given[0] if len(given) == 1 else None
-            self._began(one if grad_tensors is None else None)
-            return original(tensors, grad_tensors, *args, **kwargs)
-
-        return backward
+    def _backward_of_several(
+        self, original: Any, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        given = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
+        one = given[0] if len(given) == 1 else None
+        self._began(one if grad_tensors is None else None)
+        return original(tensors, grad_tensors, *args, **kwargs)
 
     def _began(self, tensor: Any) -> None:
         """``tensor`` is None where several begin it at once, or with gradients of their own."""
@@ -357,7 +326,7 @@ class LossWatch:
             factor = self._factor if raw is None and self._factor else 1.0
             self.value, self.dtype = float(loss) / factor, dtype_name(loss, NAMES)
             self.scaled = self._factor is not None
-        elif not self.backwards:  # the loss of the step before is none of this one
+        elif not self.backwards:  # the previous step's loss is not this step's
             self.value, self.scaled = None, self._factor is not None
         self._factor = None
         self.backwards += 1
@@ -370,7 +339,6 @@ class LossWatch:
 # constructor is given.
 
 
-_Scaler: Any = paddle.amp.AmpScaler
 _NAMES = (
     "enable", "init_loss_scaling", "incr_ratio", "decr_ratio", "incr_every_n_steps",
     "decr_every_n_nan_or_inf", "use_dynamic_loss_scaling",
@@ -395,23 +363,17 @@ class Scalers:
         self.on_cpu = on_cpu
         self.forced = 0
 
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Scalers made in here."""
-        made = _Scaler.__init__
+    def put_on(self, patches: Patches) -> None:
+        """Change the scalers that are made from now on."""
+        patches.wrap(_AmpScaler, "__init__", self._make)
 
-        @functools.wraps(made)
-        def make(scaler: Any, *args: Any, **kwargs: Any) -> None:
-            changed = self._changed({**dict(zip(_NAMES, args, strict=False)), **kwargs})
+    def _make(self, original: Any, scaler: Any, /, *args: Any, **kwargs: Any) -> None:
+        changed = self._changed({**dict(zip(_NAMES, args, strict=False)), **kwargs})
+        with Patches() as patches:
             if self.on_cpu and changed.get("enable", True):
                 self.forced += 1
-                with replaced([(grad_scaler, "_dygraph_tracer", _Tracer)]):
-                    made(scaler, **changed)
-            else:
-                made(scaler, **changed)
-
-        with replaced([(_Scaler, "__init__", make)]):
-            yield
+                patches.replace(grad_scaler, "_dygraph_tracer", lambda _: _Tracer)
+            original(scaler, **changed)
 
     def _changed(self, given: dict[str, Any]) -> dict[str, Any]:
         """The constructor's arguments after the settings."""

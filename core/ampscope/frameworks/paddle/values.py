@@ -3,7 +3,7 @@
 ``Tensor.numpy()`` copies, and a run that counts every layer would copy every activation; on a CPU
 the memory is read in place instead. bf16 has no NumPy dtype: its bits are uint16.
 
-Also here: replacing attributes of Paddle for a while (:func:`replaced`).
+Also here: where Paddle holds a function, and the classes below one.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -84,33 +83,6 @@ def _bits(tensor: Any, name: str) -> NDArray[Any]:
 
 def _is_in_place(tensor: Any) -> bool:
     return bool(tensor.place.is_cpu_place() and tensor.is_dense() and tensor.is_contiguous())
-
-
-# Replacing attributes of Paddle for a while, and putting each back.
-#
-# with replaced([(GradScaler, "step", mine), …]):
-#     …
-
-
-Replacement = tuple[Any, str, Any]  # owner, attribute, what takes its place
-
-
-@contextmanager
-def replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
-    """Set each attribute; on exit the owners hold exactly what they held themselves before."""
-    done: list[tuple[Any, str, bool, Any]] = []
-    try:
-        for owner, name, mine in replacements:
-            own = name in vars(owner)
-            done.append((owner, name, own, vars(owner).get(name)))
-            setattr(owner, name, mine)
-        yield
-    finally:
-        for owner, name, own, before in reversed(done):
-            if own:
-                setattr(owner, name, before)
-            else:
-                delattr(owner, name)
 
 
 def names_of(function: Callable[..., Any]) -> Iterator[tuple[Any, str]]:

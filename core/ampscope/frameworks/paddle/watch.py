@@ -22,7 +22,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import paddle
@@ -38,10 +37,11 @@ from ampscope.frameworks.paddle.emulation import (
 )
 from ampscope.frameworks.paddle.layers import LayerPaths, LayerWatch
 from ampscope.frameworks.paddle.steps import Scalers, StepWatch
-from ampscope.frameworks.paddle.values import Replacement, replaced, subclasses
+from ampscope.frameworks.paddle.values import subclasses
 from ampscope.frameworks.recorder import Recorder
 from ampscope.frameworks.tensors import wanted_gpu
 from ampscope.frameworks.watch_run import WatchOptions, WatchRun, on_leaving
+from ampscope.patches import Patches
 from ampscope.records import Machine, RunSpec, State
 from ampscope.runner.child_frame import host_facts
 
@@ -73,12 +73,7 @@ class Watch:
         self._stack.enter_context(self.attached())
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
         self._stack.close()
         training = self._end()
         if training is not None and error is not None:
@@ -138,10 +133,10 @@ class _Training:
     def attached(self) -> Iterator[None]:
         """Watch what trains inside the block."""
         self.run.away_s += time.monotonic() - self._left if self._left else 0.0
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self._steps.active())
+        with Patches() as patches:
+            self._steps.put_on(patches)
             if self.recorder.cadence.histogram > 0:
-                stack.enter_context(self._layers.active())
+                self._layers.put_on(patches)
             yield
         self._left = time.monotonic()
 
@@ -161,22 +156,20 @@ class WatchCallback(_Callback):  # type: ignore[misc]  # Paddle has no types
         """Begins to record."""
         self._end(None)
         self.watch.__enter__()
-        train_batch = self.model.train_batch
-
-        @functools.wraps(train_batch)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return train_batch(*args, **kwargs)
-            except BaseException as error:
-                self._end(error)
-                raise
-
-        self._stack.enter_context(replaced([(self.model, "train_batch", watched)]))
+        patches = self._stack.enter_context(Patches())
+        patches.wrap(self.model, "train_batch", self._train_batch)
         self._stack.callback(on_leaving(_CallbackList, self._left))
 
     def on_train_end(self, logs: object = None) -> None:
         """Ends the run."""
         self._end(None)
+
+    def _train_batch(self, original: Any, /, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        except BaseException as error:
+            self._end(error)
+            raise
 
     def _end(self, error: BaseException | None) -> None:
         self._stack.close()
@@ -201,7 +194,7 @@ def watching(recorder: Recorder, settings: ControlSettings) -> Iterator[list[str
     region = OpenRegion(settings.precision)
     emulation = Emulation(region) if cpu else None
     if emulation is not None:
-        recorder.half_seen = emulation.halves  # one set: what ops tell, and what layers put out
+        recorder.half_seen = emulation.halves  # one set, for ops and for layers
     applied = AppliedSettings(settings, region, emulation)
     half = HalfParameters(settings.precision)
     paths = LayerPaths()
@@ -220,17 +213,16 @@ def watching(recorder: Recorder, settings: ControlSettings) -> Iterator[list[str
             warnings.filterwarnings("ignore", _NO_EFFECT, UserWarning)
             stack.enter_context(half.active())
             stack.enter_context(emulation.active())
-        else:
-            stack.enter_context(changed_regions(settings.precision))
-            stack.enter_context(changed_decorating(settings.precision))
+        patches = stack.enter_context(Patches())
+        change_precision(patches, "" if cpu else settings.precision)
         scalers = Scalers(settings, on_cpu=cpu)
         for part in (scalers, steps, applied, layers):
-            stack.enter_context(_active(part))
+            part.put_on(patches)
         try:
             yield notes
         finally:
             steps.end()
-    notes += applied.notes
+    notes += applied.notes()
     if compiled := paths.compiled():
         named = ", ".join(path or "the model" for path in compiled)
         rounded = ", and on a CPU it is not rounded" if cpu else ""
@@ -262,10 +254,6 @@ class _CountedOps:
         return self._recorder.index_of(layers.path) if layers.paths.roots else None
 
 
-def _active(part: Any) -> Any:
-    return part.active()
-
-
 # Settings that change a training: learning rate, epsilon, layers in fp32, an added scaler.
 #
 # Precision is the region's and the decorated parameters' (``OpenRegion`` and ``HalfParameters`` of
@@ -276,27 +264,37 @@ _Optimizer: Any = paddle.optimizer.Optimizer
 
 
 class AppliedSettings:
-    """``active`` while a script trains; ``around`` for the calls of layers."""
+    """``put_on`` while a script trains; ``around`` for the calls of layers."""
 
     def __init__(
         self, settings: ControlSettings, region: OpenRegion, emulation: Emulation | None
     ) -> None:
         self.settings = settings
-        self.notes: list[str] = []
         self._region = region
         self._emulation = emulation
         self._scaler: Any = None
         self._met: set[str] = set()
         self._depth = 0
 
-    @contextmanager
-    def active(self) -> Iterator[None]:
+    def put_on(self, patches: Patches) -> None:
         """Apply them; optimizers and layers are as before afterwards, their numbers are not."""
-        with replaced(list(self._replacements())):
-            yield
+        settings = self.settings
+        if settings.lr_factor != 1.0:
+            patches.wrap(_Optimizer, "get_lr", self._rate)
+            patches.wrap(_Optimizer, "_create_param_lr", self._scaled_rate)
+        if settings.eps is not None or settings.add_scaler:
+            for kind in subclasses(_Optimizer):
+                if "step" in vars(kind):
+                    patches.wrap(kind, "step", self._step)
+        if settings.add_scaler:
+            patches.wrap(paddle.Tensor, "backward", self._backward)
+
+    def notes(self) -> list[str]:
+        """What could not be applied, after the training."""
         missing = [p for p in self.settings.fp32_modules if p not in self._met]
-        if missing:
-            self.notes.append(f"No layer is called {', '.join(missing)}; it was not kept in fp32.")
+        if not missing:
+            return []
+        return [f"No layer is called {', '.join(missing)}; it was not kept in fp32."]
 
     def around(self, path: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """``call`` in fp32 where the settings name the layer or one that holds it."""
@@ -323,101 +321,57 @@ class AppliedSettings:
         with paddle.amp.auto_cast(**none):
             return call(*args, **kwargs)
 
-    def _replacements(self) -> Iterator[Replacement]:
-        settings = self.settings
-        if settings.lr_factor != 1.0:
-            yield _Optimizer, "get_lr", self._rate(_Optimizer.get_lr)
-            create = _Optimizer._create_param_lr
+    def _rate(self, original: Any, optimizer: Any) -> float:
+        return float(original(optimizer)) * self.settings.lr_factor
 
-            @functools.wraps(create)
-            def scaled(optimizer: Any, pair: Any) -> Any:
-                return create(optimizer, pair) * settings.lr_factor
+    def _scaled_rate(self, original: Any, optimizer: Any, pair: Any) -> Any:
+        return original(optimizer, pair) * self.settings.lr_factor
 
-            yield _Optimizer, "_create_param_lr", scaled
-        if settings.eps is not None or settings.add_scaler:
-            for kind in subclasses(_Optimizer):
-                if "step" in vars(kind):
-                    yield kind, "step", self._step(vars(kind)["step"])
-        if settings.add_scaler:
-            yield paddle.Tensor, "backward", self._backward(paddle.Tensor.backward)
+    def _step(self, original: Any, optimizer: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if self.settings.eps is not None and hasattr(optimizer, "_epsilon"):
+            optimizer._epsilon = self.settings.eps
+        if self._scaler is None or self._depth:
+            return original(optimizer, *args, **kwargs)
+        self._depth += 1
+        try:
+            self._scaler.step(optimizer)
+            return self._scaler.update()
+        finally:
+            self._depth -= 1
 
-    def _rate(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def rate(optimizer: Any) -> float:
-            return float(original(optimizer)) * self.settings.lr_factor
-
-        return rate
-
-    def _step(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.settings.eps is not None and hasattr(optimizer, "_epsilon"):
-                optimizer._epsilon = self.settings.eps
-            if self._scaler is None or self._depth:
-                return original(optimizer, *args, **kwargs)
-            self._depth += 1
-            try:
-                self._scaler.step(optimizer)
-                return self._scaler.update()
-            finally:
-                self._depth -= 1
-
-        return step
-
-    def _backward(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._scaler is None and AUTO_CAST.amp_global_state().amp_dtype == "float16":
-                self._scaler = paddle.amp.GradScaler()
-            if self._scaler is not None:
-                return original(self._scaler.scale(loss), *args, **kwargs)
-            return original(loss, *args, **kwargs)
-
-        return backward
+    def _backward(self, original: Any, loss: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if self._scaler is None and AUTO_CAST.amp_global_state().amp_dtype == "float16":
+            self._scaler = paddle.amp.GradScaler()
+        if self._scaler is not None:
+            return original(self._scaler.scale(loss), *args, **kwargs)
+        return original(loss, *args, **kwargs)
 
 
-@contextmanager
-def changed_regions(half: str) -> Iterator[None]:
-    """On CUDA, where Paddle's own auto_cast works: every region in ``half``, or off for "fp32".
-
-    A decorated model (O2) keeps the dtype that decorate gave it; :func:`changed_decorating` changes
-    that.
-    """
-    original = AUTO_CAST.amp_guard
+def change_precision(patches: Patches, half: str) -> None:
+    """On CUDA, where Paddle's own auto_cast works: every region and ``decorate`` in ``half``; for
+    "fp32" regions are off and ``decorate`` does nothing; "" changes nothing."""
     if not half:
-        yield
         return
 
-    @functools.wraps(original)
-    def guard(enable: bool = True, *args: Any, **kwargs: Any) -> Any:
+    def guard(original: Any, enable: bool = True, *args: Any, **kwargs: Any) -> Any:
         names = ("custom_white_list", "custom_black_list", "level", "dtype", "use_promote")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         if half == "fp32":
             return original(enable=False, **given)
         return original(enable=enable, **{**given, "dtype": DTYPE_NAMES[half]})
 
-    with replaced([(AUTO_CAST, "amp_guard", guard), (paddle.amp, "amp_guard", guard)]):
-        yield
-
-
-@contextmanager
-def changed_decorating(half: str) -> Iterator[None]:
-    """On CUDA: ``decorate`` in ``half``; for "fp32" it does nothing."""
-    original = AUTO_CAST.amp_decorate
-    if not half:
-        yield
-        return
-
-    @functools.wraps(original)
-    def decorate(models: Any, optimizers: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def decorate(
+        original: Any, models: Any, optimizers: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
         if half == "fp32":
             return models if optimizers is None else (models, optimizers)
         names = ("level", "dtype", "master_weight", "save_dtype", "master_grad", "excluded_layers")
         given = {**dict(zip(names, args, strict=False)), **kwargs, "dtype": DTYPE_NAMES[half]}
         return original(models, optimizers, **given)
 
-    with replaced([(AUTO_CAST, "amp_decorate", decorate), (paddle.amp, "amp_decorate", decorate)]):
-        yield
+    for owner in (AUTO_CAST, paddle.amp):
+        patches.wrap(owner, "amp_guard", guard)
+        patches.wrap(owner, "amp_decorate", decorate)
 
 
 # Where a run of Paddle takes place: the fields of ``Machine``.
@@ -431,7 +385,7 @@ def on_cpu() -> bool:
 def machine(spec: RunSpec) -> Machine:
     """The device that Paddle uses now. Half on a CPU is emulated, and its scaler forced on."""
     cpu, here = on_cpu(), host_facts()
-    # A watched training is left as it is: on a CPU Paddle then computes everything in fp32.
+    # A watched training is not changed: on a CPU Paddle then computes everything in fp32.
     half = spec.kind != "watch" and "fp32" not in (spec.precision, parse(spec.control).precision)
     scaler = "" if not half else "forced" if cpu else "real"
     if spec.kind == "probe" and spec.precision != "fp16":

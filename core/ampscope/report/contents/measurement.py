@@ -11,47 +11,19 @@ from typing import TypeAlias
 
 import numpy as np
 
+from ampscope import records
 from ampscope.analysis.telemetry import others_bound, spoiled
 from ampscope.analysis.tensor_core_use import answer, core_use, shapes
 from ampscope.analysis.training import finite_parts
 from ampscope.compare import comparison
-from ampscope.compare.comparison import figures, quartiles
+from ampscope.compare.comparison import figure_rows, quartiles
 from ampscope.compare.verdict import verdict
 from ampscope.number_words import binary_size, number, percent, plural, rate_words, seconds
 from ampscope.numerics.formats import FP16
-from ampscope.records import (
-    BatchTrial,
-    Curve,
-    EnergyUse,
-    Histogram,
-    LargestBatch,
-    LossCurve,
-    Matmul,
-    MemorySplit,
-    ProcessPeak,
-    Rate,
-    Reading,
-    Result,
-    RunInfo,
-    State,
-    StepMatmuls,
-    StepTimes,
-    Timing,
-)
 from ampscope.report import document
+from ampscope.report import document as doc
 from ampscope.report.contents import shared
 from ampscope.report.contents.shared import DASHES, base, listed, looks
-from ampscope.report.document import (
-    Block,
-    Code,
-    Fold,
-    Lines,
-    Paragraph,
-    Part,
-    Section,
-    Series,
-    Table,
-)
 from ampscope.report.palette import dtype_color
 from ampscope.report.run_words import rules
 from ampscope.store.reader import Reader
@@ -62,7 +34,7 @@ from ampscope.store.reader import Reader
 MOST_HISTOGRAMS = 6
 MOST_POINTS = 2_000  # of a curve: about two a pixel on paper
 OPEN_ROWS = 12
-_DRAWN = (Curve, Histogram)  # every other type is a table
+_DRAWN = (records.Curve, records.Histogram)  # every other type is a table
 _OVER = {  # what x counts, where that is not steps
     "spacing": "exponent of two",
     "unchanged": "step, as an exponent of two of the weight",
@@ -82,13 +54,15 @@ _TITLES = {
 }
 
 
-def told(run: RunInfo, results: Sequence[Result]) -> tuple[str, tuple[Block, ...]]:
+def told(
+    run: records.RunInfo, results: Sequence[records.Result]
+) -> tuple[str, tuple[doc.Block, ...]]:
     """The title, and what was measured."""
     kinds = dict.fromkeys(type(r) for r in results if not isinstance(r, _DRAWN))
-    blocks: list[Block] = []
+    blocks: list[doc.Block] = []
     for kind in kinds:
         blocks += _table([r for r in results if type(r) is kind])
-    curves = [r for r in results if isinstance(r, Curve)]
+    curves = [r for r in results if isinstance(r, records.Curve)]
     for name in dict.fromkeys(curve.name for curve in curves):
         blocks += _curves(name, [c for c in curves if c.name == name])
     blocks += [
@@ -99,27 +73,27 @@ def told(run: RunInfo, results: Sequence[Result]) -> tuple[str, tuple[Block, ...
     return f"Lesson {run.spec.workload}{f' ({asked})' if asked else ''}: measured.", tuple(blocks)
 
 
-def histograms(results: Sequence[Result]) -> list[Histogram]:
+def histograms(results: Sequence[records.Result]) -> list[records.Histogram]:
     """All of them; a report draws the first :data:`MOST_HISTOGRAMS`."""
-    return [r for r in results if isinstance(r, Histogram)]
+    return [r for r in results if isinstance(r, records.Histogram)]
 
 
-def _table(results: Sequence[Result]) -> list[Block]:
+def _table(results: Sequence[records.Result]) -> list[doc.Block]:
     """Open where it is short: of some lessons it is the whole answer."""
     kind = type(results[0]).__name__
     title = f"{_TITLES.get(kind, kind)}, {plural(len(results), 'result')}"
     if len(results) <= OPEN_ROWS:
-        return [Paragraph(f"{title}."), table(results)]
-    return [Fold(title, (table(results),))]
+        return [doc.Paragraph(f"{title}."), table(results)]
+    return [doc.Fold(title, (table(results),))]
 
 
-def _curves(name: str, curves: Sequence[Curve]) -> list[Block]:
+def _curves(name: str, curves: Sequence[records.Curve]) -> list[doc.Block]:
     """Over whole numbers; another x has no place on the axis of a report."""
     if not all(float(x).is_integer() and abs(x) < 1e15 for c in curves for x in c.x):
         rows = tuple((c.series, number(x), number(y)) for c in curves for x, y in _pairs(c))
-        return [Fold(name, (Table(("Case", "x", name), rows, numeric=(1, 2)),))]
+        return [doc.Fold(name, (doc.Table(("Case", "x", name), rows, numeric=(1, 2)),))]
     series = tuple(
-        Series(
+        doc.Series(
             c.series,
             finite_parts([int(x) for x, _ in _pairs(c)], [y for _, y in _pairs(c)]),
             colour,
@@ -128,10 +102,10 @@ def _curves(name: str, curves: Sequence[Curve]) -> list[Block]:
         for c, (colour, dash) in zip(curves, looks([c.series for c in curves]), strict=True)
     )
     values = [v for one in series for v in one.points.values]
-    return [Lines(name, name, series, base=base(values), x_title=_OVER.get(name, "step"))]
+    return [doc.Lines(name, name, series, base=base(values), x_title=_OVER.get(name, "step"))]
 
 
-def _pairs(curve: Curve) -> list[tuple[float, float]]:
+def _pairs(curve: records.Curve) -> list[tuple[float, float]]:
     """In the order of x; of very many the lowest and the highest of each of equal parts."""
     pairs = sorted(zip(curve.x, curve.y, strict=True), key=lambda pair: pair[0])
     size = -(-len(pairs) // (MOST_POINTS // 2))
@@ -160,40 +134,40 @@ SERIES = {
     "align_k": "Misaligned k",
     "align_channels": "Misaligned channels",
 }
-Said = tuple[str, tuple[Block, ...]]
+Said = tuple[str, tuple[doc.Block, ...]]
 
 
-def part(reader: Reader, run: RunInfo, points: int) -> Part:
+def part(reader: Reader, run: records.RunInfo, points: int) -> doc.Part:
     """Its verdict, its table, what disturbed it, and the machine."""
     results = reader.results(run.id)
     told = _TOLD.get(run.spec.kind)
     title, blocks = told(run, results) if told and results else ("Nothing was measured.", ())
     disturbed = spoiled(reader.samples(run.id), others_bound(run.spec))
-    said: list[Block] = [Paragraph(line, "Disturbed.") for line in disturbed]
-    said += [Paragraph(run.message)] if run.message else []
+    said: list[doc.Block] = [doc.Paragraph(line, "Disturbed.") for line in disturbed]
+    said += [doc.Paragraph(run.message)] if run.message else []
     if run.traceback:
-        said.append(Fold("The run's own traceback", (Code(run.traceback),)))
-    verdict_blocks = tuple(said) or (Paragraph("Nothing that was read disturbed it."),)
-    sections = [Section("Verdict", verdict_blocks)]
+        said.append(doc.Fold("The run's own traceback", (doc.Code(run.traceback),)))
+    verdict_blocks = tuple(said) or (doc.Paragraph("Nothing that was read disturbed it."),)
+    sections = [doc.Section("Verdict", verdict_blocks)]
     if blocks:
-        sections.append(Section("Measured", blocks))
+        sections.append(doc.Section("Measured", blocks))
     missing = of_measurement(reader, run, results)
-    sections.append(Section("What is missing", missing))
+    sections.append(doc.Section("What is missing", missing))
     sections += shared.origin_sections([run], run)
-    return Part(title or shared.subject(run), shared.subject(run), tuple(sections))
+    return doc.Part(title or shared.subject(run), shared.subject(run), tuple(sections))
 
 
-def _compare(run: RunInfo, results: Sequence[Result]) -> Said:
+def _compare(run: records.RunInfo, results: Sequence[records.Result]) -> Said:
     measured = comparison.by_precision(results)
     base = comparison.base_of(measured)
     if base is None or base.times is None:
         return "The comparison ended before the first steps were timed.", ()
-    rows = tuple((label, *(cell(m) for m in measured)) for label, cell in figures(base))
+    rows = tuple((label, *cells) for label, cells in figure_rows(measured))
     columns = ("", *(m.precision for m in measured))
     numeric = tuple(range(1, len(columns)))
-    blocks: list[Block] = [Table(columns, tuple(r for r in rows if any(r[1:])), numeric)]
+    blocks: list[doc.Block] = [doc.Table(columns, rows, numeric)]
     series = tuple(
-        Series(
+        doc.Series(
             f"{m.precision}, seed {curve.seed}",
             finite_parts(range(len(curve.losses)), curve.losses),
             dtype_color(m.precision),
@@ -204,11 +178,11 @@ def _compare(run: RunInfo, results: Sequence[Result]) -> Said:
         for n, curve in enumerate(m.curves)
     )
     if series:
-        blocks.append(Lines("Loss by precision and seed", "loss", series, x_title="step"))
+        blocks.append(doc.Lines("Loss by precision and seed", "loss", series, x_title="step"))
     return verdict(measured).sentence, tuple(blocks)
 
 
-def _batch(run: RunInfo, results: Sequence[Result]) -> Said:
+def _batch(run: records.RunInfo, results: Sequence[records.Result]) -> Said:
     searches = comparison.batches_by_precision(results)
     rows = tuple(
         (
@@ -223,10 +197,10 @@ def _batch(run: RunInfo, results: Sequence[Result]) -> Said:
         for t in search.trials
     )
     columns = ("Precision", "Samples", "Seen", "Peak of tensors", "A step", "Samples per second")
-    return comparison.sentence(searches), (Table(columns, rows, numeric=(1, 3, 4, 5)),)
+    return comparison.sentence(searches), (doc.Table(columns, rows, numeric=(1, 3, 4, 5)),)
 
 
-def _cores(run: RunInfo, results: Sequence[Result]) -> Said:
+def _cores(run: records.RunInfo, results: Sequence[records.Result]) -> Said:
     use = core_use(results, run.machine)
     if use is None or not use.uses:
         return "The step's matmuls were not measured.", ()
@@ -243,25 +217,25 @@ def _cores(run: RunInfo, results: Sequence[Result]) -> Said:
         for one in use.uses
     )
     columns = ("Op", "Computed in", "Shapes", "Calls", "Reached", "Matrix units", "Why")
-    return answer(use), (Table(columns, rows, numeric=(3, 4)),)
+    return answer(use), (doc.Table(columns, rows, numeric=(3, 4)),)
 
 
-def _bench(run: RunInfo, results: Sequence[Result]) -> Said:
-    rates = [r for r in results if isinstance(r, Rate)]
+def _bench(run: records.RunInfo, results: Sequence[records.Result]) -> Said:
+    rates = [r for r in results if isinstance(r, records.Rate)]
     best: dict[str, float] = {}
     for rate in rates:
         if rate.series == "ceiling" and rate.flops_s is not None:
             best[rate.dtype] = max(best.get(rate.dtype, 0.0), rate.flops_s)
     told = "; ".join(f"{dtype} {rate_words(reached)}" for dtype, reached in best.items())
     blocks = [
-        Fold(title, (rate_tables([r for r in rates if r.series == name]),))
+        doc.Fold(title, (rate_tables([r for r in rates if r.series == name]),))
         for name, title in SERIES.items()
         if any(r.series == name for r in rates)
     ]
     return f"Best rate of a matmul by dtype: {told or 'none was measured'}.", tuple(blocks)
 
 
-_TOLD: dict[str, Callable[[RunInfo, Sequence[Result]], Said]] = {
+_TOLD: dict[str, Callable[[records.RunInfo, Sequence[records.Result]], Said]] = {
     "compare": _compare,
     "batch": _batch,
     "cores": _cores,
@@ -278,21 +252,27 @@ OF_A_SCRIPT = "It is read where ampscope makes the steps itself, not of a script
 NO_COUNTER = "No counter of energy could be read: NVML's on a GPU, RAPL's on a CPU."
 
 
-def of_measurement(reader: Reader, run: RunInfo, results: Sequence[Result]) -> tuple[Block, ...]:
+def of_measurement(
+    reader: Reader, run: records.RunInfo, results: Sequence[records.Result]
+) -> tuple[doc.Block, ...]:
     """Of a run that measures the machine, or what a lesson shows."""
-    found = [*_of_run(reader, run, results), *_OF_KIND.get(run.spec.kind, _none)(run, results)]
+    gaps = _OF_KIND.get(run.spec.kind)
+    of_kind = gaps(run, results) if gaps else ()
+    found = [*_of_run(reader, run, results), *of_kind]
     return listed(found, "Nothing that this kind of measurement has is missing.")
 
 
-def _of_run(reader: Reader, run: RunInfo, results: Sequence[Result]) -> Gaps:
-    if run.state is not State.FINISHED:
+def _of_run(reader: Reader, run: records.RunInfo, results: Sequence[records.Result]) -> Gaps:
+    if run.state is not records.State.FINISHED:
         yield "The rest of the measurement", f"It is {run.state}. {run.message}".strip()
     elif not results:
         yield "Every figure", "The run ended and left no result."
     machine = run.machine
     if machine is not None and machine.policy != "cuda":
         yield "A GPU", f"It ran under {rules(machine)}; times say nothing about a GPU."
-    unmeasured = [r for r in results if isinstance(r, Rate | Matmul) and r.timing is None]
+    unmeasured = [
+        r for r in results if isinstance(r, records.Rate | records.Matmul) and r.timing is None
+    ]
     if unmeasured:
         why = "; ".join(dict.fromkeys(r.note for r in unmeasured if r.note))
         yield plural(len(unmeasured), "rate"), why or "They could not be measured here."
@@ -300,38 +280,44 @@ def _of_run(reader: Reader, run: RunInfo, results: Sequence[Result]) -> Gaps:
         yield "Telemetry", "Load, memory and clocks of the machine were not read beside this run."
 
 
-def _of_compare(run: RunInfo, results: Sequence[Result]) -> Gaps:
+def _of_compare(run: records.RunInfo, results: Sequence[records.Result]) -> Gaps:
     for name in run.spec.precisions:
-        wanted = (("Steps", StepTimes), ("Losses", LossCurve), ("Split memory", MemorySplit))
+        wanted = (
+            ("Steps", records.StepTimes),
+            ("Losses", records.LossCurve),
+            ("Split memory", records.MemorySplit),
+        )
         of_it = [r for r in results if getattr(r, "precision", None) == name]
         for what, kind in wanted:
             if not any(isinstance(r, kind) for r in of_it):
                 yield f"{what} in {name}", _why_not_compared(of_it, kind)
-    is_script = any(isinstance(r, ProcessPeak) for r in results)
-    if run.state is State.FINISHED and not any(isinstance(r, EnergyUse) for r in results):
+    is_script = any(isinstance(r, records.ProcessPeak) for r in results)
+    if run.state is records.State.FINISHED and not any(
+        isinstance(r, records.EnergyUse) for r in results
+    ):
         yield "Energy", OF_A_SCRIPT if is_script else NO_COUNTER
 
 
-def _why_not_compared(of_it: Sequence[Result], kind: type[Result]) -> str:
-    if kind is MemorySplit and any(isinstance(r, ProcessPeak) for r in of_it):
+def _why_not_compared(of_it: Sequence[records.Result], kind: type[records.Result]) -> str:
+    if kind is records.MemorySplit and any(isinstance(r, records.ProcessPeak) for r in of_it):
         return "Of a script the peak of the whole process is measured, which cannot be split."
     return "None was recorded; what ended the run, or was refused here, is stated above."
 
 
-def _of_batch(run: RunInfo, results: Sequence[Result]) -> Gaps:
-    ended = {r.precision: r for r in results if isinstance(r, LargestBatch)}
+def _of_batch(run: records.RunInfo, results: Sequence[records.Result]) -> Gaps:
+    ended = {r.precision: r for r in results if isinstance(r, records.LargestBatch)}
     for name in run.spec.precisions:
         if name not in ended:
             yield f"The largest batch in {name}", "Its search did not end."
         elif ended[name].too_many is None:
             yield f"A batch that is too large in {name}", "No trial failed to fit."
-    if any(isinstance(r, BatchTrial) and r.fits and r.step is None for r in results):
+    if any(isinstance(r, records.BatchTrial) and r.fits and r.step is None for r in results):
         yield "Times of some trials", "They fitted into memory, and were not timed."
 
 
-def _of_cores(run: RunInfo, results: Sequence[Result]) -> Gaps:
-    step = next((r for r in results if isinstance(r, StepMatmuls)), None)
-    matmuls = [r for r in results if isinstance(r, Matmul)]
+def _of_cores(run: records.RunInfo, results: Sequence[records.Result]) -> Gaps:
+    step = next((r for r in results if isinstance(r, records.StepMatmuls)), None)
+    matmuls = [r for r in results if isinstance(r, records.Matmul)]
     if step is not None and len(matmuls) < step.distinct:
         left = step.distinct - len(matmuls)
         yield plural(left, "matmul"), "They were not reached before the run ended."
@@ -342,28 +328,24 @@ def _of_cores(run: RunInfo, results: Sequence[Result]) -> Gaps:
         yield f"fp32 beside {plural(len(alone), 'matmul')}", "It could not be run in fp32."
 
 
-def _of_lesson(run: RunInfo, results: Sequence[Result]) -> Gaps:
+def _of_lesson(run: records.RunInfo, results: Sequence[records.Result]) -> Gaps:
     more = len(histograms(results)) - MOST_HISTOGRAMS
     if more > 0:
         yield plural(more, "histogram"), f"The first {MOST_HISTOGRAMS} are drawn."
-    if any(isinstance(r, MemorySplit) and r.device_peak is None for r in results):
+    if any(isinstance(r, records.MemorySplit) and r.device_peak is None for r in results):
         yield "Memory by the allocator", "CUDA's alone says what it holds; tensors were followed."
-    slow = [r for r in results if isinstance(r, Reading) and r.name == "too slow here"]
+    slow = [r for r in results if isinstance(r, records.Reading) and r.name == "too slow here"]
     if slow:
         what = f"{plural(len(slow), 'rate')}, of {', '.join(dict.fromkeys(r.series for r in slow))}"
         yield what, "One call alone took too long; how long stands among the numbers."
-    timed = any(isinstance(r, StepTimes) for r in results)
+    timed = any(isinstance(r, records.StepTimes) for r in results)
     if run.spec.workload == "cost" and timed:
-        if not any(isinstance(r, EnergyUse) for r in results):
+        if not any(isinstance(r, records.EnergyUse) for r in results):
             yield "Energy", NO_COUNTER
         yield "Money", "Prices are typed in on the lesson's page, and are no part of the run."
 
 
-def _none(run: RunInfo, results: Sequence[Result]) -> Gaps:
-    yield from ()
-
-
-_OF_KIND: dict[str, Callable[[RunInfo, Sequence[Result]], Gaps]] = {
+_OF_KIND: dict[str, Callable[[records.RunInfo, Sequence[records.Result]], Gaps]] = {
     "compare": _of_compare,
     "batch": _of_batch,
     "cores": _of_cores,
@@ -372,22 +354,22 @@ _OF_KIND: dict[str, Callable[[RunInfo, Sequence[Result]], Gaps]] = {
 
 
 # Results of measurements as tables, one a type: for every type of
-# :mod:`ampscope.records.measurements`, so that no result of a lesson can stay out of its report.
+# :mod:`ampscope.records`, so that no result of a lesson can stay out of its report.
 
 
 NOT_SHOWN = ("measured_at", "is_base")  # when, and of a comparison's own order
-Rows: TypeAlias = Sequence[Result]
+Rows: TypeAlias = Sequence[records.Result]
 
 
-def table(results: Rows) -> Table:
+def table(results: Rows) -> doc.Table:
     """Of results of one type."""
     special = _SPECIAL.get(type(results[0]))
     return special(results) if special is not None else _by_fields(results)
 
 
-def rate_tables(results: Rows) -> Table:
+def rate_tables(results: Rows) -> doc.Table:
     """What ops reached."""
-    found = [r for r in results if isinstance(r, Rate)]
+    found = [r for r in results if isinstance(r, records.Rate)]
     rows = tuple(
         (
             r.op,
@@ -401,11 +383,11 @@ def rate_tables(results: Rows) -> Table:
         for r in found
     )
     columns = ("Op", "Dtype", "Shape", "Reached", "Median", "Quartiles", "Note")
-    return Table(columns, rows, numeric=(3, 4, 5))
+    return doc.Table(columns, rows, numeric=(3, 4, 5))
 
 
-def _times(results: Rows) -> Table:
-    found = [r for r in results if isinstance(r, StepTimes)]
+def _times(results: Rows) -> doc.Table:
+    found = [r for r in results if isinstance(r, records.StepTimes)]
     rows = tuple(
         (
             r.precision,
@@ -421,13 +403,13 @@ def _times(results: Rows) -> Table:
         "Precision", "A step", "Quartiles", "Forward", "Backward", "Optimizer",
         "Samples per second", "Casts, of the time in ops",
     )  # fmt: skip
-    return Table(columns, rows, numeric=tuple(range(1, len(columns))))
+    return doc.Table(columns, rows, numeric=tuple(range(1, len(columns))))
 
 
-def _memory(results: Rows) -> Table:
+def _memory(results: Rows) -> doc.Table:
     """A column each: precisions beside each other, and ten parts below one another."""
-    found = [r for r in results if isinstance(r, MemorySplit)]
-    parts: tuple[tuple[str, Callable[[MemorySplit], int | None]], ...] = (
+    found = [r for r in results if isinstance(r, records.MemorySplit)]
+    parts: tuple[tuple[str, Callable[[records.MemorySplit], int | None]], ...] = (
         ("At the peak", lambda r: r.peak),
         ("Weights", lambda r: r.weights),
         ("Gradients", lambda r: r.gradients),
@@ -440,28 +422,28 @@ def _memory(results: Rows) -> Table:
     )
     sizes = [(name, *(_size(part(r)) for r in found)) for name, part in parts]
     rows = (("Samples", *(f"{r.samples:,}" for r in found)), *sizes)
-    return Table(("", *(r.precision for r in found)), rows, tuple(range(1, len(found) + 1)))
+    return doc.Table(("", *(r.precision for r in found)), rows, tuple(range(1, len(found) + 1)))
 
 
-def _energy(results: Rows) -> Table:
-    found = [r for r in results if isinstance(r, EnergyUse)]
+def _energy(results: Rows) -> doc.Table:
+    found = [r for r in results if isinstance(r, records.EnergyUse)]
     rows = tuple(
         (r.precision, f"{r.joules:.4g} J", f"{r.steps:,}", f"{r.joules / r.steps:.3g} J", r.source)
         for r in found
     )
     columns = ("Precision", "Energy", "Steps", "A step", "Read from")
-    return Table(columns, rows, numeric=(1, 2, 3))
+    return doc.Table(columns, rows, numeric=(1, 2, 3))
 
 
-def _by_fields(results: Rows) -> Table:
+def _by_fields(results: Rows) -> doc.Table:
     fields = [f for f in dataclasses.fields(results[0]) if f.name not in NOT_SHOWN]
     rows = tuple(tuple(_cell(getattr(r, f.name)) for f in fields) for r in results)
     numeric = tuple(n for n, f in enumerate(fields) if f.type in ("int", "float"))
-    return Table(tuple(f.name.replace("_", " ") for f in fields), rows, numeric)
+    return doc.Table(tuple(f.name.replace("_", " ") for f in fields), rows, numeric)
 
 
 def _cell(value: object) -> str:
-    if isinstance(value, Timing):
+    if isinstance(value, records.Timing):
         return f"{seconds(value.median_s)}, {quartiles(value)}"
     if isinstance(value, float):
         return number(value)
@@ -474,19 +456,19 @@ def _size(count: int | None) -> str:
     return "not read" if count is None else binary_size(count)
 
 
-def _median(timing: Timing | None) -> str:
+def _median(timing: records.Timing | None) -> str:
     return "" if timing is None else seconds(timing.median_s)
 
 
-def _reached(rate: Rate) -> str:
+def _reached(rate: records.Rate) -> str:
     if rate.flops_s is not None:
         return rate_words(rate.flops_s)
     return "" if rate.bytes_s is None else f"{rate.bytes_s / 1e9:,.1f} GB/s"
 
 
-_SPECIAL: dict[type[Result], Callable[[Rows], Table]] = {
-    Rate: rate_tables,
-    StepTimes: _times,
-    MemorySplit: _memory,
-    EnergyUse: _energy,
+_SPECIAL: dict[type[records.Result], Callable[[Rows], doc.Table]] = {
+    records.Rate: rate_tables,
+    records.StepTimes: _times,
+    records.MemorySplit: _memory,
+    records.EnergyUse: _energy,
 }

@@ -27,20 +27,8 @@ from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.number_words import duration, percent, plural, power_of_two
 from ampscope.numerics.formats import FORMATS, NumberFormat
 from ampscope.policy import op_lists
-from ampscope.records import Frame, Machine, OpRecord, Role, RunInfo, State
-from ampscope.report.document import (
-    Block,
-    Code,
-    Facts,
-    Fold,
-    HistogramChart,
-    Link,
-    Links,
-    Paragraph,
-    Section,
-    Table,
-    line,
-)
+from ampscope.records import Frame, OpRecord, Role, RunInfo, State
+from ampscope.report import document as doc
 from ampscope.report.palette import DTYPES, MEASURE, dtype_color
 from ampscope.report.run_words import file_name, rules, why_no_histograms
 from ampscope.rules.verdict import Status
@@ -48,20 +36,20 @@ from ampscope.store.reader import Reader
 from ampscope.store.series import last_shadow_step
 
 _READ = (
-    Link("PyTorch: automatic mixed precision", "https://docs.pytorch.org/docs/stable/amp.html"),
-    Link(
+    doc.Link("PyTorch: automatic mixed precision", "https://docs.pytorch.org/docs/stable/amp.html"),
+    doc.Link(
         "PyTorch: examples of autocast and GradScaler",
         "https://docs.pytorch.org/docs/stable/notes/amp_examples.html",
     ),
 )
 
 
-def origin_sections(runs: Sequence[RunInfo], head: RunInfo) -> list[Section]:
+def origin_sections(runs: Sequence[RunInfo], head: RunInfo) -> list[doc.Section]:
     """Machine and versions, the runs, where to read on."""
     return [
-        Section("Machine and versions", _machine(head)),
-        Section("The runs", _runs(runs)),
-        Section("Look again", _again(runs, head)),
+        doc.Section("Machine and versions", _machine(head)),
+        doc.Section("The runs", _runs(runs)),
+        doc.Section("Look again", _again(runs, head)),
     ]
 
 
@@ -84,12 +72,13 @@ def moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
-def _machine(run: RunInfo) -> tuple[Block, ...]:
+def _machine(run: RunInfo) -> tuple[doc.Block, ...]:
     machine = run.machine
     if machine is None:
-        return (Paragraph("The run never started, so no machine was recorded."),)
+        return (doc.Paragraph("The run never started, so no machine was recorded."),)
+    name = f"{machine.device_name} ({machine.device})" if machine.device_name else machine.device
     pairs = (
-        ("Device", _device(machine)),
+        ("Device", name),
         ("Capability", machine.capability or "not read"),
         ("Rules", rules(machine)),
         ("Framework", machine.software),
@@ -97,20 +86,16 @@ def _machine(run: RunInfo) -> tuple[Block, ...]:
         ("Platform", machine.platform or "not recorded"),
         ("Report by", f"ampscope {__version__}"),
     )
-    return (Facts(pairs),)
+    return (doc.Facts(pairs),)
 
 
-def _device(machine: Machine) -> str:
-    return f"{machine.device_name} ({machine.device})" if machine.device_name else machine.device
-
-
-def _runs(runs: Sequence[RunInfo]) -> tuple[Block, ...]:
+def _runs(runs: Sequence[RunInfo]) -> tuple[doc.Block, ...]:
     rows = tuple(
         (r.id, _what(r), str(r.state), f"{r.steps_done:,}", moment(r.created), _took(r), r.message)
         for r in runs
     )
     columns = ("Id", "What", "State", "Recorded", "Made", "Took", "Said")
-    return (Table(columns, rows, numeric=(3,)),)
+    return (doc.Table(columns, rows, numeric=(3,)),)
 
 
 def _what(run: RunInfo) -> str:
@@ -128,17 +113,19 @@ def _took(run: RunInfo) -> str:
     return duration(max(0.0, run.ended - run.started))
 
 
-def _again(runs: Sequence[RunInfo], head: RunInfo) -> tuple[Block, ...]:
+def _again(runs: Sequence[RunInfo], head: RunInfo) -> tuple[doc.Block, ...]:
     together = " --together" if len(runs) > 1 else ""
     return (
-        Paragraph("To hand on the measurements themselves, and to look at them in the dashboard:"),
-        Code(
+        doc.Paragraph(
+            "To hand on the measurements themselves, and to look at them in the dashboard:"
+        ),
+        doc.Code(
             f"ampscope runs export {head.id}{together} --out {head.id}.json\n"
             f"ampscope import {head.id}.json\n"
             "ampscope dashboard",
             "bash",
         ),
-        Links(_READ),
+        doc.Links(_READ),
     )
 
 
@@ -177,7 +164,7 @@ FEW_STEPS = 20
 NOTHING = "Nothing that this kind of run records is missing."
 
 
-def of_diagnosis(reader: Reader, report: DiagnosisResult, head: RunInfo) -> tuple[Block, ...]:
+def of_diagnosis(reader: Reader, report: DiagnosisResult, head: RunInfo) -> tuple[doc.Block, ...]:
     """Of a script and its controls."""
     found = [*_of_controls(report), *_of_run(reader, head)]
     unsure = [r for r, v in report.diagnosis.answers if v.status is Status.INCONCLUSIVE]
@@ -191,16 +178,16 @@ def of_diagnosis(reader: Reader, report: DiagnosisResult, head: RunInfo) -> tupl
     return listed(found)
 
 
-def of_run(reader: Reader, run: RunInfo) -> tuple[Block, ...]:
+def of_run(reader: Reader, run: RunInfo) -> tuple[doc.Block, ...]:
     """Of one recorded training."""
     return listed(list(_of_run(reader, run)))
 
 
-def listed(found: list[tuple[str, str]], otherwise: str = NOTHING) -> tuple[Block, ...]:
+def listed(found: list[tuple[str, str]], otherwise: str = NOTHING) -> tuple[doc.Block, ...]:
     """As a table of what and why."""
     if not found:
-        return (Paragraph(otherwise),)
-    return (Table(("Missing", "Why"), tuple(found)),)
+        return (doc.Paragraph(otherwise),)
+    return (doc.Table(("Missing", "Why"), tuple(found)),)
 
 
 def _of_controls(report: DiagnosisResult) -> Iterator[tuple[str, str]]:
@@ -274,12 +261,12 @@ Names = dict[int, str]
 
 def histogram_sections(
     reader: Reader, run: RunInfo, module: str | None, step: int | None
-) -> list[Section]:
+) -> list[doc.Section]:
     """None where no histogram was recorded."""
     names = {m.index: m.path or m.type for m in reader.modules(run.id)}
     wanted = next((m.index for m in reader.modules(run.id) if m.path == module), None)
     fmt = format_of(reader, run)
-    blocks: list[Block] = []
+    blocks: list[doc.Block] = []
     for role in ROLES:
         frame = _frame(reader, run, role, step)
         if frame is not None and len(frame.modules):
@@ -291,10 +278,10 @@ def histogram_sections(
         f"2^{fmt.zero_below_exponent}, subnormal below 2^{fmt.min_normal_exponent}, overflow above "
         f"{fmt.max:,.6g}. Nothing is sampled or left out."
     )
-    return [Section("Exponent histograms", (Paragraph(see), *blocks))]
+    return [doc.Section("Exponent histograms", (doc.Paragraph(see), *blocks))]
 
 
-def _of_role(frame: Frame, names: Names, fmt: NumberFormat, wanted: int | None) -> list[Block]:
+def _of_role(frame: Frame, names: Names, fmt: NumberFormat, wanted: int | None) -> list[doc.Block]:
     counts = zone_counts(frame, fmt)
     troubles = trouble(counts)
     order = sorted(
@@ -306,7 +293,7 @@ def _of_role(frame: Frame, names: Names, fmt: NumberFormat, wanted: int | None) 
     when = f"step {frame.step:,}{until}{scale}"
     role = ROLE_NAMES[frame.role]
     drawn = [
-        HistogramChart(
+        doc.HistogramChart(
             f"{_name(names, frame.modules[n])}: {role}, {frame.dtypes[n]}, {when}",
             frame.rows[n],
             fmt,
@@ -322,8 +309,8 @@ def _of_role(frame: Frame, names: Names, fmt: NumberFormat, wanted: int | None) 
     title = f"{role.capitalize()} of {plural(len(order), 'module')}"
     if len(order) > TABLE_ROWS:
         title += f", the {TABLE_ROWS} in most trouble"
-    table = Table(columns, rows, numeric=(2, 3, 4, 5))
-    return [*drawn[:OPEN], Fold(title, (table, *drawn[OPEN:]))]
+    table = doc.Table(columns, rows, numeric=(2, 3, 4, 5))
+    return [*drawn[:OPEN], doc.Fold(title, (table, *drawn[OPEN:]))]
 
 
 def _shares(counts: list[int]) -> tuple[str, ...]:
@@ -333,7 +320,7 @@ def _shares(counts: list[int]) -> tuple[str, ...]:
 
 
 def _name(names: Names, module: int) -> str:
-    return line(names.get(module) or f"module {module}")
+    return doc.line(names.get(module) or f"module {module}")
 
 
 def _frame(reader: Reader, run: RunInfo, role: Role, step: int | None) -> Frame | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
+from ampscope.analysis.precision_use import recorded_dtypes
 from ampscope.analysis.training import Training, finite_parts, summarize, training_of
-from ampscope.number_words import duration, number, plural, power_of_two, share
+from ampscope.number_words import plural, share
 from ampscope.records import (
     Event,
     ModuleRecord,
@@ -15,23 +16,10 @@ from ampscope.records import (
     StepRecord,
     StepTotals,
 )
-from ampscope.report import training_words
+from ampscope.report import document as doc
 from ampscope.report import training_words as words
 from ampscope.report.contents import shared
 from ampscope.report.contents.shared import base
-from ampscope.report.document import (
-    Block,
-    Code,
-    Figure,
-    Figures,
-    Fold,
-    Lines,
-    Paragraph,
-    Part,
-    Section,
-    Series,
-    Table,
-)
 from ampscope.report.palette import MEASURE
 from ampscope.store.reader import Reader
 from ampscope.store.series import last_shadow_step
@@ -40,28 +28,28 @@ MOST_ROWS = 40
 MOST_EVENTS = 60
 
 
-def part(reader: Reader, run: RunInfo, points: int) -> Part:
+def part(reader: Reader, run: RunInfo, points: int) -> doc.Part:
     """Its verdict, curves, scale, histograms, what it reported, and what is missing."""
     training = training_of(
         run, reader.overview(run.id, points), reader.step_totals(run.id), reader.events(run.id)
     )
     modules = reader.modules(run.id)
-    sections = [Section("Verdict", _verdict(training))]
+    sections = [doc.Section("Verdict", _verdict(training))]
     if training.steps:
-        sections.append(Section("Loss and gradients", _curves(training)))
+        sections.append(doc.Section("Loss and gradients", _curves(training)))
     sections += scale_sections(reader, run, points)
     sections += shared.histogram_sections(reader, run, None, training.bad_since)
     newest = last_shadow_step(reader, run.id)
     if newest is not None:
         shadows = reader.shadows(run.id, step=newest)
-        sections.append(Section("Against the fp32 shadow", _shadow(shadows, modules)))
+        sections.append(doc.Section("Against the fp32 shadow", _shadow(shadows, modules)))
     if training.events:
-        sections.append(Section("What it reported", _events(training.events)))
+        sections.append(doc.Section("What it reported", _events(training.events)))
     if modules:
-        sections.append(Section("Modules", _modules(reader, run, modules)))
-    sections.append(Section("What is missing", shared.of_run(reader, run)))
+        sections.append(doc.Section("Modules", _modules(reader, run, modules)))
+    sections.append(doc.Section("What is missing", shared.of_run(reader, run)))
     sections += shared.origin_sections([run], run)
-    return Part(_answer(training), shared.subject(run), tuple(sections))
+    return doc.Part(_answer(training), shared.subject(run), tuple(sections))
 
 
 def _answer(training: Training) -> str:
@@ -70,32 +58,21 @@ def _answer(training: Training) -> str:
     return sentence(training.steps, training.totals)
 
 
-def _verdict(training: Training) -> tuple[Block, ...]:
-    totals, last, run = training.totals, training.last, training.run
-    blocks: list[Block] = [Paragraph(words.answer(training))]
+def _verdict(training: Training) -> tuple[doc.Block, ...]:
+    run = training.run
+    blocks: list[doc.Block] = [doc.Paragraph(words.answer(training))]
     if run.message:
-        blocks.append(Paragraph(run.message))
-    if last is not None:
-        time_s = last.step_time_s
-        took = "not recorded" if time_s is None else duration(time_s)
-        blocks.append(
-            Figures(
-                (
-                    Figure("Last step", f"{last.step:,}", f"{totals.steps:,} were recorded"),
-                    Figure("Loss", number(last.loss), "of that step"),
-                    Figure("Skipped", share(totals.skipped, totals.steps)),
-                    Figure("Time per step", took, "without ampscope's own"),
-                )
-            )
-        )
+        blocks.append(doc.Paragraph(run.message))
+    if training.last is not None:
+        blocks.append(doc.Figures(tuple(words.key_figures(training))))
     if run.traceback:
-        blocks.append(Fold("The run's own traceback", (Code(run.traceback),)))
+        blocks.append(doc.Fold("The run's own traceback", (doc.Code(run.traceback),)))
     return tuple(blocks)
 
 
-def _curves(training: Training) -> tuple[Block, ...]:
+def _curves(training: Training) -> tuple[doc.Block, ...]:
     steps, whole = training.steps, training.totals.steps
-    blocks: list[Block] = []
+    blocks: list[doc.Block] = []
     for title, values in (
         ("Loss", [s.loss for s in steps]),
         ("Gradient norm", [s.grad_norm for s in steps]),
@@ -103,14 +80,14 @@ def _curves(training: Training) -> tuple[Block, ...]:
     ):
         parts = finite_parts([s.step for s in steps], values)
         if parts.steps or parts.nonfinite_count:
-            series = Series(title.lower(), parts, MEASURE)
-            blocks.append(Lines(title, title.lower(), (series,), base=base(parts.values)))
+            series = doc.Series(title.lower(), parts, MEASURE)
+            blocks.append(doc.Lines(title, title.lower(), (series,), base=base(parts.values)))
     if len(steps) < whole:
-        blocks.append(Paragraph(thinned(len(steps), whole)))
-    return tuple(blocks) or (Paragraph("Neither loss nor gradient norm was recorded."),)
+        blocks.append(doc.Paragraph(thinned(len(steps), whole)))
+    return tuple(blocks) or (doc.Paragraph("Neither loss nor gradient norm was recorded."),)
 
 
-def _shadow(shadows: list[ShadowRecord], modules: list[ModuleRecord]) -> tuple[Block, ...]:
+def _shadow(shadows: list[ShadowRecord], modules: list[ModuleRecord]) -> tuple[doc.Block, ...]:
     """Of one step, most lost first."""
     here = [s for s in shadows if s.role is Role.GRAD_OUTPUT] or shadows
     names = {m.index: m.path or m.type for m in modules}
@@ -139,23 +116,23 @@ def _shadow(shadows: list[ShadowRecord], modules: list[ModuleRecord]) -> tuple[B
         for s in here[:MOST_ROWS]
     )
     columns = ("Module", "Lost", "Below range", "Cancelled or flipped", "Subnormal", "Zero in both")
-    table = Table(columns, rows, numeric=(1, 2, 3, 4, 5))
-    return (Paragraph(said), Fold("By module", (table,)))
+    table = doc.Table(columns, rows, numeric=(1, 2, 3, 4, 5))
+    return (doc.Paragraph(said), doc.Fold("By module", (table,)))
 
 
-def _events(events: list[Event]) -> tuple[Block, ...]:
+def _events(events: list[Event]) -> tuple[doc.Block, ...]:
     """The newest; of a capsule the name of its file."""
     shown = events[-MOST_EVENTS:]
     rows = tuple(
         (f"{e.step:,}", e.kind, e.name, f"{e.text} {PurePath(e.path).name}".strip()) for e in shown
     )
-    blocks: list[Block] = [Table(("Step", "Kind", "Which", "Said"), rows, numeric=(0,))]
+    blocks: list[doc.Block] = [doc.Table(("Step", "Kind", "Which", "Said"), rows, numeric=(0,))]
     if len(shown) < len(events):
-        blocks.append(Paragraph(f"The newest {len(shown):,} of {len(events):,} are listed."))
+        blocks.append(doc.Paragraph(f"The newest {len(shown):,} of {len(events):,} are listed."))
     return tuple(blocks)
 
 
-def _modules(reader: Reader, run: RunInfo, modules: list[ModuleRecord]) -> tuple[Block, ...]:
+def _modules(reader: Reader, run: RunInfo, modules: list[ModuleRecord]) -> tuple[doc.Block, ...]:
     """Dtypes in which weights, activations and gradients really flowed."""
     flowed = {role: _dtypes(reader, run, role) for role in (Role.ACTIVATION, Role.GRAD_OUTPUT)}
     leaves = [m for m in modules if m.is_leaf]
@@ -174,45 +151,44 @@ def _modules(reader: Reader, run: RunInfo, modules: list[ModuleRecord]) -> tuple
     title = f"Dtypes of {plural(len(leaves), 'module')} without modules below"
     if len(leaves) > MOST_ROWS:
         title += f", the first {MOST_ROWS}"
-    return (Fold(title, (Table(columns, rows, numeric=(5,)),)),)
+    return (doc.Fold(title, (doc.Table(columns, rows, numeric=(5,)),)),)
 
 
 def _dtypes(reader: Reader, run: RunInfo, role: Role) -> dict[int, str]:
     spans = reader.frame_spans(run.id, role)
     frame = reader.frame(run.id, role, spans[-1][0]) if spans else None
-    found: dict[int, set[str]] = {}
-    if frame is not None:
-        for module, dtype in zip(frame.modules, frame.dtypes, strict=True):
-            found.setdefault(module, set()).add(dtype)
-    return {module: "+".join(sorted(names)) for module, names in found.items()}
+    found = recorded_dtypes(frame) if frame is not None else {}
+    return {module: "+".join(dtypes) for module, dtypes in found.items()}
 
 
 # The loss scale over the steps of a run, with the steps that GradScaler left out.
 
 
-def scale_sections(reader: Reader, run: RunInfo, points: int) -> list[Section]:
+def scale_sections(reader: Reader, run: RunInfo, points: int) -> list[doc.Section]:
     """None where no step was recorded."""
     steps = reader.overview(run.id, points)
     if not steps:
         return []
     totals = reader.step_totals(run.id)
-    blocks: list[Block] = [Paragraph(sentence(steps, totals))]
+    loss = finite_parts([s.step for s in steps], [s.loss for s in steps])
+    summary = summarize(steps)
+    blocks: list[doc.Block] = [doc.Paragraph(words.scale_answer(summary, totals, loss))]
     scaled = [s for s in steps if s.scale is not None]
     if scaled:
-        blocks.append(_figures(scaled, totals))
+        blocks.append(doc.Figures(tuple(words.scale_figures(summary, totals, loss, steps))))
         parts = finite_parts([s.step for s in scaled], [s.scale for s in scaled])
         skipped = tuple(s.step for s in steps if s.skipped)
-        series = Series("loss scale", parts, MEASURE, skipped=skipped, is_stepped=True)
-        blocks.append(Lines("Loss scale", "loss scale", (series,), base=2))
+        series = doc.Series("loss scale", parts, MEASURE, skipped=skipped, is_stepped=True)
+        blocks.append(doc.Lines("Loss scale", "loss scale", (series,), base=2))
     if len(steps) < totals.steps:
-        blocks.append(Paragraph(thinned(len(steps), totals.steps)))
-    return [Section("Loss scale", tuple(blocks))]
+        blocks.append(doc.Paragraph(thinned(len(steps), totals.steps)))
+    return [doc.Section("Loss scale", tuple(blocks))]
 
 
 def sentence(steps: list[StepRecord], totals: StepTotals) -> str:
     """The skips, what they are, and where the scale stands."""
     loss = finite_parts([s.step for s in steps], [s.loss for s in steps])
-    return training_words.scale_answer(summarize(steps), totals, loss)
+    return words.scale_answer(summarize(steps), totals, loss)
 
 
 def thinned(shown: int, whole: int) -> str:
@@ -220,15 +196,4 @@ def thinned(shown: int, whole: int) -> str:
     return (
         f"{shown:,} of {whole:,} steps are drawn: the extremes, changes of scale and bad steps. "
         "Nothing is smoothed; the counts are of all steps."
-    )
-
-
-def _figures(scaled: list[StepRecord], totals: StepTotals) -> Figures:
-    first, last = scaled[0].scale or 0.0, totals.last_scale or 0.0
-    return Figures(
-        (
-            Figure("First scale", power_of_two(first), f"{first:,.10g}"),
-            Figure("Last scale", power_of_two(last), f"{last:,.10g}"),
-            Figure("Skipped", share(totals.skipped, totals.steps)),
-        )
     )

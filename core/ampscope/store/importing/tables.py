@@ -7,21 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+from ampscope import records
 from ampscope.numerics.histogram import ABOVE, RAW_LEN
 from ampscope.observations import Observation
 from ampscope.record_json import Refusal
-from ampscope.records import (
-    Event,
-    ModuleRecord,
-    NonFiniteRecord,
-    OpRecord,
-    Result,
-    Role,
-    RunInfo,
-    Sample,
-    ShadowRecord,
-    StepRecord,
-)
 from ampscope.store import codec, export
 from ampscope.store.importing import values
 from ampscope.store.importing.values import fields, record, rows, whole
@@ -30,7 +19,7 @@ T = TypeVar("T")
 Counts: TypeAlias = "tuple[array[int], array[int]]"  # columns of a raw row, and the count in each
 _BINS = {export.bin_name(column): column for column in range(RAW_LEN)}
 _count = whole(1, values.MOST_COUNT)
-_op_set = whole(0, values.MOST)
+_op_set = whole(0, codec.MOST)
 NAMES = (
     "run", "step", "module", "op", "shadow", "nonfinite", "event", "telemetry", "histogram",
     "observation", "result",
@@ -42,7 +31,7 @@ class HistogramRow:
     """One histogram, but for its counts."""
 
     step: int
-    role: Role
+    role: records.Role
     module: int
     dtype: str
     scale: float
@@ -53,17 +42,17 @@ class HistogramRow:
 class Contents:
     """Everything of one run."""
 
-    info: RunInfo
-    steps: list[StepRecord]
-    modules: list[ModuleRecord]
-    ops: list[tuple[int, OpRecord]]  # with the number of their set
-    shadows: list[ShadowRecord]
-    nonfinite: list[NonFiniteRecord]
-    events: list[Event]
-    samples: list[Sample]
+    info: records.RunInfo
+    steps: list[records.StepRecord]
+    modules: list[records.ModuleRecord]
+    ops: list[tuple[int, records.OpRecord]]  # with the number of their set
+    shadows: list[records.ShadowRecord]
+    nonfinite: list[records.NonFiniteRecord]
+    events: list[records.Event]
+    samples: list[records.Sample]
     histograms: list[tuple[HistogramRow, Counts]]
     observations: list[Observation]
-    results: list[Result]
+    results: list[records.Result]
 
 
 def contents(value: object) -> Contents:
@@ -77,22 +66,22 @@ def contents(value: object) -> Contents:
             raise Refusal("key", f"{name} is missing")
     return Contents(
         _info(found["run"]),
-        _table(found, "step", lambda row: record(StepRecord, row)),
-        _table(found, "module", lambda row: record(ModuleRecord, row)),
+        _table(found, "step", lambda row: record(records.StepRecord, row)),
+        _table(found, "module", lambda row: record(records.ModuleRecord, row)),
         _table(found, "op", _op),
-        _table(found, "shadow", lambda row: record(ShadowRecord, row)),
-        _table(found, "nonfinite", lambda row: record(NonFiniteRecord, row)),
-        _table(found, "event", lambda row: record(Event, row)),
-        _table(found, "telemetry", lambda row: record(Sample, row)),
+        _table(found, "shadow", lambda row: record(records.ShadowRecord, row)),
+        _table(found, "nonfinite", lambda row: record(records.NonFiniteRecord, row)),
+        _table(found, "event", lambda row: record(records.Event, row)),
+        _table(found, "telemetry", lambda row: record(records.Sample, row)),
         _table(found, "histogram", _histogram),
         _table(found, "observation", lambda row: _named(row, codec.OBSERVATION_CLASSES)),
         _table(found, "result", lambda row: _named(row, codec.RESULT_CLASSES)),
     )
 
 
-def _info(value: object) -> RunInfo:
+def _info(value: object) -> records.RunInfo:
     try:
-        return record(RunInfo, value)
+        return record(records.RunInfo, value)
     except Refusal as refusal:
         raise refusal.inside("run") from None
 
@@ -112,10 +101,10 @@ def _table(found: dict[str, object], name: str, of_row: Callable[[object], T]) -
     return made
 
 
-def _op(value: object) -> tuple[int, OpRecord]:
+def _op(value: object) -> tuple[int, records.OpRecord]:
     found = dict(fields(value))
     number = _taken(found, "op_set", _op_set)
-    return number, record(OpRecord, found)
+    return number, record(records.OpRecord, found)
 
 
 def _histogram(value: object) -> tuple[HistogramRow, Counts]:

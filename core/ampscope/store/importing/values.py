@@ -19,6 +19,7 @@ from ampscope.errors import BadInput
 from ampscope.record_json import NONFINITE, Check, Decoder, Refusal, quoted
 from ampscope.records import MEASUREMENT_KINDS
 from ampscope.store import db
+from ampscope.store.codec import LAST_TIME, MOST
 
 
 def rows(value: object) -> list[object]:
@@ -176,11 +177,9 @@ def _of_words(kind: type[Enum]) -> Check:
 
 
 FRAMEWORKS = ("torch", "keras", "paddle")
-MOST = 2**63 - 1  # what a column of SQLite holds
 MOST_STEPS = 10**12  # a step a millisecond for 30 years
 MOST_MODULES = 10**6
 MOST_COUNT = 2**50  # elements of one bin: sums over thousands of rows stay within 64 bits
-LAST_TIME = 253_402_300_799.0  # the year 9999, where the calendar of Python ends
 MOST_HISTOGRAMS = 20_000  # of one frame: modules times dtypes; unpacked they take 45 MB
 LONGEST, LONGEST_TRACEBACK = 100_000, 4_000_000  # characters
 

@@ -1,4 +1,4 @@
-"""Which fixes a diagnosis tries: bf16 instead of a set that would hold every module."""
+"""Which fixes a diagnosis tries, and in which order: modules in fp32, bf16, the next finding."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from ampscope.analysis.run_view import RunView
-from ampscope.diagnosis.findings import diagnose
+from ampscope.diagnosis.findings import Finding, diagnose
 from ampscope.launcher.plan import DiagnosisPlan
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
 from ampscope.observations import BadOp, Observation
@@ -101,3 +101,22 @@ def test_a_small_set_is_still_preferred() -> None:
     plan, _ = _tried(_bad("a"), bf16=True, needed=("b", "d"))
     cured = [trial.control for trial in plan.trials if trial.cured]
     assert cured == ["fp32_modules:b,d"]
+
+
+def test_the_next_findings_fix_is_run_where_the_first_ones_do_not_cure() -> None:
+    runs = Runs(_bad("a"), False, ("b",))
+    plan = DiagnosisPlan(cast(ScriptRuns, cast(Any, runs)), lambda text: None)
+    plan.first_two(None)
+    diagnosis = diagnose(plan.evidence)
+    root = diagnosis.findings[0]
+    in_vain = replace(root.verdict.fix, controls=("scale:8",))
+    first = Finding("scaled_gradient_penalty", replace(root.verdict, fix=in_vain))
+    works = replace(root.verdict.fix, controls=("fp32_modules:b",))
+    second = Finding(root.cause, replace(root.verdict, fix=works))
+    both = replace(diagnosis, findings=(first, second))
+    plan.try_fixes(first)
+    assert plan.settled(both).findings == (second, first)
+    assert [(t.control, t.cured) for t in plan.trials] == [
+        ("scale:8", False),
+        ("fp32_modules:b", True),
+    ]

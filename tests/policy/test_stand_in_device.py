@@ -1,0 +1,231 @@
+"""The stand-in for a CUDA device against torch's own rules, which fake tensors follow without a
+GPU: where each result is. And that nothing of it is left behind."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ampscope.capture.tensors import plain
+from ampscope.policy.device_profiles import PROFILES
+from ampscope.policy.stand_in_device import CannotRehearseError, stand_in
+
+
+@pytest.fixture
+def cuda() -> Iterator[None]:
+    with stand_in(PROFILES["a100"]):
+        yield
+
+
+def here() -> Tensor:
+    return torch.arange(6.0).reshape(2, 3)
+
+
+def there() -> Tensor:
+    return torch.ones(2, 3, device="cuda")
+
+
+PLACES: dict[str, Callable[[], Tensor]] = {
+    "factory": there,
+    "factory with an index": lambda: torch.zeros(2, device=torch.device("cuda", 0)),
+    "factory without": lambda: torch.zeros(2),
+    "like": lambda: torch.zeros_like(there()),
+    "like, on the cpu": lambda: torch.zeros_like(there(), device="cpu"),
+    "new_full": lambda: there().new_full((2,), 1.0),
+    "new_tensor on the cpu": lambda: there().new_zeros(2, device="cpu"),
+    "cuda()": lambda: here().cuda(),
+    "cuda(0)": lambda: here().cuda(0),
+    "to a word": lambda: here().to("cuda"),
+    "to a device and dtype": lambda: here().to("cuda", torch.float16),
+    "to a dtype": lambda: there().to(torch.float16),
+    "to another": lambda: here().to(there()),
+    "to the cpu": lambda: there().to("cpu"),
+    "cpu()": lambda: there().cpu(),
+    "there and back": lambda: here().cuda().cpu() + 1,
+    "arithmetic": lambda: there() * 2 + 1,
+    "with a number on the cpu": lambda: there() * torch.tensor(2.0),
+    "matmul": lambda: there() @ there().T,
+    "chunk": lambda: there().chunk(3, -1)[1],
+    "topk": lambda: there().topk(2).indices,
+    "stack": lambda: torch.stack([there(), there()]),
+    "in place": lambda: here().copy_(there()),
+    "in place there": lambda: there().copy_(here()),
+    "view": lambda: there().view(-1)[2:],
+    "softmax": lambda: torch.nn.functional.softmax(there(), -1),
+    "where": lambda: torch.where(there() > 0, there(), 0.0),
+    "device context": lambda: _in_context(),
+    "parameter": lambda: nn.Parameter(there()),
+    "module": lambda: nn.Linear(3, 2, device="cuda")(there()),
+    "module, moved": lambda: nn.Linear(3, 2).cuda().weight,
+    "buffer, moved": lambda: _one(nn.BatchNorm1d(3).to("cuda").running_mean),
+    "module, moved back": lambda: nn.Linear(3, 2).cuda().cpu().weight,
+    "data": lambda: there().data,
+    "detached": lambda: there().detach(),
+    "gradient": lambda: _gradient(),
+    "of a function": lambda: _Double.apply(there()),
+}
+
+
+# Fake tensors cannot do these on a build without CUDA: an allocation of real memory, or backward.
+NOT_FAKED = {
+    "cuda()": "cuda", "cuda(0)": "cuda", "to a word": "cuda", "to a device and dtype": "cuda",
+    "there and back": "cpu", "in place there": "cuda", "view": "cuda", "module": "cuda",
+    "module, moved": "cuda", "buffer, moved": "cuda", "module, moved back": "cpu",
+    "gradient": "cuda",
+}  # fmt: skip
+
+
+def _one(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None
+    return tensor
+
+
+def _in_context() -> Tensor:
+    with torch.device("cuda"):
+        return torch.rand(3)
+
+
+def _gradient() -> Tensor:
+    weight = there().requires_grad_()
+    (weight * 3).sum().backward()
+    return _one(weight.grad)
+
+
+class _Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x * 2
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_tensor_is_where_torch_says(name: str) -> None:
+    if name in NOT_FAKED:
+        expected = torch.device(NOT_FAKED[name], 0 if NOT_FAKED[name] == "cuda" else None)
+    else:
+        with FakeTensorMode():
+            expected = PLACES[name]().device
+    with stand_in(PROFILES["a100"]):
+        found = PLACES[name]()
+        is_there = expected.type == "cuda"
+        assert (found.device, found.is_cuda, found.is_cpu) == (expected, is_there, not is_there)
+        assert found.get_device() == (0 if is_there else -1)
+    assert found.device.type == "cpu"  # where it really is
+
+
+@pytest.mark.usefixtures("cuda")
+def test_moving_copies_and_staying_does_not() -> None:
+    x = here()
+    y = x.cuda()
+    y.add_(1)
+    assert x[0, 0] == 0
+    assert y.cuda() is y
+    assert y.to("cuda:0") is y
+    assert x.to("cpu") is x
+    assert y.cpu().data_ptr() != y.data_ptr()
+
+
+@pytest.mark.usefixtures("cuda")
+def test_gradients_flow_through_a_move() -> None:
+    x = here().requires_grad_()
+    (x.cuda() * 2).sum().backward()
+    assert x.grad is not None
+    assert not x.grad.is_cuda
+    assert bool((x.grad == 2).all())
+
+
+@pytest.mark.usefixtures("cuda")
+def test_a_function_of_the_script_finds_the_device_in_its_backward() -> None:
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: object, grad: Tensor) -> Tensor:  # type: ignore[override]
+            return grad * torch.ones(3, device="cuda")
+
+    weight = there().requires_grad_()
+    Own.apply(weight).sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.is_cuda
+
+
+def test_a_script_and_its_libraries_find_the_device_and_torch_does_not() -> None:
+    with stand_in(PROFILES["t4"]):
+        assert torch.cuda.is_available()
+        assert torch.cuda.get_device_name() == "Tesla T4"
+        assert torch.cuda.get_device_capability() == (7, 5)
+        assert torch.cuda.is_bf16_supported() is False
+        assert torch.cuda.get_device_properties(0).total_memory == 16 * 2**30
+        assert torch.cuda.memory_allocated() == 0
+        with torch.random.fork_rng():  # asks torch.cuda how many devices there are
+            torch.rand(1)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        end.record()
+        assert begin.elapsed_time(end) >= 0
+        with pytest.raises(CannotRehearseError, match="CUDA graphs cannot be rehearsed"):
+            torch.cuda.CUDAGraph()
+
+
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}, {"capturable": True}])
+def test_optimizers_step_as_on_the_cpu(options: dict[str, bool]) -> None:
+    torch.manual_seed(0)
+    here_model = nn.Linear(4, 2)
+    there_model = copy.deepcopy(here_model).cuda()
+    x = torch.rand(8, 4)
+    ours = torch.optim.AdamW(there_model.parameters(), **options)
+    usual = torch.optim.AdamW(here_model.parameters())
+    for _ in range(3):
+        for model, optimizer, batch in ((there_model, ours, x.cuda()), (here_model, usual, x)):
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+    assert there_model.weight.is_cuda
+    assert ours.state[there_model.weight]["exp_avg"].is_cuda
+    torch.testing.assert_close(plain(there_model.weight).cpu(), here_model.weight)
+
+
+@pytest.mark.usefixtures("cuda")
+def test_a_checkpoint_holds_nothing_of_it_and_comes_back_to_the_device() -> None:
+    file = io.BytesIO()
+    model = nn.Linear(3, 2).cuda()
+    torch.save({"model": model.state_dict(), "one": there()}, file)
+    assert b"_ampscope" not in file.getvalue()
+    for place, is_there in (("cuda:0", True), ("cpu", False), (torch.device("cuda"), True)):
+        file.seek(0)
+        loaded = torch.load(file, map_location=place)
+        assert loaded["one"].is_cuda is is_there
+        assert loaded["model"]["weight"].is_cuda is is_there
+
+
+def test_the_default_device() -> None:
+    with stand_in(PROFILES["a100"]):
+        torch.set_default_device("cuda")
+        assert torch.zeros(2).is_cuda
+        assert nn.Linear(2, 2).weight.is_cuda
+        with torch.device("cpu"):
+            assert not torch.zeros(2).is_cuda
+        torch.set_default_device(None)
+        assert not torch.zeros(2).is_cuda
+
+
+def test_nothing_is_left_behind() -> None:
+    before = {name: getattr(torch.cuda, name) for name in dir(torch.cuda)}
+    kept = (torch.load, torch.Generator, nn.Parameter.__new__, torch.version.cuda)
+    with stand_in(PROFILES["a100"]):
+        torch.Generator(device="cuda").manual_seed(3)
+        loader = torch.utils.data.DataLoader([1, 2], pin_memory=True)
+        assert len(list(loader)) == 2
+    assert {name: getattr(torch.cuda, name) for name in dir(torch.cuda)} == before
+    assert (torch.load, torch.Generator, nn.Parameter.__new__, torch.version.cuda) == kept
+    assert not torch.cuda.is_available()
+    with pytest.raises((AssertionError, RuntimeError)):
+        torch.zeros(2, device="cuda")
