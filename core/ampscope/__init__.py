@@ -1,13 +1,13 @@
 """ampscope: diagnostics for mixed-precision training, with measurements.
 
-The package keeps torch out of its import: the dashboard and the command line load in milliseconds,
-and only the child processes that train (``ampscope.runner``) pay for torch.
+``import ampscope`` does not load torch; the dashboard and the command line never do. Trainings run
+in child processes (``ampscope.runner``), or are the user's own (``ampscope.watch``).
 
-    from ampscope import Workload      # the protocol of a user's own workload file
-    ampscope.watch(model)              # stay inside a training loop
-    ampscope.open_store("runs.db")     # read a store, or a file of `ampscope runs export`
+    from ampscope import Workload      # what a user's own workload file returns
+    ampscope.watch(model)              # record a training loop from inside
+    ampscope.open_store("runs.db")     # a reader of a store, or of a file of `ampscope runs export`
 
-All are loaded on first use; the first two need torch.
+Each is loaded on first use. `watch` and `Workload` need torch.
 """
 
 from __future__ import annotations

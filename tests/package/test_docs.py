@@ -88,6 +88,12 @@ def exists(name: str) -> bool:
 
 
 @pytest.mark.parametrize("document", sorted(DOCUMENTS), ids=lambda path: path.stem)
+def test_relative_links_lead_somewhere(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", document.read_text())
+    assert [link for link in links if not (document.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("document", sorted(DOCUMENTS), ids=lambda path: path.stem)
 def test_the_files_and_modules_that_a_document_names_exist(document: Path) -> None:
     text = document.read_text()
     paths = set(re.findall(r"`([\w./-]+\.(?:py|sql|json|toml))`", text)) - OF_OTHERS

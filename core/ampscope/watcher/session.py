@@ -4,7 +4,8 @@
     gradients      complete, still scaled: norms at every step; histograms when they are due;
                    when they are not finite: who holds it, and a capsule where it is no calibration
     optimizer      steps, or is skipped
-    end            the step's record goes to the recorder; alarms; the schedule of the next step
+    end            the step's record, and the alarms that begin with it, go to the recorder; the
+                   schedule of the next step; the user is told of the alarms
 
 On CUDA without a scaler nothing waits for the norms: a step is finished while the next one runs.
 

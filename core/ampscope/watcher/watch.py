@@ -157,7 +157,8 @@ def watch(
         every: steps from one set of histograms to the next; 0 takes them only when a step goes bad.
             None: every tenth step, until histograms have taken 2 s; then as often as their price
             stays about 1 % of the training's time.
-        store: the file to write, default as everywhere; a folder gets one file per rank.
+        store: the file to write; a folder gets one file per rank. None: what AMPSCOPE_STORE names,
+            else ~/.local/share/ampscope/runs.db.
         name: what the run is called.
         on_alarm: called with each alarm, in the thread that trains.
         policy: what an alarm does besides: ``warn``, ``raise``, ``stop`` or ``ignore``; or a dict
