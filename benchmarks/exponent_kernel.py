@@ -103,10 +103,11 @@ def verdicts_cpu(lines: list[Line]) -> list[Line]:
     return verdicts
 
 
-def measure_cuda(rounds: int) -> list[Line]:
-    cache = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")  # more than any L2 holds
+def measure_cuda(rounds: int, largest: int) -> list[Line]:
+    cache = torch.empty(min(256 << 20, largest), dtype=torch.uint8, device="cuda")  # beyond any L2
     lines: list[Line] = []
-    for (shape, sizes), dtype, kind in product(GPU_SHAPES.items(), MANTISSA, KINDS):
+    for (shape, full), dtype, kind in product(GPU_SHAPES.items(), MANTISSA, KINDS):
+        sizes = [min(size, largest) for size in full]
         tensors, elements = [make(kind, size, dtype, "cuda") for size in sizes], sum(sizes)
         counter = DeviceCounter(torch.device("cuda"))
         source = torch.empty(elements, dtype=dtype, device="cuda")
@@ -169,12 +170,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Price one exponent histogram.")
     parser.add_argument("--cuda", action="store_true", help="measure the GPU instead of the CPU")
     parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--largest", type=int, default=1 << 28, help="elements of a GPU's tensors")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     if arguments.cuda and not torch.cuda.is_available():
         parser.error("--cuda: torch sees no CUDA device here")
     started, report = time.perf_counter(), {"setting": setting(), "rounds": arguments.rounds}
-    lines = (measure_cuda if arguments.cuda else measure_cpu)(arguments.rounds)
+    lines = (
+        measure_cuda(arguments.rounds, arguments.largest)
+        if arguments.cuda
+        else measure_cpu(arguments.rounds)
+    )
     report["load_average_after"] = round(os.getloadavg()[0], 2)
     report["elapsed_s"] = round(time.perf_counter() - started, 1)
     report["verdicts"] = (

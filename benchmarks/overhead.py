@@ -3,6 +3,7 @@
     python benchmarks/overhead.py                              # results/overhead_cpu.json
     python benchmarks/overhead.py --device cuda                # results/overhead_cuda.json
     python benchmarks/overhead.py --what probe                 # what a probe's instruments cost
+    python benchmarks/overhead.py --compiled --alone           # the model by torch.compile
 
 One process; every contestant's steps follow bare steps of the same training and are followed by
 others, and the ratio is what counts, so that a slow moment of the machine hits both. Contestants
@@ -86,23 +87,25 @@ def quartiles(values: list[float], unit: float = 1.0) -> list[float]:
     return [round(float(q) * unit, 4) for q in np.percentile(values, (25, 50, 75))]
 
 
-def measure(
-    model: str, device: str, policy: str, rounds: int, what: str, precision: str, alone: bool
-) -> Line:
+def measure(model: str, device: str, policy: str, asked: argparse.Namespace) -> Line:
+    precision, rounds, what = asked.precision, asked.rounds, asked.what
     print(f"{model} on {device}, {policy}, {precision}", flush=True)
     workload, _, size = model.partition(":")
     with ExitStack() as stack:
         if policy == "rehearsal":
             stack.enter_context(cuda_autocast_lists())
         session = Session(workload, size, torch.device(device), policy, precision)
+        if asked.compiled:
+            session.model.compile()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         own = ampscope_contestants(session) if what == "probe" else watch_contestants(session)
         goals = PROBE_GOALS if what == "probe" else WATCH_GOALS[device]
-        others, absent = ({}, ["all: --alone"]) if alone else peers(session)
+        others, absent = ({}, ["all: --alone"]) if asked.alone else peers(session)
         lines = ratios(session, own | others, rounds)
     verdicts = {name: verdict(lines[name], goal) for name, goal in goals.items()}
     return {
         "model": model,
         "policy": policy,
+        "compiled": asked.compiled,
         "contestants": lines,
         "goals": verdicts,
         "absent_peers": absent,
@@ -131,16 +134,14 @@ def main() -> None:
         help="fp32 where the CPU has no bf16 arithmetic and emulates it 20 times slower",
     )
     parser.add_argument("--alone", action="store_true", help="without other tools")
+    parser.add_argument("--compiled", action="store_true", help="the model by torch.compile")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     sys.path += map(str, asked.peers)
     policy = "cuda" if asked.device == "cuda" else asked.policy
     random.seed(0)
     started = time.monotonic()
-    measured = [
-        measure(model, asked.device, policy, asked.rounds, asked.what, asked.precision, asked.alone)
-        for model in asked.models.split(",")
-    ]
+    measured = [measure(model, asked.device, policy, asked) for model in asked.models.split(",")]
     document: Line = {
         "setting": setting(),
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", "not set"),

@@ -175,6 +175,18 @@ def test_a_script_and_its_libraries_find_the_device_and_torch_does_not() -> None
 
 
 @pytest.mark.usefixtures("cuda")
+def test_streams_and_backends_that_cpu_tensors_do_not_know() -> None:
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x = there()
+    x.record_stream(side)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION):
+        nn.functional.scaled_dot_product_attention(*[x.view(1, 1, 2, 3)] * 3)
+    # torch._dynamo, which optimizers import late, looks at what is inside.
+    assert hasattr(torch.nn.attention.sdpa_kernel.__wrapped__, "__wrapped__")
+
+
+@pytest.mark.usefixtures("cuda")
 @pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}, {"capturable": True}])
 def test_optimizers_step_as_on_the_cpu(options: dict[str, bool]) -> None:
     torch.manual_seed(0)

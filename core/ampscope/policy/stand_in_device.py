@@ -233,10 +233,6 @@ def _itself(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
     return args[0]
 
 
-def _nothing(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> None:
-    return None
-
-
 def _type(mode: StandInDevice, func: Any, args: Any, kwargs: Any) -> Any:
     if len(args) > 1 and isinstance(args[1], str) and args[1].startswith("torch.cuda."):
         result = func(args[0], "torch." + args[1].removeprefix("torch.cuda."))
@@ -254,7 +250,6 @@ _SPECIAL: Final[dict[Any, _Special]] = {
     Tensor.type: _type,
     Tensor.pin_memory: _itself,
     Tensor.is_pinned: lambda *_: False,
-    Tensor.record_stream: _nothing,
     Tensor.get_device: _index,
     Tensor.device.__get__: _get_device,
     Tensor.is_cuda.__get__: _is_cuda,  # type: ignore[attr-defined]
@@ -330,9 +325,10 @@ def _patch_cuda(patches: Patches, profile: DeviceProfile) -> None:
         (torch.cuda.nvtx, "range_push", lambda *_: 0),
         (torch.cuda.nvtx, "range_pop", lambda *_: 0),
         (torch.cuda.nvtx, "mark", lambda *_: None),
-        (torch.nn.attention, "sdpa_kernel", lambda *_, **__: contextlib.nullcontext()),
     ):
         patches.replace(owner, name, _instead(made))
+    # Wrapped, for torch._dynamo looks at what it wraps.
+    patches.wrap(torch.nn.attention, "sdpa_kernel", lambda *_, **__: contextlib.nullcontext())
     for name in ("enable_flash_sdp", "enable_math_sdp", "enable_mem_efficient_sdp"):
         patches.wrap(torch.backends.cuda, name, _answering(None))
     for name in ("Stream", "Event"):
@@ -491,6 +487,8 @@ def _patch_tensors(patches: Patches, mode: StandInDevice) -> None:
     patches.wrap(torch.utils._device.DeviceContext, "__exit__", leaves)
     patches.wrap(torch._utils, "_get_obj_state", state)
     patches.replace(torch, "Generator", _generator)
+    # Its C++ parser takes no other class for a stream, before any mode is asked.
+    patches.replace(Tensor, "record_stream", _instead(lambda tensor, stream: None))
     if torch.distributed.is_available():
         patches.wrap(torch.distributed, "init_process_group", group)
         patches.wrap(nn.parallel.DistributedDataParallel, "__init__", parallel)
