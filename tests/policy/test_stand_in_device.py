@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import copy
 import io
+import queue
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -184,6 +187,40 @@ def test_streams_and_backends_that_cpu_tensors_do_not_know() -> None:
         nn.functional.scaled_dot_product_attention(*[x.view(1, 1, 2, 3)] * 3)
     # torch._dynamo, which optimizers import late, looks at what is inside.
     assert hasattr(torch.nn.attention.sdpa_kernel.__wrapped__, "__wrapped__")
+
+
+class _Own(threading.Thread):
+    def run(self) -> None:
+        self.place = there().device
+
+
+@pytest.mark.usefixtures("cuda")
+def test_threads_of_the_script_find_the_device_and_their_own_default() -> None:
+    own = _Own()
+    own.start()
+    own.join()
+    with ThreadPoolExecutor(2) as pool, torch.device("cuda"):
+        found = list(pool.map(lambda _: (here().cuda().device, here().device), range(3)))
+        assert here().is_cuda
+    assert str(own.place) == "cuda:0"
+    assert [(str(moved), str(made)) for moved, made in found] == [("cuda:0", "cpu")] * 3
+
+
+@pytest.mark.usefixtures("cuda")
+def test_batches_come_from_workers_and_threads() -> None:
+    made: queue.Queue[Tensor | None] = queue.Queue()
+
+    def load() -> None:
+        data = torch.utils.data.TensorDataset(torch.arange(8.0).reshape(4, 2))
+        for (x,) in torch.utils.data.DataLoader(data, 2, num_workers=1, pin_memory=True):
+            made.put(x.cuda(non_blocking=True))
+        made.put(None)
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    batches = list(iter(made.get, None))
+    thread.join()
+    assert [str(batch.device) for batch in batches] == ["cuda:0"] * 2
 
 
 @pytest.mark.usefixtures("cuda")

@@ -101,6 +101,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ran]]:
         autocast='torch.autocast("cuda", enabled=False)', device='"cuda"',
     )  # fmt: skip
     texts |= {name: f"from base import *\nstep()\n{call}\n" for name, call in CALLS.items()}
+    texts["driver"] = "from base import *\nstep()\ntorch.cuda._lazy_init()\n"
     with ScriptRuns(spec(), folder / "runs.db") as runs:
         run = Runner(runs)
         paths = {name: write_script(folder, f"{name}.py", text) for name, text in texts.items()}
@@ -154,6 +155,13 @@ def test_a_cuda_device_that_is_not_there_is_one_sentence(name: str, ended: dict[
     assert info.message.startswith(f"The script asks for a CUDA device at {name}.py:3, and this ")
     assert len(ended[name].attempts) == 1
     assert "Traceback" in ended[name].err.decode()
+
+
+def test_what_reaches_past_the_stand_in_is_not_told_to_rehearse(ended: dict[str, Ran]) -> None:
+    info = ended["cuda driver"].run.info
+    assert info.state is State.FAILED
+    assert "at driver.py:3 in a way that a CPU cannot stand in for" in info.message
+    assert "--policy" not in info.message
 
 
 def test_the_path_of_the_script_is_named(ended: dict[str, Ran]) -> None:

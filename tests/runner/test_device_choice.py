@@ -109,6 +109,8 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ran]]:
         paths = {n: write_script(folder, f"{n}.py", HEAD + text) for n, text in texts.items()}
         made = OnDemand(lambda name: runner(paths[name], policy="cuda"))
         made["native"] = runner(paths["type"])
+        for name in ("asked_dtype", "type", "scaler_off", "literal"):
+            made[f"compiled {name}"] = runner(paths[name], control="compiled", policy="cuda")
         yield made
 
 
@@ -131,6 +133,19 @@ def test_where_the_script_names_the_cpu_bf16_stays(name: str, ended: dict[str, R
     notes = " ".join(ran.outcome.notes)
     assert said in notes
     assert ("stayed in bfloat16, the CPU's default" in notes) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("type", b"float16"), ("asked_dtype", b"float16"), ("scaler_off", b"bfloat16"),
+     ("literal", b"bfloat16")],
+)  # fmt: skip
+def test_compiled_without_a_stand_in_the_dtype_is_the_same(
+    name: str, dtype: bytes, ended: dict[str, Ran]
+) -> None:
+    """But where the script's scaler is off for lack of a device."""
+    ran = ended[f"compiled {name}"]
+    assert ran.out == b"torch." + dtype + b"\n", ran.err.decode()
 
 
 def test_without_the_policy_nothing_changes(ended: dict[str, Ran]) -> None:

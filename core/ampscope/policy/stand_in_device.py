@@ -8,9 +8,9 @@ elsewhere (:mod:`ampscope.runner.script_device`), CUDA's lists and the arithmeti
 Cores by :mod:`.rehearsal` and :mod:`.tensor_core`.
 
 How it works: a TorchFunctionMode sees each public torch function and each attribute of a tensor
-that Python asks for. A tensor on the device carries a mark in its ``__dict__``, which results
-inherit; it is left out of pickles. ampscope's own code and torch's inner code are told the truth
-by ``torch.cuda``.
+that Python asks for, in the threads that the script starts, too. A tensor on the device carries a
+mark in its ``__dict__``, which results inherit; it is left out of pickles. ampscope's own code and
+torch's inner code are told the truth by ``torch.cuda``.
 
 What cannot be rehearsed raises :class:`CannotRehearseError` with a sentence: CUDA graphs.
 """
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType, SimpleNamespace
@@ -67,7 +68,17 @@ class StandInDevice(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.was_used = False  # something was put on the device
-        self.default: torch.device | None = None  # of ``torch.set_default_device("cuda")``
+        self._own = threading.local()
+
+    @property
+    def default(self) -> torch.device | None:
+        """This thread's, of ``torch.set_default_device("cuda")``."""
+        found: torch.device | None = getattr(self._own, "default", None)
+        return found
+
+    @default.setter
+    def default(self, device: torch.device | None) -> None:
+        self._own.default = device
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -477,6 +488,18 @@ def _patch_tensors(patches: Patches, mode: StandInDevice) -> None:
         with mode:  # hooks and functions of the script run inside
             return original(*args, **kwargs)
 
+    def start(original: Any, thread: threading.Thread) -> None:
+        run = thread.run
+
+        def run_inside() -> None:
+            del thread.run  # it holds the thread itself
+            with mode:  # a mode belongs to the thread that entered it
+                run()
+
+        thread.run = run_inside  # type: ignore[method-assign]  # also of a class with its own run
+        original(thread)
+
+    patches.wrap(threading.Thread, "start", start)
     patches.wrap(torch.autograd, "_engine_run_backward", run_backward)
     patches.wrap(nn.Parameter, "__new__", parameter)
     patches.wrap(nn.Buffer, "__new__", parameter)

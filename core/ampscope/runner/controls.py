@@ -337,7 +337,6 @@ class HalfRequests:
     def __init__(self, lines: SourceLines) -> None:
         self._lines = lines
         self._found: dict[tuple[str, str, str], OpUse] = {}
-        self.files_that_asked: set[str] = set()  # the user's files that asked for a CUDA device
 
     def records(self) -> list[OpUse]:
         """All facts so far, in the order of their first sight."""
@@ -365,8 +364,6 @@ class HalfRequests:
         caller = sys._getframe(2)  # of the wrapper
         if self._lines.is_user(caller.f_code):  # libraries ask and enter all the time
             self.add(fact, what, line_name((caller.f_code.co_filename, caller.f_lineno)))
-            if fact == "cuda_asked":
-                self.files_that_asked.add(caller.f_code.co_filename)
         return original(*args, **kwargs)
 
 

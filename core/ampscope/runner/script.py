@@ -118,7 +118,10 @@ class _Run:
         recorder = CompiledRecorder if self.compiles else ScriptRecorder
         self.recorder = recorder(self.folder, spec.cadence, self._attempt)
         self.processes = Processes(self.recorder.switch_off)
-        self.cuda = CudaRequests(self.recorder.lines, policy == "rehearsal", self.recorder.requests)
+        self.cuda = CudaRequests(
+            self.recorder.lines, policy == "rehearsal", self.recorder.requests,
+            stands_in=not self.compiles,
+        )  # fmt: skip
         self.device: StandInDevice | None = None
         self.started = time.monotonic()
         self.stage = Stage()
