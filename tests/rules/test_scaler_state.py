@@ -8,6 +8,7 @@ from ampscope.observations import Call
 from ampscope.rules.verdict import Status
 from tests.helpers.evidence_making import (
     FALLING,
+    SCALE,
     SCALED_LOOP,
     STEPS,
     answers,
@@ -37,8 +38,21 @@ def resumed(*between: Call, init: float, skips: int, trained: bool = True) -> St
 
 def test_a_restored_scaler_has_lost_nothing() -> None:
     # Not even where the state that was restored is too high for what follows.
-    restored = replace(LOAD, name="scaler_load_state_dict")
+    restored = replace(LOAD, name="scaler_load_state_dict", subject=SCALE.subject)
     assert resumed(LOAD, restored, init=65536.0, skips=10) is Status.PASSED
+
+
+def test_a_state_that_another_scaler_got_is_lost() -> None:
+    elsewhere = replace(LOAD, name="scaler_load_state_dict", subject="scaler1")
+    assert resumed(LOAD, elsewhere, init=65536.0, skips=10) is Status.FOUND
+    # A second scaler may well have a state of its own, beside the one that scales.
+    own = replace(LOAD, name="scaler_load_state_dict", subject=SCALE.subject)
+    assert resumed(LOAD, elsewhere, own, init=65536.0, skips=10) is Status.PASSED
+
+
+def test_a_scaler_that_goes_on_after_weights_were_rolled_back_has_lost_nothing() -> None:
+    rolled_back = replace(LOAD, note="with scaler state")
+    assert resumed(rolled_back, init=64.0, skips=1) is Status.PASSED
 
 
 def test_weights_that_are_loaded_after_training_lose_no_scale() -> None:

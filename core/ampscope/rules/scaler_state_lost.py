@@ -2,7 +2,8 @@
 
 What it detects
     A checkpoint that is loaded, a scaler that was created and whose load_state_dict is never
-    called, and a scale that jumps back to its initial value, with a burst of skips.
+    called (or that of another scaler is), and a scale that jumps back to its initial value, with a
+    burst of skips.
 
 Why it matters
     The scale that training had found is lost; the steps after the resume are skipped or
@@ -40,10 +41,13 @@ def check(evidence: Evidence) -> Verdict:
     if not loads or not run.has_scaler:
         return not_applicable("Nothing was resumed under a scaler.")
     load = loads[-1]
-    if any(c.name == "scaler_load_state_dict" and c.seq > load.seq for c in run.calls):
-        return passed("The scaler's state was restored.")
-    if not any(c.name == "scale" and c.seq > load.seq for c in run.calls):
+    later = [c for c in run.calls if c.seq > load.seq]
+    restored = {c.subject for c in later if c.name == "scaler_load_state_dict"}
+    used = {c.subject for c in later if c.name == "scale"}
+    if not used:
         return passed("Nothing was trained with a scaler after the load.")
+    if restored & used:
+        return passed("The scaler's state was restored.")
     before = [a.scale for a in run.attempts if a.scaler and a.attempt < load.attempt]
     after = [a for a in run.attempts if a.scaler and a.attempt >= load.attempt]
     if not after:
@@ -57,7 +61,7 @@ def check(evidence: Evidence) -> Verdict:
     if not before and not had_state and burst:
         # Pretrained weights come without a scaler, and a new scaler searches for its scale.
         return inconclusive("Nothing was trained before the load: it may be no resume.")
-    if not jumped and not (had_state and burst) and burst < 4:
+    if not jumped and (before or not (had_state and burst)):
         return passed("The scale did not jump at the load.")
     values = [
         Measurement("skips right after the load", burst, 0, "as_is", load.attempt),
@@ -71,7 +75,8 @@ def check(evidence: Evidence) -> Verdict:
         Status.FOUND,
         f"Line {load.line} resumes training, and the scaler starts anew at {after[0].scale:,.6g}"
         + (f" instead of {before[-1]:,.6g}" if before else "")
-        + f"; {burst} steps are skipped.",
+        + (f"; {burst} steps are skipped." if burst else ".")
+        + (ANOTHER if restored else ""),
         step=load.attempt,
         line=load.line,
         evidence=tuple(values),
@@ -81,6 +86,7 @@ def check(evidence: Evidence) -> Verdict:
     )
 
 
+ANOTHER = " The saved state was loaded into another scaler, which scales nothing after that."
 PATCH = """torch.save({"model": model.state_dict(), "scaler": scaler.state_dict()}, path)
 scaler.load_state_dict(checkpoint["scaler"])
 """
