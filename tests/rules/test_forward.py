@@ -174,6 +174,32 @@ def test_the_square_of_255_fits_and_learning_that_keeps_up_is_no_fault() -> None
     assert status("elementwise_overflow", silent_square()) is Status.FOUND
 
 
+def test_an_infinity_behind_which_a_result_is_wrong_is_judged_by_the_training() -> None:
+    lost = replace(SQUARE, lost=0.4, lost_at="aten.rsqrt, train.py:7")
+    keeps_up = diagnose(evidence(run(steps(FALLING), lost)))
+    latent = [f.cause for f in keeps_up.latent]
+    assert (keeps_up.verdict, latent) == ("no_fault", ["elementwise_overflow"])
+    slower = [FALLING[0] - 0.8 * (FALLING[0] - loss) for loss in FALLING]
+    behind = diagnose(evidence(run(steps(slower), lost)))
+    assert causes(behind) == ["elementwise_overflow"]
+    assert "aten.rsqrt, train.py:7 makes a finite number" in behind.findings[0].verdict.reason
+
+
+def test_a_result_that_is_mostly_wrong_at_most_steps_needs_no_look_at_the_loss() -> None:
+    lost = replace(SQUARE, lost=0.9, lost_at="aten.rsqrt, train.py:7")
+    assert causes(diagnose(evidence(run(steps(FALLING), lost)))) == ["elementwise_overflow"]
+    seldom = diagnose(evidence(run(steps(FALLING), replace(lost, count=3))))
+    assert seldom.verdict == "no_fault"
+    in_fp32 = fp32_run(None, replace(lost, dtype="fp32"))
+    shared = diagnose(evidence(run(steps(FALLING), lost), in_fp32))
+    assert (shared.verdict, shared.latent) == ("no_fault", ())
+
+
+def test_half_precision_by_the_scripts_own_casts_is_judged() -> None:
+    broken = run(steps((NAN,) * STEPS, **OVERFLOWED), ACTIVATION, uses_autocast="", half_ops=9)
+    assert causes(diagnose(evidence(broken))) == ["activation_overflow"]
+
+
 def test_a_silent_overflow_that_comes_once_explains_no_flat_loss() -> None:
     rare = replace(SQUARE, count=1)
     assert status("elementwise_overflow", evidence(run(steps(FLAT), rare))) is Status.PASSED

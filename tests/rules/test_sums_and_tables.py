@@ -134,6 +134,13 @@ def test_the_argument_of_a_sine_is_rounded_by_more_than_a_quarter_radian() -> No
     assert (found.cause, found.verdict.op) == ("low_precision_constants", "aten.cos")
 
 
+def test_a_constant_that_rounding_took_away_is_found() -> None:
+    use = OpUse("half_constant", "mul", "", LINE, 0, 1.0, 0.25)
+    found = diagnose(evidence(run(steps(FLAT), use))).findings[0]
+    assert (found.cause, found.verdict.line) == ("low_precision_constants", LINE)
+    assert found.verdict.fix.controls == (f"fp32_lines:{LINE}",)
+
+
 def test_a_table_without_its_fp32_twin_is_not_judged() -> None:
     half = run(steps(), replace(TABLE, sample=(1.0, 2.0)))
     longer = fp32_run(None, replace(TABLE, dtype="fp32", sample=(1.0, 2.0, 9.0)))

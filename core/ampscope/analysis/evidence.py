@@ -82,14 +82,17 @@ class Evidence:
         """bf16 is the only half format that the script was seen to use, and nothing runs in fp16
         unasked: cuDNN's recurrent layers do under bf16 autocast."""
         outcome = self.baseline.outcome
-        formats = {*f"{outcome.uses_autocast}+{outcome.uses_half_model}".split("+")} - {""}
+        named = f"{outcome.uses_autocast}+{outcome.uses_half_model}".split("+")
+        formats = {*named, *outcome.flop_dtypes} & {"fp16", "bf16"}
         return formats == {"bf16"} and "rnn" not in outcome.gaps
 
     @cached_property
     def uses_half(self) -> bool:
-        """The script computes in half precision at all."""
+        """The script computes in half precision at all: under autocast, in a model of it, or in
+        ops on tensors that it casts itself."""
         outcome = self.baseline.outcome
-        return bool(outcome.uses_autocast or outcome.uses_half_model)
+        in_half = outcome.half_ops or {"fp16", "bf16"} & {*outcome.flop_dtypes}
+        return bool(outcome.uses_autocast or outcome.uses_half_model or in_half)
 
     @cached_property
     def root(self) -> RootOp | None:

@@ -15,7 +15,7 @@ from enum import StrEnum
 
 from ampscope.analysis.run_view import RunView
 from ampscope.numerics.formats import FORMATS
-from ampscope.observations import BadOp
+from ampscope.observations import INACCURATE_ERROR, BadOp
 
 MATMULS = frozenset(
     [
@@ -78,6 +78,7 @@ class RootOp:
 
     op: BadOp
     arrives: Arrives
+    is_latent: bool = False  # what it loses has not made the training worse so far
 
     @property
     def name(self) -> str:
@@ -140,6 +141,13 @@ def silent_suspects(run: RunView) -> list[BadOp]:
         and b.dtype in ("fp16", "bf16")
         and b.grad_enabled
     ]
+
+
+def swallowed(run: RunView) -> list[BadOp]:
+    """Forward bad ops in half whose infinity a later op, through which gradients flow, made finite
+    and wrong."""
+    lost = [b for b in run.bad_ops if b.kind == "nonfinite" and (b.lost or 0.0) > INACCURATE_ERROR]
+    return [b for b in lost if b.phase == "forward" and b.dtype in ("fp16", "bf16")]
 
 
 def feeds_softmax(op: BadOp) -> bool:

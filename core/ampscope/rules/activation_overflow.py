@@ -10,7 +10,8 @@ Why it matters
     halves its scale towards zero.
 
 Blind spots
-    An overflow that later ops turn back into finite numbers is seen only when it recurs.
+    An overflow that ops in place or recomputed layers turn back into finite numbers is seen only
+    when it recurs.
 
 Remedy
     Keep the module in fp32, use bf16, or make its inputs or weights smaller.

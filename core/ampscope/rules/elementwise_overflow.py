@@ -2,15 +2,16 @@
 
 What it detects
     A square, exponential, product or quotient with finite inputs and an infinite result in
-    half.
+    half. Where a later op makes a finite number of the infinity, its result is compared with
+    fp32's: latent while the training keeps up with fp32.
 
 Why it matters
     The infinity becomes NaN, or worse: rsqrt turns it into zero, and the layer silently stops
     learning with no NaN anywhere.
 
 Blind spots
-    Where nothing non-finite arrives, only an intervention distinguishes a fault from a harmless
-    infinity.
+    Where nothing non-finite arrives and the way back to finite numbers was not followed (ops in
+    place, recomputed layers), only an intervention distinguishes a fault from a harmless infinity.
 
 Remedy
     Compute that expression in fp32 (x.float()), or rescale it.
@@ -30,7 +31,8 @@ def check(evidence: Evidence) -> Verdict:
     if not isinstance(found, RootOp):
         return found
     op = found.op
-    silent = " It becomes zero further on: no NaN shows." if found.arrives == "nowhere" else ""
+    is_silent = found.arrives == "nowhere" and op.lost is None
+    silent = " It becomes finite further on: no NaN shows." if is_silent else ""
     reason = f"{op.op} in {place(op)} overflowed {op.dtype}.{silent}"
     return op_verdict(found, reason, island(op, "fp32_module", "Compute this expression in fp32."))
 

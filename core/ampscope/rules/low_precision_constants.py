@@ -3,7 +3,8 @@
 What it detects
     A range in half with repeated values; sines of half arguments whose rounding alone exceeds a
     quarter radian; a half buffer that differs from the fp32 control's by more than a twentieth
-    of its spread.
+    of its spread; a constant from half-precision ops whose rounding changes more than a quarter of
+    what the model makes of it.
 
 Why it matters
     fp16 counts to 2,048 and bf16 to 256: later positions coincide, and no training repairs
@@ -28,6 +29,11 @@ USES = {
     "half_phase": (
         "The argument of a sine or cosine is too large for half precision",
         "error in radians",
+    ),
+    "half_constant": (
+        "A constant that was computed or stored in half precision has lost what the model takes "
+        "from it",
+        "relative error of what is made of it",
     ),
 }
 

@@ -1,7 +1,8 @@
 """A reduction overflowed half precision.
 
 What it detects
-    A sum, mean, variance or norm that is infinite although its inputs are far inside the range.
+    A sum, mean, variance or norm that is infinite although its inputs are far inside the range;
+    also where a division by it gives a finite number that is not fp32's.
 
 Why it matters
     Losses that sum over pixels or tokens pass 65,504 with ordinary values.

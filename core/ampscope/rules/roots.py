@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.root_op import Arrives, ForwardClass, RootOp, forward_class, silent_suspects
+from ampscope.analysis.root_op import (
+    Arrives,
+    ForwardClass,
+    RootOp,
+    forward_class,
+    silent_suspects,
+    swallowed,
+)
 from ampscope.analysis.skips import scaled_by_hand
-from ampscope.analysis.symptoms import Symptom
+from ampscope.analysis.symptoms import Symptom, learns_slower
 from ampscope.observations import BadOp
 from ampscope.rules.verdict import Verdict, inconclusive, not_applicable, passed
 
 HARM = frozenset(Symptom) - {Symptom.DIVERGED}
+LEARNING = frozenset({Symptom.BEHIND, Symptom.FROZEN})
+LOST_SURELY = 0.5  # of the norm of what the infinity went into
+MIN_LOST = 8  # times
 
 
 def forward_root(evidence: Evidence, wanted: ForwardClass) -> RootOp | Verdict:
@@ -19,7 +29,9 @@ def forward_root(evidence: Evidence, wanted: ForwardClass) -> RootOp | Verdict:
         return not_applicable("The script computes nothing in half precision.")
     root = evidence.root
     if not evidence.symptoms & HARM:
-        return passed("Nothing went wrong that such an op could explain.")
+        return _swallowed(evidence, wanted) or passed(
+            "Nothing went wrong that such an op could explain."
+        )
     if scaled_by_hand(evidence) is not None:
         return passed("The loss is finite; its product with a loss scale is not.")
     if function := undecorated_function(evidence):
@@ -66,12 +78,28 @@ def _judged(evidence: Evidence, root: RootOp, wanted: ForwardClass) -> RootOp | 
 
 def _silent(evidence: Evidence, wanted: ForwardClass) -> RootOp | Verdict:
     """An infinity that arrives nowhere counts when learning suffers."""
-    if not evidence.symptoms & {Symptom.BEHIND, Symptom.FROZEN}:
+    if found := _swallowed(evidence, wanted):
+        return found
+    if not evidence.symptoms & LEARNING:
         return passed("No op of this kind made a non-finite value that mattered.")
     for op in silent_suspects(evidence.baseline):
         if forward_class(op) is wanted and not same_in_fp32(evidence, op):
             return RootOp(op, Arrives.NOWHERE)
     return passed("No op of this kind overflows in most steps.")
+
+
+def _swallowed(evidence: Evidence, wanted: ForwardClass) -> RootOp | None:
+    """An infinity that became a finite number which is not fp32's, and a gradient went through
+    that. It is latent while the training keeps up with fp32's, unless most of the result is wrong
+    at most steps since it began: no look at the losses is needed then."""
+    run, fp32 = evidence.baseline, evidence.fp32
+    for op in swallowed(run):
+        if forward_class(op) is wanted and not same_in_fp32(evidence, op) and fp32 is not None:
+            suffers = bool(evidence.symptoms & LEARNING) or learns_slower(run, fp32)
+            since = sum(a.attempt >= op.attempt for a in run.attempts)
+            is_sure = (op.lost or 0.0) > LOST_SURELY and op.count >= max(MIN_LOST, since // 2)
+            return RootOp(op, Arrives.NOWHERE, is_latent=not suffers and not is_sure)
+    return None
 
 
 def _family(op: BadOp) -> str:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.root_op import RootOp
+from ampscope.analysis.root_op import Arrives, RootOp
 from ampscope.control import Control
 from ampscope.numerics.formats import FORMATS
-from ampscope.observations import BadOp
+from ampscope.observations import INACCURATE_ERROR, BadOp
 
 
 class Status(StrEnum):
@@ -150,8 +150,16 @@ def op_verdict(root: RootOp, reason: str, fix: Fix, extra: tuple[Measurement, ..
     """A found verdict about one op."""
     op = root.op
     library = f" The op itself stands at {op.library}." if op.library else ""
+    values = magnitudes(op)
+    if root.arrives is Arrives.NOWHERE and op.lost is not None:
+        reason += (
+            f" No NaN shows: {op.lost_at} makes a finite number of the infinity, and its result is"
+            f" off by {op.lost:.0%} of fp32's."
+        )
+        error = Measurement("relative error behind the infinity", op.lost, INACCURATE_ERROR)
+        values = (*values, error)
     return Verdict(
-        Status.FOUND,
+        Status.LATENT if root.is_latent else Status.FOUND,
         reason + library,
         module=op.module or None,
         op=op.op,
@@ -159,7 +167,7 @@ def op_verdict(root: RootOp, reason: str, fix: Fix, extra: tuple[Measurement, ..
         step=op.attempt,
         line=op.line,
         code=op.code,
-        evidence=(*magnitudes(op), *extra),
+        evidence=(*values, *extra),
         fix=fix,
     )
 

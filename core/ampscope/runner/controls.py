@@ -303,6 +303,8 @@ class _LargerEps(TorchFunctionMode):
 
 
 def _widen(value: Any) -> Any:
+    if isinstance(value, torch.dtype):  # of a cast
+        return torch.float32 if value in HALF else value
     if isinstance(value, Tensor):
         return value.float() if value.dtype in HALF else value
     if isinstance(value, tuple):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
@@ -144,13 +144,17 @@ def operand(tensor: Tensor, producers: tuple[str, ...], is_parameter: bool) -> O
     )
 
 
-def in_fp32(func: Any, args: Any, kwargs: Any) -> Tensor | None:
-    """The op on the same inputs in fp32; None where that cannot be done (in-place, no kernel)."""
+def in_fp32(
+    func: Any, args: Any, kwargs: Any, instead: Mapping[int, Tensor] | None = None
+) -> Tensor | None:
+    """The op on the same inputs in fp32, with those of ``instead`` in place of the tensors with
+    these ids; None where that cannot be done (in-place, no kernel)."""
     if func._opname.endswith("_") or "out" in kwargs:
         return None
     try:
         with torch.no_grad(), _generators_kept(func, args, kwargs):
-            result = func(*map(_widened, args), **{k: _widened(v) for k, v in kwargs.items()})
+            wide = functools.partial(_widened, instead=instead or {})
+            result = func(*map(wide, args), **{k: wide(v) for k, v in kwargs.items()})
     except (RuntimeError, TypeError, NotImplementedError):
         return None
     first = result[0] if isinstance(result, list | tuple) and result else result
@@ -263,13 +267,15 @@ def stagnated_share(func: Any, args: Any, out: Tensor, before: Tensor | None) ->
     return share if share >= STAGNATED_SHARE else None
 
 
-def _widened(value: Any) -> Any:
+def _widened(value: Any, instead: Mapping[int, Tensor]) -> Any:
+    if id(value) in instead:
+        return instead[id(value)]
     if isinstance(value, Tensor) and value.dtype in HALF:
         return value.float()
     if isinstance(value, torch.dtype) and value in HALF:
         return torch.float32
     if isinstance(value, list | tuple) and any(isinstance(v, Tensor) for v in value):
-        return type(value)(_widened(v) for v in value)
+        return type(value)(_widened(v, instead) for v in value)
     return value
 
 

@@ -25,6 +25,7 @@ from ampscope.capture.tensors import HALF, has_own_memory
 from ampscope.observations import OpUse
 
 PROVENANCE = "_ampscope_provenance"
+EXACT = "_ampscope_exact"  # what fp32 would have had: op_exact.Exact
 FOREIGN = -1  # the taint of what came with the data or a parameter
 INTENDED = -2  # of a constant that was written on purpose: the -inf of a mask
 MAX_TAINTS = 1_024  # pieces of memory marked at once; those that are freed go first
@@ -144,8 +145,9 @@ def producers(tensor: Tensor) -> tuple[str, ...]:
 
 
 def unmark(tensor: Tensor) -> None:
-    """Take the mark off."""
+    """Take the marks off."""
     tensor.__dict__.pop(PROVENANCE, None)
+    tensor.__dict__.pop(EXACT, None)
 
 
 def is_learned(tensor: Tensor) -> bool:

@@ -31,7 +31,7 @@ from ampscope.capture.global_hooks import (
     Subscription,
     a_step_runs,
 )
-from ampscope.capture.script import op_facts, op_taint
+from ampscope.capture.script import op_exact, op_facts, op_taint
 from ampscope.capture.script.gradient_changes import WriteLines
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.op_facts import OpCall, overwrites, targets
@@ -160,10 +160,15 @@ class OpWatch(StepListener):
         results = op_facts.tensors(out, None)
         for tensor in results:
             tensor.__dict__[op_taint.PROVENANCE] = provenance
+            tensor.__dict__.pop(op_taint.EXACT, None)  # of what an op in place has changed
+        if call.node is not None:
+            self._bad.gradient_through(call.node)
         self.reads.compared(call.tensors, results)
         if self.writes.active and call.node is None and not self.in_optimizer:
             self.writes.note(call, results)
         if call.name in op_taint.PASSES_ON:
+            for tensor in results[:1]:
+                op_exact.follow(call, tensor)
             return
         for part, outputs in call.parts(results):
             for position, tensor in enumerate(outputs):
@@ -222,6 +227,24 @@ class OpWatch(StepListener):
         self.taints.clear(out)
         if out.dtype in HALF:
             self._note_inaccurate(call, out)
+        if call.node is None and position == 0:
+            self._note_lost(call, out, provenance)
+
+    def _note_lost(self, call: OpCall, out: Tensor, provenance: Provenance) -> None:
+        """A finite result: is it another than fp32's because of what went before?"""
+        found = op_exact.overflow_lost(call, out)
+        if found is not None and torch.is_grad_enabled():
+            if found[1] > INACCURATE_ERROR and any(t.requires_grad for t in call.tensors):
+                self._bad.note_lost(*found, f"aten.{call.name}")
+        elif not provenance.learned and not any(map(op_taint.is_parameter, call.tensors)):
+            place = functools.partial(self._origins.names, None)
+            op_exact.follow_constant(call, out, self._attempt, place)
+        elif (lost := op_exact.constant_lost(call)) is not None:
+            error, rounded_at = lost
+            self.uses.add(
+                "half_constant", call.name, self._attempt, lambda: rounded_at, error,
+                op_exact.CONSTANT_LOST,
+            )  # fmt: skip
 
     def _note_inaccurate(self, call: OpCall, out: Tensor) -> None:
         """A finite half-precision result: is it wrong all the same?
@@ -261,6 +284,8 @@ class OpWatch(StepListener):
         if taint is not None and taint >= 0:
             # NaN out of Inf (Inf - Inf, 0 * Inf) is a new kind of trouble with an old root.
             self.taints.mark(out, taint)
+            if position == 0:
+                op_exact.follow(call, out)
             return
         if taint is not None:
             self._note_source(call, inputs)
@@ -271,6 +296,8 @@ class OpWatch(StepListener):
         self.taints.mark(out, FOREIGN if bad_id is None else bad_id)
         if bad_id is not None:
             provenance.watchers = (*provenance.watchers, bad_id)
+            if position == 0 and self._bad.is_rare(bad_id):
+                op_exact.begin(call, out, bad_id, lambda: ("", ""))
 
     def _inherited(
         self, call: OpCall, out: Tensor, bad: list[Tensor], constants: list[float], position: int
@@ -503,6 +530,7 @@ class BadOps:
         self._found: dict[int, BadOp] = {}
         self._first: dict[tuple[object, ...], int] = {}
         self._consumers: dict[int, list[str]] = {}
+        self._lost: dict[int, tuple[int, float, str]] = {}  # by the number of an autograd node
 
     def records(self) -> list[BadOp]:
         """All bad ops with the consumers that were seen."""
@@ -514,6 +542,25 @@ class BadOps:
     def record(self, bad_id: int) -> BadOp | None:
         """The bad op with that id so far, without its consumers."""
         return self._found.get(bad_id)
+
+    def is_rare(self, bad_id: int) -> bool:
+        """Whether the bad op has come a few times so far."""
+        return self._found[bad_id].count <= op_exact.OVERFLOWS
+
+    def note_lost(self, bad_id: int, error: float, op: str) -> None:
+        """Op ``op``, which has just run, is finite where it took the infinity of a bad op."""
+        line = line_name(self._origins.here().place)
+        self._lost[_get_sequence_nr() - 1] = bad_id, error, f"{op}, {line}" if line else op
+
+    def gradient_through(self, node: Any) -> None:
+        """Backward runs ``node``: what its forward op lost is lost to the loss."""
+        found = self._lost.pop(node._sequence_nr(), None) if self._lost else None
+        if found is None:
+            return
+        bad_id, error, place = found
+        bad = self._found[bad_id]
+        if error > (bad.lost or 0.0):
+            self._found[bad_id] = dataclasses.replace(bad, lost=error, lost_at=place)
 
     def note_consumer(self, name: str, parents: list[Provenance]) -> tuple[int, ...]:
         """Op ``name`` takes what ``parents`` made; returns the bad ops that still want to know."""

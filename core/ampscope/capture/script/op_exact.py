@@ -1,0 +1,123 @@
+"""What half precision lost although every number stayed finite, seen where it begins to matter.
+
+An overflow that is gone again: ``h / inf`` is 0, and no NaN shows. A constant that rounding has
+taken away: ``1 - 2e-4`` is 1 in fp16. Neither is wrong by itself; a mask may discard the infinity,
+a sum may not notice the constant. So the values that fp32 would have had travel with the tensor, as
+an attribute like its provenance, up to the op that tells:
+
+overflow    from the op that made infinity out of finite inputs to the op that is finite again. A
+            mask that discards it, or a clamp, gives there what it gives in fp32.
+constant    from the half-precision ops that made it out of no parameter to the op in which it meets
+            what the model computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ampscope.capture.script import op_facts
+from ampscope.capture.script.op_facts import OpCall
+from ampscope.capture.script.op_taint import EXACT
+from ampscope.capture.tensors import HALF
+from ampscope.observations import INACCURATE_ERROR
+
+CONSTANT = -1  # in place of a bad op's id
+MAX_VALUES = 1 << 24  # of a tensor whose fp32 values are kept
+ATTEMPTS = 3  # at which constants are followed: they are the same at each
+OVERFLOWS = 16  # of one op; its later ones are only counted
+CONSTANT_LOST = 0.25  # of the result's norm; rounding alone costs a thousandth
+_ON_PURPOSE = ("nan_to_num", "nan_to_num_")  # a script with these knows of its infinities
+
+
+class Exact(NamedTuple):
+    """What a tensor would hold; ``source`` is the id of a bad op, or :data:`CONSTANT`."""
+
+    source: int
+    values: Tensor
+    place: tuple[str, str]  # (module, line) where it began
+
+
+Place = Callable[[], tuple[str, str]]
+
+
+def begin(call: OpCall, out: Tensor, source: int, place: Place) -> None:
+    """``out`` is where fp32 and half precision part."""
+    if out.dtype in HALF and call.node is None:
+        _keep(out, source, _result(call, {}), place)
+
+
+def follow(call: OpCall, out: Tensor) -> bool:
+    """Carry the fp32 values of what went in on to ``out``; whether there were any."""
+    known = _known(call)
+    if known and call.node is None:
+        first = next(iter(known.values()))
+        _keep(out, first.source, _result(call, known), lambda: first.place)
+    return bool(known)
+
+
+def follow_constant(call: OpCall, out: Tensor, attempt: int, place: Place) -> None:
+    """``out`` is finite, and neither a parameter nor a gradient went into it."""
+    if attempt < ATTEMPTS and not follow(call, out):
+        begin(call, out, CONSTANT, place)
+
+
+def overflow_lost(call: OpCall, out: Tensor) -> tuple[int, float] | None:
+    """(bad op, relative 2-norm error) of a finite ``out`` into which its infinity went."""
+    known = {key: exact for key, exact in _known(call).items() if exact.source != CONSTANT}
+    if not known or call.node is not None or call.name in _ON_PURPOSE:
+        return None
+    exact = _result(call, known)
+    error = None if exact is None else _error(out, exact.to(out.dtype))
+    return None if error is None else (next(iter(known.values())).source, error)
+
+
+def constant_lost(call: OpCall) -> tuple[float, tuple[str, str]] | None:
+    """(relative 2-norm error, where the constant was rounded) of what ``call``, which takes what
+    the model has computed, makes of a constant; None below :data:`CONSTANT_LOST`."""
+    known = {key: exact for key, exact in _known(call).items() if exact.source == CONSTANT}
+    errors = {id(t): _error(t, known[id(t)].values) for t in call.tensors if id(t) in known}
+    worst = max(errors, key=lambda key: errors[key] or 0.0, default=None)
+    if worst is None or (errors[worst] or 0.0) <= INACCURATE_ERROR:
+        return None
+    exact, own = _result(call, known), _result(call, {})
+    error = None if exact is None or own is None else _error(own, exact)
+    return (error, known[worst].place) if error is not None and error > CONSTANT_LOST else None
+
+
+def _known(call: OpCall) -> dict[int, Exact]:
+    found = ((id(t), t.__dict__.get(EXACT)) for t in call.tensors)
+    return {key: exact for key, exact in found if exact is not None}
+
+
+def _result(call: OpCall, known: dict[int, Exact]) -> Tensor | None:
+    """What ``call`` gives in fp32, with ``known`` in place of what is not finite, or a constant.
+    A random op would draw other numbers."""
+    if torch.Tag.nondeterministic_seeded in call.func.tags:
+        return None
+    instead = {}
+    for tensor in call.tensors:
+        if exact := known.get(id(tensor)):
+            kept = exact.values
+            if exact.source != CONSTANT:  # the memory may have been written to since
+                kept = torch.where(torch.isfinite(tensor), tensor.to(kept.dtype), kept)
+            instead[id(tensor)] = kept
+    return op_facts.in_fp32(call.func, call.args, call.kwargs, instead)
+
+
+def _keep(out: Tensor, source: int, values: Tensor | None, place: Place) -> None:
+    fits = values is not None and values.shape == out.shape and values.is_floating_point()
+    if values is not None and fits and values.numel() <= MAX_VALUES and op_facts.all_finite(values):
+        out.__dict__[EXACT] = Exact(source, values, place())
+
+
+def _error(out: Tensor, exact: Tensor) -> float | None:
+    """Relative 2-norm distance; None where ``exact`` is zero, not finite, or of another shape."""
+    if out.shape != exact.shape or not op_facts.all_finite(exact):
+        return None
+    exact = exact.float()
+    length = float(torch.linalg.vector_norm(exact))
+    return float(torch.linalg.vector_norm(out.float() - exact)) / length if length else None

@@ -1,0 +1,119 @@
+"""Infinities that became finite again, and constants that rounding took away: what is lost of
+fp32's result is measured where it begins to matter, and what loses nothing is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from ampscope.observations import BadOp, OpUse
+from tests.helpers.script_watching import watched
+
+
+def _seen(make: Callable[[Tensor], Tensor]) -> tuple[list[BadOp], list[OpUse]]:
+    """Bad ops and uses of a forward and backward pass; 16 rows of half-precision activations."""
+    x = torch.linspace(-300.0, 300.0, 64).reshape(16, 4).half().requires_grad_()
+    with watched() as seen:
+        make(x).float().sum().backward()
+    bad = [b for b in seen.watch.records() if b.kind == "nonfinite" and b.phase == "forward"]
+    return bad, [u for u in seen.watch.uses.records() if u.name == "half_constant"]
+
+
+def _rms_norm(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1.0)
+
+
+def _divided_by_a_norm(x: Tensor) -> Tensor:
+    return x / torch.linalg.vector_norm(x * 100).view(1, 1)
+
+
+def _of_a_view(x: Tensor) -> Tensor:
+    return x / x.pow(2).sum(-1).sqrt().unsqueeze(-1)
+
+
+@pytest.mark.parametrize(
+    ("make", "op"),
+    [
+        (_rms_norm, "aten.rsqrt"),
+        (_divided_by_a_norm, "aten.div"),
+        (_of_a_view, "aten.div"),
+    ],
+)
+def test_an_overflow_that_becomes_finite_and_wrong_is_measured(
+    make: Callable[[Tensor], Tensor], op: str
+) -> None:
+    bad, _ = _seen(make)
+    assert bad[0].lost is not None
+    assert bad[0].lost > 0.05
+    assert bad[0].lost_at.startswith(f"{op}, test_lost_values.py:")
+
+
+def _with_large(make: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """``make`` is given the activations and their square, of which some are infinite."""
+    return lambda x: make(x, x.pow(2))
+
+
+def _metric(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        x.pow(2).mean(-1).reciprocal()
+    return x
+
+
+HARMLESS: dict[str, Callable[[Tensor], Tensor]] = {
+    "clamp": _with_large(lambda x, large: large.clamp(max=1e3)),
+    "minimum": _with_large(lambda x, large: torch.minimum(large, x.abs())),
+    "where": _with_large(lambda x, large: torch.where(large < 100.0, large, x)),
+    "masked_fill": _with_large(lambda x, large: large.masked_fill(large > 100.0, 0.0)),
+    "own handling": _with_large(lambda x, large: torch.nan_to_num(large)),
+    "tanh": _with_large(lambda x, large: torch.tanh(large)),
+    "sigmoid": _with_large(lambda x, large: torch.sigmoid(large)),
+    "bell": _with_large(lambda x, large: torch.exp(-large)),
+    "softmax": _with_large(lambda x, large: torch.softmax(-large, 0)),
+    "written over": _with_large(lambda x, large: torch.rsqrt(large.fill_(4.0))),
+    "a metric": _metric,
+    "no gradient": _with_large(lambda x, large: x + 0.0 * large.detach().reciprocal()),
+    "never used": _with_large(lambda x, large: (large.reciprocal(), x)[1]),
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_an_infinity_that_is_discarded_or_saturates_loses_nothing(name: str) -> None:
+    bad, _ = _seen(HARMLESS[name])
+    assert bad
+    assert [b.lost for b in bad] == [None]
+
+
+def _decay(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """A memory of 4,000 steps: 1 - 2e-4 is 1 in fp16."""
+
+    def make(x: Tensor) -> Tensor:
+        keep = (1 - 2e-4 * torch.ones(4)).to(dtype)  # here
+        return x * (1 - keep.float() ** 4000).to(x.dtype)
+
+    return make
+
+
+def test_a_constant_that_rounding_took_away_is_found_where_it_was_rounded() -> None:
+    _, uses = _seen(_decay(torch.float16))
+    with open(__file__) as file:
+        number = next(n for n, line in enumerate(file, 1) if line.endswith("# here\n"))
+    assert [(u.op, u.value) for u in uses] == [("mul", 1.0)]
+    assert uses[0].line == f"test_lost_values.py:{number}"
+
+
+KEPT: dict[str, Callable[[Tensor], Tensor]] = {
+    "in fp32": _decay(torch.float32),
+    "a vanishing epsilon": lambda x: x + torch.full((4,), 1e-9).half(),
+    "a table": lambda x: x * torch.linspace(0.1, 1.0, 4).half(),
+    "other random numbers": lambda x: x * torch.randn(4).half() + torch.randn(4, dtype=x.dtype),
+    "a mask": lambda x: x * (1 - torch.tensor([1.0, 0.0, 1.0, 0.0]).half()),
+    "changed in place": lambda x: x * (1 - (1 - 2e-4 * torch.ones(4)).half()).fill_(0.5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_a_constant_that_is_rounded_a_little_is_none(name: str) -> None:
+    assert _seen(KEPT[name])[1] == []
