@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ampscope.diagnosis.findings import diagnose
+from ampscope.observations import BadOp
 from ampscope.rules.verdict import Status
 from tests.helpers.evidence_making import (
     FLAT,
@@ -86,6 +87,21 @@ def test_a_gradient_of_zero_from_where_is_a_discarded_branch() -> None:
         node="ExpBackward0", nan=9, pos_inf=0, fp32_finite=False, reached_loss=False, module="",
     )  # fmt: skip
     assert causes(diagnose(skips_with_finite_loss(product))) == ["masked_branch_gradient"]
+
+
+def test_a_power_whose_nan_a_mask_discarded_is_a_discarded_branch() -> None:
+    # The derivative of a power of a negative number is NaN whatever gradient comes in.
+    slope = replace(SLOPE, op="aten.pow", node="PowBackward0", nan=9, inputs=(tensor(1.0),), id=1)
+    value = bad_op("aten.pow", tensor(1.0), nan=9, pos_inf=0, consumers=("neg", "where"),
+                   reached_loss=False, reached_gradient=False, module="")  # fmt: skip
+
+    def found(*ops: BadOp) -> list[str]:
+        return causes(diagnose(evidence(run(steps(FLAT, **OVERFLOWED), *ops))))
+
+    assert found(value, slope) == ["masked_branch_gradient"]
+    assert found(replace(value, line="train.py:19"), slope) == ["singular_gradient"]
+    assert found(replace(value, op="aten.exp"), slope) == ["singular_gradient"]
+    assert found(replace(value, consumers=("mul",)), slope) == ["singular_gradient"]
 
 
 def test_an_infinite_branch_that_is_taken_is_an_overflow() -> None:

@@ -209,6 +209,16 @@ def test_fp32_that_breaks_without_growing_did_not_diverge() -> None:
     assert status("not_amp_divergence", made) is Status.INCONCLUSIVE
 
 
+def test_a_critics_loss_is_no_growth_of_the_actors() -> None:
+    made = steps([0.01 if n % 2 else 1.0 for n in range(STEPS - 1, -1, -1)])
+    named = [replace(a, optimizer=f"optimizer{a.attempt % 2}") for a in made]
+    broken = but(named, range(9, STEPS), **DEAD)
+    innocent = evidence(run(steps(FLAT)), fp32_run(broken))
+    assert status("not_amp_divergence", innocent) is Status.INCONCLUSIVE
+    alone = evidence(run(steps(FLAT)), fp32_run(but(made, range(9, STEPS), **DEAD)))
+    assert status("not_amp_divergence", alone) is Status.FOUND
+
+
 def test_bf16_that_breaks_alone_says_nothing_of_fp32() -> None:
     assert status("not_amp_divergence", evidence(run(NAN_STEPS), bf16=run(NAN_STEPS))) is (
         Status.PASSED

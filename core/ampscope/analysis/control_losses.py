@@ -18,13 +18,16 @@ WITHIN_A_STEP = 1e6  # the growth that is put down for it
 
 
 def growth(run: RunView, until: int | None = None) -> float:
-    """Largest finite loss or gradient norm up to attempt ``until`` over the first one."""
+    """Largest finite loss or gradient norm up to attempt ``until`` over the first one of the same
+    optimizer: a critic's loss says nothing of an actor's."""
     grown = [1.0]
     seen = [a for a in run.attempts if until is None or a.attempt <= until]
-    for series in ([a.loss for a in seen], [a.grad_norm for a in seen]):
-        finite = [abs(x) for x in series if x is not None and math.isfinite(x)]
-        if len(finite) > 1 and finite[0] > 0:
-            grown.append(max(finite) / finite[0])
+    for name in {a.optimizer for a in seen}:
+        own = [a for a in seen if a.optimizer == name]
+        for series in ([a.loss for a in own], [a.grad_norm for a in own]):
+            finite = [abs(x) for x in series if x is not None and math.isfinite(x)]
+            if len(finite) > 1 and finite[0] > 0:
+                grown.append(max(finite) / finite[0])
     in_time = any(b.dtype == "fp32" and (b.fp32_max or 0) > BEYOND for b in run.bad_ops)
     if in_time and run.first_bad_attempt in EARLY:
         grown.append(WITHIN_A_STEP)

@@ -25,7 +25,7 @@ from ampscope.rules.verdict import Fix, Rule, Verdict, op_verdict, passed
 def check(evidence: Evidence) -> Verdict:
     """Found when a discarded branch is the root of a gradient's NaN."""
     root = backward_root(evidence)
-    if root is None or not is_discarded_branch(root):
+    if root is None or not is_discarded_branch(evidence, root):
         return passed("No discarded branch sent back NaN.")
     if is_overflow(root):
         return passed("The gradient overflowed.")

@@ -109,6 +109,7 @@ def _family(op: BadOp) -> str:
 # The root op of a backward failure: born there, or sent back by a discarded branch.
 
 
+SELECTS = frozenset({"where", "masked_fill", "masked_fill_"})
 # Functions whose derivative is infinite (or undefined) at zero although they are finite there.
 SINGULAR = ("Sqrt", "Norm", "Rsqrt", "Pow", "Atan2", "Cdist", "Pdist", "Acos", "Asin", "Reciprocal",
             "Std", "Hypot", "Div", "Log", "Acosh", "Normalize", "Angle", "Abs")  # fmt: skip
@@ -138,8 +139,9 @@ def backward_root(evidence: Evidence) -> RootOp | None:
     return root
 
 
-def is_discarded_branch(root: RootOp) -> bool:
-    """The gradient that came in was zero because ``where`` or a mask had discarded the branch."""
+def is_discarded_branch(evidence: Evidence, root: RootOp) -> bool:
+    """The gradient that came in was zero because ``where`` or a mask had discarded the branch; or
+    the op whose gradient it is had given NaN or infinity itself, which never reached the loss."""
     op = root.op
     masks = {
         "where",
@@ -150,9 +152,24 @@ def is_discarded_branch(root: RootOp) -> bool:
         "threshold_backward",
     }
     if op.phase != "backward":
-        return "where" in op.consumers or "masked_fill" in op.consumers
+        return bool(SELECTS & set(op.consumers))
+    if any(_is_forward_of(b, op) for b in evidence.baseline.bad_ops):
+        return True
     from_mask = any(masks & set(o.producers[:3]) and o.zeros for o in op.inputs)
     return from_mask and op.nan > 0
+
+
+def _is_forward_of(bad: BadOp, op: BadOp) -> bool:
+    """Whether ``bad`` made what backward op ``op`` differentiates, and a mask discarded it."""
+    name = bad.op.rpartition(".")[2].replace("_", "")
+    same_place = (bad.phase, bad.line, bad.module) == ("forward", op.line, op.module)
+    is_discarded = not bad.reached_loss and bool(SELECTS & set(bad.consumers))
+    return (
+        bad.kind == "nonfinite"
+        and same_place
+        and is_discarded
+        and (op.node.lower().startswith(name))
+    )
 
 
 def is_overflow(root: RootOp) -> bool:

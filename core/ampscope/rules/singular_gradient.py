@@ -32,7 +32,7 @@ def check(evidence: Evidence) -> Verdict:
     if root is None or root.op.phase != "backward":
         return passed("No gradient was born non-finite.")
     op = root.op
-    if is_discarded_branch(root):
+    if is_discarded_branch(evidence, root):
         return passed("The incoming gradient was zero: a discarded branch.")
     steep = is_overflow(root) and _too_steep(evidence, op)
     if (is_overflow(root) and not steep) or not any(name in op.node for name in SINGULAR):
