@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,28 @@ def test_each_step_says_what_it_cost(tmp_path: Path) -> None:
             assert step.peak_bytes is not None
             assert step.peak_bytes > 2**20
             assert step.lr is not None
+
+
+def test_what_an_instrument_does_inside_another_is_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Comparing with the shadow is timed by the shadow and by the step's end; a step whose time
+    went there was left with none of its own."""
+    compare = Comparisons.add
+
+    def slow(*arguments: object) -> None:
+        time.sleep(0.02)
+        compare(*arguments)
+
+    monkeypatch.setattr(Comparisons, "add", slow)
+    spec = RunSpec("mlp", precision="bf16", steps=3, cadence=Cadence(1, 1, 1))
+    writer = RunWriter.create(tmp_path / "s.db", spec)
+    drive(spec, prepare(spec, CPU), "rehearsal", writer)
+    writer.close()
+    with Reader(tmp_path / "s.db") as reader:
+        steps = reader.steps(writer.run_id)
+    assert all(step.step_time_s for step in steps)
+    assert all((step.overhead_s or 0.0) > 0.02 for step in steps)
 
 
 SPARSE = """

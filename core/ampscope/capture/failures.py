@@ -54,22 +54,26 @@ class Failures:
 
 
 class OwnTime:
-    """Seconds that an instrument has spent; what fails meanwhile is noted in ``failures``, without
-    which it is raised."""
+    """Seconds that instruments have spent; what fails meanwhile is noted in ``failures``, without
+    which it is raised. A span inside another is counted once."""
 
     def __init__(self, failures: Failures | None = None) -> None:
         self.elapsed_s = 0.0
-        self._failures = failures
+        self.failures = failures
+        self._depth = 0
 
     @contextlib.contextmanager
     def spent(self, what: str) -> Iterator[None]:
         """Around what the instrument does; ``what`` says what would be missing."""
-        failures, started = self._failures, time.perf_counter()
+        failures, started = self.failures, time.perf_counter()
+        self._depth += 1
         try:
             with contextlib.nullcontext() if failures is None else failures.contained(what):
                 yield
         finally:
-            self.elapsed_s += time.perf_counter() - started
+            self._depth -= 1
+            if self._depth == 0:
+                self.elapsed_s += time.perf_counter() - started
 
     def take(self) -> float:
         """Since the last call."""

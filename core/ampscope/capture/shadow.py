@@ -44,10 +44,10 @@ class Shadow:
         step: int,
         scale: float,
         computes_in: torch.dtype | None = None,
-        failures: Failures | None = None,
+        time: OwnTime | None = None,
     ) -> None:
-        self.failures = failures or Failures()
-        self.time = OwnTime(self.failures)  # comparing, during the real step
+        self._time = time or OwnTime(Failures())
+        self.failures = self._time.failures or Failures()
         self._names = names
         self._step = step
         self._scale = scale  # the loss scale of the real step
@@ -158,7 +158,7 @@ class Shadow:
         # Autocast may be on: this is called in the middle of a forward pass.
         autocast_off = torch.autocast(half.device.type, enabled=False)
         with (
-            self.time.spent(f"the comparison of some tensors with fp32 ({role.value})"),
+            self._time.spent(f"the comparison of some tensors with fp32 ({role.value})"),
             torch.no_grad(),
             autocast_off,
             no_dispatch(),

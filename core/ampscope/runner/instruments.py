@@ -61,13 +61,13 @@ class Instruments:
         self._weights = WeightObserver(self._names, self._counts)
         self._trace = OpTrace(self._names, executes=arithmetic, failures=self._failures)
         self._arithmetic = arithmetic
-        self._shadows = ShadowRuns(training, self._names, cadence.shadow, self._failures)
+        self._time = OwnTime(self._failures)
+        self._shadows = ShadowRuns(training, self._names, cadence.shadow, self._time)
         self._shadow: Shadow | None = None
         self._asked = self._stepped = False
         self._step, self._scale = -1, 1.0
         self._carried = 1.0  # what the gradients still carry when the optimizer steps
         self._batch: Batch | None = None
-        self._time = OwnTime(self._failures)
 
     @property
     def note(self) -> str:
@@ -140,7 +140,6 @@ class Instruments:
         shadow, self._shadow = self._shadow, None
         if shadow is not None:
             with self._time.spent("the comparison with fp32"):
-                self._time.elapsed_s += shadow.time.elapsed_s
                 self.writer.add_shadow(shadow.take())
         if self._is_due(self.cadence.trace):
             with self._time.spent("the ops of a step"):
@@ -219,10 +218,10 @@ class ShadowRuns:
     """One shadow every ``every`` steps; 0, or fp32 training, is none."""
 
     def __init__(
-        self, training: Training, names: ModelMap, every: int, failures: Failures | None = None
+        self, training: Training, names: ModelMap, every: int, time: OwnTime
     ) -> None:
         self.note = ""  # why there is no shadow although one was asked for
-        self._failures = failures or Failures()
+        self._time = time
         self._training = training
         self._names = names
         self._remembered: Callable[[], None] | None = None
@@ -256,7 +255,7 @@ class ShadowRuns:
     def _run(self, step: int, scale: float, batch: Batch) -> Shadow | None:
         training = self._training
         computes_in = _HALVES.get(training.compute_format)
-        shadow = Shadow(self._names, step, scale, computes_in, self._failures)
+        shadow = Shadow(self._names, step, scale, computes_in, self._time)
         try:
             shadow_batch = training.shadow_batch(batch)
             shadow.run_shadow(lambda m: checked_loss(training.workload.loss(m, shadow_batch)))
