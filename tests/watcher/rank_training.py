@@ -68,6 +68,8 @@ def main() -> None:
             optimizer.zero_grad()
     if given.weights and rank == 0:
         torch.save(net.state_dict(), given.weights)
+    if given.kill_at < 0:
+        dist.barrier()  # gloo may abort a rank whose peer has closed its connection
     dist.destroy_process_group()
 
 

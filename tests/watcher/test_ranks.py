@@ -125,7 +125,7 @@ def test_unused_parameters_under_ddp_change_nothing(tmp_path: Path) -> None:
     for watch in ("yes", "no"):
         store, file = tmp_path / f"{watch}.db", tmp_path / f"{watch}.pt"
         done = torchrun(2, "ddp-unused", store, "--watch", watch, "--weights", file)
-        assert done.returncode == 0, done.stderr[-2000:]
+        assert done.returncode == 0, done.stderr  # torchrun's own report stands below the rank's
         assert "stopped watching" not in done.stderr
         weights[watch] = torch.load(file, weights_only=True)
     assert weights["yes"].keys() == weights["no"].keys()
