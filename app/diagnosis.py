@@ -9,6 +9,7 @@ import math
 import shlex
 import threading
 import time
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from ampscope.analysis.training import finite_parts
 from ampscope.causes import CAUSES
 from ampscope.control import BASELINE, Control
 from ampscope.diagnosis.findings import Finding
-from ampscope.diagnosis.load import counting, load_diagnosis
+from ampscope.diagnosis.load import counting, judge_again, load_diagnosis, rules_version
 from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.errors import AmpscopeError, BadInput
 from ampscope.launcher import script_runs
@@ -50,6 +51,7 @@ from app.text import ago, cut, escape, number, plural
 
 
 _PICKER = "widget:diagnosis"
+_CHANGED = "judged-again"  # session key: what that has changed
 
 
 def open_case() -> Case:
@@ -87,6 +89,25 @@ def show_header(case: Case) -> None:
     st.caption(escape(" · ".join(facts)))
     if case.report is not None and case.report.notes:
         st.caption(escape(" ".join(case.report.notes)))
+    if case.report is not None and case.report.rules not in ("", rules_version()):
+        _offer_another(case, case.report.rules)
+    if changed := st.session_state.pop(_CHANGED, ""):
+        st.info(escape(changed))
+
+
+def _offer_another(case: Case, rules: str) -> None:
+    """Other rules than those of today drew the conclusion: to judge its evidence again."""
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.caption(f"Concluded by the rules of ampscope {escape(rules)}.")
+        if permissions.is_trusted() and st.button(
+            "Judge again with the rules of today",
+            key="dx-again",
+            help="Reads what was recorded; nothing is run. The new conclusion takes the place of "
+            "this one.",
+        ):
+            before, after = judge_again(store.path(), case.head.id)
+            st.session_state[_CHANGED] = fix_words.change(before, after)
+            st.rerun()
 
 
 def show_state(case: Case) -> None:
@@ -361,8 +382,8 @@ def _tried(report: DiagnosisResult) -> None:
 
 # The diagnoses that the store holds: the runs of one script under its controls, and the verdict.
 #
-# Runs that were started together share a group. The verdict is computed from the group's evidence
-# and kept until a run is added or ends.
+# Runs that were started together share a group. What was concluded of it is read once, until a run
+# is added or ends.
 
 
 RUNS_READ = 4_000  # a zoo of 72 scripts has about 400 runs
@@ -414,7 +435,7 @@ def read_case(head: RunInfo, runs: Sequence[RunInfo]) -> Case:
 
 def data_version(case: Case) -> str:
     """Changes whenever a run was added or has ended."""
-    return f"{_version(case.runs)}:{case.is_moving}"
+    return f"{_version(case.head, case.runs)}:{case.is_moving}"
 
 
 def observed(run: RunInfo) -> RunView:
@@ -430,7 +451,7 @@ def observations(reader: Reader, run_id: str) -> list[Observation]:
 
 def _report(head: RunInfo, runs: Sequence[RunInfo]) -> DiagnosisResult | None:
     try:
-        return store.as_visible(_recalled(str(store.path()), head.id, _version(runs)))
+        return store.as_visible(_recalled(str(store.path()), head.id, _version(head, runs)))
     except BadInput:  # the baseline run still runs
         return None
 
@@ -442,8 +463,9 @@ def _recalled(path: str, run_id: str, version: str) -> DiagnosisResult:
         return store.read_or_damaged(run_id, lambda: load_diagnosis(reader, run_id))
 
 
-def _version(runs: Sequence[RunInfo]) -> str:
-    return ",".join(f"{r.id}:{r.state}" for r in runs)
+def _version(head: RunInfo, runs: Sequence[RunInfo]) -> str:
+    concluded = zlib.crc32(run_rows.conclusion(store.path(), head.id).encode())
+    return ",".join([f"{concluded:x}", *(f"{r.id}:{r.state}" for r in runs)])
 
 
 def _is_moving(head: RunInfo, runs: Sequence[RunInfo]) -> bool:

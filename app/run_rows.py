@@ -38,6 +38,11 @@ def group(path: Path, name: str) -> tuple[RunInfo, ...]:
     return _kept(path, f"group {name}", lambda reader: tuple(reader.group(name)))
 
 
+def conclusion(path: Path, run_id: str) -> str:
+    """What was stored when the diagnosis of this baseline run ended; "" when nothing was."""
+    return _kept(path, f"conclusion {run_id}", lambda reader: reader.conclusion(run_id))
+
+
 def shared(path: Path) -> frozenset[str]:
     """Ids of the runs that a class may look at."""
     return _read(str(path), "shared", _stamp(path), sharing.shared)

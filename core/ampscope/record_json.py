@@ -19,6 +19,7 @@ stays one.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -127,6 +128,7 @@ class Decoder:
 
     def _of_class(self, kind: type[Any]) -> Check:
         if kind not in self._checks:
+            self._checks[kind] = lambda value: self._checks[kind](value)  # a class may hold itself
             self._checks[kind] = self._new(kind)
         return self._checks[kind]
 
@@ -161,14 +163,31 @@ class Decoder:
     def _of_hint(self, hint: Any, kind: type[Any], name: str) -> Check:
         """The check of one field."""
         if get_origin(hint) in (Union, types.UnionType):
-            (inner,) = (part for part in get_args(hint) if part is not type(None))
-            of_value = self._of_hint(inner, kind, name)
+            inner = [part for part in get_args(hint) if part is not type(None)]
+            if len(inner) > 1:  # of JSON's own types, such as a number or a text
+                return self._of_several(inner, kind, name, or_none=type(None) in get_args(hint))
+            of_value = self._of_hint(inner[0], kind, name)
             return lambda value: None if value is None else of_value(value)
         if get_origin(hint) is tuple:
             return self._of_tuple(get_args(hint), kind, name)
         if dataclasses.is_dataclass(hint):
             return self._of_class(hint)  # type: ignore[arg-type]  # a class, not an instance
         return self.plain(hint, kind, name)
+
+    def _of_several(
+        self, hints: list[type[Any]], kind: type[Any], name: str, *, or_none: bool
+    ) -> Check:
+        checks = [self._of_hint(hint, kind, name) for hint in hints]
+
+        def check(value: object) -> Any:
+            if value is None and or_none:
+                return None
+            for of_hint in checks[:-1]:
+                with contextlib.suppress(Refusal):
+                    return of_hint(value)
+            return checks[-1](value)
+
+        return check
 
     def _of_tuple(self, inner: tuple[Any, ...], kind: type[Any], name: str) -> Check:
         endless = len(inner) == 2 and inner[1] is Ellipsis

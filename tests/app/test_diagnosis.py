@@ -14,12 +14,14 @@ import pytest
 
 from ampscope import number_words
 from ampscope.control import Control
+from ampscope.diagnosis.load import load_diagnosis, stored
 from ampscope.errors import BadInput
 from ampscope.launcher import script_runs
 from ampscope.launcher.script_runs import Job
 from ampscope.records import RunInfo, State
 from ampscope.rules.catalog import NAMES, all_rules
 from ampscope.store.reader import Reader
+from ampscope.store.writer import keep_conclusion
 from app import diagnosis
 from app.diagnosis import documentation_sections
 from tests.helpers import script_stores, stores
@@ -296,6 +298,24 @@ def test_a_script_that_is_gone_is_one_sentence(store_path: Path, open_page: Open
     app.button(key="dx-run-fix").click().run()
     assert not app.exception
     assert "There is no file /home/me/train.py any more." in texts(app)
+
+
+def test_a_conclusion_of_other_rules_is_judged_again_on_request(
+    store_path: Path, open_page: Open
+) -> None:
+    head = script_stores.overflow(store_path)
+    with Reader(store_path) as reader:
+        judged = load_diagnosis(reader, head)
+    nothing = replace(judged.diagnosis, verdict="no_fault", findings=(), symptoms=())
+    old = replace(judged, rules="0.0.1 (0123abcd)", diagnosis=nothing)
+    keep_conclusion(store_path, head, stored(old))
+    app = open_page("diagnosis", run=head)
+    assert "No fault found" in texts(app)
+    assert "Concluded by the rules of ampscope 0.0.1 (0123abcd)." in texts(app)
+    app.button(key="dx-again").click().run()
+    assert "Before: no fault found. Now: An activation overflowed" in texts(app)
+    assert "Root cause: An activation overflowed" in texts(app)
+    assert not [b for b in app.button if b.key == "dx-again"]
 
 
 def test_rules_are_folded_and_readable(store_path: Path, open_page: Open) -> None:

@@ -69,7 +69,7 @@ def test_version_1_is_converted_and_kept(old: Path, opened_by: str, tmp_path: Pa
     if opened_by == "writer":
         db.open_for_writing(old).close()
         with closing(sqlite3.connect(old)) as connection:
-            assert connection.execute("PRAGMA user_version").fetchone() == (5,)
+            assert connection.execute("PRAGMA user_version").fetchone() == (db.SCHEMA_VERSION,)
     with Reader(old) as reader:
         info = reader.runs()[0]
         assert (info.spec, info.spec.rank, info.spec.world) == (RunSpec("gpt", steps=3), 0, 1)
@@ -153,6 +153,19 @@ def test_version_4_is_converted_and_does_not_say_why_values_were_lost(tmp_path: 
         assert (record.zero_before, record.max_abs_fp32) == (10, 1.5)
     RunWriter.create(tmp_path / "new.db", RunSpec("gpt")).close()
     assert layout(path) == layout(tmp_path / "new.db")
+
+
+def test_version_5_is_converted_and_has_concluded_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "five.db"
+    RunWriter.create(path, RunSpec("train.py", kind="script")).close()
+    new = layout(path)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DROP TABLE conclusion")
+        connection.execute("PRAGMA user_version = 5")
+        connection.commit()
+    with Reader(path) as reader:
+        assert reader.conclusion(reader.runs()[0].id) == ""
+    assert layout(path) == new
 
 
 def test_results_and_samples_come_back(tmp_path: Path) -> None:

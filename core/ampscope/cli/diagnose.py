@@ -21,6 +21,7 @@ from ampscope.cli import stopping
 from ampscope.cli.options import leave_out_option, store_option
 from ampscope.control import INTERVENTIONS, Control
 from ampscope.diagnosis.findings import Diagnosis
+from ampscope.diagnosis.load import judge_again
 from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.errors import AmpscopeError, BadInput, Cancelled
 from ampscope.files import write_whole
@@ -33,6 +34,7 @@ from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.observations import Outcome
 from ampscope.policy.device_profiles import PROFILES, USUAL
 from ampscope.records import RunSpec, State
+from ampscope.report import fix_words
 from ampscope.report.contract import to_json
 from ampscope.report.document import visible
 from ampscope.report.terminal import print_report
@@ -129,12 +131,15 @@ def script_options(command: Callable[..., None]) -> Callable[..., None]:
     help="Write the result here; - is standard output, and what is for people goes elsewhere.",
 )  # fmt: skip
 @click.option("--no-verify", is_flag=True, help="Name the cause, and do not run its fix.")
+@click.option(
+    "--again", is_flag=True, help="SCRIPT is a run: judge its evidence by the rules of today."
+)
 @click.option("--strict", is_flag=True, help="Exit with 1 for latent losses of numbers, too.")
 @script_options
 def diagnose(
     script: str, args: tuple[str, ...], module: bool, steps: int | None, time_limit: float,
     memory_limit: int, policy: str, rehearsed: str, framework: str, quiet: bool, store: Path,
-    json_out: Path | None, no_verify: bool, strict: bool,
+    json_out: Path | None, no_verify: bool, again: bool, strict: bool,
 ) -> None:  # fmt: skip
     """Find out why SCRIPT diverges or does not learn under mixed precision, and prove a fix.
 
@@ -144,16 +149,19 @@ def diagnose(
     progress = Console(stderr=True)
     show = None if quiet else (lambda text: click.echo(text, nl=False, err=True))
     try:
-        spec = _spec(
-            script, args, module, steps, time_limit, memory_limit, policy, rehearsed, framework
-        )
-        report = run_diagnosis(
-            spec,
-            store,
-            lambda text: progress.print(f"Running: {text}", markup=False, soft_wrap=True),
-            show,
-            not no_verify,
-        )
+        if again:
+            report = _judged_again(script, store)
+        else:
+            spec = _spec(
+                script, args, module, steps, time_limit, memory_limit, policy, rehearsed, framework
+            )
+            report = run_diagnosis(
+                spec,
+                store,
+                lambda text: progress.print(f"Running: {text}", markup=False, soft_wrap=True),
+                show,
+                not no_verify,
+            )
     except (Exception, KeyboardInterrupt) as error:  # status 1 would be "fault found"
         reason = reason_of(error)
         stopping.ignore()  # whatever comes now, this is how it ended
@@ -163,6 +171,13 @@ def diagnose(
     output.write(report)
     output.show(report)
     sys.exit(status_of(report, strict=strict))
+
+
+def _judged_again(run_id: str, store: Path) -> DiagnosisResult:
+    """The conclusion of today's rules on a stored diagnosis, which takes the old one's place."""
+    before, after = judge_again(store, run_id)
+    click.echo(fix_words.change(before, after), err=True)
+    return after
 
 
 @click.command("run", context_settings=_SCRIPT)

@@ -44,7 +44,7 @@ def report(
     """Write a report of each RUN: verdict, evidence, charts, fix, machine, and what is missing.
 
     RUN is an id or a unique beginning of one. A run of a diagnosis stands for the whole diagnosis,
-    which is judged anew from what was recorded; nothing is run. ``-`` is standard output.
+    as it was concluded; nothing is run. ``-`` is standard output.
     """
     if html is None and markdown is None and notebook is None:
         raise BadInput(

@@ -1,32 +1,52 @@
-"""A diagnosis read back from the store: evidence is kept, verdicts are computed anew.
+"""A diagnosis read back from the store: what it concluded, or its evidence judged anew.
 
-So a better rule improves old diagnoses, and what a page shows can never differ from what the
-measurements say.
+Every surface shows the same conclusion, word for word, until somebody asks for another: better
+rules judge old evidence again on request. Where nothing was concluded (an import, a run that was
+added since), the evidence is judged by the rules of today.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import hashlib
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import resources
+from pathlib import Path
+from typing import Any
 
-from ampscope.analysis.evidence import Evidence
+from ampscope import __version__
+from ampscope.analysis.evidence import Evidence, Lead
+from ampscope.analysis.precision_use import PrecisionUse
 from ampscope.analysis.run_view import RunView
 from ampscope.control import Control
 from ampscope.diagnosis.cure import by_trials, is_cured, judged
+from ampscope.diagnosis.findings import Diagnosis, Finding
 from ampscope.diagnosis.result import (
     SEARCHED,
     USE_BF16,
     DiagnosisResult,
+    Trial,
     is_everything,
     report_of,
     trial_of,
 )
 from ampscope.errors import BadInput
+from ampscope.record_json import Check, Decoder, Refusal
 from ampscope.records import RunInfo, State
+from ampscope.rules.catalog import all_rules
+from ampscope.rules.verdict import Verdict
+from ampscope.store.codec import Damaged, parsed, storable_parts
 from ampscope.store.reader import Reader
+from ampscope.store.writer import keep_conclusion
 
 
-def load_diagnosis(reader: Reader, run_id: str) -> DiagnosisResult:
-    """The diagnosis that ``run_id`` (any of its runs) belongs to.
+def load_diagnosis(reader: Reader, run_id: str, *, again: bool = False) -> DiagnosisResult:
+    """The diagnosis that ``run_id`` (any of its runs) belongs to: as it was concluded, or judged by
+    the rules of today where ``again`` asks for that or nothing was concluded of its runs.
 
     Raises BadInput for a probe, or while the baseline run has not ended.
     """
@@ -38,6 +58,24 @@ def load_diagnosis(reader: Reader, run_id: str) -> DiagnosisResult:
     first = infos.get("as_is", info)
     if first.state.is_active:
         raise BadInput("The baseline run has not ended yet; the diagnosis begins when it ends.")
+    concluded = None if again else _concluded(reader.conclusion(first.id), infos)
+    return concluded or _judged_anew(reader, first, infos)
+
+
+def judge_again(store: Path, run_id: str) -> tuple[DiagnosisResult, DiagnosisResult]:
+    """What was concluded, and what the rules of today conclude, which is stored in its place.
+
+    Raises BadInput as :func:`load_diagnosis` does.
+    """
+    with Reader(store) as reader:
+        before = load_diagnosis(reader, run_id)
+        after = load_diagnosis(reader, run_id, again=True)
+    if "as_is" in after.runs:
+        keep_conclusion(store, after.runs["as_is"].id, stored(after))
+    return before, after
+
+
+def _judged_anew(reader: Reader, first: RunInfo, infos: dict[str, RunInfo]) -> DiagnosisResult:
     views = {name: _view(reader, r) for name, r in infos.items() if not r.state.is_active}
     views.setdefault("as_is", _view(reader, first))
     policy = first.machine.policy if first.machine else "native"
@@ -73,3 +111,108 @@ def counting(runs: Sequence[RunInfo]) -> list[RunInfo]:
 
 def _view(reader: Reader, info: RunInfo) -> RunView:
     return RunView(info.spec.control, info.id, reader.observations(info.id))
+
+
+# What is stored of a conclusion: all of the result but the script's output and the runs, which the
+# store holds anyway. A rule is named; one that there no longer is has no answer.
+
+
+@dataclass(frozen=True, slots=True)
+class _Conclusion:
+    runs: tuple[tuple[str, str], ...]  # control, run id: the runs that it was drawn from
+    diagnosis: _Diagnosis
+    script: str
+    trials: tuple[Trial, ...]
+    elapsed_s: float
+    could_not_run: str
+    notes: tuple[str, ...]
+    control_symptoms: tuple[tuple[str, tuple[str, ...]], ...]
+    judged_steps: int
+    cut_short: str
+    precision: PrecisionUse | None
+    ended: str
+    lead: Lead | None
+    rules: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Diagnosis:
+    verdict: str
+    findings: tuple[Finding, ...]
+    answers: tuple[tuple[str, Verdict], ...]
+    symptoms: tuple[str, ...]
+    policy: str
+    notes: tuple[str, ...]
+    undecided: str
+    latent: tuple[Finding, ...]
+
+
+class _Words(Decoder):
+    """Reads an enumeration's member by its word as well."""
+
+    def plain(self, hint: type[Any], kind: type[Any], name: str) -> Check:
+        """The check of one field."""
+        if not issubclass(hint, StrEnum):
+            return super().plain(hint, kind, name)
+
+        def check(value: object) -> StrEnum:
+            if value not in list(hint):
+                raise Refusal("value", f"is none of {', '.join(hint)}")
+            return hint(str(value))
+
+        return check
+
+
+_CONCLUSIONS = _Words()
+
+
+@functools.cache
+def rules_version() -> str:
+    """Of the rules of today: ampscope's version, and a digest of the files that judge."""
+    digest = hashlib.sha256()
+    for room in ("ampscope.analysis", "ampscope.rules", "ampscope.diagnosis"):
+        for file in sorted(resources.files(room).iterdir(), key=lambda f: f.name):
+            if file.name.endswith(".py"):
+                digest.update(file.read_bytes())
+    return f"{__version__} ({digest.hexdigest()[:8]})"
+
+
+def stored(result: DiagnosisResult) -> str:
+    """JSON of what the diagnosis concluded, for :meth:`Reader.conclusion`."""
+    diagnosis = result.diagnosis
+    kept = _kept(_Diagnosis, diagnosis) | {
+        "answers": tuple((rule.id, verdict) for rule, verdict in diagnosis.answers)
+    }
+    conclusion = _kept(_Conclusion, result) | {
+        "diagnosis": _Diagnosis(**kept),
+        "runs": tuple((control, info.id) for control, info in result.runs.items()),
+        "control_symptoms": tuple(result.control_symptoms.items()),
+        "rules": result.rules or rules_version(),
+    }
+    parts = storable_parts(dataclasses.asdict(_Conclusion(**conclusion)))
+    return json.dumps(parts, separators=(",", ":"))
+
+
+def _kept(kind: type[Any], of: object) -> dict[str, Any]:
+    return {f.name: getattr(of, f.name, None) for f in dataclasses.fields(kind)}
+
+
+def _concluded(data: str, infos: dict[str, RunInfo]) -> DiagnosisResult | None:
+    """The stored conclusion on these very runs; None where there is none, or a damaged one."""
+    try:
+        found = _CONCLUSIONS.record(_Conclusion, parsed(data)) if data else None
+    except (Refusal, Damaged, ValueError):
+        return None
+    ended = {(control, info.id) for control, info in infos.items() if not info.state.is_active}
+    if found is None or ended != set(found.runs):
+        return None
+    rules = {rule.id: rule for rule in all_rules()}
+    answers = tuple((rules[id_], v) for id_, v in found.diagnosis.answers if id_ in rules)
+    diagnosis = _kept(Diagnosis, found.diagnosis) | {"answers": answers}
+    result = _kept(DiagnosisResult, found) | {
+        "diagnosis": Diagnosis(**diagnosis),
+        "runs": {control: infos[control] for control, _ in found.runs},
+        "control_symptoms": dict(found.control_symptoms),
+        "output": "",
+    }
+    return DiagnosisResult(**result)

@@ -41,6 +41,7 @@ class DiagnosisResult:
     precision: PrecisionUse | None = None  # None of a script that never ran
     ended: str = ""  # how the baseline run ended (observations.Outcome)
     lead: Lead | None = None  # where to look when no rule names a cause
+    rules: str = ""  # the version of the rules that drew a stored conclusion; "" of today's
 
     @property
     def was_stopped(self) -> bool:

@@ -17,11 +17,13 @@ from ampscope.control import COMPILED, SCALE_1, Control
 from ampscope.diagnosis import result
 from ampscope.diagnosis.cure import by_trials, is_cured, judged, wants_compiled
 from ampscope.diagnosis.findings import Diagnosis, Finding
+from ampscope.diagnosis.load import stored
 from ampscope.diagnosis.result import DiagnosisResult, Trial
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
 from ampscope.records import RunSpec
 from ampscope.rules.verdict import Fix
 from ampscope.script_ends import lacks_cuda
+from ampscope.store.writer import keep_conclusion
 
 MAX_FIX_RUNS = 4
 AUTO = "auto"  # policy: as the CPU computes; CUDA's rules where the script needs CUDA
@@ -246,7 +248,9 @@ def wants_cuda(run: RunView, output: str) -> bool:
 def _report(plan: DiagnosisPlan, diagnosis: Diagnosis, started: float) -> DiagnosisResult:
     infos = {name: run.info for name, run in plan.done.items()}
     elapsed_s, output = time.monotonic() - started, plan.done["as_is"].output
-    return result.report_of(diagnosis, plan.views, infos, tuple(plan.trials), elapsed_s, output)
+    found = result.report_of(diagnosis, plan.views, infos, tuple(plan.trials), elapsed_s, output)
+    keep_conclusion(plan.runs.store, infos["as_is"].id, stored(found))
+    return found
 
 
 # The smallest set of modules that must stay in fp32: delta debugging over the module tree.

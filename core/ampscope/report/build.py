@@ -3,7 +3,7 @@
     with Reader(path) as reader:
         text = to_html(document(reader, ["1ff374f51ded"]))
 
-Nothing is run for it: verdicts are computed anew from what is stored.
+Nothing is run for it: verdicts are as stored, or computed from what is.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ampscope.causes import FIX_KINDS
+from ampscope.causes import CAUSES, FIX_KINDS
 from ampscope.control import Control
 from ampscope.diagnosis.findings import Finding
 from ampscope.diagnosis.result import DiagnosisResult, Trial
@@ -114,6 +114,24 @@ def seen(report: DiagnosisResult) -> str:
         )
     tried = "; ".join(Control(t.control).words for t in report.trials)
     return f"No fix removed the symptom. Tried: {tried}."
+
+
+def change(before: DiagnosisResult, after: DiagnosisResult) -> str:
+    """What the rules of today say otherwise than the ones that drew the conclusion."""
+    told = [_in_short(report) for report in (before, after)]
+    if told[0] == told[1]:
+        return "Judged again with the rules of today: the same cause and fix."
+    return f"Judged again with the rules of today. Before: {told[0]}. Now: {told[1]}."
+
+
+def _in_short(report: DiagnosisResult) -> str:
+    if not report.diagnosis.findings:
+        return "undetermined" if report.undecided else "no fault found"
+    finding = report.diagnosis.findings[0]
+    at = finding.verdict.line or finding.verdict.module
+    fix = chosen(report)
+    done = f"{state(report)}: run {Control(fix.control).words}" if fix else state(report)
+    return f"{CAUSES[finding.cause].title}{f' at {at}' if at else ''} (fix {done})"
 
 
 def candidates(report: DiagnosisResult) -> list[str]:

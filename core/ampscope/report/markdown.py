@@ -203,7 +203,7 @@ figure
 _VERDICT = """\
 from ampscope.diagnosis.load import load_diagnosis
 
-report = load_diagnosis(reader, infos[0].id)  # judged anew from what was recorded; nothing is run
+report = load_diagnosis(reader, infos[0].id)  # what was concluded; nothing is run
 print(report.diagnosis.verdict)
 for finding in report.diagnosis.findings:
     print(finding.cause, finding.verdict.module, finding.verdict.reason)

@@ -217,9 +217,7 @@ _HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 class ShadowRuns:
     """One shadow every ``every`` steps; 0, or fp32 training, is none."""
 
-    def __init__(
-        self, training: Training, names: ModelMap, every: int, time: OwnTime
-    ) -> None:
+    def __init__(self, training: Training, names: ModelMap, every: int, time: OwnTime) -> None:
         self.note = ""  # why there is no shadow although one was asked for
         self._time = time
         self._training = training

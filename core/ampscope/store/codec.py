@@ -145,6 +145,7 @@ def _read(decoder: Decoder, kind: type[T], text: str, what: str) -> T:
 
 LONGEST = 10_000  # characters: the longest names and messages of real runs have a few hundred
 LONGEST_TRACEBACK = 100_000
+LONGEST_CONCLUSION = 1_000_000
 MOST = 2**63 - 1  # what a column of SQLite holds
 LAST_TIME = 253_402_300_799.0  # the year 9999, where the calendar of Python ends
 MOST_PID = 2**31 - 1  # larger ones overflow kill(2)

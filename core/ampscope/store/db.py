@@ -239,7 +239,7 @@ def _sentence(path: Path, error: sqlite3.DatabaseError) -> str:
 # one sentence.
 
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 OLDEST_VERSION = 1  # what can still be converted
 _OUR_TABLES = {"run", "step", "module"}  # in every version; other programs number theirs 1 too
 _CREATES = re.compile(r"CREATE (?:TABLE|INDEX) (\w+)")

@@ -58,6 +58,11 @@ class Reader:
         sql = f"SELECT {rows.RUN} FROM run WHERE state IN ('queued', 'running') ORDER BY created"
         return [run for run in map(rows.run_info, self._all(sql)) if run.state.is_active]
 
+    def conclusion(self, run_id: str) -> str:
+        """What was stored when the diagnosis of this baseline run ended; "" when nothing was."""
+        found = self._all("SELECT data FROM conclusion WHERE run=?", run_id)
+        return codec.text(found[0][0], longest=codec.LONGEST_CONCLUSION) if found else ""
+
     def group(self, group: str) -> list[records.RunInfo]:
         """Runs that were started together, oldest first."""
         return [r for r in reversed(self.runs(10_000)) if group and r.spec.group == group]

@@ -1,5 +1,5 @@
--- ampscope store, schema version 5. This text is the documentation of the store.
--- One SQLite file, WAL mode. Evidence is stored, verdicts are recomputed.
+-- ampscope store, schema version 6. This text is the documentation of the store.
+-- One SQLite file, WAL mode. Evidence is stored, and what a diagnosis concluded from it.
 --
 -- Numbers that may be non-finite (loss, scale, norms) are REAL where finite and infinite, and the
 -- text 'nan' for NaN, because SQLite turns a REAL NaN into NULL. NULL means "not recorded".
@@ -9,6 +9,7 @@
 --            3  step.ended_at, result, telemetry: measurements of the machine
 --            4  shared: runs that a class may look at
 --            5  shadow.below_range, step.unclipped_norm: NULL in what older versions wrote
+--            6  conclusion: of diagnoses that ended since
 
 -- One recorded training. `state` is queued, running, finished, failed or cancelled; a reader shows
 -- an active run whose process is gone or whose heartbeat is old as lost. An imported run alone may
@@ -177,6 +178,13 @@ CREATE TABLE observation (
     kind TEXT NOT NULL,                -- name of the record: Call, Attempt, Scan, BadOp, …
     data TEXT NOT NULL,
     PRIMARY KEY (run, seq)
+) WITHOUT ROWID;
+
+-- What a diagnosis concluded when it ended (ampscope.diagnosis.load), under its baseline run. Where
+-- there is none, or a run was added since, the evidence is judged anew.
+CREATE TABLE conclusion (
+    run  TEXT PRIMARY KEY REFERENCES run (id) ON DELETE CASCADE,
+    data TEXT NOT NULL
 ) WITHOUT ROWID;
 
 -- What a watched run reported (records.Event), in order.

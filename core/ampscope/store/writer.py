@@ -20,7 +20,14 @@ from ampscope.store.codec import encode_observation
 from ampscope.store.frames import FrameThinning
 from ampscope.store.rows import RunRow, new_run_id, rank_file
 
-__all__ = ["RunWriter", "delete_run", "new_run_id", "rank_file", "request_cancel"]
+__all__ = [
+    "RunWriter",
+    "delete_run",
+    "keep_conclusion",
+    "new_run_id",
+    "rank_file",
+    "request_cancel",
+]
 
 FLUSH_EVERY_S = 0.5  # the dashboard follows a run with at most 2 s delay
 FIRST_STEPS = 8  # of a script; each is written: most failures come early, with little to write
@@ -198,10 +205,15 @@ def delete_run(path: Path, run_id: str) -> None:
     _execute(path, "DELETE FROM run WHERE id = ?", run_id)
 
 
-def _execute(path: Path, statement: str, run_id: str) -> None:
+def keep_conclusion(path: Path, run_id: str, data: str) -> None:
+    """What the diagnosis of this baseline run concluded, in place of what was stored before."""
+    _execute(path, "REPLACE INTO conclusion (run, data) VALUES (?, ?)", run_id, data)
+
+
+def _execute(path: Path, statement: str, *values: str) -> None:
     connection = db.open_for_writing(path)
     try:
         with db.translated(path), db.transaction(connection):
-            connection.execute(statement, (run_id,))
+            connection.execute(statement, values)
     finally:
         connection.close()
