@@ -80,7 +80,7 @@ def show_header(case: Case) -> None:
     facts = [
         cut(spec.workload, 80) if permissions.is_trusted() else file_name(spec.workload),
         *arguments,
-        run_page.policy_of(case.head.machine),
+        run_page.policy_of(case.head),
         plural(len(case.runs), "run"),
         plural(case.head.steps_done, "optimizer step"),
         ago(case.head.created),

@@ -264,7 +264,7 @@ def module_facts(runs: Sequence[RunInfo]) -> pd.DataFrame:
         rows[TITLES[run.spec.framework]] = {
             "software": machine.software if machine else "unknown",
             "half precision": _arithmetic(machine) if machine else "unknown",
-            "rules": rules(machine),
+            "rules": rules(run),
             "loss scaler": (machine.scaler if machine else "") or scaler,
             "first loss scale": "none" if scale is None else power_of_two(scale),
             "skipped steps": f"{store.totals(run).skipped} of {store.totals(run).steps}",

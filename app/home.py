@@ -169,7 +169,7 @@ def _ended(ranks: tuple[RunInfo, ...]) -> None:
 
 def _facts(ranks: tuple[RunInfo, ...], group_size: int) -> list[str]:
     run = ranks[0]
-    policy = rules(run.machine)
+    policy = rules(run)
     if _is_script(run):
         others = group_size - 1 if run.spec.group else 0
         beside = [f"{plural(others, 'control run')} beside it"] if others else []

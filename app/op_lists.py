@@ -218,11 +218,17 @@ def _facts(run: RunInfo, changed: RunInfo) -> dict[str, str]:
         "last loss": number(steps[-1].loss),
         "skipped steps": f"{sum(s.skipped for s in steps)} of {len(steps)}",
         "gradients lost against fp32": _lost(run),
-        "median step": f"{1000 * statistics.median(times):,.1f} ms" if times else "not measured",
+        "median step": _median(times, run),
     }
     for op in Control(changed.spec.control).list_changes:
         facts[f"{op} gave"] = results_of(op, did) or "did not run"
     return facts
+
+
+def _median(times: list[float], run: RunInfo) -> str:
+    rehearsed = run.machine is not None and run.machine.policy == "rehearsal"
+    where = " on this CPU, not CUDA's" if rehearsed else ""
+    return f"{1000 * statistics.median(times):,.1f} ms{where}" if times else "not measured"
 
 
 def _lost(run: RunInfo) -> str:

@@ -88,7 +88,7 @@ def found(case: Case) -> None:
             query_params={"run": case.head.id},
         )  # fmt: skip
         took = duration(case.report.elapsed_s)
-        how = run_page.policy_of(case.head.machine)
+        how = run_page.policy_of(case.head)
         st.caption(escape(f"{how} · it took {took}"), width="content")
     _losses(case)
 

@@ -19,7 +19,7 @@ from ampscope.analysis.underflow import ScaleWindow
 from ampscope.control import BASELINE, Control
 from ampscope.errors import BadInput
 from ampscope.lessons.catalog import lesson_title
-from ampscope.records import Machine, RunInfo
+from ampscope.records import RunInfo
 from ampscope.report.build import document, of_reports
 from ampscope.report.html import to_html
 from ampscope.report.markdown import to_markdown, to_notebook
@@ -118,7 +118,7 @@ def facts(run: RunInfo) -> list[str]:
     parts += [described(run)] if spec.label and described(run) != name_of(run) else []
     if run.machine is not None and run.machine.framework != "torch":
         parts.append(run.machine.software)
-    parts += [policy_of(run.machine), plural(max(r.steps_done for r in ranks), "step")]
+    parts += [policy_of(run), plural(max(r.steps_done for r in ranks), "step")]
     if spec.kind == "probe":
         parts.append(f"seed {spec.seed}")
     if spec.loss_factor != 1:
@@ -130,12 +130,10 @@ def facts(run: RunInfo) -> list[str]:
     return [*parts, ago(run.created)]
 
 
-def policy_of(machine: Machine | None) -> str:
-    """``CUDA's rules, rehearsed on a CPU (AMD EPYC)``"""
-    if machine is None:
-        return "not started"
-    policy = rules(machine)
-    return f"{policy} ({machine.device_name})" if machine.device_name else policy
+def policy_of(run: RunInfo) -> str:
+    """``CUDA (A100) rehearsed on a CPU (AMD EPYC)``"""
+    name = run.machine.device_name if run.machine else ""
+    return f"{rules(run)} ({name})" if name else rules(run)
 
 
 def label(run: RunInfo, ranks: tuple[RunInfo, ...] = ()) -> str:

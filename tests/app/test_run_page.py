@@ -12,7 +12,8 @@ from streamlit.testing.v1 import AppTest
 from ampscope.records import RunInfo, RunSpec
 from ampscope.store.reader import Reader
 from app.runs import run_page
-from tests.helpers import stores
+from tests.helpers import script_stores, stores
+from tests.helpers.pages import texts
 
 Open = Callable[..., AppTest]
 PAGES = ("layers", "gradients", "loss_scale")
@@ -41,6 +42,18 @@ def test_every_page_says_run_and_policy(open_page: Open, store_path: Path, page:
     app = open_page(page, run=run)
     assert "gpt tiny fp16" in plain(app.markdown)
     assert "CUDA's rules, rehearsed on a CPU (Test CPU)" in plain(app.caption)
+
+
+@pytest.mark.parametrize("page", ["home", "diagnosis", *PAGES, "telemetry"])
+def test_every_page_of_a_rehearsed_script_says_which_device(
+    open_page: Open, store_path: Path, page: str
+) -> None:
+    run = script_stores.overflow(store_path, replace(script_stores.SPEC, rehearsed="t4"))
+    app = open_page(page, run=run)
+    assert not app.exception
+    shown = texts(app)
+    assert "CUDA (T4) rehearsed on a CPU" in shown
+    assert "times the time per step" not in shown
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ampscope.records import Machine, Rate, Reading, Result, ShadowRecord, State
+from ampscope.records import (
+    Machine,
+    Rate,
+    Reading,
+    Result,
+    RunInfo,
+    ShadowRecord,
+    State,
+)
 from ampscope.report.build import document
 from ampscope.report.contents import shared
 from ampscope.report.contents.shared import base
@@ -102,17 +110,29 @@ def test_modules_are_ranked_once_a_role(tmp_path: Path, monkeypatch: pytest.Monk
     assert all(count > 1 for count in calls)
 
 
-def test_whose_rules_by_framework() -> None:
-    def machine(policy: str, framework: str) -> Machine:
-        return Machine("cpu", "Test CPU", policy, framework=framework)
+def test_whose_rules_by_framework(tmp_path: Path) -> None:
+    run = stores.queued(tmp_path / "a.db")
+    with Reader(tmp_path / "a.db") as reader:
+        info = reader.run(run)
+    assert rules(info) == rules_in_full(info) == "not started"
 
-    assert rules(machine("rehearsal", "torch")) == "CUDA's rules, rehearsed on a CPU"
+    def ran(policy: str, framework: str, **spec: str) -> RunInfo:
+        machine = Machine("cpu", "Test CPU", policy, framework=framework)
+        return replace(info, machine=machine, spec=replace(info.spec, **spec))  # type: ignore[arg-type]  # fields by name
+
+    assert rules(ran("rehearsal", "torch")) == "CUDA's rules, rehearsed on a CPU"
+    script = ran("rehearsal", "torch", kind="script")
+    assert rules(script) == "CUDA (A100) rehearsed on a CPU"
+    assert rules_in_full(script).startswith("CUDA (A100) rehearsed on a CPU, by CUDA's autocast")
+    t4 = ran("rehearsal", "torch", kind="script", rehearsed="t4")
+    assert rules(t4) == "CUDA (T4) rehearsed on a CPU"
+    untrusted = ran("rehearsal", "torch", kind="script", rehearsed="[x](y)")
+    assert rules(untrusted) == "CUDA's rules, rehearsed on a CPU"
     # Paddle's lists are its own, and its half precision on a CPU is emulated: not CUDA's rules.
-    assert rules(machine("rehearsal", "paddle")).startswith("Paddle's rules")
-    assert "Tensor Core" not in rules_in_full(machine("rehearsal", "paddle"))
-    assert "autocast" not in rules_in_full(machine("native", "keras"))
-    assert rules(machine("an untrusted file's", "torch")) == "an untrusted file's"
-    assert rules(None) == rules_in_full(None) == "not started"
+    assert rules(ran("rehearsal", "paddle")).startswith("Paddle's rules")
+    assert "Tensor Core" not in rules_in_full(ran("rehearsal", "paddle"))
+    assert "autocast" not in rules_in_full(ran("native", "keras"))
+    assert rules(ran("an untrusted file's", "torch")) == "an untrusted file's"
 
 
 def test_names_and_reasons_of_runs(tmp_path: Path) -> None:

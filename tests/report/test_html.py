@@ -6,19 +6,25 @@ import base64
 import hashlib
 import re
 from collections.abc import Callable
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from ampscope.analysis.training import FiniteParts
 from ampscope.cli.main import main
+from ampscope.diagnosis.load import load_diagnosis
 from ampscope.errors import BadInput
 from ampscope.numerics.histogram import RAW_LEN
 from ampscope.records import Curve, Event, Histogram, Reading, Result, Role
+from ampscope.report import contract
 from ampscope.report.build import document
 from ampscope.report.document import Lines, Series
 from ampscope.report.html import MAX_BYTES, curves, element, to_html
+from ampscope.report.terminal import print_report
 from ampscope.store.reader import Reader
 from tests.helpers import (
     made_comparisons,
@@ -224,3 +230,21 @@ def test_on_paper(store: Path, tmp_path: Path, chromium: object) -> None:
         page.evaluate("dispatchEvent(new Event('afterprint'))")
         assert page.locator("details:not([open])").count() > 0
         assert watched.trouble == []
+
+
+def test_a_rehearsed_script_says_so_and_prices_nothing(store: Path) -> None:
+    run = script_stores.overflow(store, replace(script_stores.SPEC, rehearsed="t4"))
+    html = html_of(store, run)
+    assert html.count("CUDA (T4) rehearsed on a CPU") >= 2  # what it is about; the machine
+    assert "rehearsed, not CUDA" in html  # in place of time and memory
+    assert "times the time per step" not in html
+    with Reader(store) as reader:
+        diagnosis = load_diagnosis(reader, run)
+    said = StringIO()
+    print_report(diagnosis, Console(file=said, width=200))
+    assert "Judged under CUDA (T4) rehearsed on a CPU" in said.getvalue()
+    assert "times the" not in said.getvalue()
+    found = contract.document(diagnosis)
+    assert found["rules"] == "CUDA (T4) rehearsed on a CPU"
+    cost = found["findings"][0]["fix"]["cost"]
+    assert cost == {"step_time_ratio": None, "peak_memory_ratio": None}

@@ -19,6 +19,7 @@ from ampscope.analysis.bench import BenchView
 from ampscope.analysis.ceilings import LABELS, Ceiling
 from ampscope.control import BASELINE, Control
 from ampscope.number_words import bytes_words, rate_words
+from ampscope.policy.device_profiles import USUAL
 from ampscope.records import Event, Rate, Role, RunInfo, State, StepRecord
 from ampscope.report.document import TEXT_LENGTH, line
 from ampscope.report.run_words import rules_in_full
@@ -119,13 +120,16 @@ def runs_table(infos: list[RunInfo]) -> Table:
         )
     for info in infos:
         machine = info.machine
+        where = f"{machine.device} {machine.policy}" if machine else MISSING
+        if info.spec.kind == "script" and machine and machine.policy == "rehearsal":
+            where = f"rehearsed {(info.spec.rehearsed or USUAL).upper()}"
         table.add_row(
             info.id,
             datetime.fromtimestamp(info.created).strftime("%m-%d %H:%M"),
             _text(_titled(info)),
             str(info.state),
             _steps(info),
-            _text(f"{machine.device} {machine.policy}") if machine else MISSING,
+            _text(where),
         )
     return table
 
@@ -167,10 +171,10 @@ def plain_table(title: str) -> Table:
 
 
 def _where(infos: list[RunInfo]) -> str:
-    machine = next((info.machine for info in infos if info.machine), None)
-    if machine is None:
+    started = next((info for info in infos if info.machine), None)
+    if started is None or started.machine is None:
         return ""
-    return _text(f"{machine.device_name}, {rules_in_full(machine)}")
+    return _text(f"{started.machine.device_name}, {rules_in_full(started)}")
 
 
 def _text(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ampscope.analysis.control_losses import difference, draws_otherwise
 from ampscope.analysis.evidence import Lead, lead
@@ -106,6 +106,8 @@ def report_of(
 ) -> DiagnosisResult:
     """The report on runs that have ended; a script that could not be judged has a sentence."""
     first = runs.get("as_is") or next(iter(runs.values()))
+    if diagnosis.policy == "rehearsal":  # a CPU's time and memory are none of CUDA's
+        trials = tuple(replace(trial, price=None, memory=None) for trial in trials)
     unfinished = "" if diagnosis.findings else problem(first, views["as_is"], views.get("fp32"))
     return DiagnosisResult(
         script=first.spec.workload,
@@ -226,7 +228,8 @@ USE_BF16 = Fix("use_bf16", "Use bf16: it has the range of fp32.")
 class Trial:
     """One fix that was run. ``cured`` is None where the pattern is removed and an effect cannot be
     measured (:mod:`.cure`). ``price`` is its time per optimizer step over the baseline's, and
-    ``memory`` its peak memory over the baseline's (on a CPU, of the whole process)."""
+    ``memory`` its peak memory over the baseline's (on a CPU, of the whole process); both are None
+    where CUDA was rehearsed."""
 
     control: str
     kind: str

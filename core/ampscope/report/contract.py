@@ -10,6 +10,7 @@ from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.record_json import dumps
 from ampscope.records import RunInfo
 from ampscope.report import fix_words, verdict_words
+from ampscope.report.run_words import rules
 from ampscope.rules.verdict import Measurement
 
 SCHEMA = 1
@@ -37,6 +38,7 @@ def document(report: DiagnosisResult) -> dict[str, Any]:
         "lead": _lead(report),
         "precision": _precision(report),
         "policy": diagnosis.policy,
+        "rules": rules(head) if (head := report.runs.get("as_is")) else None,
         "elapsed_s": round(report.elapsed_s, 2),
         "findings": [_finding(f, report, first=n == 0) for n, f in enumerate(diagnosis.findings)],
         # Numbers that are being lost, without harm so far; they do not change the verdict.

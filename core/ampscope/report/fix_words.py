@@ -157,12 +157,13 @@ TRIAL_COLUMNS = ("The script was run", "Seen", "Time per step", "Peak memory")
 
 def trial_rows(report: DiagnosisResult) -> tuple[tuple[str, ...], ...]:
     """Every run with a fix, under :data:`TRIAL_COLUMNS`."""
+    unknown = "rehearsed, not CUDA's" if report.diagnosis.policy == "rehearsal" else "not known"
     return tuple(
         (
             Control(t.control).words,
             outcome(t),
-            f"{t.price:.2f} times" if t.price else "not known",
-            f"{t.memory:.2f} times" if t.memory else "not known",
+            f"{t.price:.2f} times" if t.price else unknown,
+            f"{t.memory:.2f} times" if t.memory else unknown,
         )
         for t in report.trials
     )

@@ -1,9 +1,4 @@
-"""What a run was, in words: its file's name, under whose rules it ran, why it holds no histograms.
-
->>> from ampscope.records import Machine
->>> rules(Machine("cpu", "", "rehearsal"))
-"CUDA's rules, rehearsed on a CPU"
-"""
+"""What a run was, in words: its file's name, whose rules it followed, why it has no histograms."""
 
 from __future__ import annotations
 
@@ -12,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from types import MappingProxyType
 
+from ampscope.policy.device_profiles import PROFILES, USUAL
 from ampscope.records import Machine, RunInfo
 
 
@@ -49,14 +45,14 @@ _RULES: Mapping[tuple[str, str], Rules] = MappingProxyType(
 )
 
 
-def rules(machine: Machine | None) -> str:
+def rules(run: RunInfo) -> str:
     """Under whose rules a run took place, in few words."""
-    return _of(machine).name if machine is not None else "not started"
+    return _of(run, run.machine).name if run.machine is not None else "not started"
 
 
-def rules_in_full(machine: Machine | None) -> str:
+def rules_in_full(run: RunInfo) -> str:
     """Under whose rules a run took place, and what these rules consist of."""
-    return _of(machine).what if machine is not None else "not started"
+    return _of(run, run.machine).what if run.machine is not None else "not started"
 
 
 def file_name(workload: str) -> str:
@@ -77,6 +73,14 @@ def why_no_histograms(run: RunInfo) -> str:
     )
 
 
-def _of(machine: Machine) -> Rules:
+def _of(run: RunInfo, machine: Machine) -> Rules:
+    device = run.spec.rehearsed or USUAL
+    if (
+        run.spec.kind == "script"  # a probe needs no device to be stood in for
+        and (machine.framework, machine.policy) == ("torch", "rehearsal")
+        and device in PROFILES
+    ):
+        name = f"CUDA ({device.upper()}) rehearsed on a CPU"
+        return Rules(name, f"{name}, by CUDA's autocast lists and Tensor Core arithmetic")
     named = Rules(machine.policy, machine.policy)
     return _RULES.get((machine.framework, machine.policy), named)

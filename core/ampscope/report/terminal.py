@@ -26,10 +26,14 @@ from ampscope.rules.verdict import Measurement
 
 def print_report(report: DiagnosisResult, console: Console) -> None:
     """Everything a person needs, root cause first."""
+    diagnosis = report.diagnosis
+    head = report.runs.get("as_is")
+    rules = rules_in_full(head) if head is not None else diagnosis.policy
     if report.could_not_run:
         console.print(_said(f"Could not diagnose: {report.could_not_run}", style="bold"))
+        if diagnosis.policy == "rehearsal":
+            console.print(_said(f"It ran under {rules}."))
         return
-    diagnosis = report.diagnosis
     if report.precision is not None and (
         said := verdict_words.precision_headline(report.precision)
     ):
@@ -44,8 +48,6 @@ def print_report(report: DiagnosisResult, console: Console) -> None:
         f"{name}: {'; '.join(s) if s else 'healthy'}" for name, s in report.control_symptoms.items()
     )
     console.print(_said(f"Controls: {controls}"))
-    head = report.runs.get("as_is")
-    rules = rules_in_full(head.machine) if head is not None else diagnosis.policy
     console.print(
         _said(
             f"Judged under {rules}, in {report.elapsed_s:.0f} s and {len(report.runs)} runs. "

@@ -269,7 +269,7 @@ def _of_run(reader: Reader, run: records.RunInfo, results: Sequence[records.Resu
         yield "Every figure", "The run ended and left no result."
     machine = run.machine
     if machine is not None and machine.policy != "cuda":
-        yield "A GPU", f"It ran under {rules(machine)}; times say nothing about a GPU."
+        yield "A GPU", f"It ran under {rules(run)}; times say nothing about a GPU."
     unmeasured = [
         r for r in results if isinstance(r, records.Rate | records.Matmul) and r.timing is None
     ]

@@ -63,6 +63,8 @@ def subject(run: RunInfo) -> str:
         facts.append(f"{file_name(spec.workload)} {spec.size} {spec.mode}, seed {spec.seed}")
     if spec.world > 1:
         facts.append(f"rank {spec.rank} of {spec.world}")
+    if run.machine is not None and run.machine.policy == "rehearsal":
+        facts.append(rules(run))
     facts += [plural(run.steps_done, "step" if spec.is_training else "result"), moment(run.created)]
     return " · ".join(facts)
 
@@ -80,7 +82,7 @@ def _machine(run: RunInfo) -> tuple[doc.Block, ...]:
     pairs = (
         ("Device", name),
         ("Capability", machine.capability or "not read"),
-        ("Rules", rules(machine)),
+        ("Rules", rules(run)),
         ("Framework", machine.software),
         ("Python", machine.python or "not recorded"),
         ("Platform", machine.platform or "not recorded"),
@@ -226,7 +228,7 @@ def _of_run(reader: Reader, run: RunInfo) -> Iterator[tuple[str, str]]:
         yield "The other ranks", f"This is rank {run.spec.rank} of {run.spec.world}; name them too."
     machine = run.machine
     if machine is not None and machine.policy != "cuda":
-        yield "A GPU", f"It ran under {rules(machine)}; times say nothing about a GPU."
+        yield "A GPU", f"It ran under {rules(run)}; times say nothing about a GPU."
     if machine is not None and run.spec.kind == "probe":
         ran = ((op.op, dtype) for op in _ops(reader, run) for dtype in op.inputs.split(","))
         for gap in op_lists.met_by(ran, machine.policy):
