@@ -101,6 +101,10 @@ class Attempt:
     expected_change: float | None = None  # of the loss by this step: gradient times way, unscaled
     unclipped_norm: float | None = None  # grad_norm before the script clipped it by its norm
     backward_norm: float | None = None  # at the end of a backward of a loss scaled by hand
+    # Of a sample of the weights before the step: the share that differs from what it was before
+    # this optimizer's last step, and the half format that holds all of its fp32 values exactly.
+    moved_since: float | None = None
+    held_in: str = ""
 
 
 @dataclass(frozen=True, slots=True)

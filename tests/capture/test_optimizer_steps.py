@@ -240,6 +240,39 @@ def test_too_many_weights_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (attempt.moved_share, attempt.update_norm) == (None, None)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_that_the_script_rounds_between_steps(dtype: torch.dtype) -> None:
+    model = small_net()
+
+    def rounded() -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(parameter.to(dtype))
+
+    optimizer, starts = torch.optim.SGD(model.parameters(), 1e-3), []
+    with watched() as seen:
+        for _ in range(3):
+            rounded()
+            starts.append(_flat(model))
+            train(model, optimizer, scaler(), steps=1)
+    records = seen.attempts.records
+    name = "bf16" if dtype is torch.bfloat16 else "fp16"
+    assert [a.held_in for a in records] == [name] * 3
+    assert records[0].moved_since is None
+    for n in (1, 2):
+        assert records[n].moved_since == float((starts[n] != starts[n - 1]).mean())
+        assert records[n].moved_since < records[n - 1].moved_share
+
+
+def test_weights_that_nothing_rounds_stay_where_a_step_left_them() -> None:
+    model = small_net()
+    with watched() as seen:
+        train(model, torch.optim.SGD(model.parameters(), 0.1), scaler(), steps=3)
+    assert [a.held_in for a in seen.attempts.records] == [""] * 3
+    moved = [a.moved_share for a in seen.attempts.records[:-1]]
+    assert [a.moved_since for a in seen.attempts.records[1:]] == pytest.approx(moved, abs=0.05)
+
+
 def test_a_clone_of_the_training_sees_the_same_attempts() -> None:
     """Nothing of one watch leaks into the next."""
     model = small_net()

@@ -160,6 +160,48 @@ def test_weights_that_fp32_does_not_move_either_are_not_lost_updates() -> None:
     assert status("small_update_lost", made) is Status.PASSED
 
 
+WAY = (0.02, -0.04, 0.01)  # of the same weights in fp32
+SLOWER = tuple(1.5 - 0.8 * (1.5 - loss) for loss in FALLING)
+
+
+def rounded_by_the_script(since: float, held_in: str = "bf16", kept: float = 0.2) -> Evidence:
+    """Steps move all fp32 weights, and the script rounds them back before the next one."""
+    end = scan("end", "parameter", "w", displacement=tuple(kept * x for x in WAY))
+    fp32 = fp32_run(steps(moved_since=1.0), replace(end, displacement=WAY))
+    return evidence(run(steps(moved_since=since, held_in=held_in), end), fp32)
+
+
+def test_fp32_weights_that_the_script_rounds_after_each_step_lose_their_updates() -> None:
+    found = diagnose(rounded_by_the_script(0.1)).findings[0]
+    assert found.cause == "small_update_lost"
+    assert "in bf16, to which the script rounds the weights" in found.verdict.reason
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        rounded_by_the_script(0.9),
+        rounded_by_the_script(0.1, held_in=""),  # put back by the script, as after a trial step
+        rounded_by_the_script(0.1, kept=0.99),  # stochastic rounding
+    ],
+)
+def test_fp32_weights_that_move_or_come_as_far_have_lost_nothing(made: Evidence) -> None:
+    assert status("small_update_lost", made) is Status.PASSED
+
+
+@pytest.mark.parametrize(
+    ("losses", "kept", "says"),
+    [(SLOWER, 0.7, Status.FOUND), (FALLING, 0.7, Status.PASSED), (SLOWER, 0.95, Status.PASSED)],
+)
+def test_updates_of_which_a_part_is_lost_count_where_learning_suffers(
+    losses: tuple[float, ...], kept: float, says: Status
+) -> None:
+    own = scan("end", "parameter", "w", dtype="fp16", displacement=tuple(kept * x for x in WAY))
+    fp32 = fp32_run(None, replace(own, dtype="fp32", displacement=WAY))
+    made = evidence(run(steps(losses, moved_share=0.4, **HALF), own), fp32)
+    assert status("small_update_lost", made) is says
+
+
 def average(moved: float, dtype: str = "bf16") -> Evidence:
     """sd_dreambooth_extension#1415: fp32's average moves by 0.43 (0.5 to 0.93)."""
     own = scan("end", "frozen", "ema.weight", dtype=dtype, change=moved)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 
 from ampscope import observations as obs
 from ampscope.numerics.formats import FP16
@@ -119,11 +120,17 @@ class RunView:
 
     @cached_property
     def moved_shares(self) -> dict[str, float]:
-        """By optimizer: the median share of its weights that a taken step changed."""
+        """By optimizer: the median share of its weights that a taken step changed, and that the
+        script left changed until the next one."""
         seen: dict[str, list[float]] = {}
-        for a in self.attempts:
-            if a.moved_share is not None and not a.skipped and not _clipped_by_infinity(a):
-                seen.setdefault(a.optimizer, []).append(a.moved_share)
+        for name in {a.optimizer for a in self.attempts}:
+            own = [a for a in self.attempts if a.optimizer == name]
+            for a, later in zip_longest(own, own[1:]):
+                if a.moved_share is None or a.skipped or _clipped_by_infinity(a):
+                    continue
+                since = None if later is None or later.skipped else later.moved_since
+                shares = [a.moved_share] if since is None else [a.moved_share, since]
+                seen.setdefault(name, []).append(min(shares))
         return {name: sorted(shares)[len(shares) // 2] for name, shares in seen.items()}
 
     @cached_property
@@ -255,6 +262,15 @@ def half_weights(run: RunView) -> str:
     return taken[0].weight_dtypes if is_half and any(a.grad_norm for a in taken) else ""
 
 
+def rounded_weights(run: RunView) -> str:
+    """The half format to whose values the script rounds fp32 weights between its steps, so that it
+    holds all of them before nearly every step; else ""."""
+    held = [a.held_in for a in run.attempts if not a.skipped]
+    found = max(set(held), key=held.count, default="")
+    return found if found and held.count(found) >= NEARLY_ALL * len(held) else ""
+
+
+NEARLY_ALL = 0.9  # before the first step no weight needs to be rounded
 KEPT = 0.5  # of the way that fp32's weights went
 
 
@@ -269,10 +285,11 @@ def kept_motion(run: RunView, fp32: RunView, kind: str = "parameter") -> float |
     and 0 where updates are rounded away.
     """
     reference = {s.name: s for s in fp32.scans_of("end", kind)}
+    formats = {"fp16", "bf16"} | ({"fp32"} if rounded_weights(run) else set())
     along = length = 0.0
     for scan in run.scans_of("end", kind):
         other = reference.get(scan.name)
-        if other is None or scan.dtype not in ("fp16", "bf16"):
+        if other is None or scan.dtype not in formats:
             continue
         if not scan.displacement or len(scan.displacement) != len(other.displacement):
             continue

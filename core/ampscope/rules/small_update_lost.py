@@ -2,14 +2,15 @@
 
 What it detects
     Half-precision weights (or moving averages of weights) that stay as they are, while the same
-    update moves them in the fp32 control.
+    update moves them in the fp32 control; fp32 weights that the script rounds to half, likewise.
 
 Why it matters
     w + update rounds back to w. bf16 keeps 8 bits, so an update below w/512 is lost.
 
 Blind spots
-    Weights that fp32 does not move either. Steps that move few weights each and all of them over
-    many steps (stochastic rounding, Kahan's compensation) lose nothing.
+    Weights that fp32 does not move either; a rounding that the fp32 control does too. Steps that
+    move few weights each and all of them over many steps (stochastic rounding, Kahan's
+    compensation) lose nothing.
 
 Remedy
     fp32 master weights (autocast instead of .half()), fp32 averages, stochastic rounding.
@@ -21,6 +22,7 @@ from dataclasses import replace
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import (
+    KEEPS_UP,
     KEPT,
     MIN_AVERAGE_STAGNATED,
     SLOW,
@@ -29,9 +31,11 @@ from ampscope.analysis.run_view import (
     half_weights,
     kept_motion,
     least_moved,
+    rounded_weights,
     slow_average,
     stagnated_average,
 )
+from ampscope.analysis.symptoms import learns_slower
 from ampscope.observations import STAGNATED_SHARE
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, passed
 
@@ -50,23 +54,27 @@ def check(evidence: Evidence) -> Verdict:
 
 
 def _weights(run: RunView, fp32: RunView) -> Verdict | None:
-    """Trained weights in half of which a step moves few."""
+    """Trained weights in half, or rounded to half by the script, of which a step moves few."""
     moved, dtype = least_moved(run, fp32), half_weights(run)
-    if not dtype or moved is None or moved.own >= STILL * moved.reference:
+    rounded = "" if dtype else rounded_weights(run)
+    if not (dtype or rounded) or moved is None or moved.own >= STILL * moved.reference:
         return None
     kept = kept_motion(run, fp32)
-    if kept is not None and kept >= KEPT:
-        return None  # few move in one step, and over many they come as far
+    # Few may move in one step and come as far over many; short of that, learning tells.
+    if kept is not None and kept >= (KEEPS_UP if learns_slower(run, fp32) else KEPT):
+        return None
     way = [] if kept is None else [Measurement("way over the run, of fp32's", kept, KEPT, "as_is")]
     found = _found(
         "",
-        f"A step moves {moved.own:.1%} of the {dtype} weights, and {moved.reference:.1%} in fp32:"
-        " the updates are below half the spacing of the numbers.",
+        f"A step moves {moved.own:.1%} of the {dtype or 'fp32'} weights, and"
+        f" {moved.reference:.1%} in fp32: the updates are below half the spacing of the numbers"
+        + (f" in {rounded}, to which the script rounds the weights." if rounded else "."),
         Measurement("weights moved a step", moved.own, STILL * moved.reference, "as_is"),
         Measurement("weights moved a step in fp32", moved.reference, None, "fp32"),
         *way,
     )
-    return replace(found, fix=Fix("fp32_params", "Keep the weights in fp32.", MASTERS, CONTROLS))
+    text = "Do not round the weights." if rounded else "Keep the weights in fp32."
+    return replace(found, fix=Fix("fp32_params", text, MASTERS, () if rounded else CONTROLS))
 
 
 def _slow(run: RunView, fp32: RunView) -> Verdict | None:

@@ -155,13 +155,14 @@ def relative_change(now: Tensor, first: Tensor) -> float | None:
 
 def _displacement(now: Tensor, first: Tensor) -> tuple[float, ...]:
     """How far some of the values came, in five digits."""
-    step = max(1, now.numel() // PLACES)
-    ends = (plain(t).flatten()[::step][:PLACES].double() for t in (now, first))
-    after, before = ends
+    after, before = (evenly(plain(t), PLACES).double() for t in (now, first))
     return tuple(float(f"{x:.4e}") for x in (after - before).tolist())
 
 
 def _sample(values: Tensor) -> tuple[float, ...]:
-    flat = plain(values).detach().flatten().float()
-    step = max(1, flat.numel() // SAMPLE)
-    return tuple(flat[::step][:SAMPLE].tolist())
+    return tuple(evenly(plain(values).detach(), SAMPLE).float().tolist())
+
+
+def evenly(values: Tensor, count: int) -> Tensor:
+    """Up to ``count`` of the values, evenly spaced in memory order."""
+    return values.flatten()[:: max(1, values.numel() // count)][:count]

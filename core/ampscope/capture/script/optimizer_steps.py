@@ -28,6 +28,7 @@ from ampscope.capture.script.calls import Calls, Numbering
 from ampscope.capture.script.gradient_changes import GradientChanges, WriteLines
 from ampscope.capture.script.optimizer_facts import (
     dtypes,
+    evenly,
     lr_of,
     nonfinite_count,
     option_of,
@@ -36,6 +37,7 @@ from ampscope.capture.script.optimizer_facts import (
 )
 from ampscope.capture.tensors import opened, readable, unreadable
 from ampscope.capture.training_events import StepListener, did_nothing
+from ampscope.numerics.formats import dtype_name
 from ampscope.observations import Attempt, ParameterGradient
 
 
@@ -83,6 +85,7 @@ class Attempts(StepListener):
         self.gradients = GradientReader(taint_of)
         self._spent = (instruments or OwnTime(Failures())).spent
         self._motions: dict[int, WeightMotion] = {}  # id of an optimizer whose step runs
+        self._samples: dict[str, WeightSample] = {}  # by optimizer, before its last step
         self._scaler: Any = None  # whose step runs
         self._if_skipped = Ending()
         self._loss = Loss()
@@ -146,7 +149,7 @@ class Attempts(StepListener):
             self._finish(optimizer, self._if_skipped)
 
     def before_step(self, optimizer: Optimizer, scaler: Any, *, has_closure: bool) -> None:
-        self.optimizer_name(optimizer)
+        name = self.optimizer_name(optimizer)
         if not has_closure:
             self._gradients_complete(optimizer)
         wanted = self._instruments is not None and self._instruments.wants_updates
@@ -154,6 +157,8 @@ class Attempts(StepListener):
         motion = self._motions[id(optimizer)] = WeightMotion()
         with no_dispatch(), self._spent("the weights before a step"):  # there may be no memory
             motion.start(parameters_of(optimizer), is_wanted=wanted)
+            before = self._samples.pop(name, None)
+            self._samples[name] = WeightSample(parameters_of(optimizer), before)
         if scaler is None:
             self._facts = None if has_closure else self._read(optimizer, 1.0)
 
@@ -165,7 +170,14 @@ class Attempts(StepListener):
         before = motion.take()
         if self._instruments is not None:
             self._instruments.after_step(before)
-        ending = Ending(moved_share=moved, update_norm=norm, expected_change=expected)
+        sample = self._samples.get(self.optimizer_name(optimizer))
+        ending = Ending(
+            moved_share=moved,
+            update_norm=norm,
+            expected_change=expected,
+            moved_since=None if sample is None else sample.moved_since,
+            held_in="" if sample is None else sample.held_in,
+        )
         if scaler is not None:
             ending = replace(
                 ending,
@@ -257,6 +269,8 @@ class Ending:
     moved_share: float | None = 0.0
     update_norm: float | None = 0.0
     expected_change: float | None = None
+    moved_since: float | None = None
+    held_in: str = ""
 
 
 class Clips:
@@ -384,7 +398,27 @@ class GradientReader:
 # How far an optimizer's step moved the weights: copied before, compared after.
 
 
+SAMPLED = 64  # weights of each parameter that are looked at between two steps
 MAX_NUMEL = 30_000_000  # weights compared before and after a step: 120 MB of fp32 copies
+
+
+class WeightSample:
+    """Some of an optimizer's weights before its step: what the script makes of them between steps,
+    such as rounding them, shows in no single step."""
+
+    def __init__(self, parameters: list[Tensor], before: WeightSample | None) -> None:
+        held = (v for p in parameters if (v := readable(p)) is not None and v.is_floating_point())
+        parts = [evenly(v, SAMPLED) for v in held if v.numel()]
+        empty = torch.empty(0)
+        self._values = torch.cat([p.double().cpu() for p in parts]) if parts else empty
+        old = empty if before is None else before._values
+        comparable = parts and old.shape == self._values.shape
+        moved = torch.ne(old, self._values).double().mean() if comparable else None
+        self.moved_since = None if moved is None else float(moved)
+        wide = [p for p in parts if p.dtype is torch.float32]
+        coarsest = (torch.bfloat16, torch.float16)  # fp16 holds nearly all that bf16 does
+        fits = (d for d in coarsest if wide and all(torch.equal(p.to(d).float(), p) for p in wide))
+        self.held_in = dtype_name(found) if (found := next(fits, None)) else ""
 
 
 class WeightMotion:
