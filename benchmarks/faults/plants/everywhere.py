@@ -97,16 +97,6 @@ def learning_rate_far_too_high(s: Roles, rng: random.Random) -> Draft | None:
 
 
 @fault("not_amp_divergence", fp32="fails")
-def loss_with_the_wrong_sign(s: Roles, rng: random.Random) -> Draft | None:
-    losses = s.losses()
-    if not losses:
-        return None
-    name, _ = rng.choice(losses)
-    edits = [s.replace(loss, f"-{name}") for _, loss in s.backwards if s.segment(loss) == name]
-    return Draft(edits)
-
-
-@fault("not_amp_divergence", fp32="fails")
 def momentum_above_one(s: Roles, rng: random.Random) -> Draft | None:
     places = [c for c in s.optimizer_makers if s.segment(c.func).endswith("SGD")]
     if not places:
