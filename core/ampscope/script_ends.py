@@ -88,6 +88,8 @@ def _raised(outcome: Outcome, spec: RunSpec, when: str) -> tuple[State, str]:
         return State.FAILED, (
             f"The script ran out of memory{at} {when}{limit}. Use a smaller model or batch{higher}."
         )
+    if kind == "CannotRehearseError":
+        return State.FAILED, f"The script stopped{at}: {text}"
     if lacks_cuda(outcome) and spec.policy == "cuda":
         return State.FAILED, (
             f"The script asks for a CUDA device{at} in a way that a CPU cannot stand in for: {text}"

@@ -47,6 +47,9 @@ PLACES: dict[str, Callable[[], Tensor]] = {
     "to a word": lambda: here().to("cuda"),
     "to a device and dtype": lambda: here().to("cuda", torch.float16),
     "to a dtype": lambda: there().to(torch.float16),
+    "to a device, by place": lambda: here().to("cuda", torch.float16, False, True),
+    "copied to a dtype": lambda: there().to(torch.float16, copy=True),
+    "to another, copied": lambda: there().to(here(), False, True),
     "to another": lambda: here().to(there()),
     "to the cpu": lambda: there().to("cpu"),
     "cpu()": lambda: there().cpu(),
@@ -78,6 +81,7 @@ PLACES: dict[str, Callable[[], Tensor]] = {
 # Fake tensors cannot do these on a build without CUDA: an allocation of real memory, or backward.
 NOT_FAKED = {
     "cuda()": "cuda", "cuda(0)": "cuda", "to a word": "cuda", "to a device and dtype": "cuda",
+    "to a device, by place": "cuda",
     "there and back": "cpu", "in place there": "cuda", "view": "cuda", "module": "cuda",
     "module, moved": "cuda", "buffer, moved": "cuda", "module, moved back": "cpu",
     "gradient": "cuda",
@@ -175,6 +179,13 @@ def test_a_script_and_its_libraries_find_the_device_and_torch_does_not() -> None
         assert begin.elapsed_time(end) >= 0
         with pytest.raises(CannotRehearseError, match="CUDA graphs cannot be rehearsed"):
             torch.cuda.CUDAGraph()
+
+
+@pytest.mark.usefixtures("cuda")
+def test_half_ops_that_a_cpu_has_not_are_one_sentence() -> None:
+    with pytest.raises(CannotRehearseError, match="fft_rfft in half precision cannot be rehearsed"):
+        torch.fft.rfft(there().half())
+    assert torch.fft.rfft(there()).is_cuda
 
 
 @pytest.mark.usefixtures("cuda")

@@ -12,7 +12,8 @@ that Python asks for, in the threads that the script starts, too. A tensor on th
 mark in its ``__dict__``, which results inherit; it is left out of pickles. ampscope's own code and
 torch's inner code are told the truth by ``torch.cuda``.
 
-What cannot be rehearsed raises :class:`CannotRehearseError` with a sentence: CUDA graphs.
+What cannot be rehearsed raises :class:`CannotRehearseError` with a sentence: CUDA graphs, and ops
+in half that CUDA has and a CPU has not.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ from ampscope.policy.device_profiles import DeviceProfile
 
 _MARK: Final = "_ampscope_device"
 _GIB: Final = 2**30
+# What a CPU raises of ops in half that CUDA has: FFTs, rrelu. Of other such ops see `tensor_core`.
+_ON_CUDA_ALONE: Final = (
+    "Unsupported dtype Half", "MKL FFT doesn't support tensors of type: Half",
+    "rrelu_with_noise_out_cpu",
+)  # fmt: skip
 
 
 class CannotRehearseError(RuntimeError):
@@ -104,7 +110,16 @@ class StandInDevice(TorchFunctionMode):
             target = _common(args) or _common(tuple(kwargs.values()))
             if target is None and self.default is not None and func in _factories():
                 target = self.default
-        result = func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except RuntimeError as error:
+            if any(text in str(error) for text in _ON_CUDA_ALONE):
+                name = getattr(func, "__name__", func)
+                raise CannotRehearseError(
+                    f"{name} in half precision cannot be rehearsed on a CPU, which has it in fp32 "
+                    "alone: give it fp32 numbers, or run the script on a GPU."
+                ) from error
+            raise
         if target is not None and target.type == "cuda":
             self.was_used = True
             _mark(result, target, args[0] if args else None)
@@ -186,6 +201,10 @@ def _moved(mode: StandInDevice, tensor: Tensor, device: torch.device, **kwargs: 
 
 def _to(mode: StandInDevice, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor, *rest = args
+    names = ("non_blocking", "copy")  # may stand last, without their names
+    while rest and isinstance(rest[-1], bool):
+        bools = sum(isinstance(value, bool) for value in rest)
+        kwargs = {names[bools - 1]: rest.pop(), **kwargs}
     other = rest[0] if rest else kwargs.get("other")
     copies = {"copy": True} if kwargs.get("copy") else {}
     if isinstance(other, Tensor):

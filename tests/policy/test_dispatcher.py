@@ -1,0 +1,166 @@
+"""A rehearsed step, op by op, against torch's dispatcher for CUDA: all ops of torch's own list.
+
+torch's OpInfo database has a call with samples for each op that it tests. Each is called under fp16
+autocast twice: on fake tensors that say they lie on CUDA, so that CUDA's own autocast kernels
+decide (as in `test_oracle`), and as a script is rehearsed, on the device that is stood in for. The
+result's dtypes and places, and every op below autocast with the dtypes that go in and come out,
+must be the same. A fake tensor checks fewer dtypes than a kernel does, so where the rehearsal
+raises, the database says whether CUDA has that kernel.
+"""
+
+import sys
+import types
+import unittest
+import warnings
+from collections import Counter
+from functools import cache
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from ampscope.policy.device_profiles import PROFILES
+from ampscope.policy.stand_in_device import stand_in
+from ampscope.runner.controls import HalfRequests
+from ampscope.runner.probe import arithmetic
+from ampscope.runner.script_device import CudaRequests
+from ampscope.source_lines import SourceLines
+
+FP16, FP32 = torch.float16, torch.float32
+PATTERNS = {"fp32": [FP32], "fp16": [FP16], "fp16 beside fp32": [FP16, FP32]}
+# What fake tensors cannot do without a CUDA build, or without values.
+NO_ORACLE = (
+    "not linked with support for cuda", "not compiled with CUDA", "DataDependentOutput",
+    "DynamicOutputShape",
+)  # fmt: skip
+CAST_INSIDE = "CUDA's kernel reads half and writes fp32, where a CPU casts first"
+NO_HALF = "a CPU has no such kernel in half: CannotRehearseError"
+UNCHECKED = "given two dtypes it raises; a fake tensor lets that pass"
+DIFFERENT = {
+    **dict.fromkeys(("softmax", "nn.functional.softmin", "log_softmax"), CAST_INSIDE),
+    **dict.fromkeys(("_softmax_backward_data",), CAST_INSIDE),
+    "nn.functional.multi_head_attention_forward": CAST_INSIDE,
+    "nn.functional.rrelu": NO_HALF,
+    "tensor_split": "places of the cut on CUDA raise there: a mistake in devices",
+}
+DIFFERENT_MIXED = dict.fromkeys(
+    ("complex", "heaviside", "native_group_norm", "index_copy", "index_add", "index_reduce.mean",
+     "index_reduce.prod", "index_reduce.amin", "index_reduce.amax", "put", "grid_sampler_3d",
+     "nn.functional.embedding_bag", "linalg.cross"), UNCHECKED,
+) | {"normal": "the dtype of its mean, where a fake tensor promotes"}  # fmt: skip
+
+
+class Trace(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        call = str(func.overloadpacket), dtypes_of((args, kwargs)), dtypes_of(out)
+        is_move = call[0] == "aten._to_copy" and call[1] == call[2]
+        # Fake tensors are asked for their device by an op.
+        if func.namespace != "prim" and not is_move:
+            self.seen[call] += 1
+        return out
+
+
+def dtypes_of(values):
+    tensors = (v for v in tree_leaves(values) if isinstance(v, torch.Tensor))
+    return tuple(str(t.dtype).removeprefix("torch.") for t in tensors)
+
+
+@cache
+def database():
+    """Name -> OpInfo. Their module imports a helper of torch's own tests, which is not needed."""
+    sys.modules.setdefault("expecttest", types.SimpleNamespace(TestCase=unittest.TestCase))
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return {f"{o.name}.{o.variant_test_name}".rstrip("."): o for o in op_db if FP32 in o.dtypes}
+
+
+def sample(op, dtypes):
+    """The op's first sample, its fp32 tensors in the pattern's dtypes by turns."""
+    torch.manual_seed(0)
+    first = next(iter(op.sample_inputs("cpu", FP32)))
+    turns = Counter()
+
+    def cast(tensor):
+        if tensor.dtype is FP32:
+            tensor = tensor.to(dtypes[turns[0] % len(dtypes)])
+            turns[0] += 1
+        return tensor.detach().clone()
+
+    values = first.input, tuple(first.args), dict(first.kwargs)
+    return tree_map_only(torch.Tensor, cast, values)
+
+
+def called(op, values):
+    """What came of it (dtype and place of each tensor, or the error), and the ops below."""
+    x, args, kwargs = values
+    torch.manual_seed(0)
+    try:
+        with Trace() as trace:
+            result = op.op(x, *args, **kwargs)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}", Counter()
+    tensors = [v for v in tree_leaves(result) if isinstance(v, torch.Tensor)]
+    return [(t.dtype, t.device.type) for t in tensors], trace.seen
+
+
+def on_cuda(op, values):
+    if any(t.layout is not torch.strided for t in tree_leaves(values) if torch.is_tensor(t)):
+        return NO_ORACLE[0], Counter()
+    with FakeTensorMode():
+
+        def fake(tensor):
+            return torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda"
+            )
+
+        there = tree_map_only(torch.Tensor, fake, values)
+        torch.set_autocast_dtype("cuda", FP16)
+        torch.set_autocast_enabled("cuda", True)
+        try:
+            return called(op, there)
+        finally:
+            torch.set_autocast_enabled("cuda", False)
+            torch.clear_autocast_cache()
+
+
+def rehearsed(op, values):
+    there = tree_map_only(torch.Tensor, lambda t: t.cuda(), values)
+    with torch.autocast("cuda"):
+        return called(op, there)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_ops_of_a_rehearsed_step_are_cudas(pattern, caplog):
+    caplog.set_level("CRITICAL")  # torch logs each error of a fake tensor
+    warnings.simplefilter("ignore")
+    ops = database()
+    cuda = {name: on_cuda(op, sample(op, PATTERNS[pattern])) for name, op in ops.items()}
+    lines = SourceLines("/nowhere")
+    requests = CudaRequests(lines, redirect=True, requests=HalfRequests(lines))
+    with requests.watching(), stand_in(PROFILES["a100"]), arithmetic("rehearsal"):
+        here = {name: rehearsed(op, sample(op, PATTERNS[pattern])) for name, op in ops.items()}
+    known = DIFFERENT | (DIFFERENT_MIXED if len(PATTERNS[pattern]) > 1 else {})
+    different, compared = {}, 0
+    for name, op in ops.items():
+        (result, below), (ours, our_below) = cuda[name], here[name]
+        if isinstance(result, str) and any(text in result for text in NO_ORACLE):
+            continue
+        compared += 1
+        if isinstance(ours, str):
+            if isinstance(result, str) or not {FP16} & op.dtypesIfCUDA:
+                continue  # CUDA raises too
+            different[name] = f"raises {ours}"
+        elif (result, below) != (ours, our_below):
+            different[name] = f"{result} {below - our_below}, not {ours} {our_below - below}"
+        if name.startswith("fft.") and "CannotRehearseError" in different.get(name, ""):
+            del different[name]
+    assert compared >= 600
+    assert {name: text for name, text in different.items() if name not in known} == {}
