@@ -8,8 +8,8 @@ from ampscope.analysis.ranks import grouped, is_rank
 from ampscope.records import Cadence, RunInfo, RunSpec, State
 from ampscope.report.run_words import rules
 from ampscope.store.processes import whose
-from app import diagnosis, links, permissions, states, store
-from app.runs import live, run_page
+from app import links, permissions, states, store
+from app.runs import diagnoses, live, run_page
 from app.text import ago, cut, escape, plural
 
 # The demo: one small GPT with a small loss, three times: fp16 without a scaler loses gradients,
@@ -115,7 +115,7 @@ def _rows() -> None:
 def _entries(runs: list[RunInfo]) -> list[tuple[RunInfo, ...]]:
     """Probes as they are; of the runs of one diagnosis the one that stands for all; the ranks of
     one training together."""
-    heads = {run.id for run in diagnosis.group_heads([r for r in runs if _is_script(r)])}
+    heads = {run.id for run in diagnoses.group_heads([r for r in runs if _is_script(r)])}
     shown = [run for run in runs if not _is_script(run) or run.id in heads]
     return grouped(shown)
 

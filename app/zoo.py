@@ -17,10 +17,10 @@ from ampscope.records import RunInfo
 from ampscope.report import fix_words
 from ampscope.report.verdict_words import could_not_run
 from ampscope.zoo.score import ANSWERS, HEALTHY, STEPS, Answer, script_path
-from app import chart, diagnosis, links, permissions
+from app import chart, links, permissions
 from app.chart import KeyFigure
-from app.diagnosis import Case
-from app.runs import run_page
+from app.runs import diagnoses, run_page
+from app.runs.diagnoses import Case
 from app.text import cut, escape, plural, share
 
 # The Zoo page's list: every case with its source, its faulty script and its healthy twin.
@@ -113,7 +113,7 @@ def _script(name: str, result: Result, text: str) -> None:
 def _button(result: Result) -> None:
     if not permissions.is_trusted():
         return
-    busy = diagnosis.busy_with()
+    busy = diagnoses.busy_with()
     again = result.head is not None
     clicked = st.button(
         "Diagnose again" if again else "Diagnose",
@@ -123,7 +123,7 @@ def _button(result: Result) -> None:
     )
     if clicked:
         try:
-            diagnosis.start_diagnosis(script_path(result.script), policy_of(result.script), STEPS)
+            diagnoses.start_diagnosis(script_path(result.script), policy_of(result.script), STEPS)
         except AmpscopeError as error:
             st.error(escape(str(error)))
         else:
@@ -228,12 +228,12 @@ class _Diagnoses:
 
     def __init__(self) -> None:
         # What a file brought may say anything, under any script's name.
-        self.runs = [run for run in diagnosis.recorded_runs() if not run.spec.imported]
+        self.runs = [run for run in diagnoses.recorded_runs() if not run.spec.imported]
         self.groups: dict[str, list[RunInfo]] = {}
         for run in self.runs:
             self.groups.setdefault(run.spec.group, []).append(run)
         self.newest: dict[str, RunInfo] = {}
-        heads = diagnosis.group_heads(self.runs)
+        heads = diagnoses.group_heads(self.runs)
         for head in (h for h in heads if h.spec.control == BASELINE):
             self.newest.setdefault(_zoo_name(head.spec.workload), head)
 
@@ -243,7 +243,7 @@ class _Diagnoses:
             return Result(script, _stage_without_run(script), problem=_problem(script))
         group: Sequence[RunInfo] = self.groups.get(head.spec.group, [])
         try:
-            return _result(script, diagnosis.read_case(head, group))
+            return _result(script, diagnoses.read_case(head, group))
         except AmpscopeError as error:  # one damaged diagnosis hides no other
             return Result(script, Stage.COULD_NOT_RUN, head, problem=str(error))
 
@@ -251,7 +251,7 @@ class _Diagnoses:
 def _result(script: str, case: Case) -> Result:
     if case.is_moving or case.report is None:
         return Result(script, Stage.RUNNING, case.head)
-    report, baseline = case.report, diagnosis.observed(case.run_of("as_is") or case.head)
+    report, baseline = case.report, diagnoses.observed(case.run_of("as_is") or case.head)
     problem = could_not_run(report, baseline)
     if problem:
         return Result(script, Stage.COULD_NOT_RUN, case.head, problem=problem)
@@ -269,13 +269,13 @@ def _result(script: str, case: Case) -> Result:
 
 
 def _stage_without_run(script: str) -> Stage:
-    if diagnosis.job_is_running(str(script_path(script))):
+    if diagnoses.job_is_running(str(script_path(script))):
         return Stage.RUNNING
     return Stage.COULD_NOT_RUN if _problem(script) else Stage.NOT_YET
 
 
 def _problem(script: str) -> str:
-    return diagnosis.job_problem(str(script_path(script)))
+    return diagnoses.job_problem(str(script_path(script)))
 
 
 def _zoo_name(workload: str) -> str:

@@ -3,12 +3,13 @@
 import streamlit as st
 
 from app import diagnosis, states
+from app.runs import diagnoses
 
 case = diagnosis.open_case()
 report = case.report
 if report is None:
     st.stop()
-baseline = diagnosis.observed(case.run_of("as_is") or case.head)
+baseline = diagnoses.observed(case.run_of("as_is") or case.head)
 if not diagnosis.show_verdict(case, report, baseline):
     diagnosis.show_measurements(case, None)
     st.stop()

@@ -12,11 +12,11 @@ from ampscope.lessons.catalog import STEPS, Mistake, script_path
 from ampscope.records import StepRecord
 from ampscope.report import verdict_words as diagnosis_words
 from ampscope.report.palette import DTYPES
-from app import chart, diagnosis, links, permissions, store
-from app.diagnosis import Case
+from app import chart, links, permissions, store
 from app.figures.lessons import Line, lines
 from app.learn import lesson_page
-from app.runs import run_page
+from app.runs import diagnoses, run_page
+from app.runs.diagnoses import Case
 from app.text import duration, escape, number
 
 STYLES = {"as_is": (DTYPES["fp16"], "solid"), "fp32": (DTYPES["fp32"], "dash")}
@@ -38,28 +38,28 @@ def newest(path: str) -> Case | None:
     A lesson speaks of measurements of this machine: what a file brought may say anything, under any
     script's name. Nor does one count that was run with other arguments.
     """
-    runs = [run for run in diagnosis.recorded_runs() if not run.spec.imported and not run.spec.args]
-    head = next((h for h in diagnosis.group_heads(runs) if h.spec.workload == path), None)
-    return None if head is None else diagnosis.read_case(head, runs)
+    runs = [run for run in diagnoses.recorded_runs() if not run.spec.imported and not run.spec.args]
+    head = next((h for h in diagnoses.group_heads(runs) if h.spec.workload == path), None)
+    return None if head is None else diagnoses.read_case(head, runs)
 
 
 def diagnosed(mistake: Mistake, *, is_fixed: bool = False) -> Case | None:
     """Offer the diagnosis of its script, or follow it; the one to show, with its report."""
     path = script_path(mistake.id, is_fixed=is_fixed)
     case = newest(str(path))
-    problem = diagnosis.job_problem(str(path))
+    problem = diagnoses.job_problem(str(path))
     if problem:
         st.error(escape(problem))
-    is_moving = diagnosis.job_is_running(str(path)) or (case is not None and case.is_moving)
+    is_moving = diagnoses.job_is_running(str(path)) or (case is not None and case.is_moving)
     if is_moving:
-        _following(str(path), "" if case is None else diagnosis.data_version(case))
+        _following(str(path), "" if case is None else diagnoses.data_version(case))
         return None
     done = case if case is not None and case.report is not None else None
     if not permissions.is_trusted():
         if not done:
             permissions.offers("diagnosing this script, which takes half a minute")
         return done
-    busy = diagnosis.busy_with()
+    busy = diagnoses.busy_with()
     label = "Diagnose again" if done else "Diagnose it"
     clicked = st.button(
         label, key=f"dx-{path.stem}", disabled=bool(busy),
@@ -68,7 +68,7 @@ def diagnosed(mistake: Mistake, *, is_fixed: bool = False) -> Case | None:
         + (" One diagnosis at a time." if busy else ""),
     )  # fmt: skip
     if clicked:
-        diagnosis.start_diagnosis(path, mistake.policy, STEPS)
+        diagnoses.start_diagnosis(path, mistake.policy, STEPS)
         st.rerun()
     return done
 
@@ -76,7 +76,7 @@ def diagnosed(mistake: Mistake, *, is_fixed: bool = False) -> Case | None:
 def found(case: Case) -> None:
     """What the diagnosis says, what to do, the losses."""
     assert case.report is not None
-    baseline = diagnosis.observed(case.run_of("as_is") or case.head)
+    baseline = diagnoses.observed(case.run_of("as_is") or case.head)
     chart.see(diagnosis_words.paragraph(case.report, baseline))
     st.markdown(f"**What to do.** {escape(diagnosis_words.next_step(case.report, baseline))}")
     finding = next(iter(case.report.diagnosis.findings), None)
@@ -120,8 +120,8 @@ def _drawn(step: StepRecord) -> float:
 @st.fragment(run_every=run_page.FOLLOW_EVERY_S)
 def _following(path: str, version: str) -> None:
     case = newest(path)
-    is_moving = diagnosis.job_is_running(path) or (case is not None and case.is_moving)
-    if not is_moving or (case is not None and diagnosis.data_version(case) != version):
+    is_moving = diagnoses.job_is_running(path) or (case is not None and case.is_moving)
+    if not is_moving or (case is not None and diagnoses.data_version(case) != version):
         st.rerun(scope="app")
     ended = 0 if case is None else sum(not run.state.is_active for run in case.runs)
     st.info(f"**Diagnosing on this machine.** {ended} of its runs have ended so far.",

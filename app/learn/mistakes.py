@@ -9,11 +9,12 @@ import streamlit as st
 from ampscope.analysis.run_view import RunView
 from ampscope.lessons.catalog import BY_ID, MISTAKES, Mistake, script_path
 from ampscope.report import verdict_words as diagnosis_words
-from app import chart, diagnosis, links
-from app.diagnosis import Case
+from app import chart, links
 from app.learn import lesson_diagnosis, lesson_runs
 from app.learn.lesson_page import Lesson, Source, begin, end
 from app.learn.lesson_runs import Answer
+from app.runs import diagnoses
+from app.runs.diagnoses import Case
 
 CHOICES = (
     "It ends with an error",
@@ -67,7 +68,7 @@ def _verdict(case: Case) -> str:
 
 
 def _baseline(case: Case) -> RunView:
-    return diagnosis.observed(case.run_of("as_is") or case.head)
+    return diagnoses.observed(case.run_of("as_is") or case.head)
 
 
 LESSON = Lesson(

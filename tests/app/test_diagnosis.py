@@ -24,6 +24,7 @@ from ampscope.store.reader import Reader
 from ampscope.store.writer import keep_conclusion
 from app import diagnosis
 from app.diagnosis import documentation_sections
+from app.runs import diagnoses
 from tests.helpers import script_stores, stores
 from tests.helpers.pages import links, texts
 
@@ -33,8 +34,8 @@ Open = Callable[..., Any]
 @pytest.fixture(autouse=True)
 def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A group whose last run ended a moment ago counts as moving; these ended long ago."""
-    monkeypatch.setattr(diagnosis, "BETWEEN_RUNS_S", -1.0)
-    monkeypatch.setattr(diagnosis, "_jobs", {})
+    monkeypatch.setattr(diagnoses, "BETWEEN_RUNS_S", -1.0)
+    monkeypatch.setattr(diagnoses, "_jobs", {})
 
 
 def codes(app: Any) -> list[str]:
@@ -257,10 +258,10 @@ def test_a_fix_that_is_run_again_counts_once_it_has_finished(store_path: Path) -
     script_stores.run(store_path, word, None, state=State.FAILED, message="no disk")
     script_stores.run(store_path, word, None, state=None)
     runs = runs_of(store_path)
-    kept = [r.spec.control for r in diagnosis.counting(runs)]
+    kept = [r.spec.control for r in diagnoses.counting(runs)]
     assert kept == ["as_is", "fp32", "bf16", word]
     newest = script_stores.healthy_run(store_path, word)
-    assert diagnosis.counting(runs_of(store_path))[-1].id == newest
+    assert diagnoses.counting(runs_of(store_path))[-1].id == newest
 
 
 def test_the_button_runs_the_fix(

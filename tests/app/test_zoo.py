@@ -13,7 +13,8 @@ import pytest
 from ampscope.launcher import script_runs
 from ampscope.launcher.script_runs import Job
 from ampscope.zoo.score import ANSWERS, HEALTHY, script_path
-from app import diagnosis, zoo
+from app import zoo
+from app.runs import diagnoses
 from tests.helpers import script_stores
 from tests.helpers.pages import links, metrics, texts
 
@@ -24,8 +25,8 @@ ENDS_WITHIN_S = 60.0  # Python starts and reads a file
 
 @pytest.fixture(autouse=True)
 def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnosis, "BETWEEN_RUNS_S", -1.0)
-    monkeypatch.setattr(diagnosis, "_jobs", {})
+    monkeypatch.setattr(diagnoses, "BETWEEN_RUNS_S", -1.0)
+    monkeypatch.setattr(diagnoses, "_jobs", {})
 
 
 def spec_of(script: str, group: str) -> Any:
@@ -122,7 +123,7 @@ def test_the_button_starts_a_diagnosis(
 def test_while_one_runs_no_other_is_started(
     store_path: Path, open_page: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(diagnosis, "_jobs", {str(script_path(CASE.script)): Job(-1)})
+    monkeypatch.setattr(diagnoses, "_jobs", {str(script_path(CASE.script)): Job(-1)})
     monkeypatch.setattr(script_runs, "is_running", lambda job: True)
     app = open_page("zoo", case=CASE.id)
     assert not app.exception

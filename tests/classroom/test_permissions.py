@@ -194,7 +194,7 @@ def test_the_zoo_tells_nothing_of_the_teachers_diagnoses(
     monkeypatch.setattr("app.diagnosis.script_runs.is_running", lambda job: False)
     monkeypatch.setattr("app.diagnosis.script_runs.detached_words", lambda job: SECRET)
     script = zoo_script("c42_binary_detector.py")
-    monkeypatch.setattr("app.diagnosis._jobs", {str(script): object()})
+    monkeypatch.setattr("app.runs.diagnoses._jobs", {str(script): object()})
     assert SECRET in said(room.teacher().page("zoo", case="c42"))
     assert SECRET not in said(room.student().page("zoo", case="c42"))
 
@@ -259,9 +259,9 @@ FORBIDDEN: dict[str, Callable[[object], object]] = {
 
 
 def _jobs():  # type: ignore[no-untyped-def]
-    from app import diagnosis
+    from app.runs import diagnoses
 
-    return diagnosis
+    return diagnoses
 
 
 def _files():  # type: ignore[no-untyped-def]

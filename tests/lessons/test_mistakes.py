@@ -15,8 +15,9 @@ from ampscope.records import Machine, RunSpec, State
 from ampscope.store.writer import RunWriter
 from ampscope.zoo.score import ANSWERS
 from ampscope.zoo.score import script_path as zoo_script
-from app import diagnosis, zoo
+from app import zoo
 from app.learn import lesson_diagnosis
+from app.runs import diagnoses
 from tests.helpers import stores
 
 FOUND = {  # written down by hand: what each script has
@@ -71,7 +72,7 @@ def test_the_page_offers_a_diagnosis_after_a_prediction(
     open_page: Callable[..., AppTest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[tuple[Path, str, int]] = []
-    monkeypatch.setattr(diagnosis, "start_diagnosis", lambda *a: started.append(a))
+    monkeypatch.setattr(diagnoses, "start_diagnosis", lambda *a: started.append(a))
     app = open_page("learn_13_mistakes", mistake13="bce_loss")
     assert not app.exception
     assert not any(b.key == "dx-bce_loss" for b in app.button)

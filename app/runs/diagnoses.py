@@ -1,0 +1,197 @@
+"""The diagnoses that the store holds, and those that were started from this dashboard."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import streamlit as st
+
+from ampscope.analysis.run_view import RunView
+from ampscope.control import BASELINE
+from ampscope.diagnosis.load import counting, load_diagnosis
+from ampscope.diagnosis.result import DiagnosisResult
+from ampscope.errors import AmpscopeError, BadInput
+from ampscope.launcher import script_runs
+from ampscope.launcher.script_runs import Job
+from ampscope.observations import Observation
+from ampscope.records import RunInfo
+from ampscope.store.reader import Reader
+from app import permissions, run_rows, store
+from app.runs import live
+
+# Runs that were started together share a group. What was concluded of it is read once, until a run
+# is added or ends.
+
+
+RUNS_READ = 4_000  # a zoo of 72 scripts has about 400 runs
+BETWEEN_RUNS_S = 5.0  # a diagnosis thinks for less than a second between two runs
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Case:
+    """One diagnosed script: its runs, and what is known of it so far."""
+
+    head: RunInfo  # the baseline run; of a group without one, its first
+    runs: tuple[RunInfo, ...]  # oldest first
+    report: DiagnosisResult | None  # None while the baseline run has not ended
+    is_moving: bool  # a run is under way, or the next one is about to start
+
+    @property
+    def script(self) -> str:
+        """The script's path, or ``-m package.module``."""
+        return self.head.spec.workload
+
+    def run_of(self, control: str) -> RunInfo | None:
+        """The run that counts for ``control``."""
+        return next((r for r in reversed(counting(self.runs)) if r.spec.control == control), None)
+
+
+def recorded_runs() -> list[RunInfo]:
+    """All runs of scripts, newest first."""
+    return [run for run in store.runs(RUNS_READ) if run.spec.kind == "script"]
+
+
+def group_heads(runs: Sequence[RunInfo]) -> list[RunInfo]:
+    """One run for each group, newest first."""
+    found: dict[str, RunInfo] = {}
+    for run in runs:
+        key = run.spec.group or run.id
+        kept = found.get(key)
+        # Newest first: the newest baseline run stands for its group, else the group's oldest run.
+        if kept is None or kept.spec.control != BASELINE:
+            found[key] = run
+    return list(found.values())
+
+
+def read_case(head: RunInfo, runs: Sequence[RunInfo]) -> Case:
+    """The case that ``head`` stands for, with the verdict as far as there is one."""
+    group = head.spec.group
+    own = tuple(r for r in reversed(runs) if group and r.spec.group == group) or (head,)
+    return Case(head, own, _report(head, own), _is_moving(head, own))
+
+
+def data_version(case: Case) -> str:
+    """Changes whenever a run was added or has ended."""
+    return f"{_version(case.head, case.runs)}:{case.is_moving}"
+
+
+def observed(run: RunInfo) -> RunView:
+    """A run's observations by kind."""
+    return RunView(run.spec.control, run.id, observations(run))
+
+
+@store.of_run
+def observations(reader: Reader, run_id: str) -> list[Observation]:
+    """All observations of a script's run, in order."""
+    return reader.observations(run_id)
+
+
+def _report(head: RunInfo, runs: Sequence[RunInfo]) -> DiagnosisResult | None:
+    try:
+        return store.as_visible(_recalled(str(store.path()), head.id, _version(head, runs)))
+    except BadInput:  # the baseline run still runs
+        return None
+
+
+@st.cache_data(show_spinner=False, max_entries=400)
+def _recalled(path: str, run_id: str, version: str) -> DiagnosisResult:
+    """``version`` is part of the key."""
+    with Reader(Path(path)) as reader:
+        return store.read_or_damaged(run_id, lambda: load_diagnosis(reader, run_id))
+
+
+def _version(head: RunInfo, runs: Sequence[RunInfo]) -> str:
+    concluded = zlib.crc32(run_rows.conclusion(store.path(), head.id).encode())
+    return ",".join([f"{concluded:x}", *(f"{r.id}:{r.state}" for r in runs)])
+
+
+def _is_moving(head: RunInfo, runs: Sequence[RunInfo]) -> bool:
+    if any(r.state.is_active for r in runs) or job_is_running(head.spec.workload):
+        return True
+    ended = max((r.ended for r in runs if r.ended is not None), default=0.0)
+    return time.time() - ended < BETWEEN_RUNS_S
+
+
+# Diagnoses and fixes that were started from this dashboard: one at a time.
+#
+# A diagnosis makes several runs, two of them at once; a second one beside it would only slow both.
+# Jobs are kept by the script's name, for all browsers alike, because they share one machine.
+
+
+CANCEL_S = 10.0  # a run sees the request within 1 s and has 5 s to reach the end of its step
+_jobs: dict[str, Job] = {}
+_stopping: set[str] = set()
+
+
+def start_diagnosis(script: Path, policy: str, steps: int) -> None:
+    """Diagnose a script of the zoo."""
+    permissions.require(permissions.is_trusted(), "starting a diagnosis")
+    _jobs[str(script)] = script_runs.start_diagnosis(
+        script, store.path(), policy=policy, steps=steps
+    )
+
+
+def start_controls(run: RunInfo, controls: Sequence[str]) -> None:
+    """Run a recorded script again. Raises BadInput when its file is gone."""
+    permissions.require(permissions.is_trusted(), "running a script")
+    _jobs[run.spec.workload] = script_runs.start_controls(store.path(), run.id, controls)
+
+
+def job_is_running(script: str) -> bool:
+    """Whether a job for ``script`` was started here and still runs."""
+    job = _job(script)
+    return job is not None and script_runs.is_running(job)
+
+
+def busy_with() -> str:
+    """The script whose job runs, or an empty text."""
+    return next((script for script in _jobs if job_is_running(script)), "")
+
+
+def job_problem(script: str) -> str:
+    """Why the last job for ``script`` could not do its work, or an empty text."""
+    job = _job(script)
+    return script_runs.detached_words(job) if job is not None else ""
+
+
+def _job(script: str) -> Job | None:
+    """A class learns of jobs for lessons' scripts alone."""
+    is_open = permissions.is_trusted() or permissions.comes_with_lesson(script)
+    return _jobs.get(script) if is_open else None
+
+
+def is_stopping(script: str) -> bool:
+    """Whether a person has asked for its end, which takes some seconds."""
+    return script in _stopping
+
+
+def stop_runs(script: str, runs: Sequence[RunInfo]) -> None:
+    """Ask the active ``runs`` to end, so that they say so in the store; then end the job."""
+    permissions.require(permissions.is_trusted(), "stopping a diagnosis")
+    active = [run for run in runs if run.state.is_active]
+    for run in active:
+        live.cancel_run(run)
+    _stopping.add(script)
+    arguments = (store.path(), script, [r.id for r in active])
+    threading.Thread(target=_end, args=arguments, daemon=True).start()
+
+
+def _end(path: Path, script: str, run_ids: Sequence[str]) -> None:
+    """Wait for the runs in a thread of its own: the page must not stand still meanwhile."""
+    deadline = time.monotonic() + CANCEL_S
+    try:
+        while time.monotonic() < deadline and any(
+            run_rows.one(path, i).state.is_active for i in run_ids
+        ):
+            time.sleep(0.2)
+    except AmpscopeError:
+        pass  # deleted meanwhile: nothing to wait for
+    job = _jobs.get(script)
+    if job is not None:
+        script_runs.stop(job)
+    _stopping.discard(script)
