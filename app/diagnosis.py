@@ -22,7 +22,7 @@ from ampscope.errors import AmpscopeError, BadInput
 from ampscope.launcher.script_runs import folder_of
 from ampscope.number_words import value
 from ampscope.observations import BadOp, Observation, Operand, Scan
-from ampscope.records import Role, RunInfo
+from ampscope.records import RunInfo
 from ampscope.report import fix_words
 from ampscope.report import verdict_words as words
 from ampscope.report.palette import MEASURE, OTHER_DTYPE, dtype_color
@@ -30,11 +30,9 @@ from ampscope.report.run_words import file_name
 from ampscope.report.verdict_words import Link, causal_chain
 from ampscope.rules import catalog
 from ampscope.rules.verdict import Measurement, Rule, Status, Verdict
-from ampscope.store.reader import Reader
 from app import chart, links, permissions, states, store
 from app.figures.modules import cause_chain
 from app.figures.training import Curve, control_losses
-from app.links import Entry
 from app.runs import diagnoses, run_page
 from app.runs.diagnoses import Case
 from app.text import ago, cut, escape, number, plural
@@ -65,15 +63,16 @@ def open_case() -> Case:
 def show_header(case: Case) -> None:
     """Which script this is, and how it was run."""
     with st.container(horizontal=True, vertical_alignment="center"):
-        run_page.title_line(case.head)
+        run_page.title_line(case.head, verdict=case.verdict)
         if case.report is not None:
             run_page.offer_report(case.head)
     run_page.offer(case.head)
+    run_page.show_tabs(case.head)
     spec = case.head.spec
     is_shown = bool(spec.args) and permissions.is_trusted()
     arguments = [f"arguments {shlex.join(spec.args)}"] if is_shown else []
     facts = [
-        cut(spec.workload, 80) if permissions.is_trusted() else file_name(spec.workload),
+        *([file_name(spec.workload)] if spec.label != file_name(spec.workload) else []),
         *arguments,
         run_page.policy_of(case.head),
         plural(len(case.runs), "run"),
@@ -174,10 +173,7 @@ def _named(heads: list[RunInfo]) -> RunInfo | None:
         if st.query_params.get("run") == asked:
             st.caption("The chosen run is a probe. The newest diagnosis of a script is shown.")
         return None
-    same = (
-        h for h in heads if h.id == run.id or (run.spec.group and h.spec.group == run.spec.group)
-    )
-    return next(same, None)
+    return diagnoses.head_of(run, heads)
 
 
 def _chosen() -> None:
@@ -412,26 +408,11 @@ def _row(case: Case, finding: Finding, measured: Measurement) -> None:
     query = {"run": run.id} | ({} if step is None else {"step": str(step)})
     with addresses.container(horizontal=True, gap="small"):
         st.page_link(links.DIAGNOSIS.file, label="Measurements", query_params=query)
-        for entry in pages_with_data(run):
+        for entry in run_page.pages_of(run):
+            if entry is links.DIAGNOSIS:
+                continue
             module = {"module": finding.verdict.module} if finding.verdict.module else {}
             st.page_link(entry.file, label=entry.title, query_params=query | module)
-
-
-def pages_with_data(run: RunInfo) -> list[Entry]:
-    """The run's other pages that have something to show of it."""
-    has_modules, has_histograms = _recorded(run)
-    wanted = (
-        (run.steps_done > 0, links.LOSS_SCALE),
-        (has_modules, links.LAYERS),
-        (has_histograms, links.GRADIENTS),
-    )
-    return [entry for there, entry in wanted if there]
-
-
-@store.of_run
-def _recorded(reader: Reader, run_id: str) -> tuple[bool, bool]:
-    """Whether there are modules, and histograms of any role."""
-    return bool(reader.modules(run_id)), any(reader.frame_steps(run_id, role) for role in Role)
 
 
 def _evidence_table(rows: tuple[Measurement, ...]) -> pd.DataFrame:
@@ -486,7 +467,14 @@ def _curve(control: fix_words.ControlRun) -> Curve:
 def _seen(recorded: list[fix_words.ControlRun]) -> str:
     lasts = [(c.name, c.last_loss) for c in recorded]
     parts = [f"{name} {'no step' if last is None else number(last)}" for name, last in lasts]
-    return f"Last loss: {'; '.join(parts)}." if parts else "No run has ended yet."
+    if not parts:
+        return "No run has ended yet."
+    curves: dict[tuple[str, ...], list[str]] = {}
+    for control in recorded:  # one that lies under another is not seen
+        curves.setdefault(tuple(str(s.loss) for s in control.steps), []).append(control.name)
+    equal = [" and ".join(names) for losses, names in curves.items() if losses and names[1:]]
+    coincide = f" The same curve: {'; '.join(equal)}." if equal else ""
+    return f"Last loss: {'; '.join(parts)}.{coincide}"
 
 
 def _losses(recorded: list[fix_words.ControlRun]) -> pd.DataFrame:

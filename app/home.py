@@ -1,16 +1,26 @@
-"""The page Home: the demo, and the list of recent runs."""
+"""The page Home: three ways in, the newest verdicts with what to do, the demo, the newest runs."""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
+
 import streamlit as st
 
-from ampscope.analysis.ranks import grouped, is_rank
-from ampscope.records import Cadence, RunInfo, RunSpec, State
+from ampscope.analysis.ranks import is_rank
+from ampscope.control import Control
+from ampscope.number_words import plural
+from ampscope.records import Cadence, Event, RunInfo, RunSpec, State
+from ampscope.report import fix_words
+from ampscope.report import verdict_words as words
 from ampscope.report.run_words import rules
-from ampscope.store.processes import whose
-from app import links, permissions, states, store
-from app.runs import diagnoses, live, run_page
-from app.text import ago, cut, escape, plural
+from ampscope.report.training_words import ALARM_NAMES
+from ampscope.store.db import default_path
+from ampscope.store.reader import Reader
+from app import links, options, permissions, states, store, zoo
+from app.runs import diagnoses, live, run_list, run_page
+from app.runs.run_list import Entry
+from app.text import ago, cut, escape
 
 # The demo: one small GPT with a small loss, three times: fp16 without a scaler loses gradients,
 # fp16 with one does not, and fp32 shows what they should have been.
@@ -42,23 +52,6 @@ def invited_specs() -> list[RunSpec]:
     ]
 
 
-def invite() -> None:
-    """The one button of an empty store."""
-    if not permissions.offers("starting the demo"):
-        return
-    with st.container(border=True):
-        st.subheader("See what half precision does to a training", anchor=False)
-        st.markdown(
-            "The demo trains a small GPT three times, in fp16 without a loss scaler, in fp16 with "
-            "one, and in fp32, and opens the gradients that fp16 lost. It takes about 20 seconds."
-        )
-        if st.button("Run the demo", type="primary", key="run-demo"):
-            links.keep(GROUP, live.start(invited_specs()))
-            st.session_state[_OPENS] = True
-            st.rerun()
-    st.page_link(links.NEW_PROBE.file, label="Or set up a probe of your own")
-
-
 def follow() -> bool:
     """Progress of the demo that the URL names; opens its result once. True while it runs."""
     group = links.wanted(GROUP)
@@ -75,137 +68,170 @@ def follow() -> bool:
     return any(run.state.is_active for run in runs)
 
 
-# The list of recent runs on Home: state, name, what it was, links to its pages, deletion.
+# Three ways in, always: each names a question, and has a page, a command, or a button that shows it
+# at work.
 
 
-AT_FIRST = 10
-REASON_LENGTH = 240  # three lines beside the links
-_SHOWN = "recent-shown"
+SHOWN_CASE = "c04_vae_decoder.py"  # diagnosed and cured in 9 s, of the zoo's quickest
 
 
-def listed_runs() -> list[RunInfo]:
-    """All but the measurements of lessons, which their pages find by themselves."""
-    return [run for run in store.runs() if run.spec.kind != "lesson"]
+def show_doors(*, is_empty: bool) -> None:
+    """``is_empty``: nothing is recorded yet, and each door offers something to see."""
+    may_start = is_empty and permissions.is_trusted()
+    diverged, half, learn = st.columns(3, border=True)
+    with diverged:
+        st.markdown("**My training diverged or stopped learning**")
+        st.markdown("Diagnose the script as it is: the cause, the line, and a fix that was run.")
+        _command("diagnose", " train.py")
+        if may_start:
+            _real_failure()
+        else:
+            links.link(links.DIAGNOSIS, "Diagnoses")
+    with half:
+        st.markdown("**What does half precision do to a model?**")
+        st.markdown("Record a short training: dtypes, gradients, the loss scale, step by step.")
+        _command("probe", " gpt --precision fp16")
+        if may_start:
+            _demo()
+        else:
+            links.link(links.NEW_PROBE)
+    with learn:
+        st.markdown("**Learn mixed precision**")
+        st.markdown("Lessons that measure on this machine: predict, run, and compare.")
+        links.link(links.LESSON_ENTRIES[1], f"Lesson {links.LESSON_ENTRIES[1].title}")
+        links.link(links.LEARN, "All lessons")
+
+
+def _command(first: str, rest: str) -> None:
+    """In a terminal where the training runs: ``ampscope``, its command and store, the rest."""
+    if permissions.is_trusted():
+        elsewhere = options.current().store != default_path()
+        where = f" --store {shlex.quote(str(store.path()))}" if elsewhere else ""
+        st.code(f"ampscope {first}{where}{rest}", language="bash", wrap_lines=True)
+
+
+def _real_failure() -> None:
+    st.markdown("Or see it at work on the decoder of an image model, which fails in fp16.")
+    busy = diagnoses.busy_with()
+    if st.button("Diagnose a real failure", type="primary", key="run-case", disabled=bool(busy)):
+        zoo.start(SHOWN_CASE)
+        st.rerun()
+    links.link(links.ZOO, "More real failures")
+
+
+def _demo() -> None:
+    st.markdown(
+        "The demo trains a small GPT in fp16 without a loss scaler, in fp16 with one, and in fp32, "
+        "and opens the gradients that fp16 lost. It takes about 20 seconds."
+    )
+    if st.button("Run the demo", type="primary", key="run-demo"):
+        links.keep(GROUP, live.start(invited_specs()))
+        st.session_state[_OPENS] = True
+        st.rerun()
+
+
+# The newest verdicts, one card each: the answer, where, and whether a fix was seen to work.
+
+
+CARDS = 4
+NEWEST = 5  # other runs, in short
+ANSWER_LENGTH = 300
 
 
 def show_newest(runs: list[RunInfo]) -> None:
-    """Newest first, ten at a time; follows the runs that are under way."""
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        st.subheader("Recent runs", anchor=False)
-        if permissions.is_trusted():
-            with st.popover("Delete runs"):
-                _delete()
-    is_moving = any(run.state.is_active for run in runs)
-    st.fragment(_rows, run_every=run_page.FOLLOW_EVERY_S if is_moving else None)()
+    """The cards, then the newest of the other runs; follows what is under way."""
+    is_moving = any(run.state.is_active for run in runs) or bool(diagnoses.busy_with())
+    every = run_page.FOLLOW_EVERY_S if is_moving else None
+    st.fragment(_newest, run_every=every)()
 
 
-def _rows() -> None:
-    runs = listed_runs()
-    entries = _entries(runs)
-    shown = st.session_state.setdefault(_SHOWN, AT_FIRST)
-    for ranks in entries[:shown]:
-        run = ranks[0]
-        with states.part():  # one run never hides the others
-            _row(ranks, sum(run.spec.group == other.spec.group for other in runs))
-    if len(entries) > shown and st.button(f"Show {min(AT_FIRST, len(entries) - shown)} older"):
-        st.session_state[_SHOWN] = shown + AT_FIRST
-        st.rerun()
-
-
-def _entries(runs: list[RunInfo]) -> list[tuple[RunInfo, ...]]:
-    """Probes as they are; of the runs of one diagnosis the one that stands for all; the ranks of
-    one training together."""
-    heads = {run.id for run in diagnoses.group_heads([r for r in runs if _is_script(r)])}
-    shown = [run for run in runs if not _is_script(run) or run.id in heads]
-    return grouped(shown)
-
-
-def _row(ranks: tuple[RunInfo, ...], group_size: int) -> None:
-    run = ranks[0]
-    with st.container(border=True):
-        what, links = st.columns([6, 4], vertical_alignment="center")
-        with what.container(gap="xxsmall"):
-            run_page.title_line(run)
-            st.caption(escape(" · ".join(_facts(ranks, group_size))))
-            _ended(ranks)
-            _going_on(run)
-        with links.container(horizontal=True, horizontal_alignment="right"):
-            name = "run" if run.spec.is_training else run.spec.kind
-            for entry in _pages(run):
-                st.page_link(entry.file, label=entry.title, query_params={name: run.id})
-
-
-def _going_on(run: RunInfo) -> None:
-    """Whose process a run is that waits or works, with a button to stop it: its command line may
-    have been killed, and it goes on."""
-    if not run.state.is_active or run.spec.kind == "watch" or not permissions.is_trusted():
+def _newest() -> None:
+    all_entries = run_list.entries(run_list.listed_runs())
+    judged = [e for e in all_entries if e[0].spec.kind in ("script", "watch")]
+    others = [e for e in all_entries if e[0].spec.kind not in ("script", "watch")]
+    if not all_entries:
+        st.info("**The script is being started.** Its verdict will stand here.")
         return
-    owner = whose(run.pid)
-    with st.container(horizontal=True, vertical_alignment="center"):
-        if owner:
-            st.caption(escape(f"{owner[0].upper()}{owner[1:]}."))
-        if st.button("Stop", key=f"stop-{run.id}"):
-            for one in store.group(run.spec.group) or [run]:
-                if one.state.is_active:
-                    live.cancel_run(one)
-            st.rerun()
+    if judged:
+        st.subheader("Newest verdicts", anchor=False)
+        scripts = diagnoses.recorded_runs()
+        for entry in judged[:CARDS]:
+            with states.part():  # one run never hides the others
+                _watched_card(entry) if entry[0].spec.kind == "watch" else _card(entry[0], scripts)
+    if others:
+        st.subheader("Probes and measurements", anchor=False)
+        run_list.rows(others[:NEWEST])
+    more = max(len(judged) - CARDS, 0) + max(len(others) - NEWEST, 0)
+    links.link(links.RUNS, f"All runs ({more:,} older)" if more else "All runs")
 
 
-def _pages(run: RunInfo) -> tuple[links.Entry, ...]:
-    if not run.spec.is_training:
-        return (links.MEASUREMENT_PAGES[run.spec.kind],)
-    if run.spec.kind == "watch":
-        return links.WATCHED_PAGES
-    return ((links.DIAGNOSIS,) if _is_script(run) else ()) + links.RUN_PAGES
+def _card(head: RunInfo, scripts: Sequence[RunInfo]) -> None:
+    """One diagnosed script."""
+    case = diagnoses.read_case(head, scripts)
+    word, color = case.verdict
+    with st.container(border=True, gap="xxsmall"):
+        with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+            st.badge(word, color=color)
+            st.markdown(f"**{escape(cut(run_page.name_of(head), 60))}**", width="content")
+            st.caption(escape(f"{rules(head)}, {ago(head.created)}"))
+        report = case.report
+        if report is None:
+            st.markdown(escape(_under_way(case)))
+            run_list.going_on(head)
+        else:
+            nothing_read = diagnoses.bare(head)
+            st.markdown(escape(cut(words.verdict(report, nothing_read), ANSWER_LENGTH)))
+            if report.diagnosis.findings:
+                fix = fix_words.sentence(report.diagnosis.findings[0], fix_words.chosen(report))
+                said = escape(cut(fix, ANSWER_LENGTH))
+                st.markdown(f"**Fix ({escape(fix_words.state(report))}).** {said}")
+            elif report.undecided and report.lead is not None:
+                st.markdown(escape(cut(words.paragraph(report, nothing_read), ANSWER_LENGTH)))
+            if case.is_moving:
+                st.caption(escape(_under_way(case)))
+        links.link(links.DIAGNOSIS, "Open the diagnosis", run=head.id)
 
 
-def _ended(ranks: tuple[RunInfo, ...]) -> None:
-    """Why a run failed or was lost, in its own words."""
-    for run in ranks:
-        if run.state in (State.FAILED, State.LOST) and run.message:
-            rank = f"Rank {run.spec.rank} {run.state}: " if is_rank(run) else ""
-            st.markdown(f":red[{escape(rank + cut(run.message, REASON_LENGTH))}]")
+def _under_way(case: diagnoses.Case) -> str:
+    active = [run for run in case.runs if run.state.is_active]
+    if not active:
+        return "Under way: the next run is about to start."
+    names = " and ".join(Control(run.spec.control).words for run in active)
+    return f"Under way: the script runs {names}; started {ago(active[0].created)}."
 
 
-def _facts(ranks: tuple[RunInfo, ...], group_size: int) -> list[str]:
-    run = ranks[0]
-    policy = rules(run)
-    if _is_script(run):
-        others = group_size - 1 if run.spec.group else 0
-        beside = [f"{plural(others, 'control run')} beside it"] if others else []
-        return [policy, plural(run.steps_done, "step"), *beside, ago(run.created)]
-    what = [run_page.described(run)] if run.spec.label else []
-    if run.spec.kind == "watch":
-        world = [run_page.world_words(ranks)] if is_rank(run) else []
-        steps = plural(max(r.steps_done for r in ranks), "step")
-        so_far = f"{steps} so far" if any(r.state.is_active for r in ranks) else steps
-        return [*what, *world, policy, so_far, ago(run.created)]
-    place = [f"place {run.place} in the queue"] if run.place else []
-    if not run.spec.is_training:
-        return [*what, policy, *place, plural(run.steps_done, "result"), ago(run.created)]
-    steps = f"{run.steps_done:,} of {plural(run.spec.steps, 'step')}"
-    return [*what, policy, *place, steps, ago(run.created)]
+@store.of_run
+def _alarms(reader: Reader, run_id: str) -> list[Event]:
+    """Of a watched training, in order."""
+    return [event for event in reader.events(run_id) if event.kind == "alarm"]
 
 
-def _is_script(run: RunInfo) -> bool:
-    return run.spec.kind == "script"
-
-
-def _delete() -> None:
-    """Choose, read what it means, confirm."""
-    ended = {run.id: run for run in store.runs() if not run.state.is_active}
-    if not ended:
-        st.markdown("No run has ended yet. Cancel a run before deleting it.")
-        return
-    chosen = st.multiselect(
-        "Runs to delete",
-        list(ended),
-        format_func=lambda id_: run_page.label(ended[id_]),
-        key="delete-which",
-        placeholder="Type to search",
+def _watched_card(entry: Entry) -> None:
+    """One watched training, all ranks together."""
+    run = entry[0]
+    alarms = sorted(
+        ((event, rank) for rank in entry for event in _alarms(rank)), key=lambda pair: pair[0].step
     )
-    st.caption("What was recorded of them is deleted from the store. This cannot be undone.")
-    label = f"Delete {plural(len(chosen), 'run')}" if chosen else "Delete"
-    if st.button(label, type="primary", disabled=not chosen, key="delete-confirm"):
-        live.delete(chosen)
-        st.rerun()
+    steps = plural(max(r.steps_done for r in entry), "step")
+    ended = next((r.state for r in entry if r.state in (State.FAILED, State.LOST)), None)
+    word, color = "no alarm", states.BADGE_COLORS[State.FINISHED]
+    if alarms:
+        word, color = plural(len(alarms), "alarm"), states.BADGE_COLORS[State.FAILED]
+    elif ended is not None:
+        word, color = str(ended), states.BADGE_COLORS[ended]
+    with st.container(border=True, gap="xxsmall"):
+        with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+            st.badge(word, color=color)
+            st.markdown(f"**{escape(cut(run_page.name_of(run), 60))}**", width="content")
+            st.caption(escape(f"watched, {run.state}, {steps}, {ago(run.created)}"))
+        if alarms:
+            event, rank = alarms[0]
+            where = f", rank {rank.spec.rank}" if is_rank(rank) else ""
+            name = ALARM_NAMES.get(event.name, event.name)
+            st.markdown(
+                f"**First at step {event.step:,}{where}: {escape(name)}.** "
+                f"{escape(cut(event.text, ANSWER_LENGTH))}"
+            )
+        elif ended is not None and run.message:
+            st.markdown(escape(cut(run.message, ANSWER_LENGTH)))
+        links.link(links.TRAINING, "Open the training", run=run.id)

@@ -205,6 +205,7 @@ class Entry:
     title: str
     icon: str
     section: str
+    in_sidebar: bool = True
 
 
 def link(entry: Entry, label: str = "", **query: str) -> None:
@@ -231,49 +232,53 @@ LESSON_ICONS = {
 }
 
 
-def _entry(name: str, title: str, icon: str, section: str) -> Entry:
-    return Entry(PAGES_FOLDER / f"{name}.py", title, f":material/{icon}:", section)
+def _entry(name: str, title: str, icon: str, section: str = "", within: str = "") -> Entry:
+    """``within``: what leads to a page that is not in the sidebar."""
+    file = PAGES_FOLDER / f"{name}.py"
+    return Entry(file, title, f":material/{icon}:", section or within, not within)
 
 
-HOME = _entry("home", "Home", "home", "Probes")
-NEW_PROBE = _entry("new_probe", "New probe", "add_circle", "Probes")
+HOME = _entry("home", "Home", "home", "Trainings")
+DIAGNOSIS = _entry("diagnosis", "Diagnosis", "troubleshoot", "Trainings")
+RUNS = _entry("runs", "Runs", "list", "Trainings")
+NEW_PROBE = _entry("new_probe", "New probe", "add_circle", "Trainings")
 LEARN = _entry("learn", "Learn", "school", "Learn")
 # By number; a lesson's file is named by number and id, so that addresses sort as lessons do.
 LESSON_ENTRIES = {
     one.number: _entry(
-        f"learn_{one.number:02d}_{one.id}", f"{one.number} {one.title}", icon, "Learn"
+        f"learn_{one.number:02d}_{one.id}", f"{one.number} {one.title}", icon, within="Learn"
     )
     for one in LESSONS.values()
     if (icon := LESSON_ICONS.get(one.id))
 }
 CLASSROOM = _entry("classroom", "Class", "groups", "Learn")
-DIAGNOSIS = _entry("diagnosis", "Diagnosis", "troubleshoot", "Scripts")
-ZOO = _entry("zoo", "Zoo", "pets", "Scripts")
-TRAINING = _entry("training", "Training", "monitoring", "One run")
-LAYERS = _entry("layers", "Layers", "account_tree", "One run")
-GRADIENTS = _entry("gradients", "Gradients", "blur_on", "One run")
-LOSS_SCALE = _entry("loss_scale", "Loss scale", "show_chart", "One run")
-TELEMETRY = _entry("telemetry", "Telemetry", "speed", "One run")
+ZOO = _entry("zoo", "Zoo", "pets", "Learn")
+TRAINING = _entry("training", "Training", "monitoring", within="Trainings")
+LAYERS = _entry("layers", "Layers", "account_tree", within="Trainings")
+GRADIENTS = _entry("gradients", "Gradients", "blur_on", within="Trainings")
+LOSS_SCALE = _entry("loss_scale", "Loss scale", "show_chart", within="Trainings")
+TELEMETRY = _entry("telemetry", "Telemetry", "speed", within="Trainings")
 HARDWARE = _entry("hardware", "Hardware", "memory", "This machine")
 OP_LISTS = _entry("op_lists", "Op lists", "list_alt", "Reference")
 FRAMEWORKS = _entry("frameworks", "Frameworks", "hub", "Reference")
 COMPARE = _entry("compare", "Compare", "compare_arrows", "This machine")
-BATCH_SIZE = _entry("batch_size", "Batch size", "stacked_bar_chart", "This machine")
+BATCH_SIZE = _entry("batch_size", "Batch size", "stacked_bar_chart", within="This machine")
 CORES = _entry("tensor_cores", "Tensor Cores", "grid_on", "This machine")
 
 ENTRIES = (
     HOME,
-    NEW_PROBE,
-    LEARN,
-    *LESSON_ENTRIES.values(),
-    CLASSROOM,
     DIAGNOSIS,
-    ZOO,
+    RUNS,
+    NEW_PROBE,
     TRAINING,
     LAYERS,
     GRADIENTS,
     LOSS_SCALE,
     TELEMETRY,
+    LEARN,
+    *LESSON_ENTRIES.values(),
+    ZOO,
+    CLASSROOM,
     HARDWARE,
     CORES,
     COMPARE,
@@ -281,6 +286,4 @@ ENTRIES = (
     OP_LISTS,
     FRAMEWORKS,
 )
-RUN_PAGES = (LAYERS, GRADIENTS, LOSS_SCALE, TELEMETRY)  # what a recorded run can be looked at with
-WATCHED_PAGES = (TRAINING, GRADIENTS, LOSS_SCALE, LAYERS, TELEMETRY)  # and a watched training
 MEASUREMENT_PAGES = {"bench": HARDWARE, "cores": CORES, "compare": COMPARE, "batch": BATCH_SIZE}

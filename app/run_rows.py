@@ -43,6 +43,11 @@ def conclusion(path: Path, run_id: str) -> str:
     return _kept(path, f"conclusion {run_id}", lambda reader: reader.conclusion(run_id))
 
 
+def verdicts(path: Path) -> dict[str, str]:
+    """Baseline run -> fault, no_fault or inconclusive, of the diagnoses that concluded."""
+    return _kept(path, "verdicts", lambda reader: reader.verdicts())
+
+
 def shared(path: Path) -> frozenset[str]:
     """Ids of the runs that a class may look at."""
     return _read(str(path), "shared", _stamp(path), sharing.shared)

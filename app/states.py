@@ -258,7 +258,7 @@ def show() -> None:
 
 def _is_hidden(entry: Entry, who: ClassRole) -> bool:
     """What is of no use to this person is not in the navigation; its address still answers."""
-    if who is ClassRole.GUEST:
+    if who is ClassRole.GUEST or not entry.in_sidebar:
         return True
     if entry is CLASSROOM:
         return who is not ClassRole.TEACHER

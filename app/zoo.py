@@ -123,7 +123,7 @@ def _button(result: Result) -> None:
     )
     if clicked:
         try:
-            diagnoses.start_diagnosis(script_path(result.script), policy_of(result.script), STEPS)
+            start(result.script)
         except AmpscopeError as error:
             st.error(escape(str(error)))
         else:
@@ -208,6 +208,11 @@ def healthy_scripts() -> list[Result]:
     """Further scripts without a fault, which have no faulty twin."""
     read = _Diagnoses()
     return [read.result(name) for name in HEALTHY]
+
+
+def start(script: str) -> None:
+    """Diagnose a script of the zoo, under the rules that its fault shows under."""
+    diagnoses.start_diagnosis(script_path(script), policy_of(script), STEPS)
 
 
 def policy_of(script: str) -> str:

@@ -1,20 +1,13 @@
-"""Home: this machine in one line, the demo, and the recent runs."""
+"""Home: three ways in, the newest verdicts with what to do, and the newest runs."""
 
 import streamlit as st
 
-from app import home, links, machine
+from app import home, machine
+from app.runs import diagnoses, run_list
 
 st.title("Home", anchor=False)
 machine.line()
-st.page_link(
-    links.LEARN.file,
-    label="New to mixed precision? Lessons that measure",
-    icon=links.LEARN.icon,
-)
-
-if not home.follow():
-    runs = home.listed_runs()
-    if runs:
-        home.show_newest(runs)
-    else:
-        home.invite()
+runs = run_list.listed_runs()
+home.show_doors(is_empty=not runs)
+if not home.follow() and (runs or diagnoses.busy_with()):
+    home.show_newest(runs)

@@ -19,10 +19,11 @@ from ampscope.errors import AmpscopeError, BadInput
 from ampscope.launcher import script_runs
 from ampscope.launcher.script_runs import Job
 from ampscope.observations import Observation
-from ampscope.records import RunInfo
+from ampscope.records import RunInfo, State
 from ampscope.store.reader import Reader
-from app import permissions, run_rows, store
+from app import permissions, run_rows, states, store
 from app.runs import live
+from app.states import BadgeColor
 
 # Runs that were started together share a group. What was concluded of it is read once, until a run
 # is added or ends.
@@ -46,6 +47,20 @@ class Case:
         """The script's path, or ``-m package.module``."""
         return self.head.spec.workload
 
+    @property
+    def verdict(self) -> tuple[str, BadgeColor]:
+        """In a word or two, with a badge's colour."""
+        report = self.report
+        if report is None:
+            return "running", states.BADGE_COLORS[State.RUNNING]
+        if report.could_not_run:
+            return "could not run", "orange"
+        if report.diagnosis.findings:
+            return "fault", "red"
+        if report.undecided:
+            return "undetermined", "orange"
+        return ("latent", "orange") if report.diagnosis.latent else ("no fault", "green")
+
     def run_of(self, control: str) -> RunInfo | None:
         """The run that counts for ``control``."""
         return next((r for r in reversed(counting(self.runs)) if r.spec.control == control), None)
@@ -66,6 +81,24 @@ def group_heads(runs: Sequence[RunInfo]) -> list[RunInfo]:
         if kept is None or kept.spec.control != BASELINE:
             found[key] = run
     return list(found.values())
+
+
+def head_of(run: RunInfo, heads: Sequence[RunInfo]) -> RunInfo | None:
+    """The one of ``heads`` that stands for the run's group."""
+    group = run.spec.group
+    return next((h for h in heads if h.id == run.id or (group and h.spec.group == group)), None)
+
+
+def case_of(run: RunInfo) -> Case | None:
+    """The diagnosis that a run of a script belongs to."""
+    runs = recorded_runs()
+    head = head_of(run, group_heads(runs))
+    return None if head is None else read_case(head, runs)
+
+
+def bare(run: RunInfo) -> RunView:
+    """The run without its observations, for words that need none."""
+    return RunView(run.spec.control, run.id, ())
 
 
 def read_case(head: RunInfo, runs: Sequence[RunInfo]) -> Case:

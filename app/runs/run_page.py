@@ -20,6 +20,7 @@ from ampscope.control import BASELINE, Control
 from ampscope.errors import BadInput
 from ampscope.lessons.catalog import lesson_title
 from ampscope.records import RunInfo
+from ampscope.report import verdict_words
 from ampscope.report.build import document, of_reports
 from ampscope.report.html import to_html
 from ampscope.report.markdown import to_markdown, to_notebook
@@ -27,7 +28,7 @@ from ampscope.report.run_words import file_name, rules
 from ampscope.store.reader import Reader
 from app import chart, links, options, permissions, run_rows, states, store
 from app.permissions import ClassRole
-from app.runs import live
+from app.runs import diagnoses, live
 from app.text import ago, code, cut, escape, percent, plural, power_of_two
 
 # The browser's clock starts anew when a page has been drawn. The writer flushes every 0.5 s, and a
@@ -67,24 +68,67 @@ def header(run: RunInfo) -> None:
     """Which run this is, its state, and under which policy it ran."""
     with st.container(gap="xxsmall"):
         with st.container(horizontal=True, vertical_alignment="center"):
-            title_line(run)
+            case = diagnoses.case_of(run) if run.spec.kind == "script" else None
+            title_line(run, verdict=None if case is None else case.verdict)
             # The baseline run decides a diagnosis; without its end there is nothing to report.
             if run.steps_done and not (run.spec.kind == "script" and run.state.is_active):
                 offer_report(run)
         st.caption(escape(" · ".join(facts(run))))
+        if case is not None and case.report is not None:
+            st.markdown(escape(verdict_words.verdict(case.report, diagnoses.bare(case.head))))
     offer(run)
+    show_tabs(run)
 
 
-def title_line(run: RunInfo) -> None:
-    """Name and state."""
+def show_tabs(run: RunInfo) -> None:
+    """The pages of this run that have something to show of it."""
+    with st.container(horizontal=True, gap="small", key="run-tabs"):
+        for entry in pages_of(run):
+            links.link(entry, run=run.id)
+
+
+def pages_of(run: RunInfo) -> list[links.Entry]:
+    """The answer first."""
+    held = _held(run)
+    wanted = (
+        (run.spec.kind == "script", links.DIAGNOSIS),
+        (run.spec.kind == "watch", links.TRAINING),
+        ("frame" in held, links.GRADIENTS),
+        (run.steps_done > 0, links.LOSS_SCALE),
+        ("module" in held, links.LAYERS),
+        ("telemetry" in held, links.TELEMETRY),
+    )
+    return [entry for there, entry in wanted if there]
+
+
+@store.of_run
+def _held(reader: Reader, run_id: str) -> tuple[str, ...]:
+    """Of what the store holds something of the run."""
+    return reader.held(run_id)
+
+
+def title_line(
+    run: RunInfo,
+    others: Sequence[RunInfo] = (),
+    verdict: tuple[str, states.BadgeColor] | None = None,
+) -> None:
+    """Name and state, or the verdict on it; ``others`` are shown as one with it, and their states
+    where they differ."""
     name = name_of(run)
+    if others and run.spec.label == "":
+        what = f"{file_name(run.spec.workload)} {run.spec.size}"
+        name = f"{what}, {plural(len(others) + 1, 'precision')}"
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         st.markdown(
             f"**{escape(cut(name, NAME_LENGTH))}**",
             width="content",
             help=code(name) if len(name) > NAME_LENGTH else None,
         )
-        st.badge(run.state, color=states.BADGE_COLORS[run.state])
+        if verdict is not None:
+            st.badge(verdict[0], color=verdict[1])
+            return
+        for state in dict.fromkeys(r.state for r in (run, *others)):
+            st.badge(state, color=states.BADGE_COLORS[state])
 
 
 def name_of(run: RunInfo) -> str:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from ampscope.records import RunSpec
+from ampscope.records import Event, RunSpec
 from ampscope.store.reader import Reader
-from app.runs import live
-from tests.helpers import stores
+from app.runs import diagnoses, live
+from tests.helpers import script_stores, stores, watched_stores
+from tests.helpers.pages import texts
 
 Open = Callable[..., AppTest]
 
@@ -28,7 +30,11 @@ def test_an_empty_store_offers_the_demo_and_creates_no_file(
 ) -> None:
     app = open_page("home")
     assert app.title[0].value == "Home"
-    assert [button.key for button in app.button] == ["run-demo"]
+    assert [button.key for button in app.button] == ["run-case", "run-demo"]
+    said = words(app)
+    assert "My training diverged or stopped learning" in said
+    assert "Learn mixed precision" in said
+    assert all(code.value.startswith("ampscope ") for code in app.code)
     assert "torch" in app.caption[0].value
     assert not store_path.exists()
 
@@ -83,11 +89,66 @@ def test_recent_runs_of_every_state_newest_first(open_page: Open, store_path: Pa
 def test_ten_at_first_and_more_on_request(open_page: Open, store_path: Path) -> None:
     for _ in range(13):
         stores.queued(store_path)
-    app = open_page("home")
+    app = open_page("runs")
     assert sum("-badge[" in m.value for m in app.markdown) == 10
     more = next(button for button in app.button if button.label.startswith("Show 3 older"))
     app = more.click().run()
     assert sum("-badge[" in m.value for m in app.markdown) == 13
+
+
+def test_the_newest_verdicts_stand_first_with_their_fix(
+    open_page: Open, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diagnoses, "BETWEEN_RUNS_S", -1.0)
+    stores.finished(store_path)
+    for number, maker in enumerate(
+        (script_stores.overflow, script_stores.no_fault, script_stores.undetermined)
+    ):
+        spec = replace(script_stores.SPEC, workload=f"/u/t{number}.py", group=f"g{number}")
+        maker(store_path, replace(spec, label=f"t{number}.py"))
+    app = open_page("home")
+    assert [s.value for s in app.subheader] == ["Newest verdicts", "Probes and measurements"]
+    said = texts(app)
+    assert "Root cause: An activation overflowed, in encoder.2.wo" in said
+    assert "**Fix (verified).** " in said
+    badges = [m.value for m in app.markdown if "-badge[" in m.value]
+    told = ["undetermined", "no fault", "fault", "finished"]
+    assert [next(w for w in told if w in badge) for badge in badges] == told
+
+
+def test_a_watched_training_tells_its_first_alarm(open_page: Open, store_path: Path) -> None:
+    writer = watched_stores.begun(store_path, watched_stores.bad(12, 5))
+    writer.add_event(Event(5, "alarm", "bad_loss", "The loss is NaN."))
+    writer.add_event(Event(9, "alarm", "bad_loss", "The loss is NaN."))
+    watched_stores.ended(writer)
+    app = open_page("home")
+    badge = next(m.value for m in app.markdown if "-badge[" in m.value)
+    assert "2 alarms" in badge
+    assert "First at step 5" in words(app)
+
+
+def test_runs_are_found_by_words_and_kind(open_page: Open, store_path: Path) -> None:
+    stores.finished(store_path, RunSpec(workload="gpt", label="kept one"))
+    stores.finished(store_path, RunSpec(workload="resnet", label="other"))
+    script_stores.no_fault(store_path)
+
+    def rows(**query: str) -> int:
+        return sum("-badge[" in m.value for m in open_page("runs", **query).markdown)
+
+    assert rows(find="") == 3
+    assert rows(find="KEPT finished") == 1
+    assert rows(kind="diagnoses") == 1
+    assert rows(kind="probes", find="nothing of the kind") == 0
+
+
+def test_the_precisions_of_one_probe_are_one_row(open_page: Open, store_path: Path) -> None:
+    for precision in ("fp16", "bf16", "fp32"):
+        stores.finished(store_path, RunSpec(workload="gpt", precision=precision, group="g1"))
+    app = open_page("runs")
+    assert sum("-badge[" in m.value for m in app.markdown) == 1
+    said = words(app).replace("\\", "")
+    assert "3 precisions" in said
+    assert "fp16, bf16, fp32" in said
 
 
 def test_names_from_a_run_are_escaped(open_page: Open, store_path: Path) -> None:
@@ -99,7 +160,7 @@ def test_names_from_a_run_are_escaped(open_page: Open, store_path: Path) -> None
 def test_runs_are_deleted_after_a_confirmation(open_page: Open, store_path: Path) -> None:
     kept, gone = stores.finished(store_path), stores.failed(store_path)
     running = stores.running(store_path)
-    app = open_page("home")
+    app = open_page("runs")
     choice = app.multiselect(key="delete-which")
     assert len(choice.options) == 2  # the running one is not on offer
     assert app.button(key="delete-confirm").disabled

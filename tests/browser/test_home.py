@@ -40,6 +40,24 @@ def test_the_demo_runs_on_an_empty_store_and_opens_its_result(
     assert lost["fp16-noscaler"] > 10 * lost["fp16"]
 
 
+def test_a_real_failure_is_diagnosed_from_the_first_page_to_its_verified_fix(
+    browser_page: Page, dashboard: Dashboard, tmp_path: Path
+) -> None:
+    """The way of a first-time user: one button, the verdict on its card, the fix behind it."""
+    page = browser_page
+    page.goto(dashboard(tmp_path / "runs.db"))
+    settle(page)
+    assert page.get_by_test_id("stSidebarNavLink").count() <= 12
+    page.get_by_role("button", name="Diagnose a real failure").click()
+    expect(page.get_by_text("Fix (verified).")).to_be_visible(timeout=RUN_MS)
+    expect(page.get_by_text(re.compile("An activation overflowed, in mid.conv2"))).to_be_visible()
+    page.get_by_role("link", name="Open the diagnosis").click()
+    page.wait_for_url(re.compile(r"/diagnosis\?.*run="))
+    settle(page)
+    expect(page.get_by_text("Verified: the script was run")).to_be_visible()
+    expect(page.get_by_text("in_fp32(model.get_submodule(name))")).to_be_visible()
+
+
 def test_a_probe_is_cancelled_and_keeps_what_it_recorded(
     browser_page: Page, dashboard: Dashboard, tmp_path: Path
 ) -> None:
@@ -104,7 +122,7 @@ def test_a_run_is_deleted_after_a_confirmation(
     store, page = tmp_path / "runs.db", browser_page
     kept = stores.finished(store, RunSpec(workload="gpt", label="kept", steps=3))
     stores.finished(store, RunSpec(workload="gpt", label="gone", steps=3))
-    page.goto(dashboard(store))
+    page.goto(f"{dashboard(store)}/runs")
     settle(page)
     page.get_by_role("button", name="Delete runs").click()
     page.get_by_role("combobox").click()

@@ -63,6 +63,12 @@ class Reader:
         found = self._all("SELECT data FROM conclusion WHERE run=?", run_id)
         return codec.text(found[0][0], longest=codec.LONGEST_CONCLUSION) if found else ""
 
+    def verdicts(self) -> dict[str, str]:
+        """Baseline run -> the word of its stored conclusion, of all in the store."""
+        word = "json_extract(data, '$.diagnosis.verdict')"
+        sql = f"SELECT run, {word} FROM conclusion WHERE json_valid(data)"
+        return {run: codec.text(found) for run, found in self._all(sql) if type(found) is str}
+
     def group(self, group: str) -> list[records.RunInfo]:
         """Runs that were started together, oldest first."""
         return [r for r in reversed(self.runs(10_000)) if group and r.spec.group == group]
@@ -146,6 +152,13 @@ class Reader:
         """What a measurement found, in order."""
         sql = "SELECT kind,data FROM result WHERE run=? ORDER BY seq"
         return [codec.decode_result(kind, data) for kind, data in self._all(sql, run_id)]
+
+    def held(self, run_id: str) -> tuple[str, ...]:
+        """Which of modules, frames of histograms and samples of devices there are of a run, by the
+        names of their tables."""
+        tables = ("module", "frame", "telemetry")
+        first = "SELECT 1 FROM {} WHERE run=? LIMIT 1"
+        return tuple(t for t in tables if self._all(first.format(t), run_id))
 
     def samples(self, run_id: str, points: int = 0) -> list[records.Sample]:
         """What devices read beside a run, in the order of time; with ``points`` about so many of
