@@ -22,6 +22,7 @@ from ampscope.errors import AmpscopeError, BadInput
 from ampscope.launcher.script_runs import folder_of
 from ampscope.number_words import value
 from ampscope.observations import BadOp, Observation, Operand, Scan
+from ampscope.policy.device_profiles import PROFILES, USUAL
 from ampscope.records import RunInfo
 from ampscope.report import fix_words
 from ampscope.report import verdict_words as words
@@ -134,6 +135,8 @@ def script_command(run: RunInfo, extra: str = "") -> str:
     """The command that diagnoses this script again."""
     spec = run.spec
     policy = " --policy cuda" if spec.policy == "cuda" else ""
+    if policy and spec.rehearsed in PROFILES.keys() - {USUAL}:
+        policy += f" --as {spec.rehearsed}"
     words = shlex.join([*spec.workload.split(" ", 1), *spec.args])
     if not spec.workload.startswith("-m "):
         words = shlex.join([spec.workload, *spec.args])

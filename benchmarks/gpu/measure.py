@@ -71,7 +71,8 @@ class Part:
     def call(self, *command: str | Path, **surroundings: str) -> Entry:
         """Run a command within the part's time; how it ended, and its last lines if it failed."""
         started = time.monotonic()
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "core"), **surroundings}
+        path = f"{ROOT / 'core'}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
+        environment = {**os.environ, "PYTHONPATH": path, **surroundings}
         try:
             done = subprocess.run(
                 list(map(str, command)), capture_output=True, text=True, env=environment,
@@ -82,6 +83,8 @@ class Part:
         except subprocess.TimeoutExpired as error:
             status = 124
             output, said = (_text(stream) for stream in (error.stdout, error.stderr))
+        except OSError as error:
+            status, output, said = 127, "", str(error)
         entry: Entry = {
             "command": " ".join(Path(c).name if Path(c).is_absolute() else str(c) for c in command),
             "status": status,
@@ -200,8 +203,9 @@ def both_sides(
 
 
 def differences(first: Path, second: Path) -> Entry:
-    """Between the last runs of two stores: ops by (module, phase, op, dtypes) and counts; and of
-    each histogram's elements, the share that lies in another bin."""
+    """Between the last runs of two stores: ops by (module, phase, op, dtypes) and counts, the
+    optimizer's apart, for it steps many tensors in one op on CUDA; and of each histogram's
+    elements, the share that lies in another bin."""
     from ampscope.records import Role
     from ampscope.store.reader import Reader
 
@@ -210,7 +214,8 @@ def differences(first: Path, second: Path) -> Entry:
         machines = [run.machine.policy if run.machine else "" for _, run in sides]
         losses = [[step.loss for step in reader.steps(run.id)] for reader, run in sides]
         ops = [_ops(reader, run.id) for reader, run in sides]
-        only = [sorted(map(str, (a - b).items())) for a, b in (ops, ops[::-1])]
+        only = [a - b for a, b in (ops, ops[::-1])]
+        own = [{k: n for k, n in found.items() if k[1] != "step"} for found in only]
         roles = {}
         for role in Role:
             a, b = ({f.step: f for f in reader.frames(run.id, role)} for reader, run in sides)
@@ -218,8 +223,11 @@ def differences(first: Path, second: Path) -> Entry:
                 roles[role.value] = _moved(a, b)
     return {
         "policies": machines, "losses": losses, "ops": sum(ops[0].values()),
-        "ops_only_on_device": only[0][:40], "ops_only_rehearsed": only[1][:40],
-        "ops_that_differ": len(only[0]) + len(only[1]), "histograms": roles,
+        "ops_only_on_device": sorted(map(str, own[0].items()))[:40],
+        "ops_only_rehearsed": sorted(map(str, own[1].items()))[:40],
+        "ops_that_differ": sum(map(len, own)),
+        "ops_of_the_optimizer_that_differ": sum(map(len, only)) - sum(map(len, own)),
+        "histograms": roles,
     }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from ampscope.records import RunInfo, State
 from ampscope.rules.catalog import NAMES, all_rules
 from ampscope.store.reader import Reader
 from ampscope.store.writer import keep_conclusion
-from app.diagnosis import documentation_sections
+from app.diagnosis import documentation_sections, script_command
 from app.runs import diagnoses
 from tests.helpers import script_stores, stores
 from tests.helpers.pages import links, texts
@@ -452,3 +452,17 @@ def test_when_no_fix_worked_the_page_says_so(store_path: Path, open_page: Open) 
     assert "No run with a fix removed the symptom." in texts(app)
     assert "No fix removed the symptom. Tried: with encoder.2.wo in fp32; in bf16." in texts(app)
     assert {m.label: m.value for m in app.metric}["Fix"] == "none worked"
+
+
+@pytest.mark.parametrize(
+    ("policy", "device", "options"),
+    [("native", "a100", ""), ("cuda", "a100", " --policy cuda"),
+     ("cuda", "t4", " --policy cuda --as t4"), ("cuda", "; rm", " --policy cuda")],
+)  # fmt: skip
+def test_the_command_names_the_device_that_was_rehearsed(
+    policy: str, device: str, options: str, store_path: Path
+) -> None:
+    spec = replace(script_stores.SPEC, policy=policy, rehearsed=device)
+    script_stores.no_fault(store_path, spec)
+    command = script_command(runs_of(store_path)[0])
+    assert command == f"ampscope diagnose{options} {spec.workload}"
