@@ -79,6 +79,7 @@ def phone(chromium: Browser) -> Iterator[Page]:
         yield found
 
 
+@pytest.mark.slow  # every lesson is measured first
 @pytest.mark.parametrize("lesson", MEASURED)
 def test_choices_are_read_on_a_phone_in_the_dark(phone: Page, url: str, lesson: str) -> None:
     phone.goto(f"{url}/{PAGES[lesson]}?guess{LESSONS[lesson].number}=show")

@@ -116,6 +116,7 @@ torch.compile(lambda: m(x).sum().backward(), fullgraph=True)()
 assert m.weight.grad is not None
 """,
 }
+pytestmark = pytest.mark.slow  # nineteen scripts run first
 HEAD = BASE + "import warnings\nwarnings.simplefilter('ignore')\nx = torch.randn(8, 4)\n"
 CONTROLS = {"optimizer": ("as_is", "fp32", "bf16")}
 TAIL = "\nfor i in range(3): step()\n"

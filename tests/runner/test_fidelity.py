@@ -36,6 +36,7 @@ for path in sys.argv[1:]:
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     open(path + ".code", "w").write(str(code))
 """
+pytestmark = pytest.mark.slow  # twelve scripts run first, plainly and watched
 ENV = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
 
 
