@@ -8,15 +8,17 @@ must be the same. A fake tensor checks fewer dtypes than a kernel does, so where
 raises, the database says whether CUDA has that kernel.
 """
 
+import contextlib
 import sys
 import types
 import unittest
 import warnings
 from collections import Counter
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -27,6 +29,10 @@ from ampscope.runner.controls import HalfRequests
 from ampscope.runner.probe import arithmetic
 from ampscope.runner.script_device import CudaRequests
 from ampscope.source_lines import SourceLines
+from ampscope.workloads.load import load
+from ampscope.workloads.protocol import iterate
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="nothing is stood in for")
 
 FP16, FP32 = torch.float16, torch.float32
 PATTERNS = {"fp32": [FP32], "fp16": [FP16], "fp16 beside fp32": [FP16, FP32]}
@@ -113,21 +119,33 @@ def called(op, values):
 def on_cuda(op, values):
     if any(t.layout is not torch.strided for t in tree_leaves(values) if torch.is_tensor(t)):
         return NO_ORACLE[0], Counter()
-    with FakeTensorMode():
+    with FakeTensorMode(), autocast_of_cuda():
+        return called(op, tree_map_only(torch.Tensor, fake, values))
 
-        def fake(tensor):
-            return torch.empty_strided(
-                tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda"
-            )
 
-        there = tree_map_only(torch.Tensor, fake, values)
-        torch.set_autocast_dtype("cuda", FP16)
-        torch.set_autocast_enabled("cuda", True)
-        try:
-            return called(op, there)
-        finally:
-            torch.set_autocast_enabled("cuda", False)
-            torch.clear_autocast_cache()
+def fake(tensor):
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda")
+
+
+@contextlib.contextmanager
+def autocast_of_cuda():
+    """As the oracle has it: torch.autocast("cuda") switches itself off without a GPU."""
+    torch.set_autocast_dtype("cuda", FP16)
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+        torch.clear_autocast_cache()
+
+
+@contextlib.contextmanager
+def rehearsal():
+    """As a script is rehearsed."""
+    lines = SourceLines("/nowhere")
+    requests = CudaRequests(lines, redirect=True, requests=HalfRequests(lines))
+    with requests.watching(), stand_in(PROFILES["a100"]), arithmetic("rehearsal"):
+        yield
 
 
 def rehearsed(op, values):
@@ -143,9 +161,7 @@ def test_ops_of_a_rehearsed_step_are_cudas(pattern, caplog):
     warnings.simplefilter("ignore")
     ops = database()
     cuda = {name: on_cuda(op, sample(op, PATTERNS[pattern])) for name, op in ops.items()}
-    lines = SourceLines("/nowhere")
-    requests = CudaRequests(lines, redirect=True, requests=HalfRequests(lines))
-    with requests.watching(), stand_in(PROFILES["a100"]), arithmetic("rehearsal"):
+    with rehearsal():
         here = {name: rehearsed(op, sample(op, PATTERNS[pattern])) for name, op in ops.items()}
     known = DIFFERENT | (DIFFERENT_MIXED if len(PATTERNS[pattern]) > 1 else {})
     different, compared = {}, 0
@@ -164,3 +180,52 @@ def test_ops_of_a_rehearsed_step_are_cudas(pattern, caplog):
             del different[name]
     assert compared >= 600
     assert {name: text for name, text in different.items() if name not in known} == {}
+
+
+linked = pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="fakes need a CUDA build")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lenet",
+        "mlp",
+        "rnn",
+        pytest.param("resnet", marks=linked),
+        pytest.param("gpt", marks=linked),
+    ],
+)
+def test_a_forward_pass_of_the_built_in_models_is_cudas(name):
+    workload = load(name, size="tiny", seed=0, loss_factor=1.0)
+    batch = next(iterate(workload))
+    with rehearsal(), torch.autocast("cuda"), torch.no_grad():
+        workload.model.requires_grad_(False).cuda()
+        there = tree_map_only(torch.Tensor, lambda t: t.cuda(), batch)
+        with Trace() as ours:
+            workload.loss(workload.model, there)
+    parameter = partial(nn.Parameter, requires_grad=False)
+    with FakeTensorMode(), autocast_of_cuda(), torch.no_grad():
+        for module in workload.model.modules():
+            own = module._parameters, module._buffers
+            for held, kind in zip(own, (parameter, lambda t: t), strict=True):
+                for key, tensor in held.items():
+                    held[key] = tensor if tensor is None else kind(fake(tensor))
+        there = tree_map_only(torch.Tensor, fake, batch)
+        with Trace() as cudas:
+            workload.loss(workload.model, there)
+    assert by_decision(ours.seen) == by_decision(cudas.seen)
+
+
+def by_decision(seen):
+    """Casts made apart, as a CPU makes them; one name for both devices' kernels; no integers."""
+    found = Counter()
+    for (op, inputs, outputs), count in seen.items():
+        if not {"float16", "float32"} & {*inputs, *outputs}:
+            continue
+        if op == "aten._softmax" and inputs != outputs:
+            found["aten._to_copy", inputs, outputs] += count
+            inputs = outputs
+        if op == "aten.cudnn_batch_norm":  # its last result is cuDNN's own memory
+            op, outputs = "aten.native_batch_norm", outputs[:-1]
+        found[op, inputs, outputs] += count
+    return found
