@@ -46,14 +46,14 @@ Place = Callable[[], tuple[str, str]]
 
 def begin(call: OpCall, out: Tensor, source: int, place: Place) -> None:
     """``out`` is where fp32 and half precision part."""
-    if out.dtype in HALF and call.node is None:
+    if out.dtype in HALF and call.node is None and out.numel() <= MAX_VALUES:
         _keep(out, source, _result(call, {}), place)
 
 
 def follow(call: OpCall, out: Tensor) -> bool:
     """Carry the fp32 values of what went in on to ``out``; whether there were any."""
     known = _known(call)
-    if known and call.node is None:
+    if known and call.node is None and out.numel() <= MAX_VALUES:
         first = next(iter(known.values()))
         _keep(out, first.source, _result(call, known), lambda: first.place)
     return bool(known)
@@ -110,7 +110,7 @@ def _result(call: OpCall, known: dict[int, Exact]) -> Tensor | None:
 
 def _keep(out: Tensor, source: int, values: Tensor | None, place: Place) -> None:
     fits = values is not None and values.shape == out.shape and values.is_floating_point()
-    if values is not None and fits and values.numel() <= MAX_VALUES and op_facts.all_finite(values):
+    if values is not None and fits and op_facts.all_finite(values):
         out.__dict__[EXACT] = Exact(source, values, place())
 
 
