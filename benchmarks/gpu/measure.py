@@ -95,9 +95,13 @@ class Part:
             entry["output"] = (output + said)[-KEPT_OUTPUT:]
         return entry
 
-    def ampscope(self, *arguments: str | Path, store: Path | None = None) -> Entry:
+    def ampscope(
+        self, command: str, *arguments: str | Path, store: Path | None = None, **surroundings: str
+    ) -> Entry:
         """A command of ampscope on this part's store."""
-        return self.call(*AMPSCOPE, *arguments, "--store", store or self.store)
+        # Options come first: what follows a script's name is the script's own.
+        whole = (*AMPSCOPE, command, "--store", store or self.store, *arguments)
+        return self.call(*whole, **surroundings)
 
     def found(self, name: str) -> Any:
         """What a command left as JSON in the part's folder, or None."""
@@ -178,9 +182,9 @@ def rehearsed(part: Part) -> None:
                    (*arguments, "--device", "cpu", "--policy", "cuda"))  # fmt: skip
     for name in scripts:
         script = str(ROOT / "core/ampscope/zoo/scripts" / f"{name}.py")
-        command = ("run", script, "--steps", "20")
+        command = ("run", "--steps", "20")
         real = ("--policy", "cuda") if part.dry else ()
-        both_sides(part, name, (*command, *real), (*command, "--policy", "cuda"))
+        both_sides(part, name, (*command, *real, script), (*command, "--policy", "cuda", script))
 
 
 def both_sides(
@@ -194,9 +198,12 @@ def both_sides(
     stores = [part.folder / f"{safe}-{side}.db" for side in ("device", "rehearsed")]
     entry: Entry = {"device": part.ampscope(*on_device, store=stores[0])}
     hidden = {"CUDA_VISIBLE_DEVICES": ""}  # a rehearsal is what happens without a device
-    entry["rehearsed"] = part.call(*AMPSCOPE, *on_paper, "--store", stores[1], **hidden)
+    entry["rehearsed"] = part.ampscope(*on_paper, store=stores[1], **hidden)
+    entry["status"] = entry["device"]["status"] or entry["rehearsed"]["status"]
     if all(store.exists() for store in stores):
         entry |= differences(*stores)
+    else:
+        entry["status"] = 1
     if part.dry:
         entry["note"] = f"two rehearsals were compared: the device's side {NEEDS_A_GPU}"
     part.add(name, entry)
@@ -370,10 +377,10 @@ def telemetry(part: Part) -> None:
 
     device = "cpu" if part.dry else "cuda"
     steps, size = ("20", "tiny") if part.dry else ("200", "medium")
-    entry = part.call(
-        *AMPSCOPE, "probe", "gpt", "--size", size, "--steps", steps, "--precision", "bf16",
+    entry = part.ampscope(
+        "probe", "gpt", "--size", size, "--steps", steps, "--precision", "bf16",
         "--policy", "native", "--device", device, "--histogram-every", "0", "--trace-every", "0",
-        "--shadow-every", "0", "--store", part.store, AMPSCOPE_TELEMETRY="1",
+        "--shadow-every", "0", AMPSCOPE_TELEMETRY="1",
     )  # fmt: skip
     if part.store.exists():
         with Reader(part.store) as reader:

@@ -77,7 +77,9 @@ def starts(
         context = ampscope.make_context("ampscope", command[3:])
         name, found, rest = ampscope.resolve_command(context, command[3:])
         assert found is not None
-        found.make_context(name, rest, parent=context)
+        given = found.make_context(name, rest, parent=context).params
+        assert Path(given["store"]).name in command[5]  # none of it went to a script
+        assert not given.get("args")
     elif command[1:3] == ["-m", "pytest"]:
         files = [ROOT / argument for argument in command if argument.endswith(".py")]
         assert files
