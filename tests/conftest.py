@@ -32,7 +32,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     the same for thorough ones. A test that is named by its own id runs."""
     for item in _slow(items):
         item.add_marker(pytest.mark.slow)
-        if item.get_closest_marker("timeout") is None:  # the first may measure for all of its file
+    for item in items:
+        # The first may measure for all of its file.
+        if item.get_closest_marker("slow") and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SLOW_LIMIT_S))
     named = {argument for argument in config.args if "::" in argument}
     for word in ("slow", "thorough"):
