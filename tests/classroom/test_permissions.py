@@ -47,7 +47,7 @@ def no_start(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     for module in starters:
         monkeypatch.setattr(f"app.{module}.launch", note)
     for name in ("start_diagnosis", "start_controls"):
-        monkeypatch.setattr(f"app.diagnosis.script_runs.{name}", note)
+        monkeypatch.setattr(f"app.runs.diagnoses.script_runs.{name}", note)
     return started
 
 
@@ -191,8 +191,8 @@ def test_the_beginning_of_an_id_tells_nothing_of_private_runs(
 def test_the_zoo_tells_nothing_of_the_teachers_diagnoses(
     room: Class, store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.diagnosis.script_runs.is_running", lambda job: False)
-    monkeypatch.setattr("app.diagnosis.script_runs.detached_words", lambda job: SECRET)
+    monkeypatch.setattr("app.runs.diagnoses.script_runs.is_running", lambda job: False)
+    monkeypatch.setattr("app.runs.diagnoses.script_runs.detached_words", lambda job: SECRET)
     script = zoo_script("c42_binary_detector.py")
     monkeypatch.setattr("app.runs.diagnoses._jobs", {str(script): object()})
     assert SECRET in said(room.teacher().page("zoo", case="c42"))

@@ -304,7 +304,7 @@ def test_links_work_below_the_sub_path(proxied: int, browser_page: Page) -> None
     page.reload()
     browser.settle(page)
     expect(page.get_by_role("link", name="New probe").first).to_be_visible()
-    page.get_by_role("link", name="Lessons that measure").click()
+    page.get_by_role("link", name="All lessons").click()
     page.wait_for_url(f"{base}/learn")
     browser.settle(page)
     page.get_by_role("link", name="1 Numbers").last.click()
