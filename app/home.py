@@ -94,7 +94,7 @@ def show_doors(*, is_empty: bool) -> None:
         if may_start:
             _demo()
         else:
-            links.link(links.NEW_PROBE)
+            links.link(links.NEW_PROBE if permissions.is_trusted() else links.RUNS)
     with learn:
         st.markdown("**Learn mixed precision**")
         st.markdown("Lessons that measure on this machine: predict, run, and compare.")
