@@ -7,6 +7,7 @@ import math
 import shlex
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import pandas as pd
 import streamlit as st
@@ -31,10 +32,10 @@ from ampscope.report.run_words import file_name
 from ampscope.report.verdict_words import Link, causal_chain
 from ampscope.rules import catalog
 from ampscope.rules.verdict import Measurement, Rule, Status, Verdict
-from app import chart, links, permissions, states, store
+from app import chart, links, options, permissions, states, store
 from app.figures.modules import cause_chain
 from app.figures.training import Curve, control_losses
-from app.runs import diagnoses, run_page
+from app.runs import diagnoses, run_page, workload_choice
 from app.runs.diagnoses import Case
 from app.text import ago, cut, escape, number, plural
 
@@ -45,6 +46,7 @@ from app.text import ago, cut, escape, number, plural
 
 
 _PICKER = "widget:diagnosis"
+_STARTED = "diagnosis-started"  # session key: the script that this browser has started
 _CHANGED = "judged-again"  # session key: what that has changed
 
 
@@ -52,6 +54,8 @@ def open_case() -> Case:
     """Title, picker, header and state; ends the page when there is no diagnosis at all."""
     st.title("Diagnosis", anchor=False)
     runs = diagnoses.recorded_runs()
+    offer_script(is_open=not runs)
+    _wait_for_started(diagnoses.group_heads(runs))
     if not runs:
         _nothing_yet()
         st.stop()
@@ -59,6 +63,102 @@ def open_case() -> Case:
     show_header(case)
     show_state(case)
     return case
+
+
+STEPS = 200
+_POLICIES = {
+    "auto": "as on this machine; with a rehearsed CUDA device where the script needs one",
+    "native": "as on this machine",
+    "cuda": "under CUDA's rules, rehearsed on a CPU",
+}
+
+
+def offer_script(*, is_open: bool) -> None:
+    """Diagnose a script below the operator's folder: the browser names one of the listed files, its
+    arguments and limits, and no code."""
+    if not permissions.is_trusted():
+        return
+    folder = options.current().scripts
+    files = workload_choice.listed(folder)
+    with st.expander("Diagnose a script", expanded=is_open, icon=":material/play_arrow:"):
+        if folder is None or not files:
+            none = "It holds no Python file. " if folder else ""
+            st.markdown(
+                f"{none}To choose scripts here, start the dashboard with the folder they are in:"
+            )
+            st.code("ampscope dashboard --scripts DIR", language="bash")
+            return
+        newest = sorted(files, key=lambda name: _changed_at(folder / name), reverse=True)
+        with st.form("dx-script", border=False):
+            script = st.selectbox(
+                "Script", newest, key="dx-script-file", help="Newest first; type to search."
+            )
+            words = st.text_input(
+                "Arguments", key="dx-script-args", help="Split as a shell would; none is run."
+            )
+            left, right = st.columns(2)
+            steps = left.number_input(
+                "Optimizer steps at most", 1, 1_000_000, STEPS, key="dx-script-steps"
+            )
+            policy = right.selectbox(
+                "Rules", list(_POLICIES), format_func=_POLICIES.__getitem__, key="dx-script-policy"
+            )
+            busy = diagnoses.busy_with()
+            clicked = st.form_submit_button(
+                "Diagnose", type="primary", disabled=bool(busy), key="dx-script-start"
+            )
+        st.caption(
+            escape(f"{cut(busy, 60)} is being diagnosed; one at a time.")
+            if busy
+            else "It runs several times, each with a private view of the files that it writes."
+        )
+        if clicked:
+            _start_script(script, words, int(steps), policy)
+
+
+def _changed_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # removed meanwhile
+        return 0.0
+
+
+def _start_script(script: str, words: str, steps: int, policy: str) -> None:
+    try:
+        path = workload_choice.python_file(options.current().scripts, script, "scripts")
+        diagnoses.start_diagnosis(path, policy, steps, shlex.split(words))
+    except AmpscopeError as error:
+        st.error(escape(str(error)))
+    except ValueError as error:  # a quotation without an end
+        st.error(escape(f"These arguments cannot be split: {error}."))
+    else:
+        st.session_state[_STARTED] = (str(path), time.time())
+        st.rerun()
+
+
+def _wait_for_started(heads: Sequence[RunInfo]) -> None:
+    """Show the diagnosis that this browser has started, as soon as its first run is in the store;
+    until then the page ends here."""
+    script, since = st.session_state.get(_STARTED, ("", 0.0))
+    if not script:
+        return
+    ours = (h for h in heads if h.spec.workload == script and h.created >= since)
+    if head := next(ours, None):
+        links.keep("run", head.id)
+    elif diagnoses.job_is_running(script):
+        _starting(script)
+        st.stop()
+    elif problem := diagnoses.job_problem(script):
+        st.error(f"**{escape(file_name(script))} could not be run.** {escape(problem)}")
+    del st.session_state[_STARTED]
+
+
+@st.fragment(run_every=run_page.FOLLOW_EVERY_S)
+def _starting(script: str) -> None:
+    st.info(f"**{escape(file_name(script))} is being started.** Its runs will be shown here.")
+    begun = any(run.spec.workload == script and run.state.is_active for run in store.runs(20))
+    if begun or not diagnoses.job_is_running(script):
+        st.rerun(scope="app")
 
 
 def show_header(case: Case) -> None:

@@ -1,4 +1,4 @@
-"""Entry of the dashboard: `streamlit run app/main.py [-- --store FILE --workloads DIR]`.
+"""Entry of the dashboard: `streamlit run app/main.py [-- OPTIONS]`; the options: app/options.py.
 
 The file is used twice. Streamlit's command finds ``app`` in it and serves that, with the checks of
 app/server.py in front; then it runs the file as a script, named ``__main__``, for each page.

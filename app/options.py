@@ -1,10 +1,10 @@
 """What the operator decided when the dashboard was started. A browser can change none of it.
 
-    streamlit run app/main.py -- --store runs.db --workloads ./mine
+    streamlit run app/main.py -- --store runs.db --workloads ./mine --scripts ~/train
 
-or the environment variables AMPSCOPE_STORE and AMPSCOPE_WORKLOADS; the command line wins. Tokens
-and a class (`ampscope dashboard --classroom`) are set up by the environment alone: a command line
-is seen by every user of the machine, and a token must not be.
+or the environment variables AMPSCOPE_STORE, AMPSCOPE_WORKLOADS and AMPSCOPE_SCRIPTS; the command
+line wins. Tokens and a class (`ampscope dashboard --classroom`) are set up by the environment
+alone: a command line is seen by every user of the machine, and a token must not be.
 """
 
 from __future__ import annotations
@@ -45,10 +45,12 @@ class Classroom:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``workloads`` is the one folder whose files a browser may choose; None offers none."""
+    """Folders whose Python files a browser may choose, None for none: ``workloads`` to probe their
+    models, ``scripts`` to diagnose them."""
 
     store: Path
     workloads: Path | None = None
+    scripts: Path | None = None
     classroom: Classroom | None = None
 
 
@@ -56,29 +58,39 @@ class _Parser(argparse.ArgumentParser):
     """argparse that raises instead of ending the server."""
 
     def error(self, message: str) -> NoReturn:
-        raise BadInput(f"{message}. After `--` come only --store FILE and --workloads DIR.")
+        raise BadInput(
+            f"{message}. After `--` come only --store FILE, --workloads DIR and --scripts DIR."
+        )
 
 
 def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
-    """Raises BadInput for an unknown option or a workloads folder that is none."""
+    """Raises BadInput for an unknown option or a folder that is none."""
     parser = _Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--store", type=Path)
     parser.add_argument("--workloads", type=Path)
+    parser.add_argument("--scripts", type=Path)
     given = parser.parse_args(arguments)
-    named = environment.get("AMPSCOPE_WORKLOADS")
-    workloads = given.workloads or (Path(named) if named else None)
-    if workloads is not None and not workloads.expanduser().is_dir():
-        raise BadInput(f"--workloads {workloads} is not a folder.")
     return Options(
         store=(given.store or default_path()).expanduser().absolute(),
-        workloads=workloads and workloads.expanduser().resolve(),
+        workloads=_folder("workloads", given.workloads, environment),
+        scripts=_folder("scripts", given.scripts, environment),
         classroom=classroom(environment),
     )
 
 
+def _folder(name: str, given: Path | None, environment: Mapping[str, str]) -> Path | None:
+    """The folder that the command line or the environment names."""
+    exported = environment.get(f"AMPSCOPE_{name.upper()}")
+    folder = given or (Path(exported) if exported else None)
+    if folder is not None and not folder.expanduser().is_dir():
+        raise BadInput(f"--{name} {folder} is not a folder.")
+    return folder and folder.expanduser().resolve()
+
+
 def current() -> Options:
     """The options of this process. Asked for again and again while a page is drawn."""
-    names = ("AMPSCOPE_STORE", "XDG_DATA_HOME", "AMPSCOPE_WORKLOADS", TOKEN, TEACHERS, LINK)
+    folders = ("AMPSCOPE_WORKLOADS", "AMPSCOPE_SCRIPTS")
+    names = ("AMPSCOPE_STORE", "XDG_DATA_HOME", *folders, TOKEN, TEACHERS, LINK)
     given = tuple((name, os.environ.get(name, "")) for name in names)
     return _parsed(tuple(_own_arguments(sys.argv)), given)
 

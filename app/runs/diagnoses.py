@@ -161,11 +161,12 @@ _jobs: dict[str, Job] = {}
 _stopping: set[str] = set()
 
 
-def start_diagnosis(script: Path, policy: str, steps: int) -> None:
-    """Diagnose a script of the zoo."""
+def start_diagnosis(script: Path, policy: str, steps: int, args: Sequence[str] = ()) -> None:
+    """Diagnose a script of the zoo, or one below the operator's folder; 0 ``steps`` are the
+    command's own default."""
     permissions.require(permissions.is_trusted(), "starting a diagnosis")
     _jobs[str(script)] = script_runs.start_diagnosis(
-        script, store.path(), policy=policy, steps=steps
+        script, store.path(), policy=policy, steps=steps, args=args
     )
 
 

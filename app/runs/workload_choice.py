@@ -1,5 +1,6 @@
-"""Choose what is trained: a built-in model, or a file below the operator's folder, and which files
-those are.
+"""Choose what is trained: a built-in model, or a file below one of the operator's folders.
+
+Which files those are is here too.
 """
 
 from __future__ import annotations
@@ -43,22 +44,27 @@ def listed(folder: Path | None) -> list[str]:
 def chosen(folder: Path | None, relative: str, entry: str = DEFAULT_ENTRY) -> str:
     """The workload as RunSpec names it, ``/folder/file.py:build``. Raises BadInput otherwise,
     Forbidden for a student of a class, who may run no code."""
+    path = python_file(folder, relative, "workloads")
+    if not entry.isidentifier():
+        raise BadInput(f"{entry!r} is not the name of a function.")
+    return f"{path}:{entry}"
+
+
+def python_file(folder: Path | None, relative: str, name: str) -> Path:
+    """The file of the operator's folder that the option ``--name`` stands for. Raises BadInput for
+    what is none, Forbidden for a student of a class, who may run no code."""
     permissions.require(permissions.is_trusted(), "choosing a file")
     if folder is None:
-        raise BadInput(
-            "This dashboard was started without --workloads DIR, so it offers built-in workloads."
-        )
+        raise BadInput(f"This dashboard was started without --{name} DIR: it offers no file.")
     root = folder.resolve()
     try:
         path = (root / relative).resolve()
         is_file = path.is_file()
     except (OSError, ValueError, RuntimeError) as error:  # a loop of links, a null byte
-        raise BadInput(f"{relative!r} is not a file of the workloads folder.") from error
+        raise BadInput(f"{relative!r} is not a file of the {name} folder.") from error
     if not (path.is_relative_to(root) and is_file and path.suffix == ".py"):
-        raise BadInput(f"{relative!r} is not a Python file below the workloads folder.")
-    if not entry.isidentifier():
-        raise BadInput(f"{entry!r} is not the name of a function.")
-    return f"{path}:{entry}"
+        raise BadInput(f"{relative!r} is not a Python file below the {name} folder.")
+    return path
 
 
 def _python_files(folder: Path) -> Iterator[Path]:

