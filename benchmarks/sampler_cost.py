@@ -45,7 +45,13 @@ class Beside:
     def __init__(self, folder: Path) -> None:
         self.writer = RunWriter.create(folder / "runs.db", RunSpec(workload="gpt"))
         self.writer.start(Machine(device="cpu", device_name="", policy="native"))
-        command = [sys.executable, "-m", "ampscope.telemetry", "--store", str(self.writer.path)]
+        command = [
+            sys.executable,
+            "-m",
+            "ampscope.telemetry.sampler",
+            "--store",
+            str(self.writer.path),
+        ]
         self.process = subprocess.Popen(
             [*command, "--run", self.writer.run_id, "--pid", str(os.getpid())],
             stdin=subprocess.PIPE,

@@ -3,11 +3,11 @@
 import streamlit as st
 
 from app import home, machine
-from app.runs import diagnoses, run_list
+from app.runs import diagnoses
 
 st.title("Home", anchor=False)
 machine.line()
-runs = run_list.listed_runs()
+runs = home.listed_runs()
 home.show_doors(is_empty=not runs)
 if not home.follow() and (runs or diagnoses.busy_with()):
     home.show_newest(runs)

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app.runs import run_list
+from app import home
 
 st.title("Runs", anchor=False)
-run_list.show_all()
+home.show_all()

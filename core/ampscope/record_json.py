@@ -25,6 +25,7 @@ import json
 import math
 import types
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ampscope.errors import BadInput
@@ -128,7 +129,7 @@ class Decoder:
 
     def _of_class(self, kind: type[Any]) -> Check:
         if kind not in self._checks:
-            self._checks[kind] = lambda value: self._checks[kind](value)  # a class may hold itself
+            self._checks[kind] = partial(self.record, kind)  # a class may hold itself
             self._checks[kind] = self._new(kind)
         return self._checks[kind]
 

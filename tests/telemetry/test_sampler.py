@@ -58,7 +58,7 @@ def sampler_of(writer: RunWriter) -> list[int]:
             words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"ampscope.telemetry" in words and writer.run_id.encode() in words:
+        if b"ampscope.telemetry.sampler" in words and writer.run_id.encode() in words:
             found.append(int(name))
     return found
 

@@ -1,18 +1,26 @@
 """The loop: read every device ten times per second, write once a second, end with the run.
 
 It ends when it is told to (anything on its standard input, or its end), when the run's process is
-gone, and when the run in the store is no longer active. None of these needs another's help.
+gone, and when the run in the store is no longer active. None of these needs another's help. It is a
+process of its own (see the package), whose standard output is one sentence, or nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import select
+import sys
 import time
+from argparse import ArgumentParser
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
+from ampscope.errors import StoreError
+from ampscope.store.processes import process_start_time
 from ampscope.store.samples import Row, SampleRows, row_of, thinned
+from ampscope.telemetry.cpu import CpuReader
 from ampscope.telemetry.values import DeviceLost, DeviceReader
 
 EVERY_S = 0.1
@@ -101,3 +109,39 @@ def stage(age_s: float) -> tuple[float, int]:
     where 0 is all of them) at this age of a run."""
     stages = ((window_s, kept) for since, window_s, kept in reversed(STAGES) if age_s >= since)
     return next(stages, EARLY)
+
+
+def main() -> None:
+    """Sample until the run ends; a failure is one sentence, never more."""
+    parser = ArgumentParser(prog="python -m ampscope.telemetry.sampler", description=__doc__)
+    parser.add_argument("--store", type=Path, required=True)
+    parser.add_argument("--run", required=True)
+    parser.add_argument("--pid", type=int, required=True, help="the run's process")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda:N")
+    parser.add_argument("--uuid", default="", help="of that GPU")
+    options = parser.parse_args()
+    started = process_start_time(options.pid)
+    notes: list[str] = []
+    readers: list[DeviceReader] = [CpuReader(options.pid)]
+    if options.device.startswith("cuda"):
+        from ampscope.telemetry.gpu import GpuReader
+
+        try:
+            readers.insert(0, GpuReader(options.device, options.uuid, options.pid))
+        except DeviceLost as lost:
+            notes.append(str(lost))
+    gc.freeze()  # what was imported stays; a collection need not look at it
+    try:
+        with SampleRows(options.store, options.run) as rows:
+            sampler = Sampler(rows, readers)
+            sampler.run(sys.stdin.fileno(), options.pid, started)
+            notes += sampler.notes
+            sampler.close()
+    except StoreError as error:
+        notes.append(f"The machine's readings end early: {error}")
+    say(notes, sys.stdout.fileno())
+    os._exit(0)  # all is written: taking Python down would only make the run's end wait
+
+
+if __name__ == "__main__":
+    main()

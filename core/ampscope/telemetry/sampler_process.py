@@ -73,7 +73,7 @@ def beside(
     """
     if not is_wanted():
         return Readings()
-    command = [sys.executable, "-m", "ampscope.telemetry", "--store", str(store.absolute())]
+    command = [sys.executable, "-m", "ampscope.telemetry.sampler", "--store", str(store.absolute())]
     command += ["--run", run_id, "--pid", str(os.getpid()), "--device", device, "--uuid", uuid]
     try:
         process = subprocess.Popen(
