@@ -223,7 +223,9 @@ def _watched_card(entry: Entry) -> None:
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
             st.badge(word, color=color)
             st.markdown(f"**{escape(cut(run_page.name_of(run), 60))}**", width="content")
-            st.caption(escape(f"watched, {run.state}, {steps}, {ago(run.created)}"))
+            world = [run_page.world_words(entry)] if is_rank(run) else []
+            facts = ["watched", *world, str(run.state), steps, ago(run.created)]
+            st.caption(escape(", ".join(facts)))
         if alarms:
             event, rank = alarms[0]
             where = f", rank {rank.spec.rank}" if is_rank(rank) else ""
@@ -232,8 +234,7 @@ def _watched_card(entry: Entry) -> None:
                 f"**First at step {event.step:,}{where}: {escape(name)}.** "
                 f"{escape(cut(event.text, ANSWER_LENGTH))}"
             )
-        elif ended is not None and run.message:
-            st.markdown(escape(cut(run.message, ANSWER_LENGTH)))
+        _ended(entry)
         links.link(links.TRAINING, "Open the training", run=run.id)
 
 
