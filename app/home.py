@@ -242,7 +242,6 @@ def _watched_card(entry: Entry) -> None:
 
 
 AT_FIRST = 10
-MOST_READ = 2_000
 REASON_LENGTH = 240  # three lines beside the links
 KINDS = {  # what may be asked for, and the runs that it stands for
     "all": (),
@@ -257,7 +256,7 @@ _SHOWN = "recent-shown"
 
 def listed_runs() -> list[RunInfo]:
     """All but the measurements of lessons, which their pages find by themselves."""
-    return [run for run in store.runs(MOST_READ) if run.spec.kind != "lesson"]
+    return [run for run in store.runs(diagnoses.RUNS_READ) if run.spec.kind != "lesson"]
 
 
 def entries(runs: Sequence[RunInfo]) -> list[Entry]:
@@ -396,7 +395,7 @@ def is_script(run: RunInfo) -> bool:
 
 def _delete() -> None:
     """Choose, read what it means, confirm."""
-    ended = {run.id: run for run in store.runs(MOST_READ) if not run.state.is_active}
+    ended = {run.id: run for run in store.runs(diagnoses.RUNS_READ) if not run.state.is_active}
     if not ended:
         st.markdown("No run has ended yet. Cancel a run before deleting it.")
         return
