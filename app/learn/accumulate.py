@@ -18,12 +18,6 @@ from app.text import count, number, percent
 HALF, WIDE = "half accumulator", "fp32 accumulator"
 CLOSE = 0.01  # of the right sum
 
-PADDLE_CODE = """
-values.astype("float16").sum()
-values.astype("float32").sum()                  # add up in fp32
-running = running.astype("float32") + loss.astype("float32")
-"""
-
 
 def answer(results: Sequence[Result]) -> Answer:
     """By where fp16's running sum ended."""

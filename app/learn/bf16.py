@@ -24,17 +24,6 @@ STYLES = {"fp32": (DTYPES["fp32"], "solid"), "bf16": (DTYPES["bf16"], "solid"),
          "fp16-noscaler": (DTYPES["fp16"], "dot"), "fp16": (NORMAL, "dash")}  # fmt: skip
 ALIKE = 1.1  # times fp32's loss of the same seed, in the median: within, it learned as well
 
-PADDLE_CODE = """
-with paddle.amp.auto_cast(dtype="bfloat16"):                # bf16: no scaler
-    loss = loss_fn(model(inputs), targets)
-loss.backward()
-
-scaler = paddle.amp.GradScaler()                            # fp16: with one
-with paddle.amp.auto_cast(dtype="float16"):
-    loss = loss_fn(model(inputs), targets)
-scaler.scale(loss).backward()
-"""
-
 
 def answer(results: Sequence[Result]) -> Answer:
     """Which trainings learned as fp32 did, seed by seed."""

@@ -23,15 +23,6 @@ JOULES_A_KWH = 3.6e6
 # Where the URL says nothing. Assumptions, and said to be such on the page.
 SAMPLES, WATTS, KWH_PRICE, HOUR_PRICE = 1_000_000, 100, 0.30, 0.0
 
-PADDLE_CODE = """
-paddle.device.synchronize()
-begin = time.perf_counter()
-for _ in range(100):
-    train_step()
-paddle.device.synchronize()
-samples_s = 100 * batch_size / (time.perf_counter() - begin)
-"""
-
 
 def answer(results: Sequence[Result]) -> Answer:
     """By throughput: at equal power, cost goes with time."""

@@ -32,15 +32,6 @@ MANY = 20  # powers of two between the ends of the middle part
 # The ends of the middle 98 %: the smallest of a million numbers says little about the others.
 LOW, HIGH = 0.01, 0.99
 
-PADDLE_CODE = """
-def count(gradient):
-    size = gradient.astype("float32").abs()
-    exponents = paddle.floor(paddle.log2(size[size > 0]))
-    print(paddle.unique(exponents, return_counts=True))
-
-layer.register_forward_post_hook(lambda module, inputs, output: output.register_hook(count))
-"""
-
 
 def answer(results: Sequence[Result]) -> Answer:
     """By the powers of two that hold all but the smallest and the largest hundredth."""

@@ -27,15 +27,6 @@ STYLES = {FP32: (DTYPES["fp32"], "circle", "solid"), HALF: (DTYPES["fp16"], "x",
          AMP: (NORMAL, "square", "dash")}  # fmt: skip
 PATCHED_STYLE = (MEASURE, "diamond", "dot")
 
-PADDLE_CODE = """
-model.to(dtype="float16")                       # don't
-
-# do: O2 keeps fp32 master weights; O1 leaves the model in fp32
-model, optimizer = paddle.amp.decorate(model, optimizer, level="O2", master_weight=True)
-with paddle.amp.auto_cast(level="O2", dtype="float16"):
-    loss = loss_fn(model(inputs), targets)
-"""
-
 
 def answer(results: Sequence[Result]) -> Answer:
     """NaN, or weights that do not move, or neither: as measured."""

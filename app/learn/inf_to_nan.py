@@ -20,15 +20,6 @@ from app.text import count, number, power_of_two
 BAD_STEP, LAST_STEP = 1, 3
 HEIGHT_PX = 420
 
-PADDLE_CODE = """
-scaler.scale(loss).backward()
-scaler.step(optimizer)
-scaler.update()
-
-if not bool(paddle.isfinite(loss)):
-    print(batch_index, float(inputs.abs().max()))
-"""
-
 
 def answer(results: Sequence[Result]) -> Answer:
     """By the weights and the loss after the last step."""

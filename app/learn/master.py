@@ -18,14 +18,6 @@ HALF, MASTER = "bf16", "bf16 with fp32 master weights"
 ASKED = -10  # the question's step: about a thousandth of a weight
 TAIL = 20  # steps whose mean loss is compared
 
-PADDLE_CODE = """
-model, optimizer = paddle.amp.decorate(
-    model, optimizer, level="O2", dtype="bfloat16", master_weight=True
-)
-with paddle.amp.auto_cast(level="O2", dtype="bfloat16"):
-    loss = loss_fn(model(inputs), targets)
-"""
-
 
 def answer(results: Sequence[Result]) -> Answer:
     """By the share of bf16 weights that a step of a thousandth leaves unchanged."""

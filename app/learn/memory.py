@@ -20,12 +20,6 @@ FP32, AMP, PURE = "fp32", "fp16", "fp16-pure"
 HALVED = 0.55  # of fp32's peak and below
 LITTLE = 0.9
 
-PADDLE_CODE = """
-train_step()
-print(paddle.device.cuda.max_memory_allocated() / 2**20, "MiB")
-hidden = paddle.distributed.fleet.utils.recompute(block, hidden)
-"""
-
 
 def answer(results: Sequence[Result]) -> Answer:
     """By the peak under autocast as a share of fp32's."""

@@ -32,12 +32,6 @@ from app.text import escape
 START = "0.1"
 MAX_LENGTH = 40
 
-PADDLE_CODE = """
-paddle.to_tensor(0.1).astype("float16").astype("float32").item()
-paddle.to_tensor(2048.0, dtype="float16") + 1
-paddle.finfo(paddle.bfloat16)
-"""
-
 
 def answer(results: Sequence[Result]) -> Answer:
     """What torch made of 2048 + 1 in fp16."""

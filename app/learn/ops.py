@@ -45,13 +45,6 @@ MATMULS = ("mm", "addmm", "bmm", "convolution")
 CAREFUL = ("_softmax", "nll_loss_forward")  # softmax, and the loss of classes
 INNER = "_log_softmax"  # of cross_entropy
 
-PADDLE_CODE = """
-with paddle.amp.auto_cast(
-    dtype="float16", custom_white_list={"elementwise_add"}, custom_black_list={"reduce_sum"}
-):
-    weights = paddle.nn.functional.softmax(paddle.matmul(q, k, transpose_y=True))
-"""
-
 
 def answer(results: Sequence[Result]) -> Answer:
     """By the dtypes that the matmuls, softmax and the loss put out in the traced step."""

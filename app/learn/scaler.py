@@ -26,15 +26,6 @@ FIRST_SCALES = (OWN, *(2.0**e for e in (0, 8, 13, 15, 16, 20, 24)))
 INTERVALS = (10, 20, 50, 100)
 EARLY = 10  # steps in which a scaler looks for its scale
 
-PADDLE_CODE = """
-scaler = paddle.amp.GradScaler(
-    init_loss_scaling=2.0**16, incr_every_n_steps=2000, decr_every_n_nan_or_inf=1
-)
-scaler.scale(loss).backward()
-scaler.step(optimizer)
-scaler.update()
-"""
-
 
 def answer(results: Sequence[Result]) -> Answer:
     """How many of the first steps torch really skipped."""

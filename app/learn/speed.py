@@ -20,13 +20,6 @@ from app.text import duration, percent
 DASHES = {"fp32": "solid", "tf32": "solid", "bf16": "dash", "fp16": "dot"}
 GAINS = 1.1  # times as fast, and more: beyond the spread of a step
 
-PADDLE_CODE = """
-layer = paddle.nn.Linear(1024, 4096)            # multiples of 8
-embedding = paddle.nn.Embedding(50304, 1024)
-with paddle.amp.auto_cast(dtype="bfloat16"):
-    outputs = layer(inputs)
-"""
-
 
 def answer(results: Sequence[Result]) -> Answer:
     """By the step of the tiny MLP in bf16, compared with fp32."""

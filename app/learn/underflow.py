@@ -25,17 +25,6 @@ from app.text import count, percent, power_of_two
 FEW, MOST = 0.01, 0.5  # shares of the question's choices
 STATIC = (2.0**13, 2.0**16)  # a scale that older guides fix, and GradScaler's first
 
-PADDLE_CODE = """
-scaler = paddle.amp.GradScaler(init_loss_scaling=2.0**16)
-
-with paddle.amp.auto_cast(dtype="float16"):
-    loss = loss_fn(model(inputs), targets)
-scaler.scale(loss).backward()
-scaler.step(optimizer)
-scaler.update()
-optimizer.clear_grad()
-"""
-
 
 def answer(results: Sequence[Result]) -> Answer:
     """By the share that is lost without scaling."""
