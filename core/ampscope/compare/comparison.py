@@ -175,10 +175,6 @@ def _of(value: object, text: Callable[..., str]) -> str:
     return "" if value is None else text(value)
 
 
-def _throughput(times: StepTimes) -> str:
-    return f"{times.samples_s:,.0f}" if times.samples else ""
-
-
 def _phases(times: StepTimes) -> str:
     if not (times.forward and times.backward and times.optimizer):
         return ""
