@@ -149,7 +149,7 @@ def test_a_lesson_is_measured_when_it_is_first_asked(page: Page, url: str) -> No
 def test_a_newcomer_walks_from_home_to_a_diagnosis(page: Page, url: str) -> None:
     page.goto(url)
     browser.settle(page)
-    page.get_by_test_id("stMain").get_by_role("link", name="Lessons that measure").click()
+    page.get_by_test_id("stMain").get_by_role("link", name="All lessons").click()
     for title in ("1 Numbers", "3 Underflow and loss scaling", "6 Why model.half() fails"):
         expect(page.get_by_test_id("stMain").locator("h1").first).to_have_text("Learn")
         page.get_by_test_id("stMain").get_by_role("link", name=title).first.click()
