@@ -108,7 +108,7 @@ def test_the_button_starts_a_diagnosis(
 ) -> None:
     asked: list[tuple[Path, Path, str]] = []
 
-    def start(script: Path, store: Path, *, policy: str, steps: int) -> Job:
+    def start(script: Path, store: Path, *, policy: str, **how: object) -> Job:
         asked.append((script, store, policy))
         return Job(-1)
 

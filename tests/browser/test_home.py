@@ -69,7 +69,7 @@ def test_a_failing_script_is_diagnosed_without_a_terminal(
     shutil.copy(script_path("c04_vae_decoder.py"), folder / "my_decoder.py")
     page.goto(f"{dashboard(tmp_path / 'runs.db', '--scripts', str(folder))}/diagnosis")
     settle(page)
-    page.get_by_label("Arguments").fill("--unused yes")
+    page.get_by_role("textbox", name="Arguments").fill("--unused yes")
     page.get_by_role("button", name="Diagnose", exact=True).click()
     told = "the script was run with mid.conv2 in fp32, and the symptom was gone"
     expect(page.get_by_text(told)).to_be_visible(timeout=RUN_MS)
