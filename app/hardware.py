@@ -27,7 +27,7 @@ from ampscope.records import Rate, RunInfo, RunSpec, Sample
 from ampscope.telemetry.cpu import CpuReader
 from ampscope.telemetry.gpu import GpuReader
 from ampscope.telemetry.values import DeviceLost, DeviceReader
-from app import chart, links, machine, permissions, store
+from app import chart, links, permissions, store, telemetry
 from app.chart import KeyFigure, key_figures
 from app.figures.hardware import alignment_figure, rates_figure
 from app.figures.telemetry import telemetry_figure
@@ -301,10 +301,10 @@ def _made(rate: Rate | None) -> dict[str, str]:
 # What the machine reads now, as key figures, refreshed every two seconds.
 
 
-@st.fragment(run_every=machine.READ_EVERY_S)
+@st.fragment(run_every=telemetry.READ_EVERY_S)
 def draw_readings() -> None:
     """Every GPU as NVML reads it, then the CPU."""
-    report = machine.report()
+    report = telemetry.machine_report()
     for gpu in report.gpus:
         _gpu(gpu)
     _cpu(report.cpu)
@@ -395,7 +395,7 @@ def _unit(value: float | None, unit: str) -> str:
 
 
 KEPT_S = 120.0
-EVERY_S = machine.READ_EVERY_S
+EVERY_S = telemetry.READ_EVERY_S
 TOO_LONG_S = 10.0  # after such a pause a reading would speak for time that was not watched
 
 
@@ -447,7 +447,7 @@ def recent(gpus: tuple[int, ...]) -> Recent:
 @st.fragment(run_every=EVERY_S)
 def draw_telemetry() -> None:
     """The curves of every device, every two seconds."""
-    found = recent(tuple(gpu.index for gpu in machine.report().gpus))
+    found = recent(tuple(gpu.index for gpu in telemetry.machine_report().gpus))
     samples = found.update()
     for problem in found.problems:
         st.caption(escape(problem))

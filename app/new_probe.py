@@ -13,7 +13,7 @@ from ampscope.hardware.describe import uses_cuda
 from ampscope.launcher.launch import checked
 from ampscope.policy.autocast_lists import PRECISIONS, resolve
 from ampscope.records import Cadence, RunSpec, ScalerSpec
-from app import machine, states, store
+from app import states, store, telemetry
 from app.runs import workload_choice
 from app.runs.workload_choice import Choice
 from app.text import escape
@@ -47,7 +47,7 @@ def _specs(asked: RunSpec, choice: Choice, precisions: list[str]) -> list[RunSpe
     if not precisions:
         raise BadInput("Choose at least one precision.")
     on_cuda = asked.device.startswith("cuda") or (
-        asked.device == "auto" and uses_cuda(machine.report())
+        asked.device == "auto" and uses_cuda(telemetry.machine_report())
     )
     named = replace(asked, workload=workload_choice.named(choice), size=choice.size)
     for precision in precisions:
@@ -124,7 +124,7 @@ def _precisions(default: str) -> list[str]:
 
 
 def _where(spec: RunSpec) -> RunSpec:
-    report = machine.report()
+    report = telemetry.machine_report()
     gpus = [f"cuda:{gpu.index}" for gpu in report.gpus] if uses_cuda(report) else []
     devices = ["auto", *gpus, "cpu"]
     names = {"auto": f"auto ({gpus[0] if gpus else 'cpu'})"}

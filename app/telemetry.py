@@ -1,5 +1,5 @@
-"""Telemetry of a run: a page of its own, and a part of every measurement. What is read of a run,
-and the words for it.
+"""What this machine is and reads now, and what it read during a run: the Telemetry page, a part of
+every measurement, and the words for both.
 """
 
 from __future__ import annotations
@@ -12,12 +12,27 @@ import streamlit as st
 
 from ampscope.analysis import telemetry
 from ampscope.analysis.telemetry import Usage
+from ampscope.hardware.describe import HardwareReport, describe_machine, one_line
 from ampscope.records import RunInfo, Sample, StepRecord
 from ampscope.store.reader import Reader
 from app import chart, links, states, store
 from app.chart import KeyFigure
 from app.figures.telemetry import telemetry_figure
 from app.text import duration, escape, percent, size
+
+READ_EVERY_S = 2.0
+
+
+@st.cache_data(ttl=READ_EVERY_S, show_spinner=False)
+def machine_report() -> HardwareReport:
+    """What the machine is and how busy it is now."""
+    return describe_machine()
+
+
+def machine_line() -> None:
+    """Device, capability, torch and policy in one line."""
+    st.caption(escape(one_line(machine_report())))
+
 
 # Sections of the Telemetry page.
 

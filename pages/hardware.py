@@ -2,13 +2,14 @@
 
 import streamlit as st
 
-from app import chart, hardware, machine, states
+from ampscope.hardware.describe import report_json, sentence
+from app import chart, hardware, states, telemetry
 from app.text import escape
 
 st.title("Hardware", anchor=False)
-report = machine.report()
+report = telemetry.machine_report()
 answer = st.container()
-machine.verdict(report)
+st.markdown(escape(sentence(report)))
 with states.part():
     hardware.draw_bench(report, answer)
 
@@ -24,4 +25,4 @@ st.markdown(escape(hardware.capability_answer(report)))
 hardware.draw_capability(report)
 
 with chart.details("The whole report as JSON"):
-    st.code(machine.as_json(report), language="json")
+    st.code(report_json(report), language="json")

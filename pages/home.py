@@ -2,11 +2,11 @@
 
 import streamlit as st
 
-from app import home, machine
+from app import home, telemetry
 from app.runs import diagnoses
 
 st.title("Home", anchor=False)
-machine.line()
+telemetry.machine_line()
 runs = home.listed_runs()
 home.show_doors(is_empty=not runs)
 if not home.follow() and (runs or diagnoses.busy_with()):

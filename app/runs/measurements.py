@@ -17,7 +17,7 @@ from ampscope.errors import AmpscopeError
 from ampscope.hardware.describe import uses_cuda
 from ampscope.launcher.launch import checked, launch
 from ampscope.records import RunInfo, RunSpec, State
-from app import chart, links, machine, permissions, states, store
+from app import chart, links, permissions, states, store
 from app import telemetry as telemetry_view
 from app.runs import live, run_page, workload_choice
 from app.runs.workload_choice import Choice
@@ -42,7 +42,7 @@ def form(doing: str, size: str) -> tuple[Choice, DeltaGenerator, bool] | None:
     what, how = st.columns(2, gap="large")
     with what:
         choice = workload_choice.pick_workload(RunSpec(workload="gpt", size=size))
-    return choice, how, uses_cuda(machine.report())
+    return choice, how, uses_cuda(telemetry_view.machine_report())
 
 
 def start_with(choice: Choice, kind: str, **fields: Any) -> None:

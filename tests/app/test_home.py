@@ -198,12 +198,12 @@ def test_a_wrong_option_is_said_in_a_sentence(
 def test_a_fault_of_a_page_shows_no_traceback(
     open_page: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from app import machine
+    from app import telemetry
 
     def broken() -> None:
         raise ZeroDivisionError("secret detail")
 
-    monkeypatch.setattr(machine, "line", broken)
+    monkeypatch.setattr(telemetry, "machine_line", broken)
     app = open_page("home")
     assert "could not be drawn" in app.error[0].value
     assert "secret" not in str(app.error[0].value)

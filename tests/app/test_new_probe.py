@@ -12,7 +12,7 @@ from streamlit.testing.v1 import AppTest
 from ampscope.policy.autocast_lists import PRECISIONS
 from ampscope.records import Cadence, RunSpec, ScalerSpec
 from ampscope.workloads.catalog import BUILTIN
-from app import machine
+from app import telemetry
 from app.runs import live
 from tests.helpers import hardware_reports, stores
 
@@ -133,7 +133,7 @@ def test_tf32_needs_cuda(open_page: Open, monkeypatch: pytest.MonkeyPatch) -> No
     app.checkbox(key="np-tf32").check().run()
     assert "tf32 needs a CUDA device" in app.error[0].value
     gpu = hardware_reports.report(hardware_reports.H100)
-    monkeypatch.setattr(machine, "report", lambda: gpu)
+    monkeypatch.setattr(telemetry, "machine_report", lambda: gpu)
     app = open_page("new_probe")
     app.checkbox(key="np-tf32").check().run()
     assert not app.error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from playwright.sync_api import Page, expect
 
 from ampscope.records import RunSpec, State
 from ampscope.store.reader import Reader
+from ampscope.zoo.score import script_path
 from tests.helpers import stores
 from tests.helpers.browser import settle
 
@@ -56,6 +58,24 @@ def test_a_real_failure_is_diagnosed_from_the_first_page_to_its_verified_fix(
     settle(page)
     told = "the script was run with mid.conv2 in fp32, and the symptom was gone"
     expect(page.get_by_text(told)).to_be_visible()
+
+
+@pytest.mark.slow
+def test_a_failing_script_is_diagnosed_without_a_terminal(
+    browser_page: Page, dashboard: Dashboard, tmp_path: Path
+) -> None:
+    """Chosen below the operator's folder, with its arguments, to the verified fix."""
+    folder, page = tmp_path / "mine", browser_page
+    folder.mkdir()
+    shutil.copy(script_path("c04_vae_decoder.py"), folder / "my_decoder.py")
+    page.goto(f"{dashboard(tmp_path / 'runs.db', '--scripts', str(folder))}/diagnosis")
+    settle(page)
+    page.get_by_role("textbox", name="Arguments").fill("--epochs 4")
+    page.get_by_role("button", name="Diagnose", exact=True).click()
+    told = "the script was run with mid.conv2 in fp32, and the symptom was gone"
+    expect(page.get_by_text(told)).to_be_visible(timeout=RUN_MS)
+    with Reader(tmp_path / "runs.db") as reader:
+        assert {run.spec.args for run in reader.runs()} == {("--epochs", "4")}
 
 
 def test_a_probe_is_cancelled_and_keeps_what_it_recorded(
