@@ -33,6 +33,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in _slow(items):
         item.add_marker(pytest.mark.slow)
     for item in items:
+        quick = item.get_closest_marker("quick")
+        if quick and item.name.partition("[")[2].rstrip("]") not in quick.args:
+            item.add_marker(pytest.mark.slow)
+    for item in items:
         # The first may measure for all of its file.
         if item.get_closest_marker("slow") and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SLOW_LIMIT_S))

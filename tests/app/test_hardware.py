@@ -13,7 +13,7 @@ from ampscope.hardware.gpu import Accelerator
 from ampscope.records import Machine, Rate, RunSpec, Sample, State
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
-from app import hardware, machine
+from app import hardware, telemetry
 from app.figures.hardware import alignment_figure, rates_figure
 from app.runs import measurements
 from tests.helpers import hardware_reports, stores
@@ -35,7 +35,7 @@ def shown(
     request: pytest.FixtureRequest, open_page: Open, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[HardwareReport, AppTest]:
     found = MACHINES[request.param]
-    monkeypatch.setattr(machine, "report", lambda: found)
+    monkeypatch.setattr(telemetry, "machine_report", lambda: found)
     return found, open_page("hardware")
 
 
@@ -122,7 +122,7 @@ def texts(app: AppTest) -> str:
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     found = report(flags=("AVX512-BF16",))
-    monkeypatch.setattr(machine, "report", lambda: found)
+    monkeypatch.setattr(telemetry, "machine_report", lambda: found)
 
 
 @pytest.mark.usefixtures("on_cpu")
@@ -211,7 +211,7 @@ def test_a_training_in_the_same_store_is_no_bench(open_page: Open, store_path: P
 
 
 def test_several_gpus_can_be_chosen(open_page: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "report", lambda: report(H100, H100))
+    monkeypatch.setattr(telemetry, "machine_report", lambda: report(H100, H100))
     app = open_page("hardware")
     assert not app.exception
     choice = next(s for s in app.selectbox if s.label == "Device")
@@ -222,7 +222,7 @@ def test_a_device_that_is_not_measured_is_named(
     open_page: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = report(accelerators=(Accelerator("XPU", "Intel GPU, device 0x56a0"),))
-    monkeypatch.setattr(machine, "report", lambda: found)
+    monkeypatch.setattr(telemetry, "machine_report", lambda: found)
     app = open_page("hardware")
     assert "Not measured: Intel GPU, device 0x56a0 (XPU)." in texts(app)
 

@@ -27,6 +27,16 @@ PRIVATE = replace(stores.SPEC, label=SECRET, group="f00d")
 PUBLIC = "kingfisher"
 SHARED = replace(stores.SPEC, label=PUBLIC)
 EVERY_PAGE = [entry.file.stem for entry in ENTRIES]
+SOME_PAGES = (
+    "home",
+    "runs",
+    "diagnosis",
+    "training",
+    "layers",
+    "compare",
+    "learn_05_ops",
+    "classroom",
+)
 
 
 @pytest.fixture
@@ -65,6 +75,7 @@ def raised(app: AppTest) -> tuple[str, str]:
     return error.proto.type.rpartition(".")[2], error.value
 
 
+@pytest.mark.quick(*SOME_PAGES)
 @pytest.mark.parametrize("page", EVERY_PAGE)
 def test_no_page_shows_a_student_a_private_run(
     room: Class, store_path: Path, page: str, no_start: list[object]
@@ -300,6 +311,7 @@ def test_a_student_cannot_call_it(
     assert sharing.shared(store_path) == frozenset()
 
 
+@pytest.mark.quick(*SOME_PAGES)
 @pytest.mark.parametrize("page", EVERY_PAGE)
 def test_no_button_of_a_student_starts_or_ends_anything(
     room: Class, store_path: Path, page: str, no_start: list[object]

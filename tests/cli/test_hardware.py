@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from ampscope.cli.main import main
 from ampscope.store.reader import Reader
 
+pytestmark = pytest.mark.slow
 LIMIT_S = 90.0  # it takes 10 s on two idle cores
 
 

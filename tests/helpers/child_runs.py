@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
 from ampscope.errors import StoreError
 from ampscope.records import RunInfo
 from ampscope.store.reader import Reader
@@ -44,6 +46,14 @@ def build(seed):
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
     )
 """
+
+
+def cases_of_this_run(request: pytest.FixtureRequest) -> set[str]:
+    """Ids of parameters in the tests of the file that will run, for a fixture that all of them
+    share and that starts a process for each."""
+    items = (item for item in request.session.items if item.path == request.path)
+    going = (item for item in items if item.get_closest_marker("skip") is None)
+    return {item.name.partition("[")[2].rstrip("]") for item in going}
 
 
 def workload_file(folder: Path, name: str, in_loss: str) -> str:

@@ -17,6 +17,7 @@ from ampscope.store.writer import request_cancel
 from tests.helpers.child_runs import (
     HEAD,
     TAIL,
+    cases_of_this_run,
     wait_until,
     workload_file,
 )
@@ -130,14 +131,17 @@ CASES = (
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], RunInfo]]:
-    """All cases run side by side: what takes time is that each imports torch."""
+def ended(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Callable[[str], RunInfo]]:
+    """The cases run side by side: what takes time is that each imports torch."""
     folder = tmp_path_factory.mktemp("bad")
     store = folder / "runs.db"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(folder))
         ids = {}
-        for case in CASES:
+        chosen = cases_of_this_run(request)
+        for case in (case for case in CASES if case.name in chosen):
             name = workload_file(folder, case.name, case.in_loss or "pass")
             if case.source:
                 (folder / f"{case.name}.py").write_text(case.source)
@@ -147,6 +151,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], 
             request_cancel(store, run_id)
 
 
+@pytest.mark.quick("build_raises", "exits", "killed")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_workload_that_ends_badly_says_why(
     case: Case, ended: Callable[[str], RunInfo], tmp_path_factory: pytest.TempPathFactory

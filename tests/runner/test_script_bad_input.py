@@ -13,6 +13,7 @@ import pytest
 
 from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.records import State
+from tests.helpers.child_runs import cases_of_this_run
 from tests.helpers.script_runner import Ran, Runner, spec, write_script
 
 STEPS = "from base import *\nfor i in range(5): step()\n"
@@ -84,17 +85,22 @@ SLOW = {"hangs", "hangs_in_c", "floods", "memory", "memory_python"}
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ran]]:
-    """All cases, two at a time: those that wait for a limit beside the others."""
+def ended(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[dict[str, Ran]]:
+    """The cases, two at a time: those that wait for a limit beside the others."""
     folder = tmp_path_factory.mktemp("bad")
+    chosen = cases_of_this_run(request)
+    cases = [case for case in CASES if case.name in chosen]
     with ScriptRuns(spec(), folder / "runs.db") as runs:
         run = Runner(runs)
-        paths = {c.name: write_script(folder, f"{c.name}.py", c.text) for c in CASES}
-        late = {c.name: run.start(paths[c.name], **c.limits) for c in CASES if c.name in SLOW}
-        found = {c.name: run(paths[c.name], **c.limits) for c in CASES if c.name not in SLOW}
+        paths = {c.name: write_script(folder, f"{c.name}.py", c.text) for c in cases}
+        late = {c.name: run.start(paths[c.name], **c.limits) for c in cases if c.name in SLOW}
+        found = {c.name: run(paths[c.name], **c.limits) for c in cases if c.name not in SLOW}
         yield found | {name: run.fetch(run_id) for name, run_id in late.items()}
 
 
+@pytest.mark.quick("raises_late", "asks", "exits_text", "hangs", "crashes")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_bad_script_ends_in_one_sentence(case: Case, ended: dict[str, Ran]) -> None:
     ran = ended[case.name]
@@ -109,6 +115,7 @@ def test_a_bad_script_ends_in_one_sentence(case: Case, ended: dict[str, Ran]) ->
     assert outcome.ended == "time" or len(ran.attempts) == case.attempts
 
 
+@pytest.mark.quick("raises_late", "asks")
 @pytest.mark.parametrize("name", ["raises_first", "raises_late", "memory", "asks"])
 def test_a_script_s_own_traceback_is_shown_and_kept(name: str, ended: dict[str, Ran]) -> None:
     ran = ended[name]

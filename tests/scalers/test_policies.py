@@ -60,7 +60,7 @@ def test_torch_refuses_to_grow_to_infinity() -> None:
     assert (state.scale, state.good) == (2.0**127, 0)
 
 
-# Trajectories written by hand from the frameworks' rules , where the framework
+# Trajectories written by hand from the frameworks' rules, where the framework
 # itself is not installed; tests/frameworks drives the real ones.
 def scales(name: str, found: list[bool], settings: ScalerSettings) -> list[float]:
     policy = POLICIES[name]

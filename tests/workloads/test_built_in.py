@@ -160,6 +160,7 @@ def _held_out_losses(name: str, seed: int, steps: int) -> list[float]:
     return found
 
 
+@pytest.mark.quick(*(f"0-{name}" for name in BUILTIN))
 @pytest.mark.parametrize("name", BUILTIN)
 @pytest.mark.parametrize("seed", range(10))
 def test_training_in_fp32_is_stable(name: str, seed: int) -> None:
