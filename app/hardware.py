@@ -20,7 +20,7 @@ from ampscope.analysis.ceilings import LABELS
 from ampscope.analysis.telemetry import by_device
 from ampscope.hardware.capability import CAPABILITIES, DTYPE_LABELS, CapabilityRow
 from ampscope.hardware.cpu import CpuReading
-from ampscope.hardware.describe import HardwareReport, uses_cuda
+from ampscope.hardware.describe import HardwareReport, report_json, sentence, uses_cuda
 from ampscope.hardware.gpu import GpuReading
 from ampscope.number_words import bytes_words, rate_words
 from ampscope.records import Rate, RunInfo, RunSpec, Sample
@@ -42,6 +42,16 @@ GTX_16 = (
     "The GTX 16 series (TU116, TU117) also reports 7.5 and has no Tensor Cores; "
     "before 7.0 no GPU has any."
 )
+
+
+def draw_sentence(report: HardwareReport) -> None:
+    """What AMP can and cannot give here; the first sentence large."""
+    st.markdown(escape(sentence(report)))
+
+
+def draw_json(report: HardwareReport) -> None:
+    """The whole report."""
+    st.code(report_json(report), language="json")
 
 
 def draw_capability(report: HardwareReport) -> None:

@@ -2,14 +2,13 @@
 
 import streamlit as st
 
-from ampscope.hardware.describe import report_json, sentence
 from app import chart, hardware, states, telemetry
 from app.text import escape
 
 st.title("Hardware", anchor=False)
 report = telemetry.machine_report()
 answer = st.container()
-st.markdown(escape(sentence(report)))
+hardware.draw_sentence(report)
 with states.part():
     hardware.draw_bench(report, answer)
 
@@ -25,4 +24,4 @@ st.markdown(escape(hardware.capability_answer(report)))
 hardware.draw_capability(report)
 
 with chart.details("The whole report as JSON"):
-    st.code(report_json(report), language="json")
+    hardware.draw_json(report)
