@@ -102,6 +102,81 @@ def _bars_layout(exponents: ExponentAxis, largest: int) -> Part:
     }
 
 
+@kept
+def mirrored_bars(
+    rows: Raw, fmt: NumberFormat, shifts: tuple[int, int], names: tuple[str, str], *, x_title: str
+) -> go.Figure:
+    """Two raw rows, each moved by its own shift: the first upwards, the second downwards. Bars are
+    shares of a row's elements on a log axis, as the two may hold different numbers of them."""
+    shown = exponent_range(occupied_range(rows, shifts), fmt)
+    counts = aligned(rows, shifts, shown.lowest, shown.highest)
+    bars = []
+    for which, (sign, name) in enumerate(zip((1, -1), names, strict=True)):
+        row, total = rows[which], max(int(rows[which].sum()), 1)
+        for zone, first, end in zone_spans(fmt, shown):
+            part = counts[which, first - shown.lowest : end - shown.lowest]
+            labels = [f"2^{e}" for e in range(first, end)]
+            x = np.arange(first, end) + 0.5
+            bars.append(
+                _mirrored(
+                    _bars(zone, x, part, total, ZONES[zone], "x2", labels), part, total, sign, name
+                )
+            )
+        zeros = np.array([row[POS_ZERO] + row[NEG_ZERO]])
+        bars.append(
+            _mirrored(
+                _bars("zero", ["0"], zeros, total, ZERO, "x", ["0"]), zeros, total, sign, name
+            )
+        )
+        bad = np.array([row[NAN], row[POS_INF] + row[NEG_INF]])
+        labels = ["NaN", "Inf"]
+        bars.append(
+            _mirrored(
+                _bars("not finite", labels, bad, total, NONFINITE, "x3", labels),
+                bad,
+                total,
+                sign,
+                name,
+            )
+        )
+    layout = _bars_layout(exponent_axis(fmt, shown, "x2", x_title), 1)
+    heights = range(-DECADES, DECADES + 1)
+    layout["yaxis"] = {
+        "title": {"text": "share of elements (log)"},
+        "range": [-DECADES - 0.3, DECADES + 0.3],
+        "tickvals": list(heights),
+        "ticktext": [
+            "1" if abs(h) == DECADES else f"10<sup>−{DECADES - abs(h)}</sup>" for h in heights
+        ],
+        "zeroline": True,
+    }
+    layout["barmode"] = "relative"
+    layout["height"] = HEIGHT_PX + 120
+    figure = go.Figure(bars, layout)
+    for y, name in ((0.98, names[0]), (0.02, names[1])):
+        figure.add_annotation(
+            x=0.995,
+            xref="paper",
+            xanchor="right",
+            y=y,
+            yref="paper",
+            text=f"<b>{for_plotly(name)}</b>",
+            showarrow=False,
+        )
+    return figure
+
+
+DECADES = 6  # below one element in a million a bar has the least height
+
+
+def _mirrored(bar: go.Bar, counts: Raw, total: int, sign: int, name: str) -> go.Bar:
+    with np.errstate(divide="ignore"):
+        height = np.maximum(np.log10(counts / total) + DECADES, LEAST)
+    bar.y = np.where(counts > 0, sign * height, np.nan)
+    bar.hovertext = [f"{for_plotly(name)}<br>{text}" for text in bar.hovertext]
+    return bar
+
+
 # The x axis of every exponent chart: powers of two, a format's limits as labelled lines, and its
 # four zones as a coloured band above the plot.
 #

@@ -343,8 +343,10 @@ def control_losses(curves: Sequence[Curve], x_title: str = "optimizer step") -> 
     return figure
 
 
-def _add_curve(figure: go.Figure, curve: Curve) -> None:
-    """With gaps where the loss was not finite: the line must not bridge them."""
+def _add_curve(
+    figure: go.Figure, curve: Curve, row: int = 1, what: str = "loss", *, in_legend: bool = True
+) -> None:
+    """With gaps where the values were not finite: the line must not bridge them."""
     values = dict(zip(curve.losses.steps, curve.losses.values, strict=True))
     steps = _steps(curve.losses)
     name = for_plotly(curve.name)
@@ -356,8 +358,9 @@ def _add_curve(figure: go.Figure, curve: Curve) -> None:
         marker={"size": 4},
         connectgaps=False,
         name=name,
-        hovertemplate=f"{name}<br>step %{{x}}, loss %{{y:.5g}}<extra></extra>",
-        row=1,
+        hovertemplate=f"{name}<br>step %{{x}}, {what} %{{y:.5g}}<extra></extra>",
+        showlegend=in_legend,
+        row=row,
         col=1,
     )
 
@@ -365,6 +368,88 @@ def _add_curve(figure: go.Figure, curve: Curve) -> None:
 def _steps(losses: FiniteParts) -> list[int]:
     lost = {*losses.nan_steps, *losses.pos_inf_steps, *losses.neg_inf_steps}
     return sorted({*losses.steps, *lost})
+
+
+# Loss scale, loss and gradient norm of two runs, one over the other.
+
+
+def paired_curves(pair: Sequence[tuple[Curve, FiniteParts, Sequence[StepRecord]]]) -> go.Figure:
+    """Of each run its losses with its look, its gradient norms and its steps. A panel that neither
+    has is left out; what is not finite stands in a row for each run."""
+    scaled = [[s for s in steps if s.scale is not None] for _, _, steps in pair]
+    norms = [norm for _, norm, _ in pair]
+    broken = {
+        for_plotly(f"{name} of {curve.name}"): parts
+        for curve, norm, _ in pair
+        for name, parts in (("loss", curve.losses), ("norm", norm))
+        if parts.nonfinite_count
+    }
+    shown = ["scale"] * any(scaled) + ["loss"]
+    shown += ["norm"] * any(_steps(norm) for norm in norms)
+    panels = [PANELS[name] for name in shown]
+    if broken:
+        panels.append(("not finite", BAND_ROW_PX * len(broken) + BAND_EXTRA_PX))
+    figure = _stacked(panels, SPACING_PX, TOP_PX, BOTTOM_PX)
+    row = {name: i for i, name in enumerate(shown, start=1)}
+    for (curve, norm, _), own in zip(pair, scaled, strict=True):
+        _add_curve(figure, curve, row["loss"])
+        if own:
+            _add_stairs(figure, curve, own, row["scale"])
+        if "norm" in row:
+            beside = replace(curve, losses=norm)
+            _add_curve(figure, beside, row["norm"], "gradient norm", in_legend=False)
+    if any(scaled):
+        dtick = _scale_tick([step for own in scaled for step in own])
+        ticks = {"tickprefix": "2<sup>", "ticksuffix": "</sup>", "dtick": dtick}
+        figure.update_yaxes(row=row["scale"], col=1, title="log2", **ticks)
+    figure.update_yaxes(row=row["loss"], col=1, title="loss")
+    if "norm" in row:
+        every = tuple(value for norm in norms for value in norm.values)
+        add_norm_axis(figure, replace(norms[0], values=every), row["norm"])
+    if broken:
+        hover = "%{{y}}<br>step %{{x}}, {kind}<extra></extra>"
+        _add_nonfinite(figure, broken, len(panels), 8, hover)
+        figure.update_yaxes(row=len(panels), col=1, range=[-0.6, len(broken) - 0.4])
+    frame_axis(figure, sorted((s for _, _, steps in pair for s in steps), key=_step), len(panels))
+    place = {"x": 1, "xanchor": "right", "y": 1, "yanchor": "top", "yref": "container"}
+    figure.update_layout(legend={"orientation": "h", **place})
+    return figure
+
+
+def _step(record: StepRecord) -> int:
+    return record.step
+
+
+def _add_stairs(figure: go.Figure, curve: Curve, scaled: Sequence[StepRecord], row: int) -> None:
+    drawn = [(s, exponent) for s in scaled if (exponent := _log2(s.scale)) is not None]
+    figure.add_scatter(
+        x=[s.step for s, _ in drawn],
+        y=[exponent for _, exponent in drawn],
+        mode="lines",
+        line={"shape": "hv", "color": curve.color, "width": 2, "dash": curve.dash},
+        text=[_scale_text(s) for s, _ in drawn],
+        hovertemplate=f"{for_plotly(curve.name)}<br>%{{text}}<extra></extra>",
+        showlegend=False,
+        row=row,
+        col=1,
+    )
+    skipped = [(s, exponent) for s, exponent in drawn if s.skipped]
+    figure.add_scatter(
+        x=[s.step for s, _ in skipped],
+        y=[exponent for _, exponent in skipped],
+        mode="markers",
+        marker={
+            "symbol": "x",
+            "size": 9,
+            "color": curve.color,
+            "line": {"color": NONFINITE, "width": 1},
+        },
+        text=[_scale_text(s) for s, _ in skipped],
+        hovertemplate=f"{for_plotly(curve.name)}<br>%{{text}}<extra></extra>",
+        showlegend=False,
+        row=row,
+        col=1,
+    )
 
 
 # Loss and loss scale of runs that are under way, one above the other on a common step axis.

@@ -97,6 +97,7 @@ def pages_of(run: RunInfo) -> list[links.Entry]:
         (run.steps_done > 0, links.LOSS_SCALE),
         ("module" in held, links.LAYERS),
         ("telemetry" in held, links.TELEMETRY),
+        (run.steps_done > 0, links.TWO_RUNS),
     )
     return [entry for there, entry in wanted if there]
 

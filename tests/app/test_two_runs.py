@@ -1,0 +1,66 @@
+"""Two runs: what the page says of a pair, of a run alone, and of one that is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from streamlit.testing.v1 import AppTest
+
+from ampscope.records import RunSpec
+from tests.helpers import stores
+
+Open = Callable[..., AppTest]
+
+
+def spec(precision: str, **more: object) -> RunSpec:
+    return RunSpec(workload="gpt", precision=precision, steps=4, **more)  # type: ignore[arg-type]
+
+
+def said(app: AppTest) -> str:
+    kinds = (app.subheader, app.markdown, app.caption)
+    return "\n".join(str(element.value) for kind in kinds for element in kind).replace("\\", "")
+
+
+def test_a_pair_is_compared_down_to_one_module(store_path: Path, open_page: Open) -> None:
+    first = stores.finished(store_path, spec("fp32"))
+    second = stores.finished(store_path, spec("fp16"))
+    app = open_page("two_runs", run=first, second=second)
+    assert not app.exception
+    text = said(app)
+    assert "same loss at each of 4 common steps" in text  # the made runs record the same numbers
+    assert "gpt tiny fp32 is the solid blue line, gpt tiny fp16 the dashed orange one" in text
+    assert "gpt tiny fp32 above, gpt tiny fp16 below" in text
+    assert [m.label for m in app.metric] == ["Steps of both", "Skipped steps", "Not finite"]
+    assert len(app.get("plotly_chart")) == 2
+    (table,) = app.dataframe
+    assert list(table.value)[:5] == ["Module", "Type", "Zero, first", "Zero, second", "Difference"]
+    assert set(table.value["Difference"]) <= {"0.0 %", "none"}
+
+
+def test_the_run_of_the_same_group_is_offered_first(store_path: Path, open_page: Open) -> None:
+    same = stores.finished(store_path, spec("fp32", group="a1"))
+    first = stores.finished(store_path, spec("fp16", group="a1"))
+    stores.finished(store_path, spec("bf16"))
+    app = open_page("two_runs", run=first)
+    assert app.selectbox(key="widget:second").value == same
+
+
+def test_a_run_alone_has_nothing_beside_it(store_path: Path, open_page: Open) -> None:
+    run = stores.finished(store_path, spec("fp16"))
+    assert "There is no second run" in str(open_page("two_runs", run=run).info[0].value)
+
+
+def test_a_second_run_that_is_not_there_is_said(store_path: Path, open_page: Open) -> None:
+    first = stores.finished(store_path, spec("fp16"))
+    stores.finished(store_path, spec("fp32"))
+    app = open_page("two_runs", run=first, second="feedbeef0000")
+    assert not app.exception
+    assert "feedbeef0000" in "\n".join(str(e.value) for e in (*app.error, *app.markdown))
+
+
+def test_names_alike_are_told_apart(store_path: Path, open_page: Open) -> None:
+    first, second = (stores.finished(store_path, spec("fp16")) for _ in range(2))
+    text = said(open_page("two_runs", run=first, second=second))
+    assert "gpt tiny fp16 (first) is the solid blue line" in text
+    assert "gpt tiny fp16 (second) the dashed orange one" in text
