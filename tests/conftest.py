@@ -16,6 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # Hundreds of tests start runs of a second or two; a process that reads the machine beside each of
 # them would slow them down for nothing. Tests of the readings switch them on.
 os.environ.setdefault("AMPSCOPE_TELEMETRY", "0")
+if "PYTEST_XDIST_WORKER" in os.environ:  # there is a worker for each core
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 SLOW_LIMIT_S = 1200
 
 
