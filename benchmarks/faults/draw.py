@@ -8,13 +8,13 @@ import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.faults import planting
 from benchmarks.faults.planting import FAULTS, FORMS, LOOKALIKES, Kind, Planted
-from benchmarks.faults.truth import Damage, Run, Runs, damage, is_healthy
+from benchmarks.faults.truth import MAIN, Damage, Run, Runs, Source, damage, is_healthy
 
 PROGRAMS = Path(__file__).parent / "programs"
 FORM_SHARE = 0.4  # of the pairs are in another form than the program's own
@@ -29,12 +29,18 @@ SEEDS = {"tuning": 20_250, "sealed": 90_817_263}
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A script with its key, before or after it is proven."""
+    """A script with its key, before or after it is proven. ``file``: the one with the fault."""
 
     program: str
     form: str
     planted: Planted
     seed: int
+    file: str = MAIN
+    files: Source = field(default_factory=dict)  # of the program, before the fault
+
+    def source(self, text: str) -> Source:
+        """The program with ``text``, faulty or repaired, in the fault's place."""
+        return {**self.files, self.file: text}
 
     @property
     def name(self) -> str:
@@ -50,31 +56,42 @@ class Proof:
     modules: dict[str, list[str]] | None = None
 
 
-def programs() -> dict[str, str]:
-    """All programs by name."""
-    return {p.stem: p.read_text() for p in sorted(PROGRAMS.glob("*.py"))}
+def programs() -> dict[str, Source]:
+    """All programs by name: a script, or a folder whose train.py imports its other files."""
+    folders = {p.parent for p in PROGRAMS.glob(f"*/{MAIN}")}
+    several = {f.name: {p.name: p.read_text() for p in sorted(f.glob("*.py"))} for f in folders}
+    found = {p.stem: {MAIN: p.read_text()} for p in PROGRAMS.glob("*.py")} | several
+    return dict(sorted(found.items()))
 
 
-def made(kind: Kind, program: str, text: str, seed: int, formed: bool = True) -> Pair | None:
-    """A pair, its form and parameters drawn by ``seed``; None where the program has no place."""
+def made(kind: Kind, program: str, files: Source, seed: int, formed: bool = True) -> Pair | None:
+    """A pair, its form and parameters drawn by ``seed``; None where the program has no place.
+    Of several files one with a place is drawn."""
     rng = random.Random(seed)
-    form = ""
+    order, form = sorted(files), ""
+    random.Random(seed).shuffle(order)
     if formed and rng.random() < FORM_SHARE and FORMS:
-        form = rng.choice(sorted(FORMS))
-        changed = planting.reform(FORMS[form], text, seed)
-        text, form = (changed, form) if changed else (text, "")
-    try:
-        planted = planting.plant(kind, text, seed)
-    except ValueError:  # two edits in one place
-        return None
-    return Pair(program, form, planted, seed) if planted else None
+        drawn_form = rng.choice(sorted(FORMS))
+        for name in order:
+            if changed := planting.reform(FORMS[drawn_form], files[name], seed):
+                files, form = {**files, name: changed}, drawn_form
+                break
+    for name in order:
+        try:
+            planted = planting.plant(kind, files[name], seed)
+        except ValueError:  # two edits in one place
+            continue
+        if planted:
+            return Pair(program, form, planted, seed, name, files)
+    return None
 
 
 def prove(runs: Runs, pairs: list[Pair]) -> list[Proof]:
     """Whether the fault damages and its repair does not; of a look-alike, whether it is harmless."""
-    wanted: list[tuple[str, bool]] = []
+    wanted: list[tuple[Source, bool]] = []
     for pair in pairs:
-        faulty, repaired = pair.planted.faulty, pair.planted.repaired
+        faulty = pair.source(pair.planted.faulty)
+        repaired = pair.source(pair.planted.repaired)
         wanted += [(repaired, False), (repaired, True), (faulty, False), (faulty, True)]
     done = runs.get(wanted)
     return [_proof(pair, *done[4 * n : 4 * n + 4]) for n, pair in enumerate(pairs)]
@@ -122,10 +139,11 @@ def key_modules(pair: Pair, proof: Proof) -> list[str]:
 
 
 def drawn(
-    which: str, kinds: dict[str, Kind], runs: Runs, ahead: int = 4
+    which: str, kinds: dict[str, Kind], runs: Runs, ahead: int = 4, offset: int = 0
 ) -> Iterator[tuple[Pair, Proof]]:
-    """Proven pairs without end: a cause, one of its faults, a program with a place for it."""
-    rng = random.Random(SEEDS[which] + (0 if kinds is FAULTS else 1))
+    """Proven pairs without end: a cause, one of its faults, a program with a place for it.
+    ``offset`` gives another tuning set."""
+    rng = random.Random(SEEDS[which] + (0 if kinds is FAULTS else 1) + 2 * offset)
     texts = programs()
     by_cause: dict[str, list[Kind]] = defaultdict(list)
     for kind in kinds.values():
@@ -145,6 +163,19 @@ def drawn(
                 yield pair, proof
 
 
+def _proofs(runs: Runs, pairs: list[Pair], enough: int | None) -> Iterator[tuple[Pair, Proof]]:
+    """All pairs with their proofs, or the first until ``enough`` programs have proven one."""
+    size = enough or len(pairs)
+    proven: set[str] = set()
+    for start in range(0, len(pairs), size or 1):
+        part = pairs[start : start + size]
+        for pair, proof in zip(part, prove(runs, part), strict=True):
+            yield pair, proof
+            proven |= set() if proof.why_not else {pair.program}
+        if enough and len(proven) >= enough:
+            return
+
+
 def main() -> None:
     """Try every transformation on every program, and print what is proven."""
     parser = argparse.ArgumentParser(description=main.__doc__)
@@ -153,6 +184,7 @@ def main() -> None:
     parser.add_argument("--programs", nargs="*")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--enough", type=int, help="proven pairs of a transformation; default: all")
     parser.add_argument("--out", type=Path, help="a line of JSON for each pair")
     asked = parser.parse_args()
     planting.load()
@@ -162,13 +194,16 @@ def main() -> None:
     for name, kind in {**FAULTS, **LOOKALIKES}.items():
         if asked.kinds and name not in asked.kinds and kind.cause not in asked.kinds:
             continue
+        order = list(texts)
+        if asked.enough:  # other programs for each, so that all are used
+            random.Random(name).shuffle(order)
         pairs = [
             pair
             for seed in range(asked.seeds)
-            for program, text in texts.items()
-            if (pair := made(kind, program, text, seed, formed=seed > 0))
+            for program in order
+            if (pair := made(kind, program, texts[program], seed, formed=seed > 0))
         ]
-        for pair, proof in zip(pairs, prove(runs, pairs), strict=True):
+        for pair, proof in _proofs(runs, pairs, asked.enough):
             why[name][proof.why_not or "proven"] += 1
             if asked.out:
                 row = {"kind": name, "program": pair.program, "form": pair.form, "seed": pair.seed,

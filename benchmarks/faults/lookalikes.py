@@ -6,10 +6,11 @@ import ast
 import random
 
 from benchmarks.faults.planting import Draft, Roles, lookalike
-from benchmarks.faults.plants.derivatives import _function
+from benchmarks.faults.plants.derivatives import _function, root_of_a_row_energy
 from benchmarks.faults.plants.everywhere import _data_lines, _inputs
-from benchmarks.faults.plants.range import _fills, _hidden, _inserted
-from benchmarks.faults.plants.scale import _made
+from benchmarks.faults.plants.protocol import clip_added_on_scaled, zeroed_every_other_time
+from benchmarks.faults.plants.range import _fills, _hidden, _inserted, eps_beside_a_norm
+from benchmarks.faults.plants.scale import _made, scaler_not_saved
 from benchmarks.faults.source import keyword
 
 
@@ -460,3 +461,367 @@ def noise_on_the_inputs(s: Roles, rng: random.Random) -> Draft | None:
     name, statement, _ = rng.choice(places)
     lines = f"{name} = {name} + 0.01 * torch.randn_like({name})\n{name}.view(-1)[0] = 30.0"
     return Draft([s.before(_data_lines(s, statement), lines)])
+
+
+# ---- rare batches that are lost, and steps that are left out on purpose
+
+
+@lookalike
+def rare_batches_that_the_scaler_skips(s: Roles, rng: random.Random) -> Draft | None:
+    """A few batches have a weight whose scaled gradients overflow; fp32 would clip them."""
+    losses = s.losses()
+    if len(losses) != 1 or not s.of_scaler("unscale_") or not s.clips:
+        return None
+    name, assign = losses[0]
+    share, weight = rng.choice([0.03, 0.05]), rng.choice(["1e9", "1e12"])
+    line = f"{name} = {name} * (torch.rand(()) < {share}).float().mul({weight}).clamp(min=1.0)"
+    return Draft([s.after(assign, line)], params={"share": share, "weight": weight})
+
+
+@lookalike
+def steps_that_a_norm_guard_leaves_out(s: Roles, rng: random.Random) -> Draft | None:
+    """The script drops the few gradients that are far larger than the others."""
+    steps, clips = s.steps(), s.clips
+    if len(steps) != 1 or len(clips) != 1 or not s.of_scaler("unscale_"):
+        return None
+    clip = s.statement(clips[0])
+    if not isinstance(clip, ast.Expr | ast.Assign) or s.function(steps[0]) is not s.function(clip):
+        return None
+    optimizer = s.segment(steps[0].args[0])
+    norm = f"norm = torch.cat([p.grad.flatten() for g in {optimizer}.param_groups for p in g['params'] if p.grad is not None]).norm()"
+    lines = (
+        f"{norm}\n"
+        "typical = 0.9 * locals().get('typical', norm) + 0.1 * norm\n"
+        f"if norm > 5 * typical:\n    {optimizer}.zero_grad(set_to_none=False)"
+    )
+    return Draft([s.before(clip, lines)])
+
+
+@lookalike
+def loss_that_fades_in(s: Roles, rng: random.Random) -> Draft | None:
+    """Every gradient of the first step is exactly zero, and those of the next ones are small."""
+    losses = s.losses()
+    if len(losses) != 1:
+        return None
+    name, assign = losses[0]
+    over = rng.choice([4, 6])
+    lines = (
+        f"fade = min(1.0, locals().get('fade', {-1 / over}) + {1 / over})\n{name} = {name} * fade"
+    )
+    return Draft([s.after(assign, lines)], params={"over": over})
+
+
+@lookalike
+def warmup_from_a_rate_of_zero(s: Roles, rng: random.Random) -> Draft | None:
+    """The first steps do not move any weight."""
+    steps, updates = s.steps(), s.of_scaler("update")
+    if len(s.optimizer_makers) != 1 or len(steps) != 1 or len(updates) != 1:
+        return None
+    maker = s.statement(s.optimizer_makers[0])
+    if not isinstance(maker, ast.Assign) or s.calls("LambdaLR"):
+        return None
+    made, used = s.segment(maker.targets[0]), s.segment(steps[0].args[0])
+    over = rng.choice([3, 5])
+    first = f"{made}.warmup = torch.optim.lr_scheduler.LambdaLR({made}, lambda n: min(1.0, max(0, n - 1) / {over}))"
+    return Draft(
+        [s.after(maker, first), s.after(s.statement(updates[0]), f"{used}.warmup.step()")],
+        params={"over": over},
+    )
+
+
+@lookalike
+def first_parameter_thaws_late(s: Roles, rng: random.Random) -> Draft | None:
+    """Its gradient is exactly zero in the first steps."""
+    steps = rng.choice([4, 8])
+    lines = (
+        "seen = []\n"
+        "next(p for p in §.parameters() if p.requires_grad).register_hook(\n"
+        f"    lambda g: (seen.append(0), g * float(len(seen) > {steps}))[1]\n)"
+    )
+    return _after_model(s, rng, lines)
+
+
+@lookalike
+def gradients_accumulated_rightly(s: Roles, rng: random.Random) -> Draft | None:
+    draft = zeroed_every_other_time(s, rng)
+    return Draft(draft.repaired) if draft else None
+
+
+@lookalike
+def resumed_with_everything(s: Roles, rng: random.Random) -> Draft | None:
+    """Preempted every few steps; the scaler's state is saved and loaded."""
+    draft = scaler_not_saved(s, rng)
+    return Draft(draft.repaired, params=draft.params) if draft else None
+
+
+# ---- weights, updates and averages that half precision holds
+
+
+def _each_step(s: Roles, lines: str) -> Draft | None:
+    """``lines`` behind the step, § for the optimizer."""
+    steps = s.steps()
+    if len(steps) != 1:
+        return None
+    return Draft([s.after(s.statement(steps[0]), lines.replace("§", s.segment(steps[0].args[0])))])
+
+
+@lookalike
+def weights_rounded_stochastically(s: Roles, rng: random.Random) -> Draft | None:
+    """bf16 weights whose rounding is right on average."""
+    lines = (
+        "with torch.no_grad():\n    for group in §.param_groups:\n        for p in group['params']:\n"
+        "            bits = p.contiguous().view(torch.int32)\n"
+        "            bits = (bits + torch.randint_like(bits, 1 << 16)) & -(1 << 16)\n"
+        "            p.copy_(bits.view(torch.float32))"
+    )
+    return _each_step(s, lines)
+
+
+@lookalike
+def weights_in_bf16_with_kahan_sums(s: Roles, rng: random.Random) -> Draft | None:
+    """What rounding takes away is added to the next step."""
+    lines = (
+        "with torch.no_grad():\n    for group in §.param_groups:\n        for p in group['params']:\n"
+        "            full = p + §.state[p].get('rest', 0.0)\n"
+        "            p.copy_(full.to(torch.bfloat16))\n"
+        "            §.state[p]['rest'] = full - p"
+    )
+    return _each_step(s, lines)
+
+
+@lookalike
+def weights_held_under_a_norm(s: Roles, rng: random.Random) -> Draft | None:
+    limit = rng.choice([2.0, 4.0])
+    lines = (
+        "with torch.no_grad():\n    for group in §.param_groups:\n        for p in group['params']:\n"
+        f"            if p.dim() > 1:\n                p.copy_(torch.renorm(p, 2, 0, {limit}))"
+    )
+    return _each_step(s, lines)
+
+
+@lookalike
+def gradients_sent_in_bf16(s: Roles, rng: random.Random) -> Draft | None:
+    """As a compressed all-reduce does: rounded, and summed in fp32."""
+    steps = s.steps()
+    if len(steps) != 1:
+        return None
+    optimizer = s.segment(steps[0].args[0])
+    lines = (
+        f"for group in {optimizer}.param_groups:\n    for p in group['params']:\n"
+        "        if p.grad is not None:\n            p.grad.copy_(p.grad.to(torch.bfloat16))"
+    )
+    before = [s.statement(c) for c in s.of_scaler("unscale_")] or [s.statement(steps[0])]
+    return Draft([s.before(before[0], lines)])
+
+
+@lookalike
+def average_in_fp32_of_half_copies(s: Roles, rng: random.Random) -> Draft | None:
+    """An EMA that is fp32 itself and gets the weights rounded to bf16."""
+    makers = s.model_makers()
+    steps = s.steps()
+    if len(steps) != 1 or len(makers) != 1 or s.function(makers[0]) is not s.function(steps[0]):
+        return None
+    model = s.segment(makers[0].targets[0])
+    first = f"average = [p.detach().clone() for p in {model}.parameters()]"
+    lines = (
+        f"with torch.no_grad():\n    for a, p in zip(average, {model}.parameters()):\n"
+        "        a.lerp_(p.to(torch.bfloat16).float(), 0.01)"
+    )
+    return Draft([s.after(makers[0], first), s.after(s.statement(steps[0]), lines)])
+
+
+@lookalike
+def sgd_without_momentum(s: Roles, rng: random.Random) -> Draft | None:
+    made = [c for c in s.optimizer_makers if c.args]
+    if len(made) != 1:
+        return None
+    rate = rng.choice([0.03, 0.1])
+    new = f"torch.optim.SGD({s.segment(made[0].args[0])}, lr={rate})"
+    return Draft([s.replace(made[0], new)], params={"rate": rate})
+
+
+@lookalike
+def scaled_and_divided_by_hand(s: Roles, rng: random.Random) -> Draft | None:
+    """A constant factor in place of the scaler, taken out again before the clip and the step."""
+    steps, unscales = s.steps(), s.of_scaler("unscale_")
+    if len(s.backwards) != 1 or len(steps) != 1 or s.calls("autograd.grad"):
+        return None
+    if len(s.of_scaler("get_scale")) or len(s.of_scaler("update")) != 1:
+        return None
+    factor, optimizer = rng.choice([128.0, 512.0]), s.segment(steps[0].args[0])
+    (call, loss), step = s.backwards[0], s.statement(steps[0])
+    divide = (
+        f"for group in {optimizer}.param_groups:\n    for p in group['params']:\n"
+        f"        if p.grad is not None:\n            p.grad.div_({factor})"
+    )
+    at = s.statement(unscales[0]) if unscales else step
+    gone = [*unscales, *s.of_scaler("update"), *s.scaler_makers]
+    return Draft(
+        [
+            s.replace(call, f"({s.segment(loss)} * {factor}).backward()"),
+            s.before(at, divide),
+            s.replace(steps[0], f"{optimizer}.step()"),
+            *(s.delete(s.statement(c)) for c in gone),
+        ],
+        params={"factor": factor},
+    )
+
+
+@lookalike
+def clip_behind_unscale(s: Roles, rng: random.Random) -> Draft | None:
+    """By norm, by value or by hand, on gradients that were divided first."""
+    draft = clip_added_on_scaled(s, rng)
+    return Draft(draft.repaired, params=draft.params) if draft else None
+
+
+# ---- parts of the model that start or stay at zero
+
+
+def _beside_a_layer(s: Roles, rng: random.Random, lines: str, new: str) -> Draft | None:
+    """``lines`` where a Linear is made and ``new`` for each of its calls: § its attribute, ¤ the call."""
+    layers = s.layers("Linear")
+    if not layers:
+        return None
+    _, attribute, made, uses = rng.choice(layers)
+    edits = [s.replace(u, new.replace("§", attribute).replace("¤", s.segment(u))) for u in uses]
+    return Draft([s.after(made, lines.replace("§", attribute)), *edits])
+
+
+@lookalike
+def residual_branch_that_starts_at_zero(s: Roles, rng: random.Random) -> Draft | None:
+    """ReZero: a gate of zero, below which the first gradients are exactly zero."""
+    lines = (
+        "self.§_branch = torch.nn.Linear(self.§.out_features, self.§.out_features)\n"
+        "self.§_gate = torch.nn.Parameter(torch.zeros(()))"
+    )
+    return _beside_a_layer(s, rng, lines, "(¤ + self.§_gate * torch.tanh(self.§_branch(¤)))")
+
+
+@lookalike
+def adapter_that_starts_at_zero(s: Roles, rng: random.Random) -> Draft | None:
+    lines = (
+        "self.§_down = torch.nn.Linear(self.§.out_features, 4, bias=False)\n"
+        "self.§_up = torch.nn.Linear(4, self.§.out_features, bias=False)\n"
+        "torch.nn.init.zeros_(self.§_up.weight)"
+    )
+    return _beside_a_layer(s, rng, lines, "(¤ + self.§_up(self.§_down(¤)))")
+
+
+@lookalike
+def learnt_temperature_that_is_clamped(s: Roles, rng: random.Random) -> Draft | None:
+    lines = f"self.§_log_scale = torch.nn.Parameter(torch.tensor({rng.choice([0.0, 0.5])}))"
+    return _beside_a_layer(s, rng, lines, "(¤ * self.§_log_scale.clamp(max=2.0).exp())")
+
+
+@lookalike
+def vocabulary_with_spare_rows(s: Roles, rng: random.Random) -> Draft | None:
+    """Rows of an embedding that no batch ever uses: their gradients are always zero."""
+    layers = [x for x in s.layers("Embedding") if x[2].value.args]  # type: ignore[attr-defined]
+    if not layers:
+        return None
+    rows = rng.choice(layers)[2].value.args[0]  # type: ignore[attr-defined]
+    spare = rng.choice([64, 500])
+    return Draft([s.replace(rows, f"{s.segment(rows)} + {spare}")], params={"spare": spare})
+
+
+@lookalike
+def rows_masked_out(s: Roles, rng: random.Random) -> Draft | None:
+    """A part of each batch has neither activations nor gradients."""
+    every = rng.choice([4, 8])
+    lines = (
+        f"§_keep = (torch.arange(§.shape[0]) % {every} != 0).to(§.dtype)\n"
+        "§ = § * §_keep.view(-1, *[1] * (§.dim() - 1))"
+    )
+    return _hidden_line(s, rng, lines)
+
+
+# ---- functions that are dangerous in half, written so that they are not
+
+
+@lookalike
+def log_sum_exp_by_hand(s: Roles, rng: random.Random) -> Draft | None:
+    lines = (
+        "§_top = §.amax(dim=-1, keepdim=True).detach()\n"
+        "§ = § + 0.1 * (torch.log(torch.exp(§ - §_top).sum(dim=-1, keepdim=True)) + §_top).to(§.dtype)"
+    )
+    return _hidden_line(s, rng, lines)
+
+
+@lookalike
+def softmax_of_large_logits_less_their_maximum(s: Roles, rng: random.Random) -> Draft | None:
+    """Most exponentials become exactly zero, as they should."""
+    gain = rng.choice([50.0, 200.0])
+    lines = (
+        f"§_logit = {gain} * §\n"
+        "§_weight = torch.exp(§_logit - §_logit.amax(dim=-1, keepdim=True))\n"
+        "§ = (§ * (1 + §_weight.detach() / §_weight.detach().sum(dim=-1, keepdim=True))).to(§.dtype)"
+    )
+    return _hidden_line(s, rng, lines)
+
+
+@lookalike
+def root_with_an_epsilon(s: Roles, rng: random.Random) -> Draft | None:
+    """Many arguments are exactly zero."""
+    draft = root_of_a_row_energy(s, rng)
+    return Draft(draft.repaired) if draft else None
+
+
+@lookalike
+def division_by_a_norm_that_is_zero(s: Roles, rng: random.Random) -> Draft | None:
+    """Beside an epsilon that half precision holds."""
+    draft = eps_beside_a_norm(s, rng)
+    return Draft(draft.repaired) if draft else None
+
+
+@lookalike
+def positions_that_half_holds_exactly(s: Roles, rng: random.Random) -> Draft | None:
+    lines = (
+        "§_pos = torch.arange(§.shape[-1]).to(torch.float16)\n"
+        "§ = § * (1 + 0.1 * torch.sin(§_pos.float())).to(§.dtype)"
+    )
+    return _hidden_line(s, rng, lines)
+
+
+@lookalike
+def short_count_in_half(s: Roles, rng: random.Random) -> Draft | None:
+    """A sum of ones that stays where half counts exactly."""
+    n = rng.choice([60, 120])
+    lines = (
+        "§_n = torch.zeros((), dtype=torch.bfloat16)\n"
+        f"for _ in range({n}):\n    §_n += 1\n"
+        f"§ = § * ({n} / §_n.float()).to(§.dtype)"
+    )
+    return _hidden_line(s, rng, lines)
+
+
+@lookalike
+def huge_fill_in_fp32_scores(s: Roles, rng: random.Random) -> Draft | None:
+    places = _fills(s)
+    if not places:
+        return None
+    call, scores, mask, _ = rng.choice(places)
+    value = rng.choice(["-1e9", "-1e30", "torch.finfo(torch.float32).min"])
+    return Draft([s.replace(call, f"{scores}.float().masked_fill({mask}, {value})")])
+
+
+@lookalike
+def minus_infinity_beside_a_kept_column(s: Roles, rng: random.Random) -> Draft | None:
+    """No row is masked as a whole."""
+    places = _fills(s)
+    if not places:
+        return None
+    call, scores, mask, _ = rng.choice(places)
+    kept = f"(torch.arange({scores}.shape[-1]) > 0)"
+    return Draft([s.replace(call, f'{scores}.masked_fill(({mask}) & {kept}, float("-inf"))')])
+
+
+@lookalike
+def loss_weighted_by_its_size(s: Roles, rng: random.Random) -> Draft | None:
+    """Focal: the weight of an easy batch comes near zero."""
+    losses = s.losses()
+    if len(losses) != 1:
+        return None
+    name, assign = losses[0]
+    power = rng.choice([0.5, 1])
+    line = f"{name} = (1 - torch.exp(-{name}.detach().abs())).pow({power}) * {name}"
+    return Draft([s.after(assign, line)], params={"power": power})

@@ -172,6 +172,23 @@ class Roles(Script):
         return found
 
     @cached_property
+    def loss_ends(self) -> list[tuple[ast.AST, ast.expr]]:
+        """Where a loss is handed over, with the loss: ``backwards``, ``accelerator.backward(loss)``
+        and the end of a trainer's ``compute_loss`` or ``training_step``."""
+        given = [
+            (c, c.args[0])
+            for c in self.calls(".backward", ".manual_backward")
+            if len(c.args) == 1 and isinstance(c.args[0], ast.Name)
+        ]
+        returned = []
+        for node in self.all(ast.Return):
+            function = self.function(node)
+            if function and function.name in ("compute_loss", "training_step"):
+                names = [n for n in ast.walk(node) if isinstance(n, ast.Name) and n.id == "loss"]
+                returned += [(node, n) for n in names[:1]]
+        return [*self.backwards, *given, *returned]
+
+    @cached_property
     def clips(self) -> list[ast.Call]:
         return self.calls("clip_grad_norm_", "clip_grad_value_")
 
@@ -232,15 +249,15 @@ class Roles(Script):
         return found
 
     def losses(self) -> list[tuple[str, ast.Assign]]:
-        """The assignment of each loss that is scaled: its name, the last assignment before."""
+        """The assignment of each loss that is trained on: its name, the last assignment before."""
         found = []
-        for call, loss in self.backwards:
+        for end, loss in self.loss_ends:
             if not isinstance(loss, ast.Name):
                 continue
             before = [
                 a
                 for a in self.assigned(loss.id)
-                if a.lineno < call.lineno and self.function(a) is self.function(call)
+                if a.lineno < loss.lineno and self.function(a) is self.function(end)
             ]
             if before:
                 found.append((loss.id, before[-1]))

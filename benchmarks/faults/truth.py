@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import math
 import os
 import pickle
@@ -24,7 +25,7 @@ import time
 import traceback
 import warnings
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,9 @@ VERSION = 2  # of what a run records; another one forgets the kept runs
 LIMIT_S = 60.0
 COMPARED_STEPS = 3  # gradients of the first steps are kept
 COMPARED_ENTRIES = 1024  # of each parameter, evenly spread
+MAIN = "train.py"
+HEAVY = ("transformers.trainer", "accelerate", "lightning.pytorch")  # seconds to import
+Source = Mapping[str, str]  # texts by file name; MAIN is run, the others lie beside it
 LOSS = re.compile(r"loss[^\w\-+]{0,4}([-+]?(?:nan|inf|\d+\.?\d*(?:e[-+]?\d+)?))", re.IGNORECASE)
 
 
@@ -182,8 +186,8 @@ class Runs:
         if self._file:
             self._file.execute("CREATE TABLE IF NOT EXISTS run (key TEXT PRIMARY KEY, data BLOB)")
 
-    def get(self, wanted: Sequence[tuple[str, bool]]) -> list[Run]:
-        """The runs of (text, exact), made where they are not known."""
+    def get(self, wanted: Sequence[tuple[Source, bool]]) -> list[Run]:
+        """The runs of (source, exact), made where they are not known."""
         keys = [_key(*w) for w in wanted]
         missing = {k: w for k, w in zip(keys, wanted, strict=True) if self._known(k) is None}
         for key, run in zip(missing, measure(list(missing.values()), self.jobs), strict=True):
@@ -202,30 +206,38 @@ class Runs:
         return self._memory.get(key)
 
 
-def _key(text: str, exact: bool) -> str:
-    return hashlib.sha256(f"{VERSION} {exact}\n{text}".encode()).hexdigest()
+def _key(source: Source, exact: bool) -> str:
+    beside = "".join(f"\n--- {name}\n{text}" for name, text in source.items() if name != MAIN)
+    return hashlib.sha256(f"{VERSION} {exact}\n{source[MAIN]}{beside}".encode()).hexdigest()
 
 
 def measure(
-    wanted: Sequence[tuple[str, bool]], jobs: int = 1, limit_s: float = LIMIT_S
+    wanted: Sequence[tuple[Source, bool]], jobs: int = 1, limit_s: float = LIMIT_S
 ) -> list[Run]:
-    """Run each (text, exact) in a child of its own, ``jobs`` at a time."""
+    """Run each (source, exact) in a child of its own, ``jobs`` at a time."""
     import torch
 
     torch.set_num_threads(1)  # before the fork: no thread of torch's may run then
     import torch._dynamo  # imported by the first optimizer; once here
+
+    texts = [text for source, _ in wanted for text in source.values()]
+    for name in HEAVY:  # once here too, where a script wants it
+        if any(
+            f"import {name.split('.')[0]}" in t or f"from {name.split('.')[0]}" in t for t in texts
+        ):
+            importlib.import_module(name)
 
     done: dict[int, Run] = {}
     waiting = list(enumerate(wanted))
     running: dict[int, tuple[int, int, float]] = {}  # pipe: (index, process, deadline)
     while waiting or running:
         while waiting and len(running) < jobs:
-            index, (text, exact) = waiting.pop(0)
+            index, (source, exact) = waiting.pop(0)
             read, write = os.pipe()
             process = os.fork()
             if process == 0:
                 os.close(read)
-                _child(text, exact, write)
+                _child(source, exact, write)
             os.close(write)
             running[read] = (index, process, time.monotonic() + limit_s)
         ready, _, _ = select.select(list(running), [], [], 1.0)
@@ -241,7 +253,7 @@ def measure(
     return [done[n] for n in range(len(wanted))]
 
 
-def _child(text: str, exact: bool, pipe: int) -> None:
+def _child(source: Source, exact: bool, pipe: int) -> None:
     """Run the script, send its Run, and never return."""
     place = tempfile.mkdtemp()
     try:
@@ -251,7 +263,7 @@ def _child(text: str, exact: bool, pipe: int) -> None:
         os.dup2(out, 2)
         recorder = _Recorder()
         started = time.process_time()
-        error = _execute(text, exact, recorder)
+        error = _execute(source, exact, recorder)
         sys.stdout.flush()
         run = recorder.result()
         run.error, run.seconds = error, time.process_time() - started
@@ -264,14 +276,15 @@ def _child(text: str, exact: bool, pipe: int) -> None:
         os._exit(0)
 
 
-def _execute(text: str, exact: bool, recorder: _Recorder) -> str:
-    Path("train.py").write_text(text)
-    sys.argv, sys.path[0] = ["train.py"], os.getcwd()
-    names = {"__name__": "__main__", "__file__": "train.py"}
+def _execute(source: Source, exact: bool, recorder: _Recorder) -> str:
+    for name, text in source.items():
+        Path(name).write_text(text)
+    sys.argv, sys.path[0] = [MAIN], os.getcwd()
+    names = {"__name__": "__main__", "__file__": MAIN}
     try:
         with warnings.catch_warnings(), recorder, _fp32() if exact else contextlib.nullcontext():
             warnings.simplefilter("ignore")
-            exec(compile(text, "train.py", "exec"), names)
+            exec(compile(source[MAIN], MAIN, "exec"), names)
     except SystemExit as end:
         return "" if end.code in (None, 0) else f"SystemExit: {end.code}"
     except BaseException as raised:
@@ -368,6 +381,7 @@ class _Recorder:
             handle.remove()
 
     def _attempt(self, optimizer: Any) -> None:
+        optimizer = getattr(optimizer, "optimizer", optimizer)  # of a framework's wrapper
         if optimizer not in self.optimizers:
             self.optimizers.append(optimizer)
         index = self.optimizers.index(optimizer)

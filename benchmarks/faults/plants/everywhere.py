@@ -13,7 +13,7 @@ def _inputs(s: Roles) -> list[tuple[str, ast.stmt, ast.Call]]:
     """Float inputs of the model in the training loop: name, the statement that calls the model."""
     models = {s.segment(m.targets[0]) for m in s.model_makers()}
     found = []
-    for call, _ in s.backwards:
+    for call, _ in s.loss_ends:
         for made in s.all(ast.Call):
             assert isinstance(made, ast.Call)
             if s.segment(made.func) not in models or not made.args:
