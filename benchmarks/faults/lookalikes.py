@@ -500,15 +500,13 @@ def steps_that_a_norm_guard_leaves_out(s: Roles, rng: random.Random) -> Draft | 
 @lookalike
 def loss_that_fades_in(s: Roles, rng: random.Random) -> Draft | None:
     """Every gradient of the first step is exactly zero, and those of the next ones are small."""
-    losses = s.losses()
-    if len(losses) != 1:
+    if len(s.backwards) != 1:
         return None
-    name, assign = losses[0]
+    call, loss = s.backwards[0]
     over = rng.choice([4, 6])
-    lines = (
-        f"fade = min(1.0, locals().get('fade', {-1 / over}) + {1 / over})\n{name} = {name} * fade"
-    )
-    return Draft([s.after(assign, lines)], params={"over": over})
+    line = f"fade = min(1.0, locals().get('fade', {-1 / over}) + {1 / over})"
+    faded = s.replace(loss, f"fade * ({s.segment(loss)})")
+    return Draft([s.before(s.statement(call), line), faded], params={"over": over})
 
 
 @lookalike
