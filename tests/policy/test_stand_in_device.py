@@ -7,6 +7,7 @@ import copy
 import io
 import queue
 import threading
+import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -44,10 +45,14 @@ PLACES: dict[str, Callable[[], Tensor]] = {
     "new_tensor on the cpu": lambda: there().new_zeros(2, device="cpu"),
     "cuda()": lambda: here().cuda(),
     "cuda(0)": lambda: here().cuda(0),
+    "to a number": lambda: here().to(0),
     "to a word": lambda: here().to("cuda"),
     "to a device and dtype": lambda: here().to("cuda", torch.float16),
     "to a dtype": lambda: there().to(torch.float16),
     "to a device, by place": lambda: here().to("cuda", torch.float16, False, True),
+    "to a memory format, as modules do": lambda: torch.zeros(1, 2, 2, 2, device="cuda").to(
+        None, None, False, memory_format=torch.channels_last
+    ),
     "copied to a dtype": lambda: there().to(torch.float16, copy=True),
     "to another, copied": lambda: there().to(here(), False, True),
     "to another": lambda: here().to(there()),
@@ -69,6 +74,8 @@ PLACES: dict[str, Callable[[], Tensor]] = {
     "parameter": lambda: nn.Parameter(there()),
     "module": lambda: nn.Linear(3, 2, device="cuda")(there()),
     "module, moved": lambda: nn.Linear(3, 2).cuda().weight,
+    "module, moved to a device": lambda: nn.Linear(3, 2).to(torch.device("cuda")).weight,
+    "module, moved to a number": lambda: nn.Linear(3, 2).to(0).weight,
     "buffer, moved": lambda: _one(nn.BatchNorm1d(3).to("cuda").running_mean),
     "module, moved back": lambda: nn.Linear(3, 2).cuda().cpu().weight,
     "data": lambda: there().data,
@@ -85,6 +92,7 @@ NOT_FAKED = {
     "there and back": "cpu", "in place there": "cuda", "view": "cuda", "module": "cuda",
     "module, moved": "cuda", "buffer, moved": "cuda", "module, moved back": "cpu",
     "gradient": "cuda",
+    "to a number": "cuda", "module, moved to a device": "cuda", "module, moved to a number": "cuda",
 }  # fmt: skip
 
 
@@ -179,6 +187,28 @@ def test_a_script_and_its_libraries_find_the_device_and_torch_does_not() -> None
         assert begin.elapsed_time(end) >= 0
         with pytest.raises(CannotRehearseError, match="CUDA graphs cannot be rehearsed"):
             torch.cuda.CUDAGraph()
+
+
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.parametrize("name", ["CUDAGraph", "graph", "device", "Stream", "Event"])
+def test_classes_stay_classes(name: str) -> None:
+    assert isinstance(getattr(torch.cuda, name) | None, types.UnionType)
+
+
+def test_each_rank_of_a_launcher_has_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with stand_in(PROFILES["a100"]):
+        assert (torch.cuda.device_count(), torch.accelerator.device_count()) == (2, 2)
+        torch.cuda.set_device("cuda:1")
+        assert (torch.cuda.current_device(), here().cuda().device.index) == (1, 1)
+        with torch.cuda.device(0):
+            assert torch.zeros(1, device="cuda").get_device() == 0
+        torch.accelerator.set_device_index(0)
+        assert torch.accelerator.current_device_index() == 0
+        torch.cuda.set_device(1)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    with stand_in(PROFILES["a100"]):
+        assert (torch.cuda.device_count(), torch.cuda.current_device()) == (1, 0)
 
 
 @pytest.mark.usefixtures("cuda")

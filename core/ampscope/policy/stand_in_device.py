@@ -8,9 +8,10 @@ elsewhere (:mod:`ampscope.runner.script_device`), CUDA's lists and the arithmeti
 Cores by :mod:`.rehearsal` and :mod:`.tensor_core`.
 
 How it works: a TorchFunctionMode sees each public torch function and each attribute of a tensor
-that Python asks for, in the threads that the script starts, too. A tensor on the device carries a
-mark in its ``__dict__``, which results inherit; it is left out of pickles. ampscope's own code and
-torch's inner code are told the truth by ``torch.cuda``.
+that Python asks for, in the threads that the script starts, too. There is one device, or one for
+each rank that a launcher has started on this machine. A tensor on the device carries a mark in its
+``__dict__``, which results inherit; it is left out of pickles. ampscope's own code and torch's
+inner code are told the truth by ``torch.cuda``.
 
 What cannot be rehearsed raises :class:`CannotRehearseError` with a sentence: CUDA graphs, and ops
 in half that CUDA has and a CPU has not.
@@ -19,6 +20,7 @@ in half that CUDA has and a CPU has not.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -36,6 +38,7 @@ from ampscope.policy.device_profiles import DeviceProfile
 
 _MARK: Final = "_ampscope_device"
 _GIB: Final = 2**30
+_chosen = threading.local()  # this thread's torch.cuda.set_device
 # What a CPU raises of ops in half that CUDA has: FFTs, rrelu. Of other such ops see `tensor_core`.
 _ON_CUDA_ALONE: Final = (
     "Unsupported dtype Half", "MKL FFT doesn't support tensors of type: Half",
@@ -58,7 +61,7 @@ def stand_in(profile: DeviceProfile) -> Iterator[StandInDevice | None]:
     with Patches() as patches:
         _patch_cuda(patches, profile)
         _patch_tensors(patches, mode)
-        with mode:
+        with mode, ChosenDevice(0):
             yield mode
 
 
@@ -150,8 +153,45 @@ def _device(asked: Any) -> torch.device:
     else:
         found = torch.device(asked)
     if found.type == "cuda" and found.index is None:
-        return torch.device("cuda", 0)
+        return torch.device("cuda", _current())
     return found
+
+
+def _count() -> int:
+    """Devices of this machine: one for each rank that a launcher has started here."""
+    try:
+        return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    except ValueError:
+        return 1
+
+
+def _current() -> int:
+    found: int = getattr(_chosen, "index", 0)
+    return found
+
+
+def _choose(device: Any = None) -> None:
+    """``set_device``: a negative index changes nothing, as in torch. Any other is there: ranks that
+    the script starts by itself choose theirs, and only the script knows how many they are."""
+    index = device if isinstance(device, int) else torch.device(device).index
+    if index is not None and index >= 0:
+        _chosen.index = index
+
+
+class ChosenDevice(contextlib.ContextDecorator):
+    """``torch.cuda.device``: another current device inside. None is the one that is current."""
+
+    def __init__(self, device: Any = None) -> None:
+        self._device = device
+        self._before: list[int] = []
+
+    def __enter__(self) -> None:
+        self._before.append(_current())
+        if self._device is not None:
+            _choose(self._device)
+
+    def __exit__(self, *error: object) -> None:
+        _chosen.index = self._before.pop()
 
 
 def _common(values: tuple[Any, ...]) -> torch.device | None:
@@ -201,22 +241,34 @@ def _moved(mode: StandInDevice, tensor: Tensor, device: torch.device, **kwargs: 
 
 def _to(mode: StandInDevice, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor, *rest = args
+    named = kwargs
     names = ("non_blocking", "copy")  # may stand last, without their names
     while rest and isinstance(rest[-1], bool):
         bools = sum(isinstance(value, bool) for value in rest)
-        kwargs = {names[bools - 1]: rest.pop(), **kwargs}
-    other = rest[0] if rest else kwargs.get("other")
-    copies = {"copy": True} if kwargs.get("copy") else {}
+        named = {names[bools - 1]: rest.pop(), **named}
+    other = rest[0] if rest else named.get("other")
+    copies = {"copy": True} if named.get("copy") else {}
     if isinstance(other, Tensor):
         target = device_of(other) or torch.device("cpu")
         return _moved(mode, tensor, target, dtype=other.dtype, **copies)
-    known = {k: v for k, v in kwargs.items() if k != "copy"}
-    device, dtype, _, memory_format = torch._C._nn._parse_to(*rest, **known)
+    known = {k: v for k, v in named.items() if k != "copy"}
+    device, dtype, _, memory_format = _parse_to(mode, torch._C._nn._parse_to, tuple(rest), known)
     if device is None:
         return mode.call(func, args, kwargs)
     left = {"dtype": dtype, "memory_format": memory_format}
     left = {name: value for name, value in left.items() if value is not None} | copies
     return _moved(mode, tensor, _device(device), **left)
+
+
+def _parse_to(mode: StandInDevice, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the arguments of ``to`` mean, for tensors and modules: the device stays the one asked
+    for, and a number, which torch takes for the accelerator that it has, is a CUDA device."""
+
+    def named(asked: Any) -> Any:
+        is_device = isinstance(asked, torch.device | int) and not isinstance(asked, bool)
+        return str(_device(asked)) if is_device else asked
+
+    return func(*map(named, args[:1]), *args[1:], **{k: named(v) for k, v in kwargs.items()})
 
 
 def _cuda(mode: StandInDevice, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -275,6 +327,7 @@ _Special = Callable[[StandInDevice, Any, Any, Any], Any]
 _SPECIAL: Final[dict[Any, _Special]] = {
     torch.device: lambda mode, func, args, kwargs: func(*args, **kwargs),
     Tensor.to: _to,
+    torch._C._nn._parse_to: _parse_to,
     Tensor.cuda: _cuda,
     Tensor.cpu: _cpu,
     Tensor.type: _type,
@@ -314,8 +367,6 @@ def _patch_cuda(patches: Patches, profile: DeviceProfile) -> None:
     answers: dict[str, Any] = {
         "is_available": True,
         "is_initialized": True,
-        "device_count": 1,
-        "current_device": 0,
         "get_device_name": profile.name,
         "get_device_capability": profile.capability,
         "get_device_properties": facts,
@@ -334,7 +385,7 @@ def _patch_cuda(patches: Patches, profile: DeviceProfile) -> None:
     ):  # fmt: skip
         answers[name] = 0
     for name in (
-        "init", "synchronize", "set_device", "empty_cache", "ipc_collect", "manual_seed",
+        "init", "synchronize", "empty_cache", "ipc_collect", "manual_seed",
         "manual_seed_all", "seed", "seed_all", "reset_peak_memory_stats",
         "reset_max_memory_allocated", "reset_max_memory_cached", "reset_accumulated_memory_stats",
         "set_per_process_memory_fraction", "set_stream", "set_sync_debug_mode",
@@ -351,7 +402,7 @@ def _patch_cuda(patches: Patches, profile: DeviceProfile) -> None:
         (torch.cuda, "current_stream", lambda *_: Stream()),
         (torch.cuda, "default_stream", lambda *_: Stream()),
         (torch.cuda, "stream", lambda *_: contextlib.nullcontext()),
-        (torch.cuda, "device", lambda *_: contextlib.nullcontext()),
+        (torch.cuda, "device", ChosenDevice),
         (torch.cuda.nvtx, "range_push", lambda *_: 0),
         (torch.cuda.nvtx, "range_pop", lambda *_: 0),
         (torch.cuda.nvtx, "mark", lambda *_: None),
@@ -363,18 +414,38 @@ def _patch_cuda(patches: Patches, profile: DeviceProfile) -> None:
         patches.wrap(torch.backends.cuda, name, _answering(None))
     for name in ("Stream", "Event"):
         patches.replace(torch.cuda, name, _instead(globals()[name]))
-    for name in ("CUDAGraph", "graph", "make_graphed_callables"):
-        patches.replace(torch.cuda, name, _instead(_no_graphs))
-    for name, answer in (("is_available", True), ("device_count", 1)):
+    for name in ("CUDAGraph", "graph"):  # classes stay classes: annotations name them
+        patches.replace(torch.cuda, name, _instead(NoGraph))
+    patches.replace(torch.cuda, "make_graphed_callables", _instead(_no_graphs))
+    answers = {
+        "is_available": True,
+        "synchronize": None,
+        "current_accelerator": torch.device("cuda"),
+    }
+    for name, answer in answers.items():
         patches.wrap(torch.accelerator, name, _answering(answer))
-    patches.wrap(torch.accelerator, "synchronize", _answering(None))
-    patches.wrap(torch.accelerator, "current_accelerator", _answering(torch.device("cuda")))
+    for owner, name, call in (
+        (torch.cuda, "device_count", _count),
+        (torch.accelerator, "device_count", _count),
+        (torch.cuda, "current_device", _current),
+        (torch.accelerator, "current_device_index", _current),
+        (torch.cuda, "set_device", _choose),
+        (torch.accelerator, "set_device_index", _choose),
+    ):
+        patches.wrap(owner, name, _called(call))
     patches.replace(torch.version, "cuda", _instead("12.8"))
 
 
 def _answering(answer: Any) -> Callable[..., Any]:
     def call(original: Any, *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs) if _asked_by_torch() else answer
+
+    return call
+
+
+def _called(instead: Callable[..., Any]) -> Callable[..., Any]:
+    def call(original: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs) if _asked_by_torch() else instead(*args, **kwargs)
 
     return call
 
@@ -387,6 +458,13 @@ def _no_graphs(*args: object, **kwargs: object) -> None:
     raise CannotRehearseError(
         "CUDA graphs cannot be rehearsed on a CPU: run the script without them, or on a GPU."
     )
+
+
+class NoGraph:
+    """``torch.cuda.CUDAGraph`` and ``torch.cuda.graph``."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        _no_graphs()
 
 
 class Stream:

@@ -1,0 +1,311 @@
+"""Diagnose public training repositories as they are, and keep what was said.
+
+    python benchmarks/repositories/run.py --mirror DIR               # all recipes
+    python benchmarks/repositories/run.py --mirror DIR nanogpt unet  # some
+    python benchmarks/repositories/run.py nanogpt --only healthy --policy cuda
+    python benchmarks/repositories/run.py --table  # docs/trials.md from the results
+
+``--mirror`` names a folder with a clone of each repository, bare or not, as ``OWNER+NAME``,
+``OWNER+NAME/repo`` or ``NAME``; without it, each is cloned from GitHub. ``--packages`` names a
+folder of installed packages that the repositories need (README.md says which).
+
+Of each repository: its plain run and its recorded run must give the same weights after every step;
+then it is diagnosed healthy, and with each of its two faults; all with ``--policy cuda`` and
+without. Rows are written as they come; the rows of others stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import made_up
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "repositories.json"
+PAGE = ROOT / "docs" / "trials.md"
+BEGIN, END = "<!-- repositories -->", "<!-- /repositories -->"
+POLICIES = ("cuda", "auto")
+LIMIT_S = 900
+
+Recipe = dict[str, Any]
+Row = dict[str, Any]
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", help="recipes; all when none is named")
+    parser.add_argument("--mirror", type=Path, help="folder with a clone of each repository")
+    parser.add_argument("--packages", type=Path, help="folder with what the repositories import")
+    parser.add_argument("--policy", choices=POLICIES, action="append", help="both without it")
+    parser.add_argument("--only", nargs="*", help="cases: plain, healthy, or names of faults")
+    parser.add_argument("--work", type=Path, help="a folder to work in, kept afterwards")
+    parser.add_argument("--table", action="store_true", help="write docs/trials.md, run nothing")
+    asked = parser.parse_args()
+    if asked.table:
+        PAGE.write_text(replaced(PAGE.read_text(), kept()))
+        return
+    known = {path.stem: path for path in sorted((HERE / "recipes").glob("*.toml"))}
+    if unknown := set(asked.names) - set(known):
+        parser.error(f"no such recipe: {', '.join(sorted(unknown))}")
+    with tempfile.TemporaryDirectory() as temporary:
+        for name in asked.names or known:
+            recipe = tomllib.loads(known[name].read_text())
+            place = (asked.work or Path(temporary)) / name
+            shutil.rmtree(place, ignore_errors=True)
+            Measured(name, recipe, asked, place).all()
+
+
+def kept() -> dict[str, Any]:
+    """The document of earlier runs."""
+    if not RESULTS.exists():
+        return {"machine": "", "rows": []}
+    document: dict[str, Any] = json.loads(RESULTS.read_text())
+    return document
+
+
+def keep(row: Row) -> None:
+    """Put a row in the place of the one with the same names."""
+    document = kept()
+    key = ("recipe", "policy", "case")
+    rows = {tuple(r[k] for k in key): r for r in document["rows"]}
+    rows[tuple(row[k] for k in key)] = row
+    document["machine"] = (
+        f"{platform.machine()}, {os.cpu_count()} cores, {platform.python_version()}"
+    )
+    document["rows"] = [rows[k] for k in sorted(rows)]
+    RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+    print(json.dumps(row), flush=True)
+
+
+def fetch(recipe: Recipe, mirror: Path | None, to: Path) -> None:
+    """The tree of the recipe's commit, without its history."""
+    owner, name = recipe["repository"].split("/")
+    places = [f"{owner}+{name}/repo", f"{owner}+{name}", f"{name}.git", name]
+    found = next((mirror / p for p in places if (mirror / p).exists()), None) if mirror else None
+    if found is None:
+        found = to.with_name("clone")
+        url = f"https://github.com/{recipe['repository']}"
+        subprocess.run(["git", "clone", "-q", "--bare", url, str(found)], check=True)
+    git = found / ".git" if (found / ".git").exists() else found
+    command = ["git", "--git-dir", str(git), "archive", recipe["commit"], *recipe.get("paths", [])]
+    packed = subprocess.run(command, check=True, capture_output=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        archive.extractall(to, filter="data")
+
+
+def edit(folder: Path, change: dict[str, Any]) -> None:
+    """One line of a file, or several: left out, or with some of its words replaced."""
+    path = folder / change["file"]
+    lines = path.read_text().split("\n")
+    for number in change.get("lines", [change.get("line")]):
+        before = lines[number - 1]
+        if change.get("drop"):
+            after = before[: len(before) - len(before.lstrip())] + "pass"
+        else:
+            after = re.sub(change["words"], change["by"], before)
+        if after == before:
+            raise SystemExit(f"{path}:{number} has no {change.get('words')!r}: {before}")
+        lines[number - 1] = after
+    path.write_text("\n".join(lines))
+
+
+class Measured:
+    """One repository: fetched and prepared once, copied for each run."""
+
+    def __init__(self, name: str, recipe: Recipe, asked: argparse.Namespace, place: Path) -> None:
+        self.name, self.recipe, self.asked, self.place = name, recipe, asked, place
+        self.folder = recipe.get("folder", ".")
+        path = [str(HERE / "probe"), *([str(asked.packages.resolve())] if asked.packages else [])]
+        self.environment = {
+            **os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1",
+            "WANDB_MODE": "offline", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
+            **recipe.get("environment", {}),
+        }  # fmt: skip
+        self.runs = 0
+
+    def all(self) -> None:
+        """All that was asked for."""
+        source = self.place / "source"
+        source.mkdir(parents=True)
+        fetch(self.recipe, self.asked.mirror, source)
+        for change in self.recipe.get("changes", []):
+            edit(source / self.folder, change)
+        for data in self.recipe.get("data", []):
+            to = source / self.folder / data.get("to", ".")
+            to.mkdir(parents=True, exist_ok=True)
+            made_up.KINDS[data["kind"]](to, **data.get("with", {}))
+        for path, content in self.recipe.get("files", {}).items():
+            (source / self.folder / path).write_text(content)
+        only = self.asked.only
+        for policy in self.asked.policy or POLICIES:
+            if not only or "plain" in only:
+                self.compared(policy)
+            if not only or "healthy" in only:
+                self.diagnosed(policy, {"name": "healthy"})
+            for fault in self.recipe["faults"]:
+                if not only or fault["name"] in only:
+                    self.diagnosed(policy, fault)
+
+    def copy(self) -> Path:
+        """A fresh working folder."""
+        self.runs += 1
+        place = self.place / f"run{self.runs}"
+        shutil.copytree(self.place / "source", place, symlinks=True)
+        return place
+
+    def command(self, fault: dict[str, Any] | None = None) -> list[str]:
+        """The user's own command line, without Python."""
+        extra = (fault or {}).get("arguments", [])
+        return [*self.recipe.get("launcher", []), *self.recipe["command"], *extra]
+
+    def said(self, command: list[str], place: Path, **more: str) -> tuple[int, str, float]:
+        """Run it: exit status, what it printed, seconds."""
+        started = time.monotonic()
+        ended = subprocess.run(
+            command, cwd=place / self.folder, env={**self.environment, **more}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT_S, errors="replace",
+        )  # fmt: skip
+        return ended.returncode, ended.stdout, round(time.monotonic() - started, 1)
+
+    def traced(self, command: list[str]) -> dict[str, Any]:
+        """Weights after every step, by rank, and what the recipe compares of the output."""
+        place = self.copy()
+        for change in self.recipe.get("healthy", []):
+            edit(place / self.folder, change)
+        status, output, seconds = self.said(command, place, WEIGHTS_TRACE=str(place / "weights"))
+        weights = {p.name: p.read_text().split("\n")[:-1] for p in place.glob("weights.*")}
+        shutil.rmtree(place)
+        said = re.findall(self.recipe["compare"], output) if "compare" in self.recipe else []
+        end = " ".join(output.strip().splitlines()[-1:])[-300:] if status else ""
+        return {"status": status, "s": seconds, "weights": weights, "said": said, "end": end}
+
+    def compared(self, policy: str) -> None:
+        """The plain run against the recorded one."""
+        how = "rehearsal" if policy == "cuda" else "native"
+        launcher = self.recipe.get("launcher", [])
+        by_torchrun = launcher[:1] == ["torchrun"]
+        alone = [str(HERE / "alone.py"), how, *self.recipe["command"]]
+        if by_torchrun:
+            launch = [sys.executable, "-m", "torch.distributed.run", *launcher[1:]]
+        else:
+            launch = [sys.executable]
+        plain = self.traced([*launch, *alone])
+        own = "cuda" if policy == "cuda" else "native"
+        tool = [sys.executable, "-m", "ampscope.cli.main", "run", "--policy", own]
+        limits = ["--store", str(self.place / "run.db"), "--time-limit", "300", "--steps", "100000"]
+        recorded = self.traced([*tool, *limits, *self.command()])
+        steps = sum(len(lines) for lines in plain["weights"].values())
+        keep(
+            {
+                "recipe": self.name, "policy": policy, "case": "plain",
+                "seconds": plain["s"], "recorded_seconds": recorded["s"], "steps": steps,
+                "exit_status": plain["status"], "ended": plain["end"],
+                "recorded_ended": recorded["end"],
+                "same_weights": plain["weights"] == recorded["weights"] if steps else None,
+                "compared_lines": len(plain["said"]),
+                "same_output": plain["said"] == recorded["said"],
+            }
+        )  # fmt: skip
+
+    def diagnosed(self, policy: str, fault: dict[str, Any]) -> None:
+        """What ``ampscope diagnose`` says."""
+        place = self.copy()
+        for change in fault.get("edits", self.recipe.get("healthy", [])):
+            edit(place / self.folder, change)
+        out = self.place / "verdict.json"
+        out.unlink(missing_ok=True)
+        tool = [sys.executable, "-m", "ampscope.cli.main", "diagnose", "--quiet"]
+        limits = ["--store", str(self.place / "diagnose.db"), "--time-limit", "300"]
+        policies = ["--policy", "cuda"] if policy == "cuda" else []
+        command = [*tool, *policies, *limits, "--json", str(out), *self.command(fault)]
+        status, output, seconds = self.said(command, place)
+        found = json.loads(out.read_text()) if out.exists() else {"verdict": "none", "findings": []}
+        first = found["findings"][0] if found["findings"] else None
+        fix = first["fix"] if first else {}
+        row: Row = {
+            "recipe": self.name, "policy": policy, "case": fault["name"],
+            "exit_status": status, "verdict": found["verdict"], "reason": found.get("reason", ""),
+            "causes": [f["cause"] for f in found["findings"]],
+            "latent": [f["cause"] for f in found.get("latent", [])],
+            "module": first["module"] if first else "", "line": first["line"] if first else None,
+            "said": first["explanation"] if first else "",
+            "fix": fix.get("control"), "verified": fix.get("verified"),
+            "precision": (found.get("precision") or {}).get("headline", ""),
+            "rules": found.get("rules"), "notes": found.get("notes", []),
+            "steps": (found.get("scope") or {}).get("steps"),
+            "runs": len(found.get("runs", {})), "seconds": seconds,
+        }  # fmt: skip
+        if row["verdict"] == "none":
+            row["reason"] = output.strip()[-400:]
+        if "causes" in fault:
+            row["expected"] = fault["causes"]
+            row["cause_right"] = bool(first and first["cause"] in fault["causes"])
+            row["place_right"] = bool(first and _in_place(first, fault))
+        keep(row)
+        shutil.rmtree(place)
+
+
+def _in_place(found: dict[str, Any], fault: dict[str, Any]) -> bool:
+    """Whether the module or the line is one that the recipe names."""
+    places = fault.get("places", [])
+    return not places or any(p in (found["module"], found["line"]) for p in places)
+
+
+# The table of docs/trials.md.
+
+
+def section(document: dict[str, Any]) -> str:
+    """Everything between the two marks."""
+    rows = {(r["recipe"], r["policy"], r["case"]): r for r in document["rows"]}
+    lines = [
+        "| repository | rules | case | verdict | module, line | fix | s | of a plain run |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for (recipe, policy, case), row in rows.items():
+        if case != "plain":
+            plain = rows.get((recipe, policy, "plain")) or {}
+            lines.append("| " + " | ".join(_cells(recipe, policy, case, row, plain)) + " |")
+    return "\n".join(lines)
+
+
+def _cells(recipe: str, policy: str, case: str, row: Row, plain: Row) -> list[str]:
+    verdict = ", ".join(row["causes"][:1]) or row["verdict"]
+    if case == "healthy":
+        same = {True: "weights as without", False: "weights differ", None: ""}
+        place = same[plain.get("same_weights")]
+    else:
+        place = ", ".join(filter(None, (row["module"], row["line"])))
+        verdict += "" if row["cause_right"] else f" (expected {' or '.join(row['expected'])})"
+    verified = {True: "verified", False: "not verified", None: ""}[row["verified"]]
+    times = row["seconds"] / plain["seconds"] if plain.get("same_weights") else None
+    return [
+        recipe, "CUDA" if policy == "cuda" else "own", case, verdict, place,
+        " ".join(filter(None, (row["fix"], verified))), f"{row['seconds']:.0f}",
+        f"{times:.1f}" if times else "",
+    ]  # fmt: skip
+
+
+def replaced(text: str, document: dict[str, Any]) -> str:
+    """The page with the section as it is now."""
+    before, _, rest = text.partition(BEGIN)
+    return f"{before}{BEGIN}\n{section(document)}\n{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    main()
