@@ -55,10 +55,11 @@ def main() -> None:
     parser.add_argument("--policy", choices=POLICIES, action="append", help="both without it")
     parser.add_argument("--only", nargs="*", help="cases: plain, healthy, or names of faults")
     parser.add_argument("--work", type=Path, help="a folder to work in, kept afterwards")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the rows are kept")
     parser.add_argument("--table", action="store_true", help="write docs/trials.md, run nothing")
     asked = parser.parse_args()
     if asked.table:
-        PAGE.write_text(replaced(PAGE.read_text(), kept()))
+        PAGE.write_text(replaced(PAGE.read_text(), kept(asked.out)))
         return
     known = {path.stem: path for path in sorted((HERE / "recipes").glob("*.toml"))}
     if unknown := set(asked.names) - set(known):
@@ -71,17 +72,17 @@ def main() -> None:
             Measured(name, recipe, asked, place).all()
 
 
-def kept() -> dict[str, Any]:
+def kept(results: Path) -> dict[str, Any]:
     """The document of earlier runs."""
-    if not RESULTS.exists():
+    if not results.exists():
         return {"machine": "", "rows": []}
-    document: dict[str, Any] = json.loads(RESULTS.read_text())
+    document: dict[str, Any] = json.loads(results.read_text())
     return document
 
 
-def keep(row: Row) -> None:
+def keep(row: Row, results: Path) -> None:
     """Put a row in the place of the one with the same names."""
-    document = kept()
+    document = kept(results)
     key = ("recipe", "policy", "case")
     rows = {tuple(r[k] for k in key): r for r in document["rows"]}
     rows[tuple(row[k] for k in key)] = row
@@ -89,7 +90,7 @@ def keep(row: Row) -> None:
         f"{platform.machine()}, {os.cpu_count()} cores, {platform.python_version()}"
     )
     document["rows"] = [rows[k] for k in sorted(rows)]
-    RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+    results.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(row), flush=True)
 
 
@@ -220,7 +221,8 @@ class Measured:
                 "same_weights": plain["weights"] == recorded["weights"] if steps else None,
                 "compared_lines": len(plain["said"]),
                 "same_output": plain["said"] == recorded["said"],
-            }
+            },
+            self.asked.out,
         )  # fmt: skip
 
     def diagnosed(self, policy: str, fault: dict[str, Any]) -> None:
@@ -257,7 +259,7 @@ class Measured:
             row["expected"] = fault["causes"]
             row["cause_right"] = bool(first and first["cause"] in fault["causes"])
             row["place_right"] = bool(first and _in_place(first, fault))
-        keep(row)
+        keep(row, self.asked.out)
         shutil.rmtree(place)
 
 

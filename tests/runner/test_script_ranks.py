@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
 
 from ampscope.diagnosis.result import DiagnosisResult
@@ -15,6 +17,7 @@ from ampscope.observations import Outcome
 from ampscope.records import State
 from ampscope.runner.private_files import FORCED, MIRROR
 from ampscope.runner.script_ranks import group_of
+from ampscope.runner.script_text import SEED
 from ampscope.store.reader import Reader
 from tests.helpers.script_diagnoses import diagnosed, spec, told
 
@@ -105,7 +108,8 @@ def test_torchrun_with_one_process_is_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    written(tmp_path, PLAIN, 1.0)
+    drawn = "import random, numpy\nprint('drawn', random.random(), numpy.random.rand())\n"
+    written(tmp_path, PLAIN.replace("assert", drawn + "assert"), 1.0)
     launched = dataclasses.replace(
         spec(tmp_path / "train.py"), workload="-m torch.distributed.run", args=TORCHRUN
     )
@@ -115,6 +119,8 @@ def test_torchrun_with_one_process_is_followed(
     assert isinstance(outcome, Outcome)
     assert (run.info.state, outcome.attempts, outcome.exit_code) == (State.FINISHED, 12, 0)
     assert run.info.steps_done == 12
+    expected = random.Random(SEED).random(), numpy.random.RandomState(SEED).rand()
+    assert "drawn {} {}".format(*expected) in run.output  # each run of a rank draws the same
 
 
 @pytest.mark.thorough

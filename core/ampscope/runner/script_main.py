@@ -35,21 +35,26 @@ def arguments(workload: str, args: Sequence[str]) -> list[str]:
     return [module_of(workload) or workload, *args]
 
 
-@contextlib.contextmanager
-def stage(workload: str, args: tuple[str, ...], *, compiles: bool = False) -> Iterator[Stage]:
-    """What a script finds at its start: arguments, import path, seeds; all put back on exit.
-
-    The seeds of torch, NumPy and ``random`` are set so that a script without seeds repeats itself
-    from run to run. Unless the run ``compiles``, what the script compiles runs as the eager
-    function, because a compiled graph hides its ops.
-    """
-    found = Stage()
-    before = sys.argv, sys.path[:], sys.modules["__main__"]
-    eager: AbstractContextManager[None] = contextlib.nullcontext() if compiles else _eager(found)
+def seed_all() -> None:
+    """Seed torch, NumPy and ``random``, so that a script without seeds repeats itself from run to
+    run; also the same script as a rank, in a process that a launcher starts."""
     random.seed(SEED)
     torch.manual_seed(SEED)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(SEED)
+
+
+@contextlib.contextmanager
+def stage(workload: str, args: tuple[str, ...], *, compiles: bool = False) -> Iterator[Stage]:
+    """What a script finds at its start: arguments, import path, seeds; all put back on exit.
+
+    Seeds are set (:func:`seed_all`). Unless the run ``compiles``, what the script compiles runs as
+    the eager function, because a compiled graph hides its ops.
+    """
+    found = Stage()
+    before = sys.argv, sys.path[:], sys.modules["__main__"]
+    eager: AbstractContextManager[None] = contextlib.nullcontext() if compiles else _eager(found)
+    seed_all()
     sys.argv = arguments(workload, args)
     put_folder_first(workload)
     try:

@@ -245,7 +245,7 @@ def follow(ticket: Ticket, action: Callable[[], Any]) -> Any:
 
 def main() -> None:
     """Run a script that a launcher starts."""
-    from ampscope.runner.script_main import arguments
+    from ampscope.runner.script_main import arguments, seed_all
     from ampscope.runner.script_text import execute, put_folder_first
 
     parser = argparse.ArgumentParser()
@@ -262,7 +262,12 @@ def main() -> None:
     sys.argv = arguments(workload, args)
     put_folder_first(workload)
     ticket = Ticket(found.store, found.run, found.policy, workload, found.index, 1)
-    follow(ticket, lambda: execute(workload))
+
+    def action() -> None:
+        seed_all()
+        execute(workload)
+
+    follow(ticket, action)
 
 
 def _is_this_python(command: str) -> bool:
