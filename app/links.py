@@ -213,6 +213,14 @@ def link(entry: Entry, label: str = "", **query: str) -> None:
     st.page_link(entry.file, label=label or entry.title, icon=entry.icon, query_params=query)
 
 
+def show_section(section: str) -> None:
+    """Links to all pages of a section, of which the sidebar has one or two."""
+    with st.container(horizontal=True, gap="small", key="section-tabs"):
+        for entry in ENTRIES:
+            if entry.section == section:
+                link(entry)
+
+
 # Of the lessons; one without an icon has no page.
 LESSON_ICONS = {
     "numbers": "pin",
@@ -261,10 +269,10 @@ TELEMETRY = _entry("telemetry", "Telemetry", "speed", within="Trainings")
 TWO_RUNS = _entry("two_runs", "Two runs", "difference", within="Trainings")
 HARDWARE = _entry("hardware", "Hardware", "memory", "This machine")
 OP_LISTS = _entry("op_lists", "Op lists", "list_alt", "Reference")
-FRAMEWORKS = _entry("frameworks", "Frameworks", "hub", "Reference")
+FRAMEWORKS = _entry("frameworks", "Frameworks", "hub", within="Reference")
 COMPARE = _entry("compare", "Compare", "compare_arrows", "This machine")
 BATCH_SIZE = _entry("batch_size", "Batch size", "stacked_bar_chart", within="This machine")
-CORES = _entry("tensor_cores", "Tensor Cores", "grid_on", "This machine")
+CORES = _entry("tensor_cores", "Tensor Cores", "grid_on", within="This machine")
 
 ENTRIES = (
     HOME,

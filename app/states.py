@@ -224,7 +224,16 @@ STYLE = """<style>
 button[aria-label^="Download as CSV"] { display: none; }
 [data-testid="stButtonGroup"] [data-selected="true"],
 [role="tab"][aria-selected="true"] { color: inherit !important; }
+/* Streamlit's captions have a contrast of 4.2, words of its code 2.8 and more; WCAG's AA is 4.5. */
+[data-testid="stCaptionContainer"] { color: inherit; opacity: 0.78; }
+[data-testid="stCaptionContainer"] code, .stCode .token { color: inherit !important; }
+[data-testid="stSliderThumbValue"] { color: inherit !important; }
+input[role="combobox"] { min-width: 24px; min-height: 24px; }
+[data-testid="stSidebarNavLink"]:focus-visible, [data-testid="stPageLink-NavLink"]:focus-visible {
+  outline: 2px solid currentColor; outline-offset: -2px;
+}
 </style>"""
+KEYS = f"<script>{Path(__file__).with_name('keys.js').read_text()}</script>"
 
 
 def show() -> None:
@@ -232,6 +241,7 @@ def show() -> None:
     st.set_page_config(page_title="ampscope", page_icon=str(LOGO), layout="wide")
     st.logo(str(LOGO), size="large")
     st.html(STYLE)
+    st.html(KEYS, unsafe_allow_javascript=True)
     try:
         who = permissions.role()
     except AmpscopeError as error:  # the operator's options

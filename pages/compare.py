@@ -2,10 +2,11 @@
 
 import streamlit as st
 
-from app import compare, states
+from app import compare, links, states
 from app.runs import measurements
 
 st.title("Compare", anchor=False)
+links.show_section("This machine")
 run = measurements.open_measurement("compare")
 if run is not None:
     with states.part():

@@ -6,6 +6,7 @@ from app import chart, frameworks, links
 from app.runs import live
 
 st.title("Frameworks", anchor=False)
+links.show_section("Reference")
 
 group = frameworks.pick_group()
 runs = live.of_group(group) if group else []

@@ -2,10 +2,11 @@
 
 import streamlit as st
 
-from app import chart, hardware, states, telemetry
+from app import chart, hardware, links, states, telemetry
 from app.text import escape
 
 st.title("Hardware", anchor=False)
+links.show_section("This machine")
 report = telemetry.machine_report()
 answer = st.container()
 hardware.draw_sentence(report)

@@ -2,8 +2,9 @@
 
 import streamlit as st
 
-from app import op_lists
+from app import links, op_lists
 
 st.title("Op lists", anchor=False)
+links.show_section("Reference")
 op_lists.show_lists()
 op_lists.show_whatif()

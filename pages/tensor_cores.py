@@ -2,10 +2,11 @@
 
 import streamlit as st
 
-from app import chart, cores, states
+from app import chart, cores, links, states
 from app.runs import measurements
 
 st.title("Tensor Cores", anchor=False)
+links.show_section("This machine")
 run = measurements.open_measurement("cores")
 if run is not None:
     with states.part():
