@@ -340,6 +340,8 @@ def show_verdict(case: Case, report: DiagnosisResult, baseline: RunView) -> bool
         chart.key_figures(
             [dataclasses.replace(where, value=cut(where.value, METRIC_LENGTH)), *rest]
         )
+        if line := findings[0].verdict.line:
+            links.link(links.SOURCE, f"{escape(line)} in the source", run=case.head.id, line=line)
     _error(case, baseline)
     return not problem
 
@@ -512,7 +514,7 @@ def _row(case: Case, finding: Finding, measured: Measurement) -> None:
     with addresses.container(horizontal=True, gap="small"):
         st.page_link(links.DIAGNOSIS.file, label="Measurements", query_params=query)
         for entry in run_page.pages_of(run):
-            if entry is links.DIAGNOSIS:
+            if entry not in (links.GRADIENTS, links.LOSS_SCALE, links.LAYERS):
                 continue
             module = {"module": finding.verdict.module} if finding.verdict.module else {}
             st.page_link(entry.file, label=entry.title, query_params=query | module)

@@ -266,6 +266,7 @@ LAYERS = _entry("layers", "Layers", "account_tree", within="Trainings")
 GRADIENTS = _entry("gradients", "Gradients", "blur_on", within="Trainings")
 LOSS_SCALE = _entry("loss_scale", "Loss scale", "show_chart", within="Trainings")
 TELEMETRY = _entry("telemetry", "Telemetry", "speed", within="Trainings")
+SOURCE = _entry("source", "Source", "code", within="Trainings")
 TWO_RUNS = _entry("two_runs", "Two runs", "difference", within="Trainings")
 HARDWARE = _entry("hardware", "Hardware", "memory", "This machine")
 OP_LISTS = _entry("op_lists", "Op lists", "list_alt", "Reference")
@@ -284,6 +285,7 @@ ENTRIES = (
     GRADIENTS,
     LOSS_SCALE,
     TELEMETRY,
+    SOURCE,
     TWO_RUNS,
     LEARN,
     *LESSON_ENTRIES.values(),

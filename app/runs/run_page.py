@@ -92,6 +92,7 @@ def pages_of(run: RunInfo) -> list[links.Entry]:
     held = _held(run)
     wanted = (
         (run.spec.kind == "script", links.DIAGNOSIS),
+        (run.spec.kind == "script", links.SOURCE),
         (run.spec.kind == "watch", links.TRAINING),
         ("frame" in held, links.GRADIENTS),
         (run.steps_done > 0, links.LOSS_SCALE),

@@ -222,6 +222,29 @@ class OpUse:
 
 
 @dataclass(frozen=True, slots=True)
+class LineUse:
+    """Calls of one op with the same dtypes by one line of the script, in its first steps."""
+
+    line: str  # "train.py:41": the innermost line of the user's own code
+    op: str  # "mm"
+    takes: tuple[str, ...]  # dtypes of its floating-point arguments, each once
+    makes: str  # dtype of its first floating-point result, "" without one
+    backward: bool = False  # it ran in the backward pass of an op of that line
+    calls: int = 0
+    cast: int = 0  # elements other than zero that casts to a narrower dtype took
+    lost: int = 0  # of these, the elements that became zero
+
+
+@dataclass(frozen=True, slots=True)
+class SourceText:
+    """A file of the script's own as it was when the run read it, at most its first 5,000 lines;
+    without lines where sources are left out."""
+
+    file: str  # "train.py", as in the lines of other observations
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """How the script ended."""
 
@@ -269,4 +292,15 @@ class Outcome:
         return named or any(text in self.error_text for text in _MEMORY)
 
 
-Observation = Call | Attempt | ParameterGradient | GradientChange | Scan | BadOp | OpUse | Outcome
+Observation = (
+    Call
+    | Attempt
+    | ParameterGradient
+    | GradientChange
+    | Scan
+    | BadOp
+    | OpUse
+    | LineUse
+    | SourceText
+    | Outcome
+)

@@ -53,6 +53,7 @@ _PARTS_OF_NAME = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
 _USERINFO = re.compile(r"(?<![\w+.-])([\w+.-]+://)[^/\s@]+@")
 _BEARER = re.compile(r"(?i)\b(bearer|basic)(\s+)[^\s\"',;]+")
 _PAIR = re.compile(r"""(?<![\w.-])(?P<name>[\w.-]+)["']?\s*[:=]\s*(?!//)""")
+_LITERAL = re.compile(r"""(([\w.-]+)["']?\]?\s*[:=,]\s*[rbfu]{0,2})(["'])(?:(?!\3).)+\3""")
 _VALUE = re.compile(r""""[^"]*"|'[^']*'|[^\s,;&"'}]+""")
 # Keys that say by their form what they are: of Hugging Face, GitHub, OpenAI and others, AWS, Slack;
 # JSON web tokens.
@@ -108,6 +109,17 @@ def masked_text(text: str) -> str:
             parts += [text[at:look], quote, MASK, quote]
             at = look = value.end()
     return "".join([*parts, text[at:]])
+
+
+def masked_source(line: str) -> str:
+    """One line of a program: credentials in addresses, Bearer, keys that are known by their form,
+    and texts that stand behind the name of a secret. Names alone stay: ``key = self.key(x)``."""
+    line = _KEYS.sub(MASK, _BEARER.sub(rf"\1\2{MASK}", _USERINFO.sub(rf"\1{MASK}@", line)))
+
+    def one(found: re.Match[str]) -> str:
+        return f"{found[1]}{found[3]}{MASK}{found[3]}" if is_secret(found[2]) else found[0]
+
+    return _LITERAL.sub(one, line)
 
 
 def is_masked(args: Sequence[str]) -> bool:

@@ -101,7 +101,9 @@ class SourceLines:
         rest = path[len(self._own) :] if below_own else path
         if set(_INSTALLED) & set(Path(rest).parts):
             return False
-        return bool(below_own) or not path.startswith(_LIBRARIES)
+        # A checkout of ampscope below the script's folder is no more the user's than one beside it.
+        around = (library for library in _LIBRARIES if Path(path).is_relative_to(library))
+        return all(below_own and Path(self._own).is_relative_to(library) for library in around)
 
 
 def name_files_from(folder: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from ampscope import privacy
 from ampscope.errors import BadInput
 from ampscope.launcher.script_runs import repeatable
-from ampscope.observations import Outcome
+from ampscope.observations import Outcome, SourceText
 from ampscope.records import Event, RunSpec, State
 from ampscope.report.build import document
 from ampscope.runner.child_frame import lock_path
@@ -161,6 +161,34 @@ def test_everything_can_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert info.message == "No file data.bin there"
     for word in ("/home", "secret-host", "secret_code"):
         assert word not in whole
+
+
+@pytest.mark.parametrize(
+    ("line", "kept"),
+    [
+        ('API_KEY = "abc123"', 'API_KEY = "***"'),
+        ("    wandb.login(key='abc')", "    wandb.login(key='***')"),
+        ('os.environ["HF_TOKEN"] = "abc"', 'os.environ["HF_TOKEN"] = "***"'),
+        ('{"password": "p w"}', '{"password": "***"}'),
+        ("url = 'https://me:pw@host/x'", "url = 'https://***@host/x'"),
+        ("login('hf_" + "a" * 24 + "')", "login('***')"),
+        ("key = self.key(x)", "key = self.key(x)"),
+        ("tokens = tokenizer(text)", "tokens = tokenizer(text)"),
+        ("q, k = w['query'], w['key']", "q, k = w['query'], w['key']"),
+        ("mode = 'train'  # key", "mode = 'train'  # key"),
+    ],
+)
+def test_secrets_in_a_line_of_source_are_masked(line: str, kept: str) -> None:
+    assert privacy.masked_source(line) == kept
+
+
+def test_left_out_sources_have_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(privacy.VARIABLE, "source")
+    writer = RunWriter.create(tmp_path / "runs.db", RunSpec("/home/me/train.py", kind="script"))
+    writer.add_observations([SourceText("train.py", ("x = secret_code()",))])
+    writer.close()
+    with Reader(tmp_path / "runs.db") as reader:
+        assert reader.observations(writer.run_id) == [SourceText("train.py", ())]
 
 
 def test_an_unknown_part_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

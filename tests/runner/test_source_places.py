@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import ampscope
 from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.observations import BadOp
 from ampscope.source_lines import SourceLines
@@ -75,6 +76,14 @@ def test_an_environment_in_the_projects_folder_is_not_the_users(tmp_path: Path) 
     lines = SourceLines(str(tmp_path))
     assert not lines.is_user(compile("0", str(packages / "timm/layers.py"), "exec"))
     assert lines.is_user(compile("0", str(tmp_path / "models/net.py"), "exec"))
+
+
+def test_a_checkout_of_ampscope_below_the_scripts_folder_is_not_the_users(tmp_path: Path) -> None:
+    package = Path(ampscope.__file__).resolve().parent
+    around = SourceLines(str(package.parents[1]))  # as a script beside the checkout has it
+    assert not around.is_user(compile("0", str(package / "capture/tensors.py"), "exec"))
+    inside = SourceLines(str(package / "zoo/scripts"))
+    assert inside.is_user(compile("0", str(package / "zoo/scripts/any.py"), "exec"))
 
 
 def test_a_line_by_its_path_is_computed_in_fp32(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ class RunView:
         self.scans = [o for o in observations if isinstance(o, obs.Scan)]
         self.bad_ops = [o for o in observations if isinstance(o, obs.BadOp)]
         self.uses = [o for o in observations if isinstance(o, obs.OpUse)]
+        self.line_uses = [o for o in observations if isinstance(o, obs.LineUse)]
+        self.sources = [o for o in observations if isinstance(o, obs.SourceText)]
         outcomes = [o for o in observations if isinstance(o, obs.Outcome)]
         self.outcome = outcomes[-1] if outcomes else obs.Outcome(ended="killed")
 

@@ -391,7 +391,8 @@ def precision_headline(use: PrecisionUse) -> str:
         return f"{judged}; in which precision each op ran was not recorded."
     if use.no_half:
         return f"This run used no half precision: {why_none(use)}. {judged}, in fp32."
-    return f"{_shares(use)}; {judged}."
+    shares = _shares(use)
+    return f"{shares[:1].upper()}{shares[1:]}; {judged}."
 
 
 def precision_no_fault(use: PrecisionUse) -> str:

@@ -18,8 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from ampscope.capture.global_hooks import FORWARD_ALWAYS
+from ampscope.capture.script import line_uses
 from ampscope.capture.script.call_log import CallLog
 from ampscope.capture.script.calls import Calls
+from ampscope.capture.script.line_uses import LineUses
 from ampscope.capture.script.module_paths import ModulePaths, OpPrecision, unwrapped
 from ampscope.capture.script.op_taint import PROVENANCE
 from ampscope.capture.script.op_watch import OpWatch
@@ -65,6 +67,7 @@ class ScriptRecorder:
         self.precision = OpPrecision()
         self.requests = HalfRequests(self.lines)
         self._traces = cadence.trace > 0
+        self._line_uses = LineUses(self.watch.place)
         self.errors = RaisedErrors(self.lines, self.attempts)
         self.log = CallLog(calls, watch, self.attempts, self.errors.raised)
         self.scans = ScriptScans(self.attempts)
@@ -124,6 +127,7 @@ class ScriptRecorder:
             *self.scans.records,
             *bad,
             *self.watch.uses.records(),
+            *self._line_uses.records(),
             *self.requests.records(),
             outcome,
         ]
@@ -133,6 +137,8 @@ class ScriptRecorder:
             self.precision.record(func, args, kwargs, out)
         if self._traces:
             self.histograms.record_op(func, args, kwargs, out)
+            if self.attempts.count < line_uses.STEPS and not self.watch.in_optimizer:
+                self._line_uses.record(func, args, kwargs, out)
 
     def _call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # Inside vmap and grad of torch.func tensors have no values to look at; what is done inside

@@ -99,11 +99,14 @@ def decode_result(kind: str, text: str) -> Result:
     return record
 
 
+_OF_SOURCE: dict[str, object] = {"code": "", "lines": ()}  # fields with text of the script
+
+
 def encode_observation(observation: Observation) -> tuple[str, str]:
     """(kind, JSON of the fields)."""
     parts = dataclasses.asdict(observation)
-    if "code" in parts and leaves_out("source"):
-        parts["code"] = ""
+    if leaves_out("source"):
+        parts |= {name: empty for name, empty in _OF_SOURCE.items() if name in parts}
     return type(observation).__name__, _dumped(parts)
 
 

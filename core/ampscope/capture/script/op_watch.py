@@ -127,6 +127,10 @@ class OpWatch(StepListener):
         with no_dispatch():
             return None if op_facts.all_finite(tensor) else taint
 
+    def place(self) -> tuple[str, int]:
+        """(file, line) of the user's code that the op that runs belongs to; ("", 0) for none."""
+        return self._origins.of(torch._C._current_autograd_node()).place
+
     def new_attempt(self, attempt: int) -> None:
         """Optimizer step number ``attempt`` begins."""
         self._attempt = self._bad.attempt = attempt

@@ -1,0 +1,151 @@
+"""A script's own text with, beside each line, the dtypes it computed in and what began there.
+
+From the observations of one run alone: the texts that it kept, what its lines did in the first
+steps, ops that gave NaN or infinity, and steps that were left out because of them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ampscope.analysis.run_view import RunView
+from ampscope.observations import BadOp, LineUse
+
+CASTS = frozenset({"_to_copy", "copy_"})
+# These hand numbers on as they are: a line that only does so computes in no dtype.
+_PASSING = CASTS | {
+    "view", "_unsafe_view", "reshape", "permute", "transpose", "t", "expand", "unsqueeze",
+    "squeeze", "select", "slice", "as_strided", "detach", "alias", "clone", "empty", "empty_like",
+    "split", "unbind", "lift_fresh",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a file; counts are of the first steps."""
+
+    number: int
+    text: str
+    forward: str  # "fp16", "fp32 → fp16": dtypes of what its ops took and made, "" without ops
+    backward: str
+    casts: str  # "fp32 → fp16 × 6", several parted by commas
+    cast: int  # elements other than zero that its casts to a narrower dtype took
+    lost: int  # of these, the ones that became zero
+    notes: tuple[str, ...]  # what began here, the first step first
+
+    @property
+    def is_told(self) -> bool:
+        """Whether anything stands beside the text."""
+        return bool(self.forward or self.backward or self.casts or self.notes)
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file with all of its lines."""
+
+    name: str
+    lines: tuple[Line, ...]
+
+    @property
+    def told(self) -> int:
+        """Lines that ran or that something began in."""
+        return sum(line.is_told for line in self.lines)
+
+
+def files(run: RunView) -> list[File]:
+    """The files of which the run kept the text, those with most to tell first."""
+    uses = _by_line(run.line_uses)
+    notes = _notes(run)
+    found = [
+        File(
+            source.file,
+            tuple(
+                _line(number, text, uses[source.file, number], notes[source.file, number])
+                for number, text in enumerate(source.lines, start=1)
+            ),
+        )
+        for source in run.sources
+        if source.lines
+    ]
+    return sorted(found, key=lambda file: -file.told)
+
+
+def place(line: str) -> tuple[str, int]:
+    """("train.py", 41) of "train.py:41"; ("", 0) of what names no line."""
+    name, _, number = line.rpartition(":")
+    return (name, int(number)) if name and number.isascii() and number.isdigit() else ("", 0)
+
+
+def _by_line(uses: Iterable[LineUse]) -> defaultdict[tuple[str, int], list[LineUse]]:
+    found = defaultdict[tuple[str, int], list[LineUse]](list)
+    for use in uses:
+        found[place(use.line)].append(use)
+    return found
+
+
+def _line(number: int, text: str, uses: Sequence[LineUse], notes: Sequence[str]) -> Line:
+    casts: dict[str, int] = defaultdict(int)
+    for use in uses:
+        if use.op in CASTS and not use.backward and use.takes and use.takes[-1] != use.makes:
+            casts[f"{use.takes[-1]} → {use.makes}"] += use.calls
+    return Line(
+        number,
+        text,
+        _dtypes([use for use in uses if not use.backward]),
+        _dtypes([use for use in uses if use.backward]),
+        ", ".join(f"{what} × {calls:,}" for what, calls in casts.items()),
+        sum(use.cast for use in uses),
+        sum(use.lost for use in uses),
+        tuple(notes),
+    )
+
+
+def _dtypes(uses: Sequence[LineUse]) -> str:
+    """Of the ops that compute."""
+    computing = [use for use in uses if use.op not in _PASSING]
+    takes = sorted({dtype for use in computing for dtype in use.takes})
+    makes = sorted({use.makes for use in computing if use.makes})
+    if takes == makes or not takes or not makes:
+        return "+".join(takes or makes)
+    return f"{'+'.join(takes)} → {'+'.join(makes)}"
+
+
+def _notes(run: RunView) -> defaultdict[tuple[str, int], list[str]]:
+    found = defaultdict[tuple[str, int], list[str]](list)
+    bad = [op for op in run.bad_ops if op.kind == "nonfinite"]
+    skips = _skips(run, bad)
+    for op in sorted(bad, key=lambda op: (op.attempt, op.id)):
+        gave = "NaN" if op.nan else "infinity"
+        text = f"Step {op.attempt:,}: {op.op.removeprefix('aten.')} gave {gave} in {op.dtype}"
+        text += f" ({op.phase})" if op.phase != "forward" else ""
+        if op.count > 1:
+            text += f", {op.count:,} times"
+        if op.id == min(one.id for one in bad):
+            text = f"{text}: the first bad op"
+        found[place(op.line)].append(f"{text}.")
+        if skips[op.id]:
+            many = f"{skips[op.id]:,} skipped step{'s' if skips[op.id] > 1 else ''}"
+            found[place(op.line)].append(f"{many} began here.")
+    outcome = run.outcome
+    if outcome.error_type:
+        found[place(outcome.error_line)].append(f"{outcome.error_type}: {outcome.error_text}")
+    return found
+
+
+def _skips(run: RunView, bad: Sequence[BadOp]) -> defaultdict[int, int]:
+    """Skipped steps by the first bad op of theirs whose result reached a gradient."""
+    found = defaultdict[int, int](int)
+    reaching = sorted((op for op in bad if op.reached_gradient or op.reached_loss), key=_order)
+    for step in run.attempts:
+        if step.skipped:
+            here = (op for op in reaching if op.attempt <= step.attempt <= op.last_attempt)
+            first = next(here, None)
+            if first is not None:
+                found[first.id] += 1
+    return found
+
+
+def _order(op: BadOp) -> int:
+    return op.id

@@ -1,0 +1,76 @@
+"""A script's text with what its lines did, from observations written by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ampscope.analysis.line_view import files, place
+from ampscope.analysis.run_view import RunView
+from ampscope.observations import BadOp, LineUse, Observation, Outcome, SourceText
+from tests.helpers.evidence_making import bad_op, but, steps
+
+TEXT = SourceText("train.py", ("import torch", "x = w.half() @ v", "loss = x.sum()", ""))
+
+
+def view(*observations: Observation) -> RunView:
+    return RunView("as_is", "1", (*observations, Outcome(ended="returned")))
+
+
+def use(line: int, op: str, takes: str, makes: str, **more: object) -> LineUse:
+    return LineUse(f"train.py:{line}", op, tuple(takes.split()), makes, **more)  # type: ignore[arg-type]
+
+
+def test_what_stands_beside_each_line() -> None:
+    (file,) = files(
+        view(
+            TEXT,
+            use(2, "_to_copy", "fp32", "fp16", calls=2, cast=10, lost=4),
+            use(2, "view", "fp16", "fp16", calls=9),
+            use(2, "mm", "fp16", "fp16", calls=2),
+            use(2, "mm", "fp16", "fp16", calls=4, backward=True),
+            use(3, "sum", "fp16", "fp32", calls=2),
+        )
+    )
+    assert [line.text for line in file.lines] == list(TEXT.lines)
+    assert [line.number for line in file.lines] == [1, 2, 3, 4]
+    assert [line.forward for line in file.lines] == ["", "fp16", "fp16 → fp32", ""]
+    assert [line.backward for line in file.lines] == ["", "fp16", "", ""]
+    assert file.lines[1].casts == "fp32 → fp16 × 2"
+    assert (file.lines[1].cast, file.lines[1].lost) == (10, 4)
+    assert file.told == 2
+
+
+def test_the_first_bad_op_and_the_steps_that_it_cost() -> None:
+    def bad(number: int, line: int, **more: object) -> BadOp:
+        made = bad_op("aten.mm", id=number, line=f"train.py:{line}", kind="nonfinite")
+        return replace(made, reached_gradient=True, **more)  # type: ignore[arg-type]
+
+    made = but(steps([1.0] * 6), (1, 2, 5), skipped=True)
+    (file,) = files(
+        view(
+            TEXT,
+            *made,
+            bad(0, 2, attempt=1, last_attempt=2, count=2),
+            bad(1, 3, attempt=1, last_attempt=5),
+        )
+    )
+    assert "first bad op" in file.lines[1].notes[0]
+    assert file.lines[1].notes[1] == "2 skipped steps began here."
+    assert file.lines[2].notes[1] == "1 skipped step began here."
+    assert "first bad op" not in file.lines[2].notes[0]
+
+
+def test_an_error_stands_at_its_line() -> None:
+    ended = Outcome("exception", error_type="ValueError", error_text="no", error_line="train.py:3")
+    (file,) = files(RunView("as_is", "1", (TEXT, ended)))
+    assert file.lines[2].notes == ("ValueError: no",)
+
+
+def test_files_without_text_are_left_out() -> None:
+    assert files(view(SourceText("a.py", ()), use(2, "mm", "fp16", "fp16"))) == []
+    assert files(view(use(2, "mm", "fp16", "fp16"))) == []
+
+
+def test_places() -> None:
+    assert place("src/net.py:41") == ("src/net.py", 41)
+    assert place("") == place("net.py") == place("net.py:x") == place(":4") == ("", 0)

@@ -1,0 +1,89 @@
+"""The page Source: what stands beside the lines, and what a hostile line can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampscope.observations import LineUse, SourceText
+from app.runs import diagnoses
+from tests.helpers import script_stores, stores
+from tests.helpers.classes import Class
+from tests.helpers.pages import texts
+
+Open = Callable[..., Any]
+HOSTILE = "x = '<script>window.hacked = 1</script><img src=x onerror=alert(1)>'"
+LINES = ["import torch", *(f"y{n} = {n}" for n in range(200)), HOSTILE, "h = self.wo(x)"]
+LAST = len(LINES)
+
+
+@pytest.fixture(autouse=True)
+def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnoses, "BETWEEN_RUNS_S", -1.0)
+
+
+def diagnosed(store: Path, *lines: str) -> str:
+    bad = replace(script_stores.bad_op(line=f"train.py:{LAST}"), kind="nonfinite")
+    takes = LineUse(f"train.py:{LAST}", "_to_copy", ("fp32",), "fp16", calls=3, cast=200, lost=50)
+    mm = LineUse(f"train.py:{LAST}", "mm", ("fp16",), "fp16", calls=3)
+    attempts = [script_stores.broken(n) for n in range(script_stores.STEPS)]
+    seen = script_stores.seen(attempts, bad, takes, mm, SourceText("train.py", lines))
+    return script_stores.run(store, "as_is", seen)
+
+
+def source(app: Any) -> str:
+    return "".join(element.proto.body for element in app.get("html"))
+
+
+def test_dtypes_casts_and_the_first_bad_op_stand_beside_the_line(
+    store_path: Path, open_page: Open
+) -> None:
+    run = diagnosed(store_path, *LINES)
+    app = open_page("source", run=run, line=f"train.py:{LAST}")
+    assert not app.exception
+    words = texts(app)
+    assert "train.py: 1 line of 1 that computed did so in half precision" in words
+    assert f"most is lost by the casts of line {LAST}: 25.0 % of their elements" in words
+    assert f"Line {LAST}." in words
+    shown = source(app)
+    row = shown.partition('class="asked"')[2].partition("</tr>")[0]
+    for cell in ("fp16", "h = self.wo(x)", "fp32 → fp16 × 3", "25.0 %"):
+        assert cell in row
+    assert "the first bad op" in shown
+
+
+def test_of_a_long_file_only_what_is_told_of_is_shown(store_path: Path, open_page: Open) -> None:
+    app = open_page("source", run=diagnosed(store_path, *LINES))
+    assert "200 lines of which nothing is told" not in source(app)
+    assert "lines of which nothing is told" in source(app)
+    assert "y3 = 3" not in source(app)
+    app.toggle(key="source-whole").set_value(True).run()
+    assert "y3 = 3" in source(app)
+
+
+def test_a_line_of_the_script_is_text(store_path: Path, open_page: Open) -> None:
+    shown = source(open_page("source", run=diagnosed(store_path, *LINES)))
+    assert "&lt;script&gt;window.hacked" in shown
+    assert "<script>window" not in shown
+    assert "<img src=x" not in shown
+
+
+def test_a_run_without_its_source_says_so(store_path: Path, open_page: Open) -> None:
+    assert "This run holds no source." in texts(open_page("source", run=diagnosed(store_path)))
+    probe = stores.finished(store_path)
+    assert "This run holds no source." in texts(open_page("source", run=probe))
+
+
+def test_a_student_sees_no_source(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ampscope.store import sharing
+
+    run = diagnosed(store_path, *LINES)
+    sharing.share(store_path, [run], wanted=True)
+    app = Class(monkeypatch).student().page("source", run=run)
+    assert not app.exception
+    assert "not shown to the class" in texts(app)
+    assert "self.wo" not in source(app)
