@@ -61,15 +61,14 @@ def main() -> None:
     if asked.table:
         PAGE.write_text(replaced(PAGE.read_text(), kept(asked.out)))
         return
-    known = {path.stem: path for path in sorted((HERE / "recipes").glob("*.toml"))}
+    known = recipes()
     if unknown := set(asked.names) - set(known):
         parser.error(f"no such recipe: {', '.join(sorted(unknown))}")
     with tempfile.TemporaryDirectory() as temporary:
         for name in asked.names or known:
-            recipe = tomllib.loads(known[name].read_text())
             place = (asked.work or Path(temporary)) / name
             shutil.rmtree(place, ignore_errors=True)
-            Measured(name, recipe, asked, place).all()
+            Measured(name, known[name], asked, place).all()
 
 
 def kept(results: Path) -> dict[str, Any]:
@@ -178,8 +177,11 @@ class Measured:
     def said(self, command: list[str], place: Path, **more: str) -> tuple[int, str, float]:
         """Run it: exit status, what it printed, seconds."""
         started = time.monotonic()
+        folder = place / self.folder
+        path = [str((folder / p).resolve()) for p in self.recipe.get("pythonpath", [])]
+        more["PYTHONPATH"] = os.pathsep.join([*path, self.environment["PYTHONPATH"]])
         ended = subprocess.run(
-            command, cwd=place / self.folder, env={**self.environment, **more}, text=True,
+            command, cwd=folder, env={**self.environment, **more}, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT_S, errors="replace",
         )  # fmt: skip
         return ended.returncode, ended.stdout, round(time.monotonic() - started, 1)
@@ -192,7 +194,7 @@ class Measured:
         status, output, seconds = self.said(command, place, WEIGHTS_TRACE=str(place / "weights"))
         weights = {p.name: p.read_text().split("\n")[:-1] for p in place.glob("weights.*")}
         shutil.rmtree(place)
-        said = re.findall(self.recipe["compare"], output) if "compare" in self.recipe else []
+        said = sorted(re.findall(self.recipe.get("compare", "$^"), output))  # ranks print at will
         end = " ".join(output.strip().splitlines()[-1:])[-300:] if status else ""
         return {"status": status, "s": seconds, "weights": weights, "said": said, "end": end}
 
@@ -255,51 +257,74 @@ class Measured:
         }  # fmt: skip
         if row["verdict"] == "none":
             row["reason"] = output.strip()[-400:]
-        if "causes" in fault:
-            row["expected"] = fault["causes"]
-            row["cause_right"] = bool(first and first["cause"] in fault["causes"])
-            row["place_right"] = bool(first and _in_place(first, fault))
         keep(row, self.asked.out)
         shutil.rmtree(place)
 
 
-def _in_place(found: dict[str, Any], fault: dict[str, Any]) -> bool:
-    """Whether the module or the line is one that the recipe names."""
+# The table of docs/trials.md: what was said, judged by the recipes.
+
+
+def recipes() -> dict[str, Recipe]:
+    """All recipes by name."""
+    paths = sorted((HERE / "recipes").glob("*.toml"))
+    return {path.stem: tomllib.loads(path.read_text()) for path in paths}
+
+
+def is_right(row: Row, fault: dict[str, Any]) -> tuple[bool, bool]:
+    """Whether the first cause is the fault's; and its module or line, where one is named."""
+    cause = row["causes"][:1] != [] and row["causes"][0] in fault["causes"]
     places = fault.get("places", [])
-    return not places or any(p in (found["module"], found["line"]) for p in places)
-
-
-# The table of docs/trials.md.
+    return cause, cause and (not places or bool({row["module"], row["line"]} & set(places)))
 
 
 def section(document: dict[str, Any]) -> str:
     """Everything between the two marks."""
     rows = {(r["recipe"], r["policy"], r["case"]): r for r in document["rows"]}
-    lines = [
-        "| repository | rules | case | verdict | module, line | fix | s | of a plain run |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    known, lines, counts = recipes(), [], [0] * 6
     for (recipe, policy, case), row in rows.items():
-        if case != "plain":
-            plain = rows.get((recipe, policy, "plain")) or {}
-            lines.append("| " + " | ".join(_cells(recipe, policy, case, row, plain)) + " |")
-    return "\n".join(lines)
+        if case == "plain":
+            continue
+        plain = rows.get((recipe, policy, "plain")) or {}
+        faults = {f["name"]: f for f in known[recipe]["faults"]}
+        right = is_right(row, faults[case]) if case in faults else (False, False)
+        healthy = case == "healthy"
+        fine = row["verdict"] == "no_fault" and plain.get("same_weights")
+        for n, counted in enumerate(
+            (healthy, healthy and fine, not healthy, *right, row["verified"] is True)
+        ):
+            counts[n] += bool(counted)
+        cells = _cells(row, plain, faults.get(case, {}), right)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(
+        [
+            f"Healthy: no alarm and the same weights in {counts[1]} of {counts[0]}. Faults: cause "
+            f"first in {counts[3]} of {counts[2]}, its module or line right in {counts[4]}; a fix "
+            f"that was run cured in {counts[5]}.",
+            "",
+            "| repository | rules | case | verdict | module, line | fix | s | of a plain run |",
+            "|---|---|---|---|---|---|---|---|",
+            *lines,
+        ]
+    )
 
 
-def _cells(recipe: str, policy: str, case: str, row: Row, plain: Row) -> list[str]:
+def _cells(row: Row, plain: Row, fault: dict[str, Any], right: tuple[bool, bool]) -> list[str]:
     verdict = ", ".join(row["causes"][:1]) or row["verdict"]
-    if case == "healthy":
-        same = {True: "weights as without", False: "weights differ", None: ""}
+    place = ", ".join(filter(None, (row["module"], row["line"])))
+    if not fault:
+        same = {True: "weights as without", False: "weights differ", None: "no step"}
         place = same[plain.get("same_weights")]
-    else:
-        place = ", ".join(filter(None, (row["module"], row["line"])))
-        verdict += "" if row["cause_right"] else f" (expected {' or '.join(row['expected'])})"
-    verified = {True: "verified", False: "not verified", None: ""}[row["verified"]]
-    times = row["seconds"] / plain["seconds"] if plain.get("same_weights") else None
+    elif not right[0]:
+        verdict += f" (expected {' or '.join(fault['causes'])})"
+    elif not right[1]:
+        place += f" (expected {' or '.join(fault['places'])})"
+    gone = "pattern gone" if row["fix"] else ""  # and no effect that could be measured
+    verified = {True: "verified", False: "not verified", None: gone}[row["verified"]]
+    seconds = plain.get("seconds") if plain.get("steps") else None
     return [
-        recipe, "CUDA" if policy == "cuda" else "own", case, verdict, place,
+        row["recipe"], "CUDA" if row["policy"] == "cuda" else "own", row["case"], verdict, place,
         " ".join(filter(None, (row["fix"], verified))), f"{row['seconds']:.0f}",
-        f"{times:.1f}" if times else "",
+        f"{row['seconds'] / seconds:.1f}" if seconds else "",
     ]  # fmt: skip
 
 

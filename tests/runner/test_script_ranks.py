@@ -160,6 +160,16 @@ def test_a_child_that_trains_nothing_is_no_rank(tmp_path: Path) -> None:
         assert reader.group(group_of(report.runs["as_is"].id)) == []
 
 
+@pytest.mark.slow
+def test_the_error_of_a_rank_is_told_and_not_its_launchers(tmp_path: Path) -> None:
+    text = PROCESS.replace("METHOD", "fork").replace("target=train", "target=fails")
+    text = text.replace("def talk", "def fails():\n    raise KeyError('no data')\n\n\ndef talk")
+    path = written(tmp_path, text, 1.0)
+    report = diagnosed(path, tmp_path / "runs.db")
+    line = 1 + path.read_text().splitlines().index("    raise KeyError('no data')")
+    assert f"raised KeyError at train.py:{line} before its first optimizer step" in report.undecided
+
+
 def test_other_programs_are_started_as_they_are(tmp_path: Path) -> None:
     text = NET + (
         "\nimport subprocess\n"

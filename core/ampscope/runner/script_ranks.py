@@ -153,13 +153,17 @@ def group_of(run_id: str) -> str:
 
 
 def of_first_rank(store: Path, run_id: str, own: Sequence[Observation]) -> list[Observation] | None:
-    """What the first rank of the run recorded, closed with how the run itself ended; None where no
-    rank has trained, or the run has made optimizer steps of its own."""
+    """What the first rank of the run recorded, closed with how the run itself ended: the first that
+    has trained, else the first that has raised, for its launcher only says that a child failed.
+    None where there is no such rank, or the run has made optimizer steps of its own."""
     outcome = own[-1]
     if not isinstance(outcome, Outcome) or outcome.attempts:
         return None
     with Reader(store) as reader:
-        ranks = sorted(reader.group(group_of(run_id)), key=lambda r: (r.spec.rank, r.created))
+        ranks = sorted(
+            reader.group(group_of(run_id)),
+            key=lambda r: (not r.steps_done, r.spec.rank, r.created),
+        )
         found = list(reader.observations(ranks[0].id)) if ranks else []
     if not found or not isinstance(found[-1], Outcome):
         return None
@@ -209,7 +213,7 @@ class _Record:
         """The process has ended, or its target has."""
         outcome = result.outcome
         trains = outcome.attempts or outcome.backwards or outcome.forwards
-        if self._writer is None and not trains:
+        if self._writer is None and not trains and outcome.ended != "exception":
             return
         self._open()
         self._writing.write(result.observations, result.measured, last=True)
