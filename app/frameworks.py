@@ -58,7 +58,7 @@ def show_form() -> str:
             f"{FRAMEWORKS[name].title} is not on this machine. In a terminal: "
             + code(f"ampscope frameworks install {name}")
         )
-    if not st.button(f"Train in {len(here)} frameworks", type="primary", key="fw-start"):
+    if not st.button(f"Train in {plural(len(here), 'framework')}", type="primary", key="fw-start"):
         return ""
     try:
         return live.start(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 
 import streamlit as st
@@ -250,6 +252,8 @@ KINDS = {  # what may be asked for, and the runs that it stands for
     "probes": ("probe",),
     "measurements": ("bench", "cores", "compare", "batch"),
 }
+DAY_S = 24 * 3600.0
+AGES = {"any": math.inf, "a day": DAY_S, "a week": 7 * DAY_S, "a month": 30 * DAY_S}  # at most
 Entry = tuple[RunInfo, ...]  # runs that are shown as one; the first stands for all
 _SHOWN = "recent-shown"
 
@@ -280,18 +284,21 @@ def show_all() -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         words = links.find("find", "name, file, state, precision, verdict")
         kind = links.pick("Kind", "kind", list(KINDS))
+        age = links.pick("Age up to", "age", list(AGES))
         if permissions.is_trusted():
             with st.popover("Delete runs"):
                 _delete()
     is_moving = any(run.state.is_active for run in runs)
     every = run_page.FOLLOW_EVERY_S if is_moving else None
-    st.fragment(_found_rows, run_every=every)(words, kind)
+    st.fragment(_found_rows, run_every=every)(words, kind, age)
 
 
-def _found_rows(words: str, kind: str) -> None:
+def _found_rows(words: str, kind: str, age: str) -> None:
+    since = time.time() - AGES[age]
     verdicts = run_rows.verdicts(store.path())
     asked = words.lower().split()
-    found = [e for e in entries(listed_runs()) if _is_of(e, asked, KINDS[kind], verdicts)]
+    young = (e for e in entries(listed_runs()) if e[0].created >= since)
+    found = [e for e in young if _is_of(e, asked, KINDS[kind], verdicts)]
     st.caption(f"{plural(len(found), 'entry', 'entries')}, newest first.")
     shown = st.session_state.setdefault(_SHOWN, AT_FIRST)
     rows(found[:shown])

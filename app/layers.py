@@ -15,6 +15,7 @@ from streamlit.elements.lib.column_types import ColumnConfig
 
 from ampscope.analysis import precision_use
 from ampscope.policy.autocast_lists import CPU_LISTS, LISTED_OP_OF_KERNEL, list_of
+from ampscope.policy.op_lists import list_words
 from ampscope.records import Frame, Machine, ModuleRecord, OpRecord, Role, RunInfo, StepRecord
 from ampscope.report.palette import OTHER_DTYPE, dtype_color
 from app import chart, links, states, store
@@ -369,7 +370,7 @@ def ops_table(ops: Sequence[OpRecord], list_of: Callable[[str], str | None], *, 
             "Calls": [o.count for o in ordered],
             "MFLOP": [o.flops / 1e6 for o in ordered],
             "Cast": [o.is_cast for o in ordered],
-            "Autocast list": [list_of(o.op) or "" for o in ordered],
+            "Autocast list": [list_words(list_of(o.op)) for o in ordered],
         }
     )
     dtypes = sorted({d for cell in table["Computed in"] for d in cell})
@@ -403,7 +404,7 @@ def fp32_table(
             {
                 "Op": [o.op for o in ops],
                 "Why": [reasons[o.reason] for o in ops],
-                "Autocast list": [o.autocast_list or "" for o in ops],
+                "Autocast list": [list_words(o.autocast_list) for o in ops],
                 "Calls per step": [o.count for o in ops],
                 "Modules": [len(o.modules) for o in ops],
                 "Which": [_named([names.get(m, "?") for m in o.modules], limit) for o in ops],

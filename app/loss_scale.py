@@ -373,6 +373,7 @@ def bad_steps_seen(found: Sequence[BadStep], totals: StepTotals, whole: int) -> 
 # Safe loss scales of every module at one step, who conflicts, and what would open the window.
 
 
+MOST_BARS = 30  # modules in the chart; more have no room for their names
 MOST_STEPS = 300  # whose windows the advice rests on, evenly over the run
 
 
@@ -415,8 +416,25 @@ def draw_windows(run: RunInfo) -> None:
             "highest scale, log2": [w.high for w in windows],
         }
     )
-    figure = scale_windows(windows, names, used)
+    narrow = least_room(windows)
+    if len(narrow) < len(windows):
+        chart.see(f"The {len(narrow)} of {len(windows):,} modules that leave least room.")
+    figure = scale_windows(narrow, names, used)
     chart.show(figure, "safe-scales", lambda: table, key="safe-scales")
+
+
+def least_room(
+    windows: Sequence[underflow.ModuleWindow],
+) -> list[underflow.ModuleWindow]:
+    """Those whose lowest scale is highest or whose highest is lowest, in the model's order: they
+    decide which scales suit all."""
+    if len(windows) <= MOST_BARS:
+        return list(windows)
+    by_low = sorted(windows, key=lambda w: -w.low)
+    by_high = sorted(windows, key=lambda w: w.high)
+    half = MOST_BARS // 2
+    chosen = {w.module for w in (*by_low[:half], *by_high[:half])}
+    return [w for w in windows if w.module in chosen]
 
 
 @store.of_run

@@ -16,7 +16,7 @@ from ampscope.report.palette import LOST, MEASURE, NONFINITE, NORMAL, OUTLINE, O
 from ampscope.scalers.replay import Replay
 from app.text import cut, for_plotly, power_of_two
 
-ROW_PX, EDGE_PX, MOST_PX = 20, 110, 900
+ROW_PX, EDGE_PX = 20, 110
 NAME_LENGTH = 36
 
 
@@ -58,16 +58,11 @@ def scale_windows(
     if scale is not None:
         figure.add_vline(x=scale, line={"color": LOST, "width": 2, "dash": "dash"})
     figure.update_layout(
-        height=min(ROW_PX * len(windows) + EDGE_PX, MOST_PX),
+        height=ROW_PX * len(windows) + EDGE_PX,
         margin={"t": 40, "b": 46, "l": 10, "r": 10},
         legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
-        xaxis={"title": "loss scale", "tickprefix": "2^"},
-        yaxis={
-            "tickvals": rows,
-            "ticktext": labels,
-            "autorange": "reversed",
-            "showticklabels": len(windows) * ROW_PX <= MOST_PX,
-        },
+        xaxis={"title": "loss scale", "tickprefix": "2<sup>", "ticksuffix": "</sup>"},
+        yaxis={"tickvals": rows, "ticktext": labels, "autorange": "reversed"},
     )
     return figure
 
@@ -100,7 +95,13 @@ def replayed_scales(steps: Sequence[StepRecord], made: Replay) -> go.Figure:
         margin={"t": 40, "b": 46, "l": 10, "r": 10},
         legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
         xaxis={"title": "step"},
-        yaxis={"title": "loss scale", "tickprefix": "2^", "tickformat": ".0f", **_ticks(figure)},
+        yaxis={
+            "title": "loss scale",
+            "tickprefix": "2<sup>",
+            "ticksuffix": "</sup>",
+            "tickformat": ".0f",
+            **_ticks(figure),
+        },
     )
     return figure
 

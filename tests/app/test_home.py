@@ -141,6 +141,17 @@ def test_runs_are_found_by_words_and_kind(open_page: Open, store_path: Path) -> 
     assert rows(kind="probes", find="nothing of the kind") == 0
 
 
+def test_runs_are_found_by_age(store_path: Path, open_page: Open) -> None:
+    old, new = stores.finished(store_path), stores.finished(store_path)
+    with sqlite3.connect(store_path) as store:
+        store.execute("update run set created = created - 3 * 86400 where id = ?", (old,))
+    for age, entries in (("any", "2 entries"), ("a week", "2 entries"), ("a day", "1 entry")):
+        app = open_page("runs", age=age)
+        assert not app.exception
+        assert any(entries in caption.value for caption in app.caption), age
+    assert new != old
+
+
 def test_the_precisions_of_one_probe_are_one_row(open_page: Open, store_path: Path) -> None:
     for precision in ("fp16", "bf16", "fp32"):
         stores.finished(store_path, RunSpec(workload="gpt", precision=precision, group="g1"))

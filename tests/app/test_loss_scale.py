@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ampscope.analysis.underflow import ModuleWindow
 from ampscope.launcher.launch import launch
 from ampscope.numerics.histogram import FIRST, RAW_LEN
 from ampscope.records import Frame, NonFiniteRecord, Role, RunSpec, ScalerSpec, State, StepRecord
 from ampscope.scalers.replay import Replay, replay
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
+from app.loss_scale import least_room
 from tests.helpers import stores
 from tests.helpers.child_runs import wait_until
 from tests.helpers.pages import NO_RUN, asked, metrics, texts
@@ -349,3 +351,13 @@ def test_the_sentence_on_scales_says_that_it_excludes_the_loss(
     assert "Excluded, with gradients in fp32: " in found
     assert "The zones count them too." in found
     assert "Excluded, with gradients in fp32: " in texts(open_page("loss_scale", run=run_id))
+
+
+def test_of_many_modules_those_that_decide_are_drawn() -> None:
+    windows = [ModuleWindow(n, low=-n % 50, high=60 + n % 37) for n in range(200)]
+    kept = least_room(windows)
+    assert len(kept) <= 30
+    assert max(w.low for w in kept) == max(w.low for w in windows)
+    assert min(w.high for w in kept) == min(w.high for w in windows)
+    assert [w.module for w in kept] == sorted(w.module for w in kept)
+    assert least_room(windows[:30]) == windows[:30]

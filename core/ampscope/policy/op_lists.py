@@ -51,6 +51,12 @@ class ListedOp:
     condition: str = ""
 
 
+def list_words(torch_list: str | None) -> str:
+    """What autocast's list of that name in torch's source does: ``half`` of ``lower_precision_fp``;
+    "" without a list."""
+    return _TORCH.get(torch_list or "", "")
+
+
 @cache
 def listed_ops() -> tuple[ListedOp, ...]:
     """Every op of every list, by framework, place and name."""
