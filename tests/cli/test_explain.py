@@ -51,4 +51,12 @@ def test_every_rule_is_explained_whole(name: str) -> None:
 
 def test_without_a_cause_all_are_listed() -> None:
     said = CliRunner().invoke(explain, [], catch_exceptions=False).output
-    assert len(said.splitlines()) == len(CAUSES)
+    codes = [line.split()[0] for line in said.splitlines()]
+    assert codes[: len(CAUSES)] == [cause.code for cause in CAUSES.values()]
+    assert codes[len(CAUSES) :] == ["PRE001", "PRE002", "PRE003", "PRE004"]
+
+
+def test_a_code_of_preflight_is_explained() -> None:
+    said = CliRunner().invoke(explain, ["pre002"], catch_exceptions=False).output
+    assert said.startswith("PRE002 The scaler is never enabled")
+    assert "\nRemedy\n  " in said

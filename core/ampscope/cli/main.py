@@ -1,6 +1,7 @@
 """``ampscope``: the group of commands, and how an error becomes one sentence.
 
 ampscope diagnose train.py                   why a script diverges, and a fix that was run
+ampscope preflight train.py                  what can be known before it runs
 ampscope explain AMP012                      a root cause: what shows it, and the remedy
 ampscope run train.py                        record a script, untouched
 ampscope probe gpt --precision fp16,fp32     record a short run of a built-in model or your own
@@ -41,6 +42,7 @@ from ampscope.cli.diagnose import diagnose, replay, run_script
 from ampscope.cli.export import export, metrics, report
 from ampscope.cli.frameworks import frameworks
 from ampscope.cli.hardware import cores, hardware
+from ampscope.cli.preflight import preflight
 from ampscope.cli.probe import probe
 from ampscope.cli.runs import import_runs, runs
 from ampscope.cli.zoo import explain, zoo
@@ -77,8 +79,8 @@ def main() -> None:
 
 
 _COMMANDS = (
-    diagnose, explain, run_script, probe, replay, runs, report, import_runs, export, metrics,
-    zoo, compare, batch_size, cores, hardware, frameworks, dashboard,
+    diagnose, preflight, explain, run_script, probe, replay, runs, report, import_runs, export,
+    metrics, zoo, compare, batch_size, cores, hardware, frameworks, dashboard,
 )  # fmt: skip
 for command in _COMMANDS:
     main.add_command(command)

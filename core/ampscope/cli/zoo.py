@@ -19,6 +19,7 @@ from ampscope.causes import CAUSES, Cause, find_cause
 from ampscope.cli.options import store_option
 from ampscope.errors import BadInput
 from ampscope.hardware.describe import describe_machine, one_line
+from ampscope.preflight.codes import CODES, Code
 from ampscope.record_json import dumps
 from ampscope.rules.catalog import NAMES, all_rules, patches, sections
 
@@ -116,12 +117,29 @@ def summary(found: list[Score]) -> list[str]:
 @click.command()
 @click.argument("cause", required=False)
 def explain(cause: str | None) -> None:
-    """Explain a root cause by its CODE (AMP012) or name; without one, list all of them."""
+    """Explain a root cause or a code of preflight by its CODE (AMP012, PRE001) or name; without
+    one, list all of them."""
+    own = [code for code in CODES.values() if code.name not in CAUSES]
     if cause is None:
-        for known in CAUSES.values():
+        listed: list[Cause | Code] = [*CAUSES.values(), *own]
+        for known in listed:
             click.echo(f"{known.code}  {known.name:30} {known.title}")
         return
+    for code in own:
+        if cause.strip().lower() in (code.code.lower(), code.name):
+            click.echo(explained_code(code))
+            return
     click.echo(explained(find_cause(cause)))
+
+
+def explained_code(code: Code) -> str:
+    """Title, what preflight reports it on, and the remedy."""
+    parts = [f"{code.code} {code.title} ({code.name})"]
+    parts += [
+        f"{heading}\n{_wrapped(text, '  ')}"
+        for heading, text in (("What preflight sees", code.evidence), ("Remedy", code.remedy))
+    ]
+    return "\n\n".join(parts)
 
 
 def explained(cause: Cause) -> str:
@@ -135,6 +153,8 @@ def explained(cause: Cause) -> str:
         parts.append(f"{heading}\n{_wrapped(text, '  ')}")
     code = "\n\n".join(patch.rstrip() for patch in patches(cause.name))
     parts.append("Code\n" + textwrap.indent(code, "  "))
+    if cause.name in CODES:
+        parts.append(f"What preflight sees\n{_wrapped(CODES[cause.name].evidence, '  ')}")
     from ampscope.zoo.score import examples_of
 
     if examples := examples_of(cause.name):

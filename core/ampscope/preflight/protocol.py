@@ -1,0 +1,1375 @@
+"""GradScaler's protocol, followed along every path through a function.
+
+Each function that calls a scaler is executed on abstract values: which name holds which scaler or
+optimizer, which gradients still carry a loss scale, what the scaler's state machine has seen.
+Branches are followed both ways, the same test twice the same way; loops run twice; functions and
+methods of the same file are entered where they are called. What is unknown (a parameter, a scaler
+handed to code that is not here) counts as right.
+
+A place is reported when it is wrong on every path that reaches it with a scaled loss. Tests with a
+remainder (``(i + 1) % 4 == 0``) are known to go both ways, so there one side is enough.
+
+What GradScaler does: https://docs.pytorch.org/docs/stable/notes/amp_examples.html and
+torch/amp/grad_scaler.py.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, NamedTuple, TypeAlias
+
+from ampscope.preflight.source import Source, argument, dotted, keyword, number
+
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+MOST_STATES = 400  # of a function; one with more paths than that is left alone
+DEEPEST = 5  # calls entered within calls
+OPTIMIZERS = frozenset(
+    {
+        *("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop"),
+        *("Rprop", "ASGD", "LBFGS", "SparseAdam", "Adafactor", "Muon", "Lion", "LAMB", "Lamb"),
+        *("FusedAdam", "FusedSGD", "FusedLAMB"),
+    }
+)
+CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grad_norm", "clip_grads_with_norm_")
+_EDITS = ("div_", "mul_", "copy_", "fill_", "zero_", "add_", "sub_", "data", "nan_to_num_")
+
+
+# ---- values
+
+
+@dataclass(frozen=True, slots=True)
+class Scaler:
+    name: str  # identity: the place that made it, or the name it came in by
+    enabled: bool = True
+    test: str = ""  # key of the condition under which it is enabled
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """A loss times the scale of a scaler."""
+
+    scaler: Scaler
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    value: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """Computed here, from nothing that was scaled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """Another name of what ``key`` names."""
+
+    key: str
+
+
+class Test(NamedTuple):
+    """The result of a condition, to be looked into where it is tested."""
+
+    node: ast.expr
+    frame: str
+
+
+Value: TypeAlias = Scaler | Optimizer | Scaled | Constant | Plain | Same | Test | None
+Pending: TypeAlias = Literal["none", "scaled", "unscaled", "unknown"]
+
+
+@dataclass(slots=True)
+class State:
+    """What is known at one point of one path."""
+
+    names: dict[str, Value] = field(default_factory=dict)
+    facts: dict[str, bool] = field(default_factory=dict)
+    stage: dict[tuple[str, str], str] = field(default_factory=dict)  # ready, unscaled, stepped
+    base: dict[str, str] = field(default_factory=dict)  # of optimizers that stage does not name
+    recorded: dict[str, bool | None] = field(default_factory=dict)  # an inf check since update
+    pending: dict[str, Pending] = field(default_factory=dict)
+    plain: tuple[int, ...] = ()  # backward calls without a scale since the last step
+    unknown_backward: bool = False
+    history: tuple[tuple[str, str, int], ...] = ()  # scaler, optimizer or "update", node
+    remainders: tuple[tuple[str, bool], ...] = ()  # how tests with a remainder went
+
+    def copy(self) -> State:
+        return State(
+            dict(self.names), dict(self.facts), dict(self.stage), dict(self.base),
+            dict(self.recorded), dict(self.pending), self.plain, self.unknown_backward,
+            self.history, self.remainders,
+        )  # fmt: skip
+
+    def key(self) -> object:
+        return (
+            frozenset(self.names.items()), frozenset(self.facts.items()),
+            frozenset(self.stage.items()), frozenset(self.base.items()),
+            frozenset(self.recorded.items()), frozenset(self.pending.items()),
+            self.plain, self.unknown_backward, self.history, self.remainders,
+        )  # fmt: skip
+
+
+class _TooManyPathsError(Exception):
+    """A function with more paths than are followed."""
+
+
+class Flow(NamedTuple):
+    """States by how they leave a block."""
+
+    next: list[State]
+    breaks: list[State]
+    continues: list[State]
+    returns: list[State]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What the protocol forbids: a kind (a key of ``ampscope.preflight.checks``), the call, and
+    the scaler and optimizer as the file writes them."""
+
+    kind: str
+    node: ast.Call
+    scaler: str
+    optimizer: str
+    other: ast.AST | None = None  # a second place that belongs to it
+
+
+# ---- the file's scalers, optimizers and functions
+
+
+class Roles:
+    """Which names of a file are scalers and optimizers, by how they are made and used."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.calls = [n for n in source.nodes if isinstance(n, ast.Call)]
+        self.by_method: dict[str, list[tuple[str, ast.Call]]] = defaultdict(list)
+        for call in self.calls:
+            if isinstance(call.func, ast.Attribute):
+                self.by_method[call.func.attr].append((dotted(call.func.value), call))
+
+    @cached_property
+    def by_id(self) -> dict[int, ast.Call]:
+        return {id(call): call for call in self.calls}
+
+    @cached_property
+    def has_gradient_hooks(self) -> bool:
+        """Whether hooks of the file may divide gradients by the scale."""
+        hooks = ("register_hook", "register_post_accumulate_grad_hook")
+        return any(self.by_method[name] for name in hooks)
+
+    def is_scaler_maker(self, call: ast.Call) -> bool:
+        """GradScaler of torch or of a library that follows it, not a class of this file."""
+        name = dotted(call.func).rpartition(".")[2]
+        return name in ("GradScaler", "ShardedGradScaler") and name not in self.classes
+
+    def is_optimizer_maker(self, call: ast.Call) -> bool:
+        name = dotted(call.func)
+        last = name.rpartition(".")[2]
+        return last in OPTIMIZERS and last not in self.classes
+
+    @cached_property
+    def classes(self) -> dict[str, ast.ClassDef]:
+        return {n.name: n for n in self.source.nodes if isinstance(n, ast.ClassDef)}
+
+    @cached_property
+    def functions(self) -> dict[str, Function]:
+        """Functions at the top level."""
+        return {
+            n.name: n
+            for n in self.source.tree.body
+            if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+
+    @cached_property
+    def methods(self) -> dict[str, dict[str, Function]]:
+        """Methods by class, those of base classes in this file included."""
+
+        def own(owner: ast.ClassDef, seen: tuple[str, ...] = ()) -> dict[str, Function]:
+            found: dict[str, Function] = {}
+            for base in owner.bases:
+                name = dotted(base)
+                if name in self.classes and name not in seen:
+                    found |= own(self.classes[name], (*seen, owner.name))
+            for n in owner.body:
+                if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef):
+                    found[n.name] = n
+            return found
+
+        return {name: own(owner) for name, owner in self.classes.items()}
+
+    @cached_property
+    def not_scalers(self) -> set[str]:
+        """Names that hold an object of another class."""
+        found = set()
+        for node in self.source.nodes:
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+                last = dotted(node.value.func).rpartition(".")[2]
+                if last[:1].isupper() and not self.is_scaler_maker(node.value):
+                    found |= {dotted(t) for t in node.targets}
+        return found - self._made_scalers
+
+    @cached_property
+    def _made_scalers(self) -> set[str]:
+        found = set()
+        for call in self.calls:
+            if self.is_scaler_maker(call):
+                statement = self.source.statement(call)
+                if isinstance(statement, ast.Assign):
+                    found |= {dotted(t) for t in statement.targets}
+                elif isinstance(statement, ast.AnnAssign):
+                    found.add(dotted(statement.target))
+        return found - {""}
+
+    @cached_property
+    def scalers(self) -> set[str]:
+        """Names used as a GradScaler is: made as one; or unscale_ is called on it, or its scaled
+        loss is sent backward, or it is both stepped with an optimizer and updated."""
+        used = {owner for owner, _ in self.by_method["unscale_"]}
+        for _, call in self.by_method["backward"]:
+            assert isinstance(call.func, ast.Attribute)
+            inner = call.func.value
+            if (
+                isinstance(inner, ast.Call)
+                and isinstance(inner.func, ast.Attribute)
+                and inner.func.attr == "scale"
+                and len(inner.args) == 1
+            ):
+                used.add(dotted(inner.func.value))
+        stepped = {owner for owner, call in self.by_method["step"] if call.args}
+        updated = {owner for owner, _ in self.by_method["update"]}
+        scaled = {owner for owner, _ in self.by_method["scale"]}
+        used |= stepped & (updated | scaled)
+        return (used | self._made_scalers) - self.not_scalers - {""}
+
+    @cached_property
+    def optimizers(self) -> set[str]:
+        """Names made by a known optimizer class, or handed to a scaler, or zeroed and stepped."""
+        found = set()
+        for call in self.calls:
+            if self.is_optimizer_maker(call):
+                statement = self.source.statement(call)
+                if isinstance(statement, ast.Assign) and statement.value is call:
+                    found |= {dotted(t) for t in statement.targets}
+        for method in ("step", "unscale_"):
+            for owner, call in self.by_method[method]:
+                if owner in self.scalers and call.args:
+                    found.add(dotted(call.args[0]))
+        zeroed = {owner for owner, _ in self.by_method["zero_grad"]}
+        stepped = {owner for owner, _ in self.by_method["step"]}
+        return (found | (zeroed & stepped)) - {""} - self.scalers
+
+    def optimizers_of(self, scaler: str) -> set[str]:
+        """What the file steps or unscales with a scaler of this name."""
+        return {
+            dotted(call.args[0])
+            for method in ("step", "unscale_")
+            for owner, call in self.by_method[method]
+            if owner == scaler and call.args
+        }
+
+
+def check(source: Source, roles: Roles) -> list[Fault]:
+    """The faults of a file, each once, in the order of the text."""
+    if not roles.scalers:
+        return []
+    found: dict[tuple[str, int], Fault] = {}
+    entries: list[Function | ast.Module] = [source.tree]
+    entries += [n for n in source.nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    for entry in entries:
+        engine = _Engine(source, roles, entry)
+        if not engine.is_relevant(entry):
+            continue
+        try:
+            for fault in engine.faults():
+                found.setdefault((fault.kind, id(fault.node)), fault)
+        except (_TooManyPathsError, RecursionError):
+            continue
+    return sorted(found.values(), key=lambda f: (f.node.lineno, f.node.col_offset, f.kind))
+
+
+# ---- execution
+
+
+class _Engine:
+    """Executes one function, or the top level of a file, and what it calls."""
+
+    def __init__(self, source: Source, roles: Roles, entry: Function | ast.Module) -> None:
+        self.source, self.roles, self.entry = source, roles, entry
+        self.owner = source.owner(entry) if not isinstance(entry, ast.Module) else None
+        self.context: tuple[int, ...] = ()  # calls entered and turns of loops
+        self.depth: list[Function] = []
+        self.frames: dict[str, Function | None] = {}
+        # (kind, node, context) -> how remainders went -> [wrong, right]
+        self.outcomes: dict[tuple[str, int, tuple[int, ...]], dict[object, list[int]]] = {}
+        self.places: dict[int, ast.Call] = {}
+        self.said: dict[tuple[str, int], Fault] = {}
+        self.remainder_tests: set[str] = set()
+        self._relevant: dict[ast.AST, bool] = {}
+        self._deciding: dict[ast.AST, bool] = {}
+        self._locals: dict[Function, set[str]] = {}
+
+    def faults(self) -> Iterator[Fault]:
+        state = State()
+        body = self.entry.body
+        self.frames[""] = None if isinstance(self.entry, ast.Module) else self.entry
+        if not isinstance(self.entry, ast.Module):
+            for name in _parameters(self.entry):
+                state.names[f":{name}"] = None
+            self.depth.append(self.entry)
+        self.block(body, [state], "")
+        one_test = len(self.remainder_tests) <= 1
+        for (kind, node, _), groups in self.outcomes.items():
+            if one_test:
+                wrong = any(bad and not right for bad, right in groups.values())
+            else:
+                bad = sum(g[0] for g in groups.values())
+                wrong = bad > 0 and not sum(g[1] for g in groups.values())
+            if wrong:
+                yield self.said[(kind, node)]
+
+    def is_relevant(self, node: ast.AST) -> bool:
+        """Whether a scaler or optimizer is used in it, or a gradient made or clipped."""
+        known = self._relevant.get(node)
+        if known is None:
+            known = self._relevant[node] = any(self._event(n) for n in _walk_here(node))
+        return known
+
+    def any_relevant(self, statements: list[ast.stmt]) -> bool:
+        return any(self.is_relevant(s) for s in statements)
+
+    def _event(self, node: ast.AST) -> bool:
+        if isinstance(node, ast.Attribute) and node.attr == "grad":
+            return True
+        if not isinstance(node, ast.Call):
+            return False
+        name = dotted(node.func)
+        if name.rpartition(".")[2] in CLIPS or self.roles.is_scaler_maker(node):
+            return True
+        if isinstance(node.func, ast.Attribute):
+            owner = dotted(node.func.value)
+            if node.func.attr in ("backward", "zero_grad", "unscale_"):
+                return True
+            if owner in self.roles.scalers or (
+                node.func.attr == "step" and owner in self.roles.optimizers
+            ):
+                return True
+        callee = self._callee(node)
+        if callee is not None:
+            if callee in self._relevant:
+                return self._relevant[callee]
+            self._relevant[callee] = False  # for a function that calls itself
+            self._relevant[callee] = found = any(self._event(n) for n in _walk_here(callee))
+            return found
+        given = [dotted(a) for a in (*node.args, *(k.value for k in node.keywords))]
+        return any(a in self.roles.scalers for a in given) or self._reaches_self(node, given)
+
+    def _reaches_self(self, node: ast.Call, given: list[str]) -> bool:
+        """Whether a call enters code that is not here with an object that holds the scaler."""
+        if not self._self_has_scaler:
+            return False
+        own, function = dotted(node.func), node.func
+        if "self" in given:
+            return True
+        if own.startswith("self.") and own.count(".") == 1:
+            return own.partition(".")[2] not in self._attributes
+        inner = function.value if isinstance(function, ast.Attribute) else None
+        return isinstance(inner, ast.Call) and dotted(inner.func) == "super"
+
+    @cached_property
+    def _attributes(self) -> set[str]:
+        """What the class sets on itself: ``self.model(x)`` is a call of such an attribute."""
+        if self.owner is None:
+            return set()
+        return {
+            n.attr
+            for n in ast.walk(self.owner)
+            if isinstance(n, ast.Attribute)
+            and isinstance(n.ctx, ast.Store)
+            and dotted(n.value) == "self"
+        }
+
+    def _callee(self, call: ast.Call) -> Function | None:
+        """The function of this file that a call enters."""
+        name = dotted(call.func)
+        if name in self.roles.functions:
+            return self.roles.functions[name]
+        first, _, rest = name.partition(".")
+        if first == "self" and rest and "." not in rest:
+            inside = self.depth[-1] if self.depth else None
+            owner = self.source.owner(inside) if inside is not None else self.owner
+            owner = self.owner or owner
+            if owner is not None:
+                return self.roles.methods[owner.name].get(rest)
+        return None
+
+    # ---- names
+
+    def key(self, name: str, frame: str) -> str:
+        """The identity of a name: its frame, or the file's top level, or the object itself."""
+        first = re.split(r"[.\[]", name, maxsplit=1)[0]
+        if first == "self":
+            return name
+        function = self.frames.get(frame)
+        if function is None:
+            return f"{frame}:{name}"
+        if first in self._local_names(function):
+            return f"{frame}:{name}"
+        return f":{name}" if self.entry is self.source.tree else f"^:{name}"
+
+    def _local_names(self, function: Function) -> set[str]:
+        known = self._locals.get(function)
+        if known is None:
+            known = set(_parameters(function))
+            outer: set[str] = set()
+            for n in _walk_here(function):
+                if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store):
+                    known.add(n.id)
+                elif isinstance(n, ast.Global | ast.Nonlocal):
+                    outer |= set(n.names)
+            self._locals[function] = known = known - outer
+        return known
+
+    def look_up(self, node: ast.expr, state: State, frame: str) -> Value:
+        """What an expression names, without evaluating calls."""
+        name = dotted(node)
+        if not name:
+            return None
+        key = self.identity(name, state, frame)
+        value = state.names.get(key)
+        if value is not None:
+            return value
+        if key not in state.names:  # part of something known, as losses["total"]
+            base = self.key(re.split(r"[.\[]", name, maxsplit=1)[0], frame)
+            if isinstance(state.names.get(base), Plain):
+                return Plain()
+        if name in self.roles.scalers:
+            return Scaler(key, *self._made(name))
+        if name in self.roles.optimizers:
+            return Optimizer(key)
+        return None
+
+    def identity(self, name: str, state: State, frame: str) -> str:
+        """The key that a name stands for, through the calls that it was handed on by."""
+        key = self.key(name, frame)
+        for _ in range(8):
+            value = state.names.get(key)
+            if not isinstance(value, Same):
+                break
+            key = value.key
+        return key
+
+    def _made(self, name: str) -> tuple[bool, str]:
+        """Whether a scaler that was made elsewhere in the file is switched on."""
+        makers = [
+            call
+            for call in self.roles.calls
+            if self.roles.is_scaler_maker(call)
+            and name in [dotted(t) for t in getattr(self.source.statement(call), "targets", [])]
+        ]
+        switches = [keyword(call, "enabled") for call in makers]
+        off = bool(makers) and all(
+            isinstance(s, ast.Constant) and s.value is False for s in switches
+        )
+        return not off, ""
+
+    # ---- statements
+
+    def block(self, statements: Iterable[ast.stmt], states: list[State], frame: str) -> Flow:
+        flow = Flow(states, [], [], [])
+        for statement in statements:
+            if not flow.next:
+                break
+            found = self.statement(statement, flow.next, frame)
+            flow = Flow(
+                self.merged(found.next),
+                flow.breaks + found.breaks,
+                flow.continues + found.continues,
+                flow.returns + found.returns,
+            )
+        return flow
+
+    def merged(self, states: list[State]) -> list[State]:
+        if len(states) < 2:
+            return states
+        found = {state.key(): state for state in states}
+        if len(found) > MOST_STATES:
+            raise _TooManyPathsError
+        return list(found.values())
+
+    def statement(self, node: ast.stmt, states: list[State], frame: str) -> Flow:
+        if isinstance(node, ast.If):
+            return self.branch(node.test, node.body, node.orelse, states, frame)
+        if isinstance(node, ast.For | ast.AsyncFor | ast.While):
+            return self.loop(node, states, frame)
+        if isinstance(node, ast.With | ast.AsyncWith):
+            for item in node.items:
+                self.evaluate(item.context_expr, states, frame)
+                if item.optional_vars is not None:
+                    self.assign(item.optional_vars, None, states, frame)
+            return self.block(node.body, states, frame)
+        if isinstance(node, ast.Try):
+            return self.attempt(node, states, frame)
+        if isinstance(node, ast.Return):
+            if node.value is not None:
+                self.evaluate(node.value, states, frame)
+            return Flow([], [], [], states)
+        if isinstance(node, ast.Raise):
+            return Flow([], [], [], [])
+        if isinstance(node, ast.Break):
+            return Flow([], states, [], [])
+        if isinstance(node, ast.Continue):
+            return Flow([], [], states, [])
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            return self.assignment(node, states, frame)
+        if isinstance(node, ast.AugAssign):
+            self.evaluate(node.value, states, frame)
+            if _is_gradient(node.target):
+                for state in states:
+                    self.gradients_edited(state)
+            else:
+                for state in states:
+                    before = self.look_up(node.target, state, frame)
+                    after = self.value(node.value, state, frame)
+                    kept = next((v for v in (before, after) if isinstance(v, Scaled)), None)
+                    if kept is None and isinstance(before, Plain):
+                        kept = before  # type: ignore[assignment]
+                    self.bind(node.target, kept, state, frame)
+            return Flow(states, [], [], [])
+        if isinstance(node, ast.Expr):
+            self.evaluate(node.value, states, frame)
+            if _ends(node.value):
+                return Flow([], [], [], [])
+            return Flow(states, [], [], [])
+        if isinstance(node, ast.Match):
+            return self.match(node, states, frame)
+        if isinstance(node, ast.Assert):
+            self.evaluate(node.test, states, frame)
+            held = [s for s in states if self.assume(node.test, True, s, frame)]
+            return Flow(held, [], [], [])
+        return Flow(states, [], [], [])
+
+    def match(self, node: ast.Match, states: list[State], frame: str) -> Flow:
+        if not self.is_relevant(node):
+            return Flow(states, [], [], [])
+        flow = Flow(list(states), [], [], [])
+        for case in node.cases:
+            found = self.block(case.body, [s.copy() for s in states], frame)
+            flow = Flow(*(a + b for a, b in zip(flow, found, strict=True)))
+        return flow
+
+    def attempt(self, node: ast.Try, states: list[State], frame: str) -> Flow:
+        before = [s.copy() for s in states] if node.handlers else []
+        done = self.block(node.body, states, frame)
+        flow = self.block(node.orelse, done.next, frame)
+        flow = Flow(
+            flow.next,
+            done.breaks + flow.breaks,
+            done.continues + flow.continues,
+            done.returns + flow.returns,
+        )
+        for handler in node.handlers:
+            caught = [s.copy() for s in before]
+            for state in caught:  # it may have come from anywhere in the body
+                self.forget(state)
+            found = self.block(handler.body, caught, frame)
+            flow = Flow(*(a + b for a, b in zip(flow, found, strict=True)))
+        if self.any_relevant(node.finalbody):
+            parts = [self.block(node.finalbody, part, frame).next for part in flow]
+            flow = Flow(*parts)
+        return flow
+
+    def branch(
+        self,
+        test: ast.expr,
+        body: list[ast.stmt],
+        otherwise: list[ast.stmt],
+        states: list[State],
+        frame: str,
+    ) -> Flow:
+        self.evaluate(test, states, frame)
+        inside = [*body, *otherwise]
+        if not self.any_relevant(inside) and not any(map(self._decides, inside)):
+            for name in {n for s in inside for n in _stored(s)}:
+                for state in states:
+                    self.drop(self.key(name, frame), state)
+            return Flow(states, [], [], [])
+        flow = Flow([], [], [], [])
+        for outcome, block in ((True, body), (False, otherwise)):
+            taken = []
+            for state in states:
+                copied = state.copy()
+                if self.assume(test, outcome, copied, frame):
+                    taken.append(copied)
+            if taken:
+                found = self.block(block, taken, frame)
+                flow = Flow(*(a + b for a, b in zip(flow, found, strict=True)))
+        return flow
+
+    def _decides(self, statement: ast.stmt) -> bool:
+        """Whether it leaves a block early, or gives a scaler its value."""
+        known = self._deciding.get(statement)
+        if known is None:
+            known = self._deciding[statement] = self._leaves_or_makes(statement)
+        return known
+
+    def _leaves_or_makes(self, statement: ast.stmt) -> bool:
+        for n in _walk_here(statement):
+            if isinstance(n, ast.Return | ast.Break | ast.Continue | ast.Raise):
+                return True
+            if (
+                isinstance(n, ast.Name | ast.Attribute)
+                and isinstance(n.ctx, ast.Store)
+                and dotted(n) in self.roles.scalers | self.roles.optimizers
+            ):
+                return True
+            if isinstance(n, ast.Expr) and _ends(n.value):
+                return True
+        return False
+
+    def loop(
+        self, node: ast.For | ast.AsyncFor | ast.While, states: list[State], frame: str
+    ) -> Flow:
+        if not isinstance(node, ast.While):
+            self.evaluate(node.iter, states, frame)
+        else:
+            self.evaluate(node.test, states, frame)
+        stored = _stored(node)
+        if not self.any_relevant(node.body):
+            for name in stored:
+                for state in states:
+                    self.drop(self.key(name, frame), state)
+            return self._leave(node, Flow(states, [], [], []), [], frame)
+        outer, left, returns = self.context, [], []
+        current = states
+        skipped = [s.copy() for s in states]
+        for turn in (1, 2):
+            self.context = (*outer, node.lineno * 4 + turn)
+            for state in current:
+                state.history = ()
+                if turn == 2:
+                    state.remainders = state.remainders[-4:]
+                for name in stored:
+                    self.drop_facts(self.key(name, frame), state)
+                if not isinstance(node, ast.While):
+                    self.assign(node.target, None, [state], frame)
+                    for name in _names_in(node.target):
+                        if name in self.roles.optimizers or name in self.roles.scalers:
+                            key = self.key(name, frame)
+                            made = Optimizer if name in self.roles.optimizers else Scaler
+                            state.names[key] = made(f"{key}@{self.context}")
+            flow = self.block(node.body, current, frame)
+            left += flow.breaks
+            returns += flow.returns
+            current = self.merged([s.copy() for s in flow.next + flow.continues])
+            if not current:
+                break
+        self.context = outer
+        for state in skipped:  # a loop that never runs: nothing to say about what follows
+            self.forget(state)
+        done = Flow(self.merged(current + skipped), [], [], returns)
+        return self._leave(node, done, left, frame)
+
+    def _leave(
+        self,
+        node: ast.For | ast.AsyncFor | ast.While,
+        flow: Flow,
+        left: list[State],
+        frame: str,
+    ) -> Flow:
+        after = self.block(node.orelse, flow.next, frame) if node.orelse else flow
+        for state in after.next + left:
+            state.history = ()
+        found = self.merged(after.next + left)
+        return Flow(found, after.breaks, after.continues, flow.returns)
+
+    def assignment(self, node: ast.Assign | ast.AnnAssign, states: list[State], frame: str) -> Flow:
+        value = node.value
+        if value is None:
+            return Flow(states, [], [], [])
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if isinstance(value, ast.IfExp) and (
+            self._event_within(value)
+            or any(dotted(t) in self.roles.scalers | self.roles.optimizers for t in targets)
+        ):
+            self.evaluate(value.test, states, frame)
+            found: list[State] = []
+            for outcome, part in ((True, value.body), (False, value.orelse)):
+                taken = []
+                for state in states:
+                    copied = state.copy()
+                    if self.assume(value.test, outcome, copied, frame):
+                        taken.append(copied)
+                self.evaluate(part, taken, frame)
+                for target in targets:
+                    self.assign(target, part, taken, frame)
+                found += taken
+            return Flow(found, [], [], [])
+        self.evaluate(value, states, frame)
+        for target in targets:
+            if _is_gradient(target):
+                for state in states:
+                    if isinstance(value, ast.Constant) and value.value is None:
+                        self.zeroed(state)
+                    else:
+                        self.gradients_edited(state)
+            else:
+                self.assign(target, value, states, frame)
+        return Flow(states, [], [], [])
+
+    def _event_within(self, node: ast.expr) -> bool:
+        return any(self._event(n) for n in ast.walk(node))
+
+    def assign(
+        self, target: ast.expr, value: ast.expr | None, states: list[State], frame: str
+    ) -> None:
+        if isinstance(target, ast.Tuple | ast.List):
+            parts: list[ast.expr | None] = [None] * len(target.elts)
+            if isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(parts):
+                parts = list(value.elts)
+            made_here = isinstance(value, ast.Call) and not self._hands_over(value)
+            for element, part in zip(target.elts, parts, strict=True):
+                if part is None and made_here:
+                    for state in states:
+                        self.bind(element, Plain(), state, frame)
+                else:
+                    self.assign(element, part, states, frame)
+            return
+        for state in states:
+            found = self.value(value, state, frame) if value is not None else None
+            self.bind(target, found, state, frame)
+
+    def bind(self, target: ast.expr, value: Value, state: State, frame: str) -> None:
+        name = dotted(target)
+        if isinstance(target, ast.Starred):
+            name = dotted(target.value)
+        if not name:
+            return
+        key = self.key(name, frame)
+        self.drop(key, state)
+        state.names[key] = value
+
+    def drop(self, key: str, state: State) -> None:
+        """Forget what a name held."""
+        self.drop_facts(key, state)
+        for known in [k for k in state.names if k == key or k.startswith((key + ".", key + "["))]:
+            del state.names[known]
+
+    def drop_facts(self, key: str, state: State) -> None:
+        if not state.facts:
+            return
+        mention = f"‹{key}"
+        for fact in [f for f in state.facts if mention in f]:
+            rest = fact.split(mention)[1:]
+            if any(not (r[:1].isalnum() or r[:1] == "_") for r in rest):
+                del state.facts[fact]
+
+    # ---- conditions
+
+    def test_key(self, node: ast.expr, state: State, frame: str) -> str:
+        """A condition's text with every name replaced by its identity."""
+        text = []
+        last = self.source.start(node)
+        names = sorted(
+            (n for n in ast.walk(node) if isinstance(n, ast.Name)),
+            key=lambda n: (n.lineno, n.col_offset),
+        )
+        for name in names:
+            start = self.source.start(name)
+            text.append(self.source.text[last:start])
+            top: ast.AST = name
+            while isinstance(up := self.source.parent(top), ast.Attribute) and up.value is top:
+                top = up
+                if top is node:
+                    break
+            key = self.identity(name.id, state, frame)
+            text.append(f"‹{key}›" if top is name else f"‹{key}")
+            last = start + len(name.id)
+        text.append(self.source.text[last : self.source.end(node)])
+        return re.sub(r"\s+", "", "".join(text))
+
+    def truth(self, node: ast.expr, state: State, frame: str) -> bool | None:
+        """Whether a condition is known."""
+        if isinstance(node, ast.Constant):
+            return bool(node.value)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            inner = self.truth(node.operand, state, frame)
+            return None if inner is None else not inner
+        if isinstance(node, ast.BoolOp):
+            parts = [self.truth(v, state, frame) for v in node.values]
+            if isinstance(node.op, ast.And):
+                return False if False in parts else (True if all(parts) else None)
+            return True if True in parts else (False if parts.count(False) == len(parts) else None)
+        positive, sign = _positive(node)
+        if positive is not node or not sign:
+            inner = self.truth(positive, state, frame)
+            return None if inner is None else inner == sign
+        value = self.look_up(node, state, frame)
+        if isinstance(value, Constant):
+            return bool(value.value)
+        if isinstance(value, Test):
+            inner = self.truth(value.node, state, value.frame)
+            if inner is not None:
+                return inner
+        known = state.facts.get(self.test_key(node, state, frame))
+        if known is None and isinstance(value, Scaler) and dotted(node) != value.test:
+            return None
+        return known
+
+    def assume(self, node: ast.expr, outcome: bool, state: State, frame: str) -> bool:
+        """Take a branch; False where what is known forbids it."""
+        known = self.truth(node, state, frame)
+        if known is not None and known != outcome:
+            return False
+        if known is None and any(isinstance(n, ast.Mod) for n in ast.walk(node)):
+            key = self.test_key(node, state, frame)
+            self.remainder_tests.add(key)
+            state.remainders = (*state.remainders, (f"{key}{self.context}", outcome))
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return self.assume(node.operand, not outcome, state, frame)
+        if isinstance(node, ast.BoolOp):
+            every = isinstance(node.op, ast.And)
+            if outcome == every:  # all parts are known
+                return all(self.assume(v, outcome, state, frame) for v in node.values)
+            unknown = [v for v in node.values if self.truth(v, state, frame) is None]
+            if len(unknown) == 1:
+                return self.assume(unknown[0], outcome, state, frame)
+            state.facts[self.test_key(node, state, frame)] = outcome
+            return True
+        positive, sign = _positive(node)
+        if positive is not node or not sign:
+            return self.assume(positive, outcome == sign, state, frame)
+        value = self.look_up(node, state, frame)
+        if isinstance(value, Test):
+            if any(isinstance(n, ast.Mod) for n in ast.walk(value.node)):
+                key = self.test_key(node, state, frame)
+                self.remainder_tests.add(key)
+                state.remainders = (*state.remainders, (f"{key}{self.context}", outcome))
+            self.assume(value.node, outcome, state, value.frame)
+        if not any(isinstance(n, ast.Call) for n in ast.walk(node)):
+            state.facts[self.test_key(node, state, frame)] = outcome
+        return True
+
+    # ---- expressions
+
+    def value(self, node: ast.expr | None, state: State, frame: str) -> Value:
+        """What an expression gives; its calls were executed before."""
+        if node is None:
+            return None
+        if isinstance(node, ast.Constant):
+            if node.value is None or isinstance(node.value, bool):
+                return Constant(node.value)
+            return Plain()
+        if isinstance(node, ast.Call):
+            return self.call_value(node, state, frame)
+        if dotted(node):
+            found = self.look_up(node, state, frame)
+            if found is None and isinstance(node, ast.Name):
+                return Same(self.key(node.id, frame))
+            return found
+        if isinstance(node, ast.Compare | ast.BoolOp) or (
+            isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
+        ):
+            return Test(node, frame)
+        parts = [self.value(c, state, frame) for c in _operands(node)]
+        scaled = next((p for p in parts if isinstance(p, Scaled)), None)
+        if scaled is not None:
+            return scaled
+        arithmetic = isinstance(node, ast.BinOp | ast.UnaryOp | ast.Subscript)
+        if arithmetic and all(isinstance(p, Plain | Constant) for p in parts):
+            return Plain()
+        if isinstance(node, ast.BinOp) and any(isinstance(p, Plain) for p in parts):
+            return Plain() if not self._mentions_scaler(node, state, frame) else None
+        return None
+
+    def _mentions_scaler(self, node: ast.AST, state: State, frame: str) -> bool:
+        return any(
+            "scale" in n.attr or isinstance(self.look_up(n, state, frame), Scaler)
+            for n in ast.walk(node)
+            if isinstance(n, ast.Attribute)
+        ) or any("scale" in n.id for n in ast.walk(node) if isinstance(n, ast.Name))
+
+    def call_value(self, node: ast.Call, state: State, frame: str) -> Value:
+        if self.roles.is_scaler_maker(node):
+            switch = keyword(node, "enabled")
+            enabled = not (isinstance(switch, ast.Constant) and switch.value is False)
+            if enabled and switch is not None and self.truth(switch, state, frame) is False:
+                enabled = False
+            test = ""
+            if switch is not None and not isinstance(switch, ast.Constant):
+                test = self.test_key(switch, state, frame)
+            return Scaler(f"made at {node.lineno}:{node.col_offset}{self.context}", enabled, test)
+        if self.roles.is_optimizer_maker(node):
+            return Optimizer(f"made at {node.lineno}:{node.col_offset}{self.context}")
+        if isinstance(node.func, ast.Attribute):
+            owner = self.value(node.func.value, state, frame)
+            if isinstance(owner, Scaler):
+                if node.func.attr == "scale" and node.args:
+                    on = owner.enabled and state.facts.get(owner.test, True)
+                    return Scaled(owner) if on else Plain()
+                return None
+            if isinstance(owner, Scaled):
+                return owner
+        given = [*node.args, *(k.value for k in node.keywords)]
+        values = [self.value(a, state, frame) for a in given]
+        scaled = next((v for v in values if isinstance(v, Scaled)), None)
+        if scaled is not None:
+            return scaled
+        if any(isinstance(v, Scaler) for v in values):
+            return None
+        callee = self._callee(node)
+        if callee is not None:
+            return None if self.is_relevant(callee) else Plain()
+        if dotted(node.func).startswith("self.") and self._self_has_scaler:
+            return None
+        return Plain()
+
+    def _hands_over(self, call: ast.Call) -> bool:
+        given = [*call.args, *(k.value for k in call.keywords)]
+        if any(dotted(a) in self.roles.scalers for a in given):
+            return True
+        callee = self._callee(call)
+        if callee is not None:
+            return self.is_relevant(callee)
+        return dotted(call.func).startswith("self.") and self._self_has_scaler
+
+    @cached_property
+    def _self_has_scaler(self) -> bool:
+        return any(name.startswith("self.") for name in self.roles.scalers)
+
+    def evaluate(self, node: ast.expr, states: list[State], frame: str) -> None:
+        """Execute the calls of an expression, arguments before the call."""
+        if not self.is_relevant(node):
+            return
+        for call in _calls_in_order(node):
+            self.call(call, states, frame)
+
+    # ---- calls
+
+    def call(self, node: ast.Call, states: list[State], frame: str) -> None:
+        callee = self._callee(node)
+        if callee is not None:
+            if self.is_relevant(callee) and callee not in self.depth:
+                self.enter(callee, node, states, frame)
+                return
+            if callee in self.depth:
+                for state in states:
+                    self.forget(state)
+            return
+        for state in states:
+            self.event(node, state, frame)
+
+    def enter(self, callee: Function, node: ast.Call, states: list[State], frame: str) -> None:
+        """Execute a function of this file in place of the call."""
+        if len(self.depth) >= DEEPEST:
+            for state in states:
+                self.forget(state)
+            return
+        inner = f"{frame}/{node.lineno}.{node.col_offset}"
+        self.frames[inner] = callee
+        names = _parameters(callee)
+        if isinstance(node.func, ast.Attribute) and names[:1] == ["self"]:
+            names = names[1:]
+        given: dict[str, ast.expr] = {}
+        for name, value_given in zip(names, node.args, strict=False):
+            if isinstance(value_given, ast.Starred):
+                break
+            given[name] = value_given
+        given |= {k.arg: k.value for k in node.keywords if k.arg}
+        defaults = _defaults(callee)
+        for state in states:
+            for name in _parameters(callee):
+                if name == "self":
+                    continue
+                value: Value = None
+                if name in given:
+                    if dotted(given[name]):
+                        value = Same(self.identity(dotted(given[name]), state, frame))
+                    else:
+                        value = self.value(given[name], state, frame)
+                elif isinstance(default := defaults.get(name), ast.Constant) and (
+                    default.value is None or isinstance(default.value, bool)
+                ):
+                    value = Constant(default.value)
+                state.names[f"{inner}:{name}"] = value
+        outer = self.context
+        self.context = (*outer, node.lineno * 4)
+        self.depth.append(callee)
+        flow = self.block(callee.body, states, inner)
+        self.depth.pop()
+        self.context = outer
+        ended = self.merged(flow.next + flow.returns)
+        for state in ended:
+            prefix = f"{inner}:"
+            for key in [k for k in state.names if k.startswith(prefix)]:
+                del state.names[key]
+            mention = f"‹{inner}"
+            for fact in [f for f in state.facts if mention in f]:
+                del state.facts[fact]
+        states[:] = ended
+
+    def on(self, scaler: Scaler, state: State) -> bool:
+        return scaler.enabled and state.facts.get(scaler.test, True)
+
+    def note(
+        self,
+        kind: str,
+        node: ast.Call,
+        wrong: bool,
+        state: State,
+        scaler: str = "",
+        optimizer: str = "",
+        other: ast.AST | None = None,
+        exact: bool = True,
+    ) -> None:
+        """One path's judgement of one place."""
+        context = self.context if exact else ()
+        groups = self.outcomes.setdefault((kind, id(node), context), {})
+        counts = groups.setdefault(frozenset(state.remainders), [0, 0])
+        counts[0 if wrong else 1] += 1
+        if wrong:
+            self.said.setdefault((kind, id(node)), Fault(kind, node, scaler, optimizer, other))
+
+    def event(self, node: ast.Call, state: State, frame: str) -> None:
+        name = dotted(node.func)
+        last = name.rpartition(".")[2]
+        if isinstance(node.func, ast.Attribute):
+            method, receiver = node.func.attr, node.func.value
+            owner = self.value(receiver, state, frame)
+            if isinstance(owner, Scaler):
+                self.scaler_call(method, node, owner, state, frame)
+                return
+            if method == "backward" and not last.startswith("manual"):
+                if dotted(receiver) in ("torch.autograd", "autograd") and node.args:
+                    owner = self.value(node.args[0], state, frame)
+                self.backward(node, owner, state)
+                return
+            if method == "zero_grad":
+                self.zeroed(state)
+                return
+            if method == "step" and isinstance(owner, Optimizer):
+                self.direct_step(node, owner, state, frame)
+                return
+            if _is_gradient(receiver):
+                if method in ("clamp_", "clip_"):
+                    self.clip(node, state)
+                elif method in _EDITS:
+                    self.gradients_edited(state)
+                return
+        if last.startswith("_foreach_") and last.endswith("_"):
+            self.gradients_edited(state)  # a list of tensors, most likely of gradients
+            return
+        if last in CLIPS and not self._is_wrapped_clip(node):
+            if not self._by_the_scale(node, frame) and not _only_measures(node):
+                self.clip(node, state)
+            return
+        self.unknown_call(node, state, frame)
+
+    def _is_wrapped_clip(self, node: ast.Call) -> bool:
+        """Of a trainer (accelerator.clip_grad_norm_), which unscales by itself."""
+        full = self.source.full_name(node.func)
+        return "." in full and not full.startswith(("torch.", "nn.", "utils.", "torch_utils."))
+
+    def _by_the_scale(self, node: ast.Call, frame: str) -> bool:
+        """Whether the threshold is computed from the scale."""
+        names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+        function = self.frames.get(frame)
+        scope: ast.AST = function if function is not None else self.entry
+        assigned = [
+            n.value
+            for n in _walk_here(scope)
+            if isinstance(n, ast.Assign) and {dotted(t) for t in n.targets} & names
+        ]
+        return any(
+            isinstance(n, ast.Attribute) and n.attr in ("get_scale", "_scale", "loss_scale")
+            for part in (node, *assigned)
+            for n in ast.walk(part)
+        )
+
+    def unknown_call(self, node: ast.Call, state: State, frame: str) -> None:
+        """Code that is not here may do anything with a scaler that it is handed."""
+        given = [*node.args, *(k.value for k in node.keywords)]
+        handed = any(isinstance(self.value(a, state, frame), Scaler) for a in given)
+        if handed or self._reaches_self(node, [dotted(a) for a in given]):
+            self.forget(state)
+
+    def forget(self, state: State) -> None:
+        """Nothing is known any more about gradients and scalers."""
+        state.stage.clear()
+        for scaler in set(state.base) | set(state.pending) | set(state.recorded):
+            state.base[scaler] = "unknown"
+            state.recorded[scaler] = None
+            state.pending[scaler] = "unknown"
+        state.plain, state.unknown_backward, state.history = (), True, ()
+
+    # ---- events
+
+    def scaler_call(
+        self, method: str, node: ast.Call, scaler: Scaler, state: State, frame: str
+    ) -> None:
+        assert isinstance(node.func, ast.Attribute)
+        test = self.test_key(node.func.value, state, frame)
+        if method in ("scale", "step", "unscale_", "update"):
+            state.facts.setdefault(test, True)  # None has no such method
+        if not self.on(scaler, state):
+            if method == "step":
+                state.plain = ()
+            return
+        s = scaler.name
+        owner = dotted(node.func.value)
+        if s not in state.base:
+            new = s.startswith("made at")
+            state.base[s] = "ready" if new else "unknown"
+            state.recorded[s] = False if new else None
+            state.pending.setdefault(s, "none")
+        target = node.args[0] if node.args else keyword(node, "optimizer")
+        if method in ("step", "unscale_") and target is not None:
+            found = self.value(target, state, frame)
+            written = dotted(target)
+            optimizer = found.name if isinstance(found, Optimizer) else ""
+            if method == "step":
+                self.scaler_step(node, s, optimizer, owner, written, state)
+            else:
+                self.unscale(node, s, optimizer, owner, written, state)
+        elif method == "update":
+            self.update(node, s, owner, state)
+
+    def stage_of(self, s: str, optimizer: str, state: State) -> str:
+        if not optimizer:
+            return "unknown"
+        return state.stage.get((s, optimizer), state.base.get(s, "unknown"))
+
+    def unscale(
+        self, node: ast.Call, s: str, optimizer: str, owner: str, written: str, state: State
+    ) -> None:
+        stage = self.stage_of(s, optimizer, state)
+        self.note("unscaled_twice", node, stage == "unscaled", state, owner, written)
+        self.note("unscaled_after_step", node, stage == "stepped", state, owner, written)
+        if optimizer:
+            state.stage[(s, optimizer)] = "unscaled"
+        else:
+            state.base[s] = "unknown"
+            state.stage = {k: v for k, v in state.stage.items() if k[0] != s}
+        state.recorded[s] = True
+        if state.pending[s] != "unknown":
+            state.pending[s] = "unscaled"
+
+    def scaler_step(
+        self, node: ast.Call, s: str, optimizer: str, owner: str, written: str, state: State
+    ) -> None:
+        stage = self.stage_of(s, optimizer, state)
+        self.note("stepped_twice", node, stage == "stepped", state, owner, written)
+        only = len(self.roles.optimizers) == 1
+        if state.plain:
+            mixed = state.pending[s] in ("scaled", "unscaled")
+            wrong = not state.unknown_backward and state.pending[s] != "unknown"
+            for at in state.plain:
+                call = self.roles.by_id[at]
+                self.note(
+                    "unscaled_backward", call, wrong and (only or not mixed), state, owner, written
+                )
+        if optimizer:
+            state.stage[(s, optimizer)] = "stepped"
+        else:
+            state.base[s] = "unknown"
+            state.stage = {k: v for k, v in state.stage.items() if k[0] != s}
+        state.recorded[s] = True
+        state.pending[s] = "none"
+        state.plain, state.unknown_backward = (), False
+        state.history = (*state.history, (s, written, id(node)))[-8:]
+
+    def update(self, node: ast.Call, s: str, owner: str, state: State) -> None:
+        if not node.args and not node.keywords:
+            recorded, pending = state.recorded[s], state.pending[s]
+            waiting = pending == "scaled" and recorded is not True
+            self.note("update_without_step", node, recorded is False or waiting, state, owner, "")
+        names = [h for h in state.history if h[0] == s]
+        steps = [h[1] for h in names if h[1] != "update"]
+        if len(set(filter(None, steps))) > 1 and steps:
+            updates = [h for h in names if h[1] == "update"]
+            between = updates and names.index(updates[0]) > 0
+            if between and names[-1][1] != "update":
+                first = self.roles.by_id[updates[0][2]]
+                before = {h[1] for h in names[: names.index(updates[0])]}
+                wrong = bool({names[-1][1]} - before)
+                self.note("update_between", first, wrong, state, owner, names[-1][1], node, False)
+        state.history = (*state.history, (s, "update", id(node)))[-8:]
+        state.stage = {k: v for k, v in state.stage.items() if k[0] != s}
+        state.base[s] = "ready"
+        state.recorded[s] = False
+        if state.pending[s] == "scaled":
+            state.pending[s] = "unknown"
+
+    def backward(self, node: ast.Call, value: Value, state: State) -> None:
+        if isinstance(value, Scaled):
+            s = value.scaler.name
+            written = _scaler_of(node)
+            state.base.setdefault(s, "ready" if s.startswith("made at") else "unknown")
+            state.recorded.setdefault(s, False if s.startswith("made at") else None)
+            single = len(self.roles.optimizers_of(written)) <= 1 and len(self.roles.optimizers) == 1
+            mixed = state.pending.get(s) == "unscaled" and single
+            self.note("scaled_onto_unscaled", node, mixed, state, written, "")
+            state.pending[s] = "unknown" if self.roles.has_gradient_hooks else "scaled"
+        elif isinstance(value, Plain):
+            if id(node) not in state.plain:
+                state.plain = (*state.plain, id(node))[-4:]
+        else:
+            state.unknown_backward = True
+
+    def clip(self, node: ast.Call, state: State) -> None:
+        for pending in state.pending.values():
+            if pending == "none":
+                continue
+            written = next(iter(sorted(self.roles.scalers)), "")
+            optimizers = sorted(self.roles.optimizers)
+            self.note(
+                "clip_before_unscale", node, pending == "scaled", state, written,
+                optimizers[0] if len(optimizers) == 1 else "",
+            )  # fmt: skip
+
+    def direct_step(self, node: ast.Call, optimizer: Optimizer, state: State, frame: str) -> None:
+        written = dotted(node.func.value) if isinstance(node.func, ast.Attribute) else ""
+        for s, pending in state.pending.items():
+            calm = not state.plain and not state.unknown_backward
+            stepped = state.stage.get((s, optimizer.name)) == "stepped"
+            if pending == "scaled":
+                self.note("optimizer_stepped", node, calm, state, "", written)
+            elif stepped and pending == "none":
+                self.note("optimizer_stepped_too", node, calm, state, "", written)
+            elif pending != "none" or state.plain or state.unknown_backward:
+                self.note("optimizer_stepped", node, False, state, "", written)
+                self.note("optimizer_stepped_too", node, False, state, "", written)
+            state.pending[s] = "none"
+        state.plain, state.unknown_backward = (), False
+
+    def zeroed(self, state: State) -> None:
+        for s, pending in state.pending.items():
+            if pending != "unknown":
+                state.pending[s] = "none"
+        state.plain, state.unknown_backward = (), False
+
+    def gradients_edited(self, state: State) -> None:
+        for s, pending in state.pending.items():
+            if pending != "none":
+                state.pending[s] = "unknown"
+
+
+# ---- helpers of the syntax tree
+
+
+def _walk_here(node: ast.AST) -> Iterator[ast.AST]:
+    """A node and what is within it, without functions and classes defined there."""
+    waiting: list[ast.AST] = [node]
+    first = True
+    while waiting:
+        at = waiting.pop()
+        if not first and isinstance(
+            at, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
+        ):
+            continue
+        first = False
+        yield at
+        waiting.extend(ast.iter_child_nodes(at))
+
+
+def _calls_in_order(node: ast.AST) -> Iterator[ast.Call]:
+    if isinstance(node, ast.Lambda | ast.FunctionDef | ast.ClassDef):
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _calls_in_order(child)
+    if isinstance(node, ast.Call):
+        yield node
+
+
+def _operands(node: ast.expr) -> Iterator[ast.expr]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            yield child
+
+
+def _parameters(function: Function) -> list[str]:
+    a = function.args
+    named = [*a.posonlyargs, *a.args, *a.kwonlyargs]
+    return [p.arg for p in named + [p for p in (a.vararg, a.kwarg) if p]]
+
+
+def _defaults(function: Function) -> dict[str, ast.expr]:
+    a = function.args
+    named = [*a.posonlyargs, *a.args]
+    found: dict[str, ast.expr] = {}
+    if a.defaults:
+        found = {p.arg: d for p, d in zip(named[-len(a.defaults) :], a.defaults, strict=True)}
+    found |= {p.arg: d for p, d in zip(a.kwonlyargs, a.kw_defaults, strict=True) if d is not None}
+    return found
+
+
+def _positive(node: ast.expr) -> tuple[ast.expr, bool]:
+    """``x is not None``, ``x is None`` and the like as the truth of ``x``, with its sign."""
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        right = node.comparators[0]
+        if isinstance(right, ast.Constant) and (right.value is None or right.value is True):
+            if isinstance(node.ops[0], ast.IsNot | ast.NotEq):
+                return node.left, right.value is None
+            if isinstance(node.ops[0], ast.Is | ast.Eq):
+                return node.left, right.value is not None
+    return node, True
+
+
+def _is_gradient(node: ast.expr) -> bool:
+    """``p.grad`` or ``p.grad.data``."""
+    if isinstance(node, ast.Attribute):
+        return node.attr == "grad" or (node.attr == "data" and _is_gradient(node.value))
+    return False
+
+
+def _ends(node: ast.expr) -> bool:
+    """A call that ends the process."""
+    return isinstance(node, ast.Call) and dotted(node.func) in (
+        "exit", "quit", "sys.exit", "os._exit", "pdb.set_trace",
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=20_000)
+def _stored(node: ast.AST) -> list[str]:
+    """Names and attributes that are assigned within it."""
+    return sorted(
+        {
+            dotted(n)
+            for n in _walk_here(node)
+            if isinstance(n, ast.Name | ast.Attribute) and isinstance(n.ctx, ast.Store)
+        }
+        - {""}
+    )
+
+
+def _names_in(node: ast.expr) -> list[str]:
+    return [n.id for n in ast.walk(node) if isinstance(n, ast.Name)]
+
+
+def _only_measures(node: ast.Call) -> bool:
+    """A clip at a limit that no gradient reaches, for the norm that it returns."""
+    limit = argument(node, 1, "max_norm") or keyword(node, "clip_value")
+    value = number(limit)
+    return (value is not None and value >= 1e6) or dotted(limit) in (
+        "math.inf", "torch.inf", "np.inf", "numpy.inf", "inf",
+    )  # fmt: skip
+
+
+def _scaler_of(node: ast.Call) -> str:
+    """The scaler of ``scaler.scale(loss).backward()``, as written."""
+    for n in ast.walk(node):
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "scale":
+            return dotted(n.func.value)
+    return ""

@@ -1,0 +1,209 @@
+"""``ampscope preflight``: exit status, forms of output, repairs, suppression, bad input."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import jsonschema
+import pytest
+from click.testing import CliRunner, Result
+
+from ampscope.cli.main import main
+from tests.helpers.sarif_schema import check_log
+
+CLIPPED = '''"""Clips what carries the scale."""
+import torch
+from torch import nn
+from torch.cuda.amp import GradScaler, autocast
+
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = GradScaler()
+for x in batches:
+    with autocast():
+        loss = model(x).mean()
+    scaler.scale(loss).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+'''
+
+
+def run(*args: object) -> Result:
+    return CliRunner().invoke(main, ["preflight", *map(str, args)])
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(CLIPPED)
+    return path
+
+
+def test_findings_are_printed_with_their_place(script: Path) -> None:
+    done = run(script)
+    assert done.exit_code == 1
+    first, second, last = done.output.splitlines()
+    assert first.startswith(f"{script}:4:1: PRE001 note: ")
+    assert second.startswith(f"{script}:13:5: AMP015 error: ")
+    assert last == "2 findings in 1 file."
+
+
+def test_nothing_found_is_status_0(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("import torch\n")
+    assert run(path).exit_code == 0
+
+
+def test_fix_writes_what_diff_shows(script: Path) -> None:
+    shown = run(script, "--diff")
+    assert shown.exit_code == 1
+    assert script.read_text() == CLIPPED
+    fixed = run(script, "--fix")
+    assert fixed.exit_code == 0
+    text = script.read_text()
+    ast.parse(text)
+    added = {line[1:] for line in shown.output.splitlines() if line.startswith("+")}
+    assert {
+        "from torch.amp import GradScaler, autocast",
+        'scaler = GradScaler("cuda")',
+        '    with autocast("cuda"):',
+        "    scaler.unscale_(optimizer)",
+    } <= added
+    assert all(f"{line}\n" in text for line in added if not line.startswith("++"))
+
+
+def test_line_ends_and_a_byte_order_mark_are_kept(script: Path) -> None:
+    script.write_bytes(b"\xef\xbb\xbf" + CLIPPED.replace("\n", "\r\n").encode())
+    run(script, "--fix")
+    data = script.read_bytes()
+    assert data.startswith(b"\xef\xbb\xbf")
+    assert data.count(b"\n") == data.count(b"\r\n") == CLIPPED.count("\n") + 1
+
+
+@pytest.mark.parametrize(
+    ("comment", "left"), [("[AMP015]", 1), ("", 1), ("[AMP016]", 2), ("[AMP016, amp015]", 1)]
+)
+def test_a_comment_suppresses(script: Path, comment: str, left: int) -> None:
+    clip = "clip_grad_norm_(model.parameters(), 1.0)"
+    script.write_text(CLIPPED.replace(clip, f"{clip}  # ampscope: ignore{comment}"))
+    assert f"{left} finding" in run(script).output.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("table", "found"),
+    [
+        ('ignore = ["PRE001"]', {"AMP015"}),
+        ('select = ["deprecated_spelling"]', {"PRE001"}),
+        ('ignore = ["AMP015", "PRE001"]', set()),
+    ],
+)
+def test_pyproject_says_what_is_reported(script: Path, table: str, found: set[str]) -> None:
+    (script.parent / "pyproject.toml").write_text(f"[tool.ampscope.preflight]\n{table}\n")
+    done = run(script, "--format", "json")
+    assert {f["code"] for f in json.loads(done.output)["findings"]} == found
+    assert done.exit_code == (1 if found else 0)
+
+
+def test_pyproject_leaves_paths_out(script: Path) -> None:
+    (script.parent / "old").mkdir()
+    script.rename(script.parent / "old" / "train.py")
+    (script.parent / "new.py").write_text("import torch\n")
+    assert run(script.parent).exit_code == 1
+    (script.parent / "pyproject.toml").write_text('[tool.ampscope.preflight]\nexclude = ["old"]\n')
+    assert run(script.parent).exit_code == 0
+
+
+@pytest.mark.parametrize("table", ['ignore = ["AMP999"]', "ignore = 3", 'wrong = ["x"]', "= ="])
+def test_a_wrong_table_is_bad_input(script: Path, table: str) -> None:
+    (script.parent / "pyproject.toml").write_text(f"[tool.ampscope.preflight]\n{table}\n")
+    said_once(run(script))
+
+
+def said_once(done: Result) -> None:
+    """One clear sentence, and status 2."""
+    assert done.exit_code == 2
+    (line,) = done.output.strip().splitlines()
+    assert line.startswith("ampscope: ")
+    assert line.endswith(".")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"def f(:\n", b"\x7fELF\0\0\1", b"# " + b"x" * 3_000_000, b"x = '\xff\xfe'\n", b"(" * 5000],
+    ids=["syntax", "binary", "large", "encoding", "nesting"],
+)
+def test_what_is_no_python_is_bad_input(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "train.py"
+    path.write_bytes(content)
+    said_once(run(path))
+
+
+def test_a_file_of_100_mb_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    with path.open("wb") as file:
+        file.truncate(100 * 2**20)
+    said_once(run(path))
+
+
+def test_what_is_not_there_is_bad_input(tmp_path: Path) -> None:
+    said_once(run(tmp_path / "none.py"))
+    said_once(run(tmp_path))
+
+
+def test_a_broken_file_does_not_hide_the_others(script: Path) -> None:
+    (script.parent / "broken.py").write_text("print 'python 2'\n")
+    done = run(script.parent)
+    assert done.exit_code == 1
+    assert "Left out: " in done.stderr
+    assert "2 findings in 1 file." in done.stdout
+
+
+def test_sarif_is_valid_against_the_standard_s_schema(script: Path) -> None:
+    log = json.loads(run(script, "--format", "sarif").stdout)
+    check_log(log)
+    deprecated, clip = log["runs"][0]["results"]
+    assert (deprecated["ruleId"], clip["ruleId"]) == ("PRE001", "AMP015")
+    rules = log["runs"][0]["tool"]["driver"]["rules"]
+    assert all(rules[r["ruleIndex"]]["id"] == r["ruleId"] for r in (deprecated, clip))
+    region = clip["locations"][0]["physicalLocation"]["region"]
+    line = CLIPPED.splitlines()[region["startLine"] - 1]
+    assert line[region["startColumn"] - 1 : region["endColumn"] - 1].startswith("torch.nn.utils")
+    (change,) = clip["fixes"][0]["artifactChanges"]
+    assert (
+        change["replacements"][0]["insertedContent"]["text"].strip().startswith("scaler.unscale_")
+    )
+
+
+def test_the_schema_refuses_what_is_no_sarif(script: Path) -> None:
+    log = json.loads(run(script, "--format", "sarif").stdout)
+    del log["runs"][0]["tool"]
+    with pytest.raises(jsonschema.ValidationError):
+        check_log(log)
+
+
+def test_junit_has_a_case_for_each_file(script: Path) -> None:
+    (script.parent / "clean.py").write_text("import torch\n")
+    out = script.parent / "junit.xml"
+    run(script.parent, "--format", "junit", "--out", out)
+    (suite,) = ElementTree.parse(out).getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "1", "0")
+    failures = [case.find("failure") is not None for case in suite]
+    assert failures == [False, True]
+
+
+def test_neither_torch_nor_the_script_is_loaded(script: Path) -> None:
+    script.write_text(CLIPPED + "\nraise SystemExit(77)\n")
+    code = (
+        "import sys\nfrom ampscope.preflight.checks import Settings, check_paths\n"
+        "from pathlib import Path\n"
+        f"check_paths([Path({str(script)!r})], Settings())\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

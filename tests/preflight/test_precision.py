@@ -1,0 +1,256 @@
+"""Findings that follow from a dtype that is written in the file."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+import torch
+
+from ampscope.preflight.checks import check_source
+from ampscope.preflight.precision import HALF_ULP, SMALLEST_FP16
+from ampscope.preflight.source import Source
+
+
+def codes(text: str) -> list[str]:
+    head = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
+    return [f.code.code for f in check_source(Source("t.py", head + textwrap.dedent(text)))]
+
+
+ATTENTION = """
+class Attention(nn.Module):
+    def forward(self, q, k, mask):
+        scores = q @ k.transpose(-2, -1) / 8
+        scores = scores.masked_fill(mask, {constant})
+        return scores.softmax(-1)
+
+class Model(nn.Module):
+    def __init__(self):
+        self.attention = Attention()
+
+model = Model().cuda()
+with torch.autocast("cuda", dtype=torch.{dtype}):
+    out = model(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("constant", "dtype", "found"),
+    [
+        ("-1e9", "float16", ["AMP003"]),
+        ("-1e9", "bfloat16", []),
+        ("-1e4", "float16", []),
+        ("float('-inf')", "float16", []),
+    ],
+)
+def test_mask_constants_in_a_model_under_autocast(
+    constant: str, dtype: str, found: list[str]
+) -> None:
+    assert codes(ATTENTION.format(constant=constant, dtype=dtype)) == found
+
+
+def test_a_mask_of_fp32_scores_holds_every_constant() -> None:
+    text = ATTENTION.format(constant="-1e9", dtype="float16")
+    assert codes(text.replace("scores = q @", "scores = q.float() * k.float() #")) == []
+
+
+def test_pytorch_refuses_the_constant_that_is_reported() -> None:
+    with pytest.raises(RuntimeError, match="overflow"):
+        torch.zeros(2, dtype=torch.float16).masked_fill(torch.tensor([True, False]), -1e9)
+
+
+@pytest.mark.parametrize(("eps", "found"), [("1e-8", ["AMP008"]), ("1e-4", [])])
+def test_an_epsilon_on_a_tensor_that_was_cast(eps: str, found: list[str]) -> None:
+    text = f"""
+    def normalise(x):
+        x = x.half()
+        return x / (x.amax() + {eps})
+    """
+    assert codes(text) == found
+    assert (torch.zeros((), dtype=torch.float16) + float(eps) == 0) == bool(found)
+
+
+def test_the_smallest_fp16_number_is_pytorch_s() -> None:
+    at, above = torch.tensor([SMALLEST_FP16, SMALLEST_FP16 * 1.001]).half()
+    assert at == 0
+    assert above > 0
+
+
+@pytest.mark.parametrize(
+    ("loss", "found"), [("nn.BCELoss", ["AMP011"]), ("nn.BCEWithLogitsLoss", [])]
+)
+@pytest.mark.parametrize("inside", [True, False])
+def test_bce_inside_autocast(loss: str, found: list[str], inside: bool) -> None:
+    indent = "    " if inside else ""
+    text = f"""
+criterion = {loss}()
+with torch.autocast("cuda", dtype=torch.float16):
+    out = model(x)
+{indent}loss = criterion(out, y)
+scaler = make()
+"""
+    assert codes(text) == (found if inside else [])
+
+
+HALF = """
+model = nn.Linear(4, 2).cuda()
+{cast}
+optimizer = torch.optim.{optimizer}
+scaler = {scaler}
+for x in batches:
+    loss = model(x).mean()
+    optimizer.zero_grad()
+    {steps}
+"""
+SCALED = "scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()"
+PLAIN = "loss.backward(); optimizer.step()"
+
+
+@pytest.mark.parametrize(
+    ("cast", "optimizer", "steps", "found"),
+    [
+        ("model.half()", "Adam(model.parameters())", SCALED, ["AMP022"]),
+        ("model.half()", "Adam(model.parameters())", PLAIN, ["AMP023"]),
+        ("model.half()", "Adam(model.parameters(), eps=1e-4)", PLAIN, []),
+        ("model.half()", "SGD(model.parameters(), lr=0.1)", PLAIN, []),
+        ("model.to(torch.bfloat16)", "AdamW(model.parameters())", PLAIN, ["AMP023"]),
+        ("model.bfloat16()", "AdamW(model.parameters(), betas=(0.9, 0.95))", PLAIN, []),
+        ("model.half(); model.float()", "Adam(model.parameters())", SCALED, []),
+        ("model.eval()", "Adam(model.parameters())", SCALED, []),
+        ("if deploy: model.half()", "Adam(model.parameters())", SCALED, []),
+        ("teacher = model.half", "Adam(model.parameters())", SCALED, []),
+    ],
+)
+def test_parameters_that_are_cast(cast: str, optimizer: str, steps: str, found: list[str]) -> None:
+    text = HALF.format(
+        cast=cast, optimizer=optimizer, steps=steps, scaler="torch.amp.GradScaler('cuda')"
+    )
+    assert codes(text) == found
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name", "beta"),
+    [(torch.bfloat16, "bf16", 0.999), (torch.float16, "fp16", 0.9999)],
+)
+def test_a_second_moment_that_cannot_fall_is_pytorch_s(
+    dtype: torch.dtype, name: str, beta: float
+) -> None:
+    assert 1 - beta < HALF_ULP[name]
+    every = torch.linspace(1, 2, 4096, dtype=torch.float64).to(dtype)
+    assert torch.equal(every.clone().mul_(beta), every)
+
+
+NO_SCALER = """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x in batches:
+    with torch.autocast("cuda", dtype={dtype}):
+        loss = model(x).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "found"),
+    [("torch.float16", ["AMP012"]), ("torch.bfloat16", []), ("amp_dtype", [])],
+)
+def test_fp16_without_a_scaler(dtype: str, found: list[str]) -> None:
+    assert codes(NO_SCALER.format(dtype=dtype)) == found
+
+
+def test_a_trainer_of_a_library_may_scale_the_loss() -> None:
+    text = "from accelerate import Accelerator\n" + NO_SCALER.format(dtype="torch.float16")
+    assert codes(text) == []
+
+
+@pytest.mark.parametrize(
+    ("enabled", "found"),
+    [
+        ('args.precision == "float16"', ["PRE002"]),
+        ('args.precision == "fp16"', []),
+        ("args.amp", []),
+    ],
+)
+def test_a_precision_that_cannot_be(enabled: str, found: list[str]) -> None:
+    text = f"""
+parser.add_argument("--precision", choices=["fp32", "fp16", "bf16"])
+scaler = torch.amp.GradScaler("cuda", enabled={enabled})
+"""
+    assert codes(text) == found
+
+
+@pytest.mark.parametrize(("dtype", "found"), [("bfloat16", ["PRE003"]), ("float16", [])])
+def test_a_scaler_for_bf16(dtype: str, found: list[str]) -> None:
+    text = f"""
+scaler = torch.amp.GradScaler("cuda")
+for x in batches:
+    with torch.autocast("cuda", dtype=torch.{dtype}):
+        loss = model(x).mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+    assert codes(text) == found
+
+
+STATE = """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cuda")
+saved = torch.load("c.pt")
+optimizer.load_state_dict(saved["optimizer"])
+{load}
+with torch.autocast("cuda"):
+    loss = model(x).mean()
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()
+torch.save({{"optimizer": optimizer.state_dict(), {save}}}, "c.pt")
+"""
+
+
+@pytest.mark.parametrize(
+    ("save", "load", "found"),
+    [
+        ("", "", ["AMP021"]),
+        ('"scaler": scaler.state_dict()', "", ["AMP021"]),
+        ('"scaler": scaler.state_dict()', 'scaler.load_state_dict(saved["scaler"])', []),
+        ("**rest(scaler)", "", []),
+    ],
+)
+def test_the_scaler_s_state_in_the_checkpoint(save: str, load: str, found: list[str]) -> None:
+    assert codes(STATE.format(save=save, load=load)) == found
+
+
+@pytest.mark.parametrize(("divided", "found"), [("", ["AMP020"]), ("/ scaler.get_scale()", [])])
+def test_a_penalty_on_scaled_gradients(divided: str, found: list[str]) -> None:
+    text = f"""
+def penalty(scaler, x):
+    out = critic(x)
+    grads = torch.autograd.grad(scaler.scale(out.sum()), x, create_graph=True)[0] {divided}
+    loss = grads.norm()
+    scaler.scale(loss).backward()
+"""
+    assert codes(text) == found
+
+
+@pytest.mark.parametrize(("around", "found"), [("no_grad", ["PRE004"]), ("autocast", [])])
+def test_evaluation_outside_autocast(around: str, found: list[str]) -> None:
+    context = {"no_grad": "torch.no_grad()", "autocast": "torch.autocast('cuda')"}[around]
+    text = f"""
+def evaluate(model, batches):
+    model.eval()
+    for x in batches:
+        with {context}:
+            out = model(x)
+
+def train(model, scaler, optimizer):
+    for x in batches:
+        with torch.autocast("cuda"):
+            loss = model(x).mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    evaluate(model, batches)
+"""
+    assert codes(text) == found

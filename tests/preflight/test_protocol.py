@@ -1,0 +1,313 @@
+"""GradScaler's protocol: what is wrong is found, what is right or unknown is not.
+
+Where PyTorch itself raises, PyTorch is the oracle: the program is run on a CPU, too.
+"""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from ampscope.preflight.checks import check_source
+from ampscope.preflight.source import Source
+
+HEAD = """
+import torch
+from torch import nn
+
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+"""
+
+
+def program(body: str) -> str:
+    return HEAD + textwrap.dedent(body)
+
+
+def loop(body: str) -> str:
+    """A training loop around statements that start with a loss."""
+    inside = textwrap.indent(textwrap.dedent(body).strip("\n"), "    ")
+    start = "    loss = model(torch.ones(3, 4)).square().mean()\n    optimizer.zero_grad()\n"
+    return f"{HEAD}\nfor step in range(4):\n{start}{inside}\n"
+
+
+def codes(text: str) -> list[tuple[str, str]]:
+    """Code and text of the line of each finding."""
+    lines = text.split("\n")
+    return [(f.code.code, lines[f.line - 1].strip()) for f in check_source(Source("t.py", text))]
+
+
+RAISES = {
+    "unscaled twice": (
+        """
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        """,
+        "scaler.unscale_(optimizer)",
+    ),
+    "unscaled after step": (
+        """
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.unscale_(optimizer)
+        scaler.update()
+        """,
+        "scaler.unscale_(optimizer)",
+    ),
+    "stepped twice": (
+        """
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        """,
+        "scaler.step(optimizer)",
+    ),
+    "update left out": (
+        """
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        """,
+        "scaler.step(optimizer)",
+    ),
+    "update before step": (
+        """
+        scaler.scale(loss).backward()
+        scaler.update()
+        scaler.step(optimizer)
+        """,
+        "scaler.update()",
+    ),
+    "unscaled in each micro-batch": (
+        """
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        if (step + 1) % 2 == 0:
+            scaler.step(optimizer)
+            scaler.update()
+        """,
+        "scaler.unscale_(optimizer)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RAISES)
+def test_what_pytorch_raises_on_is_found(name: str) -> None:
+    body, line = RAISES[name]
+    text = loop(body)
+    with pytest.raises((RuntimeError, AssertionError)):
+        exec(compile(text, "t.py", "exec"), {})
+    assert codes(text) == [("AMP017", line)]
+
+
+RIGHT = {
+    "plain": """
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        """,
+    "clipped": """
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        """,
+    "accumulated": """
+        scaler.scale(loss / 2).backward()
+        if (step + 1) % 2 == 0:
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+        """,
+    "the norm alone": """
+        scaler.scale(loss).backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
+        scaler.step(optimizer)
+        scaler.update()
+        """,
+    "a limit that carries the scale": """
+        scaler.scale(loss).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0 * scaler.get_scale())
+        scaler.step(optimizer)
+        scaler.update()
+        """,
+    "divided by hand": """
+        scaler.scale(loss).backward()
+        for p in model.parameters():
+            p.grad.div_(scaler.get_scale())
+        optimizer.step()
+        """,
+    "a bad batch left out": """
+        if not torch.isfinite(loss):
+            continue
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        """,
+    "with and without": """
+        use_amp = step > 1
+        if use_amp:
+            scaler.scale(loss).backward()
+        else:
+            loss.backward()
+        if use_amp:
+            scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if use_amp:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+        """,
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_trains_is_left_alone(name: str) -> None:
+    text = loop(RIGHT[name])
+    exec(compile(text, "t.py", "exec"), {})
+    assert codes(text) == []
+
+
+def test_a_clip_before_unscale_is_found_in_a_branch_of_its_own() -> None:
+    text = loop(
+        """
+        scaler.scale(loss).backward()
+        if step > 1:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        """
+    )
+    assert codes(text) == [("AMP015", "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)")]
+
+
+def test_a_clip_before_unscale_is_found_across_methods() -> None:
+    text = program(
+        """
+        class Trainer:
+            def __init__(self, optimizer):
+                self.optimizer = optimizer
+                self.scaler = torch.amp.GradScaler("cuda")
+
+            def clip(self):
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+            def train(self, loss):
+                self.scaler.scale(loss).backward()
+                self.clip()
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+        """
+    )
+    assert codes(text) == [("AMP015", "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)")]
+    unscaled = text.replace(
+        "    torch.nn.utils", "    self.scaler.unscale_(self.optimizer)\n        torch.nn.utils"
+    )
+    assert codes(unscaled) == []
+
+
+def test_a_method_that_is_not_in_the_file_may_have_unscaled() -> None:
+    text = program(
+        """
+        class Trainer(Base):
+            def train(self, loss):
+                self.scaler.scale(loss).backward()
+                self.before_clip()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+        """
+    )
+    assert codes(text) == []
+    assert codes(text.replace("self.before_clip()", "pass")) != []
+
+
+def test_a_scaler_that_may_be_none_is_followed_into_a_function() -> None:
+    text = program(
+        """
+        def backward(loss, scaler):
+            if scaler is not None:
+                scaler.scale(loss).backward()
+            else:
+                loss.backward()
+
+        def train(loss, optimizer, scaler):
+            backward(loss, scaler)
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+        """
+    )
+    assert codes(text) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "line"),
+    [
+        (
+            "loss.backward()\nscaler.step(optimizer)\nscaler.update()",
+            "AMP016",
+            "loss.backward()",
+        ),
+        ("scaler.scale(loss).backward()\noptimizer.step()", "AMP016", "optimizer.step()"),
+        (
+            "scaler.scale(loss).backward()\nscaler.step(optimizer)\noptimizer.step()\n"
+            "scaler.update()",
+            "AMP016",
+            "optimizer.step()",
+        ),
+    ],
+)
+def test_a_scaler_that_is_bypassed_is_found(body: str, code: str, line: str) -> None:
+    assert codes(loop(body)) == [(code, line)]
+
+
+def test_an_update_between_two_optimizers_is_found() -> None:
+    text = program(
+        """
+        for real in range(3):
+            scaler.scale(loss_d).backward()
+            scaler.step(opt_d)
+            scaler.update()
+            scaler.scale(loss_g).backward()
+            scaler.step(opt_g)
+            scaler.update()
+        """
+    )
+    assert [code for code, _ in codes(text)] == ["AMP019"]
+    once = text.replace("scaler.step(opt_d)\n    scaler.update()", "scaler.step(opt_d)")
+    assert codes(once) == []
+
+
+def test_accumulation_with_unscale_and_update_in_each_micro_batch_is_found() -> None:
+    text = program(
+        """
+        for step in range(4):
+            loss = model(torch.ones(3, 4)).mean()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            scaler.update()
+            if (step + 1) % 2 == 0:
+                scaler.step(optimizer)
+                optimizer.zero_grad()
+        """
+    )
+    assert ("AMP018", "scaler.scale(loss).backward()") in codes(text)
+
+
+def test_files_without_torch_are_not_read_as_pytorch() -> None:
+    text = loop("loss.backward()\nscaler.step(optimizer)").replace("torch", "paddle")
+    assert codes(text) == []
