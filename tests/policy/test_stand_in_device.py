@@ -185,6 +185,10 @@ def test_a_script_and_its_libraries_find_the_device_and_torch_does_not() -> None
         begin.record()
         end.record()
         assert begin.elapsed_time(end) >= 0
+        with torch.cuda.stream(stream=torch.cuda.Stream(device="cuda")):
+            torch.cuda.current_stream(device="cuda").synchronize()
+        state = torch.cuda.get_rng_state(device="cuda")
+        torch.cuda.set_rng_state(new_state=state, device="cuda")
         with pytest.raises(CannotRehearseError, match="CUDA graphs cannot be rehearsed"):
             torch.cuda.CUDAGraph()
 

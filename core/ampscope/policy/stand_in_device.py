@@ -395,17 +395,17 @@ def _patch_cuda(patches: Patches, profile: DeviceProfile) -> None:
         if hasattr(torch.cuda, name):
             patches.wrap(torch.cuda, name, _answering(answer))
     for owner, name, made in (
-        (torch.cuda, "get_rng_state", lambda *_: torch.get_rng_state()),
-        (torch.cuda, "set_rng_state", lambda *_: None),
-        (torch.cuda, "get_rng_state_all", lambda *_: [torch.get_rng_state()]),
-        (torch.cuda, "set_rng_state_all", lambda *_: None),
-        (torch.cuda, "current_stream", lambda *_: Stream()),
-        (torch.cuda, "default_stream", lambda *_: Stream()),
-        (torch.cuda, "stream", lambda *_: contextlib.nullcontext()),
+        (torch.cuda, "get_rng_state", lambda *_, **__: torch.get_rng_state()),
+        (torch.cuda, "set_rng_state", lambda *_, **__: None),
+        (torch.cuda, "get_rng_state_all", lambda *_, **__: [torch.get_rng_state()]),
+        (torch.cuda, "set_rng_state_all", lambda *_, **__: None),
+        (torch.cuda, "current_stream", lambda *_, **__: Stream()),
+        (torch.cuda, "default_stream", lambda *_, **__: Stream()),
+        (torch.cuda, "stream", lambda *_, **__: contextlib.nullcontext()),
         (torch.cuda, "device", ChosenDevice),
-        (torch.cuda.nvtx, "range_push", lambda *_: 0),
-        (torch.cuda.nvtx, "range_pop", lambda *_: 0),
-        (torch.cuda.nvtx, "mark", lambda *_: None),
+        (torch.cuda.nvtx, "range_push", lambda *_, **__: 0),
+        (torch.cuda.nvtx, "range_pop", lambda *_, **__: 0),
+        (torch.cuda.nvtx, "mark", lambda *_, **__: None),
     ):
         patches.replace(owner, name, _instead(made))
     # Wrapped, for torch._dynamo looks at what it wraps.
