@@ -37,7 +37,7 @@ from app.figures.modules import cause_chain
 from app.figures.training import Curve, control_losses
 from app.runs import diagnoses, run_page, workload_choice
 from app.runs.diagnoses import Case
-from app.text import ago, cut, escape, number, plural
+from app.text import ago, cut, duration, escape, number, plural
 
 # What the Diagnosis page begins with: which script, its runs so far, and what state they are in.
 #
@@ -311,6 +311,28 @@ def _follow(head: RunInfo, version: str) -> None:
         return
     if diagnoses.data_version(case) != version:
         st.rerun(scope="app")
+    show_live(case)
+
+
+def show_live(case: Case) -> None:
+    """How far each run is that is under way, and the losses of all of them as they come."""
+    active = [run for run in case.runs if run.state.is_active]
+    if not active:
+        return
+    for run in active:
+        since = duration(max(0.0, time.time() - (run.started or run.created)))
+        most = f" of at most {run.spec.steps:,}"
+        left = f", {duration(run.spec.time_limit_s)} at most" if run.spec.time_limit_s else ""
+        done = f"{plural(run.steps_done, 'step')}{most}, {since} so far{left}"
+        st.caption(escape(f"{Control(run.spec.control).words}: {done}"))
+    runs = [
+        fix_words.ControlRun(Control(r.spec.control).words, r, store.steps(r), store.totals(r))
+        for r in case.runs
+    ]
+    curves = [_curve(control) for control in runs if control.steps]
+    if curves:
+        chart.see("The loss of each run, as far as it is.")
+        chart.show(control_losses(curves), "live", lambda: _losses(runs), key="dx-live")
 
 
 # Sections of the Diagnosis page: the verdict and the chain from the cause to the symptom.

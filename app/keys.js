@@ -47,8 +47,8 @@
   document.addEventListener("keydown", (event) => {
     const { key, target } = event;
     if (event.ctrlKey || event.metaKey || event.altKey || takesText(target)) return;
-    const goes = performance.now() - goAt < GO_WITHIN_MS;
-    goAt = key === "g" ? performance.now() : -Infinity;
+    const goes = event.timeStamp - goAt < GO_WITHIN_MS;
+    goAt = key === "g" ? event.timeStamp : -Infinity;
     if (goes && PAGES[key]) {
       open(PAGES[key]);
     } else if (key === "/") {

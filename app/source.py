@@ -9,26 +9,13 @@ import streamlit as st
 
 from ampscope.analysis.line_view import File, Line, files, place
 from ampscope.records import RunInfo
-from ampscope.report.palette import MEASURE, NONFINITE
 from app import chart, links, permissions, states
 from app.runs import diagnoses
-from app.text import cut, escape, for_html, percent, plural
+from app.text import bounded, cut, escape, percent, plural
 
 AROUND = 3  # lines shown before and behind one that something stands beside
 WHOLE_UP_TO = 120  # lines: a shorter file is shown whole
-COLUMNS = ("Line", "Forward", "Backward", "Source", "Casts", "Lost in casts")
-STYLE = f"""<style>
-.ampscope-source {{ width: 100%; overflow-x: auto; }}
-.ampscope-source table {{ border-collapse: collapse; font-size: 0.85rem; width: 100%; }}
-.ampscope-source th {{ text-align: left; font-weight: 600; padding: 2px 10px; }}
-.ampscope-source td {{ padding: 1px 10px; white-space: pre; vertical-align: top; }}
-.ampscope-source .text, .ampscope-source .number {{ font-family: monospace; }}
-.ampscope-source .number {{ text-align: right; opacity: 0.78; user-select: none; }}
-.ampscope-source .note td {{ white-space: normal; }}
-.ampscope-source .note td:nth-child(2) {{ border-left: 4px solid {NONFINITE}; }}
-.ampscope-source .asked {{ font-weight: 600; }}
-.ampscope-source .asked td:first-child {{ border-left: 4px solid {MEASURE}; }}
-</style>"""
+COLUMNS = ("forward", "backward", "casts", "lost")
 
 
 def read(run: RunInfo) -> list[File] | None:
@@ -74,7 +61,7 @@ def show_file(found: Sequence[File]) -> None:
     whole = len(file.lines) <= WHOLE_UP_TO or st.toggle(
         f"All {plural(len(file.lines), 'line')}", key="source-whole"
     )
-    st.html(STYLE + _table(file, number, whole=whole))
+    st.code(beside(file, number, whole=whole), language=None)
     chart.download(lambda: table(file), "source", key="source")
 
 
@@ -109,16 +96,36 @@ def table(file: File) -> pd.DataFrame:
     )
 
 
-def _table(file: File, asked: int, *, whole: bool) -> str:
-    head = "".join(f"<th>{name}</th>" for name in COLUMNS)
-    body = "".join(_rows(file, asked, whole=whole))
-    return (
-        f'<div class="ampscope-source" tabindex="0"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
+def beside(file: File, asked: int, *, whole: bool) -> str:
+    """Number, dtypes, casts and text of each line, in columns; below a line what began there.
+    Without ``whole`` only lines near one of which something is told, or that was ``asked`` for."""
+    cells = [_cells(line) for line in file.lines]
+    widths = [
+        max(len(name), *(len(row[place]) for row in cells)) for place, name in enumerate(COLUMNS)
+    ]
+    number = max(4, len(str(len(file.lines))))
+    head = "  ".join(name.ljust(width) for name, width in zip(COLUMNS, widths, strict=True))
+    rows = [f"  {'line':>{number}}  {head}  source"]
+    indent = " " * (len(rows[0]) - len("source"))
+    for part in _parts(file, asked, whole=whole):
+        if isinstance(part, int):
+            rows.append(f"{indent}… {plural(part, 'line')} of which nothing is told")
+            continue
+        filled = zip(_cells(part), widths, strict=True)
+        middle = "  ".join(cell.ljust(width) for cell, width in filled)
+        mark = ">" if part.number == asked else " "
+        rows.append(f"{mark} {part.number:>{number}}  {middle}  {bounded(part.text.expandtabs(4))}")
+        rows += [f"{indent}^ {note}" for note in part.notes]
+    return "\n".join(rows)
 
 
-def _rows(file: File, asked: int, *, whole: bool) -> Iterator[str]:
+def _cells(line: Line) -> tuple[str, ...]:
+    lost = percent(line.lost / line.cast) if line.cast else ""
+    return line.forward, line.backward, line.casts, lost
+
+
+def _parts(file: File, asked: int, *, whole: bool) -> Iterator[Line | int]:
+    """Lines to show, and between them how many are left out."""
     near = {
         number
         for line in file.lines
@@ -131,29 +138,8 @@ def _rows(file: File, asked: int, *, whole: bool) -> Iterator[str]:
             left_out += 1
             continue
         if left_out:
-            yield _gap(left_out)
+            yield left_out
             left_out = 0
-        yield from _row(line, is_asked=line.number == asked)
+        yield line
     if left_out:
-        yield _gap(left_out)
-
-
-def _gap(lines: int) -> str:
-    words = plural(lines, "line")
-    return (
-        f'<tr><td class="number">…</td><td colspan="5">{words} of which nothing is told</td></tr>'
-    )
-
-
-def _row(line: Line, *, is_asked: bool) -> Iterator[str]:
-    lost = percent(line.lost / line.cast) if line.cast else ""
-    before, behind = (
-        "".join(f"<td>{for_html(cell)}</td>" for cell in cells)
-        for cells in ((line.forward, line.backward), (line.casts, lost))
-    )
-    yield (
-        f'<tr class="{"asked" if is_asked else ""}"><td class="number">{line.number}</td>{before}'
-        f'<td class="text">{for_html(line.text)}</td>{behind}</tr>'
-    )
-    for note in line.notes:
-        yield f'<tr class="note"><td colspan="3"></td><td colspan="3">{for_html(note)}</td></tr>'
+        yield left_out

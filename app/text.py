@@ -2,8 +2,8 @@
 
 A module's name, a label and a child's message come from code that ampscope did not write. They go
 to the screen through :func:`escape` or :func:`code` (Markdown), :func:`for_plotly` (Plotly, which
-reads a little HTML), :func:`for_html`, :func:`for_csv` (files that a spreadsheet opens), or as the
-plain text of ``st.text``, ``st.code`` and ``st.dataframe``.
+reads a little HTML), :func:`for_csv` (files that a spreadsheet opens), or as the plain text of
+``st.text``, ``st.code`` and ``st.dataframe``.
 """
 
 from __future__ import annotations
@@ -60,11 +60,6 @@ def code(text: str) -> str:
     fence = "`" * (longest + 1)
     pad = " " if one_line.startswith("`") or one_line.endswith("`") else ""
     return f"{fence}{pad}{one_line}{pad}{fence}"
-
-
-def for_html(text: str) -> str:
-    """``text`` for the inside of an element of HTML."""
-    return html.escape(bounded(text))
 
 
 def for_plotly(text: str) -> str:

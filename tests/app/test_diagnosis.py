@@ -239,6 +239,7 @@ def test_while_the_script_runs_there_is_no_verdict(store_path: Path, open_page: 
     assert "Under way:** the script runs unchanged. 0 runs have ended." in texts(app)
     assert app.button(key="dx-stop")
     assert not app.subheader
+    assert "unchanged: 0 steps of at most 200" in texts(app)
 
 
 def test_while_a_fix_runs_the_verdict_stands(store_path: Path, open_page: Open) -> None:
