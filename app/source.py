@@ -15,7 +15,7 @@ from app.text import bounded, cut, escape, percent, plural
 
 AROUND = 3  # lines shown before and behind one that something stands beside
 WHOLE_UP_TO = 120  # lines: a shorter file is shown whole
-COLUMNS = ("forward", "backward", "casts", "lost")
+COLUMNS = ("forward", "backward")
 
 
 def read(run: RunInfo) -> list[File] | None:
@@ -97,7 +97,7 @@ def table(file: File) -> pd.DataFrame:
 
 
 def beside(file: File, asked: int, *, whole: bool) -> str:
-    """Number, dtypes, casts and text of each line, in columns; below a line what began there.
+    """Number, dtypes and text of each line in columns; below a line its casts and what began there.
     Without ``whole`` only lines near one of which something is told, or that was ``asked`` for."""
     cells = [_cells(line) for line in file.lines]
     widths = [
@@ -115,13 +115,20 @@ def beside(file: File, asked: int, *, whole: bool) -> str:
         middle = "  ".join(cell.ljust(width) for cell, width in filled)
         mark = ">" if part.number == asked else " "
         rows.append(f"{mark} {part.number:>{number}}  {middle}  {bounded(part.text.expandtabs(4))}")
-        rows += [f"{indent}^ {note}" for note in part.notes]
+        rows += [f"{indent}^ {note}" for note in _below(part)]
     return "\n".join(rows)
 
 
-def _cells(line: Line) -> tuple[str, ...]:
-    lost = percent(line.lost / line.cast) if line.cast else ""
-    return line.forward, line.backward, line.casts, lost
+def _cells(line: Line) -> tuple[str, str]:
+    return line.forward, line.backward
+
+
+def _below(line: Line) -> list[str]:
+    casts = []
+    if line.casts:
+        lost = f"; {percent(line.lost / line.cast)} of the elements lost" if line.cast else ""
+        casts.append(f"casts {line.casts}{lost}")
+    return [*casts, *line.notes]
 
 
 def _parts(file: File, asked: int, *, whole: bool) -> Iterator[Line | int]:
