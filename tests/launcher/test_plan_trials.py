@@ -9,9 +9,9 @@ import pytest
 
 from ampscope.analysis.run_view import RunView
 from ampscope.diagnosis.findings import Finding, diagnose
-from ampscope.launcher.plan import DiagnosisPlan
+from ampscope.launcher.plan import DiagnosisPlan, wants_cuda
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
-from ampscope.observations import BadOp, Observation
+from ampscope.observations import BadOp, Observation, OpUse
 from ampscope.records import RunInfo
 from tests.helpers.evidence_making import FLAT, HEALTHY_FP32, OVERFLOWED, run, scan, steps
 from tests.helpers.evidence_of_ops import ACTIVATION
@@ -120,3 +120,16 @@ def test_the_next_findings_fix_is_run_where_the_first_ones_do_not_cure() -> None
         ("scale:8", False),
         ("fp32_modules:b", True),
     ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "wants"),
+    [
+        ("cuda_missing", True),  # a GradScaler that stayed off, beside autocast in bf16 on the CPU
+        ("cuda_asked", False),  # it took what is there
+        ("binary_cross_entropy under autocast", False),
+    ],
+)
+def test_a_device_is_rehearsed_for_what_torch_switched_off(asked: str, wants: bool) -> None:
+    trained = run(steps(), OpUse(asked, "GradScaler", "", "train.py:8", 0))
+    assert wants_cuda(trained, "") is wants

@@ -235,11 +235,12 @@ def _begun(
 
 
 def wants_cuda(run: RunView, output: str) -> bool:
-    """Whether the script could not run, or computed nothing in half precision, where it asked for
-    a CUDA device that is not there."""
-    if lacks_cuda(run.outcome, output):
+    """Whether the script could not run, ran without the autocast or GradScaler on CUDA that it
+    asked for, or computed nothing in half precision, for a CUDA device that is not there. What
+    runs in bf16 without the scaler that is meant for fp16 is another training."""
+    if lacks_cuda(run.outcome, output) or run.use("cuda_missing"):
         return True
-    if not any(run.use(name) for name in ("cuda_missing", "cuda_asked", "trainer_fp16")):
+    if not any(run.use(name) for name in ("cuda_asked", "trainer_fp16")):
         return False
     use = precision_use(run, None)
     return not run.attempts or (use is not None and use.no_half)
