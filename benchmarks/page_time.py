@@ -1,4 +1,5 @@
-"""Server time of the run pages over a run of 500 modules x 1,000 steps, and what its store weighs.
+"""Server time of the run pages over a run of 500 modules x 1,000 steps, of Home and Runs over
+2,000 runs, and what the store of the first weighs.
 
     python benchmarks/page_time.py            # results/page_time.json
 
@@ -22,13 +23,15 @@ import numpy as np
 from contest import setting
 from large_run import write_run
 
-from ampscope.records import Role
+from ampscope.records import Machine, Role, RunSpec, State, StepRecord
+from ampscope.store.writer import RunWriter
 
 ROOT = Path(__file__).resolve().parent.parent
 
 RESULTS = ROOT / "benchmarks" / "results" / "page_time.json"
 GOAL_S, GOAL_MIB = 0.5, 300.0
-PAGES = ("layers", "gradients", "loss_scale")
+PAGES = ("layers", "gradients", "loss_scale", "two_runs")
+OF_ALL = ("home", "runs")  # pages of the whole store
 
 
 def main() -> None:
@@ -36,27 +39,51 @@ def main() -> None:
     arguments.add_argument("--modules", type=int, default=500)
     arguments.add_argument("--steps", type=int, default=1000)
     arguments.add_argument("--rounds", type=int, default=7)
+    arguments.add_argument("--runs", type=int, default=2000)
+    arguments.add_argument("--out", type=Path, default=RESULTS)
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "runs.db"
         run = write_run(store, given.modules, given.steps)
+        weight = size_mib(store)
+        second = write_run(store, given.modules, given.steps)
+        pages = {page: measure(store, run, page, given.rounds, second) for page in PAGES}
+        many = Path(folder) / "many.db"
+        write_many(many, given.runs)
+        pages |= {page: measure(many, "", page, given.rounds) for page in OF_ALL}
         result = {
             "run": {"modules": given.modules, "steps": given.steps, "roles": len(Role)},
-            "store_mib": round(size_mib(store), 1),
+            "runs_of_home": given.runs,
+            "store_mib": round(weight, 1),
             "goal": {"page_s": GOAL_S, "store_mib": GOAL_MIB},
-            "pages_s": {page: measure(store, run, page, given.rounds) for page in PAGES},
+            "pages_s": pages,
             "setting": setting(),
         }
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    given.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))
 
 
-def measure(store: Path, run: str, page: str, rounds: int) -> dict[str, list[float]]:
+def write_many(store: Path, runs: int) -> None:
+    """Finished probes of three steps, three to a group."""
+    for number in range(runs):
+        precision = ("fp16", "bf16", "fp32")[number % 3]
+        spec = RunSpec("gpt", precision=precision, steps=3, group=f"g{number // 3}")
+        writer = RunWriter.create(store, spec)
+        writer.start(Machine("cpu", "benchmark", "rehearsal"))
+        for step in range(3):
+            writer.add_step(StepRecord(step, loss=3.0 - step, scale=2.0**16, grad_norm=1.0))
+        writer.finish(State.FINISHED)
+        writer.close()
+
+
+def measure(
+    store: Path, run: str, page: str, rounds: int, second: str = ""
+) -> dict[str, list[float]]:
     """Medians of [wall, CPU] in seconds. The first session is left out: it imports the page."""
     os.environ["AMPSCOPE_STORE"] = str(store)
     times: dict[str, list[tuple[float, float]]] = {}
     for turn in range(rounds + 1):
-        app = session(page, run)
+        app = session(page, run, second)
         found = {"first": seconds(app.run), "again": seconds(app.run), **interactions(app, page)}
         if turn:
             for name, value in found.items():
@@ -76,7 +103,7 @@ def interactions(app: Any, page: str) -> dict[str, tuple[float, float]]:
     return {"slider": slider, "step": step, "history_of_one_module": seconds(app.run)}
 
 
-def session(page: str, run: str) -> Any:
+def session(page: str, run: str, second: str) -> Any:
     """A new session on empty caches."""
     import streamlit as st
     from streamlit.testing.v1 import AppTest
@@ -85,7 +112,10 @@ def session(page: str, run: str) -> Any:
     app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=120)
     if page != "home":  # which opens first
         app.switch_page(str(ROOT / "pages" / f"{page}.py"))
-    app.query_params["run"] = run
+    if run:
+        app.query_params["run"] = run
+    if second:
+        app.query_params["second"] = second
     return app
 
 
@@ -94,7 +124,7 @@ def seconds(function: Any) -> tuple[float, float]:
     wall, cpu = time.perf_counter(), time.process_time()
     app = function()
     elapsed = time.perf_counter() - wall, time.process_time() - cpu
-    if app.exception or not app.metric:
+    if app.exception or app.error or not (app.metric or app.caption):
         raise RuntimeError(f"the page failed: {[e.message for e in app.exception]}")
     return elapsed
 
