@@ -23,6 +23,7 @@ WRAPPED: list[tuple[Any, str]] = [
       for name in ("clip_grad_norm_", "clip_grad_value_")),
     (torch.amp.autocast_mode.autocast, "__enter__"),
     (torch.amp.autocast_mode.autocast, "__exit__"),
+    *((nn.Module, name) for name in ("half", "bfloat16", "to", "type")),
     (torch.autograd.Function, "apply"), (torch.Tensor, "__reduce_ex__"),
     (torch.nn.Parameter, "__reduce_ex__"), (torch, "save"), (torch, "load"),
 ]  # fmt: skip
@@ -68,6 +69,25 @@ def test_lines_are_those_of_the_script() -> None:
     file, number = call.line.split(":")
     assert file == Path(__file__).name
     assert here[int(number) - 1].strip() == "loss.backward()"
+
+
+def test_a_cast_of_a_module_to_half_is_logged_once_and_no_other_move_of_it() -> None:
+    with watched() as seen:
+        small_net().to("cpu").float().double()
+        small_net().to(torch.bfloat16).bfloat16()
+        small_net().half()
+        nn.ReLU().half()
+    assert [(c.name, c.dtype) for c in seen.log.calls] == [("cast", "bf16"), ("cast", "fp16")]
+
+
+def test_a_module_that_cannot_list_its_parameters_is_moved_all_the_same() -> None:
+    class Closed(nn.Linear):
+        def parameters(self, recurse: bool = True) -> Any:
+            raise RuntimeError("not now")
+
+    with watched() as seen:
+        assert Closed(2, 2).half().weight.dtype == torch.float16
+    assert seen.log.calls == []
 
 
 @pytest.mark.parametrize("raises", [False, True])

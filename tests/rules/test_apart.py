@@ -45,7 +45,7 @@ EXPECTED = {
     "shared_scaler_interference": (None, None, None, 0, "", "separate_scalers"),
     "loss_scale_too_high": (None, None, "backward", 0, "", "change_scale"),
     "loss_magnitude_overflow": (MODULE, "aten.mm", "backward", 0, "train.py:18", "rewrite_op"),
-    "gradient_underflow": ("net.0", None, "backward", 0, "", "add_scaler"),
+    "gradient_underflow": ("net.0", None, "backward", 0, "train.py:2", "add_scaler"),
     "optimizer_state_range": (None, None, "step", 0, "", "fp32_optimizer_state"),
     "small_update_lost": (None, None, "step", 0, "", "fp32_params"),
     "batchnorm_stats_corrupted": ("bn", None, "forward", 5, "", "fp32_module"),

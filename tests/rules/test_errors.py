@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ampscope.diagnosis.findings import diagnose
-from ampscope.observations import OpUse
+from ampscope.observations import Call, OpUse
 from ampscope.rules.verdict import Status
 from tests.helpers.evidence_making import (
     FALLING,
@@ -94,6 +94,17 @@ def test_grad_scaler_refuses_gradients_of_half_parameters() -> None:
         scaler.unscale_(optimizer)
     found = diagnose(raised("ValueError", str(caught.value)))
     assert causes(found) == ["fp16_params_with_scaler"]
+
+
+def test_the_line_that_casts_the_module_is_named_and_one_of_another_format_is_not() -> None:
+    casts = [Call(0, 0, "cast", dtype="bf16", line="train.py:2"),
+             Call(1, 0, "cast", dtype="fp16", line="train.py:4")]  # fmt: skip
+    lines = {}
+    for count in (1, 2):
+        made = raised("ValueError", "Attempting to unscale FP16 gradients.")
+        made.baseline.calls.extend(casts[:count])
+        lines[count] = diagnose(made).findings[0].verdict.line
+    assert lines == {1: "train.py:9", 2: "train.py:4"}
 
 
 def test_half_parameters_without_a_scaler_are_not_refused() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.skips import scale_set_at
 from ampscope.diagnosis.findings import diagnose
 from ampscope.observations import Call
 from ampscope.rules.verdict import Status
@@ -105,6 +106,30 @@ def test_a_weight_of_a_loss_is_no_static_scale() -> None:
 def test_a_loss_that_is_not_finite_is_cured_by_no_scale() -> None:
     made = evidence(run(search(steps((NAN,) * STEPS), 2.0**40, STEPS), ACTIVATION))
     assert causes(diagnose(made)) == ["activation_overflow"]
+
+
+def test_the_line_is_where_the_scaler_is_made() -> None:
+    made = scale_too_high()
+    name = made.baseline.attempts[0].scaler
+    made.baseline.calls.append(Call(0, 0, "scaler_new", subject=name, line="train.py:3"))
+    found = diagnose(made).findings[0]
+    assert (found.cause, found.verdict.line) == ("loss_scale_too_high", "train.py:3")
+
+
+def test_the_line_is_the_update_that_sets_the_scale_again() -> None:
+    """After each skipped step one update halves the scale, and another sets it."""
+    made = but(steps(LONG), range(60), scale=2.0**30, **OVERFLOWED)
+    name = made[0].scaler
+    pattern = [
+        Call(0, 0, "scaler_step", subject=name),
+        Call(0, 0, "update", subject=name, value=2.0**29),
+        Call(0, 0, "update", subject=name, value=2.0**30),
+    ]
+    calls = [Call(0, 0, "scaler_new", subject=name, line="train.py:9"), *log(pattern, LONG, 1)]
+    assert scale_set_at(run(made, calls=calls)) == "train.py:3"
+    falls = [c for c in calls if c.value != 2.0**30]
+    assert scale_set_at(run(made, calls=falls)) == "train.py:9"
+    assert scale_set_at(run(steps(LONG), calls=calls)) == ""
 
 
 @pytest.mark.parametrize("cause", ["loss_scale_too_high", "loss_magnitude_overflow"])

@@ -9,6 +9,7 @@ it.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -257,6 +258,30 @@ def _late_skips(own: Sequence[Attempt]) -> int:
         count += attempt.skipped and has_grown
         last[attempt.scaler] = attempt.scale
     return count
+
+
+def scaler_made_at(run: RunView, scaler: str = "") -> str:
+    """The line that makes the scaler, or the first one; "" where none was recorded."""
+    made = (c for c in run.calls if c.name == "scaler_new" and scaler in ("", c.subject))
+    return next((c.line for c in made), "")
+
+
+def scale_set_at(run: RunView) -> str:
+    """The line that decides about a scale that is too high: the ``update`` after which it is no
+    lower although the step was skipped, or else the line that makes the scaler."""
+    skipped = {(a.scaler, a.attempt): a.scale for a in run.attempts if a.skipped and a.scaler}
+    if not skipped:
+        return ""
+    kept = Counter(
+        c.line
+        for c in run.calls
+        if c.name == "update"
+        and c.value is not None
+        and c.value >= skipped.get((c.subject, c.attempt - 1), math.inf)
+    )
+    if kept:
+        return kept.most_common(1)[0][0]
+    return scaler_made_at(run, next(iter(skipped))[0])
 
 
 def hand_scale_facts(run: RunView) -> ScaleFacts | None:

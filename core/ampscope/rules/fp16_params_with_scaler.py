@@ -1,7 +1,8 @@
 """The trained parameters are fp16, which GradScaler refuses.
 
 What it detects
-    GradScaler's exception 'Attempting to unscale FP16 gradients'.
+    GradScaler's exception 'Attempting to unscale FP16 gradients'; the line that cast the module,
+    where it was cast as a whole.
 
 Why it matters
     Gradients of fp16 parameters have lost what the scaler would save; the update is lost as
@@ -16,7 +17,10 @@ Remedy
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ampscope.analysis.evidence import Evidence
+from ampscope.observations import Call
 from ampscope.rules.verdict import Fix, Rule, Verdict, error_verdict, passed
 
 
@@ -24,7 +28,15 @@ def check(evidence: Evidence) -> Verdict:
     """Found by the text of the exception."""
     if "unscale FP16 gradients" not in evidence.baseline.outcome.error_text:
         return passed("GradScaler did not refuse the gradients.")
-    return error_verdict(evidence, Fix("fp32_params", TEXT, PATCH, ("fp32_params",)))
+    found = error_verdict(evidence, Fix("fp32_params", TEXT, PATCH, ("fp32_params",)))
+    cast = next((c.line for c in evidence.baseline.calls if _is_to_fp16(c)), "")
+    if not cast:
+        return found
+    return replace(found, line=cast, reason=f"{found.reason} Line {cast} casts them to fp16.")
+
+
+def _is_to_fp16(call: Call) -> bool:
+    return call.name == "cast" and call.dtype == "fp16"
 
 
 TEXT = "Remove .half() from the model; autocast casts where it pays."

@@ -21,7 +21,8 @@ from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.root_op import silent_suspects
-from ampscope.analysis.skips import static_scale
+from ampscope.analysis.run_view import RunView
+from ampscope.analysis.skips import scaler_made_at, static_scale
 from ampscope.analysis.symptoms import Symptom, dead_parameters, late_zero_share, learns_slower
 from ampscope.rules.verdict import (
     Fix,
@@ -88,9 +89,15 @@ def check(evidence: Evidence) -> Verdict:
         module=dead[0].rpartition(".")[0] or None if dead else None,
         phase="backward",
         step=0,
+        line=scaler_made_at(run) or _backward_line(run),
         evidence=measured,
         fix=fix,
     )
+
+
+def _backward_line(run: RunView) -> str:
+    """The first backward pass of the script."""
+    return next((c.line for c in run.calls if c.name == "backward"), "")
 
 
 def _which(dead: list[str]) -> str:

@@ -26,6 +26,7 @@ from ampscope.analysis.skips import (
     fails_forward,
     hand_scale_facts,
     scale_facts,
+    scale_set_at,
     scaled_by_hand,
     static_scale,
 )
@@ -47,7 +48,8 @@ USUAL_INIT = 65536.0  # torch's default
 
 
 def check(evidence: Evidence) -> Verdict:
-    """Found from the trajectory of the scale; a forward failure is excluded."""
+    """Found from the trajectory of the scale; a forward failure is excluded. The line is the one
+    that sets the scale, where it is known, and not the one whose gradient overflows first."""
     run, facts = evidence.baseline, scale_facts(evidence.baseline)
     if scaled_by_hand(evidence) is not None:
         return static_scale_overflow(evidence)
@@ -114,8 +116,8 @@ def _by_hand(evidence: Evidence) -> Verdict | None:
 
 
 def _found(evidence: Evidence, facts: ScaleFacts, words: str, better: float) -> Verdict:
-    root, skips = evidence.root, evidence.baseline.skips
-    op = root.op if root is not None and root.op.phase == "backward" else None
+    root, skips, line = evidence.root, evidence.baseline.skips, scale_set_at(evidence.baseline)
+    op = root.op if root is not None and root.op.phase == "backward" and not line else None
     return Verdict(
         Status.FOUND,
         f"The loss scale {words}.",
@@ -123,7 +125,7 @@ def _found(evidence: Evidence, facts: ScaleFacts, words: str, better: float) -> 
         op=op.op if op else None,
         phase="backward",
         step=skips[0] if skips else 0,
-        line=op.line if op else "",
+        line=op.line if op else line,
         evidence=(
             Measurement("skipped steps", facts.skipped, MANY_SKIPS, "as_is"),
             Measurement("initial scale", facts.first, USUAL_INIT, "as_is"),

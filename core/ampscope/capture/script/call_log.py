@@ -96,6 +96,8 @@ class CallLog(StepListener):
                 wrap(owner, name, self._clip)
         wrap(region, "__enter__", self._enter)
         wrap(region, "__exit__", self._exit)
+        for name in ("half", "bfloat16", "to", "type"):
+            wrap(torch.nn.Module, name, self._cast)
         wrap_functions(self._watch, self._patches)
         wrap(torch.Tensor, "__reduce_ex__", _without_marks)
         wrap(torch.nn.Parameter, "__reduce_ex__", _without_marks)
@@ -249,7 +251,15 @@ class CallLog(StepListener):
             self._attempts.clips.add(tensors, value, float(limit))
         return norm
 
-    # Autocast regions.
+    # Casts of whole modules by hand, and autocast regions.
+
+    def _cast(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+        was = _parameter_dtypes(module)
+        result = self._calls.inside(original, module, *args, **kwargs)
+        new = _parameter_dtypes(module) & HALVES - was
+        if torch.float32 in was and new and not self._calls.is_nested:
+            self._calls.add("cast", dtype=dtype_name(next(iter(new))))
+        return result
 
     def _enter(self, original: Any, region: Any) -> Any:
         enabled = bool(region._enabled)
@@ -284,6 +294,17 @@ class CallLog(StepListener):
     def _add_checkpoint(self, name: str, content: object) -> None:
         has_state = has_scaler_state(content)
         self._calls.add(name, note="with scaler state" if has_state else "without scaler state")
+
+
+HALVES = frozenset([torch.float16, torch.bfloat16])
+
+
+def _parameter_dtypes(module: torch.nn.Module) -> set[torch.dtype]:
+    """Empty where a class of the user's own cannot list its parameters."""
+    try:
+        return {p.dtype for p in module.parameters()}
+    except Exception:
+        return set()
 
 
 def _factor(note: str) -> float:
