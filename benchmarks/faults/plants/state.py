@@ -166,27 +166,6 @@ def square_before_a_batchnorm(s: Roles, rng: random.Random) -> Draft | None:
 
 
 @fault("low_precision_constants", fp32="trains")
-def positions_counted_in_half(s: Roles, rng: random.Random) -> Draft | None:
-    """A table of positions or times that is made in half."""
-    calls = [
-        c
-        for c in s.calls("torch.arange", "torch.linspace")
-        if "float" in s.segment(s.parent(c) or c) or "linspace" in s.segment(c)
-    ]
-    if not calls:
-        return None
-    call = rng.choice(calls)
-    dtype = rng.choice(["torch.float16", "torch.bfloat16"])
-    if keyword(call, "dtype") is not None:
-        value = keyword(call, "dtype")
-        assert value is not None
-        return Draft([s.replace(value, dtype)], params={"dtype": dtype})
-    return Draft(
-        [s.replace(call, s.segment(call)[:-1] + f", dtype={dtype})")], params={"dtype": dtype}
-    )
-
-
-@fault("low_precision_constants", fp32="trains")
 def phases_of_late_positions(s: Roles, rng: random.Random) -> Draft | None:
     """Sines of large arguments that were cast to half; positions counted from a late offset."""
     place = _hidden(s, rng)
