@@ -106,7 +106,11 @@ def interactions(app: Any, page: str) -> dict[str, tuple[float, float]]:
 def session(page: str, run: str, second: str) -> Any:
     """A new session on empty caches."""
     import streamlit as st
+    from streamlit.components.v2 import manifest_scanner
     from streamlit.testing.v1 import AppTest
+
+    # A server looks through the installed packages once, the test runner for every session.
+    manifest_scanner.scan_component_manifests = list  # type: ignore[assignment]
 
     st.cache_data.clear()
     app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=120)

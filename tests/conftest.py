@@ -85,6 +85,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_components() -> None:
+    """Each AppTest looks through every installed package for components of Streamlit, which takes
+    longer than most pages; the dashboard has none."""
+    from streamlit.components.v2 import manifest_scanner
+
+    manifest_scanner.scan_component_manifests = list  # type: ignore[assignment]
+
+
 @pytest.fixture
 def store_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store that does not exist yet, and that the dashboard will read."""
