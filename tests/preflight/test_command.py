@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -207,3 +208,32 @@ def test_neither_torch_nor_the_script_is_loaded(script: Path) -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("fail", "text", "status"),
+    [("true", CLIPPED, 1), ("false", CLIPPED, 0), ("true", "import torch\n", 0), ("false", "(", 2)],
+)
+def test_the_action_s_check(tmp_path: Path, fail: str, text: str, status: int) -> None:
+    root = Path(__file__).resolve().parents[2]
+    (tmp_path / "train.py").write_text(text)
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    command = bin_folder / "ampscope"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ampscope.cli.main "$@"\n')
+    command.chmod(0o755)
+    environment = {
+        **os.environ,
+        "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
+        "PATHS": "train.py",
+        "SARIF": "out.sarif",
+        "FAIL": fail,
+        "GITHUB_OUTPUT": str(tmp_path / "outputs"),
+    }
+    script = root / ".github" / "actions" / "preflight" / "check.sh"
+    done = subprocess.run(["bash", str(script)], cwd=tmp_path, env=environment, check=False)
+    assert done.returncode == status
+    if status < 2:
+        check_log(json.loads((tmp_path / "out.sarif").read_text()))
+        found = 1 if text == CLIPPED else 0
+        assert (tmp_path / "outputs").read_text() == f"status={found}\n"

@@ -35,7 +35,7 @@ from ampscope.observations import Outcome
 from ampscope.policy.device_profiles import PROFILES, USUAL
 from ampscope.records import RunSpec, State
 from ampscope.report import fix_words
-from ampscope.report.contract import to_json
+from ampscope.report.contract import to_json, to_sarif
 from ampscope.report.document import visible
 from ampscope.report.terminal import print_report
 
@@ -130,6 +130,10 @@ def script_options(command: Callable[..., None]) -> Callable[..., None]:
     "--json", "json_out", type=click.Path(path_type=Path, allow_dash=True),
     help="Write the result here; - is standard output, and what is for people goes elsewhere.",
 )  # fmt: skip
+@click.option(
+    "--sarif", "sarif_out", type=click.Path(path_type=Path),
+    help="Write the findings there as SARIF 2.1.0, for code scanning.",
+)  # fmt: skip
 @click.option("--no-verify", is_flag=True, help="Name the cause, and do not run its fix.")
 @click.option(
     "--again", is_flag=True, help="SCRIPT is a run: judge its evidence by the rules of today."
@@ -139,13 +143,13 @@ def script_options(command: Callable[..., None]) -> Callable[..., None]:
 def diagnose(
     script: str, args: tuple[str, ...], module: bool, steps: int | None, time_limit: float,
     memory_limit: int, policy: str, rehearsed: str, framework: str, quiet: bool, store: Path,
-    json_out: Path | None, no_verify: bool, again: bool, strict: bool,
+    json_out: Path | None, sarif_out: Path | None, no_verify: bool, again: bool, strict: bool,
 ) -> None:  # fmt: skip
     """Find out why SCRIPT diverges or does not learn under mixed precision, and prove a fix.
 
     Exit status: 0 no fault, 1 fault found, 2 could not run or undetermined.
     """
-    output = Output(json_out)
+    output = Output(json_out, sarif_out)
     progress = Console(stderr=True)
     show = None if quiet else (lambda text: click.echo(text, nl=False, err=True))
     try:
@@ -323,26 +327,24 @@ class Output:
     JSON on standard output has it for itself; the report then goes to standard error.
     """
 
-    def __init__(self, json_out: Path | None) -> None:
-        self._json_out = json_out
-        if json_out is None or json_out == STANDARD_OUTPUT:
-            return
-        if json_out.is_dir():
-            raise BadInput(f"Cannot write {json_out}: it is a folder.")
-        if not json_out.absolute().parent.is_dir():
-            raise BadInput(f"Cannot write {json_out}: there is no folder {json_out.parent}.")
+    def __init__(self, json_out: Path | None, sarif_out: Path | None = None) -> None:
+        self._json_out, self._sarif_out = json_out, sarif_out
+        for out in (json_out, sarif_out):
+            if out is None or (out == STANDARD_OUTPUT and out is json_out):
+                continue
+            if out.is_dir():
+                raise BadInput(f"Cannot write {out}: it is a folder.")
+            if not out.absolute().parent.is_dir():
+                raise BadInput(f"Cannot write {out}: there is no folder {out.parent}.")
 
     def write(self, report: DiagnosisResult) -> None:
-        """The JSON, where it was asked for. Raises BadInput when it cannot be written."""
-        if self._json_out is None:
-            return
+        """JSON and SARIF, where they were asked for. Raises BadInput when one cannot be written."""
+        if self._sarif_out is not None:
+            _write(self._sarif_out, to_sarif(report))
         if self._json_out == STANDARD_OUTPUT:
             click.echo(to_json(report))
-            return
-        try:
-            write_whole(self._json_out, to_json(report) + "\n")
-        except OSError as error:
-            raise BadInput(f"Cannot write {self._json_out}: {error.strerror}.") from error
+        elif self._json_out is not None:
+            _write(self._json_out, to_json(report))
 
     def show(self, report: DiagnosisResult) -> None:
         """The report for people; of a script that could not be judged one sentence on standard
@@ -354,6 +356,13 @@ class Output:
             print_report(report, console)
         else:
             click.echo(f"ampscope: {visible(report.undecided)}", err=True)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        write_whole(path, text + "\n")
+    except OSError as error:
+        raise BadInput(f"Cannot write {path}: {error.strerror}.") from error
 
 
 def status_of(report: DiagnosisResult, *, strict: bool = False) -> int:

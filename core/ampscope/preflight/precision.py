@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Literal, TypeAlias
 
 from ampscope.preflight.protocol import Function, Roles
-from ampscope.preflight.source import Source, argument, dotted, keyword, number
+from ampscope.preflight.source import Source, argument, children, dotted, keyword, number
 
 Dtype: TypeAlias = Literal["fp16", "bf16", "fp32", ""]  # "" is unknown
 
@@ -284,6 +284,8 @@ def _without_scaler(p: Precision) -> Iterator[Trait]:
         if not isinstance(call.func, ast.Attribute) or call.func.attr != "backward":
             continue
         loss, function = call.func.value, p.source.function(call)
+        if isinstance(loss, ast.BinOp) and isinstance(loss.op, ast.Div):
+            loss = loss.left
         if not isinstance(loss, ast.Name) or call.args:
             continue
         region = next(
@@ -319,13 +321,13 @@ def _without_scaler(p: Precision) -> Iterator[Trait]:
 def _scope(p: Precision, function: ast.AST | None) -> Iterator[ast.AST]:
     """The nodes of a function, or of the top level, without what is defined within it."""
     start = function if function is not None else p.source.tree
-    waiting = list(ast.iter_child_nodes(start))
+    waiting = list(children(start))
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
             continue
         yield node
-        waiting.extend(ast.iter_child_nodes(node))
+        waiting += children(node)
 
 
 # ---- parameters cast by hand
@@ -337,6 +339,7 @@ class _Cast:
     dtype: Dtype
     node: ast.Call
     part: bool  # of a submodule only
+    at: ast.AST | None  # what has to run for it; None where it runs with the model's constructor
 
 
 def _half_parameters(p: Precision) -> Iterator[Trait]:
@@ -344,16 +347,15 @@ def _half_parameters(p: Precision) -> Iterator[Trait]:
     if p.uses_a_library and "accelerate" not in p.text:
         return
     for cast in _casts(p):
-        function = p.source.function(cast.node)
         for maker in p.roles.calls:
-            if not p.roles.is_optimizer_maker(maker) or p.source.function(maker) is not function:
+            if not p.roles.is_optimizer_maker(maker):
                 continue
-            if (maker.lineno, maker.col_offset) < (cast.node.lineno, cast.node.col_offset):
+            if cast.at is not None and not _precedes(p, cast, maker):
                 continue
             given = maker.args[0] if maker.args else keyword(maker, "params")
             if given is None or not _is_parameters_of(p, given, cast.model):
                 continue
-            if not _always_before(p, cast.node, maker) or _undone(p, cast, maker):
+            if _undone(p, cast, maker):
                 continue
             if frozen and cast.part:
                 continue
@@ -414,14 +416,17 @@ def _casts(p: Precision) -> Iterator[_Cast]:
                 name = dotted(node.value.func.value)
                 for model in _models(p):
                     if name == model or name.startswith(model + "."):
-                        yield _Cast(model, found, node.value, name != model)
+                        yield _Cast(model, found, node.value, name != model, node)
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             name = dotted(node.targets[0]) if len(node.targets) == 1 else ""
             call: ast.expr = node.value
             while isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
                 found = _half_call(p, call)
                 if found and name in _models(p):
-                    yield _Cast(name, found, call, False)
+                    yield _Cast(name, found, call, False, node)
+                    break
+                if found and name.startswith("self.") and _maker(call).args:
+                    yield from _layer_casts(p, node, found, call)
                     break
                 if call.func.attr not in ("to", "cuda", "train", "eval", "half", "bfloat16"):
                     break
@@ -437,7 +442,17 @@ def _casts(p: Precision) -> Iterator[_Cast]:
                     found = _half_call(p, n.value)
                     if found and target == f"{dotted(node.target)}.data":
                         part = any(isinstance(x, ast.If) for x in ast.walk(node))
-                        yield _Cast(model, found, n.value, part)
+                        yield _Cast(model, found, n.value, part, node)
+
+
+def _layer_casts(p: Precision, node: ast.Assign, dtype: Dtype, call: ast.Call) -> Iterator[_Cast]:
+    """A layer that is cast where a model of this file makes it."""
+    owner, layer = p.source.owner(node), p.source.full_name(_maker(call).func)
+    if owner is None or not layer.startswith("torch.nn.") or _within_branch(p, node):
+        return
+    for model in _models(p):
+        if owner.name in p.parts_of(p.made_as(model)):
+            yield _Cast(model, dtype, call, True, None)
 
 
 def _models(p: Precision) -> set[str]:
@@ -487,9 +502,14 @@ def _branches(p: Precision, node: ast.AST) -> list[tuple[ast.AST, str]]:
     return found[::-1]
 
 
-def _always_before(p: Precision, first: ast.AST, second: ast.AST) -> bool:
-    """Whether ``second`` is reached only through ``first``'s branch."""
-    outer, inner = _branches(p, first), _branches(p, second)
+def _precedes(p: Precision, cast: _Cast, maker: ast.Call) -> bool:
+    """Whether the optimizer is made in the same function, later, and only where the cast ran."""
+    assert cast.at is not None
+    if p.source.function(maker) is not p.source.function(cast.node):
+        return False
+    if (maker.lineno, maker.col_offset) < (cast.node.lineno, cast.node.col_offset):
+        return False
+    outer, inner = _branches(p, cast.at), _branches(p, maker)
     return inner[: len(outer)] == outer
 
 
@@ -507,6 +527,7 @@ def _undone(p: Precision, cast: _Cast, maker: ast.Call) -> bool:
     for node in p.source.nodes:
         if (
             isinstance(node, ast.Assign)
+            and cast.at is not None
             and cast.node.lineno < node.lineno < maker.lineno
             and cast.model in {dotted(t) for t in node.targets}
         ):

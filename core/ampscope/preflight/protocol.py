@@ -24,10 +24,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
-from ampscope.preflight.source import Source, argument, dotted, keyword, number
+from ampscope.preflight.source import Source, argument, children, dotted, keyword, number
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 MOST_STATES = 400  # of a function; one with more paths than that is left alone
+MOST_WORK = 40_000  # statements times states of a function, what it calls included
 DEEPEST = 5  # calls entered within calls
 OPTIMIZERS = frozenset(
     {
@@ -311,6 +312,7 @@ class _Engine:
         self.owner = source.owner(entry) if not isinstance(entry, ast.Module) else None
         self.context: tuple[int, ...] = ()  # calls entered and turns of loops
         self.depth: list[Function] = []
+        self.work = 0
         self.frames: dict[str, Function | None] = {}
         # (kind, node, context) -> how remainders went -> [wrong, right]
         self.outcomes: dict[tuple[str, int, tuple[int, ...]], dict[object, list[int]]] = {}
@@ -510,6 +512,9 @@ class _Engine:
         return list(found.values())
 
     def statement(self, node: ast.stmt, states: list[State], frame: str) -> Flow:
+        self.work += len(states)
+        if self.work > MOST_WORK:
+            raise _TooManyPathsError
         if isinstance(node, ast.If):
             return self.branch(node.test, node.body, node.orelse, states, frame)
         if isinstance(node, ast.For | ast.AsyncFor | ast.While):
@@ -1281,13 +1286,13 @@ def _walk_here(node: ast.AST) -> Iterator[ast.AST]:
             continue
         first = False
         yield at
-        waiting.extend(ast.iter_child_nodes(at))
+        waiting += children(at)
 
 
 def _calls_in_order(node: ast.AST) -> Iterator[ast.Call]:
     if isinstance(node, ast.Lambda | ast.FunctionDef | ast.ClassDef):
         return
-    for child in ast.iter_child_nodes(node):
+    for child in children(node):
         yield from _calls_in_order(child)
     if isinstance(node, ast.Call):
         yield node

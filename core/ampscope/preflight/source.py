@@ -44,9 +44,11 @@ class Source:
         while waiting:
             node = waiting.pop()
             self.nodes.append(node)
-            for child in ast.iter_child_nodes(node):
+            found = list(ast.iter_child_nodes(node))
+            node.children = found  # type: ignore[attr-defined]  # walked often: see children()
+            for child in found:
                 self._parents[child] = node
-                waiting.append(child)
+            waiting += found
 
     # ---- names
 
@@ -196,6 +198,12 @@ def read_source(path: Path, shown: str = "") -> Source:
     newline = "\r\n" if "\r\n" in text else "\n"
     text = text.lstrip("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     return Source(shown, text, newline, mark)
+
+
+def children(node: ast.AST) -> list[ast.AST]:
+    """The nodes directly within a node of a :class:`Source`."""
+    found: list[ast.AST] = node.children  # type: ignore[attr-defined]
+    return found
 
 
 def dotted(node: ast.AST | None) -> str:
