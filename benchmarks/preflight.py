@@ -12,7 +12,8 @@ hash of each file, with a judgement of each finding that was read there. They ar
   knows nothing of preflight) into loops without a finding; it is found when a finding with one of
   its causes appears. Plants are not run there: whether the line is reached is the loop's.
 - **Alarms**: look-alikes, planted likewise; a new finding is a false alarm.
-- **Time**: ``ampscope preflight`` on a folder of 50 of the loops, start of the command included.
+- **Time**: ``ampscope preflight`` on a folder of 50 of the loops, start of the command included;
+  wall time, processor time, and the machine's load meanwhile.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ import argparse
 import hashlib
 import json
 import math
+import os
 import random
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,7 +39,7 @@ from typing import Any
 from ampscope.causes import CAUSES
 from ampscope.errors import BadInput
 from ampscope.hardware.describe import describe_machine, one_line
-from ampscope.preflight.checks import Finding, check_source
+from ampscope.preflight.checks import check_source
 from ampscope.preflight.source import Source, read_source
 from benchmarks.faults import planting
 
@@ -45,8 +49,8 @@ FAMILIES = (
     "accumulation_scale_mismatch", "fp16_params_with_scaler", "scaler_state_lost",
 )  # fmt: skip
 SEED = 5
-DRAWN = (4, 2)  # faults and look-alikes for one loop
-LOOPS_PER_REPOSITORY = 5  # that are planted into; some hold the same recipe many times
+DRAWN = (3, 1)  # faults and look-alikes for one loop
+LOOPS_PER_REPOSITORY = 1  # that are planted into; some hold the same recipe many times
 FILES = 50  # of the timed folder
 
 
@@ -72,9 +76,9 @@ def blob(path: Path) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
-def judged(corpus: Path, labels: dict[str, Any]) -> tuple[dict[str, Any], dict[str, list[Finding]]]:
+def judged(corpus: Path, labels: dict[str, Any]) -> dict[str, Any]:
     """Findings of the loops as they are, against the judgements."""
-    found: dict[str, list[Finding]] = {}
+    looked = 0
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     unlabelled = []
     for entry in labels["files"]:
@@ -85,7 +89,7 @@ def judged(corpus: Path, labels: dict[str, Any]) -> tuple[dict[str, Any], dict[s
             findings = check_source(read_source(path, entry["file"]))
         except BadInput:
             continue
-        found[entry["file"]] = findings
+        looked += 1
         known = {(j["code"], j["line"]): j["right"] for j in entry.get("findings", ())}
         for f in findings:
             if f.code.code == "PRE001":  # a spelling, right by its definition
@@ -98,12 +102,12 @@ def judged(corpus: Path, labels: dict[str, Any]) -> tuple[dict[str, Any], dict[s
     total = sum(sum(c.values()) for code, c in counts.items() if code != "PRE001")
     right = sum(c["right"] for code, c in counts.items() if code != "PRE001")
     return {
-        "loops": len(found),
-        "loops_missing": len(labels["files"]) - len(found),
+        "loops": looked,
+        "loops_missing": len(labels["files"]) - looked,
         "precision": share(right, total),
         "by_code": {code: dict(c) for code, c in sorted(counts.items())},
         "not_judged": unlabelled,
-    }, found
+    }
 
 
 def _plant(kind: planting.Kind, text: str) -> planting.Planted | None:
@@ -115,54 +119,68 @@ def _plant(kind: planting.Kind, text: str) -> planting.Planted | None:
     return pair if pair is not None and pair.faulty != text else None
 
 
-def planted(corpus: Path, found: dict[str, list[Finding]]) -> dict[str, Any]:
-    """Faults and look-alikes planted into the loops that have a scaler and no finding."""
+def _drawn(
+    kinds: list[planting.Kind], text: str, most: int
+) -> list[tuple[planting.Kind, planting.Planted]]:
+    """The first plants that find a place."""
+    found: list[tuple[planting.Kind, planting.Planted]] = []
+    for kind in kinds:
+        if len(found) < most and (pair := _plant(kind, text)) is not None:
+            found.append((kind, pair))
+    return found
+
+
+def planted(
+    corpus: Path, files: list[str], known: set[str], keep: Callable[[dict[str, Any]], None]
+) -> None:
+    """Faults and look-alikes planted into loops that have a scaler and no finding (``known`` are
+    those with one); ``keep`` is given the counts after each loop."""
     planting.load()
     rows: dict[str, Counter[str]] = defaultdict(Counter)
-    misses, alarms = [], []
+    misses: list[str] = []
+    alarms: list[str] = []
     looked, of_repository = 0, Counter[str]()
     rng = random.Random(SEED)
     every = {**planting.FAULTS, **planting.LOOKALIKES}
     faults = [k for k in every.values() if k.cause in FAMILIES]
     harmless = [k for k in every.values() if k.cause == "no_fault"]
-    for file, before in found.items():
+    for file in rng.sample(files, len(files)):
         repository = file.partition("/")[0]
-        if of_repository[repository] >= LOOPS_PER_REPOSITORY:
+        path = corpus / file
+        if of_repository[repository] >= LOOPS_PER_REPOSITORY or file in known or not path.exists():
             continue
-        text = read_source(corpus / file).text
-        if "GradScaler" not in text or any(f.code.code != "PRE001" for f in before):
+        text = read_source(path).text
+        if "GradScaler" not in text:
             continue
-        spelled = {f.code.code for f in before}
-        drawn = [(k, p) for k in rng.sample(faults, len(faults)) if (p := _plant(k, text))]
-        drawn = drawn[: DRAWN[0]]
-        others = [(k, p) for k in rng.sample(harmless, len(harmless)) if (p := _plant(k, text))]
+        drawn = _drawn(rng.sample(faults, len(faults)), text, DRAWN[0])
+        others = _drawn(rng.sample(harmless, len(harmless)), text, DRAWN[1])
         looked += bool(drawn)
         of_repository[repository] += bool(drawn)
-        for kind, pair in [*drawn, *others[: DRAWN[1]]]:
-            name, fault = kind.name, kind.cause in FAMILIES
-            codes = {f.code.code for f in check_source(Source(file, pair.faulty))} - spelled
-            if fault:
+        for kind, pair in [*drawn, *others]:
+            codes = {f.code.code for f in check_source(Source(file, pair.faulty))} - {"PRE001"}
+            if kind.cause in FAMILIES:
                 wanted = {CAUSES[cause].code for cause in pair.accept if cause in CAUSES}
-                rows[name]["found" if codes & wanted else "missed"] += 1
-                rows[name]["other"] += bool(codes - wanted)
+                rows[kind.name]["found" if codes & wanted else "missed"] += 1
                 if not codes & wanted:
-                    misses.append(f"{name} {file}")
+                    misses.append(f"{kind.name} {file}")
             else:
                 rows["look-alikes"]["silent" if not codes else "alarm"] += 1
                 if codes:
-                    alarms.append(f"{name} {file} {sorted(codes)}")
-    kinds = {k: c for k, c in rows.items() if k != "look-alikes"}
-    hits = sum(c["found"] for c in kinds.values())
-    total = hits + sum(c["missed"] for c in kinds.values())
-    silent = rows["look-alikes"]["silent"]
-    return {
-        "loops": looked,
-        "recall": share(hits, total),
-        "by_kind": {name: dict(c) for name, c in sorted(kinds.items())},
-        "lookalikes_silent": share(silent, silent + rows["look-alikes"]["alarm"]),
-        "misses": misses,
-        "alarms": alarms,
-    }
+                    alarms.append(f"{kind.name} {file} {sorted(codes)}")
+        kinds = {k: c for k, c in rows.items() if k != "look-alikes"}
+        hits = sum(c["found"] for c in kinds.values())
+        total = hits + sum(c["missed"] for c in kinds.values())
+        silent = rows["look-alikes"]["silent"]
+        keep(
+            {
+                "loops": looked,
+                "recall": share(hits, total),
+                "by_kind": {name: dict(c) for name, c in sorted(kinds.items())},
+                "lookalikes_silent": share(silent, silent + rows["look-alikes"]["alarm"]),
+                "misses": misses,
+                "alarms": alarms,
+            }
+        )
 
 
 def timed(corpus: Path, files: list[str]) -> dict[str, Any]:
@@ -173,35 +191,46 @@ def timed(corpus: Path, files: list[str]) -> dict[str, Any]:
         count = len(list(Path(folder).iterdir()))
         size = sum(p.stat().st_size for p in Path(folder).iterdir())
         command = [sys.executable, "-m", "ampscope.cli.main", "preflight", folder]
-        walls = []
-        for _ in range(3):
-            start = time.perf_counter()
-            subprocess.run(command, check=False, capture_output=True)
-            walls.append(round(time.perf_counter() - start, 2))
-    return {"files": count, "bytes": size, "wall_s": sorted(walls)}
+        before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        subprocess.run(command, check=False, capture_output=True)
+        wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {
+        "files": count,
+        "bytes": size,
+        "wall_s": round(wall, 2),
+        "cpu_s": round(spent, 2),
+        "load": [round(x, 1) for x in os.getloadavg()],
+    }
 
 
 def main() -> None:
-    """Measure and write."""
+    """Measure and write; each part takes the place of what the file had of it."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--corpus", type=Path, required=True)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--parts", nargs="*", default=("as_they_are", "time", "planted"))
     asked = parser.parse_args()
     labels = json.loads(LABELS.read_text())
-    as_they_are, found = judged(asked.corpus, labels)
-    document = {
-        "schema": 1,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": one_line(describe_machine()),
-        "as_they_are": as_they_are,
-        "time": timed(asked.corpus, list(found)),
-        "planted": planted(asked.corpus, found),
-    }
-    text = json.dumps(document, indent=1) + "\n"
-    if asked.out:
-        asked.out.write_text(text)
-    print(json.dumps({k: document[k] for k in ("as_they_are", "time")}, indent=1))
-    print(json.dumps(document["planted"]["recall"]), document["planted"]["lookalikes_silent"])
+    files = [entry["file"] for entry in labels["files"]]
+    document: dict[str, Any] = json.loads(asked.out.read_text()) if asked.out.exists() else {}
+
+    def keep(part: str, value: dict[str, Any]) -> None:
+        document.update(
+            schema=1,
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            machine=one_line(describe_machine()),
+        )
+        document[part] = value
+        asked.out.write_text(json.dumps(document, indent=1) + "\n")
+
+    if "as_they_are" in asked.parts:
+        keep("as_they_are", judged(asked.corpus, labels))
+    if "time" in asked.parts:
+        keep("time", timed(asked.corpus, files))
+    if "planted" in asked.parts:
+        known = {entry["file"] for entry in labels["files"] if entry.get("findings")}
+        planted(asked.corpus, files, known, lambda value: keep("planted", value))
 
 
 if __name__ == "__main__":

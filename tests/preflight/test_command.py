@@ -210,9 +210,11 @@ def test_neither_torch_nor_the_script_is_loaded(script: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.quick("bad input")
 @pytest.mark.parametrize(
     ("fail", "text", "status"),
     [("true", CLIPPED, 1), ("false", CLIPPED, 0), ("true", "import torch\n", 0), ("false", "(", 2)],
+    ids=["findings fail", "findings pass", "nothing", "bad input"],
 )
 def test_the_action_s_check(tmp_path: Path, fail: str, text: str, status: int) -> None:
     root = Path(__file__).resolve().parents[2]

@@ -115,6 +115,12 @@ PLAIN = "loss.backward(); optimizer.step()"
         ("model.half()", "SGD(model.parameters(), lr=0.1)", PLAIN, []),
         ("model.to(torch.bfloat16)", "AdamW(model.parameters())", PLAIN, ["AMP023"]),
         ("model.bfloat16()", "AdamW(model.parameters(), betas=(0.9, 0.95))", PLAIN, []),
+        (
+            "for p in model.parameters():\n    if p.dim() > 1:\n        p.data = p.data.half()",
+            "Adam(model.parameters())",
+            SCALED,
+            ["AMP022"],
+        ),
         ("model.half(); model.float()", "Adam(model.parameters())", SCALED, []),
         ("model.eval()", "Adam(model.parameters())", SCALED, []),
         ("if deploy: model.half()", "Adam(model.parameters())", SCALED, []),
@@ -138,6 +144,22 @@ def test_a_second_moment_that_cannot_fall_is_pytorch_s(
     assert 1 - beta < HALF_ULP[name]
     every = torch.linspace(1, 2, 4096, dtype=torch.float64).to(dtype)
     assert torch.equal(every.clone().mul_(beta), every)
+
+
+def test_a_layer_that_is_cast_where_the_model_makes_it() -> None:
+    text = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 2){cast}
+
+model = Net().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cuda")
+scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()
+"""
+    assert codes(text.format(cast=".half()")) == ["AMP022"]
+    assert codes(text.format(cast="")) == []
 
 
 NO_SCALER = """
