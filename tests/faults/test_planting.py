@@ -24,7 +24,15 @@ TEXTS = programs()
 
 
 # Transformations that plain runs prove on fewer than three programs, with the reason.
-FEWER: dict[str, tuple[int, str]] = {}
+FEWER = {
+    "unscaled_within_the_window": (2, "two programs accumulate gradients"),
+    "divided_by_hand_within_the_window": (2, "two programs accumulate gradients"),
+    "first_loss_drags_the_scale": (1, "one program has two losses with a scaler each to share"),
+    "second_loss_drags_the_scale": (1, "one program has two losses with a scaler each to share"),
+    "division_of_slopes_left_out": (1, "one program divides the gradients of a penalty"),
+    "logarithm_of_a_sigmoid": (1, "three programs use this loss; the logits of two stay small"),
+    "count_not_guarded": (1, "elsewhere every batch has something to count"),
+}
 
 
 def prove(place: Path, *options: str) -> list[dict[str, object]]:
