@@ -308,6 +308,21 @@ def test_accumulation_with_unscale_and_update_in_each_micro_batch_is_found() -> 
     assert ("AMP018", "scaler.scale(loss).backward()") in codes(text)
 
 
+def test_a_scaler_that_comes_from_elsewhere_is_known_by_its_use() -> None:
+    text = program(
+        """
+        def train(loss, **given):
+            grad_scaler = given.get("scaler")
+            opt = given.get("optimizer")
+            grad_scaler.scale(loss).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            grad_scaler.step(opt)
+            grad_scaler.update()
+        """
+    )
+    assert codes(text) == [("AMP015", "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)")]
+
+
 def test_files_without_torch_are_not_read_as_pytorch() -> None:
     text = loop("loss.backward()\nscaler.step(optimizer)").replace("torch", "paddle")
     assert codes(text) == []

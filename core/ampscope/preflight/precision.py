@@ -308,6 +308,8 @@ def _without_scaler(p: Precision) -> Iterator[Trait]:
         ]
         if region is None or not region.on or region.dtype != "fp16" or not steps:
             continue
+        if keyword(region.node, "enabled") is not None and _branches(p, call):
+            continue  # the branch may be the one without autocast
         scaled = any(
             isinstance(v, ast.BinOp)
             and isinstance(v.op, ast.Mult)

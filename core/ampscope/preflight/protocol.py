@@ -764,6 +764,8 @@ class _Engine:
             return
         key = self.key(name, frame)
         self.drop(key, state)
+        if isinstance(value, Plain) and name in self.roles.scalers | self.roles.optimizers:
+            return  # made by code that is not here; its use says what it is
         state.names[key] = value
 
     def drop(self, key: str, state: State) -> None:
