@@ -99,6 +99,22 @@ for i in range(3):
         model(torch.randn(8, 4)).square().mean().backward(); opt.step()
     except RuntimeError: hook.remove()
 """
+LEAVES = """
+import sys
+import torch
+model = torch.nn.Linear(4, 2).half()
+opt = torch.optim.SGD(model.parameters(), 0.1)
+scaler = torch.amp.GradScaler("cpu")
+def train():
+    loss = model(torch.randn(8, 4).half()).float().square().mean()
+    scaler.scale(loss).backward()
+    scaler.step(opt)
+try:
+    train()
+except Exception as error:
+    print(error)
+    sys.exit(1)
+"""
 ENDS = BACKWARD.replace("except RuntimeError", "except ZeroDivisionError")
 
 
@@ -106,7 +122,7 @@ ENDS = BACKWARD.replace("except RuntimeError", "except ZeroDivisionError")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ran]]:
     folder = tmp_path_factory.mktemp("caught")
     texts = {"backward": BACKWARD, "forward": FORWARD, "inside": INSIDE, "memory": MEMORY,
-             "tries": TRIES}  # fmt: skip
+             "tries": TRIES, "leaves": LEAVES}  # fmt: skip
     paths = {n: write_script(folder, f"{n}.py", t) for n, t in {**texts, "ends": ENDS}.items()}
     with ScriptRuns(spec(), folder / "runs.db") as runs:
         run = Runner(runs)
@@ -155,6 +171,16 @@ def test_an_error_that_ends_the_script_is_not_called_caught(ran: dict[str, Ran])
     assert (outcome.ended, outcome.errors_caught, outcome.error_type) == (
         "exception", 0, "RuntimeError",
     )  # fmt: skip
+
+
+def test_the_error_that_a_script_leaves_for_is_judged(ran: dict[str, Ran]) -> None:
+    outcome = ran["leaves"].outcome
+    line = LEAVES.splitlines().index("    scaler.step(opt)") + 1
+    assert (outcome.ended, outcome.exit_code, outcome.error_type) == ("exit", 1, "ValueError")
+    assert outcome.error_line == f"leaves.py:{line}"
+    views = {"as_is": RunView("as_is", "a", ran["leaves"].run.observations)}
+    found = diagnose(Evidence(views, "native")).findings
+    assert [f.cause for f in found] == ["fp16_params_with_scaler"]
 
 
 def test_the_cause_is_named_although_the_script_ends_well(ran: dict[str, Ran]) -> None:

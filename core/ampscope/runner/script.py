@@ -135,8 +135,7 @@ class _Run:
             except SystemExit as leaving:
                 if isinstance(leaving, Enough):
                     return self._end(self._result("returned"))
-                code = script_ending.exit_code(leaving)
-                return self._end(self._result("exit", exit_code=code))
+                return self._end(self._left(leaving))
             except BaseException as error:
                 return self._end(self._failed(error))
             return self._end(self._result("returned"))
@@ -147,11 +146,10 @@ class _Run:
             try:
                 returned = action()
             except SystemExit as leaving:
-                code = 0 if isinstance(leaving, Enough) else script_ending.exit_code(leaving)
-                ended = "returned" if isinstance(leaving, Enough) else "exit"
-                self.following.on_exit(self._result(ended, exit_code=code))
                 if isinstance(leaving, Enough):
+                    self.following.on_exit(self._result("returned"))
                     sys.exit(0)
+                self.following.on_exit(self._left(leaving))
                 raise
             except BaseException as error:
                 self.following.on_exit(self._failed(error, tell=False))
@@ -211,6 +209,16 @@ class _Run:
         self.stopped = limit_reached(self.spec, count, elapsed_s, self.following.is_cancelled)
         if self.stopped:
             raise Enough
+
+    def _left(self, leaving: SystemExit) -> ScriptResult:
+        """The script called ``sys.exit``, perhaps while it handled an error."""
+        self.recorder.switch_off()
+        facts = script_ending.left_because_of(leaving, self.recorder.lines)
+        if "error_type" in self.recorder.errors.caught():
+            facts = {}  # one that came often is told first
+        elif facts:
+            facts["error_attempt"] = self.recorder.attempts.count
+        return self._result("exit", exit_code=script_ending.exit_code(leaving), **facts)
 
     def _failed(self, error: BaseException, *, tell: bool = True) -> ScriptResult:
         self.recorder.switch_off()  # formatting the error runs the script's own code

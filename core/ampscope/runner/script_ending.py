@@ -109,6 +109,16 @@ def raised(error: BaseException, lines: SourceLines) -> Raised:
     return Raised(error, text_of(error), function, facts)
 
 
+def left_because_of(leaving: SystemExit, lines: SourceLines) -> dict[str, Any]:
+    """Fields of :class:`Outcome` on the error that the script was handling when it left with a
+    status other than 0, as Hydra does with every error; {} where there was none."""
+    error = leaving.__context__
+    if leaving.code in (None, 0) or not isinstance(error, Exception):
+        return {}
+    facts = raised(error, lines).facts
+    return {name: value for name, value in facts.items() if name != "exit_code"}
+
+
 def clean(error: BaseException, lines: SourceLines) -> BaseException:
     """``error`` and the errors that led to it, with tracebacks that hold no frame of ampscope."""
     seen: set[int] = set()
