@@ -48,6 +48,7 @@ from app.text import ago, cut, duration, escape, number, plural
 _PICKER = "widget:diagnosis"
 _STARTED = "diagnosis-started"  # session key: the script that this browser has started
 _CHANGED = "judged-again"  # session key: what that has changed
+_RULE_OF = "rule-of"  # session key: the run whose page the rule was chosen on
 
 
 def open_case() -> Case:
@@ -86,7 +87,8 @@ def offer_script(*, is_open: bool) -> None:
             st.markdown(
                 f"{none}To choose scripts here, start the dashboard with the folder they are in:"
             )
-            st.code("ampscope dashboard --scripts DIR", language="bash")
+            store_of = shlex.quote(str(store.path()))
+            st.code(f"ampscope dashboard --scripts DIR --store {store_of}", language="bash")
             return
         newest = sorted(files, key=lambda name: _changed_at(folder / name), reverse=True)
         with st.form("dx-script", border=False):
@@ -769,7 +771,7 @@ _TITLES = {
 Answer = tuple[Rule, Verdict]
 
 
-def show_rules(report: DiagnosisResult) -> None:
+def show_rules(report: DiagnosisResult, run: str) -> None:
     """A folded table for each kind of answer, then any rule's documentation."""
     st.subheader("What every rule answered", anchor=False)
     answers = report.diagnosis.answers
@@ -781,6 +783,9 @@ def show_rules(report: DiagnosisResult) -> None:
             with chart.details(f"Rules: {title} ({len(groups[status])})"):
                 st.table(_rule_table(groups[status]).set_index("Cause"), border="horizontal")
     with chart.details("What a rule looks for"):
+        if st.session_state.get(_RULE_OF, run) != run:  # of another diagnosis
+            links.keep("rule", None)
+        st.session_state[_RULE_OF] = run
         _documentation(answers)
 
 
@@ -807,6 +812,7 @@ def _documentation(answers: tuple[Answer, ...]) -> None:
         "rule",
         list(rules),
         default=found,
+        writes_default=False,
         format_func=lambda id_: f"{CAUSES[id_].code} {CAUSES[id_].title} ({id_})",
         help="Type to search.",
     )

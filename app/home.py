@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import streamlit as st
 
 from ampscope.analysis.ranks import grouped, is_rank
+from ampscope.causes import CAUSES
 from ampscope.control import Control
 from ampscope.number_words import plural
 from ampscope.records import Cadence, Event, RunInfo, RunSpec, State
@@ -240,6 +241,11 @@ def _watched_card(entry: Entry) -> None:
         links.link(links.TRAINING, "Open the training", run=run.id)
 
 
+def show_keys() -> None:
+    """The keys of every page."""
+    st.caption("Keys: `/` finds a run, `g` `h` opens Home, `←` `→` move through steps.")
+
+
 # The list of runs: state, name, what it was, links to its pages; found by words and kind.
 
 
@@ -282,7 +288,7 @@ def show_all() -> None:
         states.empty_store()
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        words = links.find("find", "name, file, state, precision, verdict")
+        words = links.find("find", "name, file, state, precision, verdict, cause")
         kind = links.pick("Kind", "kind", list(KINDS))
         age = links.pick("Age up to", "age", list(AGES))
         if permissions.is_trusted():
@@ -313,7 +319,10 @@ def _is_of(
     run = entry[0]
     if kinds and run.spec.kind not in kinds:
         return False
-    verdict = verdicts.get(run.id, "").replace("_", " ")
+    verdict = verdicts.get(run.id, "")
+    cause = CAUSES.get(verdict.partition(" ")[2])
+    verdict = f"{verdict.replace('_', ' ')} {cause.code} {cause.title}" if cause else verdict
+    verdict = verdict.replace("_", " ")
     told = (run_page.name_of(run), run_page.described(run), run.spec.kind, run.id, verdict)
     text = " ".join([*told, *(f"{r.state} {r.spec.mode}" for r in entry)]).lower()
     return all(word in text for word in words)

@@ -1,5 +1,5 @@
 // Keys of the dashboard, and roles that the sidebar's list lacks. It reads nothing of a run.
-//   /    the page's search, else that of the page Runs
+//   /    the page's search, else that of the page Runs; Escape leaves it
 //   g h  Home;  g d  Diagnosis;  g r  Runs;  g l  Learn
 //   left, right  one step back or on, where the page has a slider of steps
 (() => {
@@ -46,7 +46,11 @@
 
   document.addEventListener("keydown", (event) => {
     const { key, target } = event;
-    if (event.ctrlKey || event.metaKey || event.altKey || takesText(target)) return;
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (takesText(target)) {
+      if (key === "Escape" && target === search()) target.blur();
+      return;
+    }
     const goes = event.timeStamp - goAt < GO_WITHIN_MS;
     goAt = key === "g" ? event.timeStamp : -Infinity;
     if (goes && PAGES[key]) {

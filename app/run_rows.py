@@ -44,7 +44,8 @@ def conclusion(path: Path, run_id: str) -> str:
 
 
 def verdicts(path: Path) -> dict[str, str]:
-    """Baseline run -> fault, no_fault or inconclusive, of the diagnoses that concluded."""
+    """Baseline run -> fault, no_fault or inconclusive of the diagnoses that concluded; behind fault
+    the id of its cause."""
     return _kept(path, "verdicts", lambda reader: reader.verdicts())
 
 

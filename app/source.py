@@ -15,7 +15,7 @@ from app.text import bounded, cut, escape, percent, plural
 
 AROUND = 3  # lines shown before and behind one that something stands beside
 WHOLE_UP_TO = 120  # lines: a shorter file is shown whole
-COLUMNS = ("forward", "backward")
+COLUMNS = ("forward", "backward", "casts")
 
 
 def read(run: RunInfo) -> list[File] | None:
@@ -119,15 +119,15 @@ def beside(file: File, asked: int, *, whole: bool) -> str:
     return "\n".join(rows)
 
 
-def _cells(line: Line) -> tuple[str, str]:
-    return line.forward, line.backward
+def _cells(line: Line) -> tuple[str, ...]:
+    return line.forward, line.backward, f"{line.cast_calls:,}" if line.cast_calls else ""
 
 
 def _below(line: Line) -> list[str]:
     casts = []
-    if line.casts:
-        lost = f"; {percent(line.lost / line.cast)} of the elements lost" if line.cast else ""
-        casts.append(f"casts {line.casts}{lost}")
+    if line.lost:
+        lost = percent(line.lost / line.cast)
+        casts.append(f"casts {line.casts}; {lost} of the elements lost")
     return [*casts, *line.notes]
 
 

@@ -29,4 +29,4 @@ with states.part():
 with states.part():
     diagnosis.show_other_findings(report)
 with states.part():
-    diagnosis.show_rules(report)
+    diagnosis.show_rules(report, case.head.id)

@@ -11,3 +11,4 @@ runs = home.listed_runs()
 home.show_doors(is_empty=not runs)
 if not home.follow() and (runs or diagnoses.busy_with()):
     home.show_newest(runs)
+home.show_keys()

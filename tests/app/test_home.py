@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from ampscope.diagnosis.load import judge_again
 from ampscope.records import Event, RunSpec
 from ampscope.store.reader import Reader
 from app.runs import diagnoses, live
@@ -138,6 +139,12 @@ def test_runs_are_found_by_words_and_kind(open_page: Open, store_path: Path) -> 
     assert rows(find="") == 3
     assert rows(find="KEPT finished") == 1
     assert rows(kind="diagnoses") == 1
+    head = script_stores.overflow(store_path, replace(script_stores.SPEC, group="g2"))
+    assert rows(find="activation overflowed") == 0  # nothing is concluded of it yet
+    judge_again(store_path, head)
+    with Reader(store_path) as reader:
+        assert reader.verdicts()[head] == "fault activation_overflow"
+    assert rows(find="activation overflowed") == rows(find="AMP001") == 1
     assert rows(kind="probes", find="nothing of the kind") == 0
 
 

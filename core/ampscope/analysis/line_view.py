@@ -31,6 +31,7 @@ class Line:
     forward: str  # "fp16", "fp32 → fp16": dtypes of what its ops took and made, "" without ops
     backward: str
     casts: str  # "fp32 → fp16 × 6", several parted by commas
+    cast_calls: int
     cast: int  # elements other than zero that its casts to a narrower dtype took
     lost: int  # of these, the ones that became zero
     notes: tuple[str, ...]  # what began here, the first step first
@@ -96,6 +97,7 @@ def _line(number: int, text: str, uses: Sequence[LineUse], notes: Sequence[str])
         _dtypes([use for use in uses if not use.backward]),
         _dtypes([use for use in uses if use.backward]),
         ", ".join(f"{what} × {calls:,}" for what, calls in casts.items()),
+        sum(casts.values()),
         sum(use.cast for use in uses),
         sum(use.lost for use in uses),
         tuple(notes),

@@ -64,9 +64,12 @@ class Reader:
         return codec.text(found[0][0], longest=codec.LONGEST_CONCLUSION) if found else ""
 
     def verdicts(self) -> dict[str, str]:
-        """Baseline run -> the word of its stored conclusion, of all in the store."""
+        """Baseline run -> the word of its stored conclusion, of all in the store; behind it, after
+        a space, the id of the root cause where there is one."""
         word = "json_extract(data, '$.diagnosis.verdict')"
-        sql = f"SELECT run, {word} FROM conclusion WHERE json_valid(data)"
+        cause = "json_extract(data, '$.diagnosis.findings[0].cause')"
+        both = f"rtrim({word} || ' ' || coalesce({cause}, ''))"
+        sql = f"SELECT run, {both} FROM conclusion WHERE json_valid(data)"
         return {run: codec.text(found) for run, found in self._all(sql) if type(found) is str}
 
     def group(self, group: str) -> list[records.RunInfo]:
