@@ -17,6 +17,7 @@ from typing import Generic, TypedDict, TypeVar, Unpack
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
+from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from ampscope.lessons.catalog import LESSONS
 from app.text import code, cut, escape
@@ -24,6 +25,7 @@ from app.text import code, cut, escape
 T = TypeVar("T", bound=Hashable)
 _MEMORY = "link:"  # session keys of remembered choices
 _WIDGET = "widget:"
+_DRAWN_ON = "drawn-on:"  # session keys of the page that a widget was last drawn on
 
 
 def wanted(name: str) -> str:
@@ -168,9 +170,15 @@ def show(key: str, value: object) -> None:
     """Let the widget ``key``, which is about to be drawn, show ``value``.
 
     Only where it differs: a value that is set goes to the browser and overwrites what a person did
-    meanwhile, so that the second of two quick key presses on a slider would be lost.
+    meanwhile, so that the second of two quick key presses on a slider would be lost. On another
+    page than the last time it is set in any case: there Streamlit makes a new widget, which has the
+    key's value and shows its first option.
     """
-    if key not in st.session_state or st.session_state[key] != value:
+    context = get_script_run_ctx()
+    page = "" if context is None else context.page_script_hash
+    is_new = st.session_state.get(_DRAWN_ON + key) != page
+    st.session_state[_DRAWN_ON + key] = page
+    if is_new or key not in st.session_state or st.session_state[key] != value:
         st.session_state[key] = value
 
 

@@ -166,6 +166,8 @@ def test_the_chosen_run_follows_from_page_to_page_and_stays_in_the_address(
     page.get_by_role("link", name="Loss scale").click()
     page.wait_for_url(re.compile(rf"/loss_scale\?.*run={older}"))
     expect(page.get_by_text("older", exact=True)).to_be_visible()
+    picker = page.get_by_test_id("stSidebar").get_by_role("combobox", name="Run")
+    expect(picker).to_have_value(re.compile("^older"))
 
 
 def test_a_run_page_follows_a_run_that_is_under_way(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
 
 from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.run_view import RunView
 from ampscope.diagnosis.cure import by_trials, follows, is_cured
 from ampscope.diagnosis.findings import Diagnosis, Finding
+from ampscope.observations import Call
 from ampscope.report import fix_words
 from ampscope.report.contract import document
 from ampscope.rules.verdict import Fix, Status, Verdict
@@ -85,6 +88,23 @@ def test_several_optimizers_are_not_compared_by_their_losses() -> None:
     two = [replace(a, optimizer=f"optimizer{a.attempt % 2}") for a in steps(FLAT)]
     assert follows(run(two), fp32_run(two)) is True
     assert follows(run(steps(FALLING)), None) is None
+
+
+@pytest.mark.parametrize(("norms", "cured"), [((inf, 3.0, 4.0), None), ((inf, 1e5, 1.2e5), False)])
+def test_a_clip_is_judged_by_its_first_finite_norm(
+    norms: tuple[float, ...], cured: bool | None
+) -> None:
+    """The first step is a search for the scale, whose norm is infinite in both runs. None: the
+    pattern is gone, in runs that show no effect."""
+
+    def clipped(losses: list[float], values: tuple[float, ...]) -> RunView:
+        calls = [Call(n, n, "clip", value=value) for n, value in enumerate(values)]
+        return run(steps(losses), calls=calls)
+
+    before, after = clipped(FLAT, (inf, 1e5, 1.1e5)), clipped(FALLING, norms)
+    finding = Finding("clip_before_unscale", Verdict(Status.FOUND, fix=Fix("unscale_first", "")))
+    seen = evidence(before, fp32_run(steps(FALLING)))
+    assert is_cured(finding, seen, after, None) is cured
 
 
 def test_what_is_written_where_nothing_could_be_measured(tmp_path: Path) -> None:

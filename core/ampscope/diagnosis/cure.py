@@ -171,8 +171,9 @@ def _ends_alike(fixed: RunView, evidence: Evidence) -> bool:
 
 def _clips_unscaled(before: RunView, after: RunView) -> bool:
     """The log sees the script's own clip in both runs; the norm that it met distinguishes them."""
+    # Of the first step that has one: the norm of a step that is skipped may be infinite.
     norms = [
-        next((c.value for c in run.calls if c.name == "clip" and c.value is not None), None)
+        next((c.value for c in run.calls if c.name == "clip" and _is_finite(c.value)), None)
         for run in (before, after)
     ]
     moved = [
@@ -181,6 +182,10 @@ def _clips_unscaled(before: RunView, after: RunView) -> bool:
     if norms[0] is not None and norms[1] is not None:
         return norms[1] < norms[0] / 2
     return (moved[1] or 0.0) > 2 * (moved[0] or 0.0)
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
 
 
 def _victims_learn(before: RunView, after: RunView) -> bool:
