@@ -189,6 +189,12 @@ def show_modules(both: Both, values: Values | None) -> list[Pair]:
     st.subheader("Modules by difference", anchor=False)
     frames = (None, None) if values is None else values.frames
     found = pairs(store.modules(both.runs[0]), store.modules(both.runs[1]), *frames)
+    if values is None and all(pair.is_alike for pair in found):
+        chart.see(
+            "The runs have no histograms of the same step, and the same modules with weights in "
+            "the same dtypes: there is nothing to compare."
+        )
+        return found
     chart.see(modules_seen(both.names, found, values))
     if found:
         table = modules_table(found)
