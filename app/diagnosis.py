@@ -88,7 +88,8 @@ def offer_script(*, is_open: bool) -> None:
                 f"{none}To choose scripts here, start the dashboard with the folder they are in:"
             )
             store_of = shlex.quote(str(store.path()))
-            st.code(f"ampscope dashboard --scripts DIR --store {store_of}", language="bash")
+            command = f"ampscope dashboard --scripts DIR --store {store_of}"
+            st.code(command, language="bash", wrap_lines=True)
             return
         newest = sorted(files, key=lambda name: _changed_at(folder / name), reverse=True)
         with st.form("dx-script", border=False):
@@ -812,7 +813,6 @@ def _documentation(answers: tuple[Answer, ...]) -> None:
         "rule",
         list(rules),
         default=found,
-        writes_default=False,
         format_func=lambda id_: f"{CAUSES[id_].code} {CAUSES[id_].title} ({id_})",
         help="Type to search.",
     )
