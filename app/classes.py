@@ -38,7 +38,7 @@ def show_classroom() -> None:
     st.title("Class", anchor=False)
     if permissions.role() is ClassRole.OPERATOR:
         states.nothing_recorded("This dashboard is yours alone.", "To open it to a class:")
-        st.code("ampscope dashboard --classroom", language="bash")
+        st.code("ampscope dashboard --classroom", language="bash", wrap_lines=True)
         return
     permissions.require(permissions.role() is ClassRole.TEACHER, "this page")
     classroom = options.current().classroom

@@ -299,7 +299,11 @@ def _nothing_yet() -> None:
         )
         return
     st.info("**No script has been diagnosed yet.** In a terminal, where your script runs:")
-    st.code(f"ampscope diagnose --store {shlex.quote(str(store.path()))} train.py", language="bash")
+    st.code(
+        f"ampscope diagnose --store {shlex.quote(str(store.path()))} train.py",
+        language="bash",
+        wrap_lines=True,
+    )
     st.markdown("Or try one of the real failures that come with ampscope:")
     st.page_link(links.ZOO.file, label="Zoo", icon=links.ZOO.icon)
 
@@ -359,7 +363,7 @@ def show_verdict(case: Case, report: DiagnosisResult, baseline: RunView) -> bool
     if problem or not findings:
         if next_step.endswith(":") and not case.head.spec.imported:
             command = script_command(case.head, words.options(report, baseline))
-            st.code(command, language="bash")
+            st.code(command, language="bash", wrap_lines=True)
     else:
         where, *rest = words.key_figures(report)
         chart.key_figures(
@@ -444,7 +448,7 @@ def _proof(case: Case, report: DiagnosisResult, finding: Finding) -> None:
             "ampscope cannot apply this fix to a running script. Change the script by hand, then "
             "diagnose it again:"
         )
-        st.code(script_command(case.head), language="bash")
+        st.code(script_command(case.head), language="bash", wrap_lines=True)
 
 
 def _run(case: Case, report: DiagnosisResult, finding: Finding) -> None:

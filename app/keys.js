@@ -65,6 +65,7 @@
     event.preventDefault();
   });
 
+  // Code that is wider than its frame is moved by keys once it has the focus.
   // Streamlit puts an element for each section between the list and its items, as no list may have.
   const mend = () => {
     for (const list of document.querySelectorAll("[data-testid=stSidebarNavItems]:not([role])")) {
@@ -72,6 +73,9 @@
     }
     for (const item of document.querySelectorAll("[data-testid=stSidebarNavItems] li:not([role])")) {
       item.setAttribute("role", "none");
+    }
+    for (const code of document.querySelectorAll("[data-testid=stCode] pre:not([tabindex])")) {
+      code.setAttribute("tabindex", "0");
     }
   };
   mend();
