@@ -20,7 +20,7 @@ from ampscope.store.importing import import_file, opened
 from ampscope.store.reader import Reader
 from tests.helpers.exported_run import write_run
 
-MOST_BYTES, MOST_S = 300 * 10**6, 20.0  # seconds of processor time
+MOST_BYTES, MOST_S = 300 * 10**6, 10.0  # seconds of processor time
 IMPORT = """
 import sys, time
 from pathlib import Path

@@ -204,8 +204,10 @@ def parsed(text_: object) -> Any:
 
 def to_column(name: str, value: object) -> object:
     """A value of any column on its way in. SQLite stores a REAL NaN as NULL, so NaN is a text."""
+    if value is None or type(value) is int:  # most are
+        return value
     if isinstance(value, float):
-        return "nan" if math.isnan(value) else value
+        return "nan" if value != value else value  # NaN alone differs from itself
     if not isinstance(value, str) or name in _JSON:
         return value
     if name == "traceback":

@@ -11,8 +11,9 @@ import dataclasses
 import math
 import operator
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 # Summary of a block of consecutive steps: exact counts, and the steps worth showing. Pure.
@@ -153,6 +154,7 @@ def _total(values: Iterable[Value]) -> float:
 
 SIZES = tuple(16 * 4**level for level in range(8))
 TOP = len(SIZES) - 1
+AT_ONCE = 256  # blocks of level 0 that are computed from one query
 # As in the index step_bad, word for word: SQLite uses a partial index for its own condition alone.
 BAD = "(skipped OR loss IN ('nan', 9e999, -9e999) OR grad_norm IN ('nan', 9e999, -9e999))"
 Query = Callable[..., Sequence[Any]]  # (statement, *values) -> rows
@@ -176,11 +178,13 @@ def update(connection: sqlite3.Connection, run_id: str, steps: Iterable[int]) ->
     touched = {step // SIZES[0] for step in steps}
     after = "SELECT min(step) FROM step WHERE run=? AND step>=?"
     for number in sorted(touched):  # whether the step after a block changes the scale depends on it
+        if number + 1 in touched:
+            continue
         following = query(after, run_id, (number + 1) * SIZES[0])[0][0]
         if following is not None:
             touched.add(following // SIZES[0])
-    for number in sorted(touched):
-        _base(connection, query, run_id, number)
+    for first, last in _stretches(touched):
+        _base(connection, query, run_id, first, last)
     for level in range(1, TOP + 1):
         touched = {number // 4 for number in touched}
         for number in touched:
@@ -195,7 +199,7 @@ def cover(query: Query, run_id: str, first: int, last: int, level: int = TOP) ->
         rows = query(_STEPS, run_id, first, last)
         if not rows:
             return []
-        return [of_steps(rows, _marks(query, run_id, rows))]
+        return [of_steps(rows, marks(rows, _scale_before(query, run_id, rows)))]
     size = SIZES[level]
     low, high = -(-first // size), (last + 1) // size  # whole blocks: low … high - 1
     if low > high:  # within one block
@@ -214,26 +218,47 @@ def _ends(query: Query, run_id: str, first: int, last: int, level: int) -> list[
     return cover(query, run_id, first, last, level - 1) if first <= last else []
 
 
-def _base(connection: sqlite3.Connection, query: Query, run_id: str, number: int) -> None:
-    """Block ``number`` of level 0, and its marks."""
-    first, last = number * SIZES[0], (number + 1) * SIZES[0] - 1
-    rows = query(_STEPS, run_id, first, last)
-    found = _marks(query, run_id, rows)
+def _stretches(numbers: set[int]) -> Iterator[tuple[int, int]]:
+    """First and last of consecutive ones, at most :data:`AT_ONCE` together."""
+    first = last = None
+    for number in sorted(numbers):
+        if first is None or last is None:
+            first = number
+        elif number != last + 1 or number - first == AT_ONCE:
+            yield first, last
+            first = number
+        last = number
+    if first is not None and last is not None:
+        yield first, last
+
+
+def _base(connection: sqlite3.Connection, query: Query, run_id: str, first: int, last: int) -> None:
+    """Blocks ``first`` to ``last`` of level 0, each of which has steps, and their marks."""
+    low, high = first * SIZES[0], (last + 1) * SIZES[0] - 1
+    steps = query(_STEPS, run_id, low, high)
+    scale_before = _scale_before(query, run_id, steps)
+    pairs: list[tuple[str, str, int]] = []
+    blocks: list[tuple[object, ...]] = []
+    for number, of_block in groupby(steps, lambda row: row[0] // SIZES[0]):
+        rows = list(of_block)
+        found = marks(rows, scale_before)
+        scale_before = rows[-1][2]
+        pairs += [(run_id, "scale", step) for step in found.scale]
+        pairs += [(run_id, "bad", step) for step in found.bad]
+        blocks.append((run_id, 0, number, *_values(of_steps(rows, found))))
     connection.execute(
         "DELETE FROM step_mark WHERE run=? AND kind IN ('scale','bad') AND step BETWEEN ? AND ?",
-        (run_id, first, last),
+        (run_id, low, high),
     )
-    pairs = [("scale", step) for step in found.scale] + [("bad", step) for step in found.bad]
-    connection.executemany(
-        "INSERT INTO step_mark (run,kind,step) VALUES (?,?,?)", [(run_id, *pair) for pair in pairs]
-    )
-    connection.execute(_PUT, (run_id, 0, number, *_values(of_steps(rows, found))))
+    connection.executemany("INSERT INTO step_mark (run,kind,step) VALUES (?,?,?)", pairs)
+    connection.executemany(_PUT, blocks)
 
 
-def _marks(query: Query, run_id: str, rows: Sequence[Any]) -> Marks:
+def _scale_before(query: Query, run_id: str, rows: Sequence[Any]) -> Value:
+    """The loss scale of the last step before these rows."""
     sql = "SELECT scale FROM step WHERE run=? AND step<? ORDER BY step DESC LIMIT 1"
     before: Sequence[tuple[Value]] = query(sql, run_id, rows[0][0])
-    return marks(rows, before[0][0]) if before else marks(rows)
+    return before[0][0] if before else _NO_SCALE
 
 
 def _stored(query: Query, run_id: str, level: int, first: int, last: int) -> list[Block]:

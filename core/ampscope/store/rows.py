@@ -10,10 +10,13 @@ import os
 import re
 import secrets
 import socket
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
+from itertools import groupby
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -291,11 +294,11 @@ def of_records(
     table: str, run_id: str, given: Iterable[object], **more: object
 ) -> Iterator[Insert]:
     """One statement per record, with ``more`` columns in front of the record's own."""
+    before, names = (run_id, *more.values()), tuple(more)
     for record in given:
-        kind = type(record)
-        values = [getattr(record, name) for name in _NAMES[kind]]
-        columns = ("run", *more, *_columns(kind))
-        yield _insert(table, columns, (run_id, *more.values(), *values))
+        kind: Any = type(record)
+        columns, statement, fields = _of_kind(table, kind, names)
+        yield statement, tuple(map(codec.to_column, columns, before + fields(record)))
 
 
 def of_row(table: str, **columns: object) -> Insert:
@@ -303,8 +306,24 @@ def of_row(table: str, **columns: object) -> Insert:
     return _insert(table, tuple(columns), tuple(columns.values()))
 
 
+def insert(connection: sqlite3.Connection, given: Iterable[Insert]) -> None:
+    """Carry the statements out in the order in which they come, one call for each stretch of equal
+    ones. They may come from an iterator: none is kept."""
+    for statement, alike in groupby(given, itemgetter(0)):
+        connection.executemany(statement, (row for _, row in alike))
+
+
 def _insert(table: str, columns: tuple[str, ...], values: tuple[object, ...]) -> Insert:
     return _statement(table, columns), tuple(map(codec.to_column, columns, values))
+
+
+@cache
+def _of_kind(
+    table: str, kind: type[Any], more: tuple[str, ...]
+) -> tuple[tuple[str, ...], str, Callable[[object], Row]]:
+    """Columns, statement and values of one type of record: looked up once, used at every step."""
+    columns = ("run", *more, *_columns(kind))
+    return columns, _statement(table, columns), attrgetter(*_NAMES[kind])
 
 
 @cache

@@ -177,8 +177,7 @@ class RunWriter(RunRow):
         return number
 
     def _write(self, pending: list[rows.Insert], steps: list[int]) -> None:
-        for statement, row in pending:
-            self._connection.execute(statement, row)
+        rows.insert(self._connection, pending)
         pyramid.update(self._connection, self.run_id, steps)
         if self._thinning is not None:
             self._thinning.thin(self._connection)

@@ -309,9 +309,8 @@ def _free(connection: sqlite3.Connection, wanted: str) -> str:
 
 
 def _write_run(connection: sqlite3.Connection, run_id: str, spec: RunSpec, run: Contents) -> None:
-    connection.execute(*_row(run_id, spec, run))
-    for statement, given in _rows(run_id, run):
-        connection.execute(statement, given)
+    store_rows.insert(connection, [_row(run_id, spec, run)])
+    store_rows.insert(connection, _rows(run_id, run))
     pyramid.update(connection, run_id, [step.step for step in run.steps])
 
 
