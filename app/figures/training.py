@@ -142,23 +142,32 @@ def _stacked(
     return figure
 
 
-def add_scale(figure: go.Figure, scaled: list[StepRecord], row: int) -> None:
-    drawn = [(s, math.log2(s.scale)) for s in scaled if s.scale and 0 < s.scale < math.inf]
-    texts = [_scale_text(s) for s, _ in drawn]
+def add_scale(
+    figure: go.Figure, scaled: Sequence[StepRecord], row: int, curve: Curve | None = None
+) -> None:
+    """The loss scale as stairs, with a cross at each skipped step. Of several runs in one panel
+    ``curve`` says whose it is, by its look and in the hover text."""
+    drawn = [(s, exponent) for s in scaled if (exponent := _log2(s.scale)) is not None]
+    alone = curve is None
+    whose = "" if curve is None else f"{for_plotly(curve.name)}<br>"
+    line = {} if curve is None else {"dash": curve.dash}
+    color = MEASURE if curve is None else curve.color
+    hover = f"{whose}%{{text}}<extra></extra>"
     figure.add_scatter(
         x=np.asarray([s.step for s, _ in drawn], np.int64),
         y=np.asarray([exponent for _, exponent in drawn], np.float64),
-        mode="lines+markers" if len(drawn) <= MOST_MARKS else "lines",
-        line={"shape": "hv", "color": MEASURE, "width": 2},
+        mode="lines+markers" if alone and len(drawn) <= MOST_MARKS else "lines",
+        line={"shape": "hv", "color": color, "width": 2, **line},
         marker={"size": 5},
-        text=texts,
-        hovertemplate="%{text}<extra></extra>",
+        text=[_scale_text(s) for s, _ in drawn],
+        hovertemplate=hover,
         name="loss scale",
         showlegend=False,
         row=row,
         col=1,
     )
     skipped = [(s, exponent) for s, exponent in drawn if s.skipped]
+    inside, around = (NONFINITE, OUTLINE) if alone else (color, NONFINITE)
     figure.add_scatter(
         x=[s.step for s, _ in skipped],
         y=[exponent for _, exponent in skipped],
@@ -166,16 +175,16 @@ def add_scale(figure: go.Figure, scaled: list[StepRecord], row: int) -> None:
         marker={
             "symbol": "x",
             "size": 11 if len(skipped) <= MOST_MARKS else 6,
-            "color": NONFINITE,  # a gradient was: that is why
-            "line": {"color": OUTLINE, "width": 1},
+            "color": inside,  # a gradient was not finite: that is why
+            "line": {"color": around, "width": 1},
         },
         text=[_scale_text(s) for s, _ in skipped],
-        hovertemplate="%{text}<extra></extra>",
+        hovertemplate=hover,
         name="skipped step",
+        showlegend=None if alone else False,
         row=row,
         col=1,
     )
-
     ticks = {"tickprefix": "2<sup>", "ticksuffix": "</sup>", "dtick": _scale_tick(scaled)}
     figure.update_yaxes(row=row, col=1, title="log2", **ticks)
 
@@ -394,7 +403,7 @@ def paired_curves(pair: Sequence[tuple[Curve, FiniteParts, Sequence[StepRecord]]
     for (curve, norm, _), own in zip(pair, scaled, strict=True):
         _add_curve(figure, curve, row["loss"])
         if own:
-            _add_stairs(figure, curve, own, row["scale"])
+            add_scale(figure, own, row["scale"], curve)
         if "norm" in row:
             beside = replace(curve, losses=norm)
             _add_curve(figure, beside, row["norm"], "gradient norm", in_legend=False)
@@ -418,38 +427,6 @@ def paired_curves(pair: Sequence[tuple[Curve, FiniteParts, Sequence[StepRecord]]
 
 def _step(record: StepRecord) -> int:
     return record.step
-
-
-def _add_stairs(figure: go.Figure, curve: Curve, scaled: Sequence[StepRecord], row: int) -> None:
-    drawn = [(s, exponent) for s in scaled if (exponent := _log2(s.scale)) is not None]
-    figure.add_scatter(
-        x=[s.step for s, _ in drawn],
-        y=[exponent for _, exponent in drawn],
-        mode="lines",
-        line={"shape": "hv", "color": curve.color, "width": 2, "dash": curve.dash},
-        text=[_scale_text(s) for s, _ in drawn],
-        hovertemplate=f"{for_plotly(curve.name)}<br>%{{text}}<extra></extra>",
-        showlegend=False,
-        row=row,
-        col=1,
-    )
-    skipped = [(s, exponent) for s, exponent in drawn if s.skipped]
-    figure.add_scatter(
-        x=[s.step for s, _ in skipped],
-        y=[exponent for _, exponent in skipped],
-        mode="markers",
-        marker={
-            "symbol": "x",
-            "size": 9,
-            "color": curve.color,
-            "line": {"color": NONFINITE, "width": 1},
-        },
-        text=[_scale_text(s) for s, _ in skipped],
-        hovertemplate=f"{for_plotly(curve.name)}<br>%{{text}}<extra></extra>",
-        showlegend=False,
-        row=row,
-        col=1,
-    )
 
 
 # Loss and loss scale of runs that are under way, one above the other on a common step axis.
