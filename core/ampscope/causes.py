@@ -54,11 +54,14 @@ _CAUSES = (
     Cause("AMP029", "not_amp_divergence", "Divergence that has nothing to do with AMP", "The fp32 control diverges too: learning rate too high, or an exploding recurrence."),
     Cause("AMP030", "bad_initial_state", "The weights were bad before training", "NaN, infinity or absurd magnitudes in the parameters before the first step."),
     Cause("AMP031", "empty_loss_reduction", "A mean over nothing", "The loss averaged an empty set, in every precision."),
+    Cause("AMP032", "compiler_precision", "The compiler rounds where eager code does not, or the reverse", "Compiled code leaves out casts of eager code, and the training depends on them."),
+    Cause("AMP033", "compiler_kernel", "A compiled kernel computes something else", "The captured graph is right; the kernels that the compiler made of it are not."),
+    Cause("AMP034", "graph_semantics", "The compiled graph is not what the script does", "Capturing the script, or making its graph functional, changed what it computes."),
     Cause("AMP000", "no_fault", "No fault", "What was seen is expected: a scale search, structural zeros, a harmless intermediate infinity."),
 )  # fmt: skip
 
 CAUSES: dict[str, Cause] = {cause.name: cause for cause in _CAUSES}
-LIST_VERSION = 1  # of the codes; a new cause raises it
+LIST_VERSION = 2  # of the codes; a new cause raises it
 
 
 def find_cause(text: str) -> Cause:
@@ -90,5 +93,8 @@ FIX_KINDS: dict[str, str] = {
     "scaler_protocol": "Call the scaler's methods in their order, once each.",
     "save_scaler_state": "Save and load the scaler's state with the checkpoint.",
     "separate_scalers": "Use one scaler for each loss and optimizer.",
+    "emulate_casts": "Let the compiler round where eager code rounds.",
+    "change_backend": "Compile with another backend.",
+    "no_compile": "Leave a part uncompiled.",
     "none": "Nothing needs to change.",
 }

@@ -16,7 +16,9 @@ A control is a list of parts, joined with ``;``. A part is a name, or a name wit
     >>> Control.of("fp32", lr=0.1)
     'fp32;lr:0.1'
 
-``compiled`` is the unchanged script with torch.compile left on, watched from outside compiled code.
+``compiled`` is the unchanged script with torch.compile left on, watched from outside compiled code;
+behind it may stand ``backend:aot_eager``, ``eager_casts``, ``eager_random`` and
+``uncompiled:head``, which change how it is compiled (:mod:`ampscope.analysis.compiled_runs`).
 What a control does to torch is in :mod:`ampscope.runner.controls` and
 :mod:`ampscope.runner.interventions`, what it does to Keras and Paddle in
 :mod:`ampscope.frameworks.adapters`.
@@ -48,13 +50,19 @@ class _Kind:
     takes: str = ""
     fix: str = ""
     is_whole: bool = False  # of a number
+    is_compiled: bool = False  # of a run that a diagnosis alone makes, with torch.compile on
 
 
 _NUMBER, _MODULES, _LINES, _OPS = "NUMBER", "PATH,…", "FILE:LINE,…", "OP=LIST,…"
+_BACKEND = "NAME"  # of torch.compile
 _EXAMPLES: Final = {_MODULES: "encoder.0,head", _LINES: "train.py:41"}
 KINDS: Final[Mapping[str, _Kind]] = {
     BASELINE: _Kind("unchanged"),
-    COMPILED: _Kind("with torch.compile on"),
+    COMPILED: _Kind("with torch.compile on", is_compiled=True),
+    "backend": _Kind("through the backend {}", _BACKEND, "change_backend", is_compiled=True),
+    "eager_casts": _Kind("rounding where eager code does", fix="emulate_casts", is_compiled=True),
+    "eager_random": _Kind("with eager code's random numbers", is_compiled=True),
+    "uncompiled": _Kind("with {} left uncompiled", _MODULES, "no_compile", is_compiled=True),
     "fp32": _Kind("in fp32"),
     "bf16": _Kind("in bf16", fix="use_bf16"),
     "add_scaler": _Kind("with a GradScaler added", fix="add_scaler"),
@@ -74,7 +82,7 @@ KINDS: Final[Mapping[str, _Kind]] = {
 INTERVENTIONS: Final = ", ".join(  # that a user may ask for
     f"{name}:{kind.takes}" if kind.takes else name
     for name, kind in KINDS.items()
-    if name != COMPILED
+    if not kind.is_compiled
 )
 
 
@@ -120,7 +128,7 @@ class Part:
     def check(self) -> None:
         """Raises BadInput for a name that there is not, and for a value that it cannot have."""
         kind, name, value = KINDS.get(self.name), self.name, self.value
-        if kind is None or name == COMPILED or (not kind.takes and self.text != name):
+        if kind is None or kind.is_compiled or (not kind.takes and self.text != name):
             raise self.unknown()
         if kind.takes == _NUMBER and not _is_positive(value, whole=kind.is_whole):
             raise BadInput(f"{name} needs a positive number, such as {name}:1024; not {value!r}.")
@@ -161,10 +169,16 @@ class Control(str):
         return " and ".join(part.words for part in self.parts) or KINDS[BASELINE].words
 
     @property
+    def is_compiled(self) -> bool:
+        """Whether torch.compile is left on in a run under it."""
+        return self.first.name == COMPILED
+
+    @property
     def fix_kind(self) -> str:
-        """Which kind of fix its first part is; "" where only the rule that wants it knows."""
-        kind = KINDS.get(self.first.name)
-        return "" if kind is None else kind.fix
+        """Which kind of fix its first part is, of a compiled run the next one; "" where only the
+        rule that wants it knows."""
+        changes = self.parts[1:2] if self.is_compiled else self.parts[:1]
+        return next((KINDS[part.name].fix for part in changes if part.name in KINDS), "")
 
     @property
     def list_changes(self) -> Mapping[str, str]:

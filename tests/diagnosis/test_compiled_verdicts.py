@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ampscope.analysis.compiled_runs import Layer, apart, layer, left_out, next_arm
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
 from ampscope.diagnosis.cure import judged, wants_compiled
@@ -71,6 +72,83 @@ def test_what_fails_compiled_too_is_accused(compiled: RunView) -> None:
     found = judged(with_compiled(compiled))
     assert causes(found) == ["activation_overflow"]
     assert found.notes
+
+
+SLIGHTLY = [loss * 1.0003 for loss in FALLING]  # as far as half precision's own rounding goes
+OFF = [loss * 1.3 for loss in FALLING]
+
+
+def clean(**compiled: RunView) -> Evidence:
+    """The eager run trains; its compiled runs by name, without the common head."""
+    named = {f"compiled;{n}" if n else "compiled": view for n, view in compiled.items()}
+    eager = run(steps(), notes=(COMPILED_NOTE,))
+    return Evidence({"as_is": eager, "fp32": HEALTHY_FP32, **named}, "native")
+
+
+def test_what_trains_in_eager_mode_runs_compiled_before_it_is_acquitted() -> None:
+    assert wants_compiled(judged(clean()), clean())
+    rehearsed = Evidence(clean().runs, "rehearsal")
+    assert not wants_compiled(judged(rehearsed), rehearsed)
+
+
+@pytest.mark.parametrize("losses", [FALLING, SLIGHTLY])
+def test_compiled_code_as_near_as_rounding_is_acquitted_with_a_note(losses: list[float]) -> None:
+    made = clean(**{"": run(steps(losses), FRAMES)})
+    assert next_arm(made.runs) is None
+    found = judged(made)
+    assert (found.verdict, found.findings) == ("no_fault", ())
+    assert "as near to eager code's" in found.notes[0]
+
+
+def test_other_random_numbers_are_no_fault() -> None:
+    made = clean(**{"": run(steps(OFF), FRAMES), "eager_random": run(steps(), FRAMES)})
+    assert next_arm(made.runs) is None
+    found = judged(made)
+    assert found.verdict == "no_fault"
+    assert "random numbers" in found.notes[0]
+
+
+def test_arms_run_in_turn_until_the_layer_is_known() -> None:
+    """compiled, with eager code's random numbers, op by op, with emulated casts: and no more."""
+    wrong, asked = {"compiled", "compiled;eager_random", "compiled;eager_casts"}, []
+    runs = dict(clean(**{"": run(steps(OFF), FRAMES)}).runs)
+    while arm := next_arm(runs):
+        asked.append(str(arm))
+        runs[arm] = run(steps(OFF if arm in wrong else FALLING), FRAMES, control=arm)
+    assert asked == ["compiled;eager_random", "compiled;backend:aot_eager", "compiled;eager_casts"]
+    assert layer(runs) is Layer.KERNEL
+    assert causes(judged(Evidence(runs, "native"))) == ["compiler_kernel"]
+
+
+def test_a_layer_that_the_runs_do_not_tell_is_undetermined() -> None:
+    raised = run([], ended="exception", error_type="BackendCompilerFailed", error_text="no")
+    off = run(steps(OFF), FRAMES)
+    found = judged(clean(**{"": off, "eager_random": off, "backend:aot_eager": raised}))
+    assert found.verdict == "inconclusive"
+    assert not found.findings
+    assert "do not tell which layer" in found.undecided
+
+
+def test_a_nan_that_only_compiled_code_has_is_its_fault_however_late() -> None:
+    late = run(steps([*FALLING[:15], NAN, *FALLING[16:]]), FRAMES)
+    found = apart(clean(**{"": late}).runs, "compiled")
+    assert found is not None
+    assert (found.step, found.what) == (15, "the loss")
+
+
+def test_the_module_is_the_one_that_was_left_uncompiled_alone() -> None:
+    off, good = run(steps(OFF), FRAMES), run(steps(), FRAMES)
+    arms = {"": off, "eager_random": off, "eager_casts": off, "backend:aot_eager": good}
+    tried = {"uncompiled:body,head": good, "uncompiled:body": off, "uncompiled:head": good}
+    found = judged(clean(**arms, **tried)).findings[0]
+    assert (found.cause, found.verdict.module) == ("compiler_kernel", "head")
+    assert found.verdict.fix.controls == ("compiled;uncompiled:head",)
+
+
+def test_a_run_that_raised_is_no_set_that_cures() -> None:
+    off = run(steps(OFF), FRAMES)
+    raised = run([], ended="exception", error_type="Unsupported", error_text="no")
+    assert left_out(clean(**{"": off, "uncompiled:head": raised}).runs) is None
 
 
 @pytest.mark.parametrize(

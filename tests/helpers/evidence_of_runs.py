@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ampscope.analysis.compiled_runs import AOT_EAGER, EAGER_CASTS, EAGER_RANDOM, GRAPH_ALONE
 from ampscope.analysis.evidence import Evidence
-from ampscope.observations import ParameterGradient
+from ampscope.control import COMPILED
+from ampscope.observations import COMPILED_FRAMES, COMPILED_NOTE, OpUse, ParameterGradient
 from tests.helpers.evidence_making import (
     BACKWARD,
     DIRECT_STEP,
@@ -48,6 +50,16 @@ def raised(kind: str, text: str) -> Evidence:
         "error_line": "train.py:9",
     }
     return evidence(run([], calls=log((SCALE, BACKWARD), (1.5,)), **ended))
+
+
+def compiled_apart(*wrong: str) -> Evidence:
+    """Eager code trains; compiled, and compiled otherwise, the runs in ``wrong`` have a loss that
+    is larger by a half."""
+    names = (COMPILED, EAGER_RANDOM, AOT_EAGER, GRAPH_ALONE, EAGER_CASTS)
+    frames = OpUse(COMPILED_FRAMES, "", "", "train.py:7", 0, count=2)
+    off = [1.5 * loss for loss in FALLING]
+    runs = {n: run(steps(off if n in wrong else FALLING), frames, control=n) for n in names}
+    return evidence(run(steps(), notes=(COMPILED_NOTE,)), **runs)
 
 
 def clip_before_unscale() -> Evidence:
@@ -193,4 +205,9 @@ OF_RUNS = {
     "not_amp_divergence": diverging,
     "bad_initial_state": bad_weights,
 }  # fmt: skip
-EVIDENCE_OF = {**OF_OPS, **OF_RUNS}
+OF_COMPILERS = {
+    "compiler_precision": lambda: compiled_apart(COMPILED, EAGER_RANDOM),
+    "compiler_kernel": lambda: compiled_apart(COMPILED, EAGER_RANDOM, EAGER_CASTS),
+    "graph_semantics": lambda: compiled_apart(COMPILED, EAGER_RANDOM, AOT_EAGER),
+}
+EVIDENCE_OF = {**OF_COMPILERS, **OF_OPS, **OF_RUNS}

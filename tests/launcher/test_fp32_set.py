@@ -9,7 +9,7 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ampscope.launcher.plan import smallest_fp32_set
+from ampscope.launcher.plan import smallest_set
 
 UNBOUNDED = 10_000
 Cures = Callable[[tuple[str, ...]], bool]
@@ -40,7 +40,7 @@ def one_minimal_set(draw: st.DrawFn) -> tuple[list[str], set[str]]:
 def test_the_one_minimal_set_is_found(case: tuple[list[str], set[str]]) -> None:
     names, needed = case
     ask, asked = _counting(lambda paths: needed <= set(paths))
-    found = smallest_fp32_set(names, ask, UNBOUNDED)
+    found = smallest_set(names, ask, UNBOUNDED)
     assert found == tuple(n for n in names if n in needed)
     assert len(asked) <= 1 + len(needed) * (math.ceil(math.log2(len(names))) + 1)
 
@@ -51,7 +51,7 @@ def test_one_culprit_is_found_by_halving(count: int, data: st.DataObject) -> Non
     names = _names(count)
     culprit = data.draw(st.sampled_from(names))
     ask, asked = _counting(lambda paths: culprit in paths)
-    assert smallest_fp32_set(names, ask, UNBOUNDED) == (culprit,)
+    assert smallest_set(names, ask, UNBOUNDED) == (culprit,)
     assert len(asked) <= 2 + math.ceil(math.log2(count))
 
 
@@ -66,7 +66,7 @@ def test_of_several_minimal_sets_one_is_found_and_nothing_in_it_can_be_left_out(
     def cures(paths: tuple[str, ...]) -> bool:
         return any(s <= set(paths) for s in sets)
 
-    found = smallest_fp32_set(names, cures, UNBOUNDED)
+    found = smallest_set(names, cures, UNBOUNDED)
     assert found is not None
     assert cures(found)
     for left_out in found:
@@ -80,7 +80,7 @@ def test_the_bound_on_runs_is_kept_and_what_is_returned_was_seen_to_cure(
 ) -> None:
     names, needed = case
     ask, asked = _counting(lambda paths: needed <= set(paths))
-    found = smallest_fp32_set(names, ask, bound)
+    found = smallest_set(names, ask, bound)
     assert len(asked) <= bound
     if bound == 0:
         assert found is None
@@ -98,7 +98,7 @@ def test_a_fault_that_more_fp32_can_bring_back_still_ends_in_a_set_that_cured(
     names = _names(count)
     answers: dict[tuple[str, ...], bool] = {tuple(names): True}
     ask, asked = _counting(lambda paths: answers.setdefault(paths, random.random() < 0.5))
-    found = smallest_fp32_set(names, ask, bound)
+    found = smallest_set(names, ask, bound)
     assert found is not None
     assert answers[found]
     assert len(asked) <= bound
@@ -106,13 +106,13 @@ def test_a_fault_that_more_fp32_can_bring_back_still_ends_in_a_set_that_cured(
 
 def test_no_cure_is_one_run() -> None:
     ask, asked = _counting(lambda paths: False)
-    assert smallest_fp32_set(_names(9), ask, UNBOUNDED) is None
+    assert smallest_set(_names(9), ask, UNBOUNDED) is None
     assert asked == [tuple(_names(9))]
 
 
 def test_nothing_to_search() -> None:
     ask, asked = _counting(lambda paths: True)
-    assert smallest_fp32_set([], ask, UNBOUNDED) is None
+    assert smallest_set([], ask, UNBOUNDED) is None
     assert asked == []
 
 
@@ -120,5 +120,5 @@ def test_no_set_is_run_twice() -> None:
     """Each run costs seconds: a set that was seen to fail is not run again."""
     names, needed = _names(8), {"layer1", "layer6"}
     ask, asked = _counting(lambda paths: needed <= set(paths))
-    smallest_fp32_set(names, ask, UNBOUNDED)
+    smallest_set(names, ask, UNBOUNDED)
     assert len(asked) == len(set(asked))

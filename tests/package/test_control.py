@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ampscope.causes import FIX_KINDS
-from ampscope.control import COMPILED, INTERVENTIONS, KINDS, LISTS, Control
+from ampscope.control import INTERVENTIONS, KINDS, LISTS, Control
 from ampscope.errors import BadInput
 from ampscope.frameworks import adapters
 from ampscope.records import RunSpec
@@ -87,7 +87,7 @@ def _spelled() -> list[str]:
 
 @pytest.mark.parametrize("text", _spelled())
 def test_what_the_code_spells_is_a_control(text: str) -> None:
-    if text != COMPILED:
+    if not Control(text).is_compiled and not KINDS[Control(text).first.name].is_compiled:
         Control(text).check()
     assert Control.of(*(part.text for part in Control(text).parts)) == text
 
@@ -97,12 +97,14 @@ def test_the_code_spells_some() -> None:
 
 
 def test_each_name_is_applied_offered_and_explained() -> None:
-    applied = {*controls._PLAIN, *controls._VALUED, "fp32_modules", "fp32_lines"}
+    applied = {*controls._PLAIN, *controls._VALUED, "fp32_modules", "fp32_lines", "uncompiled"}
     assert applied == set(KINDS) - {"as_is", "compiled"}
     assert set(adapters._PLAIN) | set(adapters._NUMBERS) <= set(KINDS)
     assert [text.partition(":")[0] for text in INTERVENTIONS.split(", ")] == [
-        name for name in KINDS if name != COMPILED
+        name for name, kind in KINDS.items() if not kind.is_compiled
     ]
+    compiled = {"compiled", "backend", "eager_casts", "eager_random", "uncompiled"}
+    assert {name for name, kind in KINDS.items() if kind.is_compiled} == compiled
     assert {kind.fix for kind in KINDS.values()} - {""} <= set(FIX_KINDS)
     assert Control("init_scale:8;growth_interval:2000").fix_kind == "change_scale"
     assert Control("scale:8").fix_kind == Control("a_new_one:3").fix_kind == ""

@@ -1,4 +1,4 @@
-"""Each of the 31 causes on evidence of its own: the rule fires, it names the place, others do not.
+"""Each cause on evidence of its own: the rule fires, it names the place, others do not.
 
 What is expected comes from the definition of the cause and from the public report that the evidence
 was written after, never from what a rule once said.
@@ -52,6 +52,9 @@ EXPECTED = {
     "bad_input_data": (None, None, "forward", 7, "", "fix_data"),
     "not_amp_divergence": (None, None, None, 20, "", "lower_lr"),
     "bad_initial_state": ("classifier", None, None, 0, "", "fix_init"),
+    "compiler_precision": (None, None, None, 0, "train.py:7", "emulate_casts"),
+    "compiler_kernel": (None, None, None, 0, "train.py:7", "change_backend"),
+    "graph_semantics": (None, None, None, 0, "train.py:7", "no_compile"),
 }  # fmt: skip
 EXPLAINS = {rule.id: rule.explains for rule in all_rules()}
 

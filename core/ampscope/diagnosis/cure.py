@@ -13,6 +13,7 @@ import dataclasses
 import math
 import statistics
 
+from ampscope.analysis.compiled_runs import EAGER_RANDOM, UNSEEN, apart, unjudged
 from ampscope.analysis.control_losses import difference
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.precision_use import MIN_COMPARED
@@ -27,8 +28,8 @@ from ampscope.analysis.symptoms import (
 )
 from ampscope.control import COMPILED, Control
 from ampscope.diagnosis.findings import Diagnosis, Finding, diagnose
-from ampscope.diagnosis.result import SEARCHED
-from ampscope.observations import COMPILED_FRAMES, COMPILED_NOTE
+from ampscope.diagnosis.result import OF_COMPILERS, SEARCHED
+from ampscope.observations import COMPILED_NOTE
 
 # With these a script leaves steps out, or ends, by itself: a fix has to bring the steps back.
 GUARDED = frozenset({Symptom.ENDED, Symptom.DROPPED, Symptom.EXCEPTION})
@@ -53,6 +54,8 @@ def is_cured(
         if fixed_fp32 is None or reference & NUMBERS or symptoms(fixed, None) & NUMBERS:
             return False
         return _falls(fixed_fp32) and _falls(fixed) and follows(fixed, fixed_fp32)
+    if finding.cause in OF_COMPILERS:
+        return apart({**evidence.runs, fixed.control: fixed}, fixed.control) is None
     if finding.cause == "shared_scaler_interference":
         return _victims_learn(evidence.baseline, fixed)
     left = symptoms(fixed, evidence.fp32) & evidence.symptoms
@@ -214,34 +217,50 @@ def _last_zero_share(run: RunView, optimizers: set[str]) -> float:
 #     it fails too    the finding stands
 #     it did not run  nothing is decided
 #
+# Where nothing is wrong in eager mode it runs compiled as well: numbers that leave the eager run's
+# are a finding of their own (:mod:`ampscope.analysis.compiled_runs`).
+#
 # A finding about the script's own text (an order of calls, a state that is not restored) is the
 # same either way: it stands. So does one whose only symptom cannot be seen from outside compiled
 # code. Where a CPU rehearses CUDA, the compiled code of a GPU cannot be had: a script that trains
 # compiled on the CPU is then undecided.
 
 
+_NO_COMPILER = frozenset({"InvalidCxxCompiler", "CppCompileError"})
+ALIKE = (
+    "With torch.compile on, its first losses and gradient norms are as near to eager code's as "
+    "half precision's own rounding explains ({:,} steps ran)."
+)
+OTHER_RANDOM = (
+    "With torch.compile on it draws other random numbers (of dropout, for example); with those of "
+    "eager code its first losses and gradient norms are eager code's, up to rounding."
+)
+UNKNOWN_LAYER = "The further runs do not tell which layer of the compiler does it."
 FAILS_TOO = "Ops were judged in eager mode; with torch.compile on the script fails too."
 # Causes that lie in what ops computed, although their verdicts may name no single op.
 _OF_NUMBERS = frozenset({"gradient_underflow", "loss_scale_too_high"})
-# What a run that is watched from outside compiled code does not show.
-_UNSEEN = frozenset(
-    {Symptom.EVALUATION, Symptom.BUFFERS, Symptom.FROZEN, Symptom.CAUGHT, Symptom.DROPPED}
-)
 
 
 def wants_compiled(diagnosis: Diagnosis, evidence: Evidence) -> bool:
-    """Whether the script has to run compiled before it is accused."""
-    compiles = COMPILED_NOTE in evidence.baseline.outcome.notes
-    return compiles and COMPILED not in evidence.runs and _is_of_ops(diagnosis)
+    """Whether the script has to run compiled before it is accused, or acquitted. A GPU's compiled
+    code cannot be had on a CPU: there a clean bill stays one of eager code."""
+    if COMPILED_NOTE not in evidence.baseline.outcome.notes or COMPILED in evidence.runs:
+        return False
+    acquits = diagnosis.verdict == "no_fault" and evidence.policy != "rehearsal"
+    return acquits or _is_of_ops(diagnosis)
 
 
 def judged(evidence: Evidence) -> Diagnosis:
     """The rules' diagnosis, less what the compiled run acquits the script of."""
     diagnosis = diagnose(evidence)
     run = evidence.runs.get(COMPILED)
-    if run is None or not _is_of_ops(diagnosis):
+    if run is None:
         return diagnosis
-    why = _not_judged(run, evidence)
+    why = unjudged(evidence.runs, COMPILED, MIN_COMPARED)
+    if diagnosis.verdict == "no_fault":
+        return _acquitted(diagnosis, evidence, why)
+    if not _is_of_ops(diagnosis):
+        return diagnosis
     if not why and _fails(run, evidence):
         return dataclasses.replace(diagnosis, notes=(FAILS_TOO,))
     if not why and evidence.policy == "rehearsal":
@@ -265,9 +284,29 @@ def judged(evidence: Evidence) -> Diagnosis:
     )
 
 
+def _acquitted(diagnosis: Diagnosis, evidence: Evidence, why: str) -> Diagnosis:
+    """A clean bill of the eager run, with what its compiled run says; ``why`` it says nothing."""
+    run = evidence.runs[COMPILED]
+    if run.outcome.error_type in _NO_COMPILER:
+        why = "this machine has no C++ compiler that torch.compile could use"
+    elif why and run.has_exception:
+        text = f"Undetermined: in eager mode the script trains. With torch.compile on {why}."
+        return dataclasses.replace(diagnosis, verdict="inconclusive", undecided=text)
+    if why:
+        return dataclasses.replace(diagnosis, notes=(f"Compiled code was not judged: {why}.",))
+    found = apart(evidence.runs, COMPILED)
+    if found is None:
+        return dataclasses.replace(diagnosis, notes=(ALIKE.format(len(run.attempts)),))
+    drawn = evidence.runs.get(EAGER_RANDOM)
+    if drawn is not None and not apart(evidence.runs, EAGER_RANDOM):
+        return dataclasses.replace(diagnosis, notes=(OTHER_RANDOM,))
+    text = f"Undetermined: eager code trains; compiled, {found.words}. {UNKNOWN_LAYER}"
+    return dataclasses.replace(diagnosis, verdict="inconclusive", undecided=text)
+
+
 def _is_of_ops(diagnosis: Diagnosis) -> bool:
     """Whether all that speaks against the script is what its ops computed."""
-    if not set(diagnosis.symptoms) - _UNSEEN:
+    if not set(diagnosis.symptoms) - UNSEEN:
         return False
     return all(f.verdict.op or f.cause in _OF_NUMBERS for f in diagnosis.findings)
 
@@ -280,26 +319,10 @@ def _what(diagnosis: Diagnosis) -> str:
     return "; ".join(diagnosis.symptoms) + "."
 
 
-def _not_judged(run: RunView, evidence: Evidence) -> str:
-    """Why the compiled run says nothing; "" where it does."""
-    outcome = run.outcome
-    if run.has_exception and not evidence.baseline.has_exception:
-        text = outcome.error_text.partition("\n")[0][:200].rstrip(" .")
-        return f"it raised {outcome.error_type}" + (f": {text}" if text else "")
-    if outcome.ended == "killed":
-        return "it was stopped at a limit"
-    frames = run.use(COMPILED_FRAMES)
-    if frames is None or not frames.count:
-        return "torch.compile compiled nothing here"
-    if len(run.attempts) < min(MIN_COMPARED, len(evidence.baseline.attempts)):
-        return "too few of its optimizer steps were recorded"
-    return ""
-
-
 def _fails(run: RunView, evidence: Evidence) -> bool:
     """Whether a bad step is seen in the compiled run, or its loss leaves the fp32 control's."""
     if run.bad_loss_attempts or run.weights_broken or run.has_exception:
         return True
-    if symptoms(run, evidence.fp32) - _UNSEEN:
+    if symptoms(run, evidence.fp32) - UNSEEN:
         return True
     return follows(run, evidence.fp32) is False

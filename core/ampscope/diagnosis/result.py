@@ -20,6 +20,7 @@ from ampscope.rules.verdict import Fix
 from ampscope.script_ends import ending
 
 CONTROLS = ("fp32", "bf16")
+OF_COMPILERS = frozenset({"compiler_precision", "compiler_kernel", "graph_semantics"})
 OUT_OF_MEMORY = "it ran out of memory, so there is nothing to compare with after that"
 
 
@@ -192,7 +193,8 @@ def _gaps(diagnosis: Diagnosis, views: Mapping[str, RunView]) -> list[str]:
 def _notes(diagnosis: Diagnosis, views: Mapping[str, RunView]) -> tuple[str, ...]:
     """What a person must know beside the verdict: how the runs were made."""
     outcome = views["as_is"].outcome
-    was_compiled = COMPILED in views and bool(diagnosis.notes or diagnosis.undecided)
+    blamed = any(finding.cause in OF_COMPILERS for finding in diagnosis.findings)
+    was_compiled = COMPILED in views and bool(blamed or diagnosis.notes or diagnosis.undecided)
     notes = [*diagnosis.notes, *outcome.notes]
     if was_compiled:  # what the verdict says of compiled code takes the place of the warning
         notes.remove(COMPILED_NOTE)
@@ -244,13 +246,16 @@ def trial_of(
 ) -> Trial:
     """The trial that a run under ``control`` was, with what it costs."""
     peaks = fixed.outcome.peak_bytes, before.outcome.peak_bytes
-    memory = peaks[0] / peaks[1] if all(peaks) else None
+    memory = peaks[0] / peaks[1] if all(peaks) and not Control(control).is_compiled else None
     steps = len(fixed.attempts)
     return Trial(control, kind_of(control, fix), cured, price(fixed, before), memory, steps)
 
 
 def price(fixed: RunView, before: RunView) -> float | None:
-    """Time per step of the fixed run over the baseline's; both runs had the same instruments."""
+    """Time per step of the fixed run over the baseline's; both runs had the same instruments. A
+    compiled run has others, and its few steps are mostly compilation: None."""
+    if Control(fixed.control).is_compiled:
+        return None
     times = [
         v.outcome.elapsed_s / v.outcome.attempts if v.outcome.attempts else 0.0
         for v in (fixed, before)

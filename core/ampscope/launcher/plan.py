@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ampscope.analysis.compiled_runs import Layer, apart, layer, next_arm
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.precision_use import precision_use
 from ampscope.analysis.run_view import RunView
@@ -30,6 +31,7 @@ AUTO = "auto"  # policy: as the CPU computes; CUDA's rules where the script need
 MAX_TRIED = 2  # findings whose fixes are run
 MAX_NEXT_RUNS = 2  # of the second one's
 MAX_SEARCH_RUNS = 14
+MAX_COMPILED_RUNS = 8
 MAX_SEARCH_S = 60.0  # no further run is started then; the smallest set seen to cure counts
 EVERYWHERE = 0.5  # of the modules with parameters
 
@@ -144,7 +146,7 @@ class DiagnosisPlan:
         names = result.modules_with_parameters(self.views["as_is"])
         if self._is_everywhere(names) and self._run_trial(finding, "bf16", result.USE_BF16):
             return True
-        found = smallest_fp32_set(names, cures, MAX_SEARCH_RUNS)
+        found = smallest_set(names, cures, MAX_SEARCH_RUNS)
         if found:
             control = Control.of(fp32_modules=found)
             # Every module in fp32 is fp32 training: bf16 does better, where it is healthy.
@@ -154,6 +156,24 @@ class DiagnosisPlan:
                 return True
             self._tried(control, finding.verdict.fix, cured=seen[control])
         return bool(found)
+
+    def search_uncompiled(self) -> None:
+        """The smallest set of modules to leave uncompiled, where the compiler is to blame for more
+        than its rounding: first among the modules that own parameters, then among their parents,
+        whose own code may be what is compiled wrongly."""
+        if layer(self.views) in (None, Layer.CASTS):
+            return
+        deadline = time.monotonic() + MAX_SEARCH_S
+
+        def cures(paths: tuple[str, ...]) -> bool:
+            if time.monotonic() > deadline:
+                return False
+            control = Control.of(COMPILED, uncompiled=paths)
+            return bool(self.control(control).attempts) and apart(self.views, control) is None
+
+        names = result.modules_with_parameters(self.views["as_is"])
+        while names and not smallest_set(names, cures, MAX_COMPILED_RUNS):
+            names = [p for p in dict.fromkeys(n.rpartition(".")[0] for n in names) if p]
 
     def _is_everywhere(self, names: list[str]) -> bool:
         """Whether most modules with parameters overflow by themselves: the smallest set of modules
@@ -183,7 +203,8 @@ def _collided(view: RunView) -> bool:
 # Plan the runs of a diagnosis, and stop when the evidence suffices.
 #
 # as_is and fp32 together  ->  rules  ->  a frozen scale, where every step was skipped
-#                          ->  compiled, where the script compiles and is accused
+#                          ->  compiled, where the script compiles; where eager code trains and
+#                              compiled code computes otherwise, the layers of the compiler
 #                          ->  bf16, where something was found or is wrong
 #                          ->  the finding's fixes, best first, until one cures
 #                          ->  the smallest set of modules in fp32, where one module is not enough
@@ -214,8 +235,12 @@ def run_diagnosis(
             diagnosis = judged(plan.evidence)
         if wants_compiled(diagnosis, plan.evidence):
             plan.control(COMPILED)
+            while not diagnosis.symptoms and (arm := next_arm(plan.views)):
+                plan.control(arm)
+            if verify and not diagnosis.symptoms:
+                plan.search_uncompiled()
             diagnosis = judged(plan.evidence)
-        if diagnosis.findings or diagnosis.symptoms:
+        if diagnosis.symptoms or (diagnosis.findings and layer(plan.views) is None):
             plan.control("bf16")
             diagnosis = judged(plan.evidence)
         if verify and diagnosis.findings:
@@ -254,22 +279,23 @@ def _report(plan: DiagnosisPlan, diagnosis: Diagnosis, started: float) -> Diagno
     return found
 
 
-# The smallest set of modules that must stay in fp32: delta debugging over the module tree.
+# The smallest set of modules that must stay in fp32, or uncompiled: delta debugging over the module
+# tree.
 #
 # Each candidate is a real run, so runs are what counts. One needed module is found by bisection
 # (the shortest prefix of the candidates that cures ends in it), is fixed, and the search goes on
 # in front of it: 1 + k (log2 n + 1) runs at most for k of n modules, where ddmin (Zeller and
 # Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", 2002) takes up to n^2 + 3 n.
-# Bisection relies on more fp32 never hurting (Junker, "QuickXplain", 2004); the result is then
-# 1-minimal: leaving out any one module brings the fault back. Whatever holds, the set returned is
-# one that was seen to cure.
+# Bisection relies on more fp32 (more eager code) never hurting (Junker, "QuickXplain", 2004); the
+# result is then 1-minimal: leaving out any one module brings the fault back. Whatever holds, the
+# set returned is one that was seen to cure.
 
 
 class _OutOfRunsError(Exception):
     pass
 
 
-def smallest_fp32_set(
+def smallest_set(
     names: Sequence[str], cures: Callable[[tuple[str, ...]], bool], max_runs: int
 ) -> tuple[str, ...] | None:
     """A minimal subset of ``names`` for which ``cures`` is true; None when all of them do not.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,6 +27,7 @@ from ampscope.numerics.formats import dtype_name
 from ampscope.observations import COMPILED_FRAMES, Attempt, Call, Observation, OpUse, Outcome
 from ampscope.patches import Patches
 from ampscope.runner.script_recorder import ScriptRecorder
+from ampscope.source_lines import line_name
 from ampscope.watcher.guard import Guard
 
 
@@ -43,7 +45,9 @@ class CompiledRecorder(ScriptRecorder, TrainingListener):
         self._backwards = 0
         self._scale: tuple[str, float] = "", 1.0
         self._bad_gradients = 0
+        self._norm: float | None = None  # of this step's gradients, unscaled
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._line = ""  # at which torch.compile was called first
         self._inside = False  # a call of compiled code runs
         self._stepping = False  # a step has begun and has not ended
         guard = Guard(lambda line: None)
@@ -63,6 +67,9 @@ class CompiledRecorder(ScriptRecorder, TrainingListener):
         self._scale = ("", 1.0) if scaler is None else ("scaler0", float(scaler.get_scale()))
         gradients = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
         self._bad_gradients = sum(not all_finite(g) for g in gradients)
+        numbers = [n for g in gradients if (n := readable(g)) is not None]
+        squares = sum(float(n.double().square().sum()) for n in numbers)
+        self._norm = math.sqrt(squares) / self._scale[1]
 
     def attempt_dropped(self, optimizer: Optimizer) -> None:
         """The script left this step out by itself."""
@@ -103,7 +110,7 @@ class CompiledRecorder(ScriptRecorder, TrainingListener):
                 grad_zero=0,
                 grad_nonfinite=self._bad_gradients,
                 grad_max=None,
-                grad_norm=None,
+                grad_norm=self._norm,
                 lr=lr_of(owners[0]) if owners else 0.0,
                 moved_share=None,
                 update_norm=None,
@@ -113,7 +120,7 @@ class CompiledRecorder(ScriptRecorder, TrainingListener):
                 state_dtypes="",
             )
         )
-        self._backwards = 0
+        self._backwards, self._norm = 0, None
         self.attempts.count += 1
         self._on_attempt(self.attempts.count)
 
@@ -128,6 +135,7 @@ class CompiledRecorder(ScriptRecorder, TrainingListener):
         module is no whole step, and is left unchanged."""
 
         def compile_one(model: Any = None, **options: Any) -> Any:
+            self._line = self._line or line_name(self.lines.where())
             if model is None:  # torch.compile(fullgraph=True), as a decorator
                 return lambda function: compile_one(function, **options)
             made = original(model, **options)
@@ -170,5 +178,5 @@ class CompiledRecorder(ScriptRecorder, TrainingListener):
 
     def _closed(self, outcome: Outcome) -> list[Observation]:
         compiled = int(counters["frames"]["ok"])
-        use = OpUse(COMPILED_FRAMES, "", "", "", 0, count=compiled)
+        use = OpUse(COMPILED_FRAMES, "", "", self._line, 0, count=compiled)
         return [use, *super()._closed(outcome)]

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
-from ampscope.capture.global_hooks import FORWARD_PRE, OPTIMIZER_PRE
+from ampscope.capture.global_hooks import FORWARD_PRE, OPTIMIZER_PRE, REGISTERED
 from ampscope.capture.script.call_log import held_off
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.tensors import HALF
@@ -389,6 +389,59 @@ def _changed_lists(text: str) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _compiled_by(backend: str) -> Iterator[None]:
+    """Whatever ``torch.compile`` is asked for goes through this backend. Modes and options are
+    inductor's own: another backend refuses them."""
+
+    def compiled(original: Any, *args: Any, **kwargs: Any) -> Any:
+        kept = {k: v for k, v in kwargs.items() if k not in ("mode", "options")}
+        return original(*args, **{**kept, "backend": backend})
+
+    with Patches() as patches:
+        patches.wrap(torch, "compile", compiled)
+        yield
+
+
+@contextlib.contextmanager
+def uncompiled(paths: Iterable[str]) -> Iterator[set[str]]:
+    """The modules at ``paths`` run as eager code inside compiled code: the graph breaks around
+    each, so a wish for a full graph is not heard. Gives the paths that were not met yet.
+
+    Nothing listens while a graph is captured: paths come from how modules were registered, and are
+    looked up when torch.compile is called and when an optimizer is made.
+    """
+    names, missing = ModulePaths(), set(paths)
+    as_eager: Any = torch.compiler.disable
+
+    def leave_out() -> None:
+        for module in names.registered():
+            if (path := names.path(module)) in missing:
+                missing.discard(path)
+                module.forward = as_eager(module.forward)
+
+    def compiled(original: Any, *args: Any, **kwargs: Any) -> Any:
+        leave_out()
+        return original(*args, **{**kwargs, "fullgraph": False})
+
+    def made(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        leave_out()
+
+    with Patches() as patches, REGISTERED.subscribe(names.link):
+        patches.wrap(torch, "compile", compiled)
+        patches.wrap(Optimizer, "__init__", made)
+        yield missing
+
+
+def _inductor(setting: str) -> AbstractContextManager[object]:
+    """A switch of inductor's on, for all that is compiled inside."""
+    import torch._inductor.config as inductor  # few runs compile
+
+    changed: AbstractContextManager[object] = inductor.patch({setting: True})
+    return changed
+
+
 _PLAIN: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "fp32": everything_fp32,
     "bf16": half_as_bf16,
@@ -397,7 +450,11 @@ _PLAIN: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "fp32_params": parameters_fp32,
     "fp32_state": interventions.fp32_state,
     "separate_scalers": interventions.separate_scalers,
+    "eager_casts": partial(_inductor, "emulate_precision_casts"),
+    "eager_random": partial(_inductor, "fallback_random"),
 }
+
+
 _VALUED: dict[str, tuple[Callable[[Any], AbstractContextManager[object]], type]] = {
     "scale": (interventions.frozen_scale, float),
     "init_scale": (interventions.initial_scale, float),
@@ -405,6 +462,7 @@ _VALUED: dict[str, tuple[Callable[[Any], AbstractContextManager[object]], type]]
     "lr": (interventions.scaled_lr, float),
     "eps": (larger_eps, float),
     "op_lists": (_changed_lists, str),
+    "backend": (_compiled_by, str),
 }
 
 
@@ -426,6 +484,8 @@ def applied(control: str, own_folder: str = "") -> Iterator[list[set[str]]]:
                 missing.append(stack.enter_context(fp32_lines(part.values, own_folder)))
             elif part.name == "fp32_modules":
                 missing.append(stack.enter_context(fp32_modules(part.values)))
+            elif part.name == "uncompiled":
+                missing.append(stack.enter_context(uncompiled(part.values)))
             elif part.name in _VALUED:
                 change, kind = _VALUED[part.name]
                 stack.enter_context(change(kind(part.value)))

@@ -26,7 +26,7 @@ import torch
 
 from ampscope.capture.script.op_taint import fixed_sentence
 from ampscope.capture.script.script_histograms import ScriptMeasurements
-from ampscope.control import BASELINE, COMPILED
+from ampscope.control import BASELINE, Control
 from ampscope.errors import AmpscopeError, BadInput, StoreError
 from ampscope.observations import COMPILED_NOTE, Observation, Outcome
 from ampscope.policy.device_profiles import PROFILES, USUAL
@@ -114,7 +114,7 @@ class _Run:
         self.following = following
         self.folder = folder_of(spec.workload)
         name_files_from(self.folder)
-        self.compiles = spec.control == COMPILED
+        self.compiles = Control(spec.control).is_compiled
         recorder = CompiledRecorder if self.compiles else ScriptRecorder
         self.recorder = recorder(self.folder, spec.cadence, self._attempt)
         self.processes = Processes(self.recorder.switch_off)

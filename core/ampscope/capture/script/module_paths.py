@@ -48,7 +48,7 @@ class ModulePaths:
 
     def __enter__(self) -> ModulePaths:
         self._handles = [
-            REGISTERED.subscribe(self._registered),
+            REGISTERED.subscribe(self.link),
             FORWARD_PRE.subscribe(self._enter_module),
             FORWARD_ALWAYS.subscribe(self._leave_module),
         ]
@@ -89,7 +89,12 @@ class ModulePaths:
         """Outermost models that ran and are still alive, in the order of their first run."""
         return [model for ref in self.roots if (model := ref()) is not None]
 
-    def _registered(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
+    def registered(self) -> list[nn.Module]:
+        """All modules that are known to belong to another one."""
+        return list(self._parent)
+
+    def link(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
+        """``child`` is registered in ``parent`` as ``name``."""
         if child is not None:
             self._parent[child] = (weakref.ref(parent), name)
 

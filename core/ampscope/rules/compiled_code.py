@@ -1,0 +1,81 @@
+"""The verdict of a rule about compiled code: eager code trains, compiled code computes otherwise.
+
+Shared by the rules that name a layer of the compiler.
+"""
+
+from __future__ import annotations
+
+from ampscope.analysis.compiled_runs import Apart, Layer, apart, layer, left_out
+from ampscope.analysis.evidence import Evidence
+from ampscope.control import BASELINE, COMPILED, Control
+from ampscope.observations import COMPILED_FRAMES
+from ampscope.rules.verdict import (
+    Fix,
+    Measurement,
+    Status,
+    Verdict,
+    inconclusive,
+    not_applicable,
+    passed,
+)
+
+
+def compiled_verdict(evidence: Evidence, layers: tuple[Layer, ...], text: str, fix: Fix) -> Verdict:
+    """Found where one of ``layers`` is to blame; ``text`` says what the runs distinguish."""
+    runs = evidence.runs
+    if COMPILED not in runs:
+        return not_applicable("The script was not run compiled.")
+    if evidence.symptoms:
+        return passed("Eager code fails as well.")
+    found = apart(runs, COMPILED)
+    if found is None:
+        return passed("Compiled code computes what eager code does.")
+    blamed = layer(runs)
+    if blamed is None:
+        return inconclusive("The runs do not tell which layer of the compiler it is.")
+    if blamed not in layers:
+        return passed(f"It is {blamed}.")
+    use = runs[COMPILED].use(COMPILED_FRAMES)
+    alone = left_out(runs) if blamed is not Layer.CASTS else None
+    modules = alone.values("uncompiled") if alone is not None else ()
+    return Verdict(
+        Status.FOUND,
+        f"Eager code trains; compiled, {found.words}. {text}",
+        module=modules[0] if len(modules) == 1 else None,
+        step=found.step,
+        line=use.line if use else "",
+        evidence=_measured(found),
+        fix=fix if alone is None else _uncompiled(alone),
+    )
+
+
+def _uncompiled(control: Control) -> Fix:
+    """What is left uncompiled was found by runs."""
+    modules = control.values("uncompiled")
+    names = ", ".join(modules)
+    lines = "".join(
+        f'part = model.get_submodule("{path}")\n'
+        "part.forward = torch.compiler.disable(part.forward)\n"
+        for path in modules
+    )
+    return Fix(
+        "no_compile",
+        f"Leave {names} uncompiled (torch.compiler.disable), and compile the rest.",
+        f"# before torch.compile\n{lines}",
+        (control,),
+    )
+
+
+def _measured(found: Apart) -> tuple[Measurement, ...]:
+    if found.compiled is None or found.eager is None:
+        return (Measurement("compiled", found.what, None, COMPILED, found.step),)
+    distance = abs(found.compiled - found.eager)
+    return (
+        Measurement(f"{found.what}, compiled", found.compiled, None, COMPILED, found.step),
+        Measurement(f"{found.what}, eager", found.eager, None, BASELINE, found.step),
+        *(
+            ()
+            if found.allowed is None
+            else (Measurement("distance, and what rounding explains", distance, found.allowed),)
+        ),
+    )

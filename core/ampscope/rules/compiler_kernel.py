@@ -1,0 +1,48 @@
+"""A kernel that the compiler generated computes something else than the ops that it stands for.
+
+What it detects
+    With torch.compile on, losses or gradients leave those of eager code by more than half
+    precision's own rounding explains, also with casts emulated; the same graph run by torch's own
+    kernels (backend aot_eager) agrees with eager code.
+
+Why it matters
+    A wrong fusion, schedule, decomposition or padding raises nothing: the training goes on with
+    other numbers.
+
+Blind spots
+    Random numbers are compared as eager code draws them: a fault in the compiler's own generator is
+    not seen. A pass of the user's own on inductor's graph counts as part of the compiler.
+
+Remedy
+    Another backend, or the module whose kernel it is left uncompiled; and a report to PyTorch with
+    the smallest module that shows it.
+"""
+
+from __future__ import annotations
+
+from ampscope.analysis.compiled_runs import AOT_EAGER, Layer
+from ampscope.analysis.evidence import Evidence
+from ampscope.rules.compiled_code import compiled_verdict
+from ampscope.rules.verdict import Fix, Rule, Verdict
+
+
+def check(evidence: Evidence) -> Verdict:
+    """Found when the graph is right and what inductor makes of it is not."""
+    return compiled_verdict(
+        evidence,
+        (Layer.KERNEL,),
+        "The same graph run by torch's own kernels (aot_eager) agrees with eager code; the "
+        "compiled kernels do not, also when they round wherever eager code rounds.",
+        Fix(
+            "change_backend",
+            "Compile with backend aot_eager, or leave out the module whose kernel it is with "
+            "torch.compiler.disable.",
+            PATCH,
+            (AOT_EAGER,),
+        ),
+    )
+
+
+PATCH = 'model = torch.compile(model, backend="aot_eager")\n'
+
+RULE = Rule("compiler_kernel", check, ("as_is",), 81)
