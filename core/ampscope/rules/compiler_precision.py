@@ -42,9 +42,9 @@ def check(evidence: Evidence) -> Verdict:
     )
 
 
-PATCH = """import torch._inductor.config
+PATCH = """import torch._inductor.config as inductor
 
-torch._inductor.config.emulate_precision_casts = True  # before the first compiled call
+inductor.emulate_precision_casts = True  # before the first compiled call
 """
 
 RULE = Rule("compiler_precision", check, ("as_is",), 80)
