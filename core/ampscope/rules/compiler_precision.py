@@ -14,8 +14,8 @@ Blind spots
     What a GPU's compiler leaves out cannot be had on a CPU.
 
 Remedy
-    torch._inductor.config.emulate_precision_casts = True, or an explicit cast to fp32 where the
-    value is computed, so that both ways agree.
+    Inductor's switch emulate_precision_casts (in torch._inductor.config), or an explicit cast to
+    fp32 where the value is computed, so that both ways agree.
 """
 
 from __future__ import annotations
