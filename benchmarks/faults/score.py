@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -281,6 +282,7 @@ def main() -> None:
     parser.add_argument("--offset", type=int, default=0, help="of the tuning set's seed")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds of a run")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="take no more rows then")
     parser.add_argument("--policy", choices=("native", "cuda"), default="native")
     parser.add_argument("--cache", type=Path, required=True, help="file of kept plain runs")
     parser.add_argument("--keep", type=Path, help="folder for the tuning set's scripts")
@@ -292,12 +294,16 @@ def main() -> None:
     if sealed:
         _once_a_day(asked.cache.with_suffix(".sealed"))
         asked.keep, asked.cache, asked.offset = None, None, 0
+    until = time.monotonic() + 60 * asked.minutes
     with contextlib.ExitStack() as stack:
         place = asked.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         rows = []
-        for row in scored(asked, place):
+        taken = stack.enter_context(contextlib.closing(scored(asked, place)))
+        for row in taken:
             rows.append(row)
-            if not sealed and not row.get("kept"):
+            if sealed and asked.out:  # counts alone, so that a score that is cut short has some
+                asked.out.write_text(_counts(rows, asked))
+            elif not row.get("kept"):
                 print(
                     f"{'right' if row['right'] else 'WRONG':6}{row['script']:60}{row['found'][0]}",
                     flush=True,
@@ -305,15 +311,22 @@ def main() -> None:
                 if asked.out:
                     with asked.out.open("a") as out:
                         out.write(json.dumps(row) + "\n")
-    result = summary(rows)
-    result["drawn"] = {"set": asked.set, "on": datetime.date.today().isoformat(),
-                       "faults": asked.faults, "healthy": asked.healthy}  # fmt: skip
-    text = json.dumps(result, indent=1)
-    print(text)
-    if sealed and asked.out:
-        asked.out.write_text(text + "\n")
+            if time.monotonic() > until:
+                break
+    print(_counts(rows, asked))
     if asked.svg:
-        asked.svg.write_text(confusion_svg(result["confusion"]))
+        asked.svg.write_text(confusion_svg(summary(rows)["confusion"]))
+
+
+def _counts(rows: list[Row], asked: argparse.Namespace) -> str:
+    """The summary as JSON, with the day and how much of the draw it covers."""
+    healthy = sum(r["cause"] == "no_fault" for r in rows)
+    drawn_on = {
+        "set": asked.set, "policy": asked.policy, "on": datetime.date.today().isoformat(),
+        "faults": len(rows) - healthy, "healthy": healthy,
+        "asked for": [asked.faults, asked.healthy],
+    }  # fmt: skip
+    return json.dumps({**summary(rows), "drawn": drawn_on}, indent=1) + "\n"
 
 
 if __name__ == "__main__":
