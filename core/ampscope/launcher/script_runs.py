@@ -357,10 +357,11 @@ def detached_words(job: Job) -> str:
 
 
 def stop(job: Job) -> None:
-    """End it as Ctrl-C would; the script's runs die with the process that waits for them."""
+    """End it as Ctrl-C would; the script's runs die with the process that waits for them. Not by
+    SIGINT itself, which is ignored below a server that a shell script started in the background."""
     if is_running(job):
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(job.pid, signal.SIGINT)
+            os.killpg(job.pid, signal.SIGTERM)
 
 
 # A reference keeps Popen from warning and lets an ended child be reaped. The file holds what it
