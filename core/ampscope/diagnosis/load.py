@@ -1,6 +1,6 @@
 """A diagnosis read back from the store: what it concluded, or its evidence judged anew.
 
-Every surface shows the same conclusion, word for word, until somebody asks for another: better
+Every surface shows the same conclusion, word for word, until a user asks for another: better
 rules judge old evidence again on request. Where nothing was concluded (an import, a run that was
 added since), the evidence is judged by the rules of today.
 """
