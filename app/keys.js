@@ -7,7 +7,7 @@
   window.ampscopeKeys = true;
 
   const PAGES = { h: "home", d: "diagnosis", r: "runs", l: "learn" };
-  const GO_WITHIN_MS = 1500;
+  const GO_WITHIN_MS = 5000; // a busy page hears the second key late
   const WAIT_MS = 5000;
   let goAt = -Infinity;
 

@@ -115,7 +115,7 @@ def test_flops_are_counted_by_dtype_forward_and_backward(uses: dict[str, Precisi
     [
         ("missing", "autocast on CUDA at missing.py:8 is off, because this machine has no CUDA"),
         ("off", "autocast at off.py:12 is disabled"),
-        ("guarded", "torch.cuda.is_available() at guarded.py:8 is false on this machine; "
+        ("guarded", "torch.cuda.is_available() at guarded.py:8 finds no device on this machine; "
          "nullcontext is entered at guarded.py:12"),
         ("plain", "it opens no autocast region and has no half-precision weights"),
         ("scaler", "the GradScaler at scaler.py:8 is disabled"),

@@ -267,7 +267,7 @@ def test_a_loss_of_numbers_without_harm_is_latent(tmp_path: Path) -> None:
 
 
 GPU_ONLY = OVERFLOWS.replace(
-    "m = torch.nn.Sequential(", 'assert torch.cuda.is_available()\nm = torch.nn.Sequential('
+    "m = torch.nn.Sequential(", 'assert torch.cuda.is_bf16_supported()\nm = torch.nn.Sequential('
 ).replace("o = torch.optim", "m = m.cuda()\no = torch.optim").replace(
     'torch.autocast("cpu", torch.float16)', 'torch.autocast("cuda")'
 ).replace("torch.randn(16, 8)", 'torch.randn(16, 8, device="cuda")')  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from ampscope.analysis.run_view import RunView
+from ampscope.control import Control
 from ampscope.diagnosis.findings import Finding, diagnose
 from ampscope.launcher.plan import DiagnosisPlan, wants_cuda
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
@@ -133,3 +134,30 @@ def test_the_next_findings_fix_is_run_where_the_first_ones_do_not_cure() -> None
 def test_a_device_is_rehearsed_for_what_torch_switched_off(asked: str, wants: bool) -> None:
     trained = run(steps(), OpUse(asked, "GradScaler", "", "train.py:8", 0))
     assert wants_cuda(trained, "") is wants
+
+
+def test_lines_that_overflow_each_by_itself_are_tried_together() -> None:
+    """Each run with lines in fp32 has the next line as its root."""
+    lines = ("train.py:1", "train.py:2", "train.py:3")
+    bad = [replace(ACTIVATION, id=n, module="", line=line) for n, line in enumerate(lines)]
+
+    class Lines(Runs):
+        def run(self, control: str, parent: str = "") -> ScriptRun:
+            wide = Control(control).values("fp32_lines")
+            if not wide:
+                return super().run(control, parent)
+            self.made.append(control)
+            left = [op for op in bad if op.line not in wide]
+            seen = (
+                self.healthy if not left else _observations(run(steps(FLAT, **OVERFLOWED), *left))
+            )
+            return ScriptRun(cast(RunInfo, Info()), tuple(seen), "")
+
+    runs = Lines(bad, bf16_cures=False, needed=MODULES)
+    plan = DiagnosisPlan(cast(ScriptRuns, cast(Any, runs)), lambda text: None)
+    plan.first_two(None)
+    plan.try_fixes(diagnose(plan.evidence).findings[0])
+    assert [c for c in runs.made if c.startswith("fp32_lines")] == [
+        f"fp32_lines:{','.join(lines[:n])}" for n in (1, 2, 3)
+    ]
+    assert [t.cured for t in plan.trials] == [False, False, True]

@@ -6,9 +6,13 @@ The oracle is the same training written out by hand with the change in its own l
 from __future__ import annotations
 
 import contextlib
+import io
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
@@ -25,6 +29,10 @@ PATCHED: list[tuple[Any, str]] = [
     *((owner, name) for owner in (torch.nn.utils, torch.nn.utils.clip_grad)
       for name in ("clip_grad_norm_", "clip_grad_value_")),
     *((nn.Module, name) for name in ("__call__", "to", "half", "bfloat16")),
+    *((torch, name) for name in (
+        "set_default_dtype", "set_default_tensor_type", "from_numpy", "from_dlpack", "frombuffer",
+        "HalfTensor", "BFloat16Tensor")),
+    (torch._utils, "_rebuild_tensor"),
     *((torch.amp.autocast_mode.autocast, name) for name in ("__enter__", "__exit__")),
 ]  # fmt: skip
 WORDS = ("fp32", "bf16", "scale:8", "init_scale:8", "growth_interval:3", "add_scaler",
@@ -45,6 +53,80 @@ def test_everything_is_taken_back(word: str, raises: bool) -> None:
         if raises:
             raise KeyError("the script's own")
     assert all(a is b or a == b for a, b in zip(before, _state(), strict=True))
+
+
+def _default_dtype(half: torch.dtype) -> torch.Tensor:
+    torch.set_default_dtype(half)
+    try:
+        return torch.ones(3)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def _through_torch_save(half: torch.dtype) -> torch.Tensor:
+    """Written before a control begins, as a checkpoint is."""
+    file = io.BytesIO(STORED[half])
+    loaded: torch.Tensor = torch.load(file)["w"]
+    return loaded
+
+
+def _through_safetensors(half: torch.dtype) -> torch.Tensor:
+    return safetensors.torch.load(SAFE[half])["w"]
+
+
+def _saved(half: torch.dtype) -> bytes:
+    file = io.BytesIO()
+    torch.save({"w": torch.ones(3, dtype=half)}, file)
+    return file.getvalue()
+
+
+STORED = {half: _saved(half) for half in (torch.float16, torch.bfloat16)}
+SAFE = {h: safetensors.torch.save({"w": torch.ones(3, dtype=h)}) for h in STORED}
+METHOD = {torch.float16: "half", torch.bfloat16: "bfloat16"}
+CLASS_OF = {torch.float16: "HalfTensor", torch.bfloat16: "BFloat16Tensor"}
+WAYS_TO_HALF: dict[str, Callable[[torch.dtype], torch.Tensor]] = {
+    "method": lambda half: getattr(torch.ones(3), METHOD[half])(),
+    "to": lambda half: torch.ones(3).to("cpu", half),
+    "factory": lambda half: torch.full((3,), 1.0, dtype=half),
+    "type": lambda half: torch.ones(3).type(half),
+    "type by name": lambda half: torch.ones(3).type(f"torch.{CLASS_OF[half]}"),
+    "type by class": lambda half: torch.ones(3).type(getattr(torch, CLASS_OF[half])),
+    "class": lambda half: getattr(torch, CLASS_OF[half])([1, 1, 1]),
+    "module": lambda half: nn.Embedding.from_pretrained(torch.ones(3, 1)).to(half).weight.flatten(),
+    "module's argument": lambda half: nn.init.ones_(nn.Linear(1, 3, dtype=half).weight).flatten(),
+    "default dtype": _default_dtype,
+    "torch.load": _through_torch_save,
+    "safetensors": _through_safetensors,
+    "bits": lambda half: torch.frombuffer(ONES[half], dtype=half),
+    "view": lambda half: torch.tensor([int.from_bytes(ONES[half][:2], "little")] * 3,
+                                      dtype=torch.int16).view(half),
+}  # fmt: skip
+ONES = {torch.float16: bytearray(b"\x00\x3c" * 3), torch.bfloat16: bytearray(b"\x80\x3f" * 3)}
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+@pytest.mark.parametrize("way", WAYS_TO_HALF)
+def test_no_way_to_half_passes_by_a_control(way: str, half: torch.dtype) -> None:
+    """The numbers stay, and only what a control is to change is changed."""
+    make = WAYS_TO_HALF[way]
+    made = {}
+    for word in ("fp32", "bf16"):
+        with applied(word):
+            made[word] = make(half).detach()
+    assert {word: tensor.dtype for word, tensor in made.items()} == {
+        "fp32": torch.float32,
+        "bf16": torch.bfloat16,
+    }
+    assert all(tensor.tolist() == [1.0] * 3 for tensor in made.values())
+    assert make(half).dtype is half  # outside
+
+
+@pytest.mark.parametrize("name", ["from_numpy", "tensor", "as_tensor", "from_dlpack"])
+def test_half_arrays_are_wide_in_fp32(name: str) -> None:
+    with applied("fp32"):
+        made = getattr(torch, name)(np.ones(3, np.float16))
+    assert made.dtype is torch.float32
+    assert made.tolist() == [1.0] * 3
 
 
 def test_an_unknown_word_names_the_known_ones() -> None:

@@ -63,6 +63,24 @@ def test_an_added_scaler_changes_no_bit_of_a_training_that_fits(
     assert equal(*trained)
 
 
+def test_an_added_scaler_scales_once_under_a_default_device() -> None:
+    """A torch function mode, as a default device is, calls ``Tensor.backward`` a second time."""
+    trained, seen = [], []
+    for around in (_nothing(), applied("add_scaler")):
+        with torch.device("cpu"), around:
+            model = small_net()
+            optimizer = torch.optim.SGD(model.parameters(), 0.05)
+            for step in range(3):
+                optimizer.zero_grad()
+                loss = mse_loss(model(batch(step)[0]), batch(step)[1])
+                loss.register_hook(lambda g: seen.append(float(g)))
+                loss.backward()
+                optimizer.step()
+            trained.append(weights_of(model))
+    assert equal(*trained)
+    assert seen == [1.0] * 3 + [65536.0] * 3
+
+
 @pytest.mark.parametrize("clipped", [False, True])
 def test_an_added_scaler_leaves_out_a_step_that_is_not_finite_and_halves_once(
     clipped: bool,

@@ -85,7 +85,8 @@ def _judged_anew(reader: Reader, first: RunInfo, infos: dict[str, RunInfo]) -> D
     if diagnosis.findings:
         finding = diagnosis.findings[0]
         for name, view in views.items():
-            if name in finding.verdict.fix.controls or Control(name).first.name == "fp32_modules":
+            is_fp32 = Control(name).first.name in ("fp32_modules", "fp32_lines")
+            if name in finding.verdict.fix.controls or is_fp32:
                 cured = is_cured(finding, evidence, view, views.get(Control(name).in_fp32))
                 fix = finding.verdict.fix
                 trials.append(trial_of(name, fix, view, views["as_is"], cured=cured))

@@ -13,6 +13,7 @@ from pathlib import Path
 from ampscope.analysis.compiled_runs import Layer, apart, layer, next_arm
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.precision_use import precision_use
+from ampscope.analysis.root_op import root_op
 from ampscope.analysis.run_view import RunView
 from ampscope.control import COMPILED, SCALE_1, Control
 from ampscope.diagnosis import result
@@ -30,6 +31,7 @@ MAX_FIX_RUNS = 4
 AUTO = "auto"  # policy: as the CPU computes; CUDA's rules where the script needs CUDA
 MAX_TRIED = 2  # findings whose fixes are run
 MAX_NEXT_RUNS = 2  # of the second one's
+MAX_LINES = 3  # that are computed in fp32 together
 MAX_SEARCH_RUNS = 14
 MAX_COMPILED_RUNS = 8
 MAX_SEARCH_S = 60.0  # no further run is started then; the smallest set seen to cure counts
@@ -109,6 +111,8 @@ class DiagnosisPlan:
                     return
             if self._run_trial(finding, control, finding.verdict.fix):
                 return
+            if self._run_more_lines(finding, control):
+                return
         if may_search and self._search(finding):
             return
         if finding.cause in result.SEARCHED and all(t.control != "bf16" for t in self.trials):
@@ -131,6 +135,20 @@ class DiagnosisPlan:
         cured = is_cured(finding, self.evidence, view, self.control(extra) if extra else None)
         self._tried(control, fix, cured=cured)
         return cured is not False
+
+    def _run_more_lines(self, finding: Finding, control: str) -> bool:
+        """Several lines may overflow, each by itself. Where one of them in fp32 does not cure, that
+        run's own root is the next one."""
+        lines = Control(control).values("fp32_lines")
+        while 0 < len(lines) < MAX_LINES:
+            root = root_op(self.views[control])
+            if root is None or root.op.line in ("", *lines):
+                return False
+            lines = (*lines, root.op.line)
+            control = Control.of(fp32_lines=lines)
+            if self._run_trial(finding, control, finding.verdict.fix):
+                return True
+        return False
 
     def _search(self, finding: Finding) -> bool:
         deadline = time.monotonic() + MAX_SEARCH_S

@@ -440,7 +440,7 @@ _REASONS = {
     "autocast_off": "autocast{at} is disabled",
     "autocast_idle": "no op ran in half precision under autocast{at}",
     "scaler_off": "the GradScaler{at} is disabled",
-    "cuda_asked": "torch.cuda.is_available(){at} is false on this machine",
+    "cuda_asked": "torch.cuda.{what}(){at} finds no device on this machine",
     "nullcontext": "nullcontext is entered{at}",
 }
 

@@ -36,7 +36,8 @@ from ampscope.source_lines import SourceLines, line_name
 #
 # A TorchFunctionMode sees every call of a public torch function, so a dtype that the script asks
 # for can be replaced before torch sees it: ``.half()``, ``.to(torch.float16)``,
-# ``dtype=torch.float16``. Autocast is switched by its own ``__enter__``, and GradScaler is created
+# ``dtype=torch.float16``. Half numbers that are stored (a checkpoint, a NumPy array) are read as
+# they are and cast. Autocast is switched by its own ``__enter__``, and GradScaler is created
 # disabled: neither fp32 nor bf16 needs one. fp32 means fp32 in CUDA's matmuls and convolutions
 # too, so TF32 is off there.
 
@@ -51,8 +52,14 @@ _TF32_SETTERS = (
 )
 
 
+# Their dtype argument says how bits are read, not what is wanted: only the result can be changed.
+_REINTERPRETS = frozenset({torch.Tensor.view, torch.asarray})
+_NAMES = {torch.float16: "Half", torch.bfloat16: "BFloat16", torch.float32: "Float"}
+
+
 class _Replace(TorchFunctionMode):
-    """Replaces half dtypes in arguments by ``target``."""
+    """Replaces half dtypes in arguments, and in results: numbers that come from a file or an array
+    are half without an argument that says so."""
 
     def __init__(self, replace: dict[torch.dtype, torch.dtype]) -> None:
         super().__init__()
@@ -61,28 +68,78 @@ class _Replace(TorchFunctionMode):
             torch.Tensor.half: replace.get(torch.float16),
             torch.Tensor.bfloat16: replace.get(torch.bfloat16),
         }
+        # ``x.type("torch.HalfTensor")``, ``x.type(torch.cuda.HalfTensor)``
+        self._types = {
+            f"torch.{place}{_NAMES[half]}Tensor": f"torch.{place}{_NAMES[target]}Tensor"
+            for half, target in replace.items()
+            for place in ("", "cuda.")
+        }
+        self._as_written = 0  # how many calls that must not be changed are under way
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if self._as_written:
+            return func(*args, **(kwargs or {}))
         target = self._methods.get(func)
         if target is not None:
             return args[0].to(target)
-        args = tuple(self._swap(a) for a in args)
-        kwargs = {k: self._swap(v) for k, v in kwargs.items()} if kwargs else {}
-        return func(*args, **kwargs)
+        if func not in _REINTERPRETS:
+            args = tuple(self.swapped(a) for a in args)
+            kwargs = {k: self.swapped(v) for k, v in kwargs.items()} if kwargs else {}
+        return self.converted(func(*args, **(kwargs or {})))
 
-    def _swap(self, value: Any) -> Any:
+    def swapped(self, value: Any) -> Any:
+        """``value``, or the dtype (or name of a tensor type) to take in its place."""
         if isinstance(value, torch.dtype):
             return self.replace.get(value, value)
+        if isinstance(value, str | type) and self._types:
+            name = value if isinstance(value, str) else f"{value.__module__}.{value.__name__}"
+            return self._types.get(name, value)
         return value
+
+    def converted(self, result: Any) -> Any:
+        """A tensor in a half dtype that is replaced, cast; anything else as it is."""
+        if isinstance(result, Tensor) and result.dtype in self.replace:
+            return result.to(self.replace[result.dtype])
+        return result
+
+    def as_written(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a function whose own torch calls handle stored bits; its result is converted."""
+        self._as_written += 1
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            self._as_written -= 1
+        return self.converted(result)
+
+
+@contextlib.contextmanager
+def _replaced(replace: dict[torch.dtype, torch.dtype]) -> Iterator[None]:
+    """:class:`_Replace`, also where torch asks no mode: the default dtype, tensors out of files,
+    buffers and arrays, and the classes of half tensors."""
+    mode = _Replace(replace)
+
+    def default(original: Any, asked: Any) -> None:
+        original(mode.swapped(asked))
+
+    with mode, Patches() as patches:
+        for name in ("set_default_dtype", "set_default_tensor_type"):
+            patches.wrap(torch, name, default)
+        for name in ("from_numpy", "from_dlpack", "frombuffer"):
+            patches.wrap(torch, name, mode.as_written)
+        patches.wrap(torch._utils, "_rebuild_tensor", mode.as_written)
+        for half, target in replace.items():
+            wide = getattr(torch, f"{_NAMES[target]}Tensor")
+            patches.replace(torch, f"{_NAMES[half]}Tensor", lambda original, wide=wide: wide)
+        yield
 
 
 @contextlib.contextmanager
 def everything_fp32() -> Iterator[None]:
     """Autocast off, scalers off, half models and tensors in fp32, and no TF32."""
     replace = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-    with scalers_off(), autocast_as(None), tf32_held(False), _Replace(replace):
+    with scalers_off(), autocast_as(None), tf32_held(False), _replaced(replace):
         yield
 
 
@@ -110,7 +167,7 @@ def tf32_held(allowed: bool) -> Iterator[None]:
 @contextlib.contextmanager
 def half_as_bf16() -> Iterator[None]:
     """fp16 becomes bf16 everywhere, scalers off."""
-    with scalers_off(), autocast_as(torch.bfloat16), _Replace({torch.float16: torch.bfloat16}):
+    with scalers_off(), autocast_as(torch.bfloat16), _replaced({torch.float16: torch.bfloat16}):
         yield
 
 
@@ -138,7 +195,13 @@ def parameters_fp32() -> Iterator[None]:
         with torch.autocast("cpu", dtype=seen[-1]):
             return original(module, *args, **kwargs)
 
+    def default(original: Any, asked: torch.dtype) -> None:
+        if asked in HALF:
+            seen.append(asked)
+        original(torch.float32 if asked in HALF else asked)
+
     with Patches() as patches:
+        patches.wrap(torch, "set_default_dtype", default)
         patches.wrap(nn.Module, "half", partial(half_model, torch.float16))
         patches.wrap(nn.Module, "bfloat16", partial(half_model, torch.bfloat16))
         patches.wrap(nn.Module, "to", moved)
@@ -332,6 +395,10 @@ def _narrow(value: Any, dtype: torch.dtype) -> Any:
 # to a trainer that leaves it undone on a CPU. Each is noted once, with its line.
 
 
+# Of torch.cuda; they answer where there is no device.
+_ASKING = ("is_available", "device_count", "is_bf16_supported")
+
+
 class HalfRequests:
     """Collects :class:`OpUse` records of the kinds cuda_missing, cuda_asked, nullcontext and
     trainer_fp16."""
@@ -357,9 +424,10 @@ class HalfRequests:
             yield
             return
         with Patches() as patches:
-            asks, enters = ("cuda_asked", "is_available"), ("nullcontext", "with")
-            patches.wrap(torch.cuda, "is_available", partial(self._noted, *asks))
-            patches.wrap(contextlib.nullcontext, "__enter__", partial(self._noted, *enters))
+            for name in _ASKING:
+                patches.wrap(torch.cuda, name, partial(self._noted, "cuda_asked", name))
+            enters = partial(self._noted, "nullcontext", "with")
+            patches.wrap(contextlib.nullcontext, "__enter__", enters)
             yield
 
     def _noted(self, fact: str, what: str, original: Any, *args: Any, **kwargs: Any) -> Any:

@@ -39,13 +39,21 @@ class _AddedScaler:
     def __init__(self) -> None:
         self.scale = INITIAL_SCALE
         self._carried = 0.0  # the scale of the last backward; 0 before the first
+        self._is_inside = False
         self._unscaled: dict[int, Tensor] = {}  # parameters unscaled since a backward reached them
 
     def backward(self, original: Any, root: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Of the scaled loss; gradients that it writes to are scaled again."""
+        """Of the scaled loss; gradients that it writes to are scaled again. Under a torch function
+        mode (a default device, a rehearsed one) ``Tensor.backward`` comes by twice per call."""
+        if self._is_inside:
+            return original(root, *args, **kwargs)
         before = {key: _written(p) for key, p in self._unscaled.items()}
         self._carried = self.scale
-        result = original(root * self.scale, *args, **kwargs)
+        self._is_inside = True
+        try:
+            result = original(root * self.scale, *args, **kwargs)
+        finally:
+            self._is_inside = False
         for key, written in before.items():
             if _written(self._unscaled[key]) != written:
                 del self._unscaled[key]

@@ -101,12 +101,6 @@ class Taints:
         if storage is not None and storage._cdata in self._of and _is_whole(tensor, storage):
             del self._of[storage._cdata]
 
-    def first(self, tensors: Sequence[Tensor]) -> int | None:
-        """The taint to inherit from ``tensors``, all of which are not finite: a bad op's before one
-        that came with the data, and that before a mask's."""
-        found = [taint for t in tensors if (taint := self.of(t)) is not None]
-        return next((taint for taint in found if taint >= 0), max(found, default=None))
-
     def _forget_freed(self) -> None:
         for key, (held, _) in list(self._of.items()):
             if held.expired():  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -306,7 +306,8 @@ class OpWatch(StepListener):
     def _inherited(
         self, call: OpCall, out: Tensor, bad: list[Tensor], constants: list[float], position: int
     ) -> int | None:
-        """Taint that ``out`` gets from what went in; None when all of that was finite."""
+        """Taint that ``out`` gets from what went in, of several bad ops that of the one seen first;
+        None when all of that was finite."""
         taints = [(t, self._taint_or_foreign(t)) for t in bad]
         if id(out) in call.prior:  # what an in-place op was given is gone
             taints.append((out, call.prior[id(out)]))
@@ -319,14 +320,15 @@ class OpWatch(StepListener):
             others.append(INTENDED)
         if not roots:
             return max(others, default=None)
+        root = min(taint for _, taint in roots)
         # A mask may cover the very places at which the overflow lay.
         if INTENDED not in others or FOREIGN in others:
-            return roots[0][1]
+            return root
         tensors = [t for t, _ in roots]
         is_root = op_facts.is_from(
             tensors, call.func, call.args, call.kwargs, call.before, out, position
         )
-        return roots[0][1] if is_root else INTENDED
+        return root if is_root else INTENDED
 
     def _taint_or_foreign(self, tensor: Tensor) -> int:
         taint = self.taints.of(tensor)
