@@ -248,11 +248,20 @@ def test_native_code_and_other_programs_write_into_the_overlay(
     assert tree(tmp_path) == before
 
 
+WRITES = {
+    "open": "open(place, 'w').close()",
+    "torch.save": "import torch; torch.save(1, place)",
+    "safetensors": "import safetensors.torch; safetensors.torch.save_file({}, place)",
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_shared_is_named_and_written_by_one_run_at_a_time(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, write: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two runs that met in that folder would see each other's file."""
+    """Two runs that met in that folder would see each other's file, also one that native code
+    writes."""
     monkeypatch.setenv(FORCED, kind)
     elsewhere, project = tmp_path / "scratch", tmp_path / "project"
     elsewhere.mkdir()
@@ -262,7 +271,8 @@ def test_what_is_shared_is_named_and_written_by_one_run_at_a_time(
     path.write_text(
         HEALTHY + "import os, time\n"
         f"place = '{elsewhere}/busy'\n"
-        "steps(3)\nassert not os.path.exists(place)\nopen(place, 'w').close()\n"
+        "steps(3)\nassert not os.path.exists(place)\n"
+        f"{WRITES[write]}\n"
         "time.sleep(1); steps(3)\nos.remove(place)\n"
     )
     report = diagnosed(path, tmp_path / "runs.db")

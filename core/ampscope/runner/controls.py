@@ -114,6 +114,10 @@ class _Replace(TorchFunctionMode):
         return self.converted(result)
 
 
+def _instead(other: Any, original: Any) -> Any:
+    return other
+
+
 @contextlib.contextmanager
 def _replaced(replace: dict[torch.dtype, torch.dtype]) -> Iterator[None]:
     """:class:`_Replace`, also where torch asks no mode: the default dtype, tensors out of files,
@@ -131,7 +135,7 @@ def _replaced(replace: dict[torch.dtype, torch.dtype]) -> Iterator[None]:
         patches.wrap(torch._utils, "_rebuild_tensor", mode.as_written)
         for half, target in replace.items():
             wide = getattr(torch, f"{_NAMES[target]}Tensor")
-            patches.replace(torch, f"{_NAMES[half]}Tensor", lambda original, wide=wide: wide)
+            patches.replace(torch, f"{_NAMES[half]}Tensor", partial(_instead, wide))
         yield
 
 
