@@ -13,13 +13,14 @@ import streamlit as st
 
 from ampscope.analysis.distribution import merged, scale_exponent, shift_between
 from ampscope.analysis.training import finite_parts
-from ampscope.analysis.two_runs import Pair, Parting, pairs, parting
+from ampscope.analysis.two_runs import Pair, pairs, parting
 from ampscope.control import BASELINE
 from ampscope.errors import BadInput
 from ampscope.numerics.formats import FORMATS
 from ampscope.records import Frame, Role, RunInfo, StepRecord
 from ampscope.report.contents.shared import format_of
 from ampscope.report.palette import MEASURE, OVERFLOW
+from ampscope.report.training_words import parting_answer
 from ampscope.store.reader import Reader
 from app import chart, gradients, links, states, store
 from app.chart import KeyFigure
@@ -96,7 +97,7 @@ def show_overview(both: Both) -> None:
     """The sentence, key figures and the curves."""
     found = parting(*both.steps)
     totals = [store.totals(run) for run in both.runs]
-    chart.sentence(answer(both.names, found))
+    chart.sentence(parting_answer(both.names, found))
     skipped = [t.skipped for t in totals]
     bad = [t.nonfinite_losses + t.nonfinite_norms for t in totals]
     chart.key_figures(
@@ -121,22 +122,6 @@ def show_overview(both: Both) -> None:
         norms = finite_parts(numbers, [s.grad_norm for s in steps])
         drawn.append((Curve(both.names[place], losses, COLORS[place], DASHES[place]), norms, steps))
     chart.show(paired_curves(drawn), "two-runs", lambda: curves_table(both), key="two-curves")
-
-
-def answer(names: tuple[str, str], found: Parting) -> str:
-    """From where they differ, in a sentence."""
-    if not found.steps:
-        return "The two runs have no step in common whose loss both recorded."
-    parts = [f"Both runs have the same loss at each of {plural(found.steps, 'common step')}"]
-    if found.first_different is not None:
-        parts = [f"The losses differ from step {found.first_different:,} on"]
-        if found.apart:
-            higher = names[found.apart > 0]
-            parts[0] += f", at step {found.at:,} by {percent(abs(found.apart))}: {higher} is higher"
-    for name, step in zip(names, found.first_nonfinite, strict=True):
-        if step is not None:
-            parts.append(f"the loss of {name} is not finite from step {step:,} on")
-    return "; ".join(parts) + "."
 
 
 def curves_table(both: Both) -> pd.DataFrame:

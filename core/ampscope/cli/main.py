@@ -17,6 +17,7 @@ ampscope batch-size gpt --memory-limit 512   the largest batch, predicted and pr
 ampscope hardware                            what this machine can do
 ampscope tensor-cores gpt --precision bf16   which matmuls use Tensor Cores
 ampscope frameworks install|check|compare    Keras and Paddle beside PyTorch
+ampscope mcp --scripts DIR                   the same for a coding agent
 ampscope dashboard                           look at it in a browser
 """
 
@@ -42,6 +43,7 @@ from ampscope.cli.diagnose import diagnose, replay, run_script
 from ampscope.cli.export import export, metrics, report
 from ampscope.cli.frameworks import frameworks
 from ampscope.cli.hardware import cores, hardware
+from ampscope.cli.mcp import mcp
 from ampscope.cli.preflight import preflight
 from ampscope.cli.probe import probe
 from ampscope.cli.runs import import_runs, runs
@@ -80,7 +82,7 @@ def main() -> None:
 
 _COMMANDS = (
     diagnose, preflight, explain, run_script, probe, replay, runs, report, import_runs, export,
-    metrics, zoo, compare, batch_size, cores, hardware, frameworks, dashboard,
+    metrics, zoo, compare, batch_size, cores, hardware, frameworks, mcp, dashboard,
 )  # fmt: skip
 for command in _COMMANDS:
     main.add_command(command)

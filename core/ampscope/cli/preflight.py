@@ -45,7 +45,7 @@ def preflight(
 
     Exit status: 0 nothing found, 1 findings, 2 bad input.
     """
-    settings = _settings(paths[0], config)
+    settings = settings_for(paths[0], config)
     result = check_paths(paths, settings)
     if show_diff or fix:
         for source in list(result.sources.values()):
@@ -81,7 +81,7 @@ def _harmless(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
-def _settings(first: Path, config: Path | None) -> Settings:
+def settings_for(first: Path, config: Path | None = None) -> Settings:
     """``[tool.ampscope.preflight]`` of the named file, or of the nearest above ``first``."""
     if config is None:
         start = first.absolute()

@@ -104,6 +104,20 @@ def _judged_anew(reader: Reader, first: RunInfo, infos: dict[str, RunInfo]) -> D
     return report_of(diagnosis, views, infos, tuple(trials), elapsed_s)
 
 
+def trial_under(reader: Reader, result: DiagnosisResult, control: str) -> Trial | None:
+    """What the run under ``control``, one of ``result.runs``, shows of the first finding, whether
+    or not the rule proposes it; None where nothing was found, or while a run has not ended."""
+    if not result.diagnosis.findings or any(r.state.is_active for r in result.runs.values()):
+        return None
+    finding = result.diagnosis.findings[0]
+    views = {name: _view(reader, info) for name, info in result.runs.items()}
+    evidence = Evidence(views, result.diagnosis.policy)
+    in_fp32 = views.get(Control(control).in_fp32)
+    cured = is_cured(finding, evidence, views[control], in_fp32)
+    fix = finding.verdict.fix
+    return trial_of(control, fix, views[control], views["as_is"], cured=cured)
+
+
 def counting(runs: Sequence[RunInfo]) -> list[RunInfo]:
     """A fix that is run again counts once it has finished; until then the earlier run does."""
     finished = {r.spec.control for r in runs if r.state is State.FINISHED}

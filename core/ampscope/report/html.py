@@ -207,16 +207,30 @@ class Row:
 
 def curves(lines: doc.Lines, identifier: str) -> Markup:
     """A figure with its legend, its drawing and its data."""
-    rows = [row for series in lines.series for row in _rows(series)]
-    steps = [s for series in lines.series for s in series.points.steps]
-    steps += [s for row in rows for s in row.steps]
-    if not steps:
+    place = _plot(lines)
+    if place is None:
         return element("p", f"{lines.title}: nothing was recorded.")
-    x = steps_axis(steps)
-    values = [v for series in lines.series for v in series.points.values]
-    y = values_axis(values, lines.base, TOP, BOTTOM)
-    height = BOTTOM + ROW * len(rows) + FOOT
-    drawing = element(
+    rows, x, y = place
+    return element(
+        "figure",
+        element("figcaption", doc.line(lines.title)),
+        _legend(lines),
+        curves_drawing(lines, identifier),
+        data(f"{identifier}-data", _numbers(lines, rows, x, y)),
+        class_="lines",
+        data_chart=identifier,
+    )
+
+
+def curves_drawing(lines: doc.Lines, identifier: str, **attributes: float) -> Markup | None:
+    """The curves, axes and rows alone, an ``svg`` element with ``attributes`` (x, y, width,
+    height); None where nothing was recorded."""
+    place = _plot(lines)
+    if place is None:
+        return None
+    rows, x, y = place
+    height = curves_height(lines)
+    return element(
         "svg",
         element("title", doc.line(lines.title)),
         _clip(identifier, BOTTOM - TOP, TOP),
@@ -233,16 +247,24 @@ def curves(lines: doc.Lines, identifier: str) -> Markup:
         drawn_x(x, height - FOOT + 4, lines.x_title),
         viewBox=f"0 0 {WIDTH:.0f} {height:.0f}",
         role="img",
+        **attributes,
     )
-    return element(
-        "figure",
-        element("figcaption", doc.line(lines.title)),
-        _legend(lines),
-        drawing,
-        data(f"{identifier}-data", _numbers(lines, rows, x, y)),
-        class_="lines",
-        data_chart=identifier,
-    )
+
+
+def curves_height(lines: doc.Lines) -> float:
+    """Of :func:`curves_drawing`, in the units of its view box."""
+    return BOTTOM + ROW * sum(1 for series in lines.series for _ in _rows(series)) + FOOT
+
+
+def _plot(lines: doc.Lines) -> tuple[list[Row], Axis, Axis] | None:
+    """Rows below the plot and both axes; None where nothing was recorded."""
+    rows = [row for series in lines.series for row in _rows(series)]
+    steps = [s for series in lines.series for s in series.points.steps]
+    steps += [s for row in rows for s in row.steps]
+    if not steps:
+        return None
+    values = [v for series in lines.series for v in series.points.values]
+    return rows, steps_axis(steps), values_axis(values, lines.base, TOP, BOTTOM)
 
 
 def _rows(series: doc.Series) -> Iterator[Row]:
@@ -471,6 +493,13 @@ _SIDES = (
 
 def bars(histogram: doc.HistogramChart) -> Markup:
     """A figure."""
+    caption = element("figcaption", doc.line(histogram.title))
+    return element("figure", caption, bars_drawing(histogram), class_="bars")
+
+
+def bars_drawing(histogram: doc.HistogramChart, **attributes: float) -> Markup:
+    """The bars, axes and limits alone, an ``svg`` element with ``attributes`` (x, y, width,
+    height)."""
     row, fmt = histogram.row, histogram.fmt
     shown = bins.exponent_range(occupied_range(row[None, :], [0]), fmt)
     counts = aligned(row[None, :], [0], shown.lowest, shown.highest)[0].tolist()
@@ -491,10 +520,9 @@ def bars(histogram: doc.HistogramChart) -> Markup:
             parts.append(_words(name, left + SIDE_BAR / 2, BARS_BOTTOM + 15))
             if row[column]:
                 parts.append(_bar((left, left + SIDE_BAR), int(row[column]), y, total, name, zone))
-    title = doc.line(histogram.title)
-    drawing = element(
+    return element(
         "svg",
-        element("title", title),
+        element("title", doc.line(histogram.title)),
         drawn_y(y, LEFT, WIDTH - 12, "elements (log)"),
         *parts,
         *_limits(fmt, x),
@@ -502,8 +530,8 @@ def bars(histogram: doc.HistogramChart) -> Markup:
         _words(histogram.x_title, (MIDDLE_X + RIGHT_X) / 2, BARS_BOTTOM + 34),
         viewBox=f"0 0 {WIDTH:.0f} {HEIGHT:.0f}",
         role="img",
+        **attributes,
     )
-    return element("figure", element("figcaption", title), drawing, class_="bars")
 
 
 def _bar(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ampscope.analysis.training import SETTLED_STEPS, FiniteParts, Pattern, ScaleSummary, Training
+from ampscope.analysis.two_runs import Parting
 from ampscope.number_words import duration, number, percent, plural, power_of_two, share
 from ampscope.records import State, StepRecord, StepTotals
 from ampscope.report.document import Figure
@@ -226,3 +227,22 @@ _SKIPS = {
     Pattern.RECURRING: _recurring,
     Pattern.NEVER_ENDING: _never_ending,
 }
+
+
+# Two runs beside each other.
+
+
+def parting_answer(names: tuple[str, str], found: Parting) -> str:
+    """From where two runs of these names differ, in a sentence."""
+    if not found.steps:
+        return "The two runs have no step in common whose loss both recorded."
+    parts = [f"Both runs have the same loss at each of {plural(found.steps, 'common step')}"]
+    if found.first_different is not None:
+        parts = [f"The losses differ from step {found.first_different:,} on"]
+        if found.apart:
+            higher = names[found.apart > 0]
+            parts[0] += f", at step {found.at:,} by {percent(abs(found.apart))}: {higher} is higher"
+    for name, step in zip(names, found.first_nonfinite, strict=True):
+        if step is not None:
+            parts.append(f"the loss of {name} is not finite from step {step:,} on")
+    return "; ".join(parts) + "."
