@@ -340,10 +340,9 @@ def compared(
     frames: list[Frame | None] = [None, None]
     if place is not None:
         frames = [reader.frame(info.id, *place) for info in infos]
-    all_pairs = pairs(
-        *(reader.modules(info.id) for info in infos),
-        *(None if frame is None else merged(frame) for frame in frames),
-    )
+    first_values, second_values = (f if f is None else merged(f) for f in frames)
+    first_modules, second_modules = (reader.modules(info.id) for info in infos)
+    all_pairs = pairs(first_modules, second_modules, first_values, second_values)
     differing = [pair for pair in all_pairs if not pair.is_alike]
     shown, following = page(differing, offset, limit)
     return Compared(

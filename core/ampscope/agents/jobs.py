@@ -6,6 +6,7 @@ when the request for it is cancelled.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -26,7 +27,7 @@ from ampscope.report.document import line
 MOST_ARGUMENTS, LONGEST_ARGUMENT = 100, 4_000
 MOST_STEPS, LONGEST_RUN_S = 100_000, 3_600.0
 PULSE_S = 5.0  # between notifications of progress while nothing new happens
-ENDING_S = 20.0  # a child that is told to stop waits for what it started, at most a torch import
+ENDING_S = 60.0  # a child that is told to stop ends when a torch import of its own child has
 MOST_OUTPUT = 16_000_000  # bytes of a child's standard output; a document has about 50,000
 _RUNNING = "Running: "  # how `ampscope diagnose` names the run that it starts
 
@@ -108,6 +109,7 @@ async def run_child(
         command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, env=child_environment(), start_new_session=True,
     )  # fmt: skip
+    _running.add(process.pid)
     said: list[str] = []
     last = [""]
 
@@ -138,21 +140,33 @@ async def run_child(
     finally:
         with anyio.CancelScope(shield=True):
             await _end(process)
+        _running.discard(process.pid)
     return status, "".join(said), last[0]
 
 
 async def _end(process: Process) -> None:
-    """Ask it to stop, as Ctrl-C would; then kill what is left. What it started ends with it."""
+    """Ask it to stop; kill what does not. What it started ends with it."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if process.returncode is not None:
             break
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
-            break
+        _tell(process.pid, number)
         with anyio.move_on_after(ENDING_S):
             await process.wait()
     await process.aclose()
+
+
+def stop_all() -> None:
+    """Ask every child to stop, for a server that ends at once: each cleans up by itself."""
+    for pid in _running:
+        _tell(pid, signal.SIGTERM)
+
+
+def _tell(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, number)
+
+
+_running: set[int] = set()
 
 
 class Progress:
@@ -184,9 +198,11 @@ class Progress:
             group.cancel_scope.cancel()
 
     async def _pulse(self) -> None:
+        elapsed_s = 0.0
         while True:
-            elapsed_s = round(anyio.current_time() - self._begun, 1)
-            await self._context.report_progress(elapsed_s, None, self._words)
             self._news = anyio.Event()
+            now_s = anyio.current_time() - self._begun
+            elapsed_s = round(max(now_s, elapsed_s + 0.01), 2)  # the protocol wants it to increase
+            await self._context.report_progress(elapsed_s, None, self._words)
             with anyio.move_on_after(PULSE_S):
                 await self._news.wait()

@@ -10,7 +10,9 @@ from __future__ import annotations
 import base64
 import hmac
 import json
+import os
 import secrets
+import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -35,8 +37,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ampscope import __version__
 from ampscope.agents import answers
-from ampscope.agents.jobs import Folders, Progress, checked_arguments, run_child
-from ampscope.causes import CAUSES, find_cause
+from ampscope.agents.jobs import Folders, Progress, checked_arguments, run_child, stop_all
+from ampscope.causes import CAUSES, Cause, find_cause
+from ampscope.cli import stopping
 from ampscope.cli.preflight import settings_for
 from ampscope.cli.tables import run_as_json
 from ampscope.cli.zoo import explained, explained_code
@@ -46,7 +49,7 @@ from ampscope.launcher.children import started
 from ampscope.launcher.script_runs import folder_of, is_module, repeatable
 from ampscope.policy.device_profiles import PROFILES, USUAL
 from ampscope.preflight.checks import Result, check_paths, difference, files_below, repaired
-from ampscope.preflight.codes import CODES, find_code
+from ampscope.preflight.codes import CODES, Code, find_code
 from ampscope.record_json import dumps
 from ampscope.report.build import document
 from ampscope.report.document import line, visible
@@ -56,6 +59,7 @@ from ampscope.store.reader import Reader
 T = TypeVar("T")
 
 HOST, PATH = "127.0.0.1", "/mcp"
+GRACE_S = 3  # that open requests have to end after a signal, over HTTP
 MOST_STEPS, LONGEST_RUN_S = 100_000, 3_600.0
 POLICIES = ("auto", "native", "cuda")
 MOST_PATHS = 50
@@ -377,7 +381,8 @@ def _add_resources(server: AgentServer, store: Path) -> None:
     @server.resource("ampscope://rules", title="Causes and codes", mime_type="text/plain")
     async def rules() -> str:
         """Every root cause of a diagnosis and every code of preflight, one per line."""
-        listed = [*CAUSES.values(), *(c for c in CODES.values() if c.name not in CAUSES)]
+        own = [code for code in CODES.values() if code.name not in CAUSES]
+        listed: list[Cause | Code] = [*CAUSES.values(), *own]
         return "\n".join(f"{known.code} {known.name}: {known.title}" for known in listed)
 
     @server.resource("ampscope://rules/{code}", title="One rule", mime_type="text/plain")
@@ -395,8 +400,26 @@ def _add_resources(server: AgentServer, store: Path) -> None:
 
 
 def serve_stdio(server: AgentServer) -> None:
-    """Until the client closes standard input."""
-    anyio.run(server.run_stdio_async)
+    """Until the client closes standard input, or a signal comes."""
+    anyio.run(_until_signal, server)
+
+
+async def _until_signal(server: AgentServer) -> None:
+    async with anyio.create_task_group() as group:
+        group.start_soon(_stopped_by_signal)
+        await server.run_stdio_async()
+        group.cancel_scope.cancel()
+
+
+async def _stopped_by_signal() -> None:
+    """Not by an exception, as in other commands: the thread that reads standard input cannot be
+    interrupted, and would be waited for."""
+    numbers = [n for n in stopping.SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
+    with anyio.open_signal_receiver(*numbers) as signals:
+        async for _ in signals:
+            stop_all()
+            os.write(2, stopping.SENTENCE.encode())
+            os._exit(stopping.EXIT_STOPPED)
 
 
 def serve_http(server: AgentServer, port: int) -> None:
@@ -406,6 +429,7 @@ def serve_http(server: AgentServer, port: int) -> None:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((HOST, port))
+            listening.listen()  # whoever reads the address below can connect
         except (OSError, OverflowError) as error:
             raise BadInput(f"Port {port} of {HOST} cannot be had: {error}.") from error
         bound, token = listening.getsockname()[1], secrets.token_urlsafe(32)
@@ -415,7 +439,13 @@ def serve_http(server: AgentServer, port: int) -> None:
             file=sys.stderr,
             flush=True,
         )
-        config = uvicorn.Config(guarded, log_level="warning", access_log=False, lifespan="on")
+        config = uvicorn.Config(
+            guarded,
+            log_level="warning",
+            access_log=False,
+            lifespan="on",
+            timeout_graceful_shutdown=GRACE_S,
+        )
         uvicorn.Server(config).run(sockets=[listening])
 
 
