@@ -19,9 +19,11 @@ from mcp_types import CallToolResult
 from PIL import Image
 
 from ampscope.agents import server as agent_server
+from ampscope.agents.answers import fix_tried
 from ampscope.agents.jobs import Folders
 from ampscope.agents.server import AgentServer, make_server
 from ampscope.diagnosis.load import load_diagnosis
+from ampscope.errors import BadInput
 from ampscope.records import RunSpec, State, StepRecord
 from ampscope.report.build import document
 from ampscope.report.contract import to_json
@@ -286,6 +288,20 @@ def test_two_runs_are_compared(ask: Ask, head: str, place: Path) -> None:
     alike = told(ask("compare_runs", first=head, second=head))
     assert alike["first_different_step"] is None
     assert alike["modules_different"] == 0
+
+
+def test_a_fix_that_was_run_is_judged_as_the_diagnosis_judges_it(head: str, place: Path) -> None:
+    with Reader(place / "runs.db") as reader:
+        known = load_diagnosis(reader, head)
+        assert known.trials
+        for trial in known.trials:
+            answer = fix_tried(reader, head, trial.control)
+            assert answer.cured is trial.cured
+            assert answer.run == known.runs[trial.control].id
+            assert answer.cause == known.diagnosis.findings[0].cause
+            assert (answer.step_time_ratio, answer.peak_memory_ratio) == (trial.price, trial.memory)
+        with pytest.raises(BadInput, match="Nothing was recorded"):
+            fix_tried(reader, head, "lr:0.5")
 
 
 def picture(result: CallToolResult) -> Image.Image:

@@ -33,6 +33,7 @@ from ampscope.diagnosis.result import (
     is_everything,
     report_of,
     trial_of,
+    under_policy,
 )
 from ampscope.errors import BadInput
 from ampscope.record_json import Check, Decoder, Refusal
@@ -114,8 +115,9 @@ def trial_under(reader: Reader, result: DiagnosisResult, control: str) -> Trial 
     evidence = Evidence(views, result.diagnosis.policy)
     in_fp32 = views.get(Control(control).in_fp32)
     cured = is_cured(finding, evidence, views[control], in_fp32)
-    fix = finding.verdict.fix
-    return trial_of(control, fix, views[control], views["as_is"], cured=cured)
+    runs = views[control], views["as_is"]
+    trial = trial_of(control, finding.verdict.fix, *runs, cured=cured)
+    return under_policy(trial, result.diagnosis.policy)
 
 
 def counting(runs: Sequence[RunInfo]) -> list[RunInfo]:

@@ -107,8 +107,7 @@ def report_of(
 ) -> DiagnosisResult:
     """The report on runs that have ended; a script that could not be judged has a sentence."""
     first = runs.get("as_is") or next(iter(runs.values()))
-    if diagnosis.policy == "rehearsal":  # a CPU's time and memory are none of CUDA's
-        trials = tuple(replace(trial, price=None, memory=None) for trial in trials)
+    trials = tuple(under_policy(trial, diagnosis.policy) for trial in trials)
     unfinished = "" if diagnosis.findings else problem(first, views["as_is"], views.get("fp32"))
     return DiagnosisResult(
         script=first.spec.workload,
@@ -249,6 +248,11 @@ def trial_of(
     memory = peaks[0] / peaks[1] if all(peaks) and not Control(control).is_compiled else None
     steps = len(fixed.attempts)
     return Trial(control, kind_of(control, fix), cured, price(fixed, before), memory, steps)
+
+
+def under_policy(trial: Trial, policy: str) -> Trial:
+    """The trial without time and memory where CUDA was rehearsed: a CPU's are none of CUDA's."""
+    return replace(trial, price=None, memory=None) if policy == "rehearsal" else trial
 
 
 def price(fixed: RunView, before: RunView) -> float | None:
