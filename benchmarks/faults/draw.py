@@ -9,6 +9,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,15 @@ class Proof:
     why_not: str
     damage: Damage | None = None
     modules: dict[str, list[str]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A proven pair; ``place``: how many pairs of its sequence were tried up to it."""
+
+    pair: Pair
+    proof: Proof
+    place: int
 
 
 def programs() -> dict[str, Source]:
@@ -139,10 +149,26 @@ def key_modules(pair: Pair, proof: Proof) -> list[str]:
 
 
 def drawn(
-    which: str, kinds: dict[str, Kind], runs: Runs, ahead: int = 4, offset: int = 0
-) -> Iterator[tuple[Pair, Proof]]:
+    which: str,
+    kinds: dict[str, Kind],
+    runs: Runs,
+    ahead: int = 4,
+    offset: int = 0,
+    after: int = 0,
+) -> Iterator[Drawn]:
     """Proven pairs without end: a cause, one of its faults, a program with a place for it.
-    ``offset`` gives another tuning set."""
+    ``offset`` gives another tuning set; ``after`` leaves out as many pairs, unproven."""
+    tried = enumerate(_candidates(which, kinds, offset), 1)
+    for batch in iter(lambda: list(islice(tried, ahead)), []):
+        new = [(place, pair) for place, pair in batch if place > after]
+        proofs = prove(runs, [pair for _, pair in new])
+        for (place, pair), proof in zip(new, proofs, strict=True):
+            if not proof.why_not:
+                yield Drawn(pair, proof, place)
+
+
+def _candidates(which: str, kinds: dict[str, Kind], offset: int) -> Iterator[Pair]:
+    """Pairs that no run has proven yet, none twice."""
     rng = random.Random(SEEDS[which] + (0 if kinds is FAULTS else 1) + 2 * offset)
     texts = programs()
     by_cause: dict[str, list[Kind]] = defaultdict(list)
@@ -150,17 +176,12 @@ def drawn(
         by_cause[kind.cause].append(kind)
     seen: set[str] = set()
     while True:
-        batch: list[Pair] = []
-        while len(batch) < ahead:
-            kind = rng.choice(by_cause[rng.choice(sorted(by_cause))])
-            program = rng.choice(sorted(texts))
-            pair = made(kind, program, texts[program], rng.randrange(10**9))
-            if pair and pair.planted.faulty not in seen:
-                seen.add(pair.planted.faulty)
-                batch.append(pair)
-        for pair, proof in zip(batch, prove(runs, batch), strict=True):
-            if not proof.why_not:
-                yield pair, proof
+        kind = rng.choice(by_cause[rng.choice(sorted(by_cause))])
+        program = rng.choice(sorted(texts))
+        pair = made(kind, program, texts[program], rng.randrange(10**9))
+        if pair and pair.planted.faulty not in seen:
+            seen.add(pair.planted.faulty)
+            yield pair
 
 
 def _proofs(runs: Runs, pairs: list[Pair], enough: int | None) -> Iterator[tuple[Pair, Proof]]:

@@ -1,9 +1,12 @@
 """Diagnose drawn pairs with ``ampscope diagnose`` and count how often it is right.
 
     python -m benchmarks.faults.score --set tuning --faults 80 --healthy 40 --cache runs.db --out rows.jsonl
+    python -m benchmarks.faults.score --set sealed --minutes 240 --jobs 2
 
 The tuning set writes a row for each pair and keeps its scripts where ``--keep`` says. Of the sealed
-set no script and no row is kept or printed: only counts, at most once a day.
+set no script and no row is kept or printed: only counts (:mod:`.counts`). Each day's drawing takes
+the next part of its sequence; one that was cut short goes on where it was cut, on the same day only
+while the rules are the same.
 """
 
 from __future__ import annotations
@@ -11,29 +14,41 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import hashlib
 import json
 import math
 import os
+import platform
 import re
-import statistics
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from html import escape
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
+from ampscope.diagnosis.load import rules_version
+from ampscope.files import write_whole
 from benchmarks.faults import planting
-from benchmarks.faults.draw import Pair, Proof, drawn, key_modules
+from benchmarks.faults.counts import (
+    NO_FAULT,
+    Counts,
+    Row,
+    added,
+    confusion_svg,
+    counts,
+    summary,
+)
+from benchmarks.faults.draw import Drawn, Pair, Proof, drawn, key_modules
 from benchmarks.faults.planting import FAULTS, LOOKALIKES
 from benchmarks.faults.truth import MAIN, Runs
 
-Row = dict[str, Any]
+KEPT = Path(__file__).parent.parent / "results" / "faults_sealed.json"
 UNDETERMINED = ("undetermined", "inconclusive", "failed")
 
 
@@ -115,116 +130,27 @@ def _file_and_line(place: str) -> tuple[str, int | None]:
     return (match[1], int(match[2])) if match else ("", None)
 
 
-def wilson(hits: int, of: int) -> tuple[float, float]:
-    """The 95 % interval of a share."""
-    if not of:
-        return 0.0, 1.0
-    z = 1.96
-    share, spread = hits / of, z / (2 * of) * math.sqrt(4 * hits * (of - hits) / of + z * z)
-    middle, divisor = share + z * z / (2 * of), 1 + z * z / of
-    return max(0.0, (middle - spread) / divisor), min(1.0, (middle + spread) / divisor)
+# ---- rows in the order of the draw -------------------------------------------------------------------
 
 
-def rate(rows: Iterable[Row], of: str) -> str:
-    """ "93.1 % (87.0 to 96.4), 108 of 116" of the rows in which ``of`` is not None."""
-    values = [bool(r[of]) for r in rows if r[of] is not None]
-    if not values:
-        return "none"
-    low, high = wilson(sum(values), len(values))
-    share = sum(values) / len(values)
-    return f"{share:.1%} ({low:.1%} to {high:.1%}), {sum(values)} of {len(values)}"
+@dataclass(frozen=True, slots=True)
+class Part:
+    """How much is drawn, and from which places of the two sequences."""
+
+    which: str
+    faults: int
+    healthy: int
+    offset: int = 0
+    after: tuple[int, int] = (0, 0)  # faults and look-alikes that were tried before
 
 
-def summary(rows: list[Row]) -> Row:
-    """The figures that count. Module and line count where the cause is right and a key has them.
-    Where the training is not harmed, a latent finding of the planted cause is right."""
-    faulty = [r for r in rows if r["cause"] != "no_fault"]
-    healthy = [r for r in rows if r["cause"] == "no_fault"]
-    seconds = [r["elapsed_s"] for r in rows if r["elapsed_s"] is not None]
-
-    def grouped(by: str) -> Row:
-        names = sorted({r[by] for r in faulty})
-        return {n: rate([r for r in faulty if r[by] == n], "right") for n in names}
-
-    return {
-        "cause first": rate(faulty, "right"),
-        "cause first, training harmed": rate([r for r in faulty if r["harmed"]], "right"),
-        "cause among three": rate(faulty, "among_three"),
-        "wrong cause": rate(faulty, "wrong_cause"),
-        "undetermined": rate(faulty, "undetermined"),
-        "no fault over damage": rate(faulty, "no_fault"),
-        "module": rate(faulty, "module_right"),
-        "line": rate(faulty, "line_right"),
-        "fix cured, of those run": rate([r for r in faulty if r["right"]], "verified"),
-        "false alarms": rate(healthy, "wrong_cause"),
-        "healthy undetermined": rate(healthy, "undetermined"),
-        "healthy with a latent finding": rate(
-            [{**r, "has_latent": bool(r.get("latent"))} for r in healthy], "has_latent"
-        ),
-        "seconds, median and worst": [statistics.median(seconds), max(seconds)] if seconds else [],
-        "by cause": grouped("cause"),
-        "by program": grouped("program"),
-        "by form": grouped("form"),
-        "by policy": grouped("policy"),
-        "confusion": {
-            cause: dict(Counter(shown(r) for r in rows if r["cause"] == cause).most_common())
-            for cause in sorted({r["cause"] for r in rows})
-        },
-    }
-
-
-def shown(row: Row) -> str:
-    """The column of a row: an accepted cause counts as the planted one."""
-    if row["right"]:
-        return str(row["cause"])
-    return "undetermined" if row["undetermined"] else str(row["found"][0])
-
-
-def confusion_svg(confusion: dict[str, dict[str, int]]) -> str:
-    """The confusion matrix: planted causes as rows, verdicts as columns."""
-    rows = sorted(confusion)
-    columns = sorted({c for found in confusion.values() for c in found} | set(rows))
-    cell, left, top = 22, 230, 190
-    width, height = left + cell * len(columns) + 10, top + cell * len(rows) + 10
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        f'font-family="sans-serif" font-size="11">',
-        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        f'<text x="8" y="{top - 8}" font-weight="bold">planted, verdict on top</text>',
-    ]
-    for n, column in enumerate(columns):
-        x = left + cell * n + cell / 2 + 4
-        parts.append(
-            f'<text transform="translate({x} {top - 6}) rotate(-60)">{escape(column)}</text>'
-        )
-    for m, cause in enumerate(rows):
-        y = top + cell * m
-        total = sum(confusion[cause].values())
-        parts.append(
-            f'<text x="{left - 6}" y="{y + 15}" text-anchor="end">{escape(cause)} ({total})</text>'
-        )
-        for n, column in enumerate(columns):
-            count = confusion[cause].get(column, 0)
-            colour = "26,122,76" if cause == column else "180,40,40"
-            fill = f"rgba({colour},{0.15 + 0.85 * count / total:.2f})" if count else "#f2f2f2"
-            x = left + cell * n
-            parts.append(
-                f'<rect x="{x}" y="{y}" width="{cell - 2}" height="{cell - 2}" fill="{fill}"/>'
-            )
-            if count:
-                parts.append(f'<text x="{x + 10}" y="{y + 15}" text-anchor="middle">{count}</text>')
-    return "\n".join([*parts, "</svg>\n"])
-
-
-def _interleaved(
-    which: str, faults: int, healthy: int, runs: Runs, offset: int
-) -> Iterator[tuple[Pair, Proof]]:
+def pairs_of(part: Part, runs: Runs) -> Iterator[Drawn]:
     """Both kinds from the start, so that a score that is cut short has both."""
+    shares = (part.faults, part.healthy)
     sources = [
-        islice(drawn(which, FAULTS, runs, offset=offset), faults),
-        islice(drawn(which, LOOKALIKES, runs, offset=offset), healthy),
+        islice(drawn(part.which, kinds, runs, offset=part.offset, after=after), share)
+        for kinds, after, share in zip((FAULTS, LOOKALIKES), part.after, shares, strict=True)
     ]
-    shares = [faults, healthy]
     given = [0, 0]
     while sum(given) < sum(shares):
         behind = min((0, 1), key=lambda n: given[n] / shares[n] if shares[n] else math.inf)
@@ -232,101 +158,176 @@ def _interleaved(
         yield next(sources[behind])
 
 
-def scored(asked: argparse.Namespace, place: Path) -> Iterator[Row]:
-    """Rows as they are done. Proving forks, so only this thread does it; diagnoses are processes."""
-    runs = Runs(asked.cache, 1)
-    pairs = _interleaved(asked.set, asked.faults, asked.healthy, runs, asked.offset)
-    waiting: dict[Future[Row], tuple[Pair, Proof]] = {}
+Diagnose = Callable[[Drawn], Row]
+
+
+def in_order(
+    pairs: Iterator[Drawn], diagnose: Diagnose, jobs: int, is_over: Callable[[], bool]
+) -> Iterator[tuple[Drawn, Row]]:
+    """Each pair with its row, in the order of the draw: what was given so far is then all up to a
+    place, and a score that is killed can go on from there. Once ``is_over``, nothing more is drawn,
+    and what is under way is waited for. Proving forks, so only this thread does it; diagnoses are
+    processes of their own."""
+    waiting: deque[tuple[Drawn, Future[Row]]] = deque()
+    with ThreadPoolExecutor(jobs) as pool:
+        while True:
+            found = None if is_over() else next(pairs, None)
+            if found is not None:
+                waiting.append((found, pool.submit(diagnose, found)))
+            running = [job for _, job in waiting if not job.done()]
+            while running and (found is None or len(running) > jobs):
+                wait(running, return_when=FIRST_COMPLETED)
+                running = [job for job in running if not job.done()]
+            while waiting and waiting[0][1].done():
+                first, job = waiting.popleft()
+                yield first, job.result()
+            if found is None:
+                return
+
+
+def scored(part: Part, asked: argparse.Namespace, place: Path) -> Iterator[tuple[Drawn, Row]]:
+    """Draw, prove and diagnose."""
     known: dict[str, Row] = {}
-    if asked.set == "tuning" and asked.out and asked.out.exists():  # a score that was cut short
+    if part.which == "tuning" and asked.out and asked.out.exists():  # a score that was cut short
         rows = map(json.loads, asked.out.read_text().splitlines())
-        known = {r["script"]: r for r in rows}
-    with ThreadPoolExecutor(asked.jobs) as pool:
-        for pair, proof in pairs:
-            if pair.name in known:
-                yield {**known[pair.name], "kept": True}
+        known = {r["script"]: {**r, "kept": True} for r in rows}
+
+    def diagnose(found: Drawn) -> Row:
+        pair = found.pair
+        if pair.name in known:
+            return known[pair.name]
+        folder = place / pair.name
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in pair.source(pair.planted.faulty).items():
+            (folder / name).write_text(text)
+        if part.which == "tuning":
+            (folder / "repaired.txt").write_text(pair.planted.repaired)
+        document = diagnosed(folder / MAIN, asked.policy, asked.time_limit)
+        if part.which == "sealed":
+            shutil.rmtree(folder)
+        return row_of(pair, found.proof, document, asked.policy)
+
+    until = time.monotonic() + 60 * asked.minutes
+    runs = Runs(asked.cache if part.which == "tuning" else None)
+    return in_order(
+        pairs_of(part, runs), diagnose, asked.jobs, lambda: time.monotonic() > until
+    )
+
+
+# ---- the two sets ------------------------------------------------------------------------------------
+
+
+def score_tuning(asked: argparse.Namespace) -> Counts:
+    """A line for each row as it is done, and its JSON to ``--out``."""
+    rows = []
+    part = Part("tuning", asked.faults, asked.healthy, asked.offset)
+    with contextlib.ExitStack() as stack:
+        place = asked.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        for _, row in scored(part, asked, place):
+            rows.append(row)
+            if row.get("kept"):
                 continue
-            folder = place / pair.name
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, text in pair.source(pair.planted.faulty).items():
-                (folder / name).write_text(text)
-            if asked.set == "tuning":
-                (folder / "repaired.txt").write_text(pair.planted.repaired)
-            job = pool.submit(diagnosed, folder / MAIN, asked.policy, asked.time_limit)
-            waiting[job] = (pair, proof)
-            while len(waiting) > asked.jobs:
-                yield from _done(waiting, asked.policy)
-        while waiting:
-            yield from _done(waiting, asked.policy)
+            word = "right" if row["right"] else "WRONG"
+            print(f"{word:6}{row['script']:60}{row['found'][0]}", flush=True)
+            if asked.out:
+                with asked.out.open("a") as out:
+                    out.write(json.dumps(row) + "\n")
+    return counts(rows)
 
 
-def _done(waiting: dict[Future[Row], tuple[Pair, Proof]], policy: str) -> Iterator[Row]:
-    finished, _ = wait(waiting, return_when=FIRST_COMPLETED)
-    for job in finished:
-        yield row_of(*waiting.pop(job), job.result(), policy)
+def score_sealed(asked: argparse.Namespace) -> Counts:
+    """Today's drawing; the file of all of them is written anew after every row."""
+    kept = kept_drawings(asked.kept)
+    drawing = drawing_of_today(kept, asked.policy)
+    part = Part(
+        "sealed", asked.faults, asked.healthy,
+        after=(drawing["to"]["faults"], drawing["to"]["healthy"]),
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as place:
+        for found, row in scored(part, asked, Path(place)):
+            kind = "healthy" if found.pair.planted.cause == NO_FAULT else "faults"
+            drawing["to"][kind] = found.place
+            drawing["counts"] = added([drawing["counts"], counts([row])])
+            write_whole(asked.kept, json.dumps({"drawings": kept}, indent=1) + "\n")
+    found: Counts = drawing["counts"]
+    return found
 
 
-def _once_a_day(stamp: Path) -> None:
-    today = datetime.date.today().isoformat()
-    if stamp.exists() and stamp.read_text() == today:
-        raise SystemExit("The sealed set has been drawn today; once a day is enough.")
-    stamp.write_text(today)
+def kept_drawings(file: Path) -> list[Row]:
+    """The entries so far, oldest first."""
+    found: list[Row] = json.loads(file.read_text())["drawings"] if file.exists() else []
+    return found
+
+
+def drawing_of_today(drawings: list[Row], policy: str) -> Row:
+    """The entry that today's drawing adds to: a new one behind the others, or the one of today that
+    was cut short. Two in a day would let rules be improved on what the first one showed."""
+    today, rules = datetime.date.today().isoformat(), rules_version()
+    last = drawings[-1] if drawings else None
+    if last is not None and last["on"] == today:
+        if (last["rules"], last["policy"]) != (rules, policy):
+            raise SystemExit(
+                "The sealed set has been drawn today under other rules or another policy. Its next "
+                "part can be drawn tomorrow."
+            )
+        return last
+    before = last["to"] if last else {"faults": 0, "healthy": 0}
+    drawings.append(
+        {
+            "on": today,
+            "commit": _commit(),
+            "rules": rules,
+            "generator": _generator(),
+            "policy": policy,
+            "machine": f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}, no CUDA",
+            "from": dict(before),
+            "to": dict(before),
+            "counts": counts([]),
+        }
+    )
+    return drawings[-1]
+
+
+def _commit() -> str:
+    """Of the tree that is scored, with "-dirty" where it differs from its commit."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    place = Path(__file__).parent
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def _generator() -> str:
+    """A digest of what draws and proves: with another one a place is another script."""
+    digest = hashlib.sha256()
+    here = Path(__file__).parent
+    for file in sorted(here.rglob("*.py")):
+        if file.name not in ("score.py", "counts.py", "peers.py"):
+            digest.update(file.relative_to(here).as_posix().encode() + file.read_bytes())
+    return digest.hexdigest()[:8]
 
 
 def main() -> None:
     """Draw, diagnose, count."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--set", choices=("tuning", "sealed"), required=True)
-    parser.add_argument("--faults", type=int, default=80)
-    parser.add_argument("--healthy", type=int, default=40)
+    parser.add_argument("--faults", type=int, default=80, help="at most, of this drawing")
+    parser.add_argument("--healthy", type=int, default=40, help="at most, of this drawing")
     parser.add_argument("--offset", type=int, default=0, help="of the tuning set's seed")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds of a run")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="take no more rows then")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="draw no more pairs then")
     parser.add_argument("--policy", choices=("native", "cuda"), default="native")
-    parser.add_argument("--cache", type=Path, required=True, help="file of kept plain runs")
+    parser.add_argument("--cache", type=Path, help="file of the tuning set's plain runs")
     parser.add_argument("--keep", type=Path, help="folder for the tuning set's scripts")
-    parser.add_argument("--out", type=Path, help="rows of the tuning set, counts of the sealed one")
+    parser.add_argument("--out", type=Path, help="rows of the tuning set")
+    parser.add_argument("--kept", type=Path, default=KEPT, help="counts of the sealed set")
     parser.add_argument("--svg", type=Path, help="the confusion matrix")
     asked = parser.parse_args()
     planting.load()
-    sealed = asked.set == "sealed"
-    if sealed:
-        _once_a_day(asked.cache.with_suffix(".sealed"))
-        asked.keep, asked.cache, asked.offset = None, None, 0
-    until = time.monotonic() + 60 * asked.minutes
-    with contextlib.ExitStack() as stack:
-        place = asked.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        rows = []
-        taken = stack.enter_context(contextlib.closing(scored(asked, place)))
-        for row in taken:
-            rows.append(row)
-            if sealed and asked.out:  # counts alone, so that a score that is cut short has some
-                asked.out.write_text(_counts(rows, asked))
-            elif not row.get("kept"):
-                print(
-                    f"{'right' if row['right'] else 'WRONG':6}{row['script']:60}{row['found'][0]}",
-                    flush=True,
-                )
-                if asked.out:
-                    with asked.out.open("a") as out:
-                        out.write(json.dumps(row) + "\n")
-            if time.monotonic() > until:
-                break
-    print(_counts(rows, asked))
+    found = score_sealed(asked) if asked.set == "sealed" else score_tuning(asked)
+    print(json.dumps(summary(found), indent=1))
     if asked.svg:
-        asked.svg.write_text(confusion_svg(summary(rows)["confusion"]))
-
-
-def _counts(rows: list[Row], asked: argparse.Namespace) -> str:
-    """The summary as JSON, with the day and how much of the draw it covers."""
-    healthy = sum(r["cause"] == "no_fault" for r in rows)
-    drawn_on = {
-        "set": asked.set, "policy": asked.policy, "on": datetime.date.today().isoformat(),
-        "faults": len(rows) - healthy, "healthy": healthy,
-        "asked for": [asked.faults, asked.healthy],
-    }  # fmt: skip
-    return json.dumps({**summary(rows), "drawn": drawn_on}, indent=1) + "\n"
+        asked.svg.write_text(confusion_svg(found["confusion"]))
 
 
 if __name__ == "__main__":

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.faults import planting
+from benchmarks.faults.counts import confusion_svg, counts, shown, summary, wilson
 from benchmarks.faults.draw import Proof, made, programs
 from benchmarks.faults.planting import FAULTS, LOOKALIKES, Roles
-from benchmarks.faults.score import confusion_svg, row_of, shown, summary, wilson
+from benchmarks.faults.score import row_of
 from benchmarks.faults.truth import Damage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -169,7 +170,7 @@ def test_a_latent_cause_is_right_where_nothing_is_harmed(
 
 def test_summary_and_confusion_matrix() -> None:
     rows = [row("a", "a"), row("a", "b"), row("no_fault", "no_fault"), row("b", "no_fault")]
-    result = summary(rows)
+    result = summary(counts(rows))
     assert result["cause first"].endswith("1 of 3")
     assert result["false alarms"].endswith("0 of 1")
     assert result["confusion"]["a"] == {"a": 1, "b": 1}
