@@ -1,7 +1,8 @@
-"""The section of docs/accuracy.md on the zoo, printed from the kept scores.
+"""The sections of docs/accuracy.md on the sealed planted faults and on the zoo, printed from the
+kept scores.
 
-python benchmarks/print_accuracy.py
-python benchmarks/print_accuracy.py --write  # puts it into docs/accuracy.md
+python -m benchmarks.print_accuracy
+python -m benchmarks.print_accuracy --write  # into docs/accuracy.md and docs/images/confusion.svg
 """
 
 from __future__ import annotations
@@ -11,10 +12,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.faults.counts import Counts, added, confusion_svg, rate, seconds, wilson
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "accuracy.md"
-BEGIN, END = "<!-- zoo -->", "<!-- /zoo -->"
+CONFUSION = ROOT / "docs" / "images" / "confusion.svg"
+GOALS = {  # what a share should be, and in which direction
+    "cause first": ("≥", 0.93),
+    "module": ("≥", 0.92),
+    "line": ("≥", 0.92),
+    "wrong cause": ("≤", 0.02),
+    "undetermined": ("", None),
+    "no fault over damage": ("≤", 0.01),
+    "false alarms": ("≤", 0.005),
+    "fix cured, of those run": ("≥", 0.92),
+}
+EACH_CAUSE = 0.80  # right first
+MEDIAN_S, WORST_S = 10, 90
 TOOLS = {
     "detect_anomaly": "torch's detect_anomaly",
     "DebugUnderflowOverflow": "transformers' DebugUnderflowOverflow",
@@ -22,8 +37,86 @@ TOOLS = {
 COLUMNS = ("case", "expected", "found first", "module", "fix", "verified", "s", *TOOLS)
 
 
-def section() -> str:
-    """Everything between the two marks."""
+def sealed() -> str:
+    """The sealed set: the sum of its drawings, one table for each policy."""
+    file = RESULTS / "faults_sealed.json"
+    drawings = json.loads(file.read_text())["drawings"] if file.exists() else []
+    if not drawings:
+        return "The sealed set has not been drawn."
+    lines = [
+        "Each drawing takes the next part of the sealed set's sequence"
+        " ([faults_sealed.json](../benchmarks/results/faults_sealed.json)); only counts are kept.",
+        "",
+        "| drawing | rules | policy | faults | cause first | healthy | false alarms |",
+        "|---" * 7 + "|",
+        *map(_drawing, drawings),
+    ]
+    for policy in dict.fromkeys(d["policy"] for d in drawings):
+        lines += ["", *_sum(policy, added(d["counts"] for d in drawings if d["policy"] == policy))]
+    lines += ["", f"![Confusion matrix]({CONFUSION.relative_to(PAGE.parent)})"]
+    return "\n".join(lines)
+
+
+def confusion() -> str:
+    """The confusion matrix of all drawings as SVG; "" where there is none."""
+    file = RESULTS / "faults_sealed.json"
+    drawings = json.loads(file.read_text())["drawings"] if file.exists() else []
+    return confusion_svg(added(d["counts"] for d in drawings)["confusion"]) if drawings else ""
+
+
+def _drawing(drawing: dict[str, Any]) -> str:
+    found = drawing["counts"]
+    rules = f"{drawing['rules']}, commit {drawing['commit']}"
+    first, alarms = (found["shares"][name] for name in ("cause first", "false alarms"))
+    cells = [drawing["on"], rules, drawing["policy"], found["faults"], f"{first[0]} right"]
+    return "| " + " | ".join(map(str, [*cells, found["healthy"], alarms[0]])) + " |"
+
+
+def _sum(policy: str, found: Counts) -> list[str]:
+    by_cause = found["by cause"]
+    low = sorted(by_cause.items(), key=lambda item: (item[1][0] / item[1][1], item[0]))
+    times = seconds(found)
+    return [
+        f"All drawings under {policy} autocast, {found['faults']} faults and {found['healthy']}"
+        " healthy scripts (95 % intervals):",
+        "",
+        "| figure | goal | measured |",
+        "|---|---|---|",
+        *(_goal(name, *goal, *found["shares"][name]) for name, goal in GOALS.items()),
+        f"| lowest cause | ≥ {EACH_CAUSE * 100:.0f} % | "
+        + (f"{low[0][0]}: {low[0][1][0]} of {low[0][1][1]}" if low else "none")
+        + " |",
+        f"| seconds, median and worst | ≤ {MEDIAN_S}, ≤ {WORST_S} | "
+        + (f"{times[0]}, {times[1]}" if times else "none")
+        + " |",
+        "",
+        "<details><summary>By cause and by program</summary>",
+        "",
+        *_table("cause", low),
+        "",
+        *_table("program", sorted(found["by program"].items())),
+        "",
+        "</details>",
+    ]
+
+
+def _goal(name: str, sign: str, limit: float | None, hits: int, of: int) -> str:
+    goal = "" if limit is None else f"{sign} {limit:.1%}".replace(".0%", "%")
+    return f"| {name} | {goal} | {rate(hits, of)} |".replace("%", " %")
+
+
+def _table(what: str, shares: list[tuple[str, list[int]]]) -> list[str]:
+    rows = [f"| {name} | {hits} of {of} | {_interval(hits, of)} |" for name, (hits, of) in shares]
+    return [f"| {what} | right first | 95 % interval |", "|---|---|---|", *rows]
+
+
+def _interval(hits: int, of: int) -> str:
+    low, high = wilson(hits, of)
+    return f"{low:.0%} to {high:.0%}".replace("%", " %")
+
+
+def zoo_section() -> str:
+    """`ampscope zoo`, and what other tools say of its scripts."""
     zoo = json.loads((RESULTS / "zoo.json").read_text())
     peers = json.loads((RESULTS / "zoo_peers.json").read_text())
     said = {(s["script"], s["tool"]): s for s in peers["said"]}
@@ -51,10 +144,16 @@ def section() -> str:
     return "\n".join(lines)
 
 
+SECTIONS = {"sealed": sealed, "zoo": zoo_section}
+
+
 def replaced(text: str) -> str:
-    """The page with the section as it is now."""
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n{section()}\n{END}{rest.partition(END)[2]}"
+    """The page with its sections, each between two marks, as they are now."""
+    for name, section in SECTIONS.items():
+        begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n{section()}\n{end}{rest.partition(end)[2]}"
+    return text
 
 
 def _row(score: dict[str, Any], said: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
@@ -94,5 +193,7 @@ def _peer(name: str, found: dict[str, int]) -> str:
 if __name__ == "__main__":
     if sys.argv[1:] == ["--write"]:
         PAGE.write_text(replaced(PAGE.read_text()))
+        if drawing := confusion():
+            CONFUSION.write_text(drawing)
     else:
-        print(section())
+        print(*(section() for section in SECTIONS.values()), sep="\n\n")

@@ -209,9 +209,7 @@ def scored(part: Part, asked: argparse.Namespace, place: Path) -> Iterator[tuple
 
     until = time.monotonic() + 60 * asked.minutes
     runs = Runs(asked.cache if part.which == "tuning" else None)
-    return in_order(
-        pairs_of(part, runs), diagnose, asked.jobs, lambda: time.monotonic() > until
-    )
+    return in_order(pairs_of(part, runs), diagnose, asked.jobs, lambda: time.monotonic() > until)
 
 
 # ---- the two sets ------------------------------------------------------------------------------------

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import datetime
+import json
 import random
 import threading
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from fractions import Fraction
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import print_accuracy
 from benchmarks.faults import draw, planting, score
 from benchmarks.faults.counts import added, counts, seconds, summary
 from benchmarks.faults.draw import Drawn, Proof
@@ -36,16 +38,24 @@ def drawn_rows(number: int, seed: int = 3) -> list[dict[str, Any]]:
         wrong = not right and found not in ("no_fault", "inconclusive")
         rows.append(
             {
-                "script": f"s{n}", "cause": cause, "program": rng.choice("pqr"),
-                "form": rng.choice(["", "log_file"]), "policy": rng.choice(["native", "cuda"]),
-                "found": [found], "right": right, "among_three": right, "wrong_cause": wrong,
-                "undetermined": found == "inconclusive", "no_fault": found == "no_fault",
+                "script": f"s{n}",
+                "cause": cause,
+                "program": rng.choice("pqr"),
+                "form": rng.choice(["", "log_file"]),
+                "policy": rng.choice(["native", "cuda"]),
+                "found": [found],
+                "right": right,
+                "among_three": right,
+                "wrong_cause": wrong,
+                "undetermined": found == "inconclusive",
+                "no_fault": found == "no_fault",
                 "module_right": rng.choice([None, True, False]) if right and not healthy else None,
                 "line_right": rng.choice([None, True, False]) if right and not healthy else None,
-                "verified": rng.choice([None, True, False]), "harmed": rng.random() < 0.7,
+                "verified": rng.choice([None, True, False]),
+                "harmed": rng.random() < 0.7,
                 "latent": ["small_update_lost"] * rng.randrange(2),
                 "elapsed_s": rng.choice([None, rng.uniform(3, 90)]),
-            }  # fmt: skip
+            }
         )
     return rows
 
@@ -54,7 +64,7 @@ def drawn_rows(number: int, seed: int = 3) -> list[dict[str, Any]]:
 def test_counts_of_parts_add_up_to_those_of_the_whole(cuts: tuple[int, ...]) -> None:
     rows = drawn_rows(60)
     edges = [0, *cuts, len(rows)]
-    parts = [rows[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    parts = [rows[a:b] for a, b in pairwise(edges)]
     whole = counts(rows)
     assert added(map(counts, parts)) == whole
     assert summary(added(map(counts, parts))) == summary(whole)
@@ -164,3 +174,27 @@ def test_drawings_of_two_days_are_one_drawing_of_both(
     monkeypatch.setattr(score, "rules_version", lambda: "rules improved on the same day")
     with pytest.raises(SystemExit, match="tomorrow"):
         score.score_sealed(_asked(tmp_path, 1, 1))
+
+
+def test_the_page_prints_the_sum_of_the_drawings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(print_accuracy, "RESULTS", tmp_path)
+    assert print_accuracy.sealed() == "The sealed set has not been drawn."
+    rows = drawn_rows(60)
+    entry = {"rules": "1 (a)", "commit": "b", "policy": "native"}
+    drawings = [
+        {**entry, "on": "2031-05-06", "counts": counts(rows[:25])},
+        {**entry, "on": "2031-05-07", "counts": counts(rows[25:])},
+    ]
+    (tmp_path / "faults_sealed.json").write_text(json.dumps({"drawings": drawings}))
+    text = print_accuracy.sealed()
+    right = sum(r["right"] for r in rows if r["cause"] != "no_fault")
+    faults = sum(r["cause"] != "no_fault" for r in rows)
+    assert f", {right} of {faults} |" in text
+    assert "2031-05-06" in text
+    monkeypatch.setattr(print_accuracy, "SECTIONS", {"sealed": print_accuracy.sealed})
+    page = print_accuracy.replaced("a <!-- sealed -->old<!-- /sealed --> b")
+    assert text in page
+    assert "old" not in page
+    assert print_accuracy.confusion().count("<rect") > 9
