@@ -55,6 +55,28 @@ def test_a_scaler_that_goes_on_after_weights_were_rolled_back_has_lost_nothing()
     assert resumed(rolled_back, init=64.0, skips=1) is Status.PASSED
 
 
+def test_a_last_load_after_which_nothing_is_trained_hides_no_lost_state() -> None:
+    last = log(SCALED_LOOP, start=10_000)[-1]
+    link = [LOAD, replace(LOAD, name="scaler_load_state_dict", subject="scaler1")]
+    again = replace(LOAD, seq=last.seq + 1, attempt=2 * STEPS)
+    first, rest = log(SCALED_LOOP), log(SCALED_LOOP, start=5_000)
+    resume = [replace(c, seq=4_000 + n, attempt=STEPS) for n, c in enumerate(link)]
+    second = [replace(c, attempt=c.attempt + STEPS) for c in rest]
+    attempts = [replace(a, scale=64.0) for a in steps(FALLING)] + [
+        replace(a, attempt=a.attempt + STEPS) for a in search(steps(FALLING), 65536.0, 10)
+    ]
+    calls = [*first, *resume, *second]
+    for more in ([], [again]):
+        made = evidence(run(attempts, calls=[*calls, *more]))
+        assert status("scaler_state_lost", made) is Status.FOUND
+
+
+def test_files_of_one_checkpoint_are_one_resume() -> None:
+    """Weights, the scaler's state and an average from files of their own, before training goes on."""
+    restored = replace(LOAD, name="scaler_load_state_dict", subject=SCALE.subject)
+    assert resumed(LOAD, LOAD, restored, LOAD, init=65536.0, skips=10) is Status.PASSED
+
+
 def test_weights_that_are_loaded_after_training_lose_no_scale() -> None:
     loop = log(SCALED_LOOP)
     load = replace(LOAD, seq=len(loop), attempt=STEPS)

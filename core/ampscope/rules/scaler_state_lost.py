@@ -19,7 +19,12 @@ Remedy
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, field
+
 from ampscope.analysis.evidence import Evidence
+from ampscope.analysis.run_view import RunView
+from ampscope.observations import Call
 from ampscope.rules.verdict import (
     Fix,
     Measurement,
@@ -32,24 +37,58 @@ from ampscope.rules.verdict import (
 )
 
 JUMP = 8.0  # the fresh scale over the last one before
+STATE = "with scaler state"  # the note of a load that brings one
 
 
 def check(evidence: Evidence) -> Verdict:
-    """Found from the log: load, no load_state_dict, and the scale's jump or a burst of skips."""
+    """Found from the log: load, no load_state_dict, and the scale's jump or a burst of skips. Every
+    resume counts: after the last one the script may train no more."""
     run = evidence.baseline
-    loads = [c for c in run.calls if c.name == "load" and not c.nested]
-    if not loads or not run.has_scaler:
+    if not run.has_scaler or not any(c.name == "load" and not c.nested for c in run.calls):
         return not_applicable("Nothing was resumed under a scaler.")
-    load = loads[-1]
-    later = [c for c in run.calls if c.seq > load.seq]
+    answers = [_judged(run, resume) for resume in _resumes(run)]
+    if not answers:
+        return passed("Nothing was trained with a scaler after the load.")
+    return next((a for a in answers if a.status is Status.FOUND), answers[-1])
+
+
+@dataclass(slots=True)
+class _Resume:
+    """A load, or several with no training between them; ``load`` is the last one, or the last that
+    brought a scaler's state. ``later``: all calls from the first one to the next resume."""
+
+    load: Call
+    later: list[Call] = field(default_factory=list)
+    until: float = math.inf  # the attempt at which the next one begins
+
+
+def _resumes(run: RunView) -> list[_Resume]:
+    """Those after which losses were scaled."""
+    found: list[_Resume] = []
+    trained = True
+    for call in run.calls:
+        is_load = call.name == "load" and not call.nested
+        if is_load and trained:
+            if found:
+                found[-1].until = call.attempt
+            found.append(_Resume(call))
+            trained = False
+        elif is_load and (call.note == STATE or found[-1].load.note != STATE):
+            found[-1].load = call
+        trained = trained or call.name == "scale"
+        if found:
+            found[-1].later.append(call)
+    return [resume for resume in found if any(c.name == "scale" for c in resume.later)]
+
+
+def _judged(run: RunView, resume: _Resume) -> Verdict:
+    load, later = resume.load, resume.later
     restored = {c.subject for c in later if c.name == "scaler_load_state_dict"}
     used = {c.subject for c in later if c.name == "scale"}
-    if not used:
-        return passed("Nothing was trained with a scaler after the load.")
     if restored & used:
         return passed("The scaler's state was restored.")
     before = [a.scale for a in run.attempts if a.scaler and a.attempt < load.attempt]
-    after = [a for a in run.attempts if a.scaler and a.attempt >= load.attempt]
+    after = [a for a in run.attempts if a.scaler and load.attempt <= a.attempt < resume.until]
     if not after:
         return passed("No step followed the load.")
     burst = 0
@@ -57,7 +96,7 @@ def check(evidence: Evidence) -> Verdict:
         burst += 1
     jump = after[0].scale / before[-1] if before and before[-1] else None
     jumped = jump is not None and jump >= JUMP
-    had_state = load.note == "with scaler state"
+    had_state = load.note == STATE
     if not before and not had_state and burst:
         # Pretrained weights come without a scaler, and a new scaler searches for its scale.
         return inconclusive("Nothing was trained before the load: it may be no resume.")
@@ -65,7 +104,7 @@ def check(evidence: Evidence) -> Verdict:
         return passed("The scale did not jump at the load.")
     values = [
         Measurement("skips right after the load", burst, 0, "as_is", load.attempt),
-        Measurement("checkpoint", load.note, "with scaler state", "as_is", load.attempt),
+        Measurement("checkpoint", load.note, STATE, "as_is", load.attempt),
     ]
     if jump is not None:
         values.append(
