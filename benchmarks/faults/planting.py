@@ -137,6 +137,16 @@ class Roles(Script):
         return self.calls(*OPTIMIZERS)
 
     @cached_property
+    def is_bf16(self) -> bool:
+        """Whether its half format is bf16, which has the range of fp32."""
+        return any(
+            (isinstance(n, ast.Attribute) and n.attr == "bfloat16")
+            or (isinstance(n, ast.Constant) and str(n.value).startswith("bf16"))
+            or (isinstance(n, ast.keyword) and n.arg == "bf16")
+            for n in ast.walk(self.tree)
+        )
+
+    @cached_property
     def _scalers(self) -> set[str]:
         """Last parts of the names that scalers are assigned to."""
         found = {

@@ -115,6 +115,15 @@ def test_a_fault_lies_in_one_of_several_files() -> None:
     assert "masked_fill" in source["model.py"].splitlines()[mask.planted.lines[0] - 1]
 
 
+def test_an_epsilon_vanishes_in_fp16_alone() -> None:
+    kind = FAULTS["eps_beside_a_deviation"]
+    fp16, bf16 = TEXTS["siamese_triplets"], TEXTS["lit_spectra"]
+    assert made(kind, "siamese_triplets", fp16, 0, formed=False) is not None
+    assert made(kind, "lit_spectra", bf16, 0, formed=False) is None
+    assert Roles(bf16["train.py"]).is_bf16
+    assert not Roles(fp16["train.py"]).is_bf16
+
+
 @pytest.mark.slow
 def test_several_files_are_run_together(tmp_path: Path) -> None:
     options = ("--kinds", "as_written", "unscale_left_out", "--programs", "tagger_project")
