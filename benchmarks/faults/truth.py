@@ -9,6 +9,7 @@ Runs are deterministic, so they are kept by the hash of their text (``Runs``).
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import importlib
 import math
@@ -32,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-VERSION = 2  # of what a run records; another one forgets the kept runs
+VERSION = 3  # of what a run records; another one forgets the kept runs
 LIMIT_S = 60.0
 COMPARED_STEPS = 3  # gradients of the first steps are kept
 COMPARED_ENTRIES = 1024  # of each parameter, evenly spread
@@ -437,13 +438,24 @@ class _Recorder:
                 total += first.numel()
         run.moved = moved / total if total else 0.0
         run.still = self._still / self._counted if self._counted else 0.0
-        for root in self._roots:
+        for root in [*self._roots, *_holders(self._roots)]:
             for path, module in root.named_modules():
                 run.modules.setdefault(type(module).__name__, []).append(path)
+        for root in self._roots:
             for buffer in root.buffers():
                 if buffer.is_floating_point() and ("running" in _names(root, buffer)):
                     run.finite_buffers &= bool(torch.isfinite(buffer).all())
         return run
+
+
+def _holders(roots: list[Any]) -> list[Any]:
+    """Modules that are never called and hold one that is, as a LightningModule does: a path may
+    begin at them as well."""
+    from torch import nn
+
+    modules = [m for m in gc.get_objects() if issubclass(type(m), nn.Module)]
+    called = {id(root) for root in roots}
+    return [m for m in modules if id(m) not in called and called & {id(n) for n in m.modules()}]
 
 
 def _names(root: Any, wanted: Any) -> str:

@@ -10,13 +10,14 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from benchmarks.faults import planting
 from benchmarks.faults.counts import confusion_svg, counts, shown, summary, wilson
 from benchmarks.faults.draw import Proof, made, programs
 from benchmarks.faults.planting import FAULTS, LOOKALIKES, Roles
 from benchmarks.faults.score import row_of
-from benchmarks.faults.truth import Damage
+from benchmarks.faults.truth import Damage, _Recorder
 
 ROOT = Path(__file__).resolve().parents[2]
 planting.load()
@@ -113,6 +114,24 @@ def test_a_fault_lies_in_one_of_several_files() -> None:
     source = mask.source(mask.planted.faulty)
     assert {n for n in files if source[n] != files[n]} == {"model.py"}
     assert "masked_fill" in source["model.py"].splitlines()[mask.planted.lines[0] - 1]
+
+
+def test_a_module_is_named_from_what_is_called_and_from_what_holds_it() -> None:
+    """A LightningModule is never called itself; its model is."""
+
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = nn.Sequential(nn.Linear(2, 2))
+
+    holder, bystander = Holder(), nn.Sequential(nn.Conv1d(1, 1, 1))
+    recorder = _Recorder()
+    recorder._entering(holder.model, ())
+    found = recorder.result().modules
+    assert found["Linear"] == ["0", "model.0"]
+    assert found["Sequential"] == ["", "model"]
+    assert "Conv1d" not in found
+    del bystander
 
 
 def test_an_epsilon_vanishes_in_fp16_alone() -> None:
