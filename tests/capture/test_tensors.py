@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
+from torch.autograd import _get_sequence_nr
 from torch.utils._mode_utils import no_dispatch
 
 import ampscope
@@ -390,3 +392,29 @@ def test_random_strides_and_offsets_are_counted_whole(tmp_path: Path) -> None:
         (expected,) = whole.take(0, 1.0).values()
         np.testing.assert_array_equal(frame.rows, expected.rows)
         assert frame.rows.sum() == view.numel()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_all_finite_is_what_isfinite_says_of_every_element(dtype: torch.dtype) -> None:
+    """Also where the sum of finite numbers overflows, and where two infinities cancel."""
+    largest = torch.finfo(dtype).max
+    fillings = [(), (largest,) * 7, (-largest,) * 7, (math.inf,), (-math.inf,), (math.nan,)]
+    fillings += [(math.inf, -math.inf), (largest, math.inf), (-largest, math.nan)]
+    for shape in ((0,), (), (9,), (40, 50)):
+        for filling in fillings:
+            tensor = torch.randn(shape, dtype=torch.float64).to(dtype)
+            flat = tensor.view(-1)
+            for place, value in enumerate(filling[: flat.numel()]):
+                flat[(place * 37) % flat.numel()] = value
+            expected = bool(np.isfinite(tensor.double().numpy()).all())
+            for seen in (tensor, tensor.requires_grad_(), tensor[..., None].expand(*shape, 2)):
+                assert all_finite(seen) is expected, (shape, filling)
+
+
+def test_a_look_makes_no_node_of_autograd() -> None:
+    """Autograd numbers its nodes, and ops are found by these numbers."""
+    weight = torch.ones(3, requires_grad=True)
+    before = _get_sequence_nr()
+    assert all_finite(weight)
+    assert all_finite(weight * 2)
+    assert _get_sequence_nr() - before == 1  # of the product

@@ -180,9 +180,10 @@ class ScriptRecorder:
     def _after_forward(self, module: nn.Module, inputs: object, output: object) -> None:
         if self.paths.stack or torch.is_grad_enabled() or not self.attempts.count:
             return
-        for tensor in floating_tensors(output):
-            if not all_finite(tensor):
-                self._evaluated_badly(module, tensor)
+        with self._not_watched():
+            for tensor in floating_tensors(output):
+                if not all_finite(tensor):
+                    self._evaluated_badly(module, tensor)
 
     def _evaluated_badly(self, module: nn.Module, tensor: torch.Tensor) -> None:
         has_nan = bool(torch.isnan(plain(tensor)).any())

@@ -19,7 +19,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.script.op_facts import OpCall
 from ampscope.capture.script.optimizer_facts import parameters_of
-from ampscope.capture.tensors import HALF, has_own_memory
+from ampscope.capture.tensors import HALF, all_finite, has_own_memory
 from ampscope.observations import GradientChange
 from ampscope.source_lines import SourceLines, line_name
 
@@ -66,7 +66,7 @@ class GradientChanges:
                 if copy is not None and p.grad is not None and _differs(copy, p.grad.detach())
             ]
             # An overflowed gradient says nothing about a factor.
-            if not changed or not all(bool(torch.isfinite(g).all()) for p in changed for g in p):
+            if not changed or not all(all_finite(g) for p in changed for g in p):
                 return
             facts = dataclasses.asdict(change_kind(changed))
         self.records.append(

@@ -22,7 +22,7 @@ from torch import Tensor
 from ampscope.capture.script import op_facts
 from ampscope.capture.script.op_facts import OpCall
 from ampscope.capture.script.op_taint import EXACT
-from ampscope.capture.tensors import HALF
+from ampscope.capture.tensors import HALF, all_finite
 from ampscope.observations import INACCURATE_ERROR
 
 CONSTANT = -1  # in place of a bad op's id
@@ -110,13 +110,13 @@ def _result(call: OpCall, known: dict[int, Exact]) -> Tensor | None:
 
 def _keep(out: Tensor, source: int, values: Tensor | None, place: Place) -> None:
     fits = values is not None and values.shape == out.shape and values.is_floating_point()
-    if values is not None and fits and op_facts.all_finite(values):
+    if values is not None and fits and all_finite(values):
         out.__dict__[EXACT] = Exact(source, values, place())
 
 
 def _error(out: Tensor, exact: Tensor) -> float | None:
     """Relative 2-norm distance; None where ``exact`` is zero, not finite, or of another shape."""
-    if out.shape != exact.shape or not op_facts.all_finite(exact):
+    if out.shape != exact.shape or not all_finite(exact):
         return None
     exact = exact.float()
     length = float(torch.linalg.vector_norm(exact))

@@ -56,11 +56,6 @@ def is_op_operand(tensor: Tensor) -> bool:
     return has_own_memory(tensor) and tensor.layout in (torch.strided, torch.sparse_coo)
 
 
-def all_finite(tensor: Tensor) -> bool:
-    """Without NaN and infinities."""
-    return bool(torch.isfinite(plain(tensor)).all())
-
-
 def has_nan(tensor: Tensor) -> bool:
     """Whether a tensor of any dtype holds a NaN; infinities are none."""
     return tensor.is_floating_point() and bool(torch.isnan(plain(tensor)).any())

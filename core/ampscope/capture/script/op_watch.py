@@ -36,7 +36,7 @@ from ampscope.capture.script.gradient_changes import WriteLines
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.op_facts import OpCall, overwrites, targets
 from ampscope.capture.script.op_taint import FOREIGN, INTENDED, Provenance
-from ampscope.capture.tensors import HALF, in_backward
+from ampscope.capture.tensors import HALF, all_finite, in_backward
 from ampscope.capture.training_events import StepListener
 from ampscope.numerics.formats import dtype_name
 from ampscope.observations import INACCURATE_ERROR, READ_GRADIENT, READ_LOSS, BadOp, Call
@@ -125,7 +125,7 @@ class OpWatch(StepListener):
         if tensor is None or taint is None or taint == INTENDED:
             return None
         with no_dispatch():
-            return None if op_facts.all_finite(tensor) else taint
+            return None if all_finite(tensor) else taint
 
     def place(self) -> tuple[str, int]:
         """(file, line) of the user's code that the op that runs belongs to; ("", 0) for none."""
@@ -194,7 +194,7 @@ class OpWatch(StepListener):
                 continue  # a watched op made it, and it was finite
             if not _may_be_bad(tensor) or tensor.is_sparse:
                 continue
-            if not op_facts.all_finite(tensor):
+            if not all_finite(tensor):
                 found[id(tensor)] = self._foreign(tensor) if taint is None else taint
         return found
 
@@ -207,10 +207,10 @@ class OpWatch(StepListener):
 
     def _note_gap(self, call: OpCall) -> None:
         """Keep an op that a CPU computes otherwise than CUDA."""
-        dtypes = {tensor.dtype for tensor in call.tensors if tensor.is_floating_point()}
-        for dtype in dtypes:
+        for tensor in call.tensors:
+            dtype = tensor.dtype
             key = (id(call.func), dtype)
-            if key not in self._known_ops:
+            if key not in self._known_ops and dtype.is_floating_point:
                 self._known_ops.add(key)
                 named = (f"aten.{call.name}", dtype_name(dtype))
                 if op_lists.concerned(*named):
@@ -225,7 +225,7 @@ class OpWatch(StepListener):
         return provenance
 
     def _look(self, call: OpCall, out: Tensor, provenance: Provenance, position: int) -> None:
-        if not op_facts.all_finite(out):
+        if not all_finite(out):
             self._not_finite(call, out, provenance, position)
             return
         self.taints.clear(out)
@@ -279,7 +279,7 @@ class OpWatch(StepListener):
 
     def _not_finite(self, call: OpCall, out: Tensor, provenance: Provenance, position: int) -> None:
         inputs = [t for t in call.tensors if t is not out]
-        bad = [t for t in inputs if _may_be_bad(t) and not op_facts.all_finite(t)]
+        bad = [t for t in inputs if _may_be_bad(t) and not all_finite(t)]
         if not bad and position in _WORKSPACE.get(call.name, ()):
             self.taints.mark(out, INTENDED)
             return
@@ -342,7 +342,7 @@ class OpWatch(StepListener):
         """A tensor that no watched op made brought a non-finite value: data or a parameter."""
         for tensor in inputs:
             fresh = op_taint.provenance_of(tensor) is None and tensor.is_floating_point()
-            if call.node is None and fresh and not op_facts.all_finite(tensor):
+            if call.node is None and fresh and not all_finite(tensor):
                 fact = "nan_operand" if op_facts.has_nan(tensor) else "inf_operand"
                 self.uses.add(fact, call.name, self._attempt, lambda: self._origins.names(None))
 
@@ -634,7 +634,7 @@ class BadOps:
             **op_facts.special_counts(out),
             total=out.numel(),
             fp32_max=op_facts.max_abs(fp32),
-            fp32_finite=None if fp32 is None else op_facts.all_finite(fp32),
+            fp32_finite=None if fp32 is None else all_finite(fp32),
             autocast=bool(autocast),
             last_attempt=self.attempt,
             error=error,

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.script.op_facts import first_bad_index
-from ampscope.capture.tensors import HALF, holds_numbers, plain
+from ampscope.capture.tensors import HALF, all_finite, holds_numbers, plain
 from ampscope.numerics.formats import dtype_name
 from ampscope.observations import Scan
 
@@ -81,7 +81,8 @@ def dtypes(tensors: list[Tensor]) -> str:
 
 def nonfinite_count(tensors: list[Tensor]) -> int:
     """NaN and infinite entries of all tensors."""
-    return sum(int((~torch.isfinite(plain(t))).sum()) for t in tensors)
+    bad = (t for t in tensors if not all_finite(t))
+    return sum(int((~torch.isfinite(plain(t))).sum()) for t in bad)
 
 
 # Looks at tensors outside the ops: parameters, buffers and batches at the start and at the end.
