@@ -5,6 +5,7 @@
 Each script runs by itself under each tool, switched on as its documentation says and stopped at the
 first thing that the tool reports: torch's `detect_anomaly` (a NaN that a backward function returns)
 and transformers' `DebugUnderflowOverflow` (NaN or Inf in inputs, outputs or weights of a module).
+The child knows NeuralDBG as well, which faults_peers.py asks.
 `--peers DIR` adds a folder to look for transformers (pip install --target DIR transformers).
 """
 
@@ -16,6 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,6 +29,7 @@ RESULTS = Path(__file__).parent / "results" / "zoo_peers.json"
 LIMIT_S = 120.0
 TOOLS = ("detect_anomaly", "DebugUnderflowOverflow")
 _FUNCTION = re.compile(r"Function '(\w+)' returned nan values")
+_HYPOTHESIS = re.compile(r"^NeuralDBG: (.* detected at (\S+) \(step \d+\))$", re.MULTILINE)
 _FRAME = re.compile(r"^ {18}(\S*) (\w+)$", re.MULTILINE)
 
 
@@ -39,7 +42,7 @@ class Said:
     tool: str
     said: str
     module: str | None  # the module that it points at
-    module_expected: str | None
+    module_expected: tuple[str, ...]  # any of them is right; none where no module is to blame
     how: str  # "reported", "silent", "the script failed", "time limit"
 
 
@@ -49,28 +52,32 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     asked = parser.parse_args()
     found = [
-        _ask(tool, script, case, module, policy, asked.peers)
+        ask(tool, script_path(script), case, (module,) if module else (), policy, asked.peers)
         for script, case, module, policy in _scripts()
         for tool in TOOLS
     ]
-    document = {"setting": setting(), "summary": summary(found), "said": [asdict(s) for s in found]}
+    document = {
+        "setting": setting(),
+        "summary": summary(found, TOOLS),
+        "said": [asdict(s) for s in found],
+    }
     asked.out.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(document["summary"], indent=1))
 
 
-def summary(found: list[Said]) -> dict[str, dict[str, int]]:
+def summary(found: Sequence[Said], tools: Sequence[str]) -> dict[str, dict[str, int]]:
     """For each tool: how many failing scripts it stops at, how often at the module to blame; and
     how many healthy ones it stops."""
     lines = {}
-    for tool in TOOLS:
+    for tool in tools:
         own = [said for said in found if said.tool == tool]
         failing, healthy = [s for s in own if s.case], [s for s in own if not s.case]
-        with_module = [s for s in failing if s.module_expected is not None]
+        with_module = [s for s in failing if s.module_expected]
         lines[tool] = {
             "failing scripts": len(failing),
             "of these, said something": sum(s.how == "reported" for s in failing),
             "failing scripts with a module to blame": len(with_module),
-            "of these, pointed at it": sum(s.module == s.module_expected for s in with_module),
+            "of these, pointed at it": sum(s.module in s.module_expected for s in with_module),
             "healthy scripts": len(healthy),
             "of these, stopped": sum(s.how == "reported" for s in healthy),
             "of these, ended by an error of the tool": sum(
@@ -91,23 +98,25 @@ def _scripts() -> list[tuple[str, str, str | None, str]]:
     return rows + [(name, "", None, "any") for name in HEALTHY]
 
 
-def _ask(
-    tool: str, script: str, case: str, module: str | None, policy: str, peers: Path | None
+def ask(
+    tool: str, script: Path, case: str, modules: tuple[str, ...], policy: str, peers: Path | None
 ) -> Said:
+    """Run one script under one tool."""
     command = [sys.executable, str(Path(__file__).with_name("zoo_peers_child.py"))]
-    command += [tool, str(script_path(script)), policy, str(peers or "")]
+    command += [tool, str(script), policy, str(peers.absolute() if peers else "")]
+    name = script.name
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run(
                 command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False
             )
         except subprocess.TimeoutExpired:
-            return Said(script, case, tool, "", None, module, "time limit")
+            return Said(name, case, tool, "", None, modules, "time limit")
     text = done.stdout + done.stderr
     said, place = _read(tool, text)
     how = "reported" if said else "silent" if done.returncode == 0 else "the script failed"
-    print(f"{script:32} {tool:24} {how:18} {said}", flush=True)
-    return Said(script, case, tool, said, place, module, how)
+    print(f"{name:32} {tool:24} {how:18} {said}", flush=True)
+    return Said(name, case, tool, said, place, modules, how)
 
 
 def _read(tool: str, text: str) -> tuple[str, str | None]:
@@ -115,6 +124,9 @@ def _read(tool: str, text: str) -> tuple[str, str | None]:
     if tool == "detect_anomaly":
         match = _FUNCTION.search(text)
         return (match[0], None) if match else ("", None)
+    if tool == "NeuralDBG":
+        found = _HYPOTHESIS.search(text)
+        return (found[1], found[2].partition("_")[2] or None) if found else ("", None)
     if "DebugUnderflowOverflow: inf/nan detected" not in text:
         return "", None
     frames = _FRAME.findall(text)
