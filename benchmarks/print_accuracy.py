@@ -115,6 +115,33 @@ def _interval(hits: int, of: int) -> str:
     return f"{low:.0%} to {high:.0%}".replace("%", " %")
 
 
+def planted_peers() -> str:
+    """What other tools say of the scripts of a tuning draw."""
+    file = RESULTS / "faults_peers.json"
+    if not file.exists():
+        return "Other tools have not been asked."
+    found = json.loads(file.read_text())["summary"]
+    lines = [
+        "What other tools say of scripts of the third draw"
+        " ([faults_peers.json](../benchmarks/results/faults_peers.json)), each switched on as its",
+        "documentation says and run by itself. Beside them stands ampscope's verdict of the draw.",
+        "",
+        "| tool | says something of a fault | at the module to blame | stops a healthy script |",
+        "|---|---|---|---|",
+    ]
+    for name, counts in found.items():
+        told, pointed, stopped = (
+            f"{counts[hits]} of {counts[of]}"
+            for hits, of in (
+                ("of these, said something", "failing scripts"),
+                ("of these, pointed at it", "failing scripts with a module to blame"),
+                ("of these, stopped", "healthy scripts"),
+            )
+        )
+        lines.append(f"| {TOOLS.get(name, name)} | {told} | {pointed} | {stopped} |")
+    return "\n".join(lines)
+
+
 def zoo_section() -> str:
     """`ampscope zoo`, and what other tools say of its scripts."""
     zoo = json.loads((RESULTS / "zoo.json").read_text())
@@ -144,7 +171,7 @@ def zoo_section() -> str:
     return "\n".join(lines)
 
 
-SECTIONS = {"sealed": sealed, "zoo": zoo_section}
+SECTIONS = {"sealed": sealed, "peers": planted_peers, "zoo": zoo_section}
 
 
 def replaced(text: str) -> str:
