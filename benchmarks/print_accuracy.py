@@ -119,7 +119,7 @@ def planted_peers() -> str:
     """What other tools say of the scripts of a tuning draw."""
     file = RESULTS / "faults_peers.json"
     if not file.exists():
-        return "Other tools have not been asked."
+        return ""
     found = json.loads(file.read_text())["summary"]
     lines = [
         "What other tools say of scripts of the third draw"

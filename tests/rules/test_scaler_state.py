@@ -72,7 +72,7 @@ def test_a_last_load_after_which_nothing_is_trained_hides_no_lost_state() -> Non
 
 
 def test_files_of_one_checkpoint_are_one_resume() -> None:
-    """Weights, the scaler's state and an average from files of their own, before training goes on."""
+    """Weights, the scaler's state and an average, each from a file of its own."""
     restored = replace(LOAD, name="scaler_load_state_dict", subject=SCALE.subject)
     assert resumed(LOAD, LOAD, restored, LOAD, init=65536.0, skips=10) is Status.PASSED
 
