@@ -24,7 +24,7 @@ from ampscope.launcher.script_runs import folder_of
 from ampscope.number_words import value
 from ampscope.observations import BadOp, Observation, Operand, Scan
 from ampscope.policy.device_profiles import PROFILES, USUAL
-from ampscope.records import RunInfo
+from ampscope.records import RunInfo, State
 from ampscope.report import fix_words
 from ampscope.report import verdict_words as words
 from ampscope.report.palette import MEASURE, OTHER_DTYPE, dtype_color
@@ -66,7 +66,8 @@ def open_case() -> Case:
     return case
 
 
-STEPS = 200
+STEPS, LIMIT_S = 200, 120  # as `ampscope diagnose` has them
+DAY_S = 24 * 3600
 _POLICIES = {
     "auto": "as on this machine; with a rehearsed CUDA device where the script needs one",
     "native": "as on this machine",
@@ -103,9 +104,13 @@ def offer_script(*, is_open: bool) -> None:
             steps = left.number_input(
                 "Optimizer steps at most", 1, 1_000_000, STEPS, key="dx-script-steps"
             )
-            policy = right.selectbox(
+            limit_s = right.number_input(
+                "Time limit of each run, s", 1, DAY_S, LIMIT_S, key="dx-script-limit"
+            )
+            policy = st.selectbox(
                 "Rules", list(_POLICIES), format_func=_POLICIES.__getitem__, key="dx-script-policy"
             )
+            python = diagnoses.pick_python("", "dx-script-python")
             busy = diagnoses.busy_with()
             clicked = st.form_submit_button(
                 "Diagnose", type="primary", disabled=bool(busy), key="dx-script-start"
@@ -116,7 +121,7 @@ def offer_script(*, is_open: bool) -> None:
             else "It runs several times, each with a private view of the files that it writes."
         )
         if clicked:
-            _start_script(script, words, int(steps), policy)
+            _start_script(script, words, int(steps), policy, float(limit_s), python)
 
 
 def _changed_at(path: Path) -> float:
@@ -126,10 +131,13 @@ def _changed_at(path: Path) -> float:
         return 0.0
 
 
-def _start_script(script: str, words: str, steps: int, policy: str) -> None:
+def _start_script(
+    script: str, words: str, steps: int, policy: str, limit_s: float, python: str
+) -> None:
     try:
         path = workload_choice.python_file(options.current().scripts, script, "scripts")
-        diagnoses.start_diagnosis(path, policy, steps, shlex.split(words))
+        args = shlex.split(words)
+        diagnoses.start_diagnosis(path, policy, steps, args, limit_s, python)
     except AmpscopeError as error:
         st.error(escape(str(error)))
     except ValueError as error:  # a quotation without an end
@@ -220,7 +228,12 @@ def show_state(case: Case) -> None:
     now = f"the script runs {names}" if active else "the next run is about to start"
     ended = len(case.runs) - len(active)
     so_far = f"{plural(ended, 'run')} {'has' if ended == 1 else 'have'} ended"
-    st.info(f"**Under way:** {escape(now)}. {so_far}. This page follows it.")
+    judged = (
+        "The rules judge when the baseline run has ended."
+        if case.report is None
+        else "What the rules say so far stands below; the runs to come can change it."
+    )
+    st.info(f"**Under way:** {escape(now)}. {so_far}. {judged} This page follows it.")
     if diagnoses.is_stopping(case.script):
         st.caption("It is being stopped, which takes up to ten seconds.")
     elif _may_stop(case, active) and st.button("Stop", key="dx-stop"):
@@ -327,11 +340,11 @@ def show_live(case: Case) -> None:
     if not active:
         return
     for run in active:
-        since = duration(max(0.0, time.time() - (run.started or run.created)))
+        since_s = max(0.0, time.time() - (run.started or run.created))
         most = f" of at most {run.spec.steps:,}"
-        left = f", {duration(run.spec.time_limit_s)} at most" if run.spec.time_limit_s else ""
-        done = f"{plural(run.steps_done, 'step')}{most}, {since} so far{left}"
-        st.caption(escape(f"{Control(run.spec.control).words}: {done}"))
+        done = f"{plural(run.steps_done, 'step')}{most}, {duration(since_s)} so far"
+        left = ", ".join([done, *_time_left(run, since_s)])
+        st.caption(escape(f"{Control(run.spec.control).words}: {left}"))
     runs = [
         fix_words.ControlRun(Control(r.spec.control).words, r, store.steps(r), store.totals(r))
         for r in case.runs
@@ -340,6 +353,17 @@ def show_live(case: Case) -> None:
     if curves:
         chart.see("The loss of each run, as far as it is.")
         chart.show(control_losses(curves), "live", lambda: _losses(runs), key="dx-live")
+
+
+def _time_left(run: RunInfo, since_s: float) -> list[str]:
+    """By the pace of its steps so far, and by its limit."""
+    parts = []
+    if run.steps_done and run.spec.steps > run.steps_done:
+        pace_s = since_s / run.steps_done
+        parts.append(f"about {duration(pace_s * (run.spec.steps - run.steps_done))} left")
+    if run.spec.time_limit_s:
+        parts.append(f"ended after {duration(run.spec.time_limit_s)}")
+    return parts
 
 
 # Sections of the Diagnosis page: the verdict and the chain from the cause to the symptom.
@@ -459,6 +483,7 @@ def _run(case: Case, report: DiagnosisResult, finding: Finding) -> None:
     if not words or not permissions.offers("running the fix"):
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
+        python = diagnoses.pick_python(case.script, "dx-fix-python")
         chosen = words[0]
         if len(words) > 1:
             said = {word: Control(word).words for word in words}
@@ -480,14 +505,36 @@ def _run(case: Case, report: DiagnosisResult, finding: Finding) -> None:
     elif case.is_moving:
         text = "The script is being run. What it shows will stand here when it has ended."
     st.caption(escape(text))
+    _ended_again(case, report, chosen)
     if start:
         try:
-            diagnoses.start_controls(case.head, _with_reference(chosen))
+            diagnoses.start_controls(case.head, _with_reference(chosen), python)
         except AmpscopeError as error:
             st.error(escape(str(error)))
         else:
             st.toast(escape(f"The script runs {Control(chosen).words}."))
             st.rerun()
+
+
+def _ended_again(case: Case, report: DiagnosisResult, word: str) -> None:
+    """How the fix ended when it was last run again."""
+    runs = [run for run in case.runs if run.spec.control == word and not run.state.is_active]
+    if len(runs) < 2:
+        return
+    last = runs[-1]
+    trial = next((t for t in report.trials if t.control == word), None)
+    when = f"Run again {ago(last.ended or last.created)}, {Control(word).words}"
+    if last.state is not State.FINISHED or trial is None:
+        ended = f"{states.ENDED.get(last.state, 'ended')}. {last.message}".strip()
+        st.warning(escape(f"{when}: it {ended} The run before counts."))
+        return
+    boxes = {True: st.success, False: st.warning, None: st.info}
+    seen = {
+        True: "the symptom was gone again",
+        False: "the symptom or its cause is still there",
+        None: "the cause is found no more; its effect is not measurable",
+    }[trial.cured]
+    boxes[trial.cured](escape(f"{when}: {plural(last.steps_done, 'step')}, and {seen}."))
 
 
 def _with_reference(word: str) -> list[str]:

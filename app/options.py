@@ -1,9 +1,10 @@
 """What the operator decided when the dashboard was started. A browser can change none of it.
 
-    streamlit run app/main.py -- --store runs.db --workloads ./mine --scripts ~/train
+    streamlit run app/main.py -- --store runs.db --workloads ./mine --scripts ~/train \
+        --python nightly=/opt/nightly/bin/python
 
-or the environment variables AMPSCOPE_STORE, AMPSCOPE_WORKLOADS and AMPSCOPE_SCRIPTS; the command
-line wins. Tokens and a class (`ampscope dashboard --classroom`) are set up by the environment
+or the environment variables AMPSCOPE_STORE, AMPSCOPE_WORKLOADS, AMPSCOPE_SCRIPTS and
+AMPSCOPE_PYTHONS (joined as PATH is); the command line wins. Tokens and a class (`ampscope dashboard --classroom`) are set up by the environment
 alone: a command line is seen by every user of the machine, and a token must not be.
 """
 
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ampscope.errors import BadInput
+from ampscope.frameworks.pythons import NamedPython, named_python
 from ampscope.store.db import default_path
 
 TOKEN = "AMPSCOPE_CLASSROOM_TOKEN"  # the variable's name
@@ -46,12 +48,13 @@ class Classroom:
 @dataclass(frozen=True, slots=True)
 class Options:
     """Folders whose Python files a browser may choose, None for none: ``workloads`` to probe their
-    models, ``scripts`` to diagnose them."""
+    models, ``scripts`` to diagnose them; ``pythons``, beside the dashboard's own, to do so with."""
 
     store: Path
     workloads: Path | None = None
     scripts: Path | None = None
     classroom: Classroom | None = None
+    pythons: tuple[NamedPython, ...] = ()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -59,7 +62,8 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise BadInput(
-            f"{message}. After `--` come only --store FILE, --workloads DIR and --scripts DIR."
+            f"{message}. After `--` come only --store FILE, --workloads DIR, --scripts DIR and "
+            "--python NAME=PATH."
         )
 
 
@@ -69,13 +73,26 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
     parser.add_argument("--store", type=Path)
     parser.add_argument("--workloads", type=Path)
     parser.add_argument("--scripts", type=Path)
+    parser.add_argument("--python", action="append", metavar="NAME=PATH")
     given = parser.parse_args(arguments)
+    exported = environment.get("AMPSCOPE_PYTHONS", "").split(os.pathsep)
     return Options(
         store=(given.store or default_path()).expanduser().absolute(),
         workloads=_folder("workloads", given.workloads, environment),
         scripts=_folder("scripts", given.scripts, environment),
         classroom=classroom(environment),
+        pythons=_pythons(given.python or [text for text in exported if text]),
     )
+
+
+def _pythons(texts: Sequence[str]) -> tuple[NamedPython, ...]:
+    """One for each name. Raises BadInput where two share one."""
+    found = tuple(map(named_python, texts))
+    names = [python.name for python in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise BadInput(f"--python names {name} twice. Give each Python a name of its own.")
+    return found
 
 
 def _folder(name: str, given: Path | None, environment: Mapping[str, str]) -> Path | None:
@@ -89,7 +106,7 @@ def _folder(name: str, given: Path | None, environment: Mapping[str, str]) -> Pa
 
 def current() -> Options:
     """The options of this process. Asked for again and again while a page is drawn."""
-    folders = ("AMPSCOPE_WORKLOADS", "AMPSCOPE_SCRIPTS")
+    folders = ("AMPSCOPE_WORKLOADS", "AMPSCOPE_SCRIPTS", "AMPSCOPE_PYTHONS")
     names = ("AMPSCOPE_STORE", "XDG_DATA_HOME", *folders, TOKEN, TEACHERS, LINK)
     given = tuple((name, os.environ.get(name, "")) for name in names)
     return _parsed(tuple(_own_arguments(sys.argv)), given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import threading
 import time
 import zlib
@@ -21,7 +22,7 @@ from ampscope.launcher.script_runs import Job
 from ampscope.observations import Observation
 from ampscope.records import RunInfo, State
 from ampscope.store.reader import Reader
-from app import permissions, run_rows, states, store
+from app import options, permissions, run_rows, states, store
 from app.runs import live
 from app.states import BadgeColor
 
@@ -161,19 +162,69 @@ _jobs: dict[str, Job] = {}
 _stopping: set[str] = set()
 
 
-def start_diagnosis(script: Path, policy: str, steps: int, args: Sequence[str] = ()) -> None:
-    """Diagnose a script of the zoo, or one below the operator's folder; 0 ``steps`` are the
-    command's own default."""
+OWN_PYTHON = ""  # the name of the Python that runs the dashboard
+_python_of: dict[str, str] = {}  # script -> name of the Python that it was last started with
+
+
+def start_diagnosis(
+    script: Path,
+    policy: str,
+    steps: int,
+    args: Sequence[str] = (),
+    time_limit_s: float = 0.0,
+    python: str = OWN_PYTHON,
+) -> None:
+    """Diagnose a script of the zoo, or one below the operator's folder. ``steps`` and
+    ``time_limit_s`` of each run are the command's own default where 0; ``python`` is a name that
+    the operator gave. Raises BadInput for another."""
     permissions.require(permissions.is_trusted(), "starting a diagnosis")
     _jobs[str(script)] = script_runs.start_diagnosis(
-        script, store.path(), policy=policy, steps=steps, args=args
+        script,
+        store.path(),
+        policy=policy,
+        steps=steps,
+        time_limit_s=time_limit_s,
+        args=args,
+        python=_executable(python),
+    )
+    _python_of[str(script)] = python
+
+
+def start_controls(run: RunInfo, controls: Sequence[str], python: str = OWN_PYTHON) -> None:
+    """Run a recorded script again. Raises BadInput when its file is gone, and for a ``python`` that
+    the operator did not name."""
+    permissions.require(permissions.is_trusted(), "running a script")
+    executable = _executable(python)
+    _jobs[run.spec.workload] = script_runs.start_controls(
+        store.path(), run.id, controls, executable
+    )
+    _python_of[run.spec.workload] = python
+
+
+def pick_python(script: str, key: str) -> str:
+    """A select box over the Pythons that the operator named and the dashboard's own; without others
+    nothing is drawn. The one that ``script`` was last started with comes first to mind."""
+    names = [OWN_PYTHON, *(python.name for python in options.current().pythons)]
+    if len(names) == 1:
+        return OWN_PYTHON
+    last = _python_of.get(script, OWN_PYTHON)
+    return st.selectbox(
+        "Python",
+        names,
+        index=names.index(last) if last in names else 0,
+        format_func=lambda name: name or "the dashboard's own",
+        key=key,
+        help="The operator names others with --python NAME=PATH.",
     )
 
 
-def start_controls(run: RunInfo, controls: Sequence[str]) -> None:
-    """Run a recorded script again. Raises BadInput when its file is gone."""
-    permissions.require(permissions.is_trusted(), "running a script")
-    _jobs[run.spec.workload] = script_runs.start_controls(store.path(), run.id, controls)
+def _executable(name: str) -> str:
+    """Of a Python that the operator named; a browser sends a name and no path."""
+    named = {python.name: python.executable for python in options.current().pythons}
+    named[OWN_PYTHON] = sys.executable
+    if name not in named:
+        raise BadInput(f"This dashboard was started without --python {name}=PATH.")
+    return named[name]
 
 
 def job_is_running(script: str) -> bool:

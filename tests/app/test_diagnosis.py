@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -264,12 +265,24 @@ def test_a_fix_that_is_run_again_counts_once_it_has_finished(store_path: Path) -
     assert diagnoses.counting(runs_of(store_path))[-1].id == newest
 
 
+def test_a_fix_that_was_run_again_says_how_it_ended(store_path: Path, open_page: Open) -> None:
+    head = script_stores.overflow(store_path)
+    word = f"fp32_modules:{script_stores.MODULE}"
+    assert "Run again" not in texts(open_page("diagnosis", run=head))
+    script_stores.run(store_path, word, None, state=State.FAILED, message="no disk")
+    said = texts(open_page("diagnosis", run=head))
+    assert "with encoder.2.wo in fp32: it failed. no disk The run before counts." in said
+    script_stores.healthy_run(store_path, word)
+    said = texts(open_page("diagnosis", run=head))
+    assert "with encoder.2.wo in fp32: 12 steps, and the symptom was gone again." in said
+
+
 def test_the_button_runs_the_fix(
     store_path: Path, open_page: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[Path, str, list[str]]] = []
 
-    def start(store: Path, run_id: str, controls: list[str]) -> Job:
+    def start(store: Path, run_id: str, controls: list[str], python: str) -> Job:
         asked.append((store, run_id, list(controls)))
         return Job(-1)
 
@@ -287,7 +300,7 @@ def test_a_lower_learning_rate_runs_in_fp32_too(
 ) -> None:
     asked: list[list[str]] = []
     monkeypatch.setattr(
-        script_runs, "start_controls", lambda store, run, words: asked.append(words) or Job(-1)
+        script_runs, "start_controls", lambda store, run, words, _: asked.append(words) or Job(-1)
     )
     app = open_page("diagnosis", run=script_stores.innocent(store_path))
     app.button(key="dx-run-fix").click().run()
@@ -346,11 +359,36 @@ def test_a_script_of_the_operators_folder_is_diagnosed(
     assert app.selectbox(key="dx-script-file").options == ["gpt/train.py"]
     app.text_input(key="dx-script-args").set_value("--lr 3e-4 --name 'a b'; $(touch x)")
     app.selectbox(key="dx-script-policy").set_value("auto")
+    app.number_input(key="dx-script-limit").set_value(45)
+    assert not [box for box in app.selectbox if box.key == "dx-script-python"]
     app.button(key="dx-script-start").click().run()
     args = ["--lr", "3e-4", "--name", "a b;", "$(touch", "x)"]
     path = scripts / "gpt" / "train.py"
-    assert asked == [(path, {"policy": "auto", "steps": 200, "args": args})]
+    how = {"policy": "auto", "steps": 200, "time_limit_s": 45.0, "args": args}
+    assert asked == [(path, how | {"python": sys.executable})]
     assert "train.py is being started." in texts(app)
+
+
+def test_a_python_that_the_operator_named_is_chosen_by_its_name(
+    open_page: Open, scripts: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    other = tmp_path / "python3.99"
+    other.symlink_to(sys.executable)
+    monkeypatch.setenv("AMPSCOPE_PYTHONS", f"nightly={other}")
+    asked: list[str] = []
+    start = lambda *_, python, **how: asked.append(python) or Job(0)  # noqa: E731
+    monkeypatch.setattr(script_runs, "start_diagnosis", start)
+    app = open_page("diagnosis")
+    box = app.selectbox(key="dx-script-python")
+    assert box.options == ["the dashboard's own", "nightly"]
+    box.set_value("nightly")
+    app.button(key="dx-script-start").click().run()
+    assert asked == [str(other)]
+    with pytest.raises(BadInput, match="started without --python other=PATH"):
+        diagnoses.start_diagnosis(scripts / "gpt" / "train.py", "native", 5, python="other")
+    with pytest.raises(BadInput, match="started without --python"):
+        diagnoses.start_diagnosis(scripts / "gpt" / "train.py", "native", 5, python=str(other))
+    assert len(asked) == 1
 
 
 def test_arguments_without_an_end_are_one_sentence(open_page: Open, scripts: Path) -> None:

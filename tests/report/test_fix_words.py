@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -74,9 +77,50 @@ def test_a_patch_is_of_the_control_that_cured() -> None:
     modules = Trial("fp32_modules:first,second", "fp32_module", True, None)
     lines = Trial("fp32_lines:train.py:6", "rewrite_op", True, None)
     assert "['first', 'second']" in fix_words.patch(finding, modules)
-    assert "train.py:6\n#     a @ b\nwith torch.autocast" in fix_words.patch(finding, lines)
+    assert "# train.py:6: write each call" in fix_words.patch(finding, lines)
     assert "get_submodule" not in fix_words.patch(finding, lines)
     assert "['first']" in fix_words.patch(finding, None)
+
+
+# Each overflows fp16 where it is computed in it: 300 * 300 = 90,000, and 64 of them.
+HALF_LINES = {
+    "scores = q @ k.transpose(-2, -1) / tau": 64 * 90_000 / 8,
+    "scores = torch.einsum('ij,kj->ik', batch['q'], k) / self.tau": 64 * 90_000 / 8,
+    "scores = (q * k[:, :]).sum(dim=dim)": 64 * 90_000,
+    "return F.normalize(q.square() + q, dim=dim).sum(dim) * tau": 64.0,  # 64 equal ones: 8
+}
+
+
+@pytest.mark.parametrize("code", HALF_LINES)
+def test_a_line_in_fp32_is_code_that_cures_where_it_is_pasted(code: str) -> None:
+    verdict = Verdict(Status.FOUND, "why", line="train.py:6", code=code)
+    lines = Trial("fp32_lines:train.py:6", "rewrite_op", True, None)
+    patch = fix_words.patch(Finding("elementwise_overflow", verdict, ()), lines)
+    helpers, found, statement = patch.partition("# in place of train.py:6\n")
+    assert found
+    half = torch.full((2, 64), 300.0, dtype=torch.float16)
+    names = {"q": half, "k": half, "batch": {"q": half}, "tau": 8, "dim": -1, "F": nn.functional}
+    for written, is_fixed in ((code, False), (statement, True)):
+        body = "".join(f"        {line}\n" for line in written.splitlines())
+        named = f"def f(self):\n    with torch.autocast('cpu', torch.float16):\n{body}"
+        scope = names | {"torch": torch}
+        exec(helpers + named + ("        return scores\n" if "scores" in code else ""), scope)
+        got = scope["f"](Namespace(tau=8))
+        assert bool(torch.isfinite(got).all()) is is_fixed or "normalize" in code
+    assert got.dtype is torch.float32
+    torch.testing.assert_close(got, torch.full_like(got, HALF_LINES[code]))
+
+
+@pytest.mark.parametrize("code", ["x = f(", "total += a * b", "y = x.mul_(3)", "for a in b:", ""])
+def test_a_line_that_is_no_whole_statement_gets_the_call_to_write(code: str) -> None:
+    verdict = Verdict(Status.FOUND, "why", line="train.py:6", code=code)
+    lines = Trial("fp32_lines:train.py:6", "rewrite_op", True, None)
+    scope: dict[str, Any] = {}
+    exec(fix_words.patch(Finding("elementwise_overflow", verdict, ()), lines), scope)
+    half = torch.full((2,), 300.0, dtype=torch.float16)
+    with torch.autocast("cpu", torch.float16):
+        got = scope["in_fp32"](torch.mul, half, other=half)
+    assert got.tolist() == [90_000.0, 90_000.0]
 
 
 def test_what_is_said_fits_the_patch() -> None:

@@ -57,6 +57,11 @@ def firing(op: BadOp) -> list[str]:
     return [cause for cause in OPS if said[cause].status is Status.FOUND]
 
 
+def said_of(op: BadOp) -> str:
+    """What the rule of softmax logits says of ``op``."""
+    return str(answers(fails_forward(op))["attention_logit_overflow"].reason)
+
+
 @pytest.mark.parametrize("cause", OPS)
 def test_fp32_with_the_same_failure_acquits_half_precision(cause: str) -> None:
     op = OPS[cause]
@@ -113,6 +118,15 @@ def test_logits_may_be_scaled_and_masked_on_their_way_to_the_softmax() -> None:
     assert firing(replace(LOGITS, consumers=way)) == ["attention_logit_overflow"]
     one_query = replace(LOGITS, consumers=way, op="aten.mv")
     assert firing(one_query) == ["attention_logit_overflow"]
+
+
+def test_logits_are_of_an_attention_where_values_are_weighted_by_them() -> None:
+    """A contrastive loss takes a softmax over similarities, and no matmul follows it."""
+    attention = said_of(replace(LOGITS, consumers=("mul", "_softmax", "expand", "bmm")))
+    assert "the product of queries and keys" in attention
+    similarities = said_of(replace(LOGITS, consumers=("div", "sub", "exp", "sum", "log")))
+    assert "queries" not in similarities
+    assert "The logits of a softmax overflowed" in similarities
 
 
 @pytest.mark.parametrize("op", ["aten.add", "aten._to_copy", "aten.convolution"])

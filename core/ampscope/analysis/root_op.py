@@ -150,6 +150,11 @@ def swallowed(run: RunView) -> list[BadOp]:
     return [b for b in lost if b.phase == "forward" and b.dtype in ("fp16", "bf16")]
 
 
+# Of two tensors, none of which need be a parameter.
+PRODUCTS = frozenset(["bmm", "baddbmm", "matmul", "mm", "mv", "einsum"])
+SOFTMAXES = frozenset(["_softmax", "softmax", "_safe_softmax"])
+
+
 def feeds_softmax(op: BadOp) -> bool:
     """Whether the output goes into a softmax through nothing but scaling, masking and views."""
     passing = FILLS | ADDITIONS | {
@@ -159,7 +164,7 @@ def feeds_softmax(op: BadOp) -> bool:
     }  # fmt: skip
     shifted = False  # a softmax written by hand subtracts the maximum and takes the exponential
     for name in op.consumers:
-        if name in ("_softmax", "softmax", "_safe_softmax") or (name == "exp" and shifted):
+        if name in SOFTMAXES or (name == "exp" and shifted):
             return True
         if name not in passing:
             return False
@@ -231,11 +236,7 @@ def _is_attention(op: BadOp, name: str) -> bool:
     A matmul with a parameter (a linear layer) is an activation, even right before a softmax.
     """
     two_activations = not any(o.is_parameter for o in op.inputs)
-    return (
-        name in ("bmm", "baddbmm", "matmul", "mm", "mv", "einsum")
-        and two_activations
-        and feeds_softmax(op)
-    )
+    return name in PRODUCTS and two_activations and feeds_softmax(op)
 
 
 def _divides_by_zero(op: BadOp, name: str) -> bool:

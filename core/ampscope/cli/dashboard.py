@@ -35,6 +35,7 @@ from ampscope.cli import stopping
 from ampscope.cli.options import store_option
 from ampscope.errors import AmpscopeError, BadInput
 from ampscope.files import TemporaryFolder
+from ampscope.frameworks.pythons import check_diagnoses, named_python
 
 END_S = 10.0  # a page that is being drawn ends first
 START_S = 60.0  # a loaded machine; an idle one takes 2 s
@@ -52,6 +53,13 @@ START_S = 60.0  # a loaded machine; an idle one takes 2 s
     "--scripts",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Folder whose Python files the Diagnosis page may run.",
+)
+@click.option(
+    "--python",
+    "pythons",
+    multiple=True,
+    metavar="NAME=PATH",
+    help="Another Python (or virtual environment) that the Diagnosis page may run a script with.",
 )
 @click.option("--headless", is_flag=True, help="Do not open a browser.")
 @click.option(
@@ -87,8 +95,8 @@ START_S = 60.0  # a loaded machine; an idle one takes 2 s
 )
 @store_option
 def dashboard(
-    port: int, host: str, workloads: Path | None, scripts: Path | None, headless: bool,
-    classroom: bool, base_path: str, url: str, has_token: bool, sign_in: bool,
+    port: int, host: str, workloads: Path | None, scripts: Path | None, pythons: tuple[str, ...],
+    headless: bool, classroom: bool, base_path: str, url: str, has_token: bool, sign_in: bool,
     teachers: tuple[str, ...], store: Path,
 ) -> None:  # fmt: skip
     """Open the dashboard in a browser."""
@@ -98,6 +106,8 @@ def dashboard(
         environment["AMPSCOPE_WORKLOADS"] = str(workloads.resolve())
     if scripts is not None:
         environment["AMPSCOPE_SCRIPTS"] = str(scripts.resolve())
+    if pythons:
+        environment["AMPSCOPE_PYTHONS"] = os.pathsep.join(map(_checked_python, pythons))
     path = base_path.strip("/")
     command = ["--server.port", str(port), "--server.address", host]
     # The browser is opened here, with the token. Without the last option, Streamlit's first start
@@ -139,6 +149,13 @@ def dashboard(
             with stopping.deferred(again=False):
                 _end(server)
     sys.exit(status)
+
+
+def _checked_python(text: str) -> str:
+    """``NAME=PATH`` with the path made absolute. Raises BadInput where it can diagnose nothing."""
+    python = named_python(text)
+    check_diagnoses(python)
+    return f"{python.name}={python.executable}"
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:

@@ -5,8 +5,8 @@ A child started with it finds the package `ampscope` through PYTHONPATH, so the 
 environment needs NumPy and nothing of torch's. The folder named there holds a link to the package
 and nothing else: an installed package lies in site-packages, where its own NumPy would come first.
 
-Also here: the frameworks as data, their environments made and checked, and which framework a script
-trains with, read from its imports.
+Also here: the frameworks as data, their environments made and checked, which framework a script
+trains with, read from its imports, and the Pythons that an operator names for diagnoses.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -397,3 +398,62 @@ def _files(folder: Path, parts: list[str]) -> Iterator[Path]:
         yield folder / f"{part}.py"
         folder = folder / part
         yield folder / "__init__.py"
+
+
+# Pythons that the operator of a dashboard names, for scripts that need an environment of their own.
+# A browser chooses one by its name and never names a path.
+
+
+_NAME = re.compile(r"\w[\w.+ -]{0,39}")
+_LACKS = """
+import sys
+if sys.version_info < (3, 11):
+    sys.exit("it is Python %d.%d, and ampscope needs 3.11" % sys.version_info[:2])
+import importlib.util
+try:
+    import ampscope.cli.main
+except ImportError as error:
+    sys.exit("it lacks what ampscope needs (%s)" % error)
+if importlib.util.find_spec("torch") is None:
+    sys.exit("it lacks torch")
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPython:
+    """A Python and the name under which it is offered."""
+
+    name: str
+    executable: str
+
+
+def named_python(text: str) -> NamedPython:
+    """``NAME=PATH``, where the path is that of a Python or of its virtual environment.
+
+    Raises BadInput for another form, and where there is no such Python.
+    """
+    name, equals, path = text.partition("=")
+    if not (equals and path and _NAME.fullmatch(name)):
+        raise BadInput(
+            f"--python {text!r} is not NAME=PATH, such as nightly=/opt/nightly/bin/python. A name "
+            "has at most 40 letters, digits, spaces and . + - _."
+        )
+    inside = Path(path).expanduser() / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    executable = _located(str(inside) if inside.is_file() else path)
+    if not (os.path.isfile(executable) and os.access(executable, os.X_OK)):
+        raise BadInput(f"--python {name}: {path} is neither a Python nor a virtual environment.")
+    return NamedPython(name, executable)
+
+
+def check_diagnoses(python: NamedPython) -> None:
+    """Raises BadInput, with what is missing, for a Python that can diagnose no script of PyTorch.
+
+    It uses the dashboard's own ampscope, which it finds through PYTHONPATH.
+    """
+    status, _, err = run_in(python.executable, "-P", "-c", _LACKS)
+    if status != 0:
+        why = "it is older than Python 3.11" if "unknown option -P" in err.lower() else _last_line(err)
+        raise BadInput(
+            f"--python {python.name}: {python.executable} cannot diagnose: "
+            f"{why or f'it ended with status {status}'}. Install ampscope there, or leave it out."
+        )

@@ -22,7 +22,7 @@ import click
 from ampscope.errors import AmpscopeError, BadInput, StoreError
 from ampscope.files import TemporaryFolder, throw_away
 from ampscope.frameworks.adapters import can_apply
-from ampscope.frameworks.pythons import TORCH, python_for
+from ampscope.frameworks.pythons import TORCH, python_for, with_package
 from ampscope.launcher.children import (
     Followed,
     as_text,
@@ -312,24 +312,34 @@ class Job:
 
 
 def start_diagnosis(
-    script: Path, store: Path, *, policy: str = "native", steps: int = 0, args: Sequence[str] = ()
+    script: Path,
+    store: Path,
+    *,
+    policy: str = "native",
+    steps: int = 0,
+    time_limit_s: float = 0.0,
+    args: Sequence[str] = (),
+    python: str = sys.executable,
 ) -> Job:
-    """``ampscope diagnose`` of one script with its ``args``. ``policy`` is auto, native or cuda; 0
-    ``steps`` are its own default."""
+    """``ampscope diagnose`` of one script with its ``args``, by ``python``. ``policy`` is auto,
+    native or cuda; ``steps`` and ``time_limit_s`` (of each run) are its own default where 0."""
     command = ["ampscope.cli.main", "diagnose", "--quiet", "--store", str(store.absolute())]
     command += ["--policy", policy, *(["--steps", str(steps)] if steps else [])]
-    return _start([*command, str(script), *args], script.parent)
+    command += ["--time-limit", str(time_limit_s)] if time_limit_s else []
+    return _start([*command, str(script), *args], script.parent, python)
 
 
-def start_controls(store: Path, run_id: str, controls: Sequence[str]) -> Job:
-    """Run the script of ``run_id`` again under ``controls``, in the same group.
+def start_controls(
+    store: Path, run_id: str, controls: Sequence[str], python: str = sys.executable
+) -> Job:
+    """Run the script of ``run_id`` again under ``controls``, in the same group, by ``python``.
 
     Raises BadInput when ``run_id`` is no script's run or its file is gone.
     """
     with Reader(store) as reader:
         spec = repeatable(reader.run(run_id))
     command = ["ampscope.launcher.script_runs", "--store", str(store.absolute())]
-    return _start([*command, "--run", run_id, "--", *controls], folder_of(spec))
+    return _start([*command, "--run", run_id, "--", *controls], folder_of(spec), python)
 
 
 def folder_of(spec: RunSpec) -> Path:
@@ -370,17 +380,22 @@ _started: dict[int, subprocess.Popen[bytes]] = {}
 _words: dict[int, int] = {}  # pid -> file descriptor
 
 
-def _start(arguments: Sequence[str], folder: Path) -> Job:
+def _start(arguments: Sequence[str], folder: Path, python: str) -> Job:
+    environment = child_environment()
+    command = [*started(arguments[0]), *arguments[1:]]
+    if python != sys.executable:  # with this ampscope, whose store it writes
+        environment = with_package(environment)
+        command = [python, *command[1:]]
     with tempfile.TemporaryFile() as words:
         try:
             process = subprocess.Popen(
-                [*started(arguments[0]), *arguments[1:]],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=words,
                 stderr=words,
                 cwd=folder,
                 start_new_session=True,
-                env=child_environment(),
+                env=environment,
             )
         except OSError as error:
             raise AmpscopeError(f"Could not start Python in {folder}: {error.strerror}.") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass, replace
 
 from ampscope.causes import CAUSES, FIX_KINDS
@@ -96,6 +97,8 @@ def patch(finding: Finding, cured: Trial | None) -> str:
         return _line_patch(finding, places)
     if word == "bf16" and fix.kind != "use_bf16":
         return "with torch.autocast(device_type, dtype=torch.bfloat16):\n    ...  # no GradScaler\n"
+    if fix.patch == island_patch("") and finding.verdict.line:
+        return _line_patch(finding, (finding.verdict.line,))
     return fix.patch
 
 
@@ -214,18 +217,118 @@ def went_wrong(report: DiagnosisResult, run: RunInfo) -> str:
     return "nothing any more" if trial.cured else "the symptom or its cause is still there"
 
 
+_WIDE = """import contextlib
+
+import torch
+
+
+def wide(value):
+    \"\"\"A half tensor in fp32; anything else unchanged.\"\"\"
+    return value.float() if torch.is_tensor(value) and value.is_floating_point() else value
+
+
+def autocast_off():
+    stack = contextlib.ExitStack()
+    for device_type in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+        stack.enter_context(torch.autocast(device_type, enabled=False))
+    return stack
+
+
+"""
+_CALL = """def in_fp32(function, *args, **kwargs):
+    \"\"\"The call with its tensors in fp32 and autocast off: in_fp32(torch.matmul, a, b).\"\"\"
+    with autocast_off():
+        return function(*map(wide, args), **{k: wide(v) for k, v in kwargs.items()})
+
+
+# PLACE: write each call of this line as in_fp32(function, …).
+"""
+
+
 def _line_patch(finding: Finding, lines: tuple[str, ...]) -> str:
-    """The form of what was run: lines in fp32. A rule's own rewriting stands behind it."""
+    """What was run, as code: the finding's line in fp32. A rule's own rewriting stands behind it."""
     verdict = finding.verdict
-    code = f"#     {verdict.code}\n" if verdict.code else ""
-    text = (
-        f"# {', '.join(lines)}\n{code}"
-        "with torch.autocast(x.device.type, enabled=False):\n"
-        "    ...  # this, with every half tensor t in it as t.float()\n"
-    )
+    statement = _widened(verdict.code) if lines == (verdict.line,) else ""
+    text = f"{_WIDE}{(statement or _CALL).replace('PLACE', ', '.join(lines))}"
     rewriting = verdict.fix.patch if verdict.fix.kind == "rewrite_op" else ""
     return (
         f"{text}\n# or, written so that half precision holds it:\n{rewriting}"
         if rewriting
         else text
     )
+
+
+def _widened(code: str) -> str:
+    """A line of a script with the values that it reads in ``wide()``, below ``autocast_off()``; ""
+    where the line is no whole statement, changes a tensor in place, or reads none."""
+    try:
+        (statement,) = ast.parse(code).body
+    except (SyntaxError, ValueError, RecursionError):
+        return ""
+    if not isinstance(statement, ast.Assign | ast.AnnAssign | ast.Return) or not statement.value:
+        return ""
+    widener = _Widener()
+    statement.value = widener.visit(statement.value)
+    if not widener.has_values or widener.is_in_place:
+        return ""
+    text = ast.unparse(ast.fix_missing_locations(statement))
+    return f"# in place of PLACE\nwith autocast_off():\n    {text}\n"
+
+
+class _Widener(ast.NodeTransformer):
+    """Puts each value that an expression reads into ``wide()``; functions and modules stay."""
+
+    _MODULES = frozenset(("torch", "F", "nn", "np", "numpy", "math", "functional", "einops"))
+
+    def __init__(self) -> None:
+        self.has_values = self.is_in_place = False
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        """A variable."""
+        return self._wide(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        """``self.weight``, ``batch.x``, and what a call gives."""
+        return self._wide(node) if _root(node) else self.generic_visit(node)
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        """``batch["x"]``, ``x[:, i]``; an index is left alone."""
+        if _root(node):
+            return self._wide(node)
+        node.value = self.visit(node.value)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """The arguments, and of a tensor's method the tensor."""
+        function = node.func
+        if isinstance(function, ast.Attribute):
+            self.is_in_place |= function.attr.endswith("_") and not function.attr.endswith("__")
+            if _root(function) not in {*self._MODULES, "self", "cls"}:
+                function.value = self.visit(function.value)
+        elif not isinstance(function, ast.Name):
+            node.func = self.visit(function)
+        node.args = [self.visit(argument) for argument in node.args]
+        node.keywords = [self.visit(argument) for argument in node.keywords]
+        return node
+
+    def visit_comprehension(self, node: ast.comprehension) -> ast.AST:
+        """What is gone through, not the name that it gets."""
+        node.iter = self.visit(node.iter)
+        return node
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+        """Its names are its own."""
+        return node
+
+    def _wide(self, node: ast.expr) -> ast.AST:
+        if _root(node) in self._MODULES or _root(node) == ast.unparse(node) == "self":
+            return node
+        self.has_values = True
+        return ast.Call(ast.Name("wide", ast.Load()), [node], [])
+
+
+def _root(node: ast.AST) -> str:
+    """``a`` of ``a.b[0].c``; "" where a call or another expression is at its root."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""

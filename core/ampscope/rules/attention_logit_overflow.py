@@ -1,4 +1,4 @@
-"""Attention logits overflowed half precision.
+"""The logits of an attention, or of another softmax over similarities, overflowed.
 
 What it detects
     A matmul of two activations that feeds a softmax and is infinite in half, finite in fp32.
@@ -10,14 +10,15 @@ Blind spots
     Fused attention kernels compute the matmul inside and show no op of their own.
 
 Remedy
-    Scale the queries before the matmul (q * scale) @ k, normalise q and k, or compute the
+    Scale one factor before the matmul, as in (q * scale) @ k, normalise both, or compute the
     logits in fp32.
 """
 
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.root_op import ForwardClass, RootOp
+from ampscope.analysis.root_op import PRODUCTS, SOFTMAXES, ForwardClass, RootOp
+from ampscope.observations import BadOp
 from ampscope.rules.roots import forward_root
 from ampscope.rules.verdict import Rule, Verdict, island, op_verdict, place
 
@@ -28,12 +29,28 @@ def check(evidence: Evidence) -> Verdict:
     if not isinstance(found, RootOp):
         return found
     op = found.op
-    reason = (
-        f"The attention logits of {place(op)} overflowed: the product of queries and keys reaches"
-        f" {op.fp32_max or float('inf'):,.6g} before it is scaled."
-    )
-    text = "Scale q before the matmul, or compute the logits in fp32."
+    largest = f"{op.fp32_max or float('inf'):,.6g}"
+    if _mixes_values(op):
+        reason = (
+            f"The attention logits of {place(op)} overflowed: the product of queries and keys"
+            f" reaches {largest} before it is scaled."
+        )
+        text = "Scale q before the matmul, or compute the logits in fp32."
+    else:
+        reason = (
+            f"The logits of a softmax overflowed in {place(op)}: the product of two activations"
+            f" reaches {largest} before it is scaled."
+        )
+        text = "Scale or normalise a factor before the matmul, or compute the logits in fp32."
     return op_verdict(found, reason, island(op, "fp32_module", text))
+
+
+def _mixes_values(op: BadOp) -> bool:
+    """Whether what follows the softmax weights values, as attention does; a contrastive loss has no
+    further matmul."""
+    names = op.consumers
+    softmax = next((n for n, name in enumerate(names) if name in {*SOFTMAXES, "exp"}), len(names))
+    return any(name in PRODUCTS for name in names[softmax:])
 
 
 RULE = Rule(
