@@ -4,8 +4,9 @@
         --python nightly=/opt/nightly/bin/python
 
 or the environment variables AMPSCOPE_STORE, AMPSCOPE_WORKLOADS, AMPSCOPE_SCRIPTS and
-AMPSCOPE_PYTHONS (joined as PATH is); the command line wins. Tokens and a class (`ampscope dashboard --classroom`) are set up by the environment
-alone: a command line is seen by every user of the machine, and a token must not be.
+AMPSCOPE_PYTHONS (joined as PATH is); the command line wins. Tokens and a class (`ampscope dashboard
+--classroom`) are set up by the environment alone: a command line is seen by every user of the
+machine, and a token must not be.
 """
 
 from __future__ import annotations

@@ -62,7 +62,9 @@ def test_pythons_are_named_either_way_and_once(tmp_path: Path) -> None:
         options.parse(["--python", f"c={python}", "--python", f"c={sys.executable}"], {})
 
 
-@pytest.mark.parametrize("text", ["python3", "=python3", "a=", "a/b=python3", "x" * 41 + "=python3"])
+@pytest.mark.parametrize(
+    "text", ["python3", "=python3", "a=", "a/b=python3", "x" * 41 + "=python3"]
+)
 def test_a_python_without_a_name_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="is not NAME=PATH"):
         options.parse(["--python", text], {})

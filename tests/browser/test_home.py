@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-import shutil
+import sysconfig
+import venv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,13 +65,32 @@ def test_a_real_failure_is_diagnosed_from_the_first_page_to_its_verified_fix(
 def test_a_failing_script_is_diagnosed_without_a_terminal(
     browser_page: Page, dashboard: Dashboard, tmp_path: Path
 ) -> None:
-    """Chosen below the operator's folder, with its arguments, to the verified fix."""
+    """Chosen below the operator's folder, with its arguments and the environment that it needs, to
+    the verified fix."""
     folder, page = tmp_path / "mine", browser_page
     folder.mkdir()
-    shutil.copy(script_path("c04_vae_decoder.py"), folder / "my_decoder.py")
-    page.goto(f"{dashboard(tmp_path / 'runs.db', '--scripts', str(folder))}/diagnosis")
+    environment = tmp_path / "nightly"
+    venv.create(environment, symlinks=True)
+    (site,) = environment.glob("lib/python*/site-packages")
+    ours = sysconfig.get_paths()
+    paths = {ours["purelib"], ours["platlib"]}
+    (site / "torch.pth").write_text("".join(f"{path}\n" for path in sorted(paths)))
+    script = (
+        script_path("c04_vae_decoder.py")
+        .read_text()
+        .replace(
+            "import argparse\n",
+            f"import argparse\nimport sys\n\nassert sys.prefix == {str(environment)!r}\n",
+        )
+    )
+    assert "assert sys.prefix" in script
+    (folder / "my_decoder.py").write_text(script)
+    options = ("--scripts", str(folder), "--python", f"nightly={environment}")
+    page.goto(f"{dashboard(tmp_path / 'runs.db', *options)}/diagnosis")
     settle(page)
     page.get_by_role("textbox", name="Arguments").fill("--epochs 4")
+    page.get_by_role("combobox", name="Python").click()
+    page.get_by_role("option", name="nightly").click()
     page.get_by_role("button", name="Diagnose", exact=True).click()
     told = "the script was run with mid.conv2 in fp32, and the symptom was gone"
     expect(page.get_by_text(told)).to_be_visible(timeout=RUN_MS)

@@ -452,7 +452,11 @@ def check_diagnoses(python: NamedPython) -> None:
     """
     status, _, err = run_in(python.executable, "-P", "-c", _LACKS)
     if status != 0:
-        why = "it is older than Python 3.11" if "unknown option -P" in err.lower() else _last_line(err)
+        why = (
+            "it is older than Python 3.11"
+            if "unknown option -P" in err.lower()
+            else _last_line(err)
+        )
         raise BadInput(
             f"--python {python.name}: {python.executable} cannot diagnose: "
             f"{why or f'it ended with status {status}'}. Install ampscope there, or leave it out."

@@ -246,7 +246,7 @@ _CALL = """def in_fp32(function, *args, **kwargs):
 
 
 def _line_patch(finding: Finding, lines: tuple[str, ...]) -> str:
-    """What was run, as code: the finding's line in fp32. A rule's own rewriting stands behind it."""
+    """What was run, as code: the finding's line in fp32; behind it a rule's own rewriting."""
     verdict = finding.verdict
     statement = _widened(verdict.code) if lines == (verdict.line,) else ""
     text = f"{_WIDE}{(statement or _CALL).replace('PLACE', ', '.join(lines))}"
