@@ -55,6 +55,9 @@ from app.text import count, cut, percent, plural, power_of_two, share
 # The part of the Gradients page that moves with its sliders: drawn anew without the page.
 
 
+EVERY, ONE, LOST_OVER_TIME = DETAILS = ("all modules", "one module", "lost over time")
+
+
 def show_role(ranks: Ranks, role: Role, fmt: NumberFormat) -> None:
     """Everything about one role; while playing it draws itself anew at every step."""
     pace = PLAY_EVERY_S if is_playing() else None
@@ -70,16 +73,22 @@ def _show(ranks: Ranks, role: Role, fmt: NumberFormat) -> None:
         return
     with states.part():
         show_overview(run, look)
-    with states.part():
-        show_heat_map(look)
-    with states.part():
-        show_zone_table(look)
-    st.subheader("One module", anchor=False)
+    detail = links.pick(
+        "Show", "detail", DETAILS, default=ONE if st.query_params.get("module") else EVERY
+    )
+    if detail == EVERY:
+        with states.part():
+            show_heat_map(look)
+        with states.part():
+            show_zone_table(look)
+        return
     module = pick_one(look)
-    with states.part():
-        show_histogram(look, module)
-    with states.part():
-        show_history(ranks, look, module)
+    if detail == ONE:
+        with states.part():
+            show_histogram(look, module)
+        with states.part():
+            show_history(ranks, look, module)
+        return
     with states.part():
         series = show_underflow(run, look, module)
         if series is not None:
@@ -706,7 +715,7 @@ def zeros_seen(view: View, counts: Raw) -> str:
     total = counts.sum(axis=0)
     text = f"{share(int(total[ZERO]), int(total.sum()))} of the elements are exactly zero."
     if total[ZERO] and view.role.is_gradient:
-        text += " Whether they were lost, only the shadow below can tell."
+        text += " Whether they were lost, only the shadow can tell: see lost over time."
     if view.shift and (total[ZERO] or total[NONFINITE]):
         text += " Another loss scale does not move zeros, NaN and Inf that were recorded."
     return text

@@ -37,15 +37,79 @@ def show_overview(rows: Sequence[Row], healthy: Sequence[Result]) -> None:
     )
 
 
+TABLE_PX = 430  # a dozen rows; the rest is scrolled to
+ALL, NOT_YET, EXPECTED, OTHERWISE = FILTERS = ("all", "not diagnosed", "as expected", "otherwise")
+
+
 def show_cases(rows: Sequence[Row]) -> None:
-    """The list, and a box that searches it."""
-    wanted = links.find("case", "A case, a cause, a project").lower()
-    shown = [r for r in rows if wanted in _searched(r)]
+    """The table with what is looked for, and the one case that is opened."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        wanted = links.find("case", "A case, a cause, a project").lower()
+        which = links.pick("Found", "zoo_found", FILTERS)
+    named = [r for r in rows if r.answer.id.lower() == wanted]
+    shown = named or [r for r in rows if wanted in _searched(r) and which in (ALL, _found_as(r))]
     if not shown:
-        st.markdown("No case has that in its name, its cause or its source.")
-    for row in shown:
-        _case(row)
-    chart.download(lambda: case_table(rows), "zoo", key="zoo")
+        st.markdown("No case has that in its name, its cause or its source, and was found so.")
+        return
+    ids = [row.answer.id for row in shown]
+    if len(shown) > 1:
+        chart.see(f"{plural(len(shown), 'case')}. A row that is chosen is opened below.")
+        st.dataframe(
+            list_table(shown),
+            key="zoo-table",
+            hide_index=True,
+            height=min(TABLE_PX, 38 + 35 * len(shown)),
+            on_select=lambda: _open_chosen(ids),
+            selection_mode="single-row",
+        )
+        chart.download(lambda: case_table(rows), "zoo", key="zoo")
+    by_id = dict(zip(ids, shown, strict=True))
+    opened = ids[0]
+    if len(shown) > 1:
+        opened = links.select(
+            "Opened",
+            "opened",
+            ids,
+            format_func=lambda id_: f"{id_} · {title(by_id[id_].answer.cause)}",
+            help="Type to search.",
+        )
+    _case(by_id[opened])
+
+
+def _open_chosen(ids: Sequence[str]) -> None:
+    """A row of the table was chosen."""
+    chosen = st.session_state["zoo-table"]["selection"]["rows"]
+    if chosen and chosen[0] < len(ids):
+        links.keep("opened", ids[chosen[0]])
+
+
+def _found_as(row: Row) -> str:
+    if row.faulty.stage is not Stage.DONE:
+        return NOT_YET
+    return EXPECTED if row.is_right else OTHERWISE
+
+
+def list_table(rows: Sequence[Row]) -> pd.DataFrame:
+    """A row for each case, as the page shows it."""
+    fixes = {True: "verified", False: "none worked", None: ""}
+    return pd.DataFrame(
+        {
+            "Case": [r.answer.id for r in rows],
+            "Cause": [title(r.answer.cause) for r in rows],
+            "Reported to": [r.answer.source for r in rows],
+            "Found": [
+                title(r.faulty.found) if r.faulty.stage is Stage.DONE else str(r.faulty.stage)
+                for r in rows
+            ],
+            "Fix": [fixes[r.faulty.cured] for r in rows],
+            "Healthy twin": [
+                ("no fault" if r.twin.found == NO_FAULT else title(r.twin.found))
+                if r.twin and r.twin.stage is Stage.DONE
+                else (str(r.twin.stage) if r.twin else "none")
+                for r in rows
+            ],
+        }
+    )
 
 
 def show_healthy(results: Sequence[Result]) -> None:

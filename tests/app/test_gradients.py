@@ -75,7 +75,7 @@ def test_recorded_view_counts(store_path: Path, open_page: Open) -> None:
         "Not finite": "0",
     }
     assert "10 of 110, 9.1 % of the elements are exactly zero." in words
-    assert "Whether they were lost, only the shadow below can tell." in words
+    assert "Whether they were lost, only the shadow can tell: see lost over time." in words
 
 
 def test_the_scale_slider_moves_and_recounts(store_path: Path, open_page: Open) -> None:
@@ -129,7 +129,8 @@ def test_the_slider_follows_the_run_until_it_is_moved(store_path: Path, open_pag
 
 
 def test_nonfinite_is_told_first(store_path: Path, open_page: Open) -> None:
-    app = open_page("gradients", run=written(store_path, [(0, [row(nan=5, p0=95)], 1.0)]))
+    run = written(store_path, [(0, [row(nan=5, p0=95)], 1.0)])
+    app = open_page("gradients", run=run, detail="one module")
     words = texts(app)
     assert "5 of 100, 5.0 %, are NaN or Inf, in 1 module; all 95 finite non-zero" in words
     assert metrics(app)["Not finite"] == "5 (5.0 %)"
@@ -161,7 +162,8 @@ def test_shadow_counts_are_three_numbers(store_path: Path, open_page: Open) -> N
         ShadowRecord(0, 1, Role.GRAD_OUTPUT, 1000, 300, 20, 5, None, None, None),
         ShadowRecord(0, 0, Role.GRAD_OUTPUT, 1000, 0, 0, 0, None, None, None),
     ]
-    app = open_page("gradients", run=written(store_path, [(0, FRAME, 16.0)], shadows), module="fc")
+    run = written(store_path, [(0, FRAME, 16.0)], shadows)
+    app = open_page("gradients", run=run, module="fc", detail="lost over time")
     words = texts(app)
     assert (
         "At 1 sampled step, of 2,000 elements the shadow found 300 (15.0 %) lost, 20 (1.0 %)"
@@ -178,7 +180,8 @@ def test_lost_values_are_split_into_underflow_and_rounding(
         ShadowRecord(0, 1, Role.GRAD_OUTPUT, 1000, 300, 20, 5, None, None, None, 90),
         ShadowRecord(0, 0, Role.GRAD_OUTPUT, 1000, 0, 0, 0, None, None, None, 0),
     ]
-    app = open_page("gradients", run=written(store_path, [(0, FRAME, 16.0)], shadows), module="fc")
+    run = written(store_path, [(0, FRAME, 16.0)], shadows)
+    app = open_page("gradients", run=run, module="fc", detail="lost over time")
     words = texts(app)
     assert not app.exception
     assert "the shadow found 90 (4.5 %) below the format's range, 210 (10.5 %) cancelled" in words
@@ -188,7 +191,8 @@ def test_lost_values_are_split_into_underflow_and_rounding(
 
 
 def test_without_a_shadow_the_answer_is_inconclusive(store_path: Path, open_page: Open) -> None:
-    app = open_page("gradients", run=written(store_path, [(0, FRAME, 16.0)]), module="(model)")
+    run = written(store_path, [(0, FRAME, 16.0)])
+    app = open_page("gradients", run=run, module="(model)", detail="lost over time")
     words = texts(app)
     assert "how many gradients were lost is not known" in words
     assert "In (model) at step 0, 10 of 100, 10.0 % elements are zero" in words
@@ -206,6 +210,19 @@ def test_a_deep_link_brings_the_view_back(store_path: Path, open_page: Open) -> 
     assert "in bf16" in words
     for name, value in query.items():
         assert asked(app, name) == value
+
+
+def test_the_chart_of_all_modules_comes_first_and_the_rest_when_it_is_asked_for(
+    store_path: Path, open_page: Open
+) -> None:
+    run = stores.finished(store_path)
+    app = open_page("gradients", run=run)
+    assert [c.proto.id.rpartition("-")[2] for c in app.get("plotly_chart")] == ["map"]
+    app.button_group(key="widget:detail").set_value("one module").run()
+    assert asked(app, "detail") == "one module"
+    assert len(app.get("plotly_chart")) == 2
+    app = open_page("gradients", run=run, module="h.1.mlp.down")
+    assert app.button_group(key="widget:detail").value == "one module"
 
 
 @pytest.mark.parametrize("query", [{"step": "99"}, {"scale": "x"}, {"scale": "999"}, {"role": "?"}])

@@ -38,15 +38,37 @@ def test_every_case_is_listed_with_its_source_and_its_twin(open_page: Open) -> N
     assert not app.exception
     words = texts(app)
     assert f"{len(ANSWERS)} real failures, none of them diagnosed on this machine yet." in words
-    buttons = {b.key for b in app.button}
-    sources = [label for label, _ in links(app)]
-    for answer in ANSWERS:
-        assert f"**{answer.id} · " in words
-        assert f"zoo-{answer.script}" in buttons
-        assert answer.twin is None or f"zoo-{answer.twin}" in buttons
-        assert not answer.source_url or answer.source in sources
-    assert {f"zoo-{name}" for name in HEALTHY} <= buttons
+    table = app.dataframe[0].value
+    assert list(table["Case"]) == [answer.id for answer in ANSWERS]
+    assert list(table["Reported to"]) == [answer.source for answer in ANSWERS]
+    assert set(table["Found"]) == {"not diagnosed yet"}
+    assert {f"zoo-{name}" for name in HEALTHY} <= {b.key for b in app.button}
     assert metrics(app)["Expected cause first"] == "none yet"
+
+
+@pytest.mark.parametrize("answer", [ANSWERS[0], ANSWERS[-1], CASE], ids=lambda a: a.id)
+def test_one_case_is_opened_with_both_scripts(open_page: Open, answer: Any) -> None:
+    app = open_page("zoo")
+    app.selectbox(key="widget:opened").set_value(answer.id).run()
+    cases = {a.script for a in ANSWERS} | {a.twin for a in ANSWERS}
+    buttons = {b.key.removeprefix("zoo-") for b in app.button if b.key} & cases
+    assert buttons == {answer.script, answer.twin} - {None}
+    assert f"**{answer.id} · " in texts(app)
+    assert not answer.source_url or answer.source in [label for label, _ in links(app)]
+
+
+def test_cases_are_filtered_by_what_was_found(store_path: Path, open_page: Open) -> None:
+    op = script_stores.bad_op(CASE.module or "")
+    script_stores.overflow(store_path, spec_of(CASE.script, "g1"), op)
+    other = next(a for a in ANSWERS if a.cause not in (CASE.cause, "not_amp_divergence"))
+    script_stores.overflow(store_path, spec_of(other.script, "g2"), op)
+    for found, expected in (("as expected", CASE), ("otherwise", other)):
+        app = open_page("zoo", zoo_found=found)
+        assert not app.exception
+        assert f"**{expected.id} · " in texts(app)
+        assert not app.dataframe  # the one case that is left is opened
+    table = open_page("zoo", zoo_found="not diagnosed").dataframe[0].value
+    assert len(table) == len(ANSWERS) - 2
 
 
 def test_a_result_stands_beside_what_was_expected(store_path: Path, open_page: Open) -> None:
