@@ -37,7 +37,7 @@ from app.figures.modules import cause_chain
 from app.figures.training import Curve, control_losses
 from app.runs import diagnoses, run_page, workload_choice
 from app.runs.diagnoses import Case
-from app.text import ago, cut, duration, escape, number, plural
+from app.text import ago, code, cut, duration, escape, number, plural
 
 # What the Diagnosis page begins with: which script, its runs so far, and what state they are in.
 #
@@ -116,7 +116,7 @@ def offer_script(*, is_open: bool) -> None:
                 "Diagnose", type="primary", disabled=bool(busy), key="dx-script-start"
             )
         st.caption(
-            escape(f"{cut(busy, 60)} is being diagnosed; one at a time.")
+            escape(f"{cut(file_name(busy), 60)} is being diagnosed; one at a time.")
             if busy
             else "It runs several times, each with a private view of the files that it writes."
         )
@@ -498,13 +498,13 @@ def _run(case: Case, report: DiagnosisResult, finding: Finding) -> None:
             icon=":material/replay:" if again else ":material/play_arrow:",
             disabled=bool(busy) or case.is_moving,
         )
-    folder = cut(str(folder_of(case.head.spec)), 60)
-    text = f"It runs the script {Control(chosen).words}, in the folder {folder}."
+    folder = folder_of(case.head.spec)
+    text = f"It runs the script {Control(chosen).words}, in its folder {cut(folder.name, 60)}."
     if busy and busy != case.script:
-        text = f"{cut(busy, 60)} is being run; one at a time."
+        text = f"{cut(file_name(busy), 60)} is being run; one at a time."
     elif case.is_moving:
         text = "The script is being run. What it shows will stand here when it has ended."
-    st.caption(escape(text))
+    st.caption(escape(text), help=code(str(folder)))
     _ended_again(case, report, chosen)
     if start:
         try:

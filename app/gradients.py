@@ -46,7 +46,7 @@ from ampscope.store.reader import Reader
 from ampscope.store.series import ModuleSeries, module_series, shadow_columns
 from app import chart, links, states, store
 from app.chart import KeyFigure
-from app.figures.exponents import MapRows, exponent_bars, exponent_map
+from app.figures.exponents import MapRows, exponent_bars, exponent_map, power
 from app.figures.underflow import PANELS, UNSPLIT, Line, underflow_lines, underflow_map
 from app.runs import run_page
 from app.runs.module_names import names_by_index, pick_module, short_names
@@ -364,14 +364,16 @@ class View:
 
     @property
     def axis_title(self) -> str:
-        """Title of the magnitude axis: at which loss scale the values are shown."""
+        """Title of the magnitude axis, in Plotly's markup: at which loss scale the values are
+        shown."""
         if not self.role.is_gradient:
             return "magnitude, as recorded"
         if self.wanted_exponent is None or self.shift == 0:
-            factor = "" if self.is_plain else f" (× {power_of_two(self.recorded_scale)})"
-            return f"magnitude, as recorded{factor}"
+            exponent = scale_exponent(self.recorded_scale)
+            scale = f"{self.recorded_scale:g}" if exponent is None else power(exponent)
+            return f"magnitude, as recorded{'' if self.is_plain else f' (× {scale})'}"
         kind = "unscaled" if self.wanted_exponent == 0 else "at another scale"
-        return f"magnitude, {kind} (× 2^{self.wanted_exponent})"
+        return f"magnitude, {kind} (× {power(self.wanted_exponent)})"
 
     @property
     def title(self) -> str:

@@ -22,6 +22,7 @@ from ampscope.store.db import default_path
 from ampscope.store.processes import whose
 from ampscope.store.reader import Reader
 from app import links, options, permissions, run_rows, states, store, zoo
+from app.learn import lesson_runs
 from app.runs import diagnoses, live, run_page
 from app.text import ago, cut, escape
 
@@ -100,8 +101,16 @@ def show_doors(*, is_empty: bool) -> None:
             links.link(links.NEW_PROBE if permissions.is_trusted() else links.RUNS)
     with learn:
         st.markdown("**Learn mixed precision**")
-        st.markdown("Lessons that measure on this machine: predict, run, and compare.")
-        links.link(links.LESSON_ENTRIES[1], f"Lesson {links.LESSON_ENTRIES[1].title}")
+        st.markdown(
+            "Lessons that measure on this machine: predict, run, and compare; for yourself, or as "
+            "the teacher of a class."
+        )
+        if permissions.is_trusted():
+            st.code("ampscope dashboard --classroom", language="bash", wrap_lines=True)
+        if is_empty:
+            _lesson()
+        else:
+            links.link(links.LESSON_ENTRIES[1], f"Lesson {links.LESSON_ENTRIES[1].title}")
         links.link(links.LEARN, "All lessons")
 
 
@@ -131,6 +140,20 @@ def _demo() -> None:
         links.keep(GROUP, live.start(invited_specs()))
         st.session_state[_OPENS] = True
         st.rerun()
+
+
+SHOWN_LESSON = 3  # underflow: the measurement that explains loss scaling takes 4 s
+
+
+def _lesson() -> None:
+    st.markdown(
+        "Or see one at work: a small GPT's gradients in fp16, and how a loss scale saves them. It "
+        "takes a few seconds."
+    )
+    if st.button("Run a lesson", type="primary", key="run-lesson"):
+        lesson_runs.click(SHOWN_LESSON)
+        query = {f"guess{SHOWN_LESSON}": lesson_runs.SHOW}
+        st.switch_page(links.LESSON_ENTRIES[SHOWN_LESSON].file, query_params=query)
 
 
 # The newest verdicts, one card each: the answer, where, and whether a fix was seen to work.
@@ -349,14 +372,15 @@ def _row(entry: Entry, scripts: Sequence[RunInfo]) -> None:
                 going_on(one)
         with pages.container(horizontal=True, horizontal_alignment="right"):
             name = "run" if run.spec.is_training else run.spec.kind
-            for page in _pages(run):
-                st.page_link(page.file, label=page.title, query_params={name: run.id})
+            if (page := _page(run)) is not None:
+                links.link(page, f"Open {page.title}", **{name: run.id})
 
 
-def _pages(run: RunInfo) -> Sequence[links.Entry]:
-    if run.spec.is_training:
-        return run_page.pages_of(run)
-    return (links.MEASUREMENT_PAGES[run.spec.kind],)
+def _page(run: RunInfo) -> links.Entry | None:
+    """The page that answers first; the others of a run are its tabs."""
+    if not run.spec.is_training:
+        return links.MEASUREMENT_PAGES[run.spec.kind]
+    return next(iter(run_page.pages_of(run)), None)
 
 
 def going_on(run: RunInfo) -> None:

@@ -39,7 +39,9 @@ WHY = (
     "is how GradScaler finds its scale. growth probing: the same, right after the scale had grown. "
     "spike: steps near it were taken at this scale, and this step's gradients are too large for it "
     "in fp32 too. born as NaN: no gradient holds Inf, so nothing overflowed. fault: the loss or "
-    "fp32's own gradients were not finite, or a scale of 1 did not help. unclear: none of these."
+    "fp32's own gradients were not finite, or a scale of 1 did not help. unclear: none of these; "
+    "an fp32 shadow at the step tells (--shadow-every 1 of a probe, record_next(reference=True) of "
+    "a watched training)."
 )
 
 

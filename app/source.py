@@ -15,7 +15,7 @@ from app.text import bounded, cut, escape, percent, plural
 
 AROUND = 3  # lines shown before and behind one that something stands beside
 WHOLE_UP_TO = 120  # lines: a shorter file is shown whole
-COLUMNS = ("forward", "backward", "casts")
+COLUMNS = ("fwd", "bwd", "casts")  # short: on a phone a line has 45 characters in all
 
 
 def read(run: RunInfo) -> list[File] | None:
@@ -54,9 +54,9 @@ def show_file(found: Sequence[File]) -> None:
             )
         )
     chart.see(
-        "Dtypes are those that the line's computations took and made in the first two optimizer "
-        "steps; an op of the backward pass counts for the line of its forward op. A cast loses an "
-        "element when it makes zero of one that was not."
+        "Beside each line the dtypes in which it computed, forward (fwd) and backward (bwd), in "
+        "the first two optimizer steps; an op of the backward pass counts for the line of its "
+        "forward op. A cast loses an element when it makes zero of one that was not."
     )
     whole = len(file.lines) <= WHOLE_UP_TO or st.toggle(
         f"All {plural(len(file.lines), 'line')}", key="source-whole"
@@ -103,18 +103,18 @@ def beside(file: File, asked: int, *, whole: bool) -> str:
     widths = [
         max(len(name), *(len(row[place]) for row in cells)) for place, name in enumerate(COLUMNS)
     ]
-    number = max(4, len(str(len(file.lines))))
-    head = "  ".join(name.ljust(width) for name, width in zip(COLUMNS, widths, strict=True))
-    rows = [f"  {'line':>{number}}  {head}  source"]
+    number = len(str(max(1_000, len(file.lines))))
+    head = " ".join(name.ljust(width) for name, width in zip(COLUMNS, widths, strict=True))
+    rows = [f" {'line':>{number}} {head} source"]
     indent = " " * (len(rows[0]) - len("source"))
     for part in _parts(file, asked, whole=whole):
         if isinstance(part, int):
             rows.append(f"{indent}… {plural(part, 'line')} of which nothing is told")
             continue
         filled = zip(_cells(part), widths, strict=True)
-        middle = "  ".join(cell.ljust(width) for cell, width in filled)
+        middle = " ".join(cell.ljust(width) for cell, width in filled)
         mark = ">" if part.number == asked else " "
-        rows.append(f"{mark} {part.number:>{number}}  {middle}  {bounded(part.text.expandtabs(4))}")
+        rows.append(f"{mark}{part.number:>{number}} {middle} {bounded(part.text.expandtabs(4))}")
         rows += [f"{indent}^ {note}" for note in _below(part)]
     return "\n".join(rows)
 

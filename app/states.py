@@ -228,6 +228,7 @@ button[aria-label^="Download as CSV"] { display: none; }
 [data-testid="stCaptionContainer"] { color: inherit; opacity: 0.78; }
 [data-testid="stCaptionContainer"] code, .stCode .token { color: inherit !important; }
 [data-testid="stSliderThumbValue"] { color: inherit !important; }
+@media (max-width: 640px) { .stCode code { font-size: 11px; } }
 input[role="combobox"] { min-width: 24px; min-height: 24px; }
 [data-testid="stSidebarNavLink"]:focus-visible, [data-testid="stPageLink-NavLink"]:focus-visible {
   outline: 2px solid currentColor; outline-offset: -2px;

@@ -38,6 +38,14 @@ def show_overview(rows: Sequence[Row], healthy: Sequence[Result]) -> None:
 
 
 TABLE_PX = 430  # a dozen rows; the rest is scrolled to
+WIDTHS = {
+    "Case": 60,
+    "Cause": 280,
+    "Reported to": 220,
+    "Found": 170,
+    "Fix": 90,
+    "Healthy twin": 110,
+}
 ALL, NOT_YET, EXPECTED, OTHERWISE = FILTERS = ("all", "not diagnosed", "as expected", "otherwise")
 
 
@@ -59,6 +67,7 @@ def show_cases(rows: Sequence[Row]) -> None:
             key="zoo-table",
             hide_index=True,
             height=min(TABLE_PX, 38 + 35 * len(shown)),
+            column_config={name: st.column_config.Column(width=px) for name, px in WIDTHS.items()},
             on_select=lambda: _open_chosen(ids),
             selection_mode="single-row",
         )
@@ -89,6 +98,10 @@ def _found_as(row: Row) -> str:
     return EXPECTED if row.is_right else OTHERWISE
 
 
+def _stage(result: Result) -> str:
+    return "not yet" if result.stage is Stage.NOT_YET else str(result.stage)
+
+
 def list_table(rows: Sequence[Row]) -> pd.DataFrame:
     """A row for each case, as the page shows it."""
     fixes = {True: "verified", False: "none worked", None: ""}
@@ -98,14 +111,14 @@ def list_table(rows: Sequence[Row]) -> pd.DataFrame:
             "Cause": [title(r.answer.cause) for r in rows],
             "Reported to": [r.answer.source for r in rows],
             "Found": [
-                title(r.faulty.found) if r.faulty.stage is Stage.DONE else str(r.faulty.stage)
+                title(r.faulty.found) if r.faulty.stage is Stage.DONE else _stage(r.faulty)
                 for r in rows
             ],
             "Fix": [fixes[r.faulty.cured] for r in rows],
             "Healthy twin": [
                 ("no fault" if r.twin.found == NO_FAULT else title(r.twin.found))
                 if r.twin and r.twin.stage is Stage.DONE
-                else (str(r.twin.stage) if r.twin else "none")
+                else (_stage(r.twin) if r.twin else "none")
                 for r in rows
             ],
         }

@@ -36,6 +36,8 @@ MOST_PX = 16_000  # of one picture; Chromium draws no higher ones
 MODULES, STEPS = 500, 200  # of the large run
 SIZES = """() => { const main = document.querySelector('[data-testid=stMain]');
     return [main.scrollHeight, main.scrollWidth - main.clientWidth]; }"""
+IS_DRAWN = """() => !document.querySelector(
+    '[data-testid=stMain] [data-testid=stSkeleton], .js-plotly-plot:not(:has(.main-svg))')"""
 DOCS = {"diagnosis": "diagnosis", "gradients": "gradients", "lesson": "learn_03_underflow"}
 
 
@@ -133,14 +135,20 @@ def picture(page: Any, url: str, file: Path) -> list[int]:
     """The whole page as one picture; its height in pixels, and by how much it is too wide."""
     page.set_viewport_size({"width": page.viewport_size["width"], "height": HEIGHT})
     page.goto(url)
-    browser.settle(page)
-    page.wait_for_timeout(400)  # charts fade in
+    drawn(page)
     height, too_wide = page.evaluate(SIZES)
     width = page.viewport_size["width"]
     page.set_viewport_size({"width": width, "height": min(max(height, HEIGHT), MOST_PX)})
-    page.wait_for_timeout(400)
+    drawn(page)
     page.screenshot(path=str(file))
     return [height, too_wide]
+
+
+def drawn(page: Any) -> None:
+    """Wait until the browser has drawn what the server sent."""
+    browser.settle(page)
+    page.wait_for_function(IS_DRAWN)
+    page.wait_for_timeout(300)  # charts fade in
 
 
 def for_docs(servers: browser.Servers, chromium: Any, store: Path) -> None:
@@ -149,8 +157,7 @@ def for_docs(servers: browser.Servers, chromium: Any, store: Path) -> None:
     for name, entry in DOCS.items():
         with browser.page_of(chromium, 1440, 1000) as page:
             page.goto(f"{url}{address(entry, store)}")
-            browser.settle(page)
-            page.wait_for_timeout(800)
+            drawn(page)
             page.screenshot(path=str(ROOT / "docs" / "images" / f"{name}.png"))
 
 

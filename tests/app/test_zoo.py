@@ -41,7 +41,7 @@ def test_every_case_is_listed_with_its_source_and_its_twin(open_page: Open) -> N
     table = app.dataframe[0].value
     assert list(table["Case"]) == [answer.id for answer in ANSWERS]
     assert list(table["Reported to"]) == [answer.source for answer in ANSWERS]
-    assert set(table["Found"]) == {"not diagnosed yet"}
+    assert set(table["Found"]) == {"not yet"}
     assert {f"zoo-{name}" for name in HEALTHY} <= {b.key for b in app.button}
     assert metrics(app)["Expected cause first"] == "none yet"
 

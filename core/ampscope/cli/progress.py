@@ -18,6 +18,7 @@ from rich.markup import escape
 from ampscope.analysis.telemetry import others_bound, spoiled
 from ampscope.cli import stopping
 from ampscope.launcher.launch import POLL_S, checked, launch
+from ampscope.number_words import plural
 from ampscope.records import Result, RunInfo, RunSpec, State
 from ampscope.report.document import line
 from ampscope.store.reader import Reader
@@ -58,7 +59,9 @@ def follow(store: Path, ids: Sequence[str], console: Console) -> list[RunInfo]:
     """Show progress until all runs have ended; a second Ctrl-C does not wait for that."""
     has_asked, told = False, set[str]()
     with Reader(store) as reader, _bars(console) as bars, _terminated_like_interrupted():
-        tasks = {run_id: bars.add_task("", total=None, note="", start=False) for run_id in ids}
+        tasks = {
+            run_id: bars.add_task("", total=None, count="", note="", start=False) for run_id in ids
+        }
         while True:
             try:
                 infos = [reader.run(run_id) for run_id in ids]
@@ -108,7 +111,7 @@ def _bars(console: Console) -> progress.Progress:
     return progress.Progress(
         progress.TextColumn("{task.description}"),
         progress.BarColumn(bar_width=20),
-        progress.MofNCompleteColumn(),
+        progress.TextColumn("{task.fields[count]}", style="progress.download"),
         progress.TimeElapsedColumn(),
         progress.TextColumn("{task.fields[note]}"),
         console=console,
@@ -124,10 +127,18 @@ def _show(bars: progress.Progress, tasks: dict[str, progress.TaskID], info: RunI
         description=escape(line(info.title)),
         total=info.spec.steps if info.spec.is_training else None,
         completed=info.steps_done,
+        count=_count(info),
         note=_note(info),
     )
     if not info.state.is_active:
         bars.stop_task(task)
+
+
+def _count(info: RunInfo) -> str:
+    """Steps of all steps; of a measurement, whose end is not known in numbers, what it has found
+    so far."""
+    done, steps = info.steps_done, info.spec.steps
+    return f"{done:>{len(str(steps))}}/{steps}" if info.spec.is_training else plural(done, "result")
 
 
 def _note(info: RunInfo) -> str:
