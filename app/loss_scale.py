@@ -377,6 +377,20 @@ def bad_steps_seen(found: Sequence[BadStep], totals: StepTotals, whole: int) -> 
 
 MOST_BARS = 30  # modules in the chart; more have no room for their names
 MOST_STEPS = 300  # whose windows the advice rests on, evenly over the run
+# Histograms (modules x recorded steps) that the page reads by itself, which takes 0.3 s of
+# processor time; more are read when a user asks for it.
+AT_ONCE = 50_000
+
+
+def wants_all(run: RunInfo, steps: int, name: str, what: str) -> bool:
+    """Whether to read the histograms of ``steps`` steps now. Bound to the URL's ``name``; many of
+    them wait until the user asks for ``what``."""
+    if steps * len(store.modules(run)) <= AT_ONCE:
+        return True
+    key = f"loss-scale:{name}"
+    is_on = st.toggle(what, links.wanted(name) == "on", key=key)
+    links.keep(name, "on" if is_on else None)
+    return is_on
 
 
 def draw_windows(run: RunInfo) -> None:
@@ -385,9 +399,11 @@ def draw_windows(run: RunInfo) -> None:
     if not steps:
         return
     st.subheader("Safe loss scales", anchor=False)
-    given = advice(run)
-    if given is not None:
-        chart.see(_advised(run, given))
+    read = min(len(steps), MOST_STEPS)
+    if wants_all(run, read, "advice", f"Advise a first scale from {read:,} of the recorded steps"):
+        given = advice(run)
+        if given is not None:
+            chart.see(_advised(run, given))
     step = links.select("At step", "window", steps, default=steps[-1], writes_default=False)
     frame = store.frame(run, Role.GRAD_OUTPUT, step)
     if frame is None:
@@ -506,6 +522,9 @@ def draw_lab(run: RunInfo, found: Trajectory) -> None:
         states.nothing_recorded(
             "A replay needs every step.", f"It is offered for runs of at most {store.POINTS:,}."
         )
+        return
+    count = max(len(store.frame_steps(run, r)) for r in (Role.GRAD_OUTPUT, Role.WEIGHT_GRAD))
+    if not wants_all(run, count, "lab", f"Replay other scalers on all {count:,} recorded steps"):
         return
     seen = recorded_gradients(run)
     if not seen.histograms:

@@ -291,6 +291,23 @@ def test_a_replay_that_parts_from_the_recording_says_so(open_page: Open, store_p
     assert any("diverges from the recording at step 1" in text for text in captions), captions
 
 
+def test_many_histograms_are_read_when_they_are_asked_for(
+    open_page: Open, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = stores.finished(store_path)
+    monkeypatch.setattr("app.loss_scale.AT_ONCE", 0)
+    app = open_page("loss_scale", run=run_id)
+    assert not app.exception
+    assert "would skip" not in texts(app)
+    assert "For these gradients:" not in texts(app)
+    assert app.toggle(key="loss-scale:lab").label == "Replay other scalers on all 12 recorded steps"
+    app.toggle(key="loss-scale:lab").set_value(True)
+    app.toggle(key="loss-scale:advice").set_value(True).run()
+    assert "would skip" in texts(app)
+    assert "For these gradients:" in texts(app)
+    assert "would skip" in texts(open_page("loss_scale", run=run_id, lab="on"))
+
+
 def framed(store: Path, steps: Sequence[StepRecord], output: int, weight: int) -> str:
     """A run whose gradients, scaled, lie at 2^output and 2^weight in its last step."""
     run_id, last = written(store, steps), steps[-1]
