@@ -63,6 +63,11 @@ class Tab:
             state.string_array_value.data[:] = [value]
         return await self._rerun(self.widgets[widget].fragment, is_auto=False)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether an answer is on its way."""
+        return self._sending.locked()
+
     async def close(self) -> None:
         self._stop_clocks()
         await self.stream.close()

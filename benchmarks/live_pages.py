@@ -4,13 +4,15 @@
 
 A process writes 20 steps a second, flushed as `ampscope.watch` flushes them, into a run that has
 10,000 steps already; Chromium pages show its Training page and follow it. CPU seconds per second
-are those of the server's process. `delay_s` is how long a step waits for the screen at most:
-whenever the page moves on, the age of the oldest step that it had not shown until then. All
-browsers draw on the same cores as the server, which is harder on them than life is.
+are those of the server's process. `bytes_a_tick` is what the server sends to one browser each time
+the page moves on, by the steps that the run had before. `delay_s` is how long a step waits for the
+screen at most: whenever the page moves on, the age of the oldest step that it had not shown until
+then. All browsers draw on the same cores as the server, which is harder on them than life is.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from classroom_browser import opened
 from contest import setting
 
 from ampscope.records import Machine, RunSpec, StepRecord
@@ -36,17 +39,25 @@ from tests.helpers import browser  # noqa: E402  - needs the path set above
 RESULTS = ROOT / "benchmarks" / "results" / "live_pages.json"
 BROWSERS = (0, 1, 5)
 BEFORE, EVERY_S, WATCHED_S, LOOKS = 10_000, 0.05, 20.0, 30
+TICK = 4_096  # bytes: a tick in which nothing has changed sends less
+LENGTHS, TICKS = (1_000, 10_000, 100_000), 8
+GOALS = {
+    "median_s": 2.0,
+    "largest_s": 3.0,
+    "bytes_growth": 1.1,
+}  # growth: longest over 10,000 steps
 LAST_STEP = "[...document.querySelectorAll('[data-testid=stMetricValue]')].map(e => e.innerText)[0]"
 
 
 class Training:
     """Writes steps in a thread and remembers when each was recorded."""
 
-    def __init__(self, store: Path) -> None:
+    def __init__(self, store: Path, before: int = BEFORE) -> None:
         self.recorded: dict[int, float] = {}
         self._writer = RunWriter.create(store, RunSpec("train.py", kind="watch", steps=0))
         self._writer.start(Machine("cpu", "benchmark", "native"))
-        for step in range(BEFORE):
+        self._before = before
+        for step in range(before):
             self._writer.add_step(StepRecord(step, loss=2.0, scale=1.0, step_time_s=0.05))
         self._writer.flush()
         self.run_id, self._ends = self._writer.run_id, threading.Event()
@@ -61,7 +72,7 @@ class Training:
         self._writer.close()
 
     def _write(self) -> None:
-        step = BEFORE
+        step = self._before
         while not self._ends.wait(EVERY_S):
             self.recorded[step] = time.monotonic()
             self._writer.add_step(StepRecord(step, loss=2.0, scale=1.0, step_time_s=0.05))
@@ -90,13 +101,49 @@ def main() -> None:
             cpu[str(count)] = round(cpu_share(servers._running[0].pid, WATCHED_S), 3)
             if pages:
                 delays[str(count)] = delays_of(pages[0], training)
+    sizes = {str(length): bytes_a_tick(length) for length in LENGTHS}
+    growth = sizes[str(LENGTHS[-1])] / sizes[str(BEFORE)]
+    most = delays[str(BROWSERS[-1])]
     result = {
         "cpu_s_a_second": cpu,
         "delay_s": delays,
+        "bytes_a_tick": sizes,
+        "goals": GOALS,
+        "goals_met": {
+            "median_s": most["median"] <= GOALS["median_s"],
+            "largest_s": most["largest"] <= GOALS["largest_s"],
+            "bytes_growth": growth <= GOALS["bytes_growth"],
+        },
         "setting": setting(),
     }
     RESULTS.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))
+
+
+def bytes_a_tick(length: int) -> int:
+    """Median of what one session is sent whenever the page moves on."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        training = Training(folder / "runs.db", length)
+        stack.enter_context(training.going())
+        servers = stack.enter_context(browser.Servers(folder))
+        return asyncio.run(_received(servers.start(folder / "runs.db"), training.run_id))
+
+
+async def _received(url: str, run_id: str) -> int:
+    tab = await opened(url)
+    await tab.open("training", run=run_id)
+    found: list[int] = []
+    before = tab.received
+    while len(found) < TICKS:
+        await asyncio.sleep(0.05)
+        if tab.received - before > TICK and not tab.is_busy:
+            found.append(tab.received - before)
+            before = tab.received
+    await tab.close()
+    if tab.errors:
+        raise RuntimeError(f"the page failed: {tab.errors}")
+    return int(np.median(found))
 
 
 def cpu_share(pid: int, seconds: float) -> float:
