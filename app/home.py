@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import streamlit as st
 
@@ -22,7 +22,6 @@ from ampscope.store.db import default_path
 from ampscope.store.processes import whose
 from ampscope.store.reader import Reader
 from app import links, options, permissions, run_rows, states, store, zoo
-from app.learn import lesson_runs
 from app.runs import diagnoses, live, run_page
 from app.text import ago, cut, escape
 
@@ -79,8 +78,9 @@ def follow() -> bool:
 SHOWN_CASE = "c04_vae_decoder.py"  # diagnosed and cured in 9 s, of the zoo's quickest
 
 
-def show_doors(*, is_empty: bool) -> None:
-    """``is_empty``: nothing is recorded yet, and each door offers something to see."""
+def show_doors(*, is_empty: bool, ask_lesson: Callable[[int], None]) -> None:
+    """``is_empty``: nothing is recorded yet, and each door offers something to see. ``ask_lesson``
+    notes that the reader asks for a lesson's measurement."""
     may_start = is_empty and permissions.is_trusted()
     diverged, half, learn = st.columns(3, border=True)
     with diverged:
@@ -108,7 +108,7 @@ def show_doors(*, is_empty: bool) -> None:
         if permissions.is_trusted():
             st.code("ampscope dashboard --classroom", language="bash", wrap_lines=True)
         if is_empty:
-            _lesson()
+            _lesson(ask_lesson)
         else:
             links.link(links.LESSON_ENTRIES[1], f"Lesson {links.LESSON_ENTRIES[1].title}")
         links.link(links.LEARN, "All lessons")
@@ -145,14 +145,14 @@ def _demo() -> None:
 SHOWN_LESSON = 3  # underflow: the measurement that explains loss scaling takes 4 s
 
 
-def _lesson() -> None:
+def _lesson(ask: Callable[[int], None]) -> None:
     st.markdown(
         "Or see one at work: a small GPT's gradients in fp16, and how a loss scale saves them. It "
         "takes a few seconds."
     )
     if st.button("Run a lesson", type="primary", key="run-lesson"):
-        lesson_runs.click(SHOWN_LESSON)
-        query = {f"guess{SHOWN_LESSON}": lesson_runs.SHOW}
+        ask(SHOWN_LESSON)
+        query = {f"guess{SHOWN_LESSON}": "show"}
         st.switch_page(links.LESSON_ENTRIES[SHOWN_LESSON].file, query_params=query)
 
 
