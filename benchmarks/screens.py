@@ -23,6 +23,8 @@ from typing import Any
 
 from large_run import write_run
 
+from ampscope.launcher.launch import follow, launch
+from ampscope.lessons.catalog import lesson_spec
 from ampscope.store.reader import Reader
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,13 +34,19 @@ from app.links import ENTRIES  # noqa: E402  - needs the path set above
 from tests.helpers import browser, script_stores, stores  # noqa: E402
 
 THEMES, WIDTHS, HEIGHT = ("light", "dark"), (1440, 390), 900
+WAIT_MS = 180_000  # on a machine that does something else too
 MOST_PX = 16_000  # of one picture; Chromium draws no higher ones
 MODULES, STEPS = 500, 200  # of the large run
 SIZES = """() => { const main = document.querySelector('[data-testid=stMain]');
     return [main.scrollHeight, main.scrollWidth - main.clientWidth]; }"""
 IS_DRAWN = """() => !document.querySelector(
     '[data-testid=stMain] [data-testid=stSkeleton], .js-plotly-plot:not(:has(.main-svg))')"""
-DOCS = {"diagnosis": "diagnosis", "gradients": "gradients", "lesson": "learn_03_underflow"}
+# Pictures of docs/images: page, kind of the run, and what else its address says.
+DOCS = {
+    "diagnosis": ("diagnosis", "script", ""),
+    "gradients": ("gradients", "probe", ""),
+    "lesson": ("learn_03_underflow", "", "?guess3=show&scale3=256.0"),
+}
 
 
 def main() -> None:
@@ -102,13 +110,14 @@ def small(store: Path) -> Path:
     return store
 
 
-def address(entry: str, store: Path) -> str:
-    """Of a page; a page of one run names the newest that has something to show there."""
+def address(entry: str, store: Path, kind: str = "") -> str:
+    """Of a page; a page of one run names the newest (of ``kind``) that has something to show
+    there."""
     if not store.exists() or entry == "home":
         return "/" if entry == "home" else f"/{entry}"
     with Reader(store) as reader:
         runs = reader.runs()
-        asked = first(runs, entry, reader)
+        asked = first([r for r in runs if kind in ("", r.spec.kind)], entry, reader)
     return f"/{entry}{asked}"
 
 
@@ -147,16 +156,19 @@ def picture(page: Any, url: str, file: Path) -> list[int]:
 def drawn(page: Any) -> None:
     """Wait until the browser has drawn what the server sent."""
     browser.settle(page)
-    page.wait_for_function(IS_DRAWN)
+    page.wait_for_function(IS_DRAWN, timeout=WAIT_MS)
     page.wait_for_timeout(300)  # charts fade in
 
 
 def for_docs(servers: browser.Servers, chromium: Any, store: Path) -> None:
     """docs/images, as wide as a page of GitHub shows them sharply."""
+    underflow = lesson_spec("underflow")
+    for _ in follow(store, launch(underflow, store)):
+        pass
     url = servers.start(store)
-    for name, entry in DOCS.items():
+    for name, (entry, kind, query) in DOCS.items():
         with browser.page_of(chromium, 1440, 1000) as page:
-            page.goto(f"{url}{address(entry, store)}")
+            page.goto(f"{url}{address(entry, store, kind)}{query}")
             drawn(page)
             page.screenshot(path=str(ROOT / "docs" / "images" / f"{name}.png"))
 
