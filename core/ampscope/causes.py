@@ -57,11 +57,12 @@ _CAUSES = (
     Cause("AMP032", "compiler_precision", "The compiler rounds where eager code does not, or the reverse", "Compiled code leaves out casts of eager code, and the training depends on them."),
     Cause("AMP033", "compiler_kernel", "A compiled kernel computes something else", "The captured graph is right; the kernels that the compiler made of it are not."),
     Cause("AMP034", "graph_semantics", "The compiled graph is not what the script does", "Capturing the script, or making its graph functional, changed what it computes."),
+    Cause("AMP035", "vanishes_when_observed", "A compiled fault vanishes when it is observed", "Compiled code computes something else, and reading its intermediate results brings the right ones back."),
     Cause("AMP000", "no_fault", "No fault", "What was seen is expected: a scale search, structural zeros, a harmless intermediate infinity."),
 )  # fmt: skip
 
 CAUSES: dict[str, Cause] = {cause.name: cause for cause in _CAUSES}
-LIST_VERSION = 2  # of the codes; a new cause raises it
+LIST_VERSION = 3  # of the codes; a new cause raises it
 
 
 def find_cause(text: str) -> Cause:

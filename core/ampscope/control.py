@@ -17,7 +17,7 @@ A control is a list of parts, joined with ``;``. A part is a name, or a name wit
     'fp32;lr:0.1'
 
 ``compiled`` is the unchanged script with torch.compile left on, watched from outside compiled code;
-behind it may stand ``backend:aot_eager``, ``eager_casts``, ``eager_random`` and
+behind it may stand ``backend:aot_eager``, ``eager_casts``, ``eager_random``, ``taps`` and
 ``uncompiled:head``, which change how it is compiled (:mod:`ampscope.analysis.compiled_runs`).
 What a control does to torch is in :mod:`ampscope.runner.controls` and
 :mod:`ampscope.runner.interventions`, what it does to Keras and Paddle in
@@ -37,6 +37,7 @@ from ampscope.number_words import power_of_two
 
 BASELINE = "as_is"  # the script, unchanged
 COMPILED = "compiled"
+TAPS = "taps"
 LISTS = ("half", "fp32", "widest", "as it comes")  # autocast's, in the words of `policy.op_lists`
 
 
@@ -62,6 +63,7 @@ KINDS: Final[Mapping[str, _Kind]] = {
     "backend": _Kind("through the backend {}", _BACKEND, "change_backend", is_compiled=True),
     "eager_casts": _Kind("rounding where eager code does", fix="emulate_casts", is_compiled=True),
     "eager_random": _Kind("with eager code's random numbers", is_compiled=True),
+    TAPS: _Kind("with taps inside compiled code", is_compiled=True),
     "uncompiled": _Kind("with {} left uncompiled", _MODULES, "no_compile", is_compiled=True),
     "fp32": _Kind("in fp32"),
     "bf16": _Kind("in bf16", fix="use_bf16"),
@@ -157,6 +159,11 @@ class Control(str):
     def parts(self) -> tuple[Part, ...]:
         """What it is made of, in order; empty parts are left out."""
         return tuple(Part(text) for text in self.split(";") if text)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of its parts."""
+        return frozenset(part.name for part in self.parts)
 
     @property
     def first(self) -> Part:

@@ -237,6 +237,24 @@ class LineUse:
 
 
 @dataclass(frozen=True, slots=True)
+class Tap:
+    """What a graph pass told of one tensor inside compiled code: of the first steps, of random
+    numbers in some more, and of the first that are not finite."""
+
+    attempt: int
+    order: int  # in which the graphs of an attempt made them
+    module: str  # dotted path below what was compiled
+    role: str  # activation, grad_output, matmul, reduction, saved, draw (random numbers)
+    maker: str  # path of the module whose code made it
+    op: str  # "aten.addmm"
+    line: str
+    dtype: str
+    largest: float  # finite magnitude
+    total: float  # sum of finite magnitudes
+    nonfinite: int
+
+
+@dataclass(frozen=True, slots=True)
 class SourceText:
     """A file of the script's own as it was when the run read it, at most its first 5,000 lines;
     without lines where sources are left out."""
@@ -302,6 +320,7 @@ Observation = (
     | BadOp
     | OpUse
     | LineUse
+    | Tap
     | SourceText
     | Outcome
 )

@@ -23,12 +23,13 @@ VERSION_1 = """
 028 bad_input_data 029 not_amp_divergence 030 bad_initial_state 031 empty_loss_reduction
 """
 ADDED_BY_2 = "032 compiler_precision 033 compiler_kernel 034 graph_semantics"
-GIVEN = f"{VERSION_1} {ADDED_BY_2}".split()
+ADDED_BY_3 = "035 vanishes_when_observed"
+GIVEN = f"{VERSION_1} {ADDED_BY_2} {ADDED_BY_3}".split()
 CODES = dict(zip(GIVEN[1::2], GIVEN[::2], strict=True))
 
 
 def test_codes_stay_as_they_were_given() -> None:
-    assert LIST_VERSION == 2
+    assert LIST_VERSION == 3
     assert {c.name: c.code for c in CAUSES.values()} == {n: f"AMP{c}" for n, c in CODES.items()}
 
 

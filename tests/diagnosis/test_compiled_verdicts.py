@@ -10,14 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.analysis.compiled_runs import Layer, apart, layer, left_out, next_arm
+from ampscope.analysis.compiled_runs import (
+    Layer,
+    apart,
+    layer,
+    left_out,
+    next_arm,
+    parting,
+    suspects,
+)
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
 from ampscope.diagnosis.cure import judged, wants_compiled
 from ampscope.diagnosis.load import load_diagnosis
 from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.launcher.plan import run_diagnosis
-from ampscope.observations import COMPILED_FRAMES, COMPILED_NOTE, OpUse
+from ampscope.observations import COMPILED_FRAMES, COMPILED_NOTE, OpUse, Tap
 from ampscope.records import RunSpec
 from ampscope.store.reader import Reader
 from tests.helpers.evidence_making import (
@@ -100,22 +108,103 @@ def test_compiled_code_as_near_as_rounding_is_acquitted_with_a_note(losses: list
     assert "as near to eager code's" in found.notes[0]
 
 
+GOOD, WRONG = run(steps(), FRAMES), run(steps(OFF), FRAMES)
+
+
+def drawn(losses: list[float], sums: list[float]) -> RunView:
+    """A run whose compiled code draws random numbers that add up to ``sums``, step by step."""
+    return run(
+        steps(losses), FRAMES, *(tap(n, "draw", "drop", total=s) for n, s in enumerate(sums))
+    )
+
+
+def tap(step: int, role: str, module: str, total: float = 1.0, nonfinite: int = 0) -> Tap:
+    line = "train.py:9"
+    return Tap(step, 0, module, role, module, "aten.mul", line, "bf16", 1.0, total, nonfinite)
+
+
+CHANGING, HELD = [50.0, 51.5, 48.0, 52.0, 49.5, 50.5], [50.0] * 6
+
+
+def with_draws(compiled_draws: list[float]) -> Evidence:
+    """Compiled code is off, and as eager code with eager code's random numbers."""
+    return clean(
+        **{
+            "": WRONG,
+            "backend:aot_eager": GOOD,
+            "backend:aot_eager;taps": drawn(FALLING, CHANGING),
+            "eager_random": GOOD,
+            "taps": drawn(OFF, compiled_draws),
+        }
+    )
+
+
 def test_other_random_numbers_are_no_fault() -> None:
-    made = clean(**{"": run(steps(OFF), FRAMES), "eager_random": run(steps(), FRAMES)})
+    made = with_draws([51.0, 49.0, 50.5, 48.5, 52.5, 50.0])
     assert next_arm(made.runs) is None
     found = judged(made)
     assert found.verdict == "no_fault"
     assert "random numbers" in found.notes[0]
 
 
+def test_random_numbers_that_repeat_are_the_compilers_fault() -> None:
+    found = judged(with_draws(HELD)).findings[0]
+    assert (found.cause, found.verdict.module) == ("compiler_kernel", "drop")
+    assert "the same at every step" in found.verdict.reason
+
+
+def test_the_first_tensor_that_differs_is_what_is_left_out_first() -> None:
+    """Outputs of modules come before those of what holds them; the gradient is the later one's."""
+    order = [("activation", "up"), ("activation", "net.act"), ("activation", "net")]
+    eager = run(steps(), FRAMES, *(tap(0, *place) for place in order))
+    totals = [1.0, 1.4, 2.0]
+    taps = [tap(0, *place, total=t) for place, t in zip(order, totals, strict=True)]
+    arms = {"": WRONG, "backend:aot_eager": GOOD, "backend:aot_eager;taps": eager}
+    made = clean(**arms, eager_casts=WRONG, taps=run(steps(OFF), FRAMES, *taps))
+    assert next_arm(made.runs) is None
+    assert suspects(made.runs) == ["net.act", "net"]
+    cured = clean(
+        **arms,
+        eager_casts=WRONG,
+        taps=run(steps(OFF), FRAMES, *taps),
+        **{"uncompiled:net.act": GOOD},
+    )
+    found = judged(cured).findings[0]
+    assert (found.cause, found.verdict.module, found.verdict.op) == (
+        "compiler_kernel", "net.act", "aten.mul",
+    )  # fmt: skip
+    assert "train.py:9" in found.verdict.reason
+
+
+def test_taps_within_rounding_and_infinities_that_eager_code_has_are_no_parting() -> None:
+    eager = run(steps(), FRAMES, tap(0, "activation", "mask", nonfinite=3))
+    near = tap(0, "activation", "mask", total=1.001, nonfinite=3)
+    arms = {"": WRONG, "backend:aot_eager": GOOD, "backend:aot_eager;taps": eager}
+    assert parting(clean(**arms, taps=run(steps(OFF), FRAMES, near)).runs) is None
+    alone = tap(0, "reduction", "mask", nonfinite=1)
+    assert parting(clean(**arms, taps=run(steps(OFF), FRAMES, near, alone)).runs) is None
+
+
+def test_what_taps_bring_back_vanishes_when_it_is_observed() -> None:
+    eager = run(steps(), FRAMES, tap(0, "activation", "up"))
+    arms = {"": WRONG, "backend:aot_eager": GOOD, "backend:aot_eager;taps": eager}
+    made = clean(**arms, eager_casts=WRONG, taps=GOOD)
+    assert layer(made.runs) is Layer.OBSERVED
+    assert causes(judged(made)) == ["vanishes_when_observed"]
+
+
 def test_arms_run_in_turn_until_the_layer_is_known() -> None:
-    """compiled, with eager code's random numbers, op by op, with emulated casts: and no more."""
-    wrong, asked = {"compiled", "compiled;eager_random", "compiled;eager_casts"}, []
+    """Op by op, the same with taps, with eager code's random numbers, with emulated casts, with
+    taps: and no more."""
+    good, asked = {"compiled;backend:aot_eager", "compiled;backend:aot_eager;taps"}, []
     runs = dict(clean(**{"": run(steps(OFF), FRAMES)}).runs)
     while arm := next_arm(runs):
         asked.append(str(arm))
-        runs[arm] = run(steps(OFF if arm in wrong else FALLING), FRAMES, control=arm)
-    assert asked == ["compiled;eager_random", "compiled;backend:aot_eager", "compiled;eager_casts"]
+        runs[arm] = run(steps(FALLING if arm in good else OFF), FRAMES, control=arm)
+    assert asked == [
+        "compiled;backend:aot_eager", "compiled;backend:aot_eager;taps", "compiled;eager_random",
+        "compiled;eager_casts", "compiled;taps",
+    ]  # fmt: skip
     assert layer(runs) is Layer.KERNEL
     assert causes(judged(Evidence(runs, "native"))) == ["compiler_kernel"]
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ampscope.analysis.compiled_runs import AOT_EAGER, EAGER_CASTS, EAGER_RANDOM, GRAPH_ALONE
+from ampscope.analysis.compiled_runs import (
+    AOT_EAGER,
+    EAGER_CASTS,
+    EAGER_RANDOM,
+    GRAPH_ALONE,
+    TAPPED,
+)
 from ampscope.analysis.evidence import Evidence
 from ampscope.control import COMPILED
 from ampscope.observations import COMPILED_FRAMES, COMPILED_NOTE, OpUse, ParameterGradient
@@ -55,7 +61,7 @@ def raised(kind: str, text: str) -> Evidence:
 def compiled_apart(*wrong: str) -> Evidence:
     """Eager code trains; compiled, and compiled otherwise, the runs in ``wrong`` have a loss that
     is larger by a half."""
-    names = (COMPILED, EAGER_RANDOM, AOT_EAGER, GRAPH_ALONE, EAGER_CASTS)
+    names = (COMPILED, EAGER_RANDOM, AOT_EAGER, GRAPH_ALONE, EAGER_CASTS, TAPPED)
     frames = OpUse(COMPILED_FRAMES, "", "", "train.py:7", 0, count=2)
     off = [1.5 * loss for loss in FALLING]
     runs = {n: run(steps(off if n in wrong else FALLING), frames, control=n) for n in names}
@@ -207,7 +213,8 @@ OF_RUNS = {
 }  # fmt: skip
 OF_COMPILERS = {
     "compiler_precision": lambda: compiled_apart(COMPILED, EAGER_RANDOM),
-    "compiler_kernel": lambda: compiled_apart(COMPILED, EAGER_RANDOM, EAGER_CASTS),
+    "compiler_kernel": lambda: compiled_apart(COMPILED, EAGER_RANDOM, EAGER_CASTS, TAPPED),
+    "vanishes_when_observed": lambda: compiled_apart(COMPILED, EAGER_RANDOM, EAGER_CASTS),
     "graph_semantics": lambda: compiled_apart(COMPILED, EAGER_RANDOM, AOT_EAGER),
 }
 EVIDENCE_OF = {**OF_COMPILERS, **OF_OPS, **OF_RUNS}

@@ -55,6 +55,7 @@ EXPECTED = {
     "compiler_precision": (None, None, None, 0, "train.py:7", "emulate_casts"),
     "compiler_kernel": (None, None, None, 0, "train.py:7", "change_backend"),
     "graph_semantics": (None, None, None, 0, "train.py:7", "no_compile"),
+    "vanishes_when_observed": (None, None, None, 0, "train.py:7", "change_backend"),
 }  # fmt: skip
 EXPLAINS = {rule.id: rule.explains for rule in all_rules()}
 

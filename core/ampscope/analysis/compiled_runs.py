@@ -8,37 +8,48 @@ far is another computation.
 
 What compiles takes code through three layers, and each can be had without the next one::
 
-    compiled                        as the script asks: Dynamo, AOTAutograd, inductor
-    compiled;eager_random           the same, with eager code's random numbers
-    compiled;backend:aot_eager      Dynamo and AOTAutograd; torch's own kernels run the graph
-    compiled;backend:eager          Dynamo alone
-    compiled;eager_casts            all three, rounding wherever eager code rounds
-    compiled;uncompiled:head        all three, but for the module ``head``
+    compiled                         as the script asks: Dynamo, AOTAutograd, inductor
+    compiled;backend:aot_eager       Dynamo and AOTAutograd; torch's own kernels run the graph
+    compiled;backend:aot_eager;taps  the same, with taps inside the graphs
+    compiled;backend:eager           Dynamo alone
+    compiled;eager_random            all three, with eager code's random numbers
+    compiled;eager_casts             all three, rounding wherever eager code rounds
+    compiled;taps                    all three, with taps inside the graphs
+    compiled;uncompiled:head         all three, but for the module ``head``
 
-:func:`next_arm` names the run that is wanted next, :func:`layer` the layer that is to blame.
+:func:`next_arm` names the run that is wanted next, :func:`layer` the layer that is to blame. Taps
+tell where inside (:func:`parting`), and whether random numbers repeat (:func:`repeating`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import Symptom, symptoms
-from ampscope.control import COMPILED, Control
+from ampscope.control import COMPILED, TAPS, Control
 from ampscope.numerics.formats import FORMATS
-from ampscope.observations import COMPILED_FRAMES, Attempt
+from ampscope.observations import COMPILED_FRAMES, Attempt, Tap
 
 EAGER_RANDOM = Control(f"{COMPILED};eager_random")
 AOT_EAGER = Control(f"{COMPILED};backend:aot_eager")
 GRAPH_ALONE = Control(f"{COMPILED};backend:eager")
 EAGER_CASTS = Control(f"{COMPILED};eager_casts")
+TAPPED = Control(f"{COMPILED};{TAPS}")
+AOT_TAPPED = Control(f"{COMPILED};backend:aot_eager;{TAPS}")
 FIRST = 5  # steps that are compared number by number; later ones amplify any difference
 TIMES = 10.0  # the distance that half precision's own rounding explains
 # Of the numbers' size, in roundings of the format: less than this is no distance of its own.
 ROUNDINGS = 0.25
+DRAW = "draw"  # the role of random numbers
+SAME_DRAWS = 4  # of a tensor of random numbers, in a row; with the first five of the same sum
+# Roundings of a tensor's own format, in the sum of its magnitudes: in a sum of many they nearly
+# cancel. A wrong suspect costs one run more: a module is named when leaving it out cured.
+INSIDE = 2.0
 # What a run that is watched from outside compiled code does not show.
 UNSEEN = frozenset(
     {Symptom.EVALUATION, Symptom.BUFFERS, Symptom.FROZEN, Symptom.CAUGHT, Symptom.DROPPED}
@@ -53,6 +64,8 @@ class Layer(StrEnum):
     GRAPH = "the graph's transformation (AOTAutograd)"
     CASTS = "casts that the compiler left out"
     KERNEL = "the generated kernels"
+    RANDOM = "the compiler's random numbers"
+    OBSERVED = "the generated kernels, unless they are observed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,32 +130,168 @@ def next_arm(runs: Mapping[str, RunView]) -> Control | None:
     compiled run computes what eager code does."""
     if COMPILED not in runs or apart(runs, COMPILED) is None:
         return None
-    if EAGER_RANDOM not in runs:
-        return EAGER_RANDOM
-    if unjudged(runs, EAGER_RANDOM, 1) or apart(runs, EAGER_RANDOM) is None:
-        return None
-    if AOT_EAGER not in runs:
-        return AOT_EAGER
-    if unjudged(runs, AOT_EAGER, 1):
-        return None
-    following = EAGER_CASTS if apart(runs, AOT_EAGER) is None else GRAPH_ALONE
-    return None if following in runs else following
+    for arm in _wanted(runs):
+        if arm not in runs:
+            return arm
+        if unjudged(runs, arm, 1) and TAPS not in arm.names:
+            return None
+    return None
+
+
+def _wanted(runs: Mapping[str, RunView]) -> Iterator[Control]:
+    """The arms in turn; each is asked for only when those before it have been judged."""
+    yield AOT_EAGER
+    if apart(runs, AOT_EAGER) is not None:
+        yield GRAPH_ALONE
+        return
+    yield AOT_TAPPED
+    if _may_draw(runs[AOT_TAPPED]):
+        yield EAGER_RANDOM
+        if apart(runs, EAGER_RANDOM) is None:
+            yield TAPPED  # are they random at all?
+            return
+    yield EAGER_CASTS
+    if apart(runs, EAGER_CASTS) is not None:
+        yield TAPPED
+
+
+def _may_draw(run: RunView) -> bool:
+    """Whether compiled code draws random numbers, as far as its taps tell."""
+    return not run.taps or any(tap.role == DRAW for tap in run.taps)
 
 
 def layer(runs: Mapping[str, RunView]) -> Layer | None:
     """The layer that is to blame; None where compiled code computes what eager code does, or where
     a run that would tell is missing or says nothing."""
-    wanted = (COMPILED, EAGER_RANDOM, AOT_EAGER)
-    if any(name not in runs or unjudged(runs, name, 1) for name in wanted):
+    if not _judged(runs, COMPILED) or not _judged(runs, AOT_EAGER) or apart(runs, COMPILED) is None:
         return None
-    if apart(runs, COMPILED) is None or apart(runs, EAGER_RANDOM) is None:
+    if apart(runs, AOT_EAGER) is not None:
+        if not _judged(runs, GRAPH_ALONE):
+            return None
+        return Layer.GRAPH if apart(runs, GRAPH_ALONE) is None else Layer.CAPTURE
+    if EAGER_RANDOM in runs or (AOT_TAPPED in runs and _may_draw(runs[AOT_TAPPED])):
+        if not _judged(runs, EAGER_RANDOM):
+            return None
+        if apart(runs, EAGER_RANDOM) is None:
+            return Layer.RANDOM if repeating(runs) else None
+    if not _judged(runs, EAGER_CASTS):
         return None
-    last = EAGER_CASTS if apart(runs, AOT_EAGER) is None else GRAPH_ALONE
-    if last not in runs or unjudged(runs, last, 1):
+    if apart(runs, EAGER_CASTS) is None:
+        return Layer.CASTS
+    vanishes = _judged(runs, TAPPED) and apart(runs, TAPPED) is None
+    return Layer.OBSERVED if vanishes else Layer.KERNEL
+
+
+def _judged(runs: Mapping[str, RunView], name: str) -> bool:
+    return name in runs and not unjudged(runs, name, 1)
+
+
+def repeating(runs: Mapping[str, RunView]) -> Tap | None:
+    """Random numbers that compiled code draws at each step and that are the same each time, while
+    the same graph run by torch's own kernels draws others; None without such."""
+    if TAPPED not in runs or AOT_TAPPED not in runs:
         return None
-    if last == EAGER_CASTS:
-        return Layer.CASTS if apart(runs, EAGER_CASTS) is None else Layer.KERNEL
-    return Layer.GRAPH if apart(runs, GRAPH_ALONE) is None else Layer.CAPTURE
+    eager = _draws(runs[AOT_TAPPED]).values()
+    if not any(len({tap.total for tap in drawn}) > 1 for drawn in eager):
+        return None
+    for drawn in _draws(runs[TAPPED]).values():
+        if len(drawn) > SAME_DRAWS and len({tap.total for tap in drawn}) == 1 and drawn[0].total:
+            return drawn[0]
+    return None
+
+
+def _draws(run: RunView) -> dict[tuple[str, str, int], list[Tap]]:
+    """What each place drew, attempt by attempt; by module, op and number within an attempt."""
+    found: dict[tuple[str, str, int], list[Tap]] = {}
+    seen: Counter[tuple[int, str, str]] = Counter()
+    for tap in run.taps:
+        if tap.role == DRAW:
+            number = seen[tap.attempt, tap.module, tap.op]
+            seen[tap.attempt, tap.module, tap.op] += 1
+            found.setdefault((tap.module, tap.op, number), []).append(tap)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """The first tensor inside compiled code that is not what the same graph gives when torch's own
+    kernels run it; ``eager`` is None where that graph makes no such tensor, and all of its own are
+    finite."""
+
+    tap: Tap
+    eager: Tap | None
+
+    @property
+    def is_nonfinite(self) -> bool:
+        """It holds NaN or infinities that the other does not."""
+        return self.eager is None or self.tap.nonfinite > self.eager.nonfinite
+
+    @property
+    def words(self) -> str:
+        """A sentence."""
+        tap, other = self.tap, self.eager
+        what = {"activation": "the output", "grad_output": "the gradient at the output"}
+        line = f", line {tap.line}" if tap.line else ""
+        where = f"{what.get(tap.role, 'a result inside')} of {tap.module or 'the model'} "
+        where += f"({tap.op}{line})"
+        if other is None or self.is_nonfinite:
+            return (
+                f"Inside compiled code {where} is the first with values that are not finite "
+                f"({tap.nonfinite:,} at step {tap.attempt})."
+            )
+        return (
+            f"Inside compiled code {where} is the first that differs: at step {tap.attempt} its "
+            f"magnitudes add up to {tap.total:.6g}, in torch's own kernels to {other.total:.6g}."
+        )
+
+
+_MATCHED = ("activation", "grad_output", "matmul")  # what both graphs make alike
+_Key = tuple[int, str, str, str, int]
+
+
+def parting(runs: Mapping[str, RunView]) -> Parting | None:
+    """Where compiled code leaves the same graph run by torch's own kernels, in the order of
+    execution; None where the taps of both agree up to rounding, or say nothing."""
+    if TAPPED not in runs or not runs.get(AOT_TAPPED, runs[TAPPED]).taps or AOT_TAPPED not in runs:
+        return None
+    others = {key: tap for key, tap in _by_place(runs[AOT_TAPPED]) if key}
+    infinite = {tap.attempt for tap in runs[AOT_TAPPED].taps if tap.nonfinite}
+    for key, tap in _by_place(runs[TAPPED]):
+        other = others.get(key) if key else None
+        if other is None:
+            if tap.nonfinite and tap.attempt not in infinite:
+                return Parting(tap, None)
+            continue
+        allowed = INSIDE * _rounding(tap) * max(abs(tap.total), abs(other.total))
+        if tap.nonfinite > other.nonfinite or abs(tap.total - other.total) > allowed:
+            return Parting(tap, other)
+    return None
+
+
+def _by_place(run: RunView) -> Iterator[tuple[_Key | None, Tap]]:
+    """Taps in their order, with what pairs them: attempt, role, module, op where it is a matmul's,
+    and number within that attempt. Decompositions differ between two graphs: the results of their
+    reductions, and what they save, have no pair."""
+    seen: Counter[tuple[int, str, str, str]] = Counter()
+    for tap in run.taps:
+        if tap.role in _MATCHED:
+            key = tap.attempt, tap.role, tap.module, tap.op if tap.role == "matmul" else ""
+            yield (*key, seen[key]), tap
+            seen[key] += 1
+        elif tap.role != DRAW:
+            yield None, tap
+
+
+def _rounding(tap: Tap) -> float:
+    return FORMATS[tap.dtype].epsilon if tap.dtype in ("fp16", "bf16") else FORMATS["fp16"].epsilon
+
+
+def suspects(runs: Mapping[str, RunView]) -> list[str]:
+    """Modules to leave uncompiled, likeliest first: the one whose code made the first tensor that
+    differs, then those that hold it; none where taps tell nothing."""
+    found = parting(runs)
+    path = found.tap.maker if found is not None else ""
+    return [path.rsplit(".", n)[0] for n in range(path.count(".") + 1)] if path else []
 
 
 def left_out(runs: Mapping[str, RunView]) -> Control | None:
@@ -150,7 +299,9 @@ def left_out(runs: Mapping[str, RunView]) -> Control | None:
     as the control that did it; None without one."""
     tried = [Control(name) for name in runs if Control(name).values("uncompiled")]
     good = [c for c in tried if runs[c].attempts and apart(runs, c) is None]
-    return min(good, key=lambda c: len(c.values("uncompiled")), default=None)
+    best = min(good, key=lambda c: len(c.values("uncompiled")), default=None)
+    # Where the graph itself is to blame, the search goes through a backend that compiles nothing.
+    return None if best is None else Control.of(COMPILED, uncompiled=best.values("uncompiled"))
 
 
 def _loss(attempt: Attempt) -> tuple[float, ...]:

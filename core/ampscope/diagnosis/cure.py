@@ -13,7 +13,7 @@ import dataclasses
 import math
 import statistics
 
-from ampscope.analysis.compiled_runs import EAGER_RANDOM, UNSEEN, apart, unjudged
+from ampscope.analysis.compiled_runs import EAGER_RANDOM, UNSEEN, apart, repeating, unjudged
 from ampscope.analysis.control_losses import difference
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.precision_use import MIN_COMPARED
@@ -298,7 +298,8 @@ def _acquitted(diagnosis: Diagnosis, evidence: Evidence, why: str) -> Diagnosis:
     if found is None:
         return dataclasses.replace(diagnosis, notes=(ALIKE.format(len(run.attempts)),))
     drawn = evidence.runs.get(EAGER_RANDOM)
-    if drawn is not None and not apart(evidence.runs, EAGER_RANDOM):
+    is_drawn = drawn is not None and not apart(evidence.runs, EAGER_RANDOM)
+    if is_drawn and not repeating(evidence.runs):
         return dataclasses.replace(diagnosis, notes=(OTHER_RANDOM,))
     text = f"Undetermined: eager code trains; compiled, {found.words}. {UNKNOWN_LAYER}"
     return dataclasses.replace(diagnosis, verdict="inconclusive", undecided=text)

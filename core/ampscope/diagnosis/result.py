@@ -20,7 +20,9 @@ from ampscope.rules.verdict import Fix
 from ampscope.script_ends import ending
 
 CONTROLS = ("fp32", "bf16")
-OF_COMPILERS = frozenset({"compiler_precision", "compiler_kernel", "graph_semantics"})
+OF_COMPILERS = frozenset(
+    {"compiler_precision", "compiler_kernel", "graph_semantics", "vanishes_when_observed"}
+)
 OUT_OF_MEMORY = "it ran out of memory, so there is nothing to compare with after that"
 
 

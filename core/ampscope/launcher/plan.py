@@ -10,7 +10,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ampscope.analysis.compiled_runs import Layer, apart, layer, next_arm
+from ampscope.analysis.compiled_runs import (
+    AOT_EAGER,
+    GRAPH_ALONE,
+    Layer,
+    apart,
+    layer,
+    next_arm,
+    suspects,
+)
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.precision_use import precision_use
 from ampscope.analysis.root_op import root_op
@@ -34,6 +42,7 @@ MAX_NEXT_RUNS = 2  # of the second one's
 MAX_LINES = 3  # that are computed in fp32 together
 MAX_SEARCH_RUNS = 14
 MAX_COMPILED_RUNS = 8
+MAX_SUSPECTS = 3  # the module that taps point at, and what holds it
 MAX_SEARCH_S = 60.0  # no further run is started then; the smallest set seen to cure counts
 EVERYWHERE = 0.5  # of the modules with parameters
 
@@ -179,16 +188,22 @@ class DiagnosisPlan:
         """The smallest set of modules to leave uncompiled, where the compiler is to blame for more
         than its rounding: first among the modules that own parameters, then among their parents,
         whose own code may be what is compiled wrongly."""
-        if layer(self.views) in (None, Layer.CASTS):
+        blamed = layer(self.views)
+        if blamed not in (Layer.KERNEL, Layer.GRAPH, Layer.CAPTURE):
             return
-        deadline = time.monotonic() + MAX_SEARCH_S
+        took = self.views[COMPILED].outcome.elapsed_s  # compiling takes most of it
+        deadline = time.monotonic() + max(MAX_SEARCH_S, MAX_SUSPECTS * took)
+        # What differs without inductor already is searched without it: that compiles nothing.
+        through = {Layer.GRAPH: AOT_EAGER, Layer.CAPTURE: GRAPH_ALONE}.get(blamed, COMPILED)
 
         def cures(paths: tuple[str, ...]) -> bool:
             if time.monotonic() > deadline:
                 return False
-            control = Control.of(COMPILED, uncompiled=paths)
+            control = Control.of(through, uncompiled=paths)
             return bool(self.control(control).attempts) and apart(self.views, control) is None
 
+        if any(cures((path,)) for path in suspects(self.views)[:MAX_SUSPECTS]):
+            return
         names = result.modules_with_parameters(self.views["as_is"])
         while names and not smallest_set(names, cures, MAX_COMPILED_RUNS):
             names = [p for p in dict.fromkeys(n.rpartition(".")[0] for n in names) if p]

@@ -23,7 +23,7 @@ NAMES = (
     "mask_constant_overflow", "attention_logit_overflow", "log_zero_saturation",
     "norm_eps_underflow", "elementwise_overflow", "reduction_overflow", "activation_overflow",
     "loss_magnitude_overflow", "loss_scale_too_high", "gradient_underflow", "small_update_lost",
-    "compiler_precision", "compiler_kernel", "graph_semantics",
+    "compiler_precision", "compiler_kernel", "graph_semantics", "vanishes_when_observed",
 )  # fmt: skip
 
 

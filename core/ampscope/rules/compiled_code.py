@@ -5,7 +5,15 @@ Shared by the rules that name a layer of the compiler.
 
 from __future__ import annotations
 
-from ampscope.analysis.compiled_runs import Apart, Layer, apart, layer, left_out
+from ampscope.analysis.compiled_runs import (
+    Apart,
+    Layer,
+    apart,
+    layer,
+    left_out,
+    parting,
+    repeating,
+)
 from ampscope.analysis.evidence import Evidence
 from ampscope.control import BASELINE, COMPILED, Control
 from ampscope.observations import COMPILED_FRAMES
@@ -36,17 +44,31 @@ def compiled_verdict(evidence: Evidence, layers: tuple[Layer, ...], text: str, f
     if blamed not in layers:
         return passed(f"It is {blamed}.")
     use = runs[COMPILED].use(COMPILED_FRAMES)
-    alone = left_out(runs) if blamed is not Layer.CASTS else None
+    searched = blamed in (Layer.KERNEL, Layer.GRAPH, Layer.CAPTURE)
+    alone = left_out(runs) if searched else None
     modules = alone.values("uncompiled") if alone is not None else ()
+    inside = parting(runs) if blamed is Layer.KERNEL else None
+    drawn = repeating(runs) if blamed is Layer.RANDOM else None
+    module = modules[0] if len(modules) == 1 else (drawn.maker or None) if drawn else None
+    # Taps name an op only where leaving its module out brings eager code's numbers back as well.
+    is_there = inside is not None and bool(module) and module in _around(inside.tap.maker)
+    tap = inside.tap if inside is not None and is_there else drawn
+    words = f" {inside.words}" if inside is not None and (is_there or inside.is_nonfinite) else ""
     return Verdict(
         Status.FOUND,
-        f"Eager code trains; compiled, {found.words}. {text}",
-        module=modules[0] if len(modules) == 1 else None,
+        f"Eager code trains; compiled, {found.words}. {text}{words}",
+        module=module,
+        op=tap.op if tap is not None else None,
         step=found.step,
-        line=use.line if use else "",
+        line=(tap.line if tap is not None else "") or (use.line if use else ""),
         evidence=_measured(found),
         fix=fix if alone is None else _uncompiled(alone),
     )
+
+
+def _around(path: str) -> list[str]:
+    """A module and those that hold it."""
+    return [path.rsplit(".", n)[0] for n in range(path.count(".") + 1)]
 
 
 def _uncompiled(control: Control) -> Fix:

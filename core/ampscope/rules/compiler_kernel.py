@@ -3,15 +3,18 @@
 What it detects
     With torch.compile on, losses or gradients leave those of eager code by more than half
     precision's own rounding explains, also with casts emulated; the same graph run by torch's own
-    kernels (backend aot_eager) agrees with eager code.
+    kernels (backend aot_eager) agrees with eager code. Or its random numbers are the same at every
+    step. Taps inside the graph tell the first tensor that differs; the module is the one that was
+    left uncompiled and brought eager code's numbers back.
 
 Why it matters
     A wrong fusion, schedule, decomposition or padding raises nothing: the training goes on with
     other numbers.
 
 Blind spots
-    Random numbers are compared as eager code draws them: a fault in the compiler's own generator is
-    not seen. A pass of the user's own on inductor's graph counts as part of the compiler.
+    Random numbers are compared as eager code draws them: of the compiler's own generator only this
+    is seen, that it draws the same numbers at every step. A pass of the user's own on inductor's
+    graph counts as part of the compiler.
 
 Remedy
     Another backend, or the module whose kernel it is left uncompiled; and a report to PyTorch with
@@ -20,7 +23,7 @@ Remedy
 
 from __future__ import annotations
 
-from ampscope.analysis.compiled_runs import AOT_EAGER, Layer
+from ampscope.analysis.compiled_runs import AOT_EAGER, Layer, layer
 from ampscope.analysis.evidence import Evidence
 from ampscope.rules.compiled_code import compiled_verdict
 from ampscope.rules.verdict import Fix, Rule, Verdict
@@ -30,8 +33,12 @@ def check(evidence: Evidence) -> Verdict:
     """Found when the graph is right and what inductor makes of it is not."""
     return compiled_verdict(
         evidence,
-        (Layer.KERNEL,),
-        "The same graph run by torch's own kernels (aot_eager) agrees with eager code; the "
+        (Layer.KERNEL, Layer.RANDOM),
+        "The same graph run by torch's own kernels (aot_eager) agrees with eager code; with eager "
+        "code's random numbers the compiled kernels do too. Those that they draw themselves are "
+        "the same at every step."
+        if layer(evidence.runs) is Layer.RANDOM
+        else "The same graph run by torch's own kernels (aot_eager) agrees with eager code; the "
         "compiled kernels do not, also when they round wherever eager code rounds.",
         Fix(
             "change_backend",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import weakref
 from collections.abc import Callable, Iterator
@@ -19,12 +20,14 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.optim.optimizer import Optimizer
+from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.script.optimizer_facts import lr_of, parameters_of
+from ampscope.capture.taps import DRAW, Place, tapping
 from ampscope.capture.tensors import all_finite, floating_tensors, readable
 from ampscope.capture.training_events import TrainingEvents, TrainingListener
 from ampscope.numerics.formats import dtype_name
-from ampscope.observations import COMPILED_FRAMES, Attempt, Call, Observation, OpUse, Outcome
+from ampscope.observations import COMPILED_FRAMES, Attempt, Call, Observation, OpUse, Outcome, Tap
 from ampscope.patches import Patches
 from ampscope.runner.script_recorder import ScriptRecorder
 from ampscope.source_lines import line_name
@@ -38,6 +41,8 @@ class CompiledRecorder(ScriptRecorder, TrainingListener):
     no step, because it holds the step itself, is one too; its loss is the number that it returns.
     """
 
+    has_taps = False
+
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """All hooks on; all off on exit."""
@@ -50,8 +55,14 @@ class CompiledRecorder(ScriptRecorder, TrainingListener):
         self._line = ""  # at which torch.compile was called first
         self._inside = False  # a call of compiled code runs
         self._stepping = False  # a step has begun and has not ended
+        self._taps = TapLog(lambda: self.attempts.count)
         guard = Guard(lambda line: None)
-        with Patches() as patches, TrainingEvents(self, lambda optimizer: True, None, guard):
+        with contextlib.ExitStack() as stack:
+            if self.has_taps:
+                failed = self._taps.failures.append
+                stack.enter_context(tapping(self._taps.look, failed, everything=True))
+            patches = stack.enter_context(Patches())
+            stack.enter_context(TrainingEvents(self, lambda optimizer: True, None, guard))
             patches.wrap(Optimizer, "__init__", self._new_optimizer)
             patches.replace(torch, "compile", self._compile)
             yield
@@ -179,4 +190,44 @@ class CompiledRecorder(ScriptRecorder, TrainingListener):
     def _closed(self, outcome: Outcome) -> list[Observation]:
         compiled = int(counters["frames"]["ok"])
         use = OpUse(COMPILED_FRAMES, "", "", self._line, 0, count=compiled)
-        return [use, *super()._closed(outcome)]
+        return [use, *self._taps.records, *super()._closed(outcome)]
+
+
+TAPPED_STEPS = 3  # whose numbers are kept; a fault of changing shapes shows at the second
+DRAWN_STEPS = 6  # whose random numbers are: five of the same sum in a row are no chance
+MOST_TAPS = 5_000  # numbers of one run
+
+
+class TapLog:
+    """What taps tell, as observations."""
+
+    def __init__(self, attempt: Callable[[], int]) -> None:
+        self.records: list[Tap] = []
+        self.failures: list[str] = []  # why a graph got no taps
+        self._attempt = attempt
+        self._order = itertools.count()
+        self._bad: int | None = None  # the first attempt with a number that is not finite
+
+    def look(self, place: Place, tensor: Tensor) -> None:
+        """A tensor passes."""
+        attempt, order = self._attempt(), next(self._order)
+        kept = attempt < (DRAWN_STEPS if place.role == DRAW else TAPPED_STEPS)
+        if not kept and self._bad is not None and self._bad != attempt:
+            return
+        with torch.no_grad(), no_dispatch():
+            numbers = readable(tensor)
+            if numbers is None or not numbers.numel():
+                return
+            size = numbers.double().abs()
+            finite = size[torch.isfinite(size)]
+            largest = float(finite.max()) if finite.numel() else 0.0
+            others, total = size.numel() - finite.numel(), float(finite.sum())
+        if others and self._bad is None:
+            self._bad = attempt
+        if (kept or others) and len(self.records) < MOST_TAPS:
+            self.records.append(
+                Tap(
+                    attempt, order, place.module, place.role, place.maker, place.op, place.line,
+                    place.dtype, largest, total, others,
+                )
+            )  # fmt: skip

@@ -25,7 +25,7 @@ from ampscope.capture.global_hooks import FORWARD_PRE, OPTIMIZER_PRE, REGISTERED
 from ampscope.capture.script.call_log import held_off
 from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.tensors import HALF
-from ampscope.control import BASELINE, COMPILED, Control, list_changes
+from ampscope.control import BASELINE, COMPILED, TAPS, Control, list_changes
 from ampscope.observations import OpUse
 from ampscope.patches import Patches
 from ampscope.policy.precision import custom_lists, tf32_switches
@@ -462,7 +462,7 @@ def _changed_lists(text: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _compiled_by(backend: str) -> Iterator[None]:
+def _compiled_by(backend: str | Callable[..., Any]) -> Iterator[None]:
     """Whatever ``torch.compile`` is asked for goes through this backend. Modes and options are
     inductor's own: another backend refuses them."""
 
@@ -548,7 +548,12 @@ def applied(control: str, own_folder: str = "") -> Iterator[list[set[str]]]:
     missing: list[set[str]] = []
     with contextlib.ExitStack() as stack:
         for part in Control(control).parts:
-            if part.name in (BASELINE, COMPILED):
+            if part.name in (BASELINE, COMPILED, TAPS):
+                continue  # the recorder's own
+            if part.text == "backend:aot_eager" and TAPS in Control(control).names:
+                from ampscope.capture.taps import aot_eager  # few runs compile
+
+                stack.enter_context(_compiled_by(aot_eager))
                 continue
             if part.name in _PLAIN:
                 stack.enter_context(_PLAIN[part.name]())

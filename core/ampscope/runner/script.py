@@ -26,7 +26,7 @@ import torch
 
 from ampscope.capture.script.op_taint import fixed_sentence
 from ampscope.capture.script.script_histograms import ScriptMeasurements
-from ampscope.control import BASELINE, Control
+from ampscope.control import BASELINE, TAPS, Control
 from ampscope.errors import AmpscopeError, BadInput, StoreError
 from ampscope.observations import COMPILED_NOTE, Observation, Outcome
 from ampscope.policy.device_profiles import PROFILES, USUAL
@@ -117,6 +117,8 @@ class _Run:
         self.compiles = Control(spec.control).is_compiled
         recorder = CompiledRecorder if self.compiles else ScriptRecorder
         self.recorder = recorder(self.folder, spec.cadence, self._attempt)
+        if isinstance(self.recorder, CompiledRecorder):
+            self.recorder.has_taps = TAPS in Control(spec.control).names
         self.processes = Processes(self.recorder.switch_off)
         self.cuda = CudaRequests(
             self.recorder.lines, policy == "rehearsal", self.recorder.requests,

@@ -26,6 +26,7 @@ class WatchSettings:
     limits: CapsuleLimits
     replay: bool
     on_alarm: Callable[[Event], None] | None
+    taps: bool = False  # inside compiled code
 
     def policy_of(self, alarm: str) -> str:
         """What is done with the alarm."""

@@ -8,12 +8,15 @@ itself has needed at its peak, and the next goes on where this one ended.
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._mode_utils import no_dispatch
 from torch.utils.hooks import RemovableHandle
@@ -31,19 +34,27 @@ from ampscope.watcher.guard import Guard
 from ampscope.watcher.models import WatchedModels
 from ampscope.watcher.schedule import Detail
 
+if TYPE_CHECKING:
+    from ampscope.capture.taps import Place
+
 MOST_ARRIVALS = 100_000  # of one step
 
 
 class StepHistograms:
     """Counts while entered; the caller names the moments of a step."""
 
-    def __init__(self, models: WatchedModels, guard: Guard) -> None:
+    def __init__(
+        self, models: WatchedModels, guard: Guard, inside: TappedHistograms | None = None
+    ) -> None:
+        """``inside`` counts in compiled code."""
         self._guard = guard
+        self.inside = inside
         self._time = OwnTime()  # without the hooks' own
         self._models = models
         self._outputs = Accumulator(Failures())
         self._counts: dict[int, Accumulator] = {}  # by optimizer: one may be unscaled before
         self._hooks = HistogramHooks(models, self._outputs, guarded=guard.hook)
+        self._active(on=False)
         self._detail = Detail()
         self._step = 0
         self._before: dict[int, Tensor] = {}  # position -> weight before the step
@@ -58,6 +69,8 @@ class StepHistograms:
         # Nothing is seen inside a compiled model, and a global hook makes torch.compile warn.
         if not all(root.is_compiled for root in self._models.roots):
             self._hooks.__enter__()
+        if self.inside is not None:
+            self.inside.open(self._outputs)
         # A function in C that cannot fail, without the guard: it is called for each parameter of
         # each step, and what a hook in Python takes would be 0.5 % of a step of a small ResNet.
         note = self._arrivals.append
@@ -71,6 +84,8 @@ class StepHistograms:
             handle.remove()
         self._handles.clear()
         self._hooks.__exit__(*error)
+        if self.inside is not None:
+            self.inside.close()
         self._before.clear()
 
     def start(self, step: int, detail: Detail) -> None:
@@ -78,6 +93,7 @@ class StepHistograms:
         self._step, self._detail = step, detail
         self.stalled_share = None
         self._hooks.start_step(step, active=detail.histograms)
+        self._active(on=detail.histograms)
 
     @property
     def has_gradients(self) -> bool:
@@ -87,6 +103,11 @@ class StepHistograms:
     def pause(self, *, on: bool) -> None:
         """Count nothing of what runs now; go on as the schedule says."""
         self._hooks.active = self._detail.histograms and not on
+        self._active(on=self._hooks.active)
+
+    def _active(self, *, on: bool) -> None:
+        if self.inside is not None:
+            self.inside.active = on
 
     def gradients_complete(self, optimizer: Optimizer) -> None:
         """Backward is done; gradients are still scaled."""
@@ -151,6 +172,9 @@ class StepHistograms:
     ) -> tuple[dict[Role, Frame], list[NonFiniteRecord]]:
         """The step's frames and the parameters whose gradients held NaN or Inf, and ends it."""
         self._hooks.end_step()
+        if self.inside is not None and self._detail.histograms:
+            self.inside.end_step()
+        self._active(on=False)
         self._before.clear()
         frames = self._outputs.take(self._step, scale)
         known = [self._counts[id(one)] for one in optimizers if id(one) in self._counts]
@@ -184,6 +208,9 @@ class StepHistograms:
         """The instrument's own time since the last call."""
         total = self._time.take() + self._hooks.elapsed_s
         self._hooks.elapsed_s = 0.0
+        if self.inside is not None:
+            total += self.inside.elapsed_s
+            self.inside.elapsed_s = 0.0
         return total
 
     def _parameters(self, optimizer: Optimizer) -> list[tuple[int, NamedParameter]]:
@@ -194,6 +221,99 @@ class StepHistograms:
             if i is not None
             and (parameter := self._models.parameters[i]).tensor.is_floating_point()
         ]
+
+
+class TappedHistograms:
+    """Counts what taps inside compiled code hand over, while :attr:`active`."""
+
+    def __init__(self, models: WatchedModels, guard: Guard, note: Callable[[str], None]) -> None:
+        """``note`` gets a sentence on what cannot be counted, each once."""
+        self.active = False
+        self.elapsed_s = 0.0
+        self._models, self._guard, self._note = models, guard, note
+        self._counts = Accumulator(Failures())
+        self._known: dict[Place, int | None] = {}
+        self._heard = False
+        self._told: set[str] = set()
+        self._stack = contextlib.ExitStack()
+
+    def open(self, counts: Accumulator) -> None:
+        """Taps from here on, counted into ``counts``."""
+        from ampscope.capture.taps import tapping  # loads 1 s of torch._dynamo
+
+        self._counts = counts
+        look = self._guard.hook(self._look)
+        self._stack.enter_context(tapping(look, self._failed, everything=False))
+
+    def close(self) -> None:
+        """No taps in what is compiled after this."""
+        self._stack.close()
+
+    def end_step(self) -> None:
+        """A step ended that was to be counted."""
+        if not self._heard:
+            self._tell(
+                "No tap was heard: the model was compiled before watch(), by another backend than "
+                "inductor, or not at all. Call watch(…, taps=True) before the first step."
+            )
+        self._heard = True  # later steps say nothing new
+
+    def _failed(self, reason: str) -> None:
+        self._tell(f"A compiled graph has no taps: {reason}.")
+
+    def _tell(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._note(text)
+
+    def _look(self, place: Place, tensor: Tensor) -> None:
+        self._heard = True
+        if not self.active:
+            return
+        started = time.perf_counter()
+        if place not in self._known:
+            self._known[place] = self._index(place)
+        if (index := self._known[place]) is not None:
+            role = Role(place.role)
+            self._counts.add(role, index, tensor)
+        self.elapsed_s += time.perf_counter() - started
+
+    def _index(self, place: Place) -> int | None:
+        """The number of the place's module: its path begins at what was compiled, a model
+        or a part of one. None where several parts fit."""
+        found = [
+            record.index
+            for record in self._models.records()
+            for start in self._starts()
+            if record.path == ".".join(filter(None, (start, place.module)))
+            and record.type == place.kind
+        ]
+        if len(found) > 1:
+            self._tell(
+                f"Several compiled parts of the model have a module {place.module}: their graphs "
+                "do not tell which one runs, and it is not counted. Compile the whole model."
+            )
+        return found[0] if len(found) == 1 else None
+
+    def _starts(self) -> list[str]:
+        """Paths of what is compiled; of the models themselves where that is a function."""
+        several = len(self._models.roots) > 1
+        prefixes = {root.name: root.name if several else "" for root in self._models.roots}
+        whole = [prefixes[root.name] for root in self._models.roots if root.is_compiled]
+        parts = [
+            ".".join(filter(None, (prefixes[root.name], path)))
+            for root in self._models.roots
+            for path, module in root.plain.named_modules()
+            if path and _is_compiled_part(path, module)
+        ]
+        return [*whole, *parts] or list(prefixes.values())
+
+
+def _is_compiled_part(path: str, module: nn.Module) -> bool:
+    """torch.compile's wrapper holds what it compiled as ``_orig_mod``; ``module.compile()`` leaves
+    a mark."""
+    compiles_itself = getattr(module, "_compiled_call_impl", None) is not None
+    return compiles_itself or path.rpartition(".")[2] == "_orig_mod"
 
 
 class StagnatedWeights:

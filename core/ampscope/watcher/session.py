@@ -41,7 +41,7 @@ from ampscope.watcher.bad_steps import BadSteps
 from ampscope.watcher.capsule import CapsuleStore
 from ampscope.watcher.flight import FlightRecorder, Forward
 from ampscope.watcher.guard import Guard
-from ampscope.watcher.histograms import StepHistograms
+from ampscope.watcher.histograms import StepHistograms, TappedHistograms
 from ampscope.watcher.models import Place, WatchedModels
 from ampscope.watcher.numbers import Clips, checked, first_nonfinite, in_parts, read_numbers
 from ampscope.watcher.our_optimizers import OurOptimizers
@@ -53,6 +53,10 @@ UNSEEN = 4  # backward passes: a first step by hand, before any training, is non
 WEIGHT_TURNS = 4  # steps in which every weight is looked at once
 INSIDE_TEXT = (
     "The optimizer steps inside backward: the step cannot be run again before it is taken."
+)
+TAPS_TEXT = (
+    "{} is compiled, with taps in its graphs: outputs of modules and the gradients there are "
+    "counted. What computes nothing of its own there has no tap."
 )
 UNSEEN_TEXT = (
     "The weights change and no optimizer step is seen: the step is compiled (torch.compile of "
@@ -78,7 +82,8 @@ class Session(TrainingListener):
         self.dispatcher = AlarmDispatcher(settings, lambda: self.recorder.is_cancelled)
         self.guard = guard = Guard(self._gave_up)
         threads = {threading.get_ident()}  # that train these models
-        self._histograms = StepHistograms(models, guard)
+        inside = TappedHistograms(models, guard, self._inside_note) if settings.taps else None
+        self._histograms = StepHistograms(models, guard, inside)
         self._flight = FlightRecorder(models, threads, guard)
         self.capsule_store = CapsuleStore(
             models, self._flight.past, self.recorder.path, settings.limits
@@ -108,7 +113,7 @@ class Session(TrainingListener):
     def open(self) -> None:
         """Everything on."""
         self.recorder.modules(self._models.records())
-        for note in notes(self._models, self.place):
+        for note in notes(self._models, self.place, taps=self._histograms.inside is not None):
             self.recorder.event(note)
         if self._device.type == "cuda":  # on a CPU a second process would cost what it measures
             run = self.recorder.path, self.recorder.run_id
@@ -140,6 +145,10 @@ class Session(TrainingListener):
             self.guard.call(self._finish_late)
         finally:
             self.recorder.close(state, message)
+
+    def _inside_note(self, text: str) -> None:
+        self.recorder.event(Event(self.now.step, "note", "cannot be seen", text))
+        warn(text)
 
     def _gave_up(self, reason: str) -> None:
         """An error of ampscope's own: everything off, and the training goes on without it."""
@@ -387,11 +396,14 @@ def run_of(
     return spec, describe(spec, device)
 
 
-def notes(models: WatchedModels, place: Place) -> list[Event]:
+def notes(models: WatchedModels, place: Place, *, taps: bool) -> list[Event]:
     """What cannot be seen in this training, and why."""
     found = [
-        f"{root.name} is compiled: what happens inside cannot be seen. Its parameters, their "
-        "gradients, and the gradients at its output can."
+        TAPS_TEXT.format(root.name)
+        if taps
+        else f"{root.name} is compiled: what happens inside cannot be seen. Its parameters, their "
+        "gradients, and the gradients at its output can. watch(…, taps=True) before the first step "
+        "counts the outputs of its modules too."
         for root in models.roots
         if root.is_compiled
     ]

@@ -146,6 +146,7 @@ def watch(
     alarms: AlarmBounds | None = None,
     capsules: CapsuleLimits | None = None,
     replay: bool = False,
+    taps: bool = False,
     group: str = "",
 ) -> Watch:
     """Watch ``model`` from here on; returns at once.
@@ -167,6 +168,10 @@ def watch(
         capsules: what is kept of failing steps.
         replay: run a kept step again at once and record the first bad op. Runs the model's forward
             once more; whatever that does besides computing (printing, counting) happens again.
+        taps: count inside code that torch.compile makes from here on, through inductor: outputs of
+            modules and the gradients there. Ask for it before the first step. It breaks no graph;
+            what is read is kept in memory, so the last bits of a loss may differ from those without
+            (docs/compiled.md has the measurements). False: a compiled model is seen from outside.
         group: name that all ranks of one training share; found by itself under torchrun and Slurm.
 
     Raises:
@@ -193,6 +198,7 @@ def watch(
         limits=capsules or CapsuleLimits(),
         replay=replay,
         on_alarm=on_alarm,
+        taps=taps,
     )
     session = Session(models, optimizers_of(optimizer), scalers_of(scaler), path, place, settings)
     session.open()

@@ -1,0 +1,314 @@
+"""Taps: tensors inside compiled code, looked at by ops that a graph pass adds.
+
+No hook is called inside a compiled graph. So inductor is given a pass that runs on each graph,
+forward and backward, behind its own passes, and adds the op ``ampscope::tap`` behind chosen
+tensors, each of which it names::
+
+    Place("blocks.0.up", "activation", "blocks.0.up", "aten.addmm", "train.py:41", "bf16", "Linear")
+
+The op hands the tensor to those that listen and returns at once where none does. It is declared to
+change a token, so that nothing removes it, and changes nothing. What it looks at stands in its own
+text: a graph that comes out of inductor's cache brings it along.
+
+Taps add no graph break, no guard and no generated code. A tensor that is looked at has to be in
+memory, and so may be fused and rounded at another place than one that is not: the last bits can
+differ (docs/decisions/0019).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import operator
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._dynamo.callback import callback_handler
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+from ampscope.errors import BadInput
+from ampscope.numerics.formats import dtype_name
+from ampscope.source_lines import line_name
+
+ACTIVATION, GRADIENT, DRAW = "activation", "grad_output", "draw"
+MATMUL, REDUCTION, SAVED = "matmul", "reduction", "saved"
+MOST = 400  # places of a graph; beyond, those of ops are left out, and outputs of modules stay
+
+aten = torch.ops.aten
+_MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution"})
+_REDUCTIONS = frozenset({"sum", "mean", "amax", "amin", "var", "prod", "cumsum", "var_mean"})
+_ROOT = re.compile(r"^[LG]\['?\w+'?\]\.?")  # how Dynamo names what it was given: L['self'].blocks.0
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A tensor inside compiled code: the module that it belongs to, as a dotted path below what was
+    compiled, and what it is there; the module whose code made it, and the op and line that did."""
+
+    module: str
+    role: str
+    maker: str
+    op: str
+    line: str
+    dtype: str
+    kind: str  # class of ``module``
+
+
+Listener = Callable[[Place, Tensor], None]  # hears of a tensor as it passes, to be read now
+
+_listeners: list[Listener] = []
+_passes: list[TapPass] = []  # of what is compiled now
+_known: dict[str, Place] = {}
+_library = torch.library.Library("ampscope", "DEF")  # lives as long as compiled code
+_library.define("tap(Tensor(a!) token, Tensor numbers, str place) -> ()")
+
+
+def _tap(token: Tensor, numbers: Tensor, place: str) -> None:
+    if _listeners:
+        if place not in _known:
+            _known[place] = Place(*json.loads(place))
+        for listener in tuple(_listeners):
+            listener(_known[place], numbers)
+
+
+def _nothing(*args: Any) -> None:
+    pass
+
+
+_library.impl("tap", _tap, "CompositeExplicitAutograd")
+_library.impl("tap", _nothing, "Meta")
+
+
+def _modules(node: fx.Node) -> dict[str, str]:
+    """Path and class of all modules that the node belongs to, outermost first, from Dynamo's stack:
+    ``{"1": ("L['self'].blocks.0", Block)}`` -> ``{"blocks.0": "Block"}``."""
+    stack = node.meta.get("fwd_nn_module_stack" if _is_backward(node) else "nn_module_stack")
+    return {
+        _below(str(name)): kind.rpartition(".")[2] if isinstance(kind, str) else kind.__name__
+        for name, kind in (stack or {}).values()
+    }
+
+
+def _below(name: str) -> str:
+    plain = _ROOT.sub("", name).replace("._modules", "")
+    return plain.replace("['", ".").replace("']", "").strip(".")
+
+
+def _is_backward(node: fx.Node) -> bool:
+    return node.meta.get("partitioner_tag") == "is_backward" or node.name.startswith("tangents")
+
+
+def _value(node: object) -> Tensor | None:
+    """What the node gives, where that is a floating-point tensor that a tap can read."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    if isinstance(value, Tensor) and value.is_floating_point() and value.layout == torch.strided:
+        return value
+    return None
+
+
+def _op(node: fx.Node) -> str:
+    packet = getattr(node.target, "overloadpacket", None)
+    return str(packet) if packet is not None else node.name
+
+
+def _line(node: fx.Node) -> str:
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    if not frames:
+        return ""
+    file, number = frames[-1]
+    return line_name((file, int(number)))
+
+
+def _place(node: fx.Node, role: str, module: tuple[str, str] | None = None) -> Place:
+    own = next(reversed(_modules(node).items()), ("", ""))
+    value, (path, kind) = _value(node), module or own
+    dtype = "" if value is None else dtype_name(value.dtype)
+    return Place(path, role, own[0], _op(node), _line(node), dtype, kind)
+
+
+def chosen(graph: fx.Graph, *, everything: bool) -> list[tuple[fx.Node, Place]]:
+    """The tensors of a graph to look at, in the order in which it makes them: outputs of modules
+    and the gradients there. ``everything``: also results of matmuls and reductions, tensors that
+    are saved for backward, and random numbers."""
+    is_backward = any(n.op == "placeholder" and _is_backward(n) for n in graph.nodes)
+    found: dict[fx.Node, list[Place]] = {}
+    for module, node in (_gradients(graph) if is_backward else _outputs(graph)).items():
+        role = GRADIENT if is_backward else ACTIVATION
+        found.setdefault(node, []).append(_place(node, role, module))
+    if everything:
+        leaving = set(graph.output_node().all_input_nodes)
+        for node in graph.nodes:
+            role = _role(node, leaving)
+            if role == DRAW or (role and node not in found and len(found) < MOST):
+                found.setdefault(node, []).append(_place(node, role))
+    return [(node, place) for node in graph.nodes for place in found.get(node, ())]
+
+
+def _role(node: fx.Node, leaving: set[fx.Node]) -> str:
+    if node.op != "call_function" or _value(node) is None:
+        return ""
+    made = node.all_input_nodes[0] if node.target is operator.getitem else node  # one of several
+    name = _op(made).rpartition(".")[2]
+    if name == "inductor_random" or _is_seeded(made):
+        return DRAW
+    for role, names in ((MATMUL, _MATMULS), (REDUCTION, _REDUCTIONS)):
+        if name in names:
+            return role
+    return SAVED if node in leaving else ""
+
+
+def _is_seeded(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+_Module = tuple[str, str]  # path and class
+
+
+def _outputs(graph: fx.Graph) -> dict[_Module, fx.Node]:
+    """By module the last tensor of its forward pass that something behind it takes; of
+    what leaves the graph the first, for what is saved for backward stands behind the results."""
+    inner: dict[_Module, fx.Node] = {}
+    outer: dict[_Module, fx.Node] = {}
+    for node in graph.nodes:
+        if node.op != "call_function" or _is_backward(node) or _value(node) is None:
+            continue
+        users = [_modules(u) for u in node.users if u.op != "output" and not _is_backward(u)]
+        for module in _modules(node).items():
+            if any(module[0] not in theirs for theirs in users):
+                inner[module] = node
+    for node in graph.output_node().all_input_nodes:
+        if node.op == "call_function" and not _is_backward(node) and _value(node) is not None:
+            for module in _modules(node).items():
+                outer.setdefault(module, node)
+    return {**outer, **inner}
+
+
+def _gradients(graph: fx.Graph) -> dict[_Module, fx.Node]:
+    """By module the first gradient that its backward pass takes from outside of it."""
+    found: dict[_Module, fx.Node] = {}
+    for node in graph.nodes:
+        if not _is_backward(node) or node.op != "call_function":
+            continue
+        taken = [n for n in node.all_input_nodes if _is_backward(n) and _value(n) is not None]
+        for module in _modules(node).items():
+            outside = [n for n in taken if module[0] not in _modules(n)]
+            if outside:
+                found.setdefault(module, outside[0])
+    return found
+
+
+class TapPass(CustomGraphPass):
+    """The pass that adds taps to a graph. One that it cannot read stays as it is, and ``failed`` is
+    told why."""
+
+    def __init__(self, *, everything: bool, failed: Callable[[str], None]) -> None:
+        self.everything = everything
+        self._failed = failed
+
+    def uuid(self) -> Any:
+        """What inductor's cache knows the pass by."""
+        return get_hash_for_files((__file__,), f"everything={self.everything}")
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Add the taps."""
+        before = set(graph.nodes)
+        try:
+            places = chosen(graph, everything=self.everything)
+            if places:
+                _add(graph, places)
+        except Exception as error:  # the user's compilation goes on without taps
+            for node in reversed([n for n in graph.nodes if n not in before]):
+                graph.erase_node(node)
+            self._failed(f"{type(error).__name__}: {error}")
+
+
+def _add(graph: fx.Graph, places: list[tuple[fx.Node, Place]]) -> None:
+    devices = {value.device for node, _ in places if (value := _value(node)) is not None}
+    if len(devices) != 1:
+        raise BadInput("a graph on several devices is not looked into")
+    options = {"dtype": torch.float32, "device": devices.pop()}
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    with graph.inserting_before(first):
+        token = graph.call_function(aten.full.default, ([1], 0.0), options)
+    for node, place in places:
+        behind = first if node.op == "placeholder" else node.next
+        with graph.inserting_before(behind):
+            arguments = (token, node, json.dumps(astuple(place)))
+            graph.call_function(torch.ops.ampscope.tap.default, arguments)
+
+
+@contextlib.contextmanager
+def tapping(
+    listener: Listener, failed: Callable[[str], None], *, everything: bool
+) -> Iterator[None]:
+    """All that is compiled inside gets taps, and ``listener`` hears them. What was compiled before
+    has none; what was compiled inside keeps its taps, which say nothing afterwards.
+
+    The script may set inductor's passes itself, before or after: its own run first.
+    """
+    import torch._inductor.config as inductor  # few runs compile
+
+    own = TapPass(everything=everything, failed=failed)
+
+    def put(*args: object) -> None:
+        others = _without(inductor.post_grad_custom_post_pass)
+        inductor.post_grad_custom_post_pass = own if not others else _InTurn((*others, own))
+
+    put()
+    callback_handler.register_start_callback(put)
+    _listeners.append(listener)
+    _passes.append(own)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+        _passes.remove(own)
+        with contextlib.suppress(ValueError):  # torch.compiler.reset has removed it
+            callback_handler.remove_start_callback(put)
+        left = _without(inductor.post_grad_custom_post_pass)
+        inductor.post_grad_custom_post_pass = left[0] if len(left) == 1 else _InTurn(left)
+        if not left:
+            inductor.post_grad_custom_post_pass = None
+
+
+class _InTurn(CustomGraphPass):
+    """Several passes as one: inductor of torch 2.11 takes one alone."""
+
+    def __init__(self, passes: tuple[Any, ...]) -> None:
+        self.passes = passes
+
+    def __call__(self, graph: fx.Graph) -> None:
+        for one in self.passes:
+            one(graph)
+
+    def uuid(self) -> Any:
+        """None, which keeps graphs out of the cache, where one of them has none."""
+        known = [p.uuid() if isinstance(p, CustomGraphPass) else None for p in self.passes]
+        return None if None in known else tuple(known)
+
+
+def _without(passes: Any) -> tuple[Any, ...]:
+    """The passes of others."""
+    if isinstance(passes, _InTurn):
+        passes = passes.passes
+    several = passes if isinstance(passes, list | tuple) else () if passes is None else (passes,)
+    return tuple(p for p in several if not isinstance(p, TapPass))
+
+
+def aot_eager(graph: fx.GraphModule, inputs: Any, **_: Any) -> Any:
+    """The backend ``aot_eager`` with the taps of :func:`tapping`."""
+    from torch._dynamo.backends.common import aot_autograd  # few runs compile
+    from torch._functorch.aot_autograd import make_boxed_func
+
+    def run(part: fx.GraphModule, _: Any) -> Any:
+        for one in _passes:
+            one(part.graph)
+        part.recompile()
+        return make_boxed_func(part.forward)
+
+    return aot_autograd(fw_compiler=run, bw_compiler=run)(graph, inputs)

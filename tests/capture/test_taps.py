@@ -1,0 +1,148 @@
+"""Taps see what module hooks see in eager code, and change neither graphs nor numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch._inductor.config as inductor
+from torch import Tensor, fx, nn
+from torch._dynamo.utils import counters
+
+from ampscope.capture.taps import (
+    ACTIVATION,
+    DRAW,
+    GRADIENT,
+    MATMUL,
+    Place,
+    TapPass,
+    aot_eager,
+    tapping,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch.compile warns of its own code
+Heard = list[tuple[Place, Tensor]]
+
+
+class Block(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.drop(self.act(self.up(x))))
+
+
+def net(dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), Block(dropout), nn.LayerNorm(8), nn.Linear(8, 2))
+
+
+def step(model: Callable[[Tensor], Tensor]) -> Tensor:
+    torch.manual_seed(1)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(torch.randn(6, 4)).float().square().mean()
+    loss.backward()
+    return loss.detach()
+
+
+def tapped(model: nn.Module, *, everything: bool = False, steps: int = 1) -> tuple[Heard, Tensor]:
+    """What taps tell of training steps whose graphs torch's own kernels run."""
+    torch._dynamo.reset()
+    counters.clear()
+    heard: Heard = []
+    failures: list[str] = []
+
+    def look(place: Place, numbers: Tensor) -> None:
+        heard.append((place, numbers.detach().clone()))
+
+    with tapping(look, failures.append, everything=everything):
+        compiled = torch.compile(model, backend=aot_eager)
+        losses = [step(compiled) for _ in range(steps)]
+    assert not failures
+    return heard, losses[-1]
+
+
+def by_hooks(model: nn.Module) -> tuple[dict[tuple[str, str], Tensor], Tensor]:
+    """Outputs of modules and the gradients there, by role and path, in eager code."""
+    seen: dict[tuple[str, str], Tensor] = {}
+
+    def after(path: str) -> Callable[..., None]:
+        def keep(module: nn.Module, inputs: object, output: Tensor) -> None:
+            seen[ACTIVATION, path] = output.detach().clone()
+            output.register_hook(lambda g: seen.__setitem__((GRADIENT, path), g.clone()))
+
+        return keep
+
+    for path, module in model.named_modules():
+        module.register_forward_hook(after(path))
+    return seen, step(model)
+
+
+def test_taps_see_what_hooks_see() -> None:
+    seen, loss = by_hooks(net())
+    heard, compiled = tapped(net())
+    assert torch.equal(loss, compiled)
+    found = {(place.role, place.module): numbers for place, numbers in heard}
+    # What a Dropout(0) gives back is no tensor of its own.
+    assert set(seen) - set(found) <= {(role, "1.drop") for role in (ACTIVATION, GRADIENT)}
+    assert set(found) <= set(seen)
+    for key, numbers in found.items():
+        assert numbers.dtype == seen[key].dtype, key
+        assert torch.equal(numbers, seen[key]), key
+
+
+def test_places_name_class_op_and_line() -> None:
+    heard, _ = tapped(net())
+    place = next(p for p, _ in heard if (p.role, p.module) == (ACTIVATION, "1.up"))
+    assert (place.kind, place.op, place.dtype, place.maker) == (
+        "Linear", "aten.addmm", "bf16", "1.up"
+    )  # fmt: skip
+    assert place.line.partition(":")[0].endswith("test_taps.py")
+
+
+def test_everything_is_matmuls_and_random_numbers_too() -> None:
+    heard, _ = tapped(net(0.5), everything=True)
+    roles = {place.role for place, _ in heard}
+    assert {DRAW, MATMUL, "reduction", ACTIVATION, GRADIENT} <= roles
+    assert {place.module for place, _ in heard if place.role == DRAW} == {"1.drop"}
+
+
+def test_taps_break_no_graph_and_compile_nothing_again() -> None:
+    torch._dynamo.reset()
+    counters.clear()
+    bare = torch.compile(net(), backend="aot_eager")
+    losses = [step(bare) for _ in range(3)]
+    graphs = counters["stats"]["unique_graphs"]
+    _, loss = tapped(net(), steps=3)
+    assert torch.equal(loss, losses[-1])
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] == graphs
+
+
+def test_nothing_stays_behind_and_passes_of_others_are_kept() -> None:
+    def other(graph: fx.Graph) -> None:
+        pass
+
+    with inductor.patch(post_grad_custom_post_pass=other):
+        with tapping(lambda place, numbers: None, print, everything=True):
+            assert inductor.post_grad_custom_post_pass is not other
+        assert inductor.post_grad_custom_post_pass is other
+    with tapping(lambda place, numbers: None, print, everything=True):
+        assert isinstance(inductor.post_grad_custom_post_pass, TapPass)
+    assert inductor.post_grad_custom_post_pass is None
+
+
+def test_a_graph_that_cannot_be_tapped_stays_as_it_is() -> None:
+    graph = fx.Graph()
+    graph.placeholder("x").meta["val"] = torch.zeros(2)
+    y = graph.call_function(torch.ops.aten.tanh.default, (next(iter(graph.nodes)),))
+    y.meta["val"] = torch.zeros(2)
+    y.meta["nn_module_stack"] = {"1": ("L['self'].act", object())}  # no class
+    graph.output(y)
+    before, failures = str(graph), list[str]()
+    TapPass(everything=True, failed=failures.append)(graph)
+    assert str(graph) == before
+    assert len(failures) == 1
