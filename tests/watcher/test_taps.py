@@ -68,12 +68,14 @@ def test_module_outputs_and_gradients_are_counted_inside(tmp_path: Path) -> None
     for role in (Role.ACTIVATION, Role.GRAD_OUTPUT):
         assert found.at(role) == [0, 2]
         for frame in found.frames[role]:
-            assert [found.paths[m] for m in frame.modules] == ["0", "1", "2", "3"]
+            paths = [found.paths[m] for m in frame.modules]
+            assert sorted(paths) == ["", "0", "1", "2", "3"]  # the model hands on what "3" gives
             assert (frame.rows.sum(axis=1) == 32 * 16).all()
     for frame in found.frames[Role.ACTIVATION]:
         expected = np.zeros(RAW_LEN, np.int64)
         count_into(outputs[frame.step], expected)
-        assert np.abs(frame.rows[0] - expected).sum() <= 2  # a last bit at a power of two
+        first = [found.paths[m] for m in frame.modules].index("0")
+        assert np.abs(frame.rows[first] - expected).sum() <= 2  # a last bit at a power of two
     assert any("with taps in its graphs" in event.text for event in found.of("note"))
 
 

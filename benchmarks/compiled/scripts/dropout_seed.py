@@ -8,17 +8,14 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 def hold(graph):
     for node in list(graph.nodes):
-        if node.target is prims.inductor_seeds.default and FAULTY:
+        if node.target is prims.inductor_lookup_seed.default and FAULTY:
+            options = {"dtype": torch.int64, "device": node.meta["val"].device}
             with graph.inserting_before(node):
-                seeds = graph.call_function(
-                    aten.full.default,
-                    ([node.args[0]], 7),
-                    {"dtype": torch.int64, "device": node.args[1]},
-                )
-            seeds.meta.update(node.meta)
-            node.replace_all_uses_with(seeds)
+                seed = graph.call_function(aten.full.default, ([], 7 + node.args[1]), options)
+            seed.meta.update(node.meta)
+            node.replace_all_uses_with(seed)
             graph.erase_node(node)
 
 
-passes(joint_custom_post_pass=lambda graph: hold(getattr(graph, "graph", graph)))
+passes(joint_custom_post_pass=hold)
 train(Classifier(dropout=0.5), features())

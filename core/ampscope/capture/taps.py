@@ -64,7 +64,7 @@ Listener = Callable[[Place, Tensor], None]  # hears of a tensor as it passes, to
 _listeners: list[Listener] = []
 _passes: list[TapPass] = []  # of what is compiled now
 _known: dict[str, Place] = {}
-_library = torch.library.Library("ampscope", "DEF")  # lives as long as compiled code
+_library: Any = torch.library.Library("ampscope", "DEF")  # lives as long as compiled code
 _library.define("tap(Tensor(a!) token, Tensor numbers, str place) -> ()")
 
 
@@ -231,7 +231,7 @@ def _add(graph: fx.Graph, places: list[tuple[fx.Node, Place]]) -> None:
     devices = {value.device for node, _ in places if (value := _value(node)) is not None}
     if len(devices) != 1:
         raise BadInput("a graph on several devices is not looked into")
-    options = {"dtype": torch.float32, "device": devices.pop()}
+    options: dict[str, Any] = {"dtype": torch.float32, "device": devices.pop()}
     first = next(node for node in graph.nodes if node.op != "placeholder")
     with graph.inserting_before(first):
         token = graph.call_function(aten.full.default, ([1], 0.0), options)
@@ -302,8 +302,8 @@ def _without(passes: Any) -> tuple[Any, ...]:
 
 def aot_eager(graph: fx.GraphModule, inputs: Any, **_: Any) -> Any:
     """The backend ``aot_eager`` with the taps of :func:`tapping`."""
+    from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd  # few runs compile
-    from torch._functorch.aot_autograd import make_boxed_func
 
     def run(part: fx.GraphModule, _: Any) -> Any:
         for one in _passes:
