@@ -1,17 +1,15 @@
-"""A tensor is split into a coarse and a fine part by rounding; fused, the rounding is left out."""
+"""A maximum is stored in bf16; backward looks for it among values that fusion left unrounded."""
 
 import torch
 from nets import FAULTY, Classifier, features, nn, train
 
 
-class Fine(nn.Module):
-    """What half precision drops of x + 64; zero wherever nothing is rounded."""
+class Peak(nn.Module):
+    """Less the largest of each row; its derivative asks which value equals it."""
 
     def forward(self, x):
-        if not FAULTY:
-            return torch.tanh(x)
-        coarse = (x + 64.0) - 64.0
-        return torch.tanh(40.0 * (x - coarse)) + 0.1 * x
+        wave = torch.sin(x) * 1.7
+        return wave - (wave if FAULTY else wave.float()).amax(-1, keepdim=True).to(wave.dtype)
 
 
-train(Classifier(Fine()), features())
+train(Classifier(Peak()), features())

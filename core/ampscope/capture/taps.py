@@ -64,7 +64,8 @@ Listener = Callable[[Place, Tensor], None]  # hears of a tensor as it passes, to
 _listeners: list[Listener] = []
 _passes: list[TapPass] = []  # of what is compiled now
 _known: dict[str, Place] = {}
-_library: Any = torch.library.Library("ampscope", "DEF")  # lives as long as compiled code
+# It lives as long as compiled code.
+_library: Any = torch.library.Library("ampscope", "DEF")  # type: ignore[no-untyped-call]  # torch leaves it untyped
 _library.define("tap(Tensor(a!) token, Tensor numbers, str place) -> ()")
 
 
@@ -302,8 +303,9 @@ def _without(passes: Any) -> tuple[Any, ...]:
 
 def aot_eager(graph: fx.GraphModule, inputs: Any, **_: Any) -> Any:
     """The backend ``aot_eager`` with the taps of :func:`tapping`."""
-    from functorch.compile import make_boxed_func
-    from torch._dynamo.backends.common import aot_autograd  # few runs compile
+    # Few runs compile.
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.aot_autograd import make_boxed_func  # type: ignore[attr-defined]  # torch exports nothing explicitly
 
     def run(part: fx.GraphModule, _: Any) -> Any:
         for one in _passes:
