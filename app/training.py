@@ -25,6 +25,11 @@ from app.text import escape, number, plural, power_of_two
 
 
 AT_FIRST = 5  # alarms and capsules that are shown without being asked for
+_COMMANDS = (
+    "The first command runs the step again and names its first bad op. The second one gives the "
+    "whole verdict and tries the fix on the step. Both import the file that you name, whose "
+    "function returns the model; this page imports none."
+)
 _MISSING = (
     "This file is not on the machine that runs the dashboard: run the command where the training "
     "ran, or copy the file. A run keeps a limited number of capsules."
@@ -113,7 +118,9 @@ def _capsule(training: Training, event: Event, trainings: Sequence[Training]) ->
         for replayed in training.of("replay"):
             if replayed.step == event.step:
                 st.markdown(f"**{escape('Run again:')}** {escape(replayed.text)}")
-        st.code(replay_command(event), language="bash", wrap_lines=True)
+        for command in (replay_command(event), diagnose_command(event)):
+            st.code(command, language="bash", wrap_lines=True)
+        st.caption(_COMMANDS)
         if not _is_here(event.path):
             st.caption(_MISSING)
 
@@ -243,6 +250,11 @@ def histograms_seen(spans: Sequence[tuple[int, int]], every: int) -> str:
 def replay_command(capsule: Event) -> str:
     """What to type; a path with a space in it stays one argument."""
     return f"ampscope replay {shlex.quote(capsule.path)} --model file.py:build"
+
+
+def diagnose_command(capsule: Event) -> str:
+    """What to type for a verdict; the page itself names no code that is to be imported."""
+    return f"ampscope diagnose --capsule {shlex.quote(capsule.path)} --trust file.py:build"
 
 
 # The ranks of one training side by side: the sentence, a row each, all losses in one chart.

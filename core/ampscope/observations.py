@@ -40,6 +40,9 @@ COMPILED_NOTE = (
     "torch.compile was switched off: compiled code was judged as the eager code that it was made "
     "from, whose rounding may differ from the compiled one's."
 )
+# OpUses of a script that is one kept step of a training (ampscope.watcher.captured_step).
+CAPTURED_STEP, CAPTURED_NOTE = "captured_step", "captured_note"
+CAPTURED_FORWARD = "captured_forward"  # no finite gradient came back: backward is a probe alone
 STAGNATED_SHARE = 0.9  # of the elements that an addition should have moved
 
 

@@ -94,7 +94,8 @@ def test_a_run_that_ends_in_nan_names_step_and_capsule(store_path: Path, open_pa
         in words
     )
     assert [c.value for c in app.code] == [
-        "ampscope replay '/gone/night run/step7.safetensors' --model file.py:build"
+        "ampscope replay '/gone/night run/step7.safetensors' --model file.py:build",
+        "ampscope diagnose --capsule '/gone/night run/step7.safetensors' --trust file.py:build",
     ]
     assert "This file is not on the machine that runs the dashboard" in words
 

@@ -63,6 +63,6 @@ def test_a_run_that_goes_bad_and_ends_is_told_without_a_click(
     writer.flush()
     page.locator("h3", has_text="Bad since step 50").wait_for()
     command = "ampscope replay '/tmp/a b.safetensors' --model file.py:build"
-    assert page.locator("[data-testid=stCode]").inner_text().strip() == command
+    assert page.locator("[data-testid=stCode]").first.inner_text().strip() == command
     watched.ended(writer)
     page.get_by_text("finished", exact=True).first.wait_for()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -125,7 +126,15 @@ def script_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.command(context_settings=_SCRIPT)
-@click.argument("script")
+@click.argument("script", required=False, default="")
+@click.option(
+    "--capsule", type=click.Path(path_type=Path),
+    help="Instead of SCRIPT: judge the failing step that a watched training has kept.",
+)  # fmt: skip
+@click.option(
+    "--trust", default="", metavar="FILE.py:build",
+    help="With --capsule: import this file of yours, whose function returns the model.",
+)  # fmt: skip
 @click.option(
     "--json", "json_out", type=click.Path(path_type=Path, allow_dash=True),
     help="Write the result here; - is standard output, and what is for people goes elsewhere.",
@@ -144,6 +153,7 @@ def diagnose(
     script: str, args: tuple[str, ...], module: bool, steps: int | None, time_limit: float,
     memory_limit: int, policy: str, rehearsed: str, framework: str, quiet: bool, store: Path,
     json_out: Path | None, sarif_out: Path | None, no_verify: bool, again: bool, strict: bool,
+    capsule: Path | None, trust: str,
 ) -> None:  # fmt: skip
     """Find out why SCRIPT diverges or does not learn under mixed precision, and prove a fix.
 
@@ -153,12 +163,21 @@ def diagnose(
     progress = Console(stderr=True)
     show = None if quiet else (lambda text: click.echo(text, nl=False, err=True))
     try:
+        if capsule is None and not script:
+            raise BadInput("Name the script to diagnose, or a step with --capsule.")
+        if trust and capsule is None:
+            raise BadInput("--trust goes with --capsule. A script is run as it is.")
         if again:
             report = _judged_again(script, store)
         else:
-            spec = _spec(
-                script, args, module, steps, time_limit, memory_limit, policy, rehearsed, framework
-            )
+            spec = (
+                captured_spec(capsule, trust, script, policy, time_limit, memory_limit, rehearsed)
+                if capsule is not None
+                else _spec(
+                    script, args, module, steps, time_limit, memory_limit, policy, rehearsed,
+                    framework,
+                )
+            )  # fmt: skip
             report = run_diagnosis(
                 spec,
                 store,
@@ -169,7 +188,7 @@ def diagnose(
     except (Exception, KeyboardInterrupt) as error:  # status 1 would be "fault found"
         reason = reason_of(error)
         stopping.ignore()  # whatever comes now, this is how it ended
-        output.write(could_not_run(script, policy, reason))
+        output.write(could_not_run(script or str(capsule or ""), policy, reason))
         raise AmpscopeError(reason) from error
     stopping.ignore()  # the verdict is there
     output.write(report)
@@ -182,6 +201,58 @@ def _judged_again(run_id: str, store: Path) -> DiagnosisResult:
     before, after = judge_again(store, run_id)
     click.echo(fix_words.change(before, after), err=True)
     return after
+
+
+CAPTURED_STEP = "-m ampscope.watcher.captured_step"
+
+
+def captured_spec(
+    capsule: Path, trust: str, script: str, policy: str, time_limit: float, memory_limit: int,
+    rehearsed: str,
+) -> RunSpec:  # fmt: skip
+    """The spec of a capsule's step as a script. It is run again once, as `ampscope replay` does,
+    which imports the model's code and says what is wrong with it or with the capsule.
+
+    Raises BadInput without ``trust``, and for what cannot be replayed.
+    """
+    if script:
+        raise BadInput(f"--capsule takes the place of a script: leave {script} out.")
+    if not capsule.is_file():
+        raise BadInput(f"There is no capsule at {capsule}.")
+    if not trust:
+        raise BadInput(
+            "A capsule holds no code, and none is imported unless you trust it. Name your function "
+            f"that returns the model: ampscope diagnose --capsule {shlex.quote(str(capsule))} "
+            "--trust FILE.py:build"
+        )
+    checked_limits(1, time_limit, memory_limit)
+    file, colon, function = trust.partition(":")
+    if file.endswith(".py") and Path(file).is_file():
+        trust = f"{Path(file).absolute()}{colon}{function}"
+    arguments = (str(capsule.absolute()), "--model", trust)
+    command = [*started("ampscope.watcher.replay_child"), *arguments, "--json"]
+    done = subprocess.run(
+        command, env=child_environment(), capture_output=True, text=True, check=False
+    )
+    if done.returncode not in (0, 1):
+        said = done.stderr.strip().splitlines()
+        why = said[-1].removeprefix("ampscope: ") if said else "The replay ended without a word."
+        raise BadInput(why)
+    # What the user's own code prints comes first.
+    about = json.loads(done.stdout[done.stdout.index('{\n  "schema"') :])["about"]
+    return RunSpec(
+        workload=CAPTURED_STEP,
+        kind="script",
+        steps=STEPS,
+        policy=about["policy"] if policy == "auto" else policy,
+        rehearsed=rehearsed,
+        time_limit_s=time_limit,
+        memory_limit_mib=memory_limit,
+        args=arguments,
+        label=f"step {about['step']} of run {about['run']}",
+        precision="as_is",
+        group=secrets.token_hex(4),
+    )
 
 
 @click.command("run", context_settings=_SCRIPT)

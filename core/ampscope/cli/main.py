@@ -1,6 +1,7 @@
 """``ampscope``: the group of commands, and how an error becomes one sentence.
 
 ampscope diagnose train.py                   why a script diverges, and a fix that was run
+ampscope diagnose --capsule FILE             the same from a failing step that a training has kept
 ampscope preflight train.py                  what can be known before it runs
 ampscope explain AMP012                      a root cause: what shows it, and the remedy
 ampscope run train.py                        record a script, untouched

@@ -27,6 +27,7 @@ from ampscope.analysis.symptoms import (
     symptoms,
 )
 from ampscope.control import COMPILED, Control
+from ampscope.diagnosis.captured_step import cures_the_step, is_captured, of_captured_step
 from ampscope.diagnosis.findings import Diagnosis, Finding, diagnose
 from ampscope.diagnosis.result import OF_COMPILERS, SEARCHED
 from ampscope.observations import COMPILED_NOTE
@@ -65,6 +66,8 @@ def is_cured(
         return False
     if not evidence.symptoms and finding.cause not in MEASURED:
         return None
+    if is_captured(evidence.baseline):
+        return cures_the_step(fixed, evidence.fp32)
     return follows(fixed, evidence.fp32)
 
 
@@ -251,8 +254,9 @@ def wants_compiled(diagnosis: Diagnosis, evidence: Evidence) -> bool:
 
 
 def judged(evidence: Evidence) -> Diagnosis:
-    """The rules' diagnosis, less what the compiled run acquits the script of."""
-    diagnosis = diagnose(evidence)
+    """The rules' diagnosis, less what the compiled run acquits the script of, and less what one
+    captured step cannot decide."""
+    diagnosis = of_captured_step(diagnose(evidence), evidence)
     run = evidence.runs.get(COMPILED)
     if run is None:
         return diagnosis

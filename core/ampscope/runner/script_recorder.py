@@ -48,6 +48,7 @@ from ampscope.source_lines import SourceLines, line_name
 from ampscope.store.writer import FIRST_STEPS, Pace, RunWriter
 
 OP_BUDGET = 400_000  # ops looked at: about 15 s of watching on a slow core
+ADDED: list[Observation] = []  # what a script of ampscope's own says of itself, in its process
 
 
 class ScriptRecorder:
@@ -129,6 +130,7 @@ class ScriptRecorder:
             *self.watch.uses.records(),
             *self._line_uses.records(),
             *self.requests.records(),
+            *ADDED,
             outcome,
         ]
 
