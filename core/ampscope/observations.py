@@ -279,7 +279,8 @@ class Outcome:
     error_module: str = ""  # dotted path of the innermost module that was running
     error_attempt: int = 0  # of a caught error; where those come often, error_… is the first's
     errors_caught: int = 0  # out of a forward or backward pass; the script went on
-    attempts: int = 0
+    attempts: int = 0  # that were recorded
+    slept: int = 0  # optimizer steps before these, that passed unrecorded (--skip-to)
     forwards: int = 0  # batches given to an outermost module in training
     elapsed_s: float = 0.0
     backwards: int = 0

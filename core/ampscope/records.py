@@ -79,6 +79,7 @@ class RunSpec:
     cadence: Cadence = field(default_factory=Cadence)
     loss_factor: float = 1.0
     grace_s: float = 0.0  # a script that has made its steps may go on until it has run so long
+    skip_to: int = 0  # a script's optimizer steps that pass before anything is recorded
     time_limit_s: float = 600.0
     memory_limit_mib: int = 0  # 0: no limit
     label: str = ""

@@ -37,6 +37,12 @@ def ending(outcome: Outcome, spec: RunSpec, processes: int = 0) -> tuple[State, 
         return State.CANCELLED, f"Cancelled {when}."
     if outcome.attempts or outcome.ended == "steps":
         return State.FINISHED, ""
+    if spec.skip_to:
+        why = "within the time limit" if outcome.ended == "time" else "in all"
+        return State.FINISHED, (
+            f"The script made {outcome.slept:,} optimizer steps {why}, and --skip-to "
+            f"{spec.skip_to:,} waits for more. Skip fewer, or raise --time-limit."
+        )
     if outcome.ended == "time":
         return State.FINISHED, "The script made no optimizer step within the time limit."
     if processes:

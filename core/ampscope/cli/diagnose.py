@@ -92,6 +92,13 @@ def script_options(command: Callable[..., None]) -> Callable[..., None]:
             type=int,
             help=f"Optimizer steps at most.  [default: {STEPS}, or all of {GRACE_S:.0f} s]",
         ),
+        click.option(
+            "--skip-to",
+            default=0,
+            metavar="STEP",
+            help="Let so many optimizer steps pass unrecorded, at the script's own speed; record "
+            "from there on.",
+        ),
         click.option("--time-limit", default=120.0, show_default=True, help="Seconds per run."),
         click.option("--memory-limit", default=0, help="MiB of private memory; 0 is no limit."),
         click.option(
@@ -150,8 +157,9 @@ def script_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--strict", is_flag=True, help="Exit with 1 for latent losses of numbers, too.")
 @script_options
 def diagnose(
-    script: str, args: tuple[str, ...], module: bool, steps: int | None, time_limit: float,
-    memory_limit: int, policy: str, rehearsed: str, framework: str, quiet: bool, store: Path,
+    script: str, args: tuple[str, ...], module: bool, steps: int | None, skip_to: int,
+    time_limit: float, memory_limit: int, policy: str, rehearsed: str, framework: str,
+    quiet: bool, store: Path,
     json_out: Path | None, sarif_out: Path | None, no_verify: bool, again: bool, strict: bool,
     capsule: Path | None, trust: str,
 ) -> None:  # fmt: skip
@@ -174,8 +182,8 @@ def diagnose(
                 captured_spec(capsule, trust, script, policy, time_limit, memory_limit, rehearsed)
                 if capsule is not None
                 else _spec(
-                    script, args, module, steps, time_limit, memory_limit, policy, rehearsed,
-                    framework,
+                    script, args, module, steps, skip_to, time_limit, memory_limit, policy,
+                    rehearsed, framework,
                 )
             )  # fmt: skip
             report = run_diagnosis(
@@ -260,8 +268,9 @@ def captured_spec(
 @click.option("--fix", default="as_is", help=f"Interventions, joined with ';': {INTERVENTIONS}.")
 @script_options
 def run_script(
-    script: str, args: tuple[str, ...], module: bool, steps: int | None, time_limit: float,
-    memory_limit: int, policy: str, rehearsed: str, framework: str, quiet: bool, store: Path,
+    script: str, args: tuple[str, ...], module: bool, steps: int | None, skip_to: int,
+    time_limit: float, memory_limit: int, policy: str, rehearsed: str, framework: str,
+    quiet: bool, store: Path,
     fix: str,
 ) -> None:  # fmt: skip
     """Record SCRIPT, untouched; or with an intervention applied by hand.
@@ -270,7 +279,16 @@ def run_script(
     """
     Control(fix).check()
     spec = _spec(
-        script, args, module, steps, time_limit, memory_limit, policy, rehearsed, framework
+        script,
+        args,
+        module,
+        steps,
+        skip_to,
+        time_limit,
+        memory_limit,
+        policy,
+        rehearsed,
+        framework,
     )
     if spec.framework != TORCH:
         parse(fix)
@@ -354,8 +372,8 @@ def _outcome(observations: tuple[object, ...]) -> Outcome:
 
 
 def _spec(
-    script: str, args: tuple[str, ...], module: bool, steps: int | None, time_limit: float,
-    memory_limit: int, policy: str, rehearsed: str, framework: str,
+    script: str, args: tuple[str, ...], module: bool, steps: int | None, skip_to: int,
+    time_limit: float, memory_limit: int, policy: str, rehearsed: str, framework: str,
 ) -> RunSpec:  # fmt: skip
     """The spec of a script's run. Raises BadInput for what is no Python script."""
     script, args, module = _without_launcher(script, args, module)
@@ -366,11 +384,14 @@ def _spec(
     if framework == "auto":
         framework = TORCH if module else framework_of(Path(workload))
     check_memory_limit(framework, memory_limit)
+    if skip_to < 0 or (skip_to and framework != TORCH):
+        raise BadInput("--skip-to takes a number of optimizer steps, of a PyTorch script alone.")
     return RunSpec(
         workload=workload,
         framework=framework,
         kind="script",
         steps=STEPS if steps is None else steps,
+        skip_to=skip_to,
         grace_s=GRACE_S if steps is None else 0.0,
         policy="native" if policy == "auto" and framework != TORCH else policy,
         rehearsed=rehearsed,

@@ -266,7 +266,8 @@ def run_diagnosis(
         if plan.wants_frozen_scale():
             plan.control(SCALE_1)
             diagnosis = judged(plan.evidence)
-        if wants_compiled(diagnosis, plan.evidence):
+        # Compiled code is watched from its first step on: there is nothing to compare it with.
+        if wants_compiled(diagnosis, plan.evidence) and not spec.skip_to:
             plan.control(COMPILED)
             while not diagnosis.symptoms and (arm := next_arm(plan.views)):
                 plan.control(arm)

@@ -116,7 +116,8 @@ class _Run:
         name_files_from(self.folder)
         self.compiles = Control(spec.control).is_compiled
         recorder = CompiledRecorder if self.compiles else ScriptRecorder
-        self.recorder = recorder(self.folder, spec.cadence, self._attempt)
+        skip_to = 0 if self.compiles else spec.skip_to
+        self.recorder = recorder(self.folder, spec.cadence, self._attempt, skip_to)
         if isinstance(self.recorder, CompiledRecorder):
             self.recorder.has_taps = TAPS in Control(spec.control).names
         self.processes = Processes(self.recorder.switch_off)
@@ -206,8 +207,13 @@ class _Run:
         """An optimizer step ended, taken or skipped."""
         if not self.processes.is_own:
             return
-        self.following.on_attempt(self.recorder)
+        sleep = self.recorder.sleep
         elapsed_s = time.monotonic() - self.started
+        if sleep.is_asleep:  # the time limit is one of the wait, and then one of what is recorded
+            count = 0
+        else:
+            self.following.on_attempt(self.recorder)
+            count, elapsed_s = count - sleep.passed, elapsed_s - sleep.elapsed_s
         self.stopped = limit_reached(self.spec, count, elapsed_s, self.following.is_cancelled)
         if self.stopped:
             raise Enough
@@ -250,7 +256,8 @@ class _Run:
             device = PROFILES[self.spec.rehearsed or USUAL].name
             asked = f"A CUDA device ({device}) was rehearsed on the CPU. {asked}".rstrip()
         failed = (self.recorder.watch.failures.note, self.recorder.histograms.failures.note)
-        notes = tuple(note for note in (asked, compiled, unmet, fixed, *failed) if note)
+        slept = self.recorder.sleep.note
+        notes = tuple(note for note in (slept, asked, compiled, unmet, fixed, *failed) if note)
         notes += self.following.notes()
         outcome = self.recorder.outcome(self.stopped or ended, notes=notes, **facts)
         observations = self.recorder.observations(outcome)

@@ -33,9 +33,11 @@ from ampscope.capture.tensors import (
     all_finite,
     floating_tensors,
     holds_numbers,
+    in_backward,
     plain,
     readable,
 )
+from ampscope.capture.training_events import StepEvents, StepListener
 from ampscope.numerics.formats import dtype_name
 from ampscope.observations import Attempt, Call, Observation, Outcome, Scan
 from ampscope.patches import Patches
@@ -55,8 +57,10 @@ class ScriptRecorder:
     """Records one run of a script; :meth:`watching` around it, then :meth:`observations`."""
 
     def __init__(
-        self, own_folder: str, cadence: Cadence, on_attempt: Callable[[int], None]
+        self, own_folder: str, cadence: Cadence, on_attempt: Callable[[int], None], skip_to: int = 0
     ) -> None:
+        """``on_attempt`` gets the number of optimizer steps so far. The instruments are put on at
+        the first forward after ``skip_to`` of them."""
         self.lines = SourceLines(own_folder)
         self.paths = ModulePaths()
         self.watch = OpWatch(self.paths, self.lines, OP_BUDGET, self._op)
@@ -78,23 +82,36 @@ class ScriptRecorder:
         self.eval_taint = -1
         self.eval_nan = self.eval_inf = 0
         self._on_attempt = on_attempt
+        self.sleep = Sleep(skip_to, on_attempt)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """All instruments on; all off on exit, whatever happens."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.paths)
-            # Global pre-hooks get no keyword arguments, and many models take their batch in them.
-            patches = stack.enter_context(Patches())
-            patches.wrap(nn.Module, "__call__", self._call)
-            self.watch.reads.wrap(patches, lambda: self.watch.enabled)
             stack.enter_context(self.requests.watching())
-            # After ``paths``, which has left the module when this is called.
-            stack.enter_context(FORWARD_ALWAYS.subscribe(self._after_forward))
-            stack.enter_context(self.histograms)
-            stack.enter_context(self.log)
-            stack.enter_context(self.watch)
+            if self.sleep.is_asleep:
+                stack.enter_context(self.sleep.until(lambda: self._put_on(stack)))
+            else:
+                self._put_on(stack)
             yield
+
+    def _put_on(self, stack: contextlib.ExitStack) -> None:
+        """The instruments, until ``stack`` is closed."""
+        # Global pre-hooks get no keyword arguments, and many models take their batch in them.
+        patches = stack.enter_context(Patches())
+        patches.wrap(nn.Module, "__call__", self._call)
+        self.watch.reads.wrap(patches, lambda: self.watch.enabled)
+        # After ``paths``, which has left the module when this is called.
+        stack.enter_context(FORWARD_ALWAYS.subscribe(self._after_forward))
+        if self.sleep.passed:
+            self.attempts.begin_at(self.sleep.passed)
+            self.watch.new_attempt(self.sleep.passed)
+            self.histograms.begin_at(self.sleep.passed)
+        stack.enter_context(self.histograms)
+        stack.enter_context(self.log)
+        self.log.resume()
+        stack.enter_context(self.watch)
 
     def switch_off(self) -> None:
         """Look at no further op: the script has ended, or this is a fork of its process."""
@@ -139,7 +156,8 @@ class ScriptRecorder:
             self.precision.record(func, args, kwargs, out)
         if self._traces:
             self.histograms.record_op(func, args, kwargs, out)
-            if self.attempts.count < line_uses.STEPS and not self.watch.in_optimizer:
+            steps = self.attempts.count - self.sleep.recorded_from
+            if steps < line_uses.STEPS and not self.watch.in_optimizer:
                 self._line_uses.record(func, args, kwargs, out)
 
     def _call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -230,7 +248,8 @@ class ScriptRecorder:
         errors = facts if "error_type" in facts else {**self.errors.caught(), **facts}
         return Outcome(
             ended=ended,
-            attempts=self.attempts.count,
+            attempts=self.attempts.count - self.sleep.recorded_from,
+            slept=self.sleep.passed,
             elapsed_s=time.perf_counter() - self.started - self.histograms.elapsed_s,
             forwards=self.watch.reads.forwards,
             backwards=sum(c.name == "backward" for c in self.log.calls),
@@ -253,6 +272,76 @@ class ScriptRecorder:
             gaps=self._gaps(bool(autocast or half)),
             **errors,  # error_* and exit_code, checked by the dataclass
         )
+
+
+class Sleep(StepListener):
+    """Counts optimizer steps, taken or skipped, and does no more until ``steps`` have passed.
+
+    The instruments are put on at the next call of an outermost module: there a step begins, in the
+    thread that trains, and none of torch's calls is half done.
+    """
+
+    def __init__(self, steps: int, on_step: Callable[[int], None]) -> None:
+        self.is_asleep = steps > 0
+        self.passed = 0  # steps that went by unrecorded
+        self.first_s = 0.0  # seconds from the start to the end of the first step
+        self.elapsed_s = 0.0  # … to the end of the last that went by
+        self._steps = steps
+        self._on_step = on_step
+        self._started = time.monotonic()
+        self._wake: Callable[[], None] = lambda: None
+
+    @property
+    def recorded_from(self) -> int:
+        """The number of the first recorded step; 0 while asleep, as none is."""
+        return 0 if self.is_asleep else self.passed
+
+    @contextlib.contextmanager
+    def until(self, wake: Callable[[], None]) -> Iterator[None]:
+        """Asleep from here on; ``wake`` puts the instruments on."""
+        self._wake = wake
+        with StepEvents(self), Patches() as patches:
+            patches.wrap(nn.Module, "__call__", self._call)
+            yield
+
+    def after_step(self, optimizer: Any, scaler: Any) -> None:
+        self._count()
+
+    def after_scaler_step(
+        self, optimizer: Any, scaler: Any, *, stepped: bool, raised: bool
+    ) -> None:
+        if not stepped:
+            self._count()
+
+    def _count(self) -> None:
+        if self.is_asleep:
+            self.passed += 1
+            self.elapsed_s = time.monotonic() - self._started
+            self.first_s = self.first_s or self.elapsed_s
+            self._on_step(self.passed)
+
+    def _call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not self.is_asleep or self.passed < self._steps or not _begins_a_step():
+            return original(module, *args, **kwargs)
+        self.is_asleep = False
+        self._wake()
+        return nn.Module.__call__(module, *args, **kwargs)  # now with the instruments' wrappers
+
+    @property
+    def note(self) -> str:
+        """How long it waited and why; "" without --skip-to."""
+        if not self.passed:
+            return ""
+        return (
+            f"Nothing was recorded of the first {self.passed:,} optimizer steps (--skip-to "
+            f"{self._steps:,}): they ran in {self.elapsed_s:,.1f} s, of which the first took "
+            f"{self.first_s:,.1f} s from the script's start. Controls apply from the start on."
+        )
+
+
+def _begins_a_step() -> bool:
+    """Whether a call now is a training's forward, and no recomputation within a backward."""
+    return torch.is_grad_enabled() and not in_backward() and not torch.compiler.is_compiling()
 
 
 def _device() -> torch.device:

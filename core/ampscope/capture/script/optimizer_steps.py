@@ -94,6 +94,10 @@ class Attempts(StepListener):
         self._facts: GradientFacts | None = None
         self._moments: dict[int, Tensor] = {}  # samples of half second moments, by id of parameter
 
+    def begin_at(self, count: int) -> None:
+        """So many steps have passed unseen; the next one has this number."""
+        self.count = self._calls.attempt = count
+
     def before_backward(
         self, loss: float, dtype: str, taint: int | None, *, scaled: bool, by_hand: bool = False
     ) -> None:

@@ -64,8 +64,12 @@ class ScriptHistograms:
     def __enter__(self) -> ScriptHistograms:
         self._hooks.__enter__()
         self.trace.place.__enter__()
-        self._begin(0)
+        self._begin(self._attempt)
         return self
+
+    def begin_at(self, attempt: int) -> None:
+        """The first step that is recorded has this number; before entering."""
+        self._attempt = attempt
 
     def __exit__(self, *error: object) -> None:
         self._end()

@@ -218,7 +218,12 @@ _SIGNED = (-MOST - 1, MOST)
 _WHOLES = {
     "Outcome": {"exit_code": _SIGNED, "eval_taint": (-1, MOST)},
     "Event": {"step": (-1, MOST_STEPS)},
-    "RunSpec": {"seed": _SIGNED, "steps": (0, MOST_STEPS), "seeds": (0, 10**6)},
+    "RunSpec": {
+        "seed": _SIGNED,
+        "steps": (0, MOST_STEPS),
+        "skip_to": (0, MOST_STEPS),
+        "seeds": (0, 10**6),
+    },
     "ScalerSpec": {"growth_interval": (1, MOST_STEPS)},
     "Timing": {"repeats": (1, MOST_STEPS)},
     "EnergyUse": {"steps": (1, MOST_STEPS), "samples": (0, MOST_COUNT)},
