@@ -1,4 +1,4 @@
-"""``--skip-to``: steps that pass unrecorded, at the script's own speed, and what is recorded then."""
+"""``--skip-to``: steps that pass unrecorded, at the script's own speed, and what is seen then."""
 
 from __future__ import annotations
 

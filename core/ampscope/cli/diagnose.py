@@ -32,6 +32,7 @@ from ampscope.launcher.children import child_environment, started
 from ampscope.launcher.launch import check_memory_limit
 from ampscope.launcher.plan import run_diagnosis
 from ampscope.launcher.script_runs import ScriptRuns
+from ampscope.launcher.submitted_runs import ENGINES
 from ampscope.observations import Outcome
 from ampscope.policy.device_profiles import PROFILES, USUAL
 from ampscope.records import RunSpec, State
@@ -143,6 +144,10 @@ def script_options(command: Callable[..., None]) -> Callable[..., None]:
     help="With --capsule: import this file of yours, whose function returns the model.",
 )  # fmt: skip
 @click.option(
+    "--on", type=click.Choice(ENGINES),
+    help="Run the baseline, the controls and the fixes side by side as jobs, through submitit.",
+)  # fmt: skip
+@click.option(
     "--json", "json_out", type=click.Path(path_type=Path, allow_dash=True),
     help="Write the result here; - is standard output, and what is for people goes elsewhere.",
 )  # fmt: skip
@@ -161,7 +166,7 @@ def diagnose(
     time_limit: float, memory_limit: int, policy: str, rehearsed: str, framework: str,
     quiet: bool, store: Path,
     json_out: Path | None, sarif_out: Path | None, no_verify: bool, again: bool, strict: bool,
-    capsule: Path | None, trust: str,
+    capsule: Path | None, trust: str, on: str | None,
 ) -> None:  # fmt: skip
     """Find out why SCRIPT diverges or does not learn under mixed precision, and prove a fix.
 
@@ -192,6 +197,7 @@ def diagnose(
                 lambda text: progress.print(f"Running: {text}", markup=False, soft_wrap=True),
                 show,
                 not no_verify,
+                on or "",
             )
     except (Exception, KeyboardInterrupt) as error:  # status 1 would be "fault found"
         reason = reason_of(error)

@@ -30,6 +30,7 @@ from ampscope.diagnosis.findings import Diagnosis, Finding
 from ampscope.diagnosis.load import stored
 from ampscope.diagnosis.result import DiagnosisResult, Trial
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
+from ampscope.launcher.submitted_runs import SubmittedRuns
 from ampscope.records import RunSpec
 from ampscope.rules.verdict import Fix
 from ampscope.script_ends import lacks_cuda
@@ -58,6 +59,7 @@ class DiagnosisPlan:
         self.done: dict[str, ScriptRun] = {}
         self.views: dict[str, RunView] = {}
         self.trials: list[Trial] = []
+        self._ahead: dict[str, str] = {}  # control -> run that was started before it is asked for
 
     @property
     def evidence(self) -> Evidence:
@@ -92,8 +94,17 @@ class DiagnosisPlan:
         if control not in self.views:
             self.say(control)
             parent = self.done["as_is"].info.id
-            self._keep(control, self.runs.run(control, parent))
+            started = self._ahead.pop(control, "") or self.runs.start(control, parent)
+            self._keep(control, self.runs.wait(started))
         return self.views[control]
+
+    def ahead(self, controls: Iterable[str]) -> None:
+        """Start runs that will most likely be wanted, where each is another machine's."""
+        if isinstance(self.runs, SubmittedRuns):
+            parent = self.done["as_is"].info.id
+            for control in controls:
+                if control not in self.views and control not in self._ahead:
+                    self._ahead[control] = self.runs.start(control, parent)
 
     def problem(self) -> str:
         """Why there is nothing to judge; "" when there is."""
@@ -250,16 +261,17 @@ def _silent(_: str) -> None:
 
 def run_diagnosis(
     spec: RunSpec, store: Path, say: Say = _silent, show: Say | None = None,
-    verify: bool = True,
+    verify: bool = True, on: str = "",
 ) -> DiagnosisResult:  # fmt: skip
-    """Diagnose the script of ``spec``; ``say`` gets progress, ``show`` the script's own output."""
+    """Diagnose the script of ``spec``; ``say`` gets progress, ``show`` the script's own output.
+    ``on`` names an engine whose jobs the runs are (:mod:`.submitted_runs`); "": this machine."""
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
-        plan = _begun(stack, spec, store, say, show)
+        plan = _begun(stack, spec, store, say, show, on)
         if spec.policy == AUTO and wants_cuda(plan.views["as_is"], plan.done["as_is"].output):
             say("again, with a CUDA device rehearsed on the CPU: the script needs one")
             stack.close()
-            plan = _begun(stack, replace(spec, policy="cuda"), store, say, show)
+            plan = _begun(stack, replace(spec, policy="cuda"), store, say, show, on)
         diagnosis = judged(plan.evidence)
         if plan.problem() and not diagnosis.findings:
             return _report(plan, diagnosis, started)
@@ -275,6 +287,8 @@ def run_diagnosis(
                 plan.search_uncompiled()
             diagnosis = judged(plan.evidence)
         if diagnosis.symptoms or (diagnosis.findings and layer(plan.views) is None):
+            fixes = diagnosis.findings[0].verdict.fix.controls if diagnosis.findings else ()
+            plan.ahead(["bf16", *fixes[: MAX_FIX_RUNS * verify]])
             plan.control("bf16")
             diagnosis = judged(plan.evidence)
         if verify and diagnosis.findings:
@@ -284,10 +298,11 @@ def run_diagnosis(
 
 
 def _begun(
-    stack: contextlib.ExitStack, spec: RunSpec, store: Path, say: Say, show: Say | None
+    stack: contextlib.ExitStack, spec: RunSpec, store: Path, say: Say, show: Say | None, on: str
 ) -> DiagnosisPlan:
     """A plan whose first two runs have ended."""
-    runs = ScriptRuns(replace(spec, control="as_is"), store, private=True)
+    first = replace(spec, control="as_is")
+    runs = SubmittedRuns(first, store, on) if on else ScriptRuns(first, store, private=True)
     plan = DiagnosisPlan(stack.enter_context(runs), say)
     plan.first_two(show)
     return plan

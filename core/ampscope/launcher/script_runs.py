@@ -123,15 +123,19 @@ class ScriptRuns:
 
         ``merged``: standard output and standard error of the script go the same way.
         """
-        process = self._process
-        if process is None or process.stdin is None:
-            raise AmpscopeError("ScriptRuns is a context manager: enter it first.")
         spec = replace(self.spec, control=control, parent=parent)
         if parent:  # a control is compared by its losses and ops; histograms are of the first run
             spec = replace(spec, cadence=NOTHING)
         writer = RunWriter.create(self.store, spec)
         writer.close()
-        run_id = writer.run_id
+        self.serve(writer.run_id, spec, merged=merged)
+        return writer.run_id
+
+    def serve(self, run_id: str, spec: RunSpec, *, merged: bool = True) -> None:
+        """Start a run that is queued in the store already."""
+        process = self._process
+        if process is None or process.stdin is None:
+            raise AmpscopeError("ScriptRuns is a context manager: enter it first.")
         leave(run_id, spec)
         self._open.add(run_id)
         self._started.append(run_id)
@@ -142,7 +146,6 @@ class ScriptRuns:
             line = f"{run_id}\t{paths[0]}\t{paths[1]}\t{limit}\t{view}\n"
             process.stdin.write(line.encode())
             process.stdin.flush()
-        return run_id
 
     def wait(self, run_id: str, show: Callable[[str], None] | None = None) -> ScriptRun:
         """Wait for a run; ``show`` gets the script's output as it comes."""

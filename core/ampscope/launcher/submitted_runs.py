@@ -1,0 +1,159 @@
+"""The runs of a diagnosis as jobs of a cluster: ``ampscope diagnose --on slurm``.
+
+The runs are independent, so an engine that a cluster has already starts them: submitit, on Slurm
+or, with ``--on local``, as processes of this machine. Each job serves one run, as a diagnosis on
+one machine does, and writes a store of its own in a folder that both machines see; what it recorded
+is merged into the user's store when it ends, as ``ampscope runs merge`` does.
+
+    with SubmittedRuns(spec, store, "slurm") as runs:
+        first = runs.start("as_is")                 # both wait in the queue, or run
+        second = runs.start("fp32", parent=first)
+        runs.wait(first), runs.wait(second)
+
+submitit hands jobs over as pickles, in that folder, which only its owner can read. ampscope itself
+reads back a store and the end of what the script printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import secrets
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ampscope.errors import AmpscopeError, BadInput
+from ampscope.launcher.children import close_if_open
+from ampscope.launcher.script_runs import NOTHING, ScriptRun, ScriptRuns
+from ampscope.records import RunSpec, State
+from ampscope.runner.script_ending import hard_limit_s
+from ampscope.store import db
+from ampscope.store.merging import merge
+from ampscope.store.reader import Reader
+from ampscope.store.writer import RunWriter
+
+ENGINES = ("slurm", "local")
+VARIABLE = "AMPSCOPE_SUBMIT"  # "partition=gpu,gpus_per_node=1": what submitit's executor is told
+OVER_S = 120  # a job's time beyond the run's own: its start, and the end of its processes
+
+
+class SubmittedRuns(ScriptRuns):
+    """As ScriptRuns; a run is a job. Raises BadInput where the engine is not there."""
+
+    def __init__(self, spec: RunSpec, store: Path, engine: str) -> None:
+        super().__init__(spec, store, private=True)
+        self._engine = engine
+        self._jobs: dict[str, Any] = {}
+        self._shared = store.absolute().parent / f"{store.name}.jobs" / secrets.token_hex(4)
+        self._executor: Any = None
+
+    def __enter__(self) -> SubmittedRuns:
+        try:
+            self._executor = self._ready()
+        except BaseException:
+            self._throw_away()
+            self.folder.cleanup()
+            raise
+        return self
+
+    def _ready(self) -> Any:
+        """The engine's executor."""
+        try:
+            submitit = importlib.import_module("submitit")
+        except ImportError as error:
+            raise BadInput(
+                "--on needs submitit, which is not installed: pip install 'ampscope[slurm]'."
+            ) from error
+        if self._engine == "slurm" and shutil.which("sbatch") is None:
+            raise BadInput("This machine has no sbatch: start ampscope where you submit jobs from.")
+        asked = _asked()
+        self._shared.mkdir(parents=True, mode=0o700)
+        executor = submitit.AutoExecutor(self._shared / "submitit", cluster=self._engine)
+        minutes = -(-int(hard_limit_s(self.spec) + OVER_S) // 60)
+        try:
+            executor.update_parameters(timeout_min=minutes, name="ampscope", **asked)
+        except Exception as error:  # submitit's own words for a parameter that there is not
+            raise BadInput(f"submitit does not take {VARIABLE}: {error}") from error
+        return executor
+
+    def start(self, control: str, parent: str = "", *, merged: bool = True) -> str:
+        """Submit a run under ``control``; returns its id at once."""
+        spec = replace(self.spec, control=control, parent=parent)
+        if parent:
+            spec = replace(spec, cadence=NOTHING)
+        number = len(self._jobs)
+        store = self._shared / f"run{number}.db"
+        db.open_for_writing(store, "DELETE").close()  # the folder may be another machine's
+        writer = RunWriter.create(store, spec)
+        writer.close()
+        self._open.add(writer.run_id)
+        here = os.getcwd()
+        self._jobs[writer.run_id] = self._executor.submit(
+            serve, spec, str(store), writer.run_id, here
+        )
+        return writer.run_id
+
+    def wait(self, run_id: str, show: Callable[[str], None] | None = None) -> ScriptRun:
+        """Wait for a job, and merge what it recorded. ``show`` gets the script's output then."""
+        job = self._jobs[run_id]
+        store = self._store_of(run_id)
+        try:
+            said = str(job.result())
+        except Exception as error:  # the engine's own: a node that is gone, a job that was ended
+            said = ""
+            last = (str(error).strip().splitlines() or [""])[-1]
+            words = f"{type(error).__name__}: {last}"[:300]
+            close_if_open(store, run_id, State.FAILED, f"The job ended early ({words}).")
+        if show and said:
+            show(said)
+        list(merge([store], self.store))
+        self._open.discard(run_id)
+        with Reader(self.store) as reader:
+            info = reader.run(run_id)
+            observations = tuple(reader.observations(run_id))
+        return ScriptRun(info, observations, said)
+
+    def first_to_share(self) -> str:
+        """Nothing: jobs do not see each other's locks (docs/rehearsal.md)."""
+        return ""
+
+    def _end(self) -> None:
+        for run_id in list(self._open):
+            with contextlib.suppress(Exception):  # it may have ended
+                self._jobs[run_id].cancel()
+            with contextlib.suppress(AmpscopeError):
+                store = self._store_of(run_id)
+                close_if_open(store, run_id, State.CANCELLED, "Cancelled.")
+                list(merge([store], self.store))
+        self._throw_away()
+        self.folder.cleanup()
+
+    def _store_of(self, run_id: str) -> Path:
+        return self._shared / f"run{list(self._jobs).index(run_id)}.db"
+
+    def _throw_away(self) -> None:
+        shutil.rmtree(self._shared, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another diagnosis's folder may be there
+            self._shared.parent.rmdir()
+
+
+def serve(spec: RunSpec, store: str, run_id: str, folder: str) -> str:
+    """The job: one queued run, on whichever machine. Returns the end of the script's output."""
+    os.chdir(folder)
+    path = Path(store)
+    with ScriptRuns(spec, path, private=True) as runs:
+        runs.serve(run_id, spec)
+        return runs.wait(run_id).output
+
+
+def _asked() -> dict[str, Any]:
+    """What :data:`VARIABLE` asks of the executor."""
+    given = [part for part in os.environ.get(VARIABLE, "").split(",") if part.strip()]
+    pairs = [part.partition("=") for part in given]
+    if any(not equals for _, equals, _ in pairs):
+        raise BadInput(f"{VARIABLE} is a list such as partition=gpu,gpus_per_node=1.")
+    return {k.strip(): int(v) if v.strip().isdigit() else v.strip() for k, _, v in pairs}
