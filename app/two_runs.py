@@ -12,12 +12,15 @@ import pandas as pd
 import streamlit as st
 
 from ampscope.analysis.distribution import merged, scale_exponent, shift_between
+from ampscope.analysis.run_diff import RunDiff, compared
 from ampscope.analysis.training import finite_parts
 from ampscope.analysis.two_runs import Pair, pairs, parting
 from ampscope.control import BASELINE
 from ampscope.errors import BadInput
+from ampscope.launcher.diff_runs import read_values, recorded
 from ampscope.numerics.formats import FORMATS
-from ampscope.records import Frame, Role, RunInfo, StepRecord
+from ampscope.records import OP_STEP, Frame, Role, RunInfo, StepRecord
+from ampscope.report import run_diff_words
 from ampscope.report.contents.shared import format_of
 from ampscope.report.palette import MEASURE, OVERFLOW
 from ampscope.report.training_words import parting_answer
@@ -122,6 +125,41 @@ def show_overview(both: Both) -> None:
         norms = finite_parts(numbers, [s.grad_norm for s in steps])
         drawn.append((Curve(both.names[place], losses, COLORS[place], DASHES[place]), norms, steps))
     chart.show(paired_curves(drawn), "two-runs", lambda: curves_table(both), key="two-curves")
+
+
+def show_difference(both: Both) -> None:
+    """Where two runs that were made to be compared first compute other numbers; their dtypes and
+    what was around them. Nothing for other runs."""
+    if not all(OP_STEP in dict(run.spec.settings) for run in both.runs):
+        return
+    second = both.runs[1]
+    found = _difference(both.runs[0], second.id, store.version(second))
+    st.subheader("First difference", anchor=False)
+    chart.see(" ".join(run_diff_words.sentences(found)))
+    chart.see(f"A is {both.names[0]}, B {both.names[1]}.")
+    st.subheader("Dtypes", anchor=False)
+    chart.see(run_diff_words.ledger_sentence(found.ledger))
+    if found.ledger:
+        table = ledger_table(found)
+        chart.table(table, "dtypes-of-both", key="two-dtypes", most_px=ROWS_PX)
+    if found.settings:
+        with chart.details("What was around the runs"):
+            rows = [(s.name, s.first or "none", s.second or "none") for s in found.settings]
+            frame = pd.DataFrame(rows, columns=["Setting", "In A", "In B"])
+            chart.table(frame, "settings-of-both", key="two-settings", most_px=ROWS_PX)
+
+
+def ledger_table(found: RunDiff) -> pd.DataFrame:
+    """One row a tensor whose dtype is not the same in both."""
+    rows = run_diff_words.ledger_rows(found.ledger)
+    return pd.DataFrame(rows, columns=["Kind", "Tensor", "In A", "In B"])
+
+
+@store.of_run
+def _difference(reader: Reader, run_id: str, second: str, version: str) -> RunDiff:
+    """``version``, that of the second run, makes the cache forget what it held before."""
+    first, other = recorded(reader, run_id), reader.run(second)
+    return compared(first.values, [read_values(reader, other)])
 
 
 def curves_table(both: Both) -> pd.DataFrame:

@@ -15,6 +15,8 @@ else:
     with states.part():
         two_runs.show_overview(both)
     with states.part():
+        two_runs.show_difference(both)
+    with states.part():
         values = two_runs.pick_values(both)
         found = two_runs.show_modules(both, values)
         if values is not None:

@@ -266,6 +266,56 @@ class SourceText:
     lines: tuple[str, ...]
 
 
+# In the order of a step. ops are of one chosen step alone.
+DIGEST_ROLES = (
+    "start", "input", "op", "activation", "backward_op", "gradient", "weight", "state", "buffer",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """What the tensors of one role held at one attempt, in the order in which they were seen: a
+    line of each tuple is one tensor. Only of runs that are made to be compared.
+
+    ``role``: one of :data:`DIGEST_ROLES`. start: weights and buffers at a model's first call;
+    weight, state and buffer: after the step. ``names`` are dotted paths, of ops that of the module.
+    """
+
+    attempt: int
+    role: str
+    scale: float  # that norms, peaks and sketches were divided by, and checksums were not
+    names: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    totals: tuple[int, ...]  # elements
+    checksums: tuple[str, ...]  # 64 bits over the raw bits, hexadecimal
+    norms: tuple[float, ...]  # 2-norm of the finite elements
+    peaks: tuple[float, ...]  # largest finite magnitude
+    nonfinite: tuple[int, ...]
+    sketches: tuple[str, ...]  # sums with pseudo-random signs: doubles in base64
+    ops: tuple[str, ...] = ()  # "addmm(fp16)", the op and the dtypes that it took
+    lines: tuple[str, ...] = ()  # of the op, "train.py:41"
+
+
+@dataclass(frozen=True, slots=True)
+class DtypeEntry:
+    """The dtype of one tensor of a run, from ``attempt`` on, and what set it."""
+
+    kind: str  # parameter, buffer, state, activation
+    name: str
+    dtype: str
+    line: str  # of the user's code, "" where none set it
+    why: str  # "torch's default dtype", "autocast (fp16)", "module cast"
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a run found around it: versions, switches, the optimizer's options, variables."""
+
+    names: tuple[str, ...]
+    values: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How the script ended."""
@@ -326,5 +376,8 @@ Observation = (
     | LineUse
     | Tap
     | SourceText
+    | Digests
+    | DtypeEntry
+    | Surroundings
     | Outcome
 )

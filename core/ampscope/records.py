@@ -62,6 +62,10 @@ class Cadence:
     shadow: int = 10
 
 
+OP_STEP = "op_step"  # the run's tensors are digested, and in this step the results of its ops
+SEED_SHIFT = "seed_shift"  # each seed that the script sets is larger by this
+
+
 @dataclass(frozen=True, slots=True)
 class RunSpec:
     """What was asked for. Stored as JSON with the run, and enough to repeat it."""
@@ -94,7 +98,8 @@ class RunSpec:
     multiple_of: int = 1  # a batch search tries multiples of this; 0: powers of two
     framework: str = "torch"  # torch | keras | paddle
     imported: str = ""  # from which file, and when: such a run is looked at and never run again
-    settings: tuple[tuple[str, str], ...] = ()  # a lesson's, by name
+    # By name: a lesson's; of a script's run that is compared with another OP_STEP and SEED_SHIFT.
+    settings: tuple[tuple[str, str], ...] = ()
 
     @property
     def is_training(self) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from streamlit.testing.v1 import AppTest
 
-from ampscope.records import RunSpec
-from tests.helpers import stores
+from ampscope.observations import Digests, DtypeEntry, Surroundings
+from ampscope.records import OP_STEP, RunSpec
+from tests.helpers import script_stores, stores
 
 Open = Callable[..., AppTest]
 
@@ -64,3 +66,31 @@ def test_names_alike_are_told_apart(store_path: Path, open_page: Open) -> None:
     text = said(open_page("two_runs", run=first, second=second))
     assert "gpt tiny fp16 (first) is the solid blue line" in text
     assert "gpt tiny fp16 (second) the dashed orange one" in text
+
+
+def test_runs_of_a_diff_show_where_they_part_and_their_dtypes(
+    store_path: Path, open_page: Open
+) -> None:
+    def made(dtype: str, checksum: str, parent: str = "") -> str:
+        digests = Digests(
+            attempt=0, role="activation", scale=1.0, names=("<b>head</b>",), dtypes=(dtype,),
+            totals=(1,), checksums=(checksum,), norms=(1.0,), peaks=(1.0,), nonfinite=(0,),
+            sketches=("AAAAAAAA8D8=" if checksum == "01" else "AAAAAAAA4D8=",),
+        )  # fmt: skip
+        entry = DtypeEntry("activation", "head", dtype, "train.py:9", f"autocast ({dtype})")
+        around = Surroundings(("optimizer0 eps",), (dtype,))
+        asked = replace(script_stores.SPEC, settings=((OP_STEP, "0"),), parent=parent)
+        seen = script_stores.seen([script_stores.attempt(0, 1.0)], digests, entry, around)
+        return script_stores.run(store_path, "as_is", seen, asked)
+
+    first = made("fp32", "01")
+    made("fp32", "01", parent=first)
+    app = open_page("two_runs", run=first, second=made("bf16", "02"))
+    assert not app.exception
+    text = said(app)
+    assert "different from step 0 on" in text
+    assert "2 runs of A are the same bit for bit" in text
+    assert "1 activation fp32 → bf16" in text
+    tables = [table.value for table in app.dataframe]
+    ledger = next(table for table in tables if "Tensor" in table)
+    assert list(ledger["In B"]) == ["bf16: autocast (bf16), train.py:9"]

@@ -2,6 +2,7 @@
 
 ampscope diagnose train.py                   why a script diverges, and a fix that was run
 ampscope diagnose --capsule FILE             the same from a failing step that a training has kept
+ampscope diff train.py --against v1.0        from where on one run computes something else
 ampscope preflight train.py                  what can be known before it runs
 ampscope explain AMP012                      a root cause: what shows it, and the remedy
 ampscope run train.py                        record a script, untouched
@@ -41,6 +42,7 @@ from ampscope import __version__
 from ampscope.cli.compare import batch_size, compare
 from ampscope.cli.dashboard import dashboard
 from ampscope.cli.diagnose import diagnose, replay, run_script
+from ampscope.cli.diff import diff
 from ampscope.cli.export import export, metrics, report
 from ampscope.cli.frameworks import frameworks
 from ampscope.cli.hardware import cores, hardware
@@ -82,8 +84,8 @@ def main() -> None:
 
 
 _COMMANDS = (
-    diagnose, preflight, explain, run_script, probe, replay, runs, report, import_runs, export,
-    metrics, zoo, compare, batch_size, cores, hardware, frameworks, mcp, dashboard,
+    diagnose, diff, preflight, explain, run_script, probe, replay, runs, report, import_runs,
+    export, metrics, zoo, compare, batch_size, cores, hardware, frameworks, mcp, dashboard,
 )  # fmt: skip
 for command in _COMMANDS:
     main.add_command(command)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -58,12 +58,23 @@ class ScriptRun:
 class ScriptRuns:
     """Serves runs of one script; use as a context manager."""
 
-    def __init__(self, spec: RunSpec, store: Path, *, private: bool = False) -> None:
+    def __init__(
+        self,
+        spec: RunSpec,
+        store: Path,
+        *,
+        private: bool = False,
+        python: str = sys.executable,
+        variables: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+    ) -> None:
         """``private``: each run has a copy-on-write view of the files that the script writes, and
-        the user's stay as they are; otherwise the script writes for real."""
+        the user's stay as they are; otherwise the script writes for real. The runs are made by
+        ``python``, with ``variables`` added to the environment, in ``folder``."""
         self.spec = spec
         self.private = private
         self.store = store
+        self._python, self._variables, self._cwd = python, variables or {}, folder
         hide_secrets_of(spec.args)
         self.folder = TemporaryFolder()
         self._process: subprocess.Popen[bytes] | None = None
@@ -74,7 +85,10 @@ class ScriptRuns:
         self._changed = threading.Condition()
 
     def __enter__(self) -> ScriptRuns:
-        command = _server(self.spec)
+        command = _server(self.spec, self._python)
+        environment = {**child_environment(), **self._variables}
+        if self._python != sys.executable:
+            environment = with_package(environment)
         try:
             with self._own_words().open("wb") as words:
                 self._process = subprocess.Popen(
@@ -82,7 +96,8 @@ class ScriptRuns:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=words,
-                    env=child_environment(),
+                    env=environment,
+                    cwd=self._cwd,
                     start_new_session=True,
                 )
         except OSError as error:
@@ -218,10 +233,11 @@ class ScriptRuns:
         return Path(self.folder.name) / "fork_server.err"
 
 
-def _server(spec: RunSpec) -> list[str]:
-    """The command of the process that starts the runs. Raises BadInput without the framework."""
+def _server(spec: RunSpec, python: str) -> list[str]:
+    """The command of the process that starts the runs, with ``python`` where they train with torch.
+    Raises BadInput without the framework."""
     if spec.framework == TORCH:
-        return [*started("ampscope.runner.fork_server"), "--script", spec.workload]
+        return [*started("ampscope.runner.fork_server", python), "--script", spec.workload]
     python = python_for(spec.framework)
     return [*started("ampscope.frameworks.server"), "--python", python]
 

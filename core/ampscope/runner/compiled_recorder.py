@@ -22,6 +22,7 @@ from torch._dynamo.utils import counters
 from torch.optim.optimizer import Optimizer
 from torch.utils._mode_utils import no_dispatch
 
+from ampscope.capture.global_hooks import REGISTERED
 from ampscope.capture.script.optimizer_facts import lr_of, parameters_of
 from ampscope.capture.taps import DRAW, Place, tapping
 from ampscope.capture.tensors import all_finite, floating_tensors, readable
@@ -65,6 +66,9 @@ class CompiledRecorder(ScriptRecorder, TrainingListener):
             stack.enter_context(TrainingEvents(self, lambda optimizer: True, None, guard))
             patches.wrap(Optimizer, "__init__", self._new_optimizer)
             patches.replace(torch, "compile", self._compile)
+            if self.digests is not None:
+                stack.enter_context(REGISTERED.subscribe(self.paths.link))
+                stack.enter_context(self.ledger.watching(self.digests))
             yield
 
     def loss_seen(self, loss: Tensor) -> None:
@@ -78,6 +82,8 @@ class CompiledRecorder(ScriptRecorder, TrainingListener):
         self._scale = ("", 1.0) if scaler is None else ("scaler0", float(scaler.get_scale()))
         gradients = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
         self._bad_gradients = sum(not all_finite(g) for g in gradients)
+        if self.digests is not None:
+            self.digests.gradients(optimizer)
         numbers = [n for g in gradients if (n := readable(g)) is not None]
         squares = sum(float(n.double().square().sum()) for n in numbers)
         self._norm = math.sqrt(squares) / self._scale[1]
@@ -133,6 +139,7 @@ class CompiledRecorder(ScriptRecorder, TrainingListener):
         )
         self._backwards, self._norm = 0, None
         self.attempts.count += 1
+        self._digested(self.attempts.count, scale, owners[0] if owners else None)
         self._on_attempt(self.attempts.count)
 
     def _new_optimizer(

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from ampscope.capture.script.dtype_ledger import shifted_seeds
 from ampscope.capture.script.op_taint import fixed_sentence
 from ampscope.capture.script.script_histograms import ScriptMeasurements
 from ampscope.control import BASELINE, TAPS, Control
@@ -31,7 +32,7 @@ from ampscope.errors import AmpscopeError, BadInput, StoreError
 from ampscope.observations import COMPILED_NOTE, Observation, Outcome
 from ampscope.policy.device_profiles import PROFILES, USUAL
 from ampscope.policy.stand_in_device import StandInDevice, stand_in
-from ampscope.records import Machine, RunSpec, State
+from ampscope.records import OP_STEP, SEED_SHIFT, Machine, RunSpec, State
 from ampscope.runner import script_ending
 from ampscope.runner.child_frame import Watchdog
 from ampscope.runner.compiled_recorder import CompiledRecorder
@@ -50,7 +51,7 @@ from ampscope.runner.script_ending import Enough, end_python, hard_limit_s, limi
 from ampscope.runner.script_main import Stage, stage, without_compiling
 from ampscope.runner.script_ranks import Processes, Ranks, of_first_rank
 from ampscope.runner.script_recorder import ScriptRecorder, ScriptWriting
-from ampscope.runner.script_text import execute, folder_of
+from ampscope.runner.script_text import SEED, execute, folder_of
 from ampscope.script_ends import ending, passed_limit
 from ampscope.source_lines import name_files_from
 from ampscope.store.writer import RunWriter
@@ -116,8 +117,11 @@ class _Run:
         name_files_from(self.folder)
         self.compiles = Control(spec.control).is_compiled
         recorder = CompiledRecorder if self.compiles else ScriptRecorder
+        wanted = dict(spec.settings)
+        op_step = int(wanted[OP_STEP]) if OP_STEP in wanted else None
+        self.seed_shift = int(wanted.get(SEED_SHIFT, 0))
         skip_to = 0 if self.compiles else spec.skip_to
-        self.recorder = recorder(self.folder, spec.cadence, self._attempt, skip_to)
+        self.recorder = recorder(self.folder, spec.cadence, self._attempt, skip_to, op_step)
         if isinstance(self.recorder, CompiledRecorder):
             self.recorder.has_taps = TAPS in Control(spec.control).names
         self.processes = Processes(self.recorder.switch_off)
@@ -170,6 +174,7 @@ class _Run:
             elif not self.compiles:
                 self.stage = stack.enter_context(without_compiling())
             stack.enter_context(self._watched_exit())
+            stack.enter_context(shifted_seeds(self.seed_shift, SEED))
             stack.enter_context(self.processes.watching())
             if self.ranks is not None:
                 stack.enter_context(self.ranks.watching())
@@ -255,8 +260,11 @@ class _Run:
         if self.device is not None and self.device.was_used:
             device = PROFILES[self.spec.rehearsed or USUAL].name
             asked = f"A CUDA device ({device}) was rehearsed on the CPU. {asked}".rstrip()
-        failed = (self.recorder.watch.failures.note, self.recorder.histograms.failures.note)
-        slept = self.recorder.sleep.note
+        recorder = self.recorder
+        failures = [recorder.watch.failures, recorder.histograms.failures, recorder.ledger.failures]
+        failures += [] if recorder.digests is None else [recorder.digests.failures]
+        failed = [one.note for one in failures]
+        slept = recorder.sleep.note
         notes = tuple(note for note in (slept, asked, compiled, unmet, fixed, *failed) if note)
         notes += self.following.notes()
         outcome = self.recorder.outcome(self.stopped or ended, notes=notes, **facts)

@@ -21,12 +21,14 @@ from ampscope.capture.global_hooks import FORWARD_ALWAYS
 from ampscope.capture.script import line_uses
 from ampscope.capture.script.call_log import CallLog
 from ampscope.capture.script.calls import Calls
+from ampscope.capture.script.dtype_ledger import DtypeLedger
 from ampscope.capture.script.line_uses import LineUses
 from ampscope.capture.script.module_paths import ModulePaths, OpPrecision, unwrapped
 from ampscope.capture.script.op_taint import PROVENANCE
 from ampscope.capture.script.op_watch import OpWatch
 from ampscope.capture.script.optimizer_facts import scan, scan_model
-from ampscope.capture.script.optimizer_steps import Attempts
+from ampscope.capture.script.optimizer_steps import Attempts, StepInstruments
+from ampscope.capture.script.run_digests import RunDigests
 from ampscope.capture.script.script_histograms import ScriptHistograms, ScriptMeasurements
 from ampscope.capture.tensors import (
     HALF,
@@ -49,6 +51,7 @@ from ampscope.runner.device import peak_bytes
 from ampscope.source_lines import SourceLines, line_name
 from ampscope.store.writer import FIRST_STEPS, Pace, RunWriter
 
+LEDGER_STEPS = 3  # first ones, in which activations and state get their dtypes
 OP_BUDGET = 400_000  # ops looked at: about 15 s of watching on a slow core
 ADDED: list[Observation] = []  # what a script of ampscope's own says of itself, in its process
 
@@ -57,17 +60,24 @@ class ScriptRecorder:
     """Records one run of a script; :meth:`watching` around it, then :meth:`observations`."""
 
     def __init__(
-        self, own_folder: str, cadence: Cadence, on_attempt: Callable[[int], None], skip_to: int = 0
+        self,
+        own_folder: str,
+        cadence: Cadence,
+        on_attempt: Callable[[int], None],
+        skip_to: int = 0,
+        op_step: int | None = None,
     ) -> None:
         """``on_attempt`` gets the number of optimizer steps so far. The instruments are put on at
-        the first forward after ``skip_to`` of them."""
+        the first forward after ``skip_to`` of them. ``op_step``: None, or digests of the run's
+        tensors are wanted, and in this step of the ops' results
+        (:mod:`ampscope.capture.script.run_digests`)."""
         self.lines = SourceLines(own_folder)
         self.paths = ModulePaths()
         self.watch = OpWatch(self.paths, self.lines, OP_BUDGET, self._op)
         self.histograms = ScriptHistograms(self.paths, cadence)
         calls, watch = Calls(self.lines), self.watch
         self.attempts = Attempts(
-            calls, watch.taint_of, watch.writes, self.histograms, self._attempt_ended
+            calls, watch.taint_of, watch.writes, self._digesting(op_step), self._attempt_ended
         )
         self.precision = OpPrecision()
         self.requests = HalfRequests(self.lines)
@@ -84,10 +94,28 @@ class ScriptRecorder:
         self._on_attempt = on_attempt
         self.sleep = Sleep(skip_to, on_attempt)
 
+    def _digesting(self, op_step: int | None) -> StepInstruments:
+        """What looks at each step: the histograms, and the digests where they are wanted."""
+        self.ledger = DtypeLedger(self.lines, self._region)
+        self.digests: RunDigests | None = None
+        if op_step is None:
+            return self.histograms
+        self.digests = RunDigests(self.paths, self.histograms, self.watch.names, op_step)
+        return self.digests
+
+    def _region(self) -> tuple[str, str]:
+        """Dtype and line of the autocast region that is open."""
+        dtype = self.watch.autocast
+        calls = (c for c in reversed(self.log.calls) if c.name == "autocast" and c.dtype == dtype)
+        found = next(calls, None) if dtype else None
+        return dtype, "" if found is None else found.line
+
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """All instruments on; all off on exit, whatever happens."""
         with contextlib.ExitStack() as stack:
+            if self.digests is not None:
+                stack.enter_context(self.ledger.watching(self.digests))
             stack.enter_context(self.paths)
             stack.enter_context(self.requests.watching())
             if self.sleep.is_asleep:
@@ -117,6 +145,8 @@ class ScriptRecorder:
         """Look at no further op: the script has ended, or this is a fork of its process."""
         self.watch.enabled = False
         self.histograms.switch_off()
+        if self.digests is not None:
+            self.digests.switch_off()
 
     def so_far(self) -> list[Observation]:
         """Everything recorded, closed as if the script were killed now."""
@@ -148,12 +178,20 @@ class ScriptRecorder:
             *self._line_uses.records(),
             *self.requests.records(),
             *ADDED,
+            *self._to_compare(),
             outcome,
         ]
+
+    def _to_compare(self) -> list[Observation]:
+        if self.digests is None:
+            return []
+        return [*self.digests.records(), *self.ledger.records()]
 
     def _op(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         if not self.watch.in_optimizer:
             self.precision.record(func, args, kwargs, out)
+            if self.digests is not None:
+                self.digests.after_op(func, args, kwargs, out)
         if self._traces:
             self.histograms.record_op(func, args, kwargs, out)
             steps = self.attempts.count - self.sleep.recorded_from
@@ -186,7 +224,11 @@ class ScriptRecorder:
         if self.histograms.models.is_training and module.training:
             self.watch.reads.forward()
         with self._not_watched():
-            self.scans.before_forward(self.paths.root_of(module), module, args, kwargs)
+            root = self.paths.root_of(module)
+            self.scans.before_forward(root, module, args, kwargs)
+            if self.digests is not None and self.histograms.models.is_training:
+                self.digests.before_forward(root, module, args, kwargs)
+                self.ledger.model(unwrapped(root), self.digests.prefix(root))
 
     @contextlib.contextmanager
     def _not_watched(self) -> Iterator[None]:
@@ -198,6 +240,10 @@ class ScriptRecorder:
             self.watch.enabled = before
 
     def _after_forward(self, module: nn.Module, inputs: object, output: object) -> None:
+        if self.digests is not None:
+            self.digests.after_forward(module, output)
+            if torch.is_grad_enabled() and self.attempts.count < LEDGER_STEPS:
+                self.ledger.activation(self.digests.path(module), module, output)
         if self.paths.stack or torch.is_grad_enabled() or not self.attempts.count:
             return
         with self._not_watched():
@@ -219,10 +265,32 @@ class ScriptRecorder:
 
     def _attempt_ended(self, count: int) -> None:
         record = self.attempts.records[-1]
-        self.histograms.attempt_ended(count, record.scale if record.scaler else 1.0)
+        scale = record.scale if record.scaler else 1.0
+        self.histograms.attempt_ended(count, scale)
+        if self.digests is not None:
+            with self._not_watched():
+                known = self.attempts.optimizers
+                named = (o for o in known if self.attempts.optimizer_name(o) == record.optimizer)
+                self._digested(count, scale, next(named, None))
         self.watch.new_attempt(count)
         self.watch.reads.stepped()
         self._on_attempt(count)
+
+    def _digested(self, count: int, scale: float, optimizer: Any) -> None:
+        """A step has ended that is to be compared."""
+        if self.digests is None:
+            return
+        self.digests.attempt_ended(count, scale, optimizer)
+        if optimizer is not None and count <= LEDGER_STEPS:
+            self.ledger.states(optimizer, self.digests.names)
+        self.ledger.look_around(self.attempts.optimizers)
+        self.ledger.attempt = count
+
+    @property
+    def _own_s(self) -> float:
+        """Time spent in what is none of the script's."""
+        digests_s = 0.0 if self.digests is None else self.digests.elapsed_s
+        return self.histograms.elapsed_s + digests_s
 
     def _gaps(self, uses_half: bool) -> tuple[str, ...]:
         """What the script ran that a CPU computes otherwise than CUDA (`policy.op_lists`)."""
@@ -250,7 +318,7 @@ class ScriptRecorder:
             ended=ended,
             attempts=self.attempts.count - self.sleep.recorded_from,
             slept=self.sleep.passed,
-            elapsed_s=time.perf_counter() - self.started - self.histograms.elapsed_s,
+            elapsed_s=time.perf_counter() - self.started - self._own_s,
             forwards=self.watch.reads.forwards,
             backwards=sum(c.name == "backward" for c in self.log.calls),
             models=tuple(type(m).__name__ for m in self.paths.models()),

@@ -131,6 +131,10 @@ class OpWatch(StepListener):
         """(file, line) of the user's code that the op that runs belongs to; ("", 0) for none."""
         return self._origins.of(torch._C._current_autograd_node()).place
 
+    def names(self) -> tuple[str, str]:
+        """(dotted module, "train.py:41") that the op that runs belongs to."""
+        return self._origins.names(torch._C._current_autograd_node())
+
     def new_attempt(self, attempt: int) -> None:
         """Optimizer step number ``attempt`` begins."""
         self._attempt = self._bad.attempt = attempt

@@ -1,0 +1,214 @@
+"""``ampscope diff`` on real scripts: settings, files, commits, recorded runs, and git bisect."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from ampscope.cli.main import main
+from ampscope.errors import BadInput
+from ampscope.launcher.diff_runs import worktree
+
+HISTORY = Path(__file__).parents[2] / "benchmarks" / "diff_history.py"
+SCRIPT = """\
+import os, sys, torch
+from torch import nn
+torch.manual_seed(0)
+if "fail" in sys.argv: raise ValueError("asked to")
+net = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 1))
+net[1].eps = float(os.environ.get("EPS", "1e-5"))
+optimizer = torch.optim.AdamW(net.parameters(), eps=1e-4 if "eps" in sys.argv else 1e-8)
+for step in range(4):
+    x = torch.randn(16, 8)
+    with torch.autocast("cpu", torch.bfloat16, enabled="half" in sys.argv):
+        y = net(x)
+    if "late" in sys.argv and step == 2: y = y.sigmoid()
+    loss = (y.float() - x.sum(1, keepdim=True)).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+
+def diff(folder: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
+    """Exit status, JSON and what was printed."""
+    out = folder / "out.json"
+    command = ["diff", "--quiet", "--repeats", "2", "--store", str(folder / "r.db")]
+    command += ["--json", str(out), *arguments]
+    done = CliRunner().invoke(main, command)
+    return done.exit_code, json.loads(out.read_text()), done.output
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+def test_a_variable_that_changes_a_module(tmp_path: Path, script: str) -> None:
+    status, found, printed = diff(tmp_path, "--with", "EPS=1e-2", script)
+    assert (status, found["verdict"], found["schema"]) == (1, "different", 1)
+    first = found["first"]
+    assert isinstance(first, dict)
+    assert (first["step"], first["role"], first["module"]) == (0, "activation", "1")
+    assert first["op"]["op"] == "native_layer_norm(fp32)"
+    assert "different from step 0 on, first in 1" in printed
+    assert "2 runs of A are the same bit for bit" in printed
+
+
+def test_a_script_against_itself_and_its_recorded_run(tmp_path: Path, script: str) -> None:
+    status, found, printed = diff(tmp_path, script, script)
+    assert (status, found["ledger_count"], found["first"]) == (0, 0, None)
+    assert "the same bit for bit: 4 steps" in printed
+    (tmp_path / "train.py").write_text(SCRIPT.replace("range(4)", "range(3)"))
+    run = found["a"]["runs"][0]
+    status, again, printed = diff(tmp_path, run, script)
+    assert (status, again["a"]["runs"]) == (1, found["a"]["runs"])
+    assert "A makes 4 optimizer steps, B 3" in printed
+    assert diff(tmp_path, run, run)[0] == 0
+
+
+def test_autocast_fills_the_ledger_and_is_rounding(tmp_path: Path, script: str) -> None:
+    status, found, printed = diff(tmp_path, "--with-args", "half", script)
+    assert status == 1
+    rows = {(row["kind"], row["name"]): row for row in found["ledger"]}
+    second = rows["activation", "0"]["second"]
+    set_by = ("bf16", "train.py:10", "autocast (bf16)")
+    assert (second["dtype"], second["line"], second["why"]) == set_by
+    assert {kind for kind, _ in rows} == {"activation"}
+    assert "Other dtypes:" in printed
+    runs = [found[side]["runs"][0] for side in ("a", "b")]
+    assert diff(tmp_path, "--allow-rounding", *runs)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("argument", "step", "role"), [("eps", 0, "weight"), ("late", 2, "loss")]
+)  # fmt: skip
+def test_optimizer_and_loss(
+    tmp_path: Path, script: str, argument: str, step: int, role: str
+) -> None:
+    status, found, _ = diff(tmp_path, "--with-args", argument, script)
+    first = found["first"]
+    assert isinstance(first, dict)
+    assert (status, first["step"], first["role"]) == (1, step, role)
+    settings = {s["name"]: s["second"] for s in found["settings"]}
+    if argument == "eps":
+        assert settings == {"optimizer0 eps": "0.0001"}
+    else:  # the ops of this step were recorded by one more run of both
+        assert first["op"]["op"] == "sub(fp32)"
+        assert first["op"]["before"]["other"] == "sigmoid(fp32)"
+
+
+def test_seeds_are_what_a_loss_is_held_against(tmp_path: Path, script: str) -> None:
+    _, found, printed = diff(tmp_path, "--seeds", "2", "--with-args", "eps", script)
+    loss = found["loss"]
+    assert isinstance(loss, dict)
+    assert loss["seeds"] == 2
+    assert loss["between_seeds"] > abs(loss["first"] - loss["second"]) > 0
+    assert "between 3 seeds of A" in printed
+
+
+def test_what_cannot_be_told_is_125_with_a_reason(tmp_path: Path, script: str) -> None:
+    status, found, _ = diff(tmp_path, "--with-args", "fail", script)
+    assert (status, found["verdict"]) == (125, "unknown")
+    assert "B failed: ValueError at train.py:4: asked to" in str(found["reason"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["{}"], "Name B as well"),
+        (["{}", "nowhere.py"], "There is no file nowhere.py"),
+        (["--with", "EPS", "{}"], "--with takes NAME=VALUE"),
+        (["--commits", "a", "{}"], "--commits takes two commits"),
+        (["--against", "a", "--commits", "a..b", "{}"], "not both"),
+        (["--under", "fp33", "{}"], "There is no intervention"),
+        (["--repeats", "0", "{}", "{}"], "Repeats must be 1 or more"),
+        (["--python", "nowhere", "{}"], "There is no Python nowhere"),
+        (["--against", "HEAD", "{}"], "git rev-parse failed"),
+        (["--with-args", "'", "{}"], "--with-args cannot be read"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_no_verdict(
+    tmp_path: Path, script: str, arguments: list[str], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    status, found, printed = diff(tmp_path, *(a.format(script) for a in arguments))
+    assert status == 125  # 1 and 2 are "bad" to git bisect
+    assert reason in str(found["reason"])
+    assert "Could not tell." in printed
+    assert "Traceback" not in printed
+
+
+def history(folder: Path, commits: int, bad: int, *more: str) -> dict[str, Any]:
+    command = [sys.executable, str(HISTORY), str(folder), "--commits", str(commits)]
+    command += ["--bad", str(bad), *more]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout) if more else {}
+
+
+def test_a_commit_is_put_into_a_worktree_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = tmp_path / "repository"
+    history(repository, 4, 2)
+    monkeypatch.chdir(repository)
+    before = (repository / "model.py").read_text()
+    with worktree(Path("train.py"), "HEAD~3") as (path, folder):
+        assert path.parent == folder != repository
+        assert "eps=1e-3" not in (folder / "model.py").read_text()
+    assert "eps=1e-3" in before == (repository / "model.py").read_text()
+    assert not folder.exists()
+    listed = subprocess.run(
+        ["git", "worktree", "list"], capture_output=True, text=True, check=True
+    ).stdout
+    assert len(listed.splitlines()) == 1
+    for named, commit, reason in (
+        ("train.py", "nowhere", "There is no commit nowhere"),
+        ("other.py", "HEAD", "There is no file other.py in commit HEAD"),
+    ):
+        with (
+            pytest.raises(BadInput, match=re.escape(reason)),
+            worktree(Path(named), commit),
+        ):
+            pass
+
+
+def test_two_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = tmp_path / "repository"
+    history(repository, 3, 1)
+    monkeypatch.chdir(repository)
+    monkeypatch.delenv("GIT_DIR", raising=False)
+    status, found, _ = diff(tmp_path, "--against", "HEAD~2", "train.py")
+    first = found["first"]
+    assert isinstance(first, dict)
+    assert (status, first["module"]) == (1, "norm")
+
+
+def test_bisect_finds_the_commit_without_a_hand(tmp_path: Path) -> None:
+    found = history(tmp_path / "repository", 16, 11, "--bisect")
+    assert found["right"], found
+    assert int(str(found["tried"])) < 12
+
+
+def test_another_python(tmp_path: Path, script: str) -> None:
+    """A virtual environment is another Python with this one's packages."""
+    environment = tmp_path / "environment"
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", "--system-site-packages", environment],
+        check=True,
+    )
+    (site,) = environment.glob("lib/python*/site-packages")
+    own = [p for p in sys.path if "site-packages" in p]
+    (site / "own.pth").write_text("\n".join(own))
+    status, found, printed = diff(
+        tmp_path, "--python", os.fspath(environment / "bin" / "python"), script
+    )
+    assert (status, found["verdict"]) == (0, "same"), printed
