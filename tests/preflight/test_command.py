@@ -239,3 +239,40 @@ def test_the_action_s_check(tmp_path: Path, fail: str, text: str, status: int) -
         check_log(json.loads((tmp_path / "out.sarif").read_text()))
         found = 1 if text == CLIPPED else 0
         assert (tmp_path / "outputs").read_text() == f"status={found}\n"
+
+
+OVERFLOWING = """import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+scaler = torch.amp.GradScaler("cpu")
+for step in range(9):
+    x = torch.randn(4, 8)
+    optimizer.zero_grad()
+    with torch.autocast("cpu", dtype=torch.float16):
+        hidden = model(x) * 3.0e4
+        loss = (hidden * 300).float().mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
+def test_three_steps_show_what_the_source_does_not(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(OVERFLOWING)
+    assert run(path).exit_code == 0
+    done = run(path, "--steps", 3, "--format", "json")
+    found = json.loads(done.stdout)["findings"]
+    assert done.exit_code == 1, done.output
+    assert [(f["code"][:3], f["path"], f["line"] > 0) for f in found] == [("AMP", str(path), True)]
+    assert path.read_text() == OVERFLOWING
+
+
+def test_steps_of_what_cannot_be_run(tmp_path: Path) -> None:
+    assert run(tmp_path, "--steps", 3).exit_code == 2  # a folder
+    path = tmp_path / "train.py"
+    path.write_text("import torch\n")
+    assert run(path, "--steps", 0).exit_code == 2

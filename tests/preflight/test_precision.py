@@ -276,3 +276,37 @@ def train(model, scaler, optimizer):
     evaluate(model, batches)
 """
     assert codes(text) == found
+
+
+def test_a_model_is_cast_and_handed_to_the_function_that_makes_its_optimizer() -> None:
+    text = """
+import torch
+def make(net):
+    return torch.optim.AdamW(net.parameters(), eps=1e-4), None
+model = torch.nn.Linear(2, 2).half()
+optimizer, schedule = make(model)
+scaler = torch.amp.GradScaler()
+def train(loss):
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+    found = [f.code.code for f in check_source(Source("t.py", text))]
+    assert found == ["AMP022"]
+    assert check_source(Source("t.py", text.replace(".half()", ""))) == []
+
+
+def test_a_state_that_is_loaded_into_a_scaler_that_does_not_scale() -> None:
+    text = """
+import torch
+scaler = torch.amp.GradScaler()
+restored = torch.amp.GradScaler()
+restored.load_state_dict(checkpoint["scaler"])
+with torch.autocast("cuda"):
+    loss = model(x)
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()
+"""
+    assert [f.code.code for f in check_source(Source("t.py", text))] == ["AMP021"]
+    assert check_source(Source("t.py", text.replace("restored", "scaler"))) == []

@@ -326,3 +326,125 @@ def test_a_scaler_that_comes_from_elsewhere_is_known_by_its_use() -> None:
 def test_files_without_torch_are_not_read_as_pytorch() -> None:
     text = loop("loss.backward()\nscaler.step(optimizer)").replace("torch", "paddle")
     assert codes(text) == []
+
+
+def test_a_loss_that_was_handed_in_is_followed() -> None:
+    """What is given to scaler.scale carries no scale yet; sent backward itself, it is unscaled."""
+    text = program(
+        """
+        def update(loss, scaler, optimizer):
+            scaled = scaler.scale(loss)
+            loss.backward()
+            scaler.step(optimizer)
+            scaler.update()
+        """
+    )
+    assert codes(text) == [("AMP016", "loss.backward()")]
+    assert codes(text.replace("loss.backward()", "scaled.backward()")) == []
+
+
+def test_a_gradient_that_is_scaled_by_hand_is_a_scaled_backward() -> None:
+    text = loop(
+        """
+        gradient = torch.ones_like(loss)
+        loss.backward(scaler.scale(gradient))
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        """
+    )
+    assert [code for code, _ in codes(text)] == ["AMP015"]
+
+
+def test_micro_batches_in_a_loop_of_their_own() -> None:
+    text = loop(
+        """
+        for part in range(parts):
+            scaler.scale(loss).backward()
+        optimizer.step()
+        """
+    )
+    assert ("AMP016", "optimizer.step()") in codes(text)
+
+
+def test_an_exception_elsewhere_says_nothing_of_the_scaler() -> None:
+    text = loop(
+        """
+        try:
+            batch = next(batches)
+        except StopIteration:
+            batch = None
+        scaler.scale(loss).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        """
+    )
+    assert [code for code, _ in codes(text)] == ["AMP015"]
+
+
+TRAINER = """
+import torch
+class Trainer:
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+        self.scaler = torch.amp.GradScaler()
+    def train(self, loss):
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+"""
+
+
+def test_a_scaler_that_is_never_updated() -> None:
+    assert codes(TRAINER) == [("AMP017", "self.scaler.step(self.optimizer)")]
+    assert codes(TRAINER + "        self.scaler.update()\n") == []
+    assert codes(TRAINER + "        finish(self.scaler)\n") == []  # it may be updated there
+
+
+def test_paths_that_differ_in_nothing_to_come_are_followed_as_one() -> None:
+    """Twenty independent switches are a million paths; the fault behind them is found."""
+    switches = "".join(
+        f"    if config.switch_{n}:\n        optimizer.zero_grad()\n" for n in range(20)
+    )
+    text = program(
+        f"""
+def train(config, loss):
+{switches}    scaler.scale(loss).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+"""
+    )
+    assert [code for code, _ in codes(text)] == ["AMP015"]
+
+
+def test_a_test_that_is_asked_twice_goes_the_same_way_in_both_turns_of_a_loop() -> None:
+    """The test's outcome is kept while the loop's second turn may ask for it."""
+    text = program(
+        """
+class Trainer:
+    def __init__(self, config):
+        self.config, self.count = config, 0
+        self.scaler = torch.amp.GradScaler()
+    def train(self):
+        for batch in self.batches:
+            self.run()
+    def run(self):
+        loss = self.model(self.batch)
+        if self.config.amp:
+            self.scaler.scale(loss).backward()
+        else:
+            loss.backward()
+        self.count += 1
+        if self.count >= self.config.every:
+            if self.config.amp:
+                self.scaler.unscale_(self.optimizer)
+                nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+            else:
+                nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+                self.optimizer.step()
+"""
+    )
+    assert codes(text) == []

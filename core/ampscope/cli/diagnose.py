@@ -35,6 +35,7 @@ from ampscope.launcher.script_runs import ScriptRuns
 from ampscope.launcher.submitted_runs import ENGINES
 from ampscope.observations import Outcome
 from ampscope.policy.device_profiles import PROFILES, USUAL
+from ampscope.preflight.source import LARGEST
 from ampscope.records import RunSpec, State
 from ampscope.report import fix_words
 from ampscope.report.contract import to_json, to_sarif
@@ -60,6 +61,11 @@ def checked_script(script: str) -> str:
     if not path.is_file():
         raise BadInput(f"{script} is not a file.")
     try:
+        size = path.stat().st_size
+        if size > LARGEST:  # parsing 100 MB takes minutes and gigabytes
+            raise BadInput(
+                f"{script} is too large for a script: {size:,} bytes; the limit is {LARGEST:,}."
+            )
         text = path.read_bytes()
     except OSError as error:
         raise BadInput(f"Cannot read {script}: {error.strerror}.") from error

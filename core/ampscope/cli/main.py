@@ -39,6 +39,7 @@ import copy
 import click
 
 from ampscope import __version__
+from ampscope.cli.budget import budget
 from ampscope.cli.compare import batch_size, compare
 from ampscope.cli.dashboard import dashboard
 from ampscope.cli.diagnose import diagnose, replay, run_script
@@ -84,7 +85,7 @@ def main() -> None:
 
 
 _COMMANDS = (
-    diagnose, diff, preflight, explain, run_script, probe, replay, runs, report, import_runs,
+    diagnose, budget, diff, preflight, explain, run_script, probe, replay, runs, report, import_runs,
     export, metrics, zoo, compare, batch_size, cores, hardware, frameworks, mcp, dashboard,
 )  # fmt: skip
 for command in _COMMANDS:

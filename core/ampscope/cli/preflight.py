@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
+import tempfile
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from ampscope.cli.diagnose import checked_limits, checked_script
+from ampscope.diagnosis import findings as diagnosis
 from ampscope.errors import BadInput
 from ampscope.files import write_whole
+from ampscope.frameworks.pythons import framework_of
+from ampscope.launcher.plan import run_diagnosis
 from ampscope.preflight.checks import (
+    Finding,
+    Result,
     Settings,
     check_paths,
     difference,
@@ -18,10 +27,13 @@ from ampscope.preflight.checks import (
     settings_of,
     write_repaired,
 )
+from ampscope.preflight.codes import code_of_cause
 from ampscope.preflight.formats import FORMATS, written
+from ampscope.records import RunSpec
 from ampscope.report.document import visible
 
 EXIT_NOTHING, EXIT_FINDINGS = 0, 1
+MOST_STEPS = 50  # of --steps; for more there is ampscope diagnose
 
 
 @click.command()
@@ -34,18 +46,28 @@ EXIT_NOTHING, EXIT_FINDINGS = 0, 1
 @click.option("--diff", "show_diff", is_flag=True, help="Show the safe repairs, change nothing.")
 @click.option("--fix", is_flag=True, help="Write the safe repairs; what is left is reported.")
 @click.option(
+    "--steps", type=click.IntRange(1, MOST_STEPS), metavar="N",
+    help="Also run each PATH for N optimizer steps, beside an fp32 control, and report what goes "
+    "wrong there. The script is executed; its files stay as they are.",
+)  # fmt: skip
+@click.option("--time-limit", default=60.0, show_default=True, help="Seconds per run of --steps.")
+@click.option(
     "--config", type=click.Path(path_type=Path),
     help="A pyproject.toml.  [default: the nearest above the first path]",
 )  # fmt: skip
 def preflight(
     paths: tuple[Path, ...], form: str, out: Path | None, show_diff: bool, fix: bool,
-    config: Path | None,
+    steps: int | None, time_limit: float, config: Path | None,
 ) -> None:  # fmt: skip
     """Check training scripts, or all below folders, without running them.
 
     Exit status: 0 nothing found, 1 findings, 2 bad input.
     """
     settings = settings_for(paths[0], config)
+    if steps is not None:
+        checked_limits(steps, time_limit, 0)
+        for path in paths:
+            checked_script(str(path))  # --steps runs scripts, not folders
     result = check_paths(paths, settings)
     if show_diff or fix:
         for source in list(result.sources.values()):
@@ -60,10 +82,59 @@ def preflight(
         if show_diff and not fix:
             sys.exit(EXIT_FINDINGS if result.findings else EXIT_NOTHING)
         result = check_paths(paths, settings)
+    not_run = _run_steps(paths, steps, time_limit, settings, result) if steps is not None else []
     for sentence in result.unread:
         click.echo(f"Left out: {visible(sentence)}", err=True)
     _write(written(result, form), form, out)
+    if not_run:
+        raise BadInput(" ".join(not_run))
     sys.exit(EXIT_FINDINGS if result.findings else EXIT_NOTHING)
+
+
+def _run_steps(
+    paths: Sequence[Path], steps: int, time_limit_s: float, settings: Settings, result: Result
+) -> list[str]:
+    """Run each script and add what it shows to the result; a sentence for each that could not be
+    run. A place that the source showed already is not reported twice."""
+    failed = []
+    with tempfile.TemporaryDirectory(prefix="ampscope-steps-") as folder:
+        for path in paths:
+            spec = RunSpec(
+                workload=str(path.absolute()), framework=framework_of(path), kind="script",
+                steps=steps, policy="auto", time_limit_s=time_limit_s, label=path.name,
+                precision="as_is", group=secrets.token_hex(4),
+            )  # fmt: skip
+            click.echo(f"Running {steps} steps: {visible(str(path))}", err=True)
+            report = run_diagnosis(spec, Path(folder, "runs.db"), verify=False)
+            if report.could_not_run:
+                failed.append(f"{path} could not be run: {report.could_not_run}")
+                continue
+            if report.undecided:
+                result.unread.append(f"{path}, {steps} steps: {report.undecided}")
+            known = {(f.path, f.code.code, f.line) for f in result.findings}
+            for found, level in (
+                *((f, "error") for f in report.diagnosis.findings),
+                *((f, "warning") for f in report.diagnosis.latent),
+            ):
+                finding = _finding(found, level, path)
+                source = result.sources[str(path)]
+                ignored = finding.path == source.path and source.is_ignored(
+                    finding.code.code, finding.line, finding.line
+                )
+                seen = (finding.path, finding.code.code, finding.line) in known
+                if settings.wants(finding.code) and not ignored and not seen:
+                    result.findings.append(finding)
+    result.findings.sort(key=lambda f: (f.path, f.line, f.column, f.code.code))
+    return failed
+
+
+def _finding(found: diagnosis.Finding, level: str, script: Path) -> Finding:
+    """A cause that a run showed, at its line; a line is named from the script's folder."""
+    file, _, number = found.verdict.line.rpartition(":")
+    has_line = bool(file) and number.isdecimal()
+    path = str(script.parent / file) if has_line else str(script)
+    line = int(number) if has_line else 0
+    return Finding(code_of_cause(found.cause, level), path, line, 0, line, 0, found.verdict.reason)
 
 
 def _write(text: str, form: str, out: Path | None) -> None:

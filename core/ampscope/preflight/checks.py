@@ -49,6 +49,11 @@ _FAULTS: dict[str, tuple[str, str]] = {
         "scaler_protocol_error",
         "{scaler}.update() is called before {scaler}.step since the last backward or update.",
     ),
+    "never_updated": (
+        "scaler_protocol_error",
+        "{scaler}.step({optimizer}) is called and {scaler}.update() nowhere in the file: the scale "
+        "never changes, and the next unscale_ or step raises RuntimeError.",
+    ),
     "unscaled_backward": (
         "scaler_bypassed",
         "backward starts from a loss without the scale, and {scaler}.step({optimizer}) divides "
@@ -183,6 +188,10 @@ def check_source(source: Source, settings: Settings | None = None) -> list[Findi
 
 
 def _sentence(trait: precision.Trait) -> str:
+    if trait.kind == "scaler_state_lost" and trait.words[0] == "elsewhere":
+        return "The scaler's state is loaded into {1}, and {2} is the one that scales.".format(
+            *trait.words
+        )
     return _TRAITS[trait.kind].format(*trait.words)
 
 

@@ -130,3 +130,10 @@ def find_code(text: str) -> Code:
         if wanted in (code.name, code.code.lower()):
             return code
     raise BadInput(f"There is no preflight code {text!r}. `ampscope explain` lists them all.")
+
+
+def code_of_cause(name: str, level: str) -> Code:
+    """The code of a cause that a run showed, also of one that the source alone cannot show."""
+    cause = CAUSES[name]
+    remedy = f"`ampscope explain {cause.code}`, and `ampscope diagnose` runs the fix."
+    return Code(cause.code, name, cause.title, level, cause.definition, remedy)

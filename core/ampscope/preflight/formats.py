@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from typing import Any
-from xml.sax.saxutils import escape, quoteattr
 
-from ampscope import sarif
+from ampscope import junit, sarif
 from ampscope.preflight.checks import Finding, Result
 from ampscope.preflight.codes import CODES, LIST_VERSION
 from ampscope.preflight.source import Source
@@ -23,7 +21,7 @@ def written(result: Result, form: str) -> str:
 
 def _text(result: Result) -> str:
     lines = [
-        f"{f.path}:{f.line}:{f.column}: {f.code.code} {f.code.level}: {f.message}"
+        f"{_where(f)}: {f.code.code} {f.code.level}: {f.message}"
         + (" [repair: --fix]" if f.edits else "")
         for f in result.findings
     ]
@@ -34,6 +32,12 @@ def _text(result: Result) -> str:
     number = len(result.findings)
     lines.append(f"{number} finding{'s' if number != 1 else ''} in {looked}.")
     return "\n".join(lines)
+
+
+def _where(finding: Finding) -> str:
+    """What a run found has no column, and perhaps no line."""
+    parts = [finding.path, *(str(n) for n in (finding.line, finding.column) if n)]
+    return ":".join(parts)
 
 
 def _json(result: Result) -> str:
@@ -63,7 +67,10 @@ def _json(result: Result) -> str:
 
 def _sarif(result: Result) -> str:
     rules = [
-        sarif.Rule(c.code, c.name, c.title, c.evidence, c.remedy, c.level) for c in CODES.values()
+        sarif.Rule(c.code, c.name, c.title, c.evidence, c.remedy, c.level)
+        for c in (
+            {f.code.code: f.code for f in result.findings} | {c.code: c for c in CODES.values()}
+        ).values()
     ]
     results = [
         sarif.SarifResult(
@@ -89,33 +96,14 @@ def _junit(result: Result) -> str:
     """One test case per file; a finding is a failure, a file that cannot be read an error."""
     by_file: dict[str, list[Finding]] = {path: [] for path in result.sources}
     for f in result.findings:
-        by_file[f.path].append(f)
-    counts = Counter(bool(found) for found in by_file.values())
-    head = (
-        f'<testsuite name="ampscope preflight" tests="{len(by_file) + len(result.unread)}" '
-        f'failures="{counts[True]}" errors="{len(result.unread)}" skipped="0">'
-    )
-    lines = ['<?xml version="1.0" encoding="utf-8"?>', "<testsuites>", head]
+        by_file.setdefault(f.path, []).append(f)
+    cases = []
     for path, found in by_file.items():
-        case = f'<testcase classname="preflight" name={quoteattr(_clean(path))}'
         if not found:
-            lines.append(f"{case}/>")
+            cases.append(junit.Case(path))
             continue
-        lines.append(f"{case}>")
-        said = "\n".join(f"{f.path}:{f.line}: {f.code.code} {f.message}" for f in found)
+        said = "\n".join(f"{_where(f)}: {f.code.code} {f.message}" for f in found)
         first = f"{found[0].code.code} line {found[0].line}: {found[0].message}"
-        lines.append(
-            f"<failure message={quoteattr(_clean(first))}>{escape(_clean(said))}</failure>"
-        )
-        lines.append("</testcase>")
-    lines += [
-        '<testcase classname="preflight" name="unread">'
-        f"<error message={quoteattr(_clean(note))}/></testcase>"
-        for note in result.unread
-    ]
-    return "\n".join([*lines, "</testsuite>", "</testsuites>"])
-
-
-def _clean(text: str) -> str:
-    """Without characters that XML cannot hold."""
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+        cases.append(junit.Case(path, "failure", first, said))
+    cases += [junit.Case("unread", "error", note) for note in result.unread]
+    return junit.document("ampscope preflight", "preflight", cases)

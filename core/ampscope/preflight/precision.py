@@ -352,17 +352,21 @@ def _half_parameters(p: Precision) -> Iterator[Trait]:
         for maker in p.roles.calls:
             if not p.roles.is_optimizer_maker(maker):
                 continue
-            if cast.at is not None and not _precedes(p, cast, maker):
-                continue
             given = maker.args[0] if maker.args else keyword(maker, "params")
-            if given is None or not _is_parameters_of(p, given, cast.model):
+            if given is None or (frozen and cast.part):
                 continue
-            if _undone(p, cast, maker):
+            made = _call_that_makes(p, maker, given, cast.model)
+            if made is None and _is_parameters_of(p, given, cast.model):
+                made = maker
+            if made is None or (cast.at is not None and not _precedes(p, cast, made)):
                 continue
-            if frozen and cast.part:
+            if _undone(p, cast, made):
                 continue
-            statement = p.source.statement(maker)
-            names = {dotted(t) for t in getattr(statement, "targets", [])}
+            names = {
+                dotted(part)
+                for target in getattr(p.source.statement(made), "targets", [])
+                for part in _targets(target)
+            }
             yield from _half_optimizer(p, cast, maker, names)
 
 
@@ -459,7 +463,21 @@ def _layer_casts(p: Precision, node: ast.Assign, dtype: Dtype, call: ast.Call) -
 
 def _models(p: Precision) -> set[str]:
     """Names whose parameters are optimized."""
-    return {owner for owner, _ in p.roles.by_method["parameters"]} - {""}
+    found = {owner for owner, _ in p.roles.by_method["parameters"]} - {""}
+    return found | _handed_under(p, found)
+
+
+def _handed_under(p: Precision, names: set[str]) -> set[str]:
+    """What functions of the file are handed as parameters of these names."""
+    found = set()
+    for call in p.roles.calls:
+        function = p.roles.functions.get(dotted(call.func))
+        if function is None:
+            continue
+        own = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
+        found |= {dotted(a) for n, a in zip(own, call.args, strict=False) if n in names}
+        found |= {dotted(k.value) for k in call.keywords if k.arg in names}
+    return found - {""}
 
 
 def _half_call(p: Precision, call: ast.Call) -> Dtype:
@@ -488,6 +506,25 @@ def _is_parameters_of(p: Precision, given: ast.expr, model: str) -> bool:
         and dotted(n.func.value) == model
         for n in ast.walk(given)
     )
+
+
+def _call_that_makes(p: Precision, maker: ast.Call, given: ast.expr, model: str) -> ast.Call | None:
+    """The one call of a function of this file that is handed ``model`` and makes an optimizer of
+    its parameters."""
+    function = p.source.function(maker)
+    if function is None or p.roles.functions.get(function.name) is not function:
+        return None
+    calls = [c for c in p.roles.calls if dotted(c.func) == function.name]
+    if len(calls) != 1:
+        return None
+    names = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
+    handed = dict(zip(names, calls[0].args, strict=False))
+    handed |= {k.arg: k.value for k in calls[0].keywords if k.arg}
+    known = any(
+        dotted(value) == model and _is_parameters_of(p, given, name)
+        for name, value in handed.items()
+    )
+    return calls[0] if known else None
 
 
 def _branches(p: Precision, node: ast.AST) -> list[tuple[ast.AST, str]]:
@@ -801,6 +838,11 @@ def _lost_state(p: Precision) -> Iterator[Trait]:
     if not made or not on or {r.dtype for r in on} == {"bf16"} or _escapes(p, made):
         return
     aliases = made | _handed_on(p, made)
+    used = {o for method in ("scale", "step") for o, _ in p.roles.by_method[method]}
+    for owner, call in p.roles.by_method["load_state_dict"]:
+        if owner in made and owner not in used and made & used and not _handed_on(p, {owner}):
+            yield Trait("scaler_state_lost", call, ("elsewhere", owner, sorted(made & used)[0]))
+            return
     saves = p.roles.by_method["state_dict"]
     loads = p.roles.by_method["load_state_dict"]
     if any(o in aliases or "scaler" in o.lower() for o, _ in loads):
@@ -808,7 +850,12 @@ def _lost_state(p: Precision) -> Iterator[Trait]:
     optimizers = p.roles.optimizers
     saved = [c for o, c in saves if o in optimizers]
     loaded = [c for o, c in loads if o in optimizers]
-    stored = [c for c in p.roles.calls if p.source.full_name(c.func) == "torch.save"]
+    stored = [
+        c
+        for c in p.roles.calls
+        if p.source.full_name(c.func) == "torch.save"
+        or dotted(c.func).rpartition(".")[2].startswith("save_")
+    ]
     if not saved or not loaded or not stored:
         return
     if any(o in aliases or "scaler" in o.lower() for o, _ in saves):

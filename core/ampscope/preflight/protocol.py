@@ -28,6 +28,7 @@ from ampscope.preflight.source import Source, argument, children, dotted, keywor
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 MOST_STATES = 400  # of a function; one with more paths than that is left alone
+FEW_STATES = 4  # not worth a look at what is dead
 MOST_WORK = 40_000  # statements times states of a function, what it calls included
 DEEPEST = 5  # calls entered within calls
 OPTIMIZERS = frozenset(
@@ -174,7 +175,9 @@ class Roles:
     def is_scaler_maker(self, call: ast.Call) -> bool:
         """GradScaler of torch or of a library that follows it, not a class of this file."""
         name = dotted(call.func).rpartition(".")[2]
-        return name in ("GradScaler", "ShardedGradScaler") and name not in self.classes
+        if name in self.classes:  # unless it stands in for torch's where that is missing
+            return self.source.imports.get(name, "").startswith("torch.")
+        return name in ("GradScaler", "ShardedGradScaler")
 
     def is_optimizer_maker(self, call: ast.Call) -> bool:
         name = dotted(call.func)
@@ -220,10 +223,10 @@ class Roles:
                 last = dotted(node.value.func).rpartition(".")[2]
                 if last[:1].isupper() and not self.is_scaler_maker(node.value):
                     found |= {dotted(t) for t in node.targets}
-        return found - self._made_scalers
+        return found - self.made_scalers
 
     @cached_property
-    def _made_scalers(self) -> set[str]:
+    def made_scalers(self) -> set[str]:
         found = set()
         for call in self.calls:
             if self.is_scaler_maker(call):
@@ -233,6 +236,26 @@ class Roles:
                 elif isinstance(statement, ast.AnnAssign):
                     found.add(dotted(statement.target))
         return found - {""}
+
+    def is_shared(self, name: str) -> bool:
+        """Whether anything but a method call is done with a scaler of this name: then code that is
+        not here, or an other name, may update it. Of two places that make one, too."""
+        stored = 0
+        for node in self.source.nodes:
+            if not isinstance(node, ast.Name | ast.Attribute) or dotted(node) != name:
+                continue
+            if isinstance(node.ctx, ast.Store):
+                stored += 1
+                continue
+            up = self.source.parent(node)
+            if isinstance(up, ast.Compare | ast.If | ast.IfExp | ast.BoolOp | ast.UnaryOp):
+                continue
+            is_method = isinstance(up, ast.Attribute) and isinstance(
+                self.source.parent(up), ast.Call
+            )
+            if not is_method:
+                return True
+        return stored != 1
 
     @cached_property
     def scalers(self) -> set[str]:
@@ -253,7 +276,7 @@ class Roles:
         updated = {owner for owner, _ in self.by_method["update"]}
         scaled = {owner for owner, _ in self.by_method["scale"]}
         used |= stepped & (updated | scaled)
-        return (used | self._made_scalers) - self.not_scalers - {""}
+        return (used | self.made_scalers) - self.not_scalers - {""}
 
     @cached_property
     def optimizers(self) -> set[str]:
@@ -298,7 +321,18 @@ def check(source: Source, roles: Roles) -> list[Fault]:
                 found.setdefault((fault.kind, id(fault.node)), fault)
         except (_TooManyPathsError, RecursionError):
             continue
+    for fault in _never_updated(roles):
+        found.setdefault((fault.kind, id(fault.node)), fault)
     return sorted(found.values(), key=lambda f: (f.node.lineno, f.node.col_offset, f.kind))
+
+
+def _never_updated(roles: Roles) -> Iterator[Fault]:
+    """A scaler that the file makes, keeps to itself and steps, and never updates."""
+    updated = {owner for owner, _ in roles.by_method["update"]}
+    for name in sorted(roles.made_scalers - updated):
+        steps = [call for owner, call in roles.by_method["step"] if owner == name and call.args]
+        if steps and not roles.is_shared(name):
+            yield Fault("never_updated", steps[0], name, dotted(steps[0].args[0]))
 
 
 # ---- execution
@@ -322,6 +356,19 @@ class _Engine:
         self._relevant: dict[ast.AST, bool] = {}
         self._deciding: dict[ast.AST, bool] = {}
         self._locals: dict[Function, set[str]] = {}
+        self._templates: dict[ast.expr, list[tuple[str, str, str]]] = {}
+        self._with_event: dict[ast.expr, bool] = {}
+        self._assigned: dict[ast.AST, dict[str, list[ast.expr]]] = {}
+        self._acting: dict[ast.AST, bool] = {}
+        self._mentions: dict[ast.AST, frozenset[str]] = {}
+        self._own: dict[ast.AST, tuple[set[str], set[ast.AST]]] = {}
+        self._suffixes: dict[int, list[frozenset[str]]] = {}
+        self.asked: dict[str, tuple[str, ...]] = {}  # identities that a condition's key names
+        self.live: list[frozenset[str]] = []  # what the code that is still to run mentions
+        self._judged: tuple[
+            list[frozenset[str]], frozenset[str], tuple[str, ...], dict[str, bool]
+        ] = ([], frozenset(), (), {})
+        self.counting = False  # within the test of a branch that acts on gradients
 
     def faults(self) -> Iterator[Fault]:
         state = State()
@@ -348,6 +395,34 @@ class _Engine:
         if known is None:
             known = self._relevant[node] = any(self._event(n) for n in _walk_here(node))
         return known
+
+    def acts(self, node: ast.AST) -> bool:
+        """Whether it makes, clears, edits or applies gradients, itself or in what it enters."""
+        known = self._acting.get(node)
+        if known is None:
+            self._acting[node] = False  # for a function that calls itself
+            known = self._acting[node] = any(self._act(n) for n in _walk_here(node))
+        return known
+
+    def _act(self, node: ast.AST) -> bool:
+        if isinstance(node, ast.Attribute) and node.attr == "grad":
+            return True
+        if isinstance(node, ast.Continue | ast.Break | ast.Return | ast.Raise):
+            return True
+        if not isinstance(node, ast.Call):
+            return False
+        if isinstance(node.func, ast.Attribute):
+            method, owner = node.func.attr, dotted(node.func.value)
+            if method in ("backward", "zero_grad", "unscale_"):
+                return True
+            if method in ("step", "update", "scale") and (
+                owner in self.roles.scalers or owner in self.roles.optimizers
+            ):
+                return True
+        if dotted(node.func).rpartition(".")[2] in CLIPS:
+            return True
+        callee = self._callee(node)
+        return callee is not None and self.acts(callee)
 
     def any_relevant(self, statements: list[ast.stmt]) -> bool:
         return any(self.is_relevant(s) for s in statements)
@@ -421,7 +496,7 @@ class _Engine:
 
     def key(self, name: str, frame: str) -> str:
         """The identity of a name: its frame, or the file's top level, or the object itself."""
-        first = re.split(r"[.\[]", name, maxsplit=1)[0]
+        first = _root(name)
         if first == "self":
             return name
         function = self.frames.get(frame)
@@ -454,7 +529,7 @@ class _Engine:
         if value is not None:
             return value
         if key not in state.names:  # part of something known, as losses["total"]
-            base = self.key(re.split(r"[.\[]", name, maxsplit=1)[0], frame)
+            base = self.key(_root(name), frame)
             if isinstance(state.names.get(base), Plain):
                 return Plain()
         if name in self.roles.scalers:
@@ -491,9 +566,11 @@ class _Engine:
 
     def block(self, statements: Iterable[ast.stmt], states: list[State], frame: str) -> Flow:
         flow = Flow(states, [], [], [])
-        for statement in statements:
+        statements = list(statements)
+        for statement, after in zip(statements, self._after(statements), strict=True):
             if not flow.next:
                 break
+            self.live.append(after)
             found = self.statement(statement, flow.next, frame)
             flow = Flow(
                 self.merged(found.next),
@@ -501,11 +578,110 @@ class _Engine:
                 flow.continues + found.continues,
                 flow.returns + found.returns,
             )
+            self.live.pop()
         return flow
+
+    def _after(self, statements: list[ast.stmt]) -> list[frozenset[str]]:
+        """For each statement of a block what those behind it mention."""
+        if not statements:
+            return []
+        known = self._suffixes.get(id(statements[0]))
+        if known is None:
+            known = [frozenset()]
+            for statement in reversed(statements[1:]):
+                known.append(known[-1] | self.mentions(statement))
+            known = self._suffixes[id(statements[0])] = known[::-1]
+        return known
+
+    def mentions(self, node: ast.AST) -> frozenset[str]:
+        """Names and attributes in a statement and in the functions that it enters; of those of a
+        parameter's attributes also ".x", because the parameter stands for another name."""
+        known = self._mentions.get(node)
+        if known is None:
+            found: set[str] = set()
+            entered: set[ast.AST] = set()
+            waiting = [node]
+            while waiting:
+                names, callees = self._own_mentions(waiting.pop())
+                found |= names
+                waiting += [callee for callee in callees if callee not in entered]
+                entered |= callees
+            known = self._mentions[node] = frozenset(found)
+        return known
+
+    def _own_mentions(self, node: ast.AST) -> tuple[set[str], set[ast.AST]]:
+        """What a statement or function itself mentions, and the functions that it calls."""
+        known = self._own.get(node)
+        if known is not None:
+            return known
+        found: set[str] = set()
+        callees: set[ast.AST] = set()
+        inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        parameters = set(_parameters(node)) if inside else set()  # type: ignore[arg-type]
+        for n in _walk_here(node):
+            if isinstance(n, ast.Name):
+                found.add(n.id)
+            elif isinstance(n, ast.Attribute | ast.Subscript) and (name := dotted(n)):
+                found.add(name)
+                if (root := _root(name)) in parameters:
+                    found.add(name[len(root) :])
+            elif isinstance(n, ast.Call) and (callee := self._callee(n)) is not None:
+                callees.add(callee)
+        self._own[node] = found, callees
+        return found, callees
+
+    def forget_dead(self, states: list[State]) -> None:
+        """Drop names and facts that no code to come can ask for, so that paths which differ in
+        nothing else become one."""
+        if self._judged[0] != self.live:
+            live = frozenset().union(*self.live)
+            endings = tuple(m for m in live if m[0] in ".[")
+            self._judged = (list(self.live), live, endings, {})
+        _, live, endings, judged = self._judged
+
+        def mentioned(key: str) -> bool:
+            known = judged.get(key)
+            if known is None:
+                name = key.rpartition(":")[2]
+                known = judged[key] = _root(name) in live and (
+                    name in live
+                    or name.endswith(endings)
+                    or any(m.startswith((f"{name}.", f"{name}[")) for m in live)
+                )
+            return known
+
+        for state in states:
+            waiting = [key for key in state.names if mentioned(key)]
+            kept, tests = set(waiting), set()
+            while waiting:
+                value = state.names.get(waiting.pop())
+                more: list[str] = []
+                if isinstance(value, Same):
+                    more = [value.key]
+                elif isinstance(value, Test):
+                    more = [
+                        self.key(d, value.frame) for n in ast.walk(value.node) if (d := dotted(n))
+                    ]
+                elif isinstance(value, Scaler):
+                    tests.add(value.test)
+                waiting += [key for key in more if key not in kept]
+                kept |= set(more)
+            for key in [k for k in state.names if k not in kept]:
+                del state.names[key]
+            for fact in list(state.facts):
+                if fact not in tests and not all(
+                    key in kept or mentioned(key) for key in self.asked[fact]
+                ):
+                    del state.facts[fact]
 
     def merged(self, states: list[State]) -> list[State]:
         if len(states) < 2:
             return states
+        if len(self.remainder_tests) > 1:  # which of them went how is not told apart
+            for state in states:
+                state.remainders = ()
+        if len(states) > FEW_STATES:
+            self.forget_dead(states)
         found = {state.key(): state for state in states}
         if len(found) > MOST_STATES:
             raise _TooManyPathsError
@@ -577,8 +753,12 @@ class _Engine:
 
     def attempt(self, node: ast.Try, states: list[State], frame: str) -> Flow:
         before = [s.copy() for s in states] if node.handlers else []
+        self.live.append(self.mentions(node))
         done = self.block(node.body, states, frame)
+        self.live.pop()
+        self.live.append(self.mentions(node))
         flow = self.block(node.orelse, done.next, frame)
+        self.live.pop()
         flow = Flow(
             flow.next,
             done.breaks + flow.breaks,
@@ -587,9 +767,12 @@ class _Engine:
         )
         for handler in node.handlers:
             caught = [s.copy() for s in before]
-            for state in caught:  # it may have come from anywhere in the body
-                self.forget(state)
+            if self.any_relevant(node.body):
+                for state in caught:  # it may have come from anywhere in the body
+                    self.forget(state)
+            self.live.append(self.mentions(node))
             found = self.block(handler.body, caught, frame)
+            self.live.pop()
             flow = Flow(*(a + b for a, b in zip(flow, found, strict=True)))
         if self.any_relevant(node.finalbody):
             parts = [self.block(node.finalbody, part, frame).next for part in flow]
@@ -614,10 +797,12 @@ class _Engine:
         flow = Flow([], [], [], [])
         for outcome, block in ((True, body), (False, otherwise)):
             taken = []
+            self.counting = any(map(self.acts, inside))
             for state in states:
                 copied = state.copy()
                 if self.assume(test, outcome, copied, frame):
                     taken.append(copied)
+            self.counting = False
             if taken:
                 found = self.block(block, taken, frame)
                 flow = Flow(*(a + b for a, b in zip(flow, found, strict=True)))
@@ -675,14 +860,20 @@ class _Engine:
                             key = self.key(name, frame)
                             made = Optimizer if name in self.roles.optimizers else Scaler
                             state.names[key] = made(f"{key}@{self.context}")
+            if turn == 1:
+                self.live.append(self.mentions(node))
             flow = self.block(node.body, current, frame)
             left += flow.breaks
             returns += flow.returns
             current = self.merged([s.copy() for s in flow.next + flow.continues])
+            if turn == 1:
+                self.live.pop()
             if not current:
                 break
         self.context = outer
-        for state in skipped:  # a loop that never runs: nothing to say about what follows
+        if current or left:  # a loop that never runs has no say in what follows one that does
+            skipped = []
+        for state in skipped:
             self.forget(state)
         done = Flow(self.merged(current + skipped), [], [], returns)
         return self._leave(node, done, left, frame)
@@ -735,7 +926,10 @@ class _Engine:
         return Flow(states, [], [], [])
 
     def _event_within(self, node: ast.expr) -> bool:
-        return any(self._event(n) for n in ast.walk(node))
+        known = self._with_event.get(node)
+        if known is None:
+            known = self._with_event[node] = any(self._event(n) for n in ast.walk(node))
+        return known
 
     def assign(
         self, target: ast.expr, value: ast.expr | None, states: list[State], frame: str
@@ -787,25 +981,40 @@ class _Engine:
 
     def test_key(self, node: ast.expr, state: State, frame: str) -> str:
         """A condition's text with every name replaced by its identity."""
-        text = []
-        last = self.source.start(node)
+        parts = self._templates.get(node)
+        if parts is None:
+            parts = self._templates[node] = self._template(node)
+        first, *others = parts
+        text, keys = [first[2]], []
+        for name, attributes, following in others:
+            key = self.identity(name, state, frame)
+            keys.append(key + attributes)
+            text.append(f"‹{key}{following}")
+        found = "".join(text)
+        if found not in self.asked:
+            self.asked[found] = tuple(keys)
+        return found
+
+    def _template(self, node: ast.expr) -> list[tuple[str, str, str]]:
+        """A condition's text without spaces, cut before each name: the name, the attributes that
+        follow it, all that follows it."""
         names = sorted(
             (n for n in ast.walk(node) if isinstance(n, ast.Name)),
             key=lambda n: (n.lineno, n.col_offset),
         )
-        for name in names:
-            start = self.source.start(name)
-            text.append(self.source.text[last:start])
+        begin, end = self.source.start(node), self.source.end(node)
+        starts = [self.source.start(name) for name in names]
+        parts = [("", "", self.source.text[begin : starts[0] if starts else end])]
+        for name, start, following in zip(names, starts, [*starts[1:], end], strict=True):
             top: ast.AST = name
             while isinstance(up := self.source.parent(top), ast.Attribute) and up.value is top:
                 top = up
                 if top is node:
                     break
-            key = self.identity(name.id, state, frame)
-            text.append(f"‹{key}›" if top is name else f"‹{key}")
-            last = start + len(name.id)
-        text.append(self.source.text[last : self.source.end(node)])
-        return re.sub(r"\s+", "", "".join(text))
+            closing = "›" if top is name else ""
+            text = self.source.text[start + len(name.id) : following]
+            parts.append((name.id, dotted(top)[len(name.id) :], closing + text))
+        return [(name, attributes, re.sub(r"\s+", "", text)) for name, attributes, text in parts]
 
     def truth(self, node: ast.expr, state: State, frame: str) -> bool | None:
         """Whether a condition is known."""
@@ -840,7 +1049,7 @@ class _Engine:
         known = self.truth(node, state, frame)
         if known is not None and known != outcome:
             return False
-        if known is None and any(isinstance(n, ast.Mod) for n in ast.walk(node)):
+        if known is None and self.counting and _has_remainder(node):
             key = self.test_key(node, state, frame)
             self.remainder_tests.add(key)
             state.remainders = (*state.remainders, (f"{key}{self.context}", outcome))
@@ -860,7 +1069,7 @@ class _Engine:
             return self.assume(positive, outcome == sign, state, frame)
         value = self.look_up(node, state, frame)
         if isinstance(value, Test):
-            if any(isinstance(n, ast.Mod) for n in ast.walk(value.node)):
+            if self.counting and _has_remainder(value.node):
                 key = self.test_key(node, state, frame)
                 self.remainder_tests.add(key)
                 state.remainders = (*state.remainders, (f"{key}{self.context}", outcome))
@@ -939,8 +1148,11 @@ class _Engine:
         callee = self._callee(node)
         if callee is not None:
             return None if self.is_relevant(callee) else Plain()
-        if dotted(node.func).startswith("self.") and self._self_has_scaler:
-            return None
+        name = dotted(node.func)
+        if name.startswith("self.") and self._self_has_scaler:
+            called = name.removeprefix("self.")
+            is_part = called in self._attributes and "scal" not in called.lower()
+            return Plain() if is_part else None  # self.model(x), where the class has set model
         return Plain()
 
     def _hands_over(self, call: ast.Call) -> bool:
@@ -1013,11 +1225,12 @@ class _Engine:
                 state.names[f"{inner}:{name}"] = value
         outer = self.context
         self.context = (*outer, node.lineno * 4)
+        self.live.append(self.mentions(self.source.statement(node)))
         self.depth.append(callee)
         flow = self.block(callee.body, states, inner)
         self.depth.pop()
         self.context = outer
-        ended = self.merged(flow.next + flow.returns)
+        ended = flow.next + flow.returns
         for state in ended:
             prefix = f"{inner}:"
             for key in [k for k in state.names if k.startswith(prefix)]:
@@ -1025,7 +1238,8 @@ class _Engine:
             mention = f"‹{inner}"
             for fact in [f for f in state.facts if mention in f]:
                 del state.facts[fact]
-        states[:] = ended
+        states[:] = self.merged(ended)
+        self.live.pop()
 
     def on(self, scaler: Scaler, state: State) -> bool:
         return scaler.enabled and state.facts.get(scaler.test, True)
@@ -1061,6 +1275,10 @@ class _Engine:
             if method == "backward" and not last.startswith("manual"):
                 if dotted(receiver) in ("torch.autograd", "autograd") and node.args:
                     owner = self.value(node.args[0], state, frame)
+                elif node.args and isinstance(
+                    given := self.value(node.args[0], state, frame), Scaled
+                ):
+                    owner = given  # output.backward(scaler.scale(gradient))
                 self.backward(node, owner, state)
                 return
             if method == "zero_grad":
@@ -1094,11 +1312,14 @@ class _Engine:
         names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
         function = self.frames.get(frame)
         scope: ast.AST = function if function is not None else self.entry
-        assigned = [
-            n.value
-            for n in _walk_here(scope)
-            if isinstance(n, ast.Assign) and {dotted(t) for t in n.targets} & names
-        ]
+        if scope not in self._assigned:
+            found: dict[str, list[ast.expr]] = defaultdict(list)
+            self._assigned[scope] = found
+            for n in _walk_here(scope):
+                if isinstance(n, ast.Assign):
+                    for target in n.targets:
+                        found[dotted(target)].append(n.value)
+        assigned = [value for name in names for value in self._assigned[scope].get(name, ())]
         return any(
             isinstance(n, ast.Attribute) and n.attr in ("get_scale", "_scale", "loss_scale")
             for part in (node, *assigned)
@@ -1136,6 +1357,11 @@ class _Engine:
             return
         s = scaler.name
         owner = dotted(node.func.value)
+        if method == "scale" and node.args and isinstance(node.args[0], ast.Name):
+            # What is to be scaled carries no scale yet, wherever it came from.
+            key = self.identity(node.args[0].id, state, frame)
+            if state.names.get(key) is None:
+                state.names[key] = Plain()
         if s not in state.base:
             new = s.startswith("made at")
             state.base[s] = "ready" if new else "unknown"
@@ -1170,7 +1396,7 @@ class _Engine:
             state.base[s] = "unknown"
             state.stage = {k: v for k, v in state.stage.items() if k[0] != s}
         state.recorded[s] = True
-        if state.pending[s] != "unknown":
+        if state.pending[s] == "scaled":
             state.pending[s] = "unscaled"
 
     def scaler_step(
@@ -1334,6 +1560,10 @@ def _positive(node: ast.expr) -> tuple[ast.expr, bool]:
     return node, True
 
 
+def _has_remainder(node: ast.AST) -> bool:
+    return any(isinstance(n, ast.Mod) for n in ast.walk(node))
+
+
 def _is_gradient(node: ast.expr) -> bool:
     """``p.grad`` or ``p.grad.data``."""
     if isinstance(node, ast.Attribute):
@@ -1346,6 +1576,12 @@ def _ends(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) and dotted(node.func) in (
         "exit", "quit", "sys.exit", "os._exit", "pdb.set_trace",
     )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=20_000)
+def _root(name: str) -> str:
+    """The first name of a dotted one."""
+    return re.split(r"[.\[]", name, maxsplit=1)[0]
 
 
 @functools.lru_cache(maxsize=20_000)

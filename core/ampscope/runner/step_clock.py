@@ -1,0 +1,59 @@
+"""A child that runs a script with nothing but a clock on its optimizer steps.
+
+    python -m ampscope.runner.step_clock STEPS OUT SCRIPT [ARGS…]
+
+The diagnosis' own runs carry instruments, which take several times a small model's step; a ratio of
+step times needs a run without them. A global hook of torch notes the time after each step that an
+optimizer took. The script ends after STEPS of them. OUT gets the seconds between steps as JSON,
+without the first interval, in which memory is allocated and kernels are chosen.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import runpy
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+
+class _EnoughError(BaseException):
+    """Ends the script; no ``except Exception`` of its own stops it."""
+
+
+def main(steps: int, out: Path, script: str) -> None:
+    """Run ``script`` as ``__main__`` with ``sys.argv`` as it is set. Whatever ends the script, the
+    intervals so far are written."""
+    times: list[float] = []
+    first: list[int] = []
+
+    def stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        first[:] = first or [id(optimizer)]
+        if id(optimizer) != first[0]:
+            return  # of several optimizers the first one's steps are the iterations
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        times.append(time.perf_counter())
+        if len(times) > steps + 1:
+            raise _EnoughError
+
+    register_optimizer_step_post_hook(stepped)
+    sys.path[0] = str(Path(script).absolute().parent)
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except _EnoughError:
+        pass
+    finally:
+        intervals = [after - before for before, after in itertools.pairwise(times)]
+        out.write_text(json.dumps(intervals[1:]))
+
+
+if __name__ == "__main__":
+    count, place, *command = sys.argv[1:]
+    sys.argv = command
+    main(int(count), Path(place), command[0])
