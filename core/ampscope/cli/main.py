@@ -86,7 +86,8 @@ def main() -> None:
 
 _COMMANDS = (
     diagnose, budget, diff, preflight, explain, run_script, probe, replay, runs, report,
-    import_runs, export, metrics, zoo, compare, batch_size, cores, hardware, frameworks, mcp, dashboard,
+    import_runs, export, metrics, zoo, compare, batch_size, cores, hardware, frameworks, mcp,
+    dashboard,
 )  # fmt: skip
 for command in _COMMANDS:
     main.add_command(command)
