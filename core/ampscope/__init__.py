@@ -15,6 +15,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # as typing's; the import of typing is a third of this package's
 
 if TYPE_CHECKING:
+    from ampscope.checkpoints.healthy import last_healthy
     from ampscope.store.importing import opened as open_store
     from ampscope.watcher.alarms import AlarmBounds
     from ampscope.watcher.capsule import CapsuleLimits
@@ -27,6 +28,7 @@ __all__ = [
     "Watch",
     "Workload",
     "__version__",
+    "last_healthy",
     "open_store",
     "watch",
 ]
@@ -44,6 +46,10 @@ def __getattr__(name: str) -> object:
         from ampscope.store.importing import opened
 
         return opened
+    if name == "last_healthy":
+        from ampscope.checkpoints.healthy import last_healthy
+
+        return last_healthy
     if name in _OF_WATCHER:
         from ampscope import watcher
 

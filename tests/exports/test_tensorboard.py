@@ -127,6 +127,7 @@ def test_the_command_line_does_not_load_these_packages() -> None:
     """Asked in a fresh process: other tests have loaded them here."""
     import subprocess
 
-    code = "import sys, ampscope.cli.main; print({'torch','wandb','tensorboard'} & {*sys.modules})"
+    packages = {"torch", "wandb", "tensorboard", "mlflow"}
+    code = f"import sys, ampscope.cli.main; print({packages} & {{*sys.modules}})"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert found.stdout.strip() == "set()", found.stderr

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import ampscope
 from ampscope.records import State
 from ampscope.watcher import AlarmBounds
 from tests.helpers.trainers import (
@@ -23,6 +24,7 @@ from tests.helpers.trainers import (
 )
 
 pl = pytest.importorskip("lightning.pytorch")
+from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402  # after the skip
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402  # after the skip
 from lightning.pytorch.plugins import MixedPrecision  # noqa: E402  # after the skip
 
@@ -57,7 +59,10 @@ class Classifier(pl.LightningModule):
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
 
-def fit(folder: Path, precision: str, callback: Any = None, model: Any = None, **more: Any) -> Any:
+def fit(
+    folder: Path, precision: str, callback: Any = None, model: Any = None, checkpoint: Any = None,
+    **more: Any,
+) -> Any:  # fmt: skip
     """A fit of STEPS steps; the fp16 one is given a plugin, since Lightning itself allows fp16 on
     GPUs only."""
     torch.manual_seed(1)
@@ -69,8 +74,8 @@ def fit(folder: Path, precision: str, callback: Any = None, model: Any = None, *
         max_epochs=1,
         logger=CSVLogger(folder, name="log", version=0),
         log_every_n_steps=1,
-        callbacks=[callback] if callback else [],
-        enable_checkpointing=False,
+        callbacks=[part for part in (callback, checkpoint) if part is not None],
+        enable_checkpointing=checkpoint is not None,
         enable_progress_bar=False,
         enable_model_summary=False,
         **(plugin or {"precision": precision}),
@@ -183,3 +188,33 @@ def test_a_planted_nan_rings_at_its_step(tmp_path: Path, precision: str) -> None
     unscaled = ["nonfinite_loss", "nonfinite_gradient", "nonfinite_weight"]
     assert first == (["nonfinite_loss"] if precision == "16-mixed" else unscaled)
     assert min(step for step, _ in alarms) == 5
+
+
+@pytest.mark.filterwarnings("ignore::ampscope.watcher.alarms.AmpscopeWarning")
+def test_the_last_healthy_checkpoint_outlives_rotation(tmp_path: Path) -> None:
+    """Step 5 poisons the weights; the callback that saves every step keeps the newest alone."""
+    saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=1)
+    callback = AmpscopeCallback(store=tmp_path / "runs.db", guard=True)
+    fit(tmp_path, "bf16-mixed", callback, Planted(), checkpoint=saver)
+    assert [path.name for path in tmp_path.glob("*.ckpt")] == ["step=12.ckpt"]
+    kept = ampscope.last_healthy(tmp_path)
+    assert kept == tmp_path / "ampscope-healthy" / "step-4-step=5.ckpt"
+    assert _is_finite(kept)
+    assert not _is_finite(tmp_path / "step=12.ckpt")
+    (alarm,) = (a for a in callback.run.alarms if a.name == "nonfinite_weight")
+    assert alarm.step == 5
+
+
+@pytest.mark.filterwarnings("ignore::ampscope.watcher.alarms.AmpscopeWarning")
+def test_a_checkpoint_that_is_written_again_and_again_is_not_kept(tmp_path: Path) -> None:
+    """A hard link to it would become the poisoned one."""
+    saver = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=0, save_last=True)
+    callback = AmpscopeCallback(store=tmp_path / "runs.db", guard=True)
+    fit(tmp_path, "bf16-mixed", callback, Planted(), checkpoint=saver)
+    assert (tmp_path / "last.ckpt").exists()
+    assert ampscope.last_healthy(tmp_path) is None
+
+
+def _is_finite(path: Path) -> bool:
+    weights = torch.load(path, weights_only=True)["state_dict"]
+    return all(weight.isfinite().all() for weight in weights.values())

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import ampscope
 from ampscope.records import State
 from ampscope.watcher import AlarmBounds
 from tests.helpers.trainers import (
@@ -45,13 +46,12 @@ def train(folder: Path, precision: str, callback: Any = None, **more: Any) -> An
         max_steps=STEPS,
         per_device_train_batch_size=4,
         logging_steps=1,
-        save_strategy="no",
         report_to=[],
         disable_tqdm=True,
         use_cpu=True,
         fp16=precision == "fp16",
         bf16=precision == "bf16",
-        **more,
+        **({"save_strategy": "no"} | more),
     )
     callbacks = [callback] if callback else []
     trainer = transformers.Trainer(model, arguments, train_dataset=texts, callbacks=callbacks)
@@ -125,3 +125,29 @@ def test_a_planted_nan_rings_at_its_step(
     alarms = [(alarm.step, alarm.name) for alarm in callback.run.alarms]
     assert alarms[0] == (3, "nonfinite_loss")
     assert ((3, "nonfinite_weight") in alarms) is (precision == "bf16")
+
+
+@pytest.mark.filterwarnings("ignore::ampscope.watcher.alarms.AmpscopeWarning")
+def test_the_last_healthy_checkpoint_outlives_rotation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fourth step poisons the weights; the trainer saves every step and keeps the newest."""
+    original, seen = transformers.Trainer.compute_loss, []
+
+    def compute_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
+        loss = original(self, *args, **kwargs)
+        seen.append(loss)
+        return loss * float("nan") if len(seen) == 4 else loss
+
+    monkeypatch.setattr(transformers.Trainer, "compute_loss", compute_loss)
+    callback = AmpscopeCallback(store=tmp_path / "runs.db", guard=True)
+    out = tmp_path / "out"
+    train(out, "bf16", callback, save_strategy="steps", save_steps=1, save_total_limit=1)
+    assert [path.name for path in out.glob("checkpoint-*")] == [f"checkpoint-{STEPS}"]
+    kept = ampscope.last_healthy(out)
+    assert kept == out / "ampscope-healthy" / "step-2-checkpoint-3"
+    model = transformers.GPT2LMHeadModel.from_pretrained(kept)
+    assert all(weight.isfinite().all() for weight in model.parameters())
+    assert (kept / "optimizer.pt").exists()
+    poisoned = transformers.GPT2LMHeadModel.from_pretrained(out / f"checkpoint-{STEPS}")
+    assert not all(weight.isfinite().all() for weight in poisoned.parameters())

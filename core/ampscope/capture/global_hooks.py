@@ -36,9 +36,11 @@ from typing import Any, Self
 import torch
 from torch import nn
 from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
     register_module_forward_hook,
     register_module_forward_pre_hook,
     register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
 )
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
@@ -213,6 +215,8 @@ def _expect_warnings() -> None:
 
 
 REGISTERED = Dispatcher(register_module_module_registration_hook, stays=False)  # in a parent
+PARAMETERS = Dispatcher(register_module_parameter_registration_hook, stays=False)
+BUFFERS = Dispatcher(register_module_buffer_registration_hook, stays=False)
 FORWARD_PRE = Dispatcher(register_module_forward_pre_hook, stays=False)
 FORWARD = Dispatcher(register_module_forward_hook, stays=False)
 _register_leaving = partial(register_module_forward_hook, always_call=True)

@@ -1,4 +1,4 @@
-"""``ampscope export``: a run for TensorBoard or Weights & Biases, with unscaled gradients."""
+"""``ampscope export``: a run for TensorBoard, MLflow or W&B, with unscaled gradients."""
 
 from __future__ import annotations
 
@@ -78,7 +78,11 @@ def _write(path: Path, text: str) -> None:
     click.echo(path)
 
 
-_WRITERS = {"tensorboard": steps.write_tensorboard, "wandb": steps.write_wandb}
+_WRITERS = {
+    "tensorboard": steps.write_tensorboard,
+    "wandb": steps.write_wandb,
+    "mlflow": steps.write_mlflow,
+}
 
 
 @click.command()
@@ -94,7 +98,8 @@ _WRITERS = {"tensorboard": steps.write_tensorboard, "wandb": steps.write_wandb}
 )
 @store_option
 def export(run: str, program: str, out: Path, axis: Axis, store: Path) -> None:
-    """Export RUN for TensorBoard, or for W&B as an offline run; gradients are unscaled."""
+    """Export RUN for TensorBoard, for MLflow as a local folder, or for W&B as an offline run;
+    gradients are unscaled."""
     try:
         with Reader(store) as reader:
             summary = _WRITERS[program](reader, reader.run(run), out, axis)
@@ -104,6 +109,9 @@ def export(run: str, program: str, out: Path, axis: Axis, store: Path) -> None:
     command = ["wandb", "sync", str(summary.folder)]
     if program == "tensorboard":  # of all runs that were exported there
         command = ["tensorboard", "--logdir", str(out)]
+    if program == "mlflow":  # mlflow-skinny, which wrote it, has no such server
+        command = ["MLFLOW_ALLOW_FILE_STORE=true", "mlflow", "ui"]
+        command += ["--backend-store-uri", str(summary.folder)]
     click.echo("Look at it with: " + shlex.join(command))
 
 

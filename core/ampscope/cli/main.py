@@ -4,6 +4,7 @@ ampscope diagnose train.py                   why a script diverges, and a fix th
 ampscope diagnose --capsule FILE             the same from a failing step that a training has kept
 ampscope diff train.py --against v1.0        from where on one run computes something else
 ampscope preflight train.py                  what can be known before it runs
+ampscope check CKPT                          whether a checkpoint is poisoned
 ampscope explain AMP012                      a root cause: what shows it, and the remedy
 ampscope run train.py                        record a script, untouched
 ampscope probe gpt --precision fp16,fp32     record a short run of a built-in model or your own
@@ -11,7 +12,7 @@ ampscope replay CAPSULE --model mine.py      a failing step of a watched trainin
 ampscope runs list|show|ranks|merge|delete   what the store holds
 ampscope report RUN --html OUT               a run or diagnosis as one file to hand on
 ampscope import FILE                         runs exported elsewhere, checked
-ampscope export RUN --to tensorboard|wandb   a run for other programs, gradients unscaled
+ampscope export RUN --to mlflow|wandb|…       a run for other programs, gradients unscaled
 ampscope metrics                             a Prometheus endpoint over running trainings
 ampscope zoo                                 real failures, and how often the answer is right
 ampscope compare gpt --seeds 3               precisions side by side: time, memory, loss
@@ -40,6 +41,7 @@ import click
 
 from ampscope import __version__
 from ampscope.cli.budget import budget
+from ampscope.cli.check import check
 from ampscope.cli.compare import batch_size, compare
 from ampscope.cli.dashboard import dashboard
 from ampscope.cli.diagnose import diagnose, replay, run_script
@@ -85,7 +87,7 @@ def main() -> None:
 
 
 _COMMANDS = (
-    diagnose, budget, diff, preflight, explain, run_script, probe, replay, runs, report,
+    diagnose, budget, diff, preflight, check, explain, run_script, probe, replay, runs, report,
     import_runs, export, metrics, zoo, compare, batch_size, cores, hardware, frameworks, mcp,
     dashboard,
 )  # fmt: skip

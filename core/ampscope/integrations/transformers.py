@@ -7,6 +7,7 @@ trainer calls backward: each step's own, where ``on_log`` has the mean since the
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from ampscope.integrations import TrainerWatch
@@ -45,6 +46,19 @@ class AmpscopeCallback(TrainerWatch, TrainerCallback):
     ) -> None:
         """The trainer looks at its control next."""
         control.should_training_stop |= self._should_stop
+
+    def on_save(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """With ``guard=True``: a healthy checkpoint is kept from rotation."""
+        if self.run is not None and self._options.get("guard") and state.is_world_process_zero:
+            folder = Path(args.output_dir or ".") / f"checkpoint-{state.global_step}"
+            if folder.is_dir():
+                self.run.checkpoint(folder, keep=True)
 
     def on_train_end(
         self,

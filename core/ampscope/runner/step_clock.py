@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ampscope.capture.global_hooks import OPTIMIZER_POST
 
 
 class _EnoughError(BaseException):
@@ -42,7 +43,7 @@ def main(steps: int, out: Path, script: str) -> None:
         if len(times) > steps + 1:
             raise _EnoughError
 
-    register_optimizer_step_post_hook(stepped)
+    OPTIMIZER_POST.subscribe(stepped)
     sys.path[0] = str(Path(script).absolute().parent)
     try:
         runpy.run_path(script, run_name="__main__")

@@ -16,6 +16,8 @@ capsule           such a step as a file: what it holds, how it is packed, which 
 replay            runs a capsule again, op by op and beside fp32; replay_child is its process
 step_end          the record of a step that is over
 alarms            what a user should know of; alarm_dispatcher reports it
+state_guard       whether a checkpoint taken now is healthy, and which was the last
+webhook           sends alarms to an address
 recorder          hands everything to a thread that writes the store
 guard             an error of ampscope's own ends the watching, not the training
 """

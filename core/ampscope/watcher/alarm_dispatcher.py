@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ampscope.records import Event, State
 from ampscope.watcher.alarms import Alarm, AlarmBounds, AmpscopeWarning, StopAsked, TrainingStopped
@@ -27,6 +28,9 @@ class WatchSettings:
     replay: bool
     on_alarm: Callable[[Event], None] | None
     taps: bool = False  # inside compiled code
+    webhook: str | None = None  # an address that alarms are sent to
+    guard: bool = False
+    ema: Any = None
 
     def policy_of(self, alarm: str) -> str:
         """What is done with the alarm."""
@@ -38,17 +42,24 @@ class WatchSettings:
 class AlarmDispatcher:
     """Reports alarms; ``is_cancelled`` says whether a person asked the run to stop."""
 
-    def __init__(self, settings: WatchSettings, is_cancelled: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        settings: WatchSettings,
+        is_cancelled: Callable[[], bool],
+        send: Callable[[list[Event]], None] = lambda alarms: None,
+    ) -> None:
         self.reported: list[Event] = []
         self.should_stop = False
         self.in_block = False  # a `with` block, which a stop may leave
         self._settings = settings
         self._is_cancelled = is_cancelled
+        self._send = send  # to the webhook; returns at once
 
     def dispatch(self, alarms: list[Event]) -> None:
         """Raises Alarm under the policy ``raise``; in a block that is to end, TrainingStopped or
         StopAsked."""
         self.should_stop |= self._is_cancelled()
+        self._send(alarms)
         if self._settings.on_alarm is not None:
             for alarm in alarms:
                 self._settings.on_alarm(alarm)

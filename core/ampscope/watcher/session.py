@@ -19,8 +19,10 @@ import shlex
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,8 @@ from torch.utils._mode_utils import no_dispatch
 from ampscope.capture.script.optimizer_facts import lr_of
 from ampscope.capture.tensors import in_backward, readable
 from ampscope.capture.training_events import TrainingEvents, TrainingListener
+from ampscope.checkpoints.healthy import mark_healthy
+from ampscope.errors import BadInput
 from ampscope.numerics.histogram import NAN, NEG_INF, POS_INF
 from ampscope.records import Event, Machine, Role, RunSpec, State, watched
 from ampscope.runner.device import describe, peak_bytes, sample_telemetry
@@ -47,7 +51,9 @@ from ampscope.watcher.numbers import Clips, checked, first_nonfinite, in_parts, 
 from ampscope.watcher.our_optimizers import OurOptimizers
 from ampscope.watcher.recorder import Recorder
 from ampscope.watcher.schedule import EVERY, TIGHT_STEPS, Schedule
+from ampscope.watcher.state_guard import StateGuard
 from ampscope.watcher.step_end import Ended, Part, Present, Reading, as_one
+from ampscope.watcher.webhook import Webhook
 
 UNSEEN = 4  # backward passes: a first step by hand, before any training, is none
 WEIGHT_TURNS = 4  # steps in which every weight is looked at once
@@ -79,8 +85,17 @@ class Session(TrainingListener):
         self._device = models.parameters[0].tensor.device
         spec, machine = run_of(models, place, settings, self._device)
         self.recorder = Recorder(path, spec, machine)
-        self.dispatcher = AlarmDispatcher(settings, lambda: self.recorder.is_cancelled)
         self.guard = guard = Guard(self._gave_up)
+        self._webhook = (
+            Webhook(settings.webhook, self._webhook_failed) if settings.webhook else None
+        )
+        self.dispatcher = AlarmDispatcher(
+            settings, lambda: self.recorder.is_cancelled, partial(self._send, spec.label)
+        )
+        self._state = StateGuard(models, settings.ema) if settings.guard else None
+        self._state_alarms: list[Event] = []  # of averages, seen before a backward
+        self._stepping: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self.last_healthy = ""  # a checkpoint's path and step, in words
         threads = {threading.get_ident()}  # that train these models
         inside = TappedHistograms(models, guard, self._inside_note) if settings.taps else None
         self._histograms = StepHistograms(models, guard, inside)
@@ -144,6 +159,8 @@ class Session(TrainingListener):
             # Its alarms come too late to be reported.
             self.guard.call(self._finish_late)
         finally:
+            if self._webhook is not None:
+                self._webhook.close()
             self.recorder.close(state, message)
 
     def _inside_note(self, text: str) -> None:
@@ -160,6 +177,10 @@ class Session(TrainingListener):
     def loss_seen(self, loss: Tensor) -> None:
         """Before a backward."""
         self.now.see(loss)
+        if self._state is not None and self.now.step > 0:
+            started = time.perf_counter()
+            self._note(self._state.before_backward(), self.now.step - 1)
+            self.now.own_s += time.perf_counter() - started
         if not self._has_stepped:
             self._look_for_unseen_steps()
 
@@ -298,10 +319,62 @@ class Session(TrainingListener):
             self._late = ended, forwards
         else:
             alarms += self._finish(ended)
+        if self._state is not None:
+            self._stepping.update(optimizers)
+            self._note(self._state.after_step(self._stepping), now.step)
+            alarms += self._state_alarms
+            self._state_alarms = []
         self.dispatcher.reported += alarms
         self._begin(now.step + 1)
         self.now.own_s += time.perf_counter() - started
         self.dispatcher.dispatch(alarms)
+
+    def _note(self, found: list[tuple[str, str]], step: int) -> None:
+        """Alarms of the state guard, to be reported at the end of the step."""
+        healthy = self.last_healthy or "none was marked so far"
+        for name, text in found:
+            text = f"{text} Last healthy checkpoint: {healthy}."
+            alarm = Event(step, "alarm", name, f"{text} Rank {self.place.rank}, step {step}.")
+            self.recorder.event(alarm)
+            self._state_alarms.append(alarm)
+
+    def checkpoint(self, path: Path, *, keep: bool, problem: str | None = None) -> bool:
+        """Whether what a checkpoint at ``path`` holds was finite; then it is marked healthy.
+        ``problem`` is what :meth:`state_problem` said when it was saved."""
+        step = max(0, self.now.step - 1)
+        bad = self.state_problem() if problem is None else problem
+        if not bad:
+            try:
+                named = mark_healthy(path, step, self.recorder.run_id, keep=keep)
+            except OSError as error:
+                bad = f"it cannot be marked ({error.strerror or error})"
+            else:
+                self.last_healthy = f"{named} (step {step})"
+                self.recorder.event(Event(step, "checkpoint", "healthy", "", path=str(named)))
+                return True
+        text = f"A checkpoint was not marked healthy: {bad}."
+        self.recorder.event(Event(step, "checkpoint", "not healthy", text, path=str(path)))
+        return False
+
+    def state_problem(self) -> str:
+        """What of weights, averages, buffers and optimizer state is not finite now; "" where all
+        is. Waits for the device."""
+        if self._state is None:
+            raise BadInput("watch() was called without guard=True: it marks no checkpoint.")
+        found = {
+            "the weight": self._state.weights(),
+            "the average": self._state.averages(),
+            "the buffer": self._state.buffers(),
+            "the optimizer's": self._state.optimizer_state(self._stepping),
+        }
+        return next((f"{what} {name} is not finite" for what, name in found.items() if name), "")
+
+    def _send(self, name: str, alarms: list[Event]) -> None:
+        if self._webhook is not None and alarms:
+            self._webhook.send(alarms, self.recorder.run_id, name, self.place.rank)
+
+    def _webhook_failed(self, text: str) -> None:
+        self.recorder.event(Event(self.now.step, "note", "webhook", text))
 
     def _begin(self, step: int) -> None:
         self.now = Present(step)

@@ -38,6 +38,7 @@ from ampscope.watcher.capsule import CapsuleLimits
 from ampscope.watcher.models import WatchedModels, place_now, plain_module
 from ampscope.watcher.replay import Replay
 from ampscope.watcher.session import Session
+from ampscope.watcher.webhook import checked_address
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -95,6 +96,30 @@ class Watch:
         if reference:
             self._session.referenced.add(step + steps)
 
+    def checkpoint(
+        self, path: str | Path, *, keep: bool = False, problem: str | None = None
+    ) -> bool:
+        """Say that a checkpoint was saved at ``path``, a file or folder, of the state as it is now.
+
+        Where weights, averages, buffers and optimizer state are finite it is marked healthy: named
+        by `ampscope.last_healthy(folder)` and in later alarms. With ``keep`` it is kept from the
+        trainer's rotation by hard links in ``ampscope-healthy/`` beside it, until the next healthy
+        one; later checkpoints must then be new files, not the same one overwritten. ``problem`` is
+        what :meth:`state_problem` said when the state was saved, where it has changed since.
+
+        Returns:
+            Whether it was marked healthy. Why not is recorded in the run.
+
+        Raises:
+            BadInput: the watch was made without ``guard=True``.
+        """
+        return self._session.checkpoint(Path(path), keep=keep, problem=problem)
+
+    def state_problem(self) -> str:
+        """What is not finite now of weights, averages, buffers and optimizer state; "" where all of
+        it is. Raises BadInput where the watch was made without ``guard=True``."""
+        return self._session.state_problem()
+
     def replay(self) -> Replay:
         """Run the newest kept step again, here and now, with the weights as they are.
 
@@ -148,6 +173,9 @@ def watch(
     replay: bool = False,
     taps: bool = False,
     group: str = "",
+    guard: bool = False,
+    ema: Any = None,
+    webhook: str | None = None,
 ) -> Watch:
     """Watch ``model`` from here on; returns at once.
 
@@ -173,6 +201,12 @@ def watch(
             what is read is kept in memory, so the last bits of a loss may differ from those without
             (docs/compiled.md has the measurements). False: a compiled model is seen from outside.
         group: name that all ranks of one training share; found by itself under torchrun and Slurm.
+        guard: look at optimizer state, buffers and averages of weights at every step, and mark
+            healthy checkpoints (:meth:`Watch.checkpoint`).
+        ema: averages of weights for ``guard``: a module, a dict or list of tensors, or a function
+            that returns one of these.
+        webhook: an http or https address that gets a POST for each alarm; what is sent is listed in
+            docs/privacy.md.
 
     Raises:
         BadInput: what was given is no model, no optimizer or no scaler.
@@ -199,6 +233,9 @@ def watch(
         replay=replay,
         on_alarm=on_alarm,
         taps=taps,
+        webhook=None if webhook is None else checked_address(webhook),
+        guard=guard,
+        ema=ema,
     )
     session = Session(models, optimizers_of(optimizer), scalers_of(scaler), path, place, settings)
     session.open()

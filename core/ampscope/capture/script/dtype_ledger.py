@@ -19,13 +19,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import (
-    register_module_buffer_registration_hook,
-    register_module_parameter_registration_hook,
-)
 from torch.optim import Optimizer
 
 from ampscope.capture.failures import Failures
+from ampscope.capture.global_hooks import BUFFERS, PARAMETERS
 from ampscope.capture.script.optimizer_facts import parameters_of
 from ampscope.capture.script.run_digests import ParameterNames, RunDigests
 from ampscope.capture.tensors import floating_tensors
@@ -103,11 +100,8 @@ class DtypeLedger:
                 names.register(module, name, parameter)
                 self._registered(module, name, parameter)
 
-            for register, hook in (
-                (register_module_parameter_registration_hook, registered),
-                (register_module_buffer_registration_hook, self._registered),
-            ):
-                stack.callback(register(hook).remove)
+            stack.enter_context(PARAMETERS.subscribe(registered))
+            stack.enter_context(BUFFERS.subscribe(self._registered))
             yield
 
     def model(self, root: nn.Module, prefix: str) -> None:

@@ -1,0 +1,436 @@
+"""Whether a checkpoint is poisoned: every number is looked at once, and what is wrong is named.
+
+A *finding* is what no healthy checkpoint has:
+
+    nan, inf           a tensor that holds them
+    negative_moment    a second moment of Adam below zero: the update is NaN
+    vanished_moment    a second moment of zero beside a first one above ``10 * eps``: the update
+                       is larger than any that Adam can make
+    frozen_moment      a second moment in half precision whose decay is below half a unit in the
+                       last place: it can grow and never shrink
+    ema_poisoned       an average of weights that is not finite where its weight is finite
+    fp16_overflow      finite weights that fp16 makes infinite; only where the checkpoint is said to
+                       be loaded in fp16, otherwise a note
+
+Everything else (dtypes, subnormal numbers, how far averages are from their weights) is reported and
+judged by nobody.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ampscope.checkpoints import counting
+from ampscope.checkpoints.files import Checkpoint, StoredTensor, opened, pieces
+from ampscope.errors import BadInput
+from ampscope.files import TemporaryFolder
+
+PIECE = 1 << 21  # bytes: with its copy from the page cache it stays in most L2 and L3 caches
+THREADS = 2
+DEFAULT_EPSILON = 1e-8  # of torch's Adam and AdamW
+# (1 - beta1) / sqrt(1 - beta2) bounds Adam's update in units of lr: 3.2 with 0.9 and 0.999.
+MOST_UPDATE = 10.0
+_EMA = re.compile(r"(?:^|[._-])ema(?:[._-]|$)|^averaged?[._-]", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorCounts:
+    """What the numbers of one tensor are. Of integers everything but ``elements`` is 0."""
+
+    name: str
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    elements: int
+    size: int  # bytes
+    nan: int = 0
+    inf: int = 0  # of both signs
+    zero: int = 0
+    subnormal: int = 0  # in its own format
+    negative: int = 0
+    fp16_overflow: int = 0  # finite, and infinite in fp16
+    fp16_zero: int = 0  # not zero, and zero in fp16
+    fp16_subnormal: int = 0
+    overflowing_rows: int = 0  # output channels with such an element
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """An average of weights beside the weight that it is one of."""
+
+    name: str
+    weight: str
+    relative_distance: float | None  # 2-norm of the difference over that of the weight
+    equal_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is wrong with one tensor."""
+
+    code: str
+    tensor: str
+    text: str  # one sentence
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class DtypeRow:
+    """All tensors of one kind and dtype."""
+
+    kind: str
+    dtype: str
+    tensors: int
+    elements: int
+    size: int
+
+
+@dataclass(slots=True)
+class CheckResult:
+    """What one checkpoint holds."""
+
+    path: Path
+    tensors: list[TensorCounts] = field(default_factory=list)
+    averages: list[Average] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+    def dtypes(self) -> list[DtypeRow]:
+        """The dtype ledger."""
+        rows: dict[tuple[str, str], DtypeRow] = {}
+        for t in self.tensors:
+            row = rows.get((t.kind, t.dtype), DtypeRow(t.kind, t.dtype, 0, 0, 0))
+            rows[t.kind, t.dtype] = replace(
+                row, tensors=row.tensors + 1, elements=row.elements + t.elements,
+                size=row.size + t.size,
+            )  # fmt: skip
+        return sorted(rows.values(), key=lambda row: (row.kind, -row.size))
+
+    def as_json(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "path": str(self.path),
+            "findings": [asdict(f) for f in self.findings],
+            "notes": self.notes,
+            "left_out": self.left_out,
+            "dtypes": [asdict(row) for row in self.dtypes()],
+            "averages": [asdict(a) for a in self.averages],
+            "tensors": [asdict(t) for t in self.tensors],
+        }
+
+
+def check_checkpoint(path: Path, loaded_as: str = "") -> CheckResult:
+    """Look at every number of a checkpoint.
+
+    Args:
+        path: a safetensors file, a file of torch.save, a ``*.index.json``, or a folder of these.
+        loaded_as: ``"fp16"`` where it is going to be loaded in fp16; then weights that overflow
+            there are findings.
+
+    Raises:
+        BadInput: it cannot be read; the message is one sentence.
+    """
+    with TemporaryFolder() as scratch:
+        checkpoint = opened(path, Path(scratch))
+        tensors = [replace(t, kind=_kind(t)) for t in checkpoint.tensors]
+        with _Reader() as reader:
+            try:
+                counts = reader.counts(tensors)
+                result = CheckResult(path, counts, left_out=checkpoint.left_out)
+                _judge(result, loaded_as)
+                _compare_averages(result, tensors, reader)
+                _check_moments(result, checkpoint, tensors, reader)
+            except OSError as error:
+                raise BadInput(f"Cannot read {path}: {error.strerror or error}.") from error
+    return result
+
+
+def _kind(tensor: StoredTensor) -> str:
+    return "ema" if tensor.kind == "model" and _EMA.search(tensor.name) else tensor.kind
+
+
+class _Reader:
+    """Reads tensors piece by piece, with a buffer for each thread: memory does not grow with the
+    file, and a file that gets shorter meanwhile is an error and no signal."""
+
+    def __init__(self) -> None:
+        self._files: dict[Path, int] = {}
+        self._local = threading.local()
+        self._pool = ThreadPoolExecutor(THREADS)
+
+    def __enter__(self) -> _Reader:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        for descriptor in self._files.values():
+            os.close(descriptor)
+
+    def counts(self, tensors: Sequence[StoredTensor]) -> list[TensorCounts]:
+        """Of each of these; tensors that share their memory are read once."""
+        places = {_place(t): t for t in tensors if t.dtype in counting.FLOATS}
+        jobs: list[tuple[StoredTensor, int, int]] = []
+        for tensor in places.values():
+            self._open(tensor.file)
+            jobs += [(tensor, *piece) for piece in pieces(tensor, PIECE)]
+        found = {place: np.zeros(counting.LENGTH, np.uint64) for place in places}
+        lock = threading.Lock()
+        at = iter(jobs)
+
+        def work() -> None:
+            while True:
+                with lock:
+                    job = next(at, None)
+                if job is None:
+                    return
+                tensor, offset, size = job
+                part = np.zeros(counting.LENGTH, np.uint64)
+                limits = _LIMITS[tensor.dtype]
+                counting.count(self._read(tensor, offset, size), limits, part)
+                total = found[_place(tensor)]
+                with lock:
+                    total[: counting.LARGEST] += part[: counting.LARGEST]
+
+        for future in [self._pool.submit(work) for _ in range(THREADS)]:
+            future.result()
+        return [self._counted(t, found.get(_place(t))) for t in tensors]
+
+    def _counted(self, t: StoredTensor, found: NDArray[np.uint64] | None) -> TensorCounts:
+        plain = TensorCounts(t.name, t.kind, t.dtype, t.shape, t.count, t.size)
+        if found is None:
+            return plain
+        n = [int(x) for x in found]
+        return replace(
+            plain,
+            nan=n[counting.NAN],
+            inf=n[counting.POS_INF] + n[counting.NEG_INF],
+            zero=n[counting.ZERO],
+            subnormal=n[counting.SUBNORMAL],
+            negative=n[counting.NEGATIVE],
+            fp16_overflow=n[counting.FP16_INF],
+            fp16_zero=n[counting.FP16_ZERO],
+            fp16_subnormal=n[counting.FP16_SUBNORMAL],
+            overflowing_rows=self._rows(t) if n[counting.FP16_INF] else 0,
+        )
+
+    def _rows(self, tensor: StoredTensor) -> int:
+        """Rows of the first dimension. A second look, only at tensors with such an element."""
+        rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
+        width = tensor.size // rows
+        together, item = max(1, PIECE // width), tensor.size // tensor.count
+        limits, found = _LIMITS[tensor.dtype], 0
+        if width > PIECE:  # a row of many pieces
+            for row in range(rows):
+                start = tensor.offset + row * width
+                for at in range(0, width, PIECE):
+                    bits = self._read(tensor, start + at, min(PIECE, width - at))
+                    if counting.overflowing_rows(bits[None, :], limits):
+                        found += 1
+                        break
+            return found
+        for first in range(0, rows, together):
+            count = min(together, rows - first)
+            bits = self._read(tensor, tensor.offset + first * width, count * width)
+            found += counting.overflowing_rows(bits.reshape(count, width // item), limits)
+        return found
+
+    def pairs(self, one: StoredTensor, other: StoredTensor) -> Iterable[tuple[Any, Any]]:
+        """Both as fp32, in equal parts; they have the same shape."""
+        elements = PIECE // 8
+        sizes = [t.size // max(1, t.count) for t in (one, other)]
+        for start in range(0, one.count, elements):
+            length = min(elements, one.count - start)
+            parts = []
+            for tensor, size in zip((one, other), sizes, strict=True):
+                self._open(tensor.file)
+                bits = self._read(tensor, tensor.offset + start * size, length * size)
+                parts.append(np.array(counting.as_fp32(bits, tensor.dtype)))
+            yield parts[0], parts[1]
+
+    def _open(self, path: Path) -> None:
+        if path not in self._files:
+            self._files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _read(self, tensor: StoredTensor, offset: int, size: int) -> NDArray[Any]:
+        """Bits as unsigned integers, in this thread's buffer: valid until its next read."""
+        buffer = getattr(self._local, "buffer", None)
+        if buffer is None:
+            buffer = self._local.buffer = np.empty(PIECE + 8, np.uint8)
+        view: memoryview = buffer[:size].data
+        done = 0
+        while done < size:
+            got = os.preadv(self._files[tensor.file], [view[done:]], offset + done)
+            if not got:
+                raise BadInput(f"{tensor.file} became shorter while it was read: check it again.")
+            done += got
+        kind = counting.FLOATS[tensor.dtype][1]
+        return buffer[:size].view(kind)
+
+
+_LIMITS = {dtype: counting.bits_of(dtype) for dtype in counting.FLOATS}
+
+
+def _place(tensor: StoredTensor) -> tuple[Path, int, int, str]:
+    return tensor.file, tensor.offset, tensor.size, tensor.dtype
+
+
+# What is wrong with what was counted.
+
+
+def _judge(result: CheckResult, loaded_as: str) -> None:
+    over: list[TensorCounts] = []
+    for t in result.tensors:
+        place = f"{t.name} ({t.kind}, {_words(t.dtype)}, {_shape(t.shape)})"
+        for code, word, count in (("nan", "NaN", t.nan), ("inf", "infinite", t.inf)):
+            if count:
+                share = f"{count:,} of {t.elements:,} elements"
+                text = f"{place}: {share} are {word}."
+                result.findings.append(Finding(code, t.name, text, count))
+        if t.fp16_overflow and t.kind != "optimizer":
+            over.append(t)
+    for t in over:
+        rows = f"{t.overflowing_rows:,} of {_rows(t):,} output channels"
+        text = f"{t.name} ({t.kind}, {_words(t.dtype)}): fp16 makes {rows} overflow."
+        if loaded_as == "fp16":
+            result.findings.append(Finding("fp16_overflow", t.name, text, t.fp16_overflow))
+        else:
+            result.notes.append(text)
+    weights = [t for t in result.tensors if t.kind != "optimizer" and t.dtype in counting.FLOATS]
+    nonzero = sum(t.elements - t.zero for t in weights)
+    if nonzero:
+        own = sum(t.subnormal for t in weights)
+        small = sum(t.fp16_subnormal for t in weights)
+        gone = sum(t.fp16_zero for t in weights)
+        result.notes.append(
+            f"Of {nonzero:,} non-zero elements of weights {own / nonzero:.3%} are subnormal; "
+            f"in fp16 {small / nonzero:.3%} would be, and {gone / nonzero:.3%} would be zero."
+        )
+
+
+def _rows(t: TensorCounts) -> int:
+    return t.shape[0] if len(t.shape) > 1 else 1
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "one number"
+
+
+def _words(dtype: str) -> str:
+    known = counting.FLOATS.get(dtype)
+    return dtype.lower() if known is None else known[0].name
+
+
+# Averages of weights. They are named by convention: a part of the name is "ema".
+
+
+def _compare_averages(
+    result: CheckResult, tensors: Sequence[StoredTensor], reader: _Reader
+) -> None:
+    weights: dict[str, list[StoredTensor]] = {}
+    for tensor in tensors:
+        if tensor.kind == "model" and tensor.dtype in counting.FLOATS:
+            parts = tensor.name.split(".")
+            for start in range(len(parts)):
+                weights.setdefault("".join(parts[start:]), []).append(tensor)
+    bad = {t.name for t in result.tensors if t.nan or t.inf}
+    for tensor in tensors:
+        if tensor.kind != "ema" or tensor.dtype not in counting.FLOATS or not tensor.count:
+            continue
+        weight = _weight_of(tensor, weights)
+        if weight is None:
+            continue
+        sums = np.zeros(3)
+        for one, other in reader.pairs(tensor, weight):
+            sums += counting.distance(one, other)
+        away = math.sqrt(sums[0] / sums[1]) if sums[1] > 0 else None
+        result.averages.append(Average(tensor.name, weight.name, away, sums[2] / tensor.count))
+        if tensor.name in bad and weight.name not in bad:
+            text = (
+                f"{tensor.name} is not finite and its weight {weight.name} is: the average cannot "
+                "recover. Take it anew from the weights."
+            )
+            result.findings.append(Finding("ema_poisoned", tensor.name, text, 1))
+
+
+def _weight_of(
+    average: StoredTensor, weights: dict[str, list[StoredTensor]]
+) -> StoredTensor | None:
+    """The weight whose name ends as that of the average does behind "ema", with the same shape."""
+    found = _EMA.search(average.name)
+    rest = average.name[found.end() :].split(".") if found else []
+    for start in range(len(rest)):
+        some = [w for w in weights.get("".join(rest[start:]), ()) if w.shape == average.shape]
+        if some:
+            return some[0] if len(some) == 1 else None
+    return None
+
+
+# Adam's moments, by the names that torch gives them in an optimizer's state.
+
+
+def _check_moments(
+    result: CheckResult, checkpoint: Checkpoint, tensors: Sequence[StoredTensor], reader: _Reader
+) -> None:
+    counts = {t.name: t for t in result.tensors}
+    by_name = {t.name: t for t in tensors}
+    groups = {prefix: group for group in checkpoint.groups for prefix in group.states}
+    for tensor in tensors:
+        if not tensor.name.endswith(("exp_avg_sq", "max_exp_avg_sq")):
+            continue
+        if tensor.dtype not in counting.FLOATS or not tensor.count:
+            continue
+        found, name = counts[tensor.name], tensor.name
+        prefix = name[: name.rindex(".") + 1] if "." in name else ""
+        group = groups.get(prefix)
+        if found.negative:
+            text = f"{name}: {found.negative:,} second moments are negative: their updates are NaN."
+            result.findings.append(Finding("negative_moment", name, text, found.negative))
+        first = by_name.get(f"{prefix}exp_avg")
+        if first is not None and first.shape == tensor.shape and first.dtype in counting.FLOATS:
+            _check_vanished(result, first, tensor, group.epsilon if group else None, reader)
+        fmt = counting.FLOATS[tensor.dtype][0]
+        # Numbers of a binade lie 2^-m apart at its lower end and 2^-(m+1) at its upper end,
+        # relative to them: a change below half of the latter is rounded away everywhere.
+        least = 2.0 ** -(fmt.mantissa_bits + 2)
+        if group is not None and group.betas is not None and 0 < 1 - group.betas[1] < least:
+            text = (
+                f"{name} is kept in {fmt.name}: a decay by {1 - group.betas[1]:.2g} is below half "
+                "a unit in the last place, so that the second moment never shrinks. Keep the "
+                "optimizer's state in fp32."
+            )
+            result.findings.append(Finding("frozen_moment", name, text, tensor.count))
+
+
+def _check_vanished(
+    result: CheckResult, first: StoredTensor, second: StoredTensor, epsilon: float | None,
+    reader: _Reader,
+) -> None:  # fmt: skip
+    epsilon = DEFAULT_EPSILON if epsilon is None else epsilon
+    gone = large = 0
+    for one, other in reader.pairs(first, second):
+        some, many = counting.moments(one, other, MOST_UPDATE * epsilon)
+        gone, large = gone + some, large + many
+    if large:
+        text = (
+            f"{second.name}: {large:,} second moments are zero beside a first moment above "
+            f"{MOST_UPDATE * epsilon:.1g}: their next updates are larger than any that Adam can "
+            "make. Keep the optimizer's state in fp32."
+        )
+        result.findings.append(Finding("vanished_moment", second.name, text, large))
+    elif gone:
+        result.notes.append(
+            f"{second.name}: {gone:,} of {second.count:,} second moments are zero where the first "
+            "is not; eps bounds their updates."
+        )

@@ -1,0 +1,310 @@
+"""Where the tensors of a checkpoint lie: names, dtypes, shapes, and places in files.
+
+A safetensors file is read here: eight bytes with the length of a JSON text, that text, then the
+numbers (huggingface.co/docs/safetensors, "Format"). Everything in the text is checked before it is
+believed, as the file may come from anywhere::
+
+    {"fc.weight": {"dtype": "F16", "shape": [4, 8], "data_offsets": [0, 64]}, "__metadata__": {…}}
+
+A torch file (``torch.save``) is opened in a child process by ``torch.load(weights_only=True)``
+alone, which runs no code of the file; it reports where in the file each tensor lies
+(ampscope.runner.checkpoint_child). Numbers are read by this process in small pieces, so that
+memory does not grow with the file.
+
+Folders and ``*.index.json`` files stand for all their parts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ampscope.errors import BadInput
+
+HEADER_LIMIT = 100_000_000  # bytes; the format's own limit
+LONGEST_INDEX = 200_000_000  # bytes
+_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
+    "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64, "C128": 128, "F4": 4, "F6_E2M3": 6,
+    "F6_E3M2": 6, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+}  # fmt: skip
+_MAGIC_OF_ZIP = b"PK\x03\x04"
+_TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+_STORED = 0  # zipfile's word for an entry that is not compressed, as torch writes all
+
+
+class NeedsCode(BadInput):
+    """A torch file that holds more than tensors, numbers, texts and containers of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor of a checkpoint: ``size`` bytes at ``offset`` of ``file``."""
+
+    name: str
+    dtype: str  # as safetensors spells it
+    shape: tuple[int, ...]
+    file: Path
+    offset: int
+    size: int
+    kind: str = "model"  # or "optimizer", "ema"
+
+    @property
+    def count(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A parameter group of an optimizer: the prefixes of its states' names, and its options."""
+
+    states: tuple[str, ...]
+    betas: tuple[float, float] | None
+    epsilon: float | None
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """What was found under one path."""
+
+    path: Path
+    tensors: list[StoredTensor] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)  # sentences
+
+    def add(self, other: Checkpoint) -> None:
+        """All that another one holds, too."""
+        self.tensors += other.tensors
+        self.groups += other.groups
+        self.left_out += other.left_out
+
+
+def opened(path: Path, scratch: Path) -> Checkpoint:
+    """What ``path`` holds: a file, an index of shards, or a folder. ``scratch`` is a folder for
+    what cannot be read where it lies. Raises BadInput with one sentence for anything else."""
+    try:
+        if path.is_dir():
+            return _folder(path, scratch)
+        with path.open("rb") as file:
+            if not path.is_file():
+                raise BadInput(f"{path} is no file: name a checkpoint.")
+            start, size = file.read(16), os.fstat(file.fileno()).st_size
+        if path.name.endswith(".index.json"):
+            return _index(path, scratch)
+        return _file(path, start, size, scratch)
+    except OSError as error:
+        raise BadInput(f"Cannot read {path}: {error.strerror or error}.") from error
+
+
+def _file(path: Path, start: bytes, size: int, scratch: Path) -> Checkpoint:
+    if not size:
+        raise BadInput(f"{path} is empty: nothing was saved in it, or saving was cut short.")
+    if path.suffix == ".safetensors" or start[8:9] == b"{":
+        return Checkpoint(path, safetensors(path))
+    if start.startswith(_MAGIC_OF_ZIP) or start[:1] == b"\x80":  # a pickle begins with its protocol
+        return _torch_file(path, scratch)
+    raise BadInput(
+        f"{path} is no checkpoint: it is neither a safetensors file nor one of torch.save."
+    )
+
+
+def safetensors(path: Path) -> list[StoredTensor]:
+    """The tensors of a safetensors file, checked. Raises BadInput, OSError."""
+
+    def wrong(what: str) -> BadInput:
+        return BadInput(f"{path} is no whole safetensors file: {what}. Save or download it again.")
+
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size < 10:
+            raise wrong(f"it has {size} bytes, and the shortest has 10")
+        (length,) = struct.unpack("<Q", file.read(8))
+        if length > HEADER_LIMIT:
+            raise wrong(
+                f"its header would be {length:,} bytes long, above the limit of 100,000,000"
+            )
+        if 8 + length > size:
+            raise wrong(f"its header would be {length:,} bytes long, and the file has {size:,}")
+        text = file.read(length)
+    try:
+        header = json.loads(text.decode("utf-8"), object_pairs_hook=_without_repeats)
+    except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
+        raise wrong("its header is not JSON") from None
+    if not isinstance(header, dict):
+        raise wrong("its header is no object")
+    header.pop("__metadata__", None)
+    begin = 8 + length
+    found = []
+    for name, entry in header.items():
+        tensor = _tensor(name, entry, path, begin)
+        if tensor is None:
+            raise wrong(f"the entry of tensor {name[:80]!r} contradicts itself or is unknown")
+        found.append(tensor)
+    end = begin
+    for tensor in sorted(found, key=lambda t: (t.offset, t.size)):
+        if tensor.offset != end:
+            raise wrong(f"tensor {tensor.name[:80]!r} does not begin where the one before ends")
+        end += tensor.size
+    if end > size:
+        raise wrong(f"it should have {end:,} bytes and has {size:,}: it was cut short")
+    if end < size:
+        raise wrong(f"{size - end:,} bytes behind the last tensor belong to none")
+    return found
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key twice")
+    return found
+
+
+def _tensor(name: str, entry: object, path: Path, begin: int) -> StoredTensor | None:
+    """None where the entry of a header is not as the format wants it."""
+    if not isinstance(entry, dict):
+        return None
+    dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
+    if not (isinstance(dtype, str) and isinstance(shape, list) and isinstance(offsets, list)):
+        return None
+    numbers = [*shape, *offsets]
+    # type, not isinstance: True is no length
+    if dtype not in _BITS or len(offsets) != 2 or len(shape) > 64:
+        return None
+    if any(type(n) is not int or not 0 <= n < 1 << 63 for n in numbers):
+        return None
+    bits = math.prod(shape) * _BITS[dtype]
+    if bits % 8 or offsets[0] + bits // 8 != offsets[1]:
+        return None
+    return StoredTensor(name, dtype, tuple(shape), path, begin + offsets[0], bits // 8)
+
+
+def _index(path: Path, scratch: Path) -> Checkpoint:
+    """The shards that a ``*.index.json`` names, beside it."""
+    if path.stat().st_size > LONGEST_INDEX:
+        raise BadInput(f"{path} is no index of shards: it is larger than 200 MB.")
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        shards = table["weight_map"]
+        named = {str(name): str(shard) for name, shard in shards.items()}
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        raise BadInput(f'{path} is no index of shards: it has no "weight_map" of names.') from None
+    found = Checkpoint(path)
+    for shard in sorted(set(named.values())):
+        if Path(shard).name != shard or shard in ("", ".", ".."):
+            raise BadInput(f"{path} names a shard outside its own folder: {shard[:80]!r}.")
+        part = path.with_name(shard)
+        if not part.is_file():
+            raise BadInput(
+                f"{path} names the shard {shard[:80]}, which is missing: it was not saved."
+            )
+        found.add(opened(part, scratch))
+    held = {(tensor.name, tensor.file.name) for tensor in found.tensors}
+    if lost := sorted(set(named.items()) - held):
+        name, shard = lost[0]
+        more = f", nor {len(lost) - 1:,} more where they should be" if len(lost) > 1 else ""
+        raise BadInput(f"{path}: the shard {shard[:80]} does not hold {name[:80]!r}{more}.")
+    return found
+
+
+def _folder(folder: Path, scratch: Path) -> Checkpoint:
+    """All checkpoint files of a folder, shards once."""
+    files = sorted(file for file in folder.iterdir() if file.is_file())
+    found = Checkpoint(folder)
+    done: set[str] = set()
+    for index in (file for file in files if file.name.endswith(".index.json")):
+        part = _index(index, scratch)
+        done |= {tensor.file.name for tensor in part.tensors}
+        found.add(part)
+    read = len(done)
+    for file in files:
+        suffixes = (".safetensors", *_TORCH_SUFFIXES)
+        if file.name in done or file.suffix not in suffixes:
+            continue
+        try:
+            found.add(opened(file, scratch))
+            read += 1
+        except NeedsCode as error:  # of a trainer's folder: arguments, random states
+            found.left_out.append(str(error))
+    if not read:
+        reason = f" {found.left_out[0]}" if found.left_out else ""
+        raise BadInput(
+            f"{folder} holds no checkpoint: no .safetensors and no torch file to read.{reason}"
+        )
+    return found
+
+
+# Torch files: a child process asks torch where the tensors lie.
+
+
+def _torch_file(path: Path, scratch: Path) -> Checkpoint:
+    if problem := _archive_problem(path):
+        raise BadInput(f"{path} is no whole torch file: {problem}. Save or download it again.")
+    answer = _asked(path, scratch)
+    if "needs_code" in answer:
+        raise NeedsCode(
+            f"{path} holds more than tensors ({answer['needs_code'][:200]}): reading that could "
+            "run its code. Save the state_dict alone, or as safetensors."
+        )
+    if "problem" in answer:
+        raise BadInput(f"{path} is no torch file that can be read: {answer['problem'][:300]}")
+    return Checkpoint(
+        path,
+        [
+            StoredTensor(
+                t["name"], t["dtype"], tuple(t["shape"]), Path(t["file"]), t["offset"], t["size"],
+                t["kind"],
+            )
+            for t in answer["tensors"]
+        ],
+        [
+            Group(tuple(g["states"]), None if g["betas"] is None else tuple(g["betas"]), g["eps"])
+            for g in answer["groups"]
+        ],
+    )  # fmt: skip
+
+
+def _asked(path: Path, scratch: Path) -> dict[str, Any]:
+    """What the child says of a torch file."""
+    command = [sys.executable, "-m", "ampscope.runner.checkpoint_child", str(path), str(scratch)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        answer: dict[str, Any] = json.loads(ended.stdout)
+    except ValueError:
+        last = (ended.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise BadInput(
+            f"{path} could not be read: the process that loads it ended early ({last[:300]})."
+        ) from None
+    return answer
+
+
+def _archive_problem(path: Path) -> str:
+    """Why a zip file is none of torch's; "" where it may be one, and for older files."""
+    import zipfile
+
+    with path.open("rb") as file:
+        if file.read(4) != _MAGIC_OF_ZIP:
+            return ""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):
+        return "its table of contents is missing or damaged: it was cut short"
+    if not any(entry.filename.endswith("/data.pkl") for entry in entries):
+        return "it has no data.pkl"
+    # torch writes entries as they are; a compressed one could unpack to any size.
+    return "an entry is compressed" if any(e.compress_type != _STORED for e in entries) else ""
+
+
+def pieces(tensor: StoredTensor, length: int) -> Iterator[tuple[int, int]]:
+    """Offset and size in bytes of parts of at most ``length`` bytes."""
+    for start in range(0, tensor.size, length):
+        yield tensor.offset + start, min(length, tensor.size - start)

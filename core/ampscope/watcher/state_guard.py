@@ -1,0 +1,145 @@
+"""Whether a checkpoint taken now would be healthy: weights, averages, buffers, optimizer state.
+
+With ``watch(guard=True)`` optimizer state and buffers are looked at after every step, averages of
+weights (``ema=``) before the next backward, as a training updates them after the step. One pass of
+norms, as for gradients; a norm that is not finite is looked at again, number by number.
+
+What is no poison: a buffer that was not finite when the watch began, or when it got its present
+shape; and -Inf alone, which attention masks hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._mode_utils import no_dispatch
+
+from ampscope.capture.tensors import floats
+from ampscope.errors import BadInput
+from ampscope.watcher.models import WatchedModels
+from ampscope.watcher.numbers import first_nonfinite, read_numbers
+
+TEXTS = {
+    "optimizer_state_poisoned": "The optimizer's state {} is not finite: every later update of its "
+    "parameter is lost.",
+    "buffer_poisoned": "The buffer {} is not finite, and was before: evaluation and later forward "
+    "passes use it. Checkpoints from here on hold it.",
+    "ema_poisoned": "The average of weights {} is not finite, and cannot recover. Checkpoints from "
+    "here on hold it.",
+}
+
+
+class StateGuard:
+    """Looks at what a checkpoint would hold. ``ema`` is a module, a dict of tensors, a list of
+    these, or a function that returns one."""
+
+    def __init__(self, models: WatchedModels, ema: Any = None) -> None:
+        self._models = models
+        self._ema = ema if callable(ema) and not isinstance(ema, nn.Module) else lambda: ema
+        self._ringing: set[str] = set()
+        self._known: dict[str, tuple[int, ...]] = {}  # buffers that were finite, in this shape
+        self.buffers()
+        dict(_tensors(self._ema(), "ema"))  # BadInput for what is none
+
+    def after_step(self, optimizers: Iterable[Optimizer]) -> list[tuple[str, str]]:
+        """Alarms that begin: their names and texts. Waits for the device."""
+        return [
+            *self._ring("optimizer_state_poisoned", self.optimizer_state(optimizers)),
+            *self._ring("buffer_poisoned", self.buffers()),
+        ]
+
+    def before_backward(self) -> list[tuple[str, str]]:
+        """The same of averages."""
+        return self._ring("ema_poisoned", self.averages())
+
+    def optimizer_state(self, optimizers: Iterable[Optimizer]) -> str:
+        """The first that is not finite; "" without any."""
+        return _bad(dict(self._states(optimizers)))
+
+    def averages(self) -> str:
+        """The first average that is not finite; "" without any."""
+        return _bad(dict(_tensors(self._ema(), "ema")))
+
+    def weights(self) -> str:
+        """The first weight that is not finite; "" without any."""
+        return _bad({p.name: p.tensor for p in self._models.parameters})
+
+    def buffers(self) -> str:
+        """The first buffer that went bad; "" without any."""
+        now: dict[str, Tensor] = {}
+        for root in self._models.roots:
+            prefix = f"{root.name}." if len(self._models.roots) > 1 else ""
+            now |= {prefix + name: buffer for name, buffer in root.plain.named_buffers()}
+        if all(self._known.get(name) == tuple(b.shape) for name, b in now.items()) and not _bad(
+            now
+        ):
+            return ""
+        bad = ""
+        for name, buffer in now.items():  # each alone: seldom, when one is new or bad
+            shape = tuple(buffer.shape)
+            if not _is_poisoned(buffer):
+                if not _bad({name: buffer}):
+                    self._known[name] = shape
+            elif self._known.get(name) == shape:
+                bad = bad or name
+        return bad
+
+    def _states(self, optimizers: Iterable[Optimizer]) -> Iterator[tuple[str, Tensor]]:
+        names = {id(p.tensor): p.name for p in self._models.parameters}
+        for optimizer in optimizers:
+            for parameter, state in optimizer.state.items():
+                name = names.get(id(parameter), "a parameter")
+                if isinstance(state, Mapping):
+                    for key, value in state.items():
+                        if isinstance(value, Tensor) and value.numel():
+                            yield f"{key} of {name}", value
+
+    def _ring(self, alarm: str, bad: str) -> list[tuple[str, str]]:
+        if not bad:
+            self._ringing.discard(alarm)
+            return []
+        if alarm in self._ringing:
+            return []
+        self._ringing.add(alarm)
+        return [(alarm, TEXTS[alarm].format(bad))]
+
+
+def _bad(tensors: Mapping[str, Tensor]) -> str:
+    """The name of the first that is not finite. One pass of norms; a second look only where one of
+    them is not finite, as a sum of squares in fp32 overflows above 2^64."""
+    with torch.no_grad(), no_dispatch():
+        some = {n: t for n, t in tensors.items() if t.is_floating_point() or t.is_complex()}
+        norms = read_numbers({}, None, list(some.values())).weights
+        if all(norm - norm == 0.0 for norm in norms):
+            return ""
+        return first_nonfinite(some)
+
+
+def _is_poisoned(buffer: Tensor) -> bool:
+    values = floats(buffer)
+    if values is None:
+        return False
+    return bool((values.isnan() | (values == torch.inf)).any())
+
+
+def _tensors(value: object, name: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, nn.Module):
+        for key, tensor in (*value.named_parameters(), *value.named_buffers()):
+            yield key, tensor
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _tensors(part, str(key))
+    elif isinstance(value, list | tuple):
+        for place, part in enumerate(value):
+            yield from _tensors(part, f"{name}.{place}")
+    elif value is not None and not isinstance(value, int | float | str):
+        raise BadInput(
+            "ema is a module, a dict or list of tensors, or a function that returns one; it is of "
+            f"type {type(value).__name__}."
+        )

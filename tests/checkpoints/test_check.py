@@ -1,0 +1,264 @@
+"""`ampscope check` against torch's and NumPy's own numbers, and on damaged files."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import save_file
+from torch import nn
+
+from ampscope.checkpoints import counting, files
+from ampscope.checkpoints.check import check_checkpoint
+from ampscope.checkpoints.files import safetensors
+from ampscope.cli.main import main
+from ampscope.errors import BadInput
+from ampscope.runner.checkpoint_child import read
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch files are opened here, as this process has torch already, but for one test's."""
+    if "child" not in request.node.name:
+        monkeypatch.setattr(files, "_asked", read)
+
+
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_count_is_that_of_torch(dtype: str) -> None:
+    """Random bits, and the bits next to every limit."""
+    kind = counting.FLOATS[dtype][1]
+    width = 8 * np.dtype(kind).itemsize
+    bits = np.random.default_rng(0).integers(0, 1 << width, 40_000, dtype=kind, endpoint=False)
+    limits = counting.bits_of(dtype)
+    near = [int(x) + d for x in limits[:9] for d in (-1, 0, 1) if 0 <= int(x) + d < 1 << width]
+    bits = np.concatenate([bits, np.array(near, kind)])
+    found = np.zeros(counting.LENGTH, np.uint64)
+    counting.count(bits, limits, found)
+    signed = torch.from_numpy(bits.view(f"i{width // 8}"))
+    values = signed.view(DTYPES[dtype])
+    wide = values.double()
+    half = torch.from_numpy(_to_half(wide.numpy()))
+    finite = wide.isfinite()
+    least = torch.finfo(DTYPES[dtype]).smallest_normal
+    expected = [
+        wide.isnan(), wide == torch.inf, wide == -torch.inf, wide == 0,
+        (wide != 0) & (wide.abs() < least), wide < 0, finite & ~half.isfinite(),
+        finite & (wide != 0) & (half == 0), (half != 0) & (half.abs() < 2.0**-14),
+    ]  # fmt: skip
+    assert found[: counting.LARGEST].tolist() == [int(e.sum()) for e in expected]
+
+
+def _to_half(wide: Any) -> Any:
+    with np.errstate(all="ignore"):
+        return wide.astype(np.float16).astype(np.float64)
+
+
+@pytest.fixture(scope="module")
+def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(8, 16)).square().sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def _state(trained: tuple[nn.Module, torch.optim.Optimizer]) -> dict[str, Any]:
+    model, optimizer = trained
+    weights = {k: v.clone() for k, v in model.state_dict().items()}
+    return {
+        "model": weights,
+        "ema": {k: v * 1.5 if v.is_floating_point() else v for k, v in weights.items()},
+        "optimizer": {
+            "state": {i: {k: v.clone() for k, v in s.items()}
+                      for i, s in optimizer.state_dict()["state"].items()},
+            "param_groups": optimizer.state_dict()["param_groups"],
+        },
+    }  # fmt: skip
+
+
+def test_a_healthy_torch_file_is_clean(
+    trained: tuple[nn.Module, torch.optim.Optimizer], tmp_path: Path
+) -> None:
+    path = tmp_path / "ok.pt"
+    torch.save(_state(trained), path)
+    found = check_checkpoint(path)
+    assert found.findings == []
+    assert {(r.kind, r.dtype): r.tensors for r in found.dtypes()} == {
+        ("ema", "F32"): 6, ("ema", "I64"): 1, ("model", "F32"): 6, ("model", "I64"): 1,
+        ("optimizer", "F32"): 12,
+    }  # fmt: skip
+    assert {a.weight.removeprefix("model.") for a in found.averages} == {
+        k for k, v in trained[0].state_dict().items() if v.is_floating_point()
+    }
+    away = [a.relative_distance for a in found.averages if a.relative_distance is not None]
+    assert away == pytest.approx([0.5] * len(away))
+
+
+def test_a_child_reads_a_torch_file(tmp_path: Path) -> None:
+    torch.save({"a": torch.tensor([torch.nan])}, tmp_path / "a.pt")
+    found = CliRunner().invoke(main, ["check", str(tmp_path / "a.pt")])
+    assert (found.exit_code, "nan: a (model, fp32, 1)" in found.output) == (1, True)
+
+
+def _poison(code: str, state: dict[str, Any]) -> None:
+    moments = state["optimizer"]["state"][0]
+    match code:
+        case "nan":
+            state["model"]["0.weight"] = state["model"]["0.weight"].t()
+            state["model"]["0.weight"][3, 4] = torch.nan
+        case "inf":
+            state["model"]["1.running_var"][0] = torch.inf
+        case "ema_poisoned":
+            state["ema"]["0.bias"][1] = torch.nan
+        case "negative_moment":
+            moments["exp_avg_sq"][0, 0] = -1e-9
+        case "vanished_moment":
+            moments["exp_avg_sq"] = torch.full_like(moments["exp_avg_sq"], 1e-9).half()
+            moments["exp_avg"].fill_(1e-4)
+        case "frozen_moment":
+            moments["exp_avg_sq"] = moments["exp_avg_sq"].bfloat16()
+
+
+@pytest.mark.parametrize(
+    "code", ["nan", "inf", "ema_poisoned", "negative_moment", "vanished_moment", "frozen_moment"]
+)
+def test_what_is_poisoned_is_named(
+    code: str, trained: tuple[nn.Module, torch.optim.Optimizer], tmp_path: Path
+) -> None:
+    state = _state(trained)
+    _poison(code, state)
+    torch.save(state, tmp_path / "bad.pt")
+    found = check_checkpoint(tmp_path / "bad.pt")
+    expected = {"nan", code} if code == "ema_poisoned" else {code}
+    assert {f.code for f in found.findings} == expected
+
+
+def test_rows_that_fp16_overflows_are_findings_where_that_is_meant(tmp_path: Path) -> None:
+    weight = torch.ones(6, 5)
+    weight[1, 2], weight[4] = 65520.0, -1e9  # the first number that rounds to infinity
+    weight[2, 2] = 65519.0
+    save_file({"w": weight}, tmp_path / "w.safetensors")
+    plain = check_checkpoint(tmp_path / "w.safetensors")
+    assert plain.findings == []
+    assert plain.tensors[0].overflowing_rows == 2
+    (found,) = check_checkpoint(tmp_path / "w.safetensors", "fp16").findings
+    assert (found.code, found.count) == ("fp16_overflow", 6)
+    assert "2 of 6 output channels" in found.text
+
+
+def test_shards_and_folders(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(3)}, tmp_path / "m-1.safetensors")
+    save_file({"b": torch.tensor([torch.nan])}, tmp_path / "m-2.safetensors")
+    index = tmp_path / "m.safetensors.index.json"
+    table = {"a": "m-1.safetensors", "b": "m-2.safetensors"}
+    index.write_text(json.dumps({"weight_map": table}))
+    torch.save(nn.Linear(1, 1), tmp_path / "training_args.bin")  # as a trainer leaves one
+    for path in (index, tmp_path):
+        found = check_checkpoint(path)
+        assert [t.name for t in found.tensors] == ["a", "b"]
+        assert [f.tensor for f in found.findings] == ["b"]
+    assert len(check_checkpoint(tmp_path).left_out) == 1
+    for shard, words in (("../m-1.safetensors", "outside"), ("m-3.safetensors", "missing"),
+                         ("m-1.safetensors", "does not hold 'b'")):  # fmt: skip
+        index.write_text(json.dumps({"weight_map": table | {"b": shard}}))
+        with pytest.raises(BadInput, match=words):
+            check_checkpoint(index)
+
+
+def _compressed(path: Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/data.pkl", b"0" * 100_000)
+
+
+BAD: dict[str, Callable[[Path], object]] = {
+    "empty": lambda p: p.write_bytes(b""),
+    "garbage": lambda p: p.write_bytes(random.Random(0).randbytes(100_000)),
+    "cut_archive": lambda p: (torch.save({"a": torch.ones(99)}, p), _cut(p)),
+    "compressed_archive": _compressed,
+    "foreign_archive": lambda p: zipfile.ZipFile(p, "w").close() or p.write_bytes(b"PK\3\4"),
+    "code": lambda p: torch.save(nn.Linear(1, 1), p),
+    "old_code": lambda p: torch.save(nn.Linear(1, 1), p, _use_new_zipfile_serialization=False),
+    "cut_pickle": lambda p: p.write_bytes(b"\x80\x02}q\x00"),
+    "folder": lambda p: p.mkdir(),
+}
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_sentence_and_status_2(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    BAD[name](path)
+    found = CliRunner().invoke(main, ["check", str(path)])
+    assert found.exit_code == 2, found.output
+    assert found.output.count("\n") == 1
+    assert "Traceback" not in found.output
+    assert str(path) in found.output
+
+
+def test_the_command(tmp_path: Path) -> None:
+    save_file({"w": torch.ones(2)}, tmp_path / "ok.safetensors")
+    save_file({"evil\x1b[31m": torch.tensor([torch.nan])}, tmp_path / "bad.safetensors")
+    run = CliRunner().invoke
+    assert run(main, ["check", str(tmp_path / "ok.safetensors")]).exit_code == 0
+    bad = run(main, ["check", str(tmp_path / "bad.safetensors")])
+    assert bad.exit_code == 1
+    assert "\x1b" not in bad.output
+    both = run(main, ["check", "--json", *map(str, sorted(tmp_path.iterdir()))])
+    assert both.exit_code == 1
+    assert [len(c["findings"]) for c in json.loads(both.output)["checkpoints"]] == [1, 0]
+
+
+def test_damaged_headers_are_refused_or_read(tmp_path: Path) -> None:
+    """Bytes of a header are changed, cut and repeated: each file is read whole or refused in one
+    sentence, and what is read lies inside the file."""
+    path, rng = tmp_path / "x.safetensors", random.Random(1)
+    save_file({"a": torch.ones(3, 2), "b": torch.zeros(4, dtype=torch.float16)}, path)
+    whole = path.read_bytes()
+    refused = read_whole = 0
+    for _ in range(300):
+        data = bytearray(whole)
+        for _ in range(rng.randint(1, 3)):
+            at = rng.randrange(len(data))
+            match rng.randrange(4):
+                case 0:
+                    data[at] = rng.randrange(256)
+                case 1:
+                    del data[at : at + rng.randint(1, 9)]
+                case 2:
+                    data[at:at] = data[at : at + rng.randint(1, 9)]
+                case 3:
+                    data[at : at + 1] = rng.choice([b"-1", b"9" * 30, b"[", b"{", b'"', b"1e9"])
+        path.write_bytes(data)
+        try:
+            for tensor in safetensors(path):
+                assert tensor.offset + tensor.size <= len(data)
+            read_whole += 1
+        except BadInput as error:
+            refused += "\n" not in str(error)
+    assert refused + read_whole == 300
+    assert refused > 200
+    path.write_bytes(struct.pack("<Q", 1 << 62) + b"{" * 64)
+    with pytest.raises(BadInput, match="header would be"):
+        safetensors(path)
+    path.write_bytes(struct.pack("<Q", 50_000) + b"[" * 50_000)
+    with pytest.raises(BadInput, match="not JSON"):
+        safetensors(path)
