@@ -61,6 +61,7 @@ DOCUMENTS = {*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - {ROOT / "CHAN
 FOLDERS = ("core", "app", "pages", "tests", "benchmarks", "docs", "examples", ".ci")
 OF_OTHERS = {
     "train.py",
+    "ampscope-healthy.json",
     "setup.py",
     "pyproject.toml",
     "/home/me/train.py",

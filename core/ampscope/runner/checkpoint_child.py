@@ -79,11 +79,11 @@ class Walk:
         if tensor.is_quantized:
             tensor = tensor.int_repr()
         tensor = tensor.resolve_conj().resolve_neg()
-        entry = {
+        size = tensor.numel() * tensor.itemsize
+        self.tensors.append({
             "name": name, "kind": kind, "dtype": _NAMES.get(tensor.dtype, str(tensor.dtype)[6:]),
-            "shape": list(tensor.shape), "size": tensor.numel() * tensor.itemsize,
-        }  # fmt: skip
-        self.tensors.append(entry | self._place(tensor, int(entry["size"])))
+            "shape": list(tensor.shape), "size": size, **self._place(tensor, size),
+        })  # fmt: skip
 
     def _place(self, tensor: Tensor, size: int) -> dict[str, Any]:
         address = tensor.data_ptr()
