@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +27,7 @@ from ampscope.analysis.budgets import (
 )
 from ampscope.analysis.run_view import RunView
 from ampscope.cli.diagnose import checked_limits, checked_script
-from ampscope.cli.options import store_option
+from ampscope.cli.options import own_table, store_option
 from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.errors import BadInput
 from ampscope.files import write_whole
@@ -103,15 +102,7 @@ def _limits(script: Path, config: Path | None) -> Budgets:
                 f"There is no pyproject.toml above {script}: set budgets in its table "
                 "[tool.ampscope.budget], or name one with --config."
             )
-    try:
-        tables = tomllib.loads(config.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadInput(f"Cannot read {config}: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{config} is not TOML: {error}.") from error
-    tool = tables.get("tool", {})
-    own = tool.get("ampscope", {}) if isinstance(tool, dict) else {}
-    return budgets_of(own.get("budget", {}) if isinstance(own, dict) else {}, str(config))
+    return budgets_of(own_table(config, "budget"), str(config))
 
 
 # ---- the base

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -93,3 +94,17 @@ def absolute(workload: str) -> str:
     if workload in BUILTIN or not path.endswith(".py"):
         return workload
     return f"{Path(path).expanduser().absolute()}{colon}{function}"
+
+
+def own_table(config: Path, name: str) -> object:
+    """``[tool.ampscope.NAME]`` of a pyproject.toml, an empty dict where it has none. Raises BadInput
+    for a file that cannot be read or is not TOML."""
+    try:
+        found: object = tomllib.loads(config.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"Cannot read {config}: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{config} is not TOML: {error}.") from error
+    for key in ("tool", "ampscope", name):
+        found = found.get(key, {}) if isinstance(found, dict) else {}
+    return found

@@ -5,13 +5,13 @@ from __future__ import annotations
 import secrets
 import sys
 import tempfile
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from ampscope.cli.diagnose import checked_limits, checked_script
+from ampscope.cli.options import own_table
 from ampscope.diagnosis import findings as diagnosis
 from ampscope.errors import BadInput
 from ampscope.files import write_whole
@@ -161,11 +161,4 @@ def settings_for(first: Path, config: Path | None = None) -> Settings:
         config = next((file for file in files if file.is_file()), None)
         if config is None:
             return Settings()
-    try:
-        tables = tomllib.loads(config.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadInput(f"Cannot read {config}: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{config} is not TOML: {error}.") from error
-    table = tables.get("tool", {}).get("ampscope", {}).get("preflight", {})
-    return settings_of(table, str(config))
+    return settings_of(own_table(config, "preflight"), str(config))
