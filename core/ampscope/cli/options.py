@@ -97,7 +97,7 @@ def absolute(workload: str) -> str:
 
 
 def own_table(config: Path, name: str) -> object:
-    """``[tool.ampscope.NAME]`` of a pyproject.toml, an empty dict where it has none. Raises BadInput
+    """``[tool.ampscope.NAME]`` of a pyproject.toml, {} where it has none. Raises BadInput
     for a file that cannot be read or is not TOML."""
     try:
         found: object = tomllib.loads(config.read_text(encoding="utf-8"))
