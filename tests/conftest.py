@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,6 +20,11 @@ os.environ.setdefault("AMPSCOPE_TELEMETRY", "0")
 if "PYTEST_XDIST_WORKER" in os.environ:  # there is a worker for each core
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 SLOW_LIMIT_S = 1200
+# What an example takes says how busy the machine is, and nothing of the code.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

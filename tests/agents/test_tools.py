@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import anyio
 import jsonschema
 import pytest
 from mcp import Client
@@ -31,6 +30,7 @@ from ampscope.report.picture import NamedChart, charts, to_svg
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 from tests.helpers import script_stores
+from tests.helpers.dashboard_server import in_a_loop
 from tests.helpers.hostile_texts import HOSTILE
 
 Ask = Callable[..., CallToolResult]
@@ -85,7 +85,7 @@ def ask(server: AgentServer) -> Ask:
             async with Client(server) as client:
                 return await client.call_tool(tool, arguments)
 
-        return anyio.run(call)
+        return in_a_loop(call())
 
     return asked
 
@@ -129,7 +129,7 @@ def test_answers_keep_the_schemas_that_the_tools_publish(
         "list_runs": {},
         "compare_runs": {"first": head, "second": result.runs["fp32"].id},
     }
-    tools = {tool.name: tool for tool in anyio.run(server.list_tools)}
+    tools = {tool.name: tool for tool in in_a_loop(server.list_tools())}
     assert tools.keys() == asked.keys() | {"try_fix", "render_chart"}
     for name, arguments in asked.items():
         answer = told(ask(name, **arguments))
@@ -250,7 +250,7 @@ def test_a_recorded_script_outside_is_refused(
             arguments = {"run_id": writer.run_id, "control": "bf16"}
             return await client.call_tool("try_fix", arguments)
 
-    assert "does not lie below" in sentence(anyio.run(call))
+    assert "does not lie below" in sentence(in_a_loop(call()))
 
 
 def test_without_a_folder_no_script_is_touched(place: Path) -> None:
@@ -260,7 +260,7 @@ def test_without_a_folder_no_script_is_touched(place: Path) -> None:
         async with Client(server) as client:
             return await client.call_tool("preflight", {"paths": [str(place / "outside.py")]})
 
-    assert "without a folder of scripts" in sentence(anyio.run(call))
+    assert "without a folder of scripts" in sentence(in_a_loop(call()))
 
 
 def test_preflight_reads_no_file_that_a_link_leads_to_outside(ask: Ask, place: Path) -> None:
@@ -349,7 +349,7 @@ def test_texts_of_runs_are_data(tmp_path: Path) -> None:
         async with Client(server) as client:
             return await client.call_tool("list_runs", {"limit": 100})
 
-    answer = told(anyio.run(call))
+    answer = told(in_a_loop(call()))
     assert len(answer["runs"]) == len(HOSTILE)
     for run in answer["runs"]:
         assert run["title"].isprintable()
@@ -375,7 +375,7 @@ def test_resources(server: AgentServer, head: str) -> None:
                     await client.read_resource(f"ampscope://{address}")
             return parts
 
-    runs, run, rules, cause, code = anyio.run(read)
+    runs, run, rules, cause, code = in_a_loop(read())
     assert head in {r["id"] for r in json.loads(runs)["runs"]}
     assert json.loads(run)["id"] == head
     assert "AMP001 activation_overflow" in rules

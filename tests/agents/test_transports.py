@@ -26,6 +26,7 @@ from mcp.client.streamable_http import streamable_http_client
 from ampscope.agents.jobs import run_child
 from ampscope.agents.server import Guard
 from ampscope.cli.main import main
+from tests.helpers.dashboard_server import in_a_loop
 
 TOKEN, PORT = "t0ken", 4321
 OVERFLOWS = """
@@ -65,7 +66,7 @@ def status(headers: list[tuple[str, str]], kind: str = "http") -> int:
 
     raw = [(name.encode(), value.encode("latin-1")) for name, value in headers]
     scope = {"type": kind, "method": "POST", "path": "/mcp", "headers": raw}
-    anyio.run(Guard(application, TOKEN, PORT), scope, receive, send)
+    in_a_loop(Guard(application, TOKEN, PORT)(scope, receive, send))
     return int(sent[0]["status"])
 
 
@@ -110,7 +111,7 @@ def test_a_websocket_is_refused() -> None:
 def test_a_child_is_heard(tmp_path: Path) -> None:
     code = "import sys; print(1, end=''); print('a\\nRunning: b', file=sys.stderr); sys.exit(3)"
     heard: list[str] = []
-    done = anyio.run(run_child, [sys.executable, "-c", code], tmp_path, heard.append)
+    done = in_a_loop(run_child([sys.executable, "-c", code], tmp_path, heard.append))
     assert done == (3, "1", "Running: b")
     assert heard == ["a", "Running: b"]
 
@@ -137,7 +138,7 @@ time.sleep(60)
 
             await run_child([sys.executable, "-c", code], tmp_path, hear)
 
-    anyio.run(cancelled)
+    in_a_loop(cancelled())
     assert (tmp_path / "stopped").read_text() == "yes"
     assert not psutil.pid_exists(pids[0])
 
@@ -233,7 +234,7 @@ def test_over_stdio(tmp_path: Path) -> None:
             again = await client.call_tool("list_runs", {"limit": 100})
             assert not again.is_error
 
-    anyio.run(walk)
+    in_a_loop(walk())
     words = [message for _, message in heard]
     assert any("Running: baseline and fp32" in text for text in words)
     seconds = [progress for progress, _ in heard]
@@ -263,7 +264,7 @@ def test_over_http(tmp_path: Path) -> None:
             ):
                 return {tool.name for tool in (await client.list_tools()).tools}
 
-        assert "diagnose" in anyio.run(tools, match[1])
+        assert "diagnose" in in_a_loop(tools(match[1]))
         body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
         for headers, code in (
             ({}, 401),

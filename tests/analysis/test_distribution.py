@@ -105,7 +105,7 @@ def test_shift_algebra_against_real_casting(name: str, shift: int) -> None:
     st.lists(st.integers(0, 4), min_size=1, max_size=12),
     st.integers(-30, 30),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_merging_loses_no_count(modules: list[int], seed: int) -> None:
     rng = np.random.default_rng(seed + 100)
     rows = rng.integers(0, 1000, (len(modules), RAW_LEN))

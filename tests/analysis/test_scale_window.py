@@ -35,7 +35,7 @@ def suits(values: list[float], exponent: int) -> bool:
 powers = st.integers(-40, 10).map(lambda e: 1.5 * 2.0**e)  # away from the edges of a bin
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.lists(powers, min_size=1, max_size=4), min_size=1, max_size=3))
 def test_every_scale_in_the_window_suits_and_none_outside(modules: list[list[float]]) -> None:
     window = common_window(frame(*modules), FP16)

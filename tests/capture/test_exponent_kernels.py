@@ -169,7 +169,7 @@ def views(draw: st.DrawFn) -> Tensor:
     return tensor
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(views())
 def test_strided_views_count_every_element_as_often_as_it_occurs(tensor: Tensor) -> None:
     expected = oracle.row_of(tensor.double().reshape(-1).tolist())

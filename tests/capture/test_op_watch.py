@@ -171,7 +171,7 @@ def test_it_sleeps_after_its_budget() -> None:
 FACTORS = st.lists(st.sampled_from([0.5, 1.5, 2.0, 3.0, 7.0, 30.0, 200.0]), min_size=1, max_size=12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(FACTORS)
 def test_the_first_overflow_of_a_chain_of_products_is_the_root(factors: list[float]) -> None:
     """NumPy multiplies the same fp16 numbers and says which product is the first infinity."""

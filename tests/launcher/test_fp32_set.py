@@ -35,7 +35,7 @@ def one_minimal_set(draw: st.DrawFn) -> tuple[list[str], set[str]]:
     return names, set(draw(st.lists(st.sampled_from(names), min_size=1, max_size=5)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(one_minimal_set())
 def test_the_one_minimal_set_is_found(case: tuple[list[str], set[str]]) -> None:
     names, needed = case
@@ -45,7 +45,7 @@ def test_the_one_minimal_set_is_found(case: tuple[list[str], set[str]]) -> None:
     assert len(asked) <= 1 + len(needed) * (math.ceil(math.log2(len(names))) + 1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 64), st.data())
 def test_one_culprit_is_found_by_halving(count: int, data: st.DataObject) -> None:
     names = _names(count)
@@ -55,7 +55,7 @@ def test_one_culprit_is_found_by_halving(count: int, data: st.DataObject) -> Non
     assert len(asked) <= 2 + math.ceil(math.log2(count))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.sets(st.integers(0, 11), min_size=1, max_size=4), min_size=2, max_size=4))
 def test_of_several_minimal_sets_one_is_found_and_nothing_in_it_can_be_left_out(
     alternatives: list[set[int]],
@@ -73,7 +73,7 @@ def test_of_several_minimal_sets_one_is_found_and_nothing_in_it_can_be_left_out(
         assert not cures(tuple(n for n in found if n != left_out))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(one_minimal_set(), st.integers(0, 20))
 def test_the_bound_on_runs_is_kept_and_what_is_returned_was_seen_to_cure(
     case: tuple[list[str], set[str]], bound: int
@@ -89,7 +89,7 @@ def test_the_bound_on_runs_is_kept_and_what_is_returned_was_seen_to_cure(
         assert needed <= set(found or ())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(1, 10), st.integers(1, 40), st.randoms(use_true_random=False))
 def test_a_fault_that_more_fp32_can_bring_back_still_ends_in_a_set_that_cured(
     count: int, bound: int, random: random.Random

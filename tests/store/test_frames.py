@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampscope.errors import StoreError
@@ -69,7 +69,7 @@ def test_codes_of_stored_dtypes_never_change() -> None:
 
 
 @given(st.data())
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
+@settings(max_examples=300)
 def test_damage_is_a_store_error_or_a_frame_and_nothing_else(data: st.DataObject) -> None:
     rows = np.zeros((3, RAW_LEN), np.int64)
     rows[0, 5], rows[1, 283], rows[2, 10:40] = 3, 2**40, 7

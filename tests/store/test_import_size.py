@@ -1,4 +1,4 @@
-"""Files that are small for what they hold: what is let in takes under 300 MB and 10 s."""
+"""Files that are small for what they hold: what is let in takes under 300 MB and 30 s of a core."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from ampscope.store.importing import import_file, opened
 from ampscope.store.reader import Reader
 from tests.helpers.exported_run import write_run
 
-MOST_BYTES, MOST_S = 300 * 10**6, 10.0  # seconds of processor time
+MOST_BYTES = 300 * 10**6
+MOST_S = 30.0  # of processor time: 4 to 12 s on the machines at hand
 IMPORT = """
 import sys, time
 from pathlib import Path

@@ -23,7 +23,7 @@ from ampscope.store.writer import RunWriter
     st.integers(0, 2**32 - 1),
     st.sampled_from([1, 200, 70_000, 2**40]),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_one_module_of_a_blob(modules: list[int], seed: int, largest: int) -> None:
     rng = np.random.default_rng(seed)
     rows = rng.integers(0, largest + 1, (len(modules), RAW_LEN))

@@ -146,7 +146,7 @@ def unique(records: list[Any], *names: str) -> list[Any]:
     shadows=st.lists(SHADOW, max_size=3),
     bad=st.lists(NONFINITE, max_size=3),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_every_record_comes_back(
     spec: RunSpec,
     machine: Machine,

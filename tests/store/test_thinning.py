@@ -100,7 +100,7 @@ def written(folder: str, steps: list[StepRecord], per_flush: int) -> tuple[Path,
 
 
 @given(runs(), st.integers(1, 200))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_totals_are_exact(given_steps: list[StepRecord], per_flush: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path, run = written(folder, given_steps, per_flush)
@@ -128,7 +128,7 @@ def test_totals_are_exact(given_steps: list[StepRecord], per_flush: int) -> None
 
 
 @given(runs(), st.integers(1, 200), st.integers(4, 300), st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_an_overview_loses_nothing_that_matters(
     given_steps: list[StepRecord], per_flush: int, points: int, data: st.DataObject
 ) -> None:
@@ -207,7 +207,7 @@ def by_key(frame: Frame) -> dict[tuple[int, str], list[int]]:
 
 
 @given(recorded(), st.integers(1, 60))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_frames_are_added_up_and_nothing_is_lost(
     given_run: list[tuple[StepRecord, Frame | None]], per_flush: int
 ) -> None:
@@ -308,7 +308,7 @@ def test_a_frame_that_is_written_again_after_it_was_added_up_counts_once(tmp_pat
 
 
 @given(st.lists(st.integers(1, 90), min_size=1, max_size=9), st.integers(0, 2**32 - 1))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_ranks_that_record_alike_thin_alike(pauses: list[int], seed: int) -> None:
     """Whenever each of them flushes."""
     skipped = set(np.random.default_rng(seed).integers(0, 200, 5).tolist())

@@ -57,7 +57,7 @@ def same(first: object, second: object) -> bool:
 
 
 @given(TREES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_arguments_come_back_as_they_went_in(value: object) -> None:
     tensors: dict[str, torch.Tensor] = {}
     tree = json.loads(json.dumps(packed(value, "x", tensors)))
