@@ -66,8 +66,11 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[Any]]:
     (found,) = (folder / "out" / "wandb").glob(f"offline-run-*-{run_id}/run-{run_id}.wandb")
     assert str(found.parent) in result.output
     deadline = time.monotonic() + 60
-    while not (written := list(records(found))) and time.monotonic() < deadline:
-        time.sleep(0.1)  # wandb's own process writes the file, and may do so a moment later
+    written = list(records(found))
+    while not any(record.HasField("exit") for record in written):
+        assert time.monotonic() < deadline, "wandb's own process, which writes the file, has not"
+        time.sleep(0.1)
+        written = list(records(found))
     return run_id, written
 
 
