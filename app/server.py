@@ -43,7 +43,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from streamlit import cli_util, net_util
+from streamlit import cli_util, config, net_util
 from streamlit.runtime.state.common import user_key_from_element_id
 from streamlit.runtime.state.session_state import Serialized, Value, WStates
 from streamlit.web.server import server_util
@@ -70,6 +70,7 @@ PROVEN = 64  # in addition, for browsers that showed the secret
 FILES_EACH = 4  # open files of a session that draws a page: its socket, and the store's
 FILES_KEPT = 200  # for everything else
 OPEN_FILES = 65_536
+_KEEP, CLOSED_S = "server.disconnectedSessionTTL", 20
 IN_CONTAINER = "AMPSCOPE_CONTAINER"  # set by the Dockerfile: what is published decides there
 OWN_NAMES_S = 10.0  # for how long what was read of this machine's addresses is used
 
@@ -538,6 +539,13 @@ def _stay_on_this_machine() -> None:
     net_util.get_internal_ip = lambda: None
 
 
+def _forget_closed_pages() -> None:
+    """A session without a browser is kept for one that comes back from a lost connection: two
+    minutes, half a MiB each. Here the address brings a page back, so seconds do."""
+    if not config.is_manually_set(_KEEP):
+        config.set_option(_KEEP, CLOSED_S, __name__)
+
+
 @contextlib.asynccontextmanager
 async def lifespan(app: streamlit.App) -> AsyncIterator[None]:
     """Set up the server process, and open a browser as `streamlit run` does for a plain script."""
@@ -589,6 +597,7 @@ def warn(lines: Iterable[str]) -> None:
 
 
 _stay_on_this_machine()
+_forget_closed_pages()
 _bound_messages()
 _mistrust_widget_values()
 MIDDLEWARE = [Middleware(Door)]

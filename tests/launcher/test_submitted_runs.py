@@ -1,9 +1,11 @@
-"""A diagnosis whose runs are jobs: submitit's local executor, and what is refused before a job."""
+"""A diagnosis whose runs are jobs, of submitit's local executor and of a Ray cluster with two
+workers; what is refused before a job."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,9 +43,10 @@ def test_an_engine_that_is_not_there_is_named(
 ) -> None:
     monkeypatch.setenv("PATH", "")
     with monkeypatch.context() as without:
-        without.setitem(sys.modules, "submitit", None)
-        with pytest.raises(BadInput, match="pip install 'ampscope"):
-            entered(tmp_path, "slurm")
+        for engine, library in (("slurm", "submitit"), ("ray", "ray")):
+            without.setitem(sys.modules, library, None)
+            with pytest.raises(BadInput, match=rf"pip install 'ampscope\[{engine}\]'"):
+                entered(tmp_path, engine)
     pytest.importorskip("submitit")
     with pytest.raises(BadInput, match="no sbatch"):
         entered(tmp_path, "slurm")
@@ -51,21 +54,43 @@ def test_an_engine_that_is_not_there_is_named(
 
 
 @pytest.mark.parametrize("asked", ["gpu", "no_such_parameter=3"])
+@pytest.mark.parametrize(("engine", "library"), [("local", "submitit"), ("ray", "ray")])
 def test_a_parameter_that_there_is_not_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, library: str, asked: str
 ) -> None:
-    pytest.importorskip("submitit")
+    pytest.importorskip(library)
     monkeypatch.setenv(VARIABLE, asked)
     with pytest.raises(BadInput, match=VARIABLE):
-        entered(tmp_path, "local")
+        entered(tmp_path, engine)
     assert not list(tmp_path.glob("*.jobs/*"))
 
 
-def test_the_jobs_give_the_verdict_and_their_runs_are_merged(tmp_path: Path) -> None:
-    pytest.importorskip("submitit")
+def test_a_ray_cluster_that_is_not_there_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_ADDRESS", "no address")
+    with pytest.raises(BadInput, match="No Ray cluster can be used"):
+        entered(tmp_path, "ray")
+
+
+@pytest.fixture(params=["local", "ray"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """An engine that can take jobs."""
+    if request.param == "local":
+        pytest.importorskip("submitit")
+        yield "local"
+        return
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield "ray"
+    ray.shutdown()
+
+
+def test_the_jobs_give_the_verdict_and_their_runs_are_merged(engine: str, tmp_path: Path) -> None:
     script, out, store = tmp_path / "train.py", tmp_path / "o.json", tmp_path / "runs.db"
     script.write_text(OVERFLOWS)
-    arguments = ["diagnose", "--on", "local", "--no-verify", "--quiet", "--store", store]
+    arguments = ["diagnose", "--on", engine, "--no-verify", "--quiet", "--store", store]
     done = CliRunner().invoke(main, [*map(str, arguments), "--json", str(out), str(script)])
     document = checked(out.read_text())
     assert done.exit_code == 1, json.dumps(document)

@@ -151,7 +151,8 @@ def script_options(command: Callable[..., None]) -> Callable[..., None]:
 )  # fmt: skip
 @click.option(
     "--on", type=click.Choice(ENGINES),
-    help="Run the baseline, the controls and the fixes side by side as jobs, through submitit.",
+    help="Run the baseline, the controls and the fixes side by side as jobs: of Slurm or of this "
+    "machine through submitit, or of a Ray cluster.",
 )  # fmt: skip
 @click.option(
     "--json", "json_out", type=click.Path(path_type=Path, allow_dash=True),

@@ -1,17 +1,17 @@
-"""The runs of a diagnosis as jobs of a cluster: ``ampscope diagnose --on slurm``.
+"""The runs of a diagnosis as jobs of a cluster: ``ampscope diagnose --on slurm``, ``--on ray``.
 
-The runs are independent, so an engine that a cluster has already starts them: submitit, on Slurm
-or, with ``--on local``, as processes of this machine. Each job serves one run, as a diagnosis on
-one machine does, and writes a store of its own in a folder that both machines see; what it recorded
-is merged into the user's store when it ends, as ``ampscope runs merge`` does.
+The runs are independent, so an engine that a cluster has already starts them: Ray; or submitit, on
+Slurm or, with ``--on local``, as processes of this machine. Each job serves one run, as a diagnosis
+on one machine does, and writes a store of its own in a folder that both machines see; what it
+recorded is merged into the user's store when it ends, as ``ampscope runs merge`` does.
 
     with SubmittedRuns(spec, store, "slurm") as runs:
         first = runs.start("as_is")                 # both wait in the queue, or run
         second = runs.start("fp32", parent=first)
         runs.wait(first), runs.wait(second)
 
-submitit hands jobs over as pickles, in that folder, which only its owner can read. ampscope itself
-reads back a store and the end of what the script printed.
+submitit hands jobs over as pickles, in that folder, which only its owner can read; Ray over its own
+connections. ampscope itself reads back a store and the end of what the script printed.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from ampscope.store.merging import merge
 from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
 
-ENGINES = ("slurm", "local")
-VARIABLE = "AMPSCOPE_SUBMIT"  # "partition=gpu,gpus_per_node=1": what submitit's executor is told
+ENGINES = ("slurm", "ray", "local")
+VARIABLE = "AMPSCOPE_SUBMIT"  # "partition=gpu,gpus_per_node=1": what the engine is told
 OVER_S = 120  # a job's time beyond the run's own: its start, and the end of its processes
 
 
@@ -61,16 +61,15 @@ class SubmittedRuns(ScriptRuns):
         return self
 
     def _ready(self) -> Any:
-        """The engine's executor."""
-        try:
-            submitit = importlib.import_module("submitit")
-        except ImportError as error:
-            raise BadInput(
-                "--on needs submitit, which is not installed: pip install 'ampscope[slurm]'."
-            ) from error
+        """The engine's executor: what has ``submit(function, *arguments)``, which returns a job."""
+        asked = _asked()
+        if self._engine == "ray":
+            executor = _Ray(_module("ray", "ray"), asked)
+            self._shared.mkdir(parents=True, mode=0o700)
+            return executor
+        submitit = _module("submitit", "slurm")
         if self._engine == "slurm" and shutil.which("sbatch") is None:
             raise BadInput("This machine has no sbatch: start ampscope where you submit jobs from.")
-        asked = _asked()
         self._shared.mkdir(parents=True, mode=0o700)
         executor = submitit.AutoExecutor(self._shared / "submitit", cluster=self._engine)
         minutes = -(-int(hard_limit_s(self.spec) + OVER_S) // 60)
@@ -129,6 +128,8 @@ class SubmittedRuns(ScriptRuns):
                 store = self._store_of(run_id)
                 close_if_open(store, run_id, State.CANCELLED, "Cancelled.")
                 list(merge([store], self.store))
+        if isinstance(self._executor, _Ray):
+            self._executor.close()
         self._throw_away()
         self.folder.cleanup()
 
@@ -139,6 +140,54 @@ class SubmittedRuns(ScriptRuns):
         shutil.rmtree(self._shared, ignore_errors=True)
         with contextlib.suppress(OSError):  # another diagnosis's folder may be there
             self._shared.parent.rmdir()
+
+
+class _Ray:
+    """Ray's tasks as jobs, on the cluster of ``RAY_ADDRESS``, else the one that was started on this
+    machine, else one of this machine alone, which goes with the diagnosis. ``asked`` are options of
+    a task, such as ``num_gpus``. Raises BadInput where Ray takes none of that."""
+
+    def __init__(self, ray: Any, asked: dict[str, Any]) -> None:
+        self._ray = ray
+        try:
+            # A task that did not end well has said so in its store: it is not run again.
+            self._task = ray.remote(max_retries=0)(serve).options(**asked)
+        except Exception as error:  # Ray's own words for an option that there is not
+            raise BadInput(f"Ray does not take {VARIABLE}: {error}") from error
+        self._is_ours = not ray.is_initialized()
+        if self._is_ours:
+            try:
+                ray.init(log_to_driver=False, logging_level="ERROR")
+            except Exception as error:  # no such address, a token that it does not take
+                raise BadInput(f"No Ray cluster can be used: {error}") from error
+
+    def submit(self, _: Callable[..., str], *arguments: Any) -> _RayJob:
+        return _RayJob(self._ray, self._task.remote(*arguments))
+
+    def close(self) -> None:
+        if self._is_ours:
+            self._ray.shutdown()
+
+
+class _RayJob:
+    def __init__(self, ray: Any, reference: Any) -> None:
+        self._ray, self._reference = ray, reference
+
+    def result(self) -> Any:
+        return self._ray.get(self._reference)
+
+    def cancel(self) -> None:
+        self._ray.cancel(self._reference, force=True)
+
+
+def _module(name: str, extra: str) -> Any:
+    """A library that ampscope does without otherwise."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise BadInput(
+            f"--on needs {name}, which is not installed: pip install 'ampscope[{extra}]'."
+        ) from error
 
 
 def serve(spec: RunSpec, store: str, run_id: str, folder: str) -> str:
