@@ -211,7 +211,7 @@ def _card(head: RunInfo, scripts: Sequence[RunInfo]) -> None:
                 fix = fix_words.sentence(report.diagnosis.findings[0], fix_words.chosen(report))
                 said = escape(cut(fix, ANSWER_LENGTH))
                 st.markdown(f"**Fix ({escape(fix_words.state(report))}).** {said}")
-            elif report.undecided and report.lead is not None:
+            elif report.undecided and not report.could_not_run:
                 st.markdown(escape(cut(words.paragraph(report, nothing_read), ANSWER_LENGTH)))
             if case.is_moving:
                 st.caption(escape(_under_way(case)))

@@ -84,7 +84,7 @@ class DiagnosisResult:
         if self.diagnosis.undecided:
             return self.diagnosis.undecided
         seen = "; ".join(self.diagnosis.symptoms)
-        text = f"Undetermined: {seen}, and no rule has enough evidence to name the cause."
+        text = f"Undetermined: {seen}. No rule has enough evidence to name the cause."
         return f"{text} {clue(self.lead)}"
 
 

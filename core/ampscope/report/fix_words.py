@@ -107,6 +107,8 @@ def seen(report: DiagnosisResult) -> str:
     cured = best(report)
     if cured is not None:
         price = f", at {cured.price:.2f} times the time per step" if cured.price else ""
+        if cured.memory:
+            price += f"{' and' if price else ', at'} {cured.memory:.2f} times the peak memory"
         run = f"the script was run {Control(cured.control).words}"
         return f"Verified: {run}, and the symptom was gone{price}."
     removed = chosen(report)

@@ -246,7 +246,7 @@ def to_notebook(document: doc.Document, infos: Sequence[RunInfo], source: Path) 
     else:
         cells += [_words("## What was measured"), _code(_RESULTS)]
     if is_script:
-        cells += [_words("## The verdict, computed here"), _code(_VERDICT)]
+        cells += [_words("## The verdict, as it was concluded"), _code(_VERDICT)]
     cells.append(_code(_CLOSE))
     for place, cell in enumerate(cells):
         cell["id"] = f"cell-{place}"

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ampscope.causes import CAUSES
+from ampscope.control import Control
 from ampscope.diagnosis.findings import Finding
 from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.report import fix_words, verdict_words
@@ -44,10 +45,9 @@ def print_report(report: DiagnosisResult, console: Console) -> None:
         console.print(_finding(finding, report, first=number == 0))
     for finding in diagnosis.latent:
         console.print(_latent(finding))
-    controls = ", ".join(
-        f"{name}: {'; '.join(s) if s else 'healthy'}" for name, s in report.control_symptoms.items()
-    )
-    console.print(_said(f"Controls: {controls}"))
+    runs = {"as_is": report.diagnosis.symptoms, **report.control_symptoms}
+    seen = (f"{Control(name).words}: {'; '.join(s) or 'healthy'}" for name, s in runs.items())
+    console.print(_said(f"What each run showed. {'. '.join(seen)}."))
     console.print(
         _said(
             f"Judged under {rules}, in {report.elapsed_s:.0f} s and {len(report.runs)} runs. "
@@ -60,7 +60,7 @@ def _no_finding(report: DiagnosisResult) -> RenderableType:
     if report.diagnosis.verdict == "no_fault":
         text = no_fault(report)
     else:
-        text = report.undecided
+        text = report.undecided + verdict_words.missing(report)
         if report.lead is not None and report.lead.code:
             text += f"\n    {report.lead.code}"
         text += f"\nWhat to do: {verdict_words.when_undetermined(report)}"
@@ -87,15 +87,11 @@ def _finding(finding: Finding, report: DiagnosisResult, *, first: bool) -> Rende
         shown = visible(patch.rstrip(), CODE_LENGTH)
         parts.append(Syntax(shown, "python", background_color="default"))
     if first and report.trials:
-        tried = "; ".join(f"{t.control}: {fix_words.outcome(t)}" for t in report.trials)
-        price = f" at {cured.price:.2f} times the time per step" if cured and cured.price else ""
-        if cured and cured.memory:
-            price += f" and {cured.memory:.2f} times the peak memory"
-        word = "No fix removed the symptom"
-        if cured is not None:
-            run = f"a run with {cured.control}{price}"
-            word = f"Verified by {run}" if cured.cured else f"Not verified, after {run}"
-        parts.append(_said(f"{word}. Tried: {tried}."))
+        tried = "; ".join(
+            f"{Control(t.control).words} ({t.control}): {fix_words.outcome(t)}"
+            for t in report.trials
+        )
+        parts.append(_said(f"{fix_words.seen(report)} Each run: {tried}."))
     if finding.consequences:
         names = ", ".join(CAUSES[c.cause].title.lower() for c in finding.consequences)
         parts.append(_said(f"Consequences: {names}."))

@@ -18,7 +18,7 @@ from ampscope.analysis.symptoms import Symptom
 from ampscope.causes import CAUSES
 from ampscope.control import Control
 from ampscope.diagnosis.findings import Finding
-from ampscope.diagnosis.result import OUT_OF_MEMORY, DiagnosisResult, clue
+from ampscope.diagnosis.result import OUT_OF_MEMORY, DiagnosisResult
 from ampscope.number_words import percent, plural, share, value
 from ampscope.numerics.formats import FORMATS
 from ampscope.observations import Attempt, BadOp, Operand
@@ -45,7 +45,7 @@ def verdict(report: DiagnosisResult, baseline: RunView) -> str:
         innocent = f"{INNOCENT}. " if INNOCENT in finding.verdict.reason else ""
         return f"{innocent}Root cause: {CAUSES[finding.cause].title}{_where(finding)}."
     if diagnosis.verdict == "inconclusive":
-        return f"Undetermined: {'; '.join(diagnosis.symptoms)}."
+        return _undetermined(report)
     if "fp32" not in report.control_symptoms:
         return "No fault seen in the baseline run; the fp32 control has not been run."
     # The headline itself, where it says that there was no AMP to judge.
@@ -81,11 +81,12 @@ def key_figures(report: DiagnosisResult) -> list[Figure]:
     """Of the first finding: where, since when, the fix, and what fp32 did."""
     found = report.diagnosis.findings[0].verdict
     place = found.module or found.line or "the whole script"
+    at = ", ".join(filter(None, (found.module, found.line))) or place
     step = "no step" if found.step is None else f"step {found.step:,}"
     fix = fix_words.state(report)
     fp32 = "; ".join(report.control_symptoms.get("fp32") or ())
     return [
-        Figure("Where", place, f"{place}; {found.op or 'no single op'}"),
+        Figure("Where", place, f"{at}; {found.op or 'no single op'}"),
         Figure("First seen at", step, "Optimizer steps, skipped ones included, count from 0"),
         Figure("Fix", fix, _FIX_STATES[fix]),
         Figure(
@@ -117,14 +118,7 @@ def paragraph(report: DiagnosisResult, baseline: RunView) -> str:
     if diagnosis.findings:
         return diagnosis.findings[0].verdict.reason
     if diagnosis.verdict == "inconclusive":
-        fp32 = report.control_symptoms.get("fp32")
-        control = f" The fp32 control fails too: {'; '.join(fp32)}." if fp32 else ""
-        if fp32 and OUT_OF_MEMORY in fp32:
-            control = f" The fp32 control: {'; '.join(fp32)}."
-        return (
-            f"{clue(report.lead)} No rule has enough evidence to name the cause.{control}"
-            f"{_missing(report)}"
-        )
+        return report.undecided.removeprefix(_undetermined(report)).strip() + missing(report)
     if "fp32" not in report.control_symptoms:
         return "Without it, it is unknown whether the script learns as well as in fp32."
     return _harmless(baseline)
@@ -231,10 +225,20 @@ def could_not_run(report: DiagnosisResult, baseline: RunView) -> str:
     return report.could_not_run
 
 
-def _missing(report: DiagnosisResult) -> str:
-    """What the rules say that they would have needed."""
+def _undetermined(report: DiagnosisResult) -> str:
+    return f"Undetermined: {'; '.join(report.diagnosis.symptoms)}."
+
+
+def missing(report: DiagnosisResult) -> str:
+    """What follows the reason of an undetermined verdict: that fp32 fails too, and what the rules
+    say that they would have needed."""
+    fp32 = report.control_symptoms.get("fp32", ())
+    control = (
+        f" The fp32 control{'' if OUT_OF_MEMORY in fp32 else ' fails too'}: {'; '.join(fp32)}."
+    )
     open_ = [v.reason for _, v in report.diagnosis.answers if v.status is Status.INCONCLUSIVE]
-    return f" What is missing: {' '.join(dict.fromkeys(open_))}" if open_ else ""
+    needed = f" What is missing: {' '.join(dict.fromkeys(open_))}" if open_ else ""
+    return control + needed
 
 
 def _harmless(baseline: RunView) -> str:

@@ -1,0 +1,193 @@
+"""Every surface says of a diagnosis what its JSON says, field by field: terminal, page, reports,
+notebook, card on Home. All cases of the zoo are ``thorough``: they take half an hour on two cores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import io
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ampscope.causes import CAUSES
+from ampscope.control import Control
+from ampscope.diagnosis.load import load_diagnosis
+from ampscope.diagnosis.result import DiagnosisResult
+from ampscope.number_words import cut, value
+from ampscope.report.build import document as report_of
+from ampscope.report.build import of_reports
+from ampscope.report.contract import document
+from ampscope.report.html import to_html
+from ampscope.report.markdown import to_markdown, to_notebook
+from ampscope.report.terminal import print_report
+from ampscope.store.reader import Reader
+from ampscope.zoo.score import ANSWERS, HEALTHY, STEPS, TIME_LIMIT_S, script_path
+from app.home import ANSWER_LENGTH
+from app.runs import diagnoses
+from tests.helpers import script_stores
+from tests.helpers.script_diagnoses import diagnosed
+
+Open = Callable[..., Any]
+POLICIES = {script: a.policy for a in ANSWERS for script in (a.script, a.twin) if script}
+STATES = {True: "verified", False: "none worked", None: "not measurable"}
+BADGES = {"fault": "fault", "no_fault": "no fault", "inconclusive": "undetermined"}
+
+
+@pytest.fixture(autouse=True)
+def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group whose last run ended a moment ago counts as moving; these have ended."""
+    monkeypatch.setattr(diagnoses, "BETWEEN_RUNS_S", -1.0)
+    monkeypatch.setattr(diagnoses, "_jobs", {})
+
+
+KINDS = ("overflow", "no_fault", "undetermined", "innocent", "raised", "lost")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_surface_says_what_the_json_says(
+    store_path: Path, open_page: Open, kind: str
+) -> None:
+    head = getattr(script_stores, kind)(store_path)
+    assert not list(disagreements(store_path, head, open_page))
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("script", [*POLICIES, *HEALTHY])
+def test_every_surface_says_it_of_every_case(
+    store_path: Path, open_page: Open, script: str
+) -> None:
+    policy = "cuda" if POLICIES.get(script) == "cuda" else "native"
+    report = diagnosed(
+        script_path(script), store_path, policy=policy, steps=STEPS, time_limit_s=TIME_LIMIT_S
+    )
+    head = report.runs["as_is"].id
+    assert not list(disagreements(store_path, head, open_page, report))
+
+
+def disagreements(
+    store: Path, head: str, open_page: Open, live: DiagnosisResult | None = None
+) -> Iterator[str]:
+    """What a surface does not say. Terminal and JSON have the result that is ``live``, where there
+    is one; all others read the store, whose only diagnosis ``head`` is."""
+    with Reader(store) as reader:
+        live = live or load_diagnosis(reader, head)
+        told = report_of(reader, [head], as_recorded=True)
+        notebook = to_notebook(told, of_reports(reader, [head]), store)
+    facts = document(live)
+    fields = dict(_fields(facts))
+    page = open_page("diagnosis", run=head)
+    assert not page.exception
+    surfaces = {
+        "terminal": _printed(live),
+        "page": _shown(page),
+        "HTML": html.unescape(re.sub(r"<[^>]+>", " ", to_html(told))),
+        "Markdown": html.unescape(to_markdown(told)),
+        "notebook": _executed(json.loads(notebook)),
+        "Home": _shown(home := open_page("home")),
+    }
+    for surface, text in surfaces.items():
+        squeezed = _squeezed(text)
+        short = surface in ("notebook", "Home")
+        for field, expected in fields.items():
+            if short and field not in _OF_A_CARD:
+                continue
+            wanted = cut(expected, ANSWER_LENGTH) if surface == "Home" else expected
+            if _squeezed(wanted) not in squeezed:
+                yield f"{surface} lacks {field}: {wanted}"
+    badge = "could not run" if live.could_not_run else BADGES[facts["verdict"]]
+    badge = "latent" if badge == "no fault" and facts["latent"] else badge
+    if f"-badge[{badge}]" not in _shown(home):
+        yield f"Home has another badge than {badge}"
+    if facts["findings"]:
+        found = facts["findings"][0]
+        state = STATES[found["fix"]["verified"]] if facts["tried"] else "not tried"
+        figures = {m.label: m.value for m in page.metric}
+        place = found["module"] or found["line"] or "the whole script"
+        step = "no step" if found["step"] is None else f"step {found['step']:,}"
+        assert figures["First seen at"] == step
+        where = _squeezed(figures["Where"]).split("…")  # a long name is cut in the middle
+        assert all(part in _squeezed(place) for part in where), figures
+        if figures["Fix"] != state or f"**Fix ({state})." not in _shown(home):
+            yield f"page or Home has another state of the fix than {state}: {figures['Fix']}"
+
+
+# Fields that a card on Home and the notebook's cells show, too.
+_OF_A_CARD = ("cause", "fix", "no fault", "reason")
+
+
+def _fields(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Each field of the JSON that a person reads, as the text that a surface shows."""
+    for place, note in enumerate(facts["notes"]):
+        yield f"note {place}", note
+    if facts["precision"] is not None:
+        yield "precision", facts["precision"]["headline"]
+    if facts["reason"]:
+        short = f"Undetermined: {'; '.join(facts['symptoms'])}."  # the page's first sentence
+        yield "reason", facts["reason"].removeprefix(short)
+    if facts["verdict"] == "no_fault" and facts["scope"]["sentence"]:
+        yield "no fault", facts["scope"]["sentence"]
+    for place, symptom in enumerate(facts["symptoms"]):
+        if facts["verdict"] != "no_fault" and facts["precision"] is not None:  # it was judged
+            yield f"symptom {place}", symptom
+    for kind in ("findings", "latent"):
+        for place, found in enumerate(facts[kind]):
+            name = "" if (kind, place) == ("findings", 0) else f" of {kind} {place}"
+            yield f"cause{name}", CAUSES[found["cause"]].title
+            yield f"explanation{name}", found["explanation"]
+            yield f"fix{name}", found["fix"]["text"]
+    for found in facts["findings"][:1]:
+        for name in ("module", "op", "line"):
+            if found[name]:
+                yield name, found[name]
+        if found["fix"]["patch"]:
+            yield "patch", found["fix"]["patch"]
+        if found["fix"]["verification"]:
+            yield "verification", found["fix"]["verification"]
+        for place, measured in enumerate(found["evidence"]):
+            yield f"evidence {place}", measured["name"]
+            yield f"value of evidence {place}", value(measured["value"])
+    for place, trial in enumerate(facts["tried"]):
+        yield f"trial {place}", Control(trial["control"]).words
+
+
+def _squeezed(text: str) -> str:
+    """Without what a surface escapes, breaks or frames with."""
+    return re.sub(r"[\s\\\u2060│╭╮╰╯─┼]", "", text)
+
+
+def _printed(report: DiagnosisResult) -> str:
+    told = io.StringIO()
+    print_report(report, Console(file=told, width=20_000))
+    return told.getvalue()
+
+
+def _shown(page: Any) -> str:
+    """All that the page writes: texts, code, key figures, tables, titles of what folds."""
+    kinds = ("title", "subheader", "markdown", "caption", "info", "success", "warning", "error")
+    parts = [e.value for kind in (*kinds, "code") for e in page.get(kind)]
+    parts += [e.label for e in page.expander]
+    parts += [f"{m.label} {m.value} {m.help}" for m in page.metric]
+    parts += [table.value.reset_index().to_csv(sep=" ", quotechar=" ") for table in page.table]
+    return "\n".join(parts)
+
+
+def _executed(notebook: dict[str, Any]) -> str:
+    """The notebook's words, and what its cells print."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+        for cell in notebook["cells"]:
+            source = "".join(cell["source"])
+            if cell["cell_type"] == "code":
+                exec(compile(source, cell["id"], "exec"), namespace)
+            else:
+                print(source)
+    return told.getvalue()
