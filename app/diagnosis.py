@@ -188,7 +188,7 @@ def show_header(case: Case) -> None:
         *arguments,
         run_page.policy_of(case.head),
         plural(len(case.runs), "run"),
-        plural(case.head.steps_done, "optimizer step"),
+        *([plural(case.head.steps_done, "optimizer step")] if case.report else []),
         ago(case.head.created),
         *([f"imported from {spec.imported}"] if spec.imported else []),
     ]
@@ -224,7 +224,7 @@ def show_state(case: Case) -> None:
     if not case.is_moving:
         return
     active = [r for r in case.runs if r.state.is_active]
-    names = ", ".join(Control(r.spec.control).words for r in active)
+    names = " and ".join(Control(r.spec.control).words for r in active)
     now = f"the script runs {names}" if active else "the next run is about to start"
     ended = len(case.runs) - len(active)
     so_far = f"{plural(ended, 'run')} {'has' if ended == 1 else 'have'} ended"
@@ -343,8 +343,7 @@ def show_live(case: Case) -> None:
         since_s = max(0.0, time.time() - (run.started or run.created))
         most = f" of at most {run.spec.steps:,}"
         done = f"{plural(run.steps_done, 'step')}{most}, {duration(since_s)} so far"
-        left = ", ".join([done, *_time_left(run, since_s)])
-        st.caption(escape(f"{Control(run.spec.control).words}: {left}"))
+        st.caption(escape(f"{Control(run.spec.control).words}: {done}{_time_left(run, since_s)}"))
     runs = [
         fix_words.ControlRun(Control(r.spec.control).words, r, store.steps(r), store.totals(r))
         for r in case.runs
@@ -355,15 +354,12 @@ def show_live(case: Case) -> None:
         chart.show(control_losses(curves), "live", lambda: _losses(runs), key="dx-live")
 
 
-def _time_left(run: RunInfo, since_s: float) -> list[str]:
-    """By the pace of its steps so far, and by its limit."""
-    parts = []
-    if run.steps_done and run.spec.steps > run.steps_done:
-        pace_s = since_s / run.steps_done
-        parts.append(f"about {duration(pace_s * (run.spec.steps - run.steps_done))} left")
-    if run.spec.time_limit_s:
-        parts.append(f"ended after {duration(run.spec.time_limit_s)}")
-    return parts
+def _time_left(run: RunInfo, since_s: float) -> str:
+    """By the pace of its steps so far, or by its limit of time, whichever comes first."""
+    left_s = run.spec.time_limit_s - since_s if run.spec.time_limit_s else math.inf
+    if run.steps_done:
+        left_s = min(left_s, since_s / run.steps_done * (run.spec.steps - run.steps_done))
+    return f", at most {duration(max(left_s, 0.0))} left" if left_s < math.inf else ""
 
 
 # Sections of the Diagnosis page: the verdict and the chain from the cause to the symptom.

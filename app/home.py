@@ -87,10 +87,10 @@ def show_doors(*, is_empty: bool, ask_lesson: Callable[[int], None]) -> None:
         st.markdown("**My training diverged or stopped learning**")
         st.markdown("Diagnose the script as it is: the cause, the line, and a fix that was run.")
         _command("diagnose", " train.py")
+        label = "Diagnose a script" if permissions.is_trusted() else "Diagnoses"
+        links.link(links.DIAGNOSIS, label)
         if may_start:
             _real_failure()
-        else:
-            links.link(links.DIAGNOSIS, "Diagnoses")
     with half:
         st.markdown("**What does half precision do to a model?**")
         st.markdown("Record a short training: dtypes, gradients, the loss scale, step by step.")

@@ -13,7 +13,7 @@ import pandas as pd
 import streamlit as st
 
 from ampscope.analysis import underflow
-from ampscope.analysis.skips import BadStep, SkipEvidence, bad_steps, skip_causes
+from ampscope.analysis.skips import BadStep, SkipCause, SkipEvidence, bad_steps, skip_causes
 from ampscope.analysis.training import FiniteParts, ScaleSummary, finite_parts, is_bad, summarize
 from ampscope.numerics.formats import FP16
 from ampscope.numerics.histogram import NAN, NEG_INF, POS_INF
@@ -43,6 +43,7 @@ WHY = (
     "an fp32 shadow at the step tells (--shadow-every 1 of a probe, record_next(reference=True) of "
     "a watched training)."
 )
+_CAUSES = {SkipCause.UNCLEAR: "unclear; an fp32 shadow at this step tells"}
 
 
 def show_overview(found: Trajectory) -> None:
@@ -134,7 +135,7 @@ def _bad_table(bad: list[BadStep]) -> pd.DataFrame:
             "Loss scale": [power_of_two(b.scale) if b.scale else "none" for b in bad],
             "Scale": [b.scale for b in bad],
             "Skipped": [b.skipped for b in bad],
-            "Why": ["" if b.cause is None else str(b.cause) for b in bad],
+            "Why": ["" if b.cause is None else _CAUSES.get(b.cause, str(b.cause)) for b in bad],
             "Parameters not finite": [b.parameter_count for b in bad],
             "First in backward": [b.first_parameter or "not recorded" for b in bad],
         }

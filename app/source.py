@@ -28,8 +28,8 @@ def read(run: RunInfo) -> list[File] | None:
     if not found:
         states.nothing_recorded(
             "This run holds no source.",
-            "`ampscope diagnose train.py` keeps the text of the script's own files, unless "
-            "`--leave-out source` was given or the run is older than that.",
+            "A diagnosis keeps the text of the script's own files, unless it ran with --leave-out "
+            "source or with an older ampscope.",
         )
         return None
     return found

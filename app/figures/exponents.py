@@ -189,7 +189,7 @@ LABEL_SIZE, NAME_SIZE = 13, 12  # names of modules need the width
 MIN_LABEL_SHARE = 0.06  # a zone narrower than this has no room for its name
 BAND_PX = (4, 12)  # of the zone band above the plot
 TOP_PX = 92  # margin that the band and the lines of text above it need
-LIMIT_LABEL_PX = 57  # the highest line: the limits
+LIMIT_LABEL_PX, MAX_LABEL_PX = 57, 74  # the highest lines: side by side they cross on a phone
 # Neighbouring zones on two lines, so that their names stay apart in a narrow chart.
 ZONE_LABEL_PX = {"lost": 21, "subnormal": 38, "normal": 21, "overflow": 38}
 
@@ -229,11 +229,11 @@ def exponent_axis(fmt: NumberFormat, shown: ExponentRange, ref: str, title: str)
             "zeroline": False,
         },
         shapes=[
-            *(_limit_line(ref, x) for x, _, _ in limits),
+            *(_limit_line(ref, x) for x, *_ in limits),
             *(_zone_band(ref, *span) for span in spans),
         ],
         annotations=[
-            *(_label(ref, x, LIMIT_LABEL_PX, text, side) for x, side, text in limits),
+            *(_label(ref, *limit) for limit in limits),
             *(
                 _label(ref, (first + end) / 2, ZONE_LABEL_PX[zone], f"<b>{zone}</b>", "center")
                 for zone, first, end in wide
@@ -242,14 +242,14 @@ def exponent_axis(fmt: NumberFormat, shown: ExponentRange, ref: str, title: str)
     )
 
 
-def _limits(fmt: NumberFormat) -> tuple[tuple[float, str, str], ...]:
-    """(place, side of the line that the text keeps to, text)."""
+def _limits(fmt: NumberFormat) -> tuple[tuple[float, int, str, str], ...]:
+    """(place, height, text, side of the line that the text keeps to)."""
     subnormal, normal = fmt.min_subnormal_exponent, fmt.min_normal_exponent
     largest = f"{fmt.max:,.0f}" if fmt.max < 1e6 else f"{fmt.max:.1e}"
     return (
-        (subnormal, "right", f"min subnormal {power(subnormal)} "),
-        (normal, "left", f" min normal {power(normal)}"),
-        (math.log2(fmt.max), "left", f" max {largest}"),
+        (subnormal, LIMIT_LABEL_PX, f"min subnormal {power(subnormal)} ", "right"),
+        (normal, LIMIT_LABEL_PX, f" min normal {power(normal)}", "left"),
+        (math.log2(fmt.max), MAX_LABEL_PX, f"max {largest} ", "right"),
     )
 
 
