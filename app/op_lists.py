@@ -49,15 +49,19 @@ def show_lists() -> None:
     chart.sentence(_answer(rows))
     frame = pd.DataFrame(
         {
-            "framework": [o.framework for o in rows],
-            "where": [o.where for o in rows],
             "op": [o.op for o in rows],
             "runs in": [o.meaning for o in rows],
+            "framework": [o.framework for o in rows],
+            "where": [o.where for o in rows],
             "its own word": [f"{o.word}, {o.condition}" if o.condition else o.word for o in rows],
             **({"in this run": [_did(o, did) for o in rows]} if did is not None else {}),
         }
     )
-    st.dataframe(frame, hide_index=True, height=560)
+    columns = {
+        "runs in": st.column_config.TextColumn(help=_HELP),
+        "its own word": st.column_config.TextColumn(help="What the framework calls that list."),
+    }
+    st.dataframe(frame, hide_index=True, height=560, column_config=columns)
     chart.download(lambda: frame, "op-lists", key="op-lists")
     st.caption(
         "PyTorch's lists are those that ampscope rehearses on a CPU. Paddle's and TensorFlow's "

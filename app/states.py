@@ -228,7 +228,10 @@ button[aria-label^="Download as CSV"] { display: none; }
 [data-testid="stCaptionContainer"] { color: inherit; opacity: 0.78; }
 [data-testid="stCaptionContainer"] code, .stCode .token { color: inherit !important; }
 [data-testid="stSliderThumbValue"] { color: inherit !important; }
-@media (max-width: 640px) { .stCode code { font-size: 11px; } }
+@media (max-width: 640px) {
+  .stCode code { font-size: 11px; }
+  [data-testid="stButtonGroup"] > div { flex-wrap: wrap; }
+}
 input[role="combobox"] { min-width: 24px; min-height: 24px; }
 [data-testid="stSidebarNavLink"]:focus-visible, [data-testid="stPageLink-NavLink"]:focus-visible {
   outline: 2px solid currentColor; outline-offset: -2px;

@@ -388,8 +388,8 @@ def paired_curves(pair: Sequence[tuple[Curve, FiniteParts, Sequence[StepRecord]]
     scaled = [[s for s in steps if s.scale is not None] for _, _, steps in pair]
     norms = [norm for _, norm, _ in pair]
     broken = {
-        for_plotly(f"{name} of {curve.name}"): parts
-        for curve, norm, _ in pair
+        f"{name}, {which}": parts
+        for which, (curve, norm, _) in zip(("first", "second"), pair, strict=True)
         for name, parts in (("loss", curve.losses), ("norm", norm))
         if parts.nonfinite_count
     }
