@@ -461,6 +461,8 @@ def _proof(case: Case, report: DiagnosisResult, finding: Finding) -> None:
         boxes[fix_words.verified(report)](escape(fix_words.seen(report)))
     elif case.head.spec.imported:
         st.info("No run with this fix came with the import.")
+    elif case.is_moving:
+        st.info("No run with a fix has ended yet.")
     elif finding.verdict.fix.controls:
         st.info("This fix has not been tried yet. The button below runs the script with it.")
     else:

@@ -465,6 +465,7 @@ def _layout(
             "domain": SPECIAL_DOMAIN,
             "anchor": "y",
             "title": {"text": "not finite"},
+            "automargin": True,  # on a phone the names below stand upright
             "type": "category",
             "range": [-0.5, len(SPECIALS) - 0.5],
             "tickvals": list(range(len(SPECIALS))),

@@ -87,6 +87,7 @@ HALF_LINES = {
     "scores = q @ k.transpose(-2, -1) / tau": 64 * 90_000 / 8,
     "scores = torch.einsum('ij,kj->ik', batch['q'], k) / self.tau": 64 * 90_000 / 8,
     "scores = (q * k[:, :]).sum(dim=dim)": 64 * 90_000,
+    "scores = wide.pow(2).sum(dim)": 64 * 90_000,  # a script's own name is none of the patch's
     "return F.normalize(q.square() + q, dim=dim).sum(dim) * tau": 64.0,  # 64 equal ones: 8
 }
 
@@ -99,7 +100,8 @@ def test_a_line_in_fp32_is_code_that_cures_where_it_is_pasted(code: str) -> None
     helpers, found, statement = patch.partition("# in place of train.py:6\n")
     assert found
     half = torch.full((2, 64), 300.0, dtype=torch.float16)
-    names = {"q": half, "k": half, "batch": {"q": half}, "tau": 8, "dim": -1, "F": nn.functional}
+    names: dict[str, Any] = {"q": half, "k": half, "wide": half, "batch": {"q": half}}
+    names |= {"tau": 8, "dim": -1, "F": nn.functional}
     for written, is_fixed in ((code, False), (statement, True)):
         body = "".join(f"        {line}\n" for line in written.splitlines())
         named = f"def f(self):\n    with torch.autocast('cpu', torch.float16):\n{body}"

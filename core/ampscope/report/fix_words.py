@@ -224,7 +224,7 @@ _WIDE = """import contextlib
 import torch
 
 
-def wide(value):
+def as_fp32(value):
     \"\"\"A half tensor in fp32; anything else unchanged.\"\"\"
     return value.float() if torch.is_tensor(value) and value.is_floating_point() else value
 
@@ -240,7 +240,7 @@ def autocast_off():
 _CALL = """def in_fp32(function, *args, **kwargs):
     \"\"\"The call with its tensors in fp32 and autocast off: in_fp32(torch.matmul, a, b).\"\"\"
     with autocast_off():
-        return function(*map(wide, args), **{k: wide(v) for k, v in kwargs.items()})
+        return function(*map(as_fp32, args), **{k: as_fp32(v) for k, v in kwargs.items()})
 
 
 # PLACE: write each call of this line as in_fp32(function, …).
@@ -261,8 +261,8 @@ def _line_patch(finding: Finding, lines: tuple[str, ...]) -> str:
 
 
 def _widened(code: str) -> str:
-    """A line of a script with the values that it reads in ``wide()``, below ``autocast_off()``; ""
-    where the line is no whole statement, changes a tensor in place, or reads none."""
+    """A line of a script with the values that it reads in ``as_fp32()``, below ``autocast_off()``;
+    "" where the line is no whole statement, changes a tensor in place, or reads none."""
     try:
         (statement,) = ast.parse(code).body
     except (SyntaxError, ValueError, RecursionError):
@@ -278,7 +278,7 @@ def _widened(code: str) -> str:
 
 
 class _Widener(ast.NodeTransformer):
-    """Puts each value that an expression reads into ``wide()``; functions and modules stay."""
+    """Puts each value that an expression reads into ``as_fp32()``; functions and modules stay."""
 
     _MODULES = frozenset(("torch", "F", "nn", "np", "numpy", "math", "functional", "einops"))
 
@@ -326,7 +326,7 @@ class _Widener(ast.NodeTransformer):
         if _root(node) in self._MODULES or _root(node) == ast.unparse(node) == "self":
             return node
         self.has_values = True
-        return ast.Call(ast.Name("wide", ast.Load()), [node], [])
+        return ast.Call(ast.Name("as_fp32", ast.Load()), [node], [])
 
 
 def _root(node: ast.AST) -> str:
