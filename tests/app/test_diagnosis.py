@@ -234,9 +234,11 @@ def test_a_lost_run(store_path: Path, open_page: Open) -> None:
 
 
 def test_while_the_script_runs_there_is_no_verdict(store_path: Path, open_page: Open) -> None:
-    head = script_stores.run(store_path, "as_is", None, state=None)
+    spec = replace(script_stores.SPEC, time_limit_s=600.0)
+    head = script_stores.run(store_path, "as_is", None, spec, state=None)
     app = open_page("diagnosis", run=head)
     assert not app.exception
+    assert re.search(r"so far, at most (10 min 0|9 min 5\d) s left", texts(app))
     assert "Under way:** the script runs unchanged. 0 runs have ended." in texts(app)
     assert app.button(key="dx-stop")
     assert not app.subheader

@@ -36,6 +36,7 @@ def test_an_empty_store_offers_the_demo_and_creates_no_file(
     said = words(app)
     assert "My training diverged or stopped learning" in said
     assert "Learn mixed precision" in said
+    assert ("Diagnose a script", "") in links(app)  # of one's own, too
     assert all(code.value.startswith("ampscope ") for code in app.code)
     assert "torch" in app.caption[0].value
     assert not store_path.exists()

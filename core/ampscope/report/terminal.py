@@ -18,6 +18,7 @@ from ampscope.causes import CAUSES
 from ampscope.control import Control
 from ampscope.diagnosis.findings import Finding
 from ampscope.diagnosis.result import DiagnosisResult
+from ampscope.number_words import value
 from ampscope.report import fix_words, verdict_words
 from ampscope.report.document import CODE_LENGTH, line, visible
 from ampscope.report.run_words import rules_in_full
@@ -46,8 +47,8 @@ def print_report(report: DiagnosisResult, console: Console) -> None:
     for finding in diagnosis.latent:
         console.print(_latent(finding))
     runs = {"as_is": report.diagnosis.symptoms, **report.control_symptoms}
-    seen = (f"{Control(name).words}: {'; '.join(s) or 'healthy'}" for name, s in runs.items())
-    console.print(_said(f"What each run showed. {'. '.join(seen)}."))
+    for name, seen in runs.items():
+        console.print(_said(f"Run {Control(name).words}: {'; '.join(seen) or 'healthy'}."))
     console.print(
         _said(
             f"Judged under {rules}, in {report.elapsed_s:.0f} s and {len(report.runs)} runs. "
@@ -115,17 +116,12 @@ def _evidence(measurements: tuple[Measurement, ...]) -> Table:
         table.add_column(name, justify="right")
     table.add_column("run")
     for m in measurements:
-        table.add_row(
-            _cell(m.name), _cell(m.value), _cell(m.threshold), _cell(m.step), _cell(m.run)
-        )
+        limit = "" if m.threshold is None else value(m.threshold)
+        step = "" if m.step is None else f"{m.step:,}"
+        cells = (m.name, value(m.value), limit, step, Control(m.run or "as_is").words)
+        table.add_row(*(escape(line(cell)) for cell in cells))
     return table
 
 
 def _said(text: str, style: str = "") -> Text:
     return Text(visible(text), style=style)
-
-
-def _cell(value: float | str | None) -> str:
-    if value is None:
-        return ""
-    return escape(line(value)) if isinstance(value, str) else f"{value:,.6g}"
