@@ -252,7 +252,7 @@ def test_while_a_fix_runs_the_verdict_stands(store_path: Path, open_page: Open) 
     assert "Root cause: An activation overflowed" in texts(app)
     assert "the script runs with encoder.2.wo in fp32. 3 runs have ended." in texts(app)
     assert app.button(key="dx-run-fix").disabled
-    assert "This fix has not been tried yet" in texts(app)
+    assert "No run with a fix has ended yet." in texts(app)
 
 
 def test_a_fix_that_is_run_again_counts_once_it_has_finished(store_path: Path) -> None:
