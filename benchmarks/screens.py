@@ -34,6 +34,7 @@ from app.links import ENTRIES  # noqa: E402  - needs the path set above
 from tests.helpers import browser, script_stores, stores  # noqa: E402
 
 THEMES, WIDTHS, HEIGHT = ("light", "dark"), (1440, 390), 900
+DOCS_HEIGHT = 1400  # the answer, and the chart below it
 WAIT_MS = 180_000  # on a machine that does something else too
 MOST_PX = 16_000  # of one picture; Chromium draws no higher ones
 MODULES, STEPS = 500, 200  # of the large run
@@ -167,7 +168,7 @@ def for_docs(servers: browser.Servers, chromium: Any, store: Path) -> None:
         pass
     url = servers.start(store)
     for name, (entry, kind, query) in DOCS.items():
-        with browser.page_of(chromium, 1440, 1000) as page:
+        with browser.page_of(chromium, 1440, DOCS_HEIGHT) as page:
             page.goto(f"{url}{address(entry, store, kind)}{query}")
             drawn(page)
             page.screenshot(path=str(ROOT / "docs" / "images" / f"{name}.png"))

@@ -86,8 +86,9 @@ def test_a_failing_script_is_diagnosed_without_a_terminal(
     assert "assert sys.prefix" in script
     (folder / "my_decoder.py").write_text(script)
     options = ("--scripts", str(folder), "--python", f"nightly={environment}")
-    page.goto(f"{dashboard(tmp_path / 'runs.db', *options)}/diagnosis")
+    page.goto(dashboard(tmp_path / "runs.db", *options))
     settle(page)
+    page.get_by_role("link", name="Diagnose a script").click()
     page.get_by_role("textbox", name="Arguments").fill("--epochs 4")
     page.get_by_role("combobox", name="Python").click()
     page.get_by_role("option", name="nightly").click()
