@@ -489,7 +489,8 @@ def flops_seen(shares: Sequence[tuple[str, precision_use.FlopShare]], shown: int
     name, largest = shares[0]
     wide = [(n, s) for n, s in shares if s.total > s.half]
     most = percent(largest.total / total)
-    text = f"{cut(name)} does most: {most} of {total / 1e6:,.1f} million operations."
+    unit, word = (1e9, "billion") if total >= 1e9 else (1e6, "million")
+    text = f"{cut(name)} does most: {most} of {total / unit:,.1f} {word} operations."
     if wide and len(wide) < len(shares):
         slow = sum(s.total - s.half for _, s in wide)
         text += f" Not in half: {percent(slow / total)}, most of it in {cut(wide[0][0])}."
