@@ -153,6 +153,55 @@ def test_a_file_of_100_mb_is_refused_unread(tmp_path: Path) -> None:
     said_once(run(path))
 
 
+@pytest.mark.parametrize("table", ["[tool]\nampscope = 3", "tool = 3", "tool.ampscope = []"])
+def test_what_is_no_table_above_ours_is_bad_input(script: Path, table: str) -> None:
+    (script.parent / "pyproject.toml").write_text(table + "\n")
+    done = run(script)
+    said_once(done)
+    assert "is not a table" in done.output
+
+
+def test_what_never_ends_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.py")
+    said_once(run(tmp_path / "pipe.py"))
+    said_once(run("/dev/zero"))
+
+
+def test_a_notebook_is_not_taken_for_a_clean_script(tmp_path: Path) -> None:
+    path = tmp_path / "train.ipynb"
+    path.write_text('{"cells": [{"source": ["import torch"]}]}')
+    done = run(path)
+    said_once(done)
+    assert "notebook" in done.output
+
+
+def test_a_command_of_ipython_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "exported.py"
+    path.write_text("import torch\n%matplotlib inline\n")
+    done = run(path)
+    said_once(done)
+    assert "IPython" in done.output
+
+
+def test_a_defect_of_a_check_is_one_sentence(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("x")
+
+    monkeypatch.setattr("ampscope.preflight.checks.check_source", fail)
+    said_once(run(script))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of a folder")
+def test_what_may_not_be_read_is_named(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path, *_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("ampscope.preflight.checks.os.scandir", refused)
+    said_once(run(script.parent))
+    monkeypatch.setattr(Path, "stat", refused)
+    said_once(run(script))
+
+
 def test_what_is_not_there_is_bad_input(tmp_path: Path) -> None:
     said_once(run(tmp_path / "none.py"))
     said_once(run(tmp_path))
@@ -163,7 +212,7 @@ def test_a_broken_file_does_not_hide_the_others(script: Path) -> None:
     done = run(script.parent)
     assert done.exit_code == 1
     assert "Left out: " in done.stderr
-    assert "2 findings in 1 file." in done.stdout
+    assert "2 findings in 1 file; 1 left out." in done.stdout
 
 
 def test_sarif_is_valid_against_the_standard_s_schema(script: Path) -> None:

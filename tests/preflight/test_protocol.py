@@ -106,6 +106,14 @@ def test_what_pytorch_raises_on_is_found(name: str) -> None:
 
 
 RIGHT = {
+    "a_test_without_a_name": """
+        if True:
+            scaler.scale(loss).backward()
+        if not (1 > 2 or
+                ""):
+            scaler.step(optimizer)
+        scaler.update()
+        """,
     "plain": """
         scaler.scale(loss).backward()
         scaler.step(optimizer)

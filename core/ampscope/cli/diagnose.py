@@ -54,8 +54,12 @@ def checked_limits(steps: int, time_limit_s: float, memory_limit_mib: int) -> No
 def checked_script(script: str) -> str:
     """The script's absolute path. Raises BadInput with what is wrong with it."""
     path = Path(script)
-    if not path.exists():
-        raise BadInput(f"There is no file {script}.")
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise BadInput(f"There is no file {script}.") from error
+    except OSError as error:
+        raise BadInput(f"Cannot read {script}: {error.strerror}.") from error
     if path.is_dir():
         raise BadInput(f"{script} is a folder. Name the script in it, or use -m for a package.")
     if not path.is_file():

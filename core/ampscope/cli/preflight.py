@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 import tempfile
@@ -37,7 +38,7 @@ MOST_STEPS = 50  # of --steps; for more there is ampscope diagnose
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path, readable=False))
 @click.option(
     "--format", "form", type=click.Choice(FORMATS), default="text", show_default=True,
     help="How findings are written.",
@@ -67,9 +68,12 @@ def preflight(
     if steps is not None:
         checked_limits(steps, time_limit, 0)
         for path in paths:
-            checked_script(str(path))  # --steps runs scripts, not folders
+            if os.path.isdir(path):
+                raise BadInput(f"{path} is a folder: --steps runs scripts, so name the script.")
+            checked_script(str(path))
     result = check_paths(paths, settings)
     if show_diff or fix:
+        written_files = 0
         for source in list(result.sources.values()):
             found = [f for f in result.findings if f.path == source.path]
             changed = repaired(source, found)
@@ -79,8 +83,12 @@ def preflight(
                 click.echo(_harmless(difference(source, changed)), nl=False)
             if fix:
                 write_repaired(source, changed)
+                written_files += 1
         if show_diff and not fix:
             sys.exit(EXIT_FINDINGS if result.findings else EXIT_NOTHING)
+        if fix:
+            files = f"{written_files} file{'s' if written_files != 1 else ''}"
+            click.echo(f"Repairs written into {files}.", err=True)
         result = check_paths(paths, settings)
     not_run = _run_steps(paths, steps, time_limit, settings, result) if steps is not None else []
     for sentence in result.unread:
@@ -156,9 +164,9 @@ def settings_for(first: Path, config: Path | None = None) -> Settings:
     """``[tool.ampscope.preflight]`` of the named file, or of the nearest above ``first``."""
     if config is None:
         start = first.absolute()
-        folders = [start, *start.parents] if first.is_dir() else list(start.parents)
+        folders = [start, *start.parents] if os.path.isdir(first) else list(start.parents)
         files = (folder / "pyproject.toml" for folder in folders)
-        config = next((file for file in files if file.is_file()), None)
+        config = next((file for file in files if os.path.isfile(file)), None)  # never raises
         if config is None:
             return Settings()
     return settings_of(own_table(config, "preflight"), str(config))

@@ -360,7 +360,10 @@ def write_repaired(source: Source, changed: str) -> None:
 
 
 def files_below(folder: Path, exclude: Sequence[str]) -> Iterator[Path]:
-    """Python files of a folder, hidden and installed ones left out, in order."""
+    """Python files of a folder, hidden and installed ones left out, in order. Raises OSError
+    where the folder itself cannot be read; one below it is skipped."""
+    with os.scandir(folder):
+        pass
     for root, folders, names in os.walk(folder):
         folders[:] = sorted(
             f
@@ -383,8 +386,11 @@ def check_paths(
     ``unread``. Raises BadInput where nothing could be read at all."""
     result = Result()
     for path in paths:
-        if path.is_dir():
-            found = list(files_below(path, settings.exclude))
+        if os.path.isdir(path):  # Path.is_dir raises below a folder that cannot be entered
+            try:
+                found = list(files_below(path, settings.exclude))
+            except OSError as error:
+                raise BadInput(f"Cannot read {error.filename}: {error.strerror}.") from error
             if not found:
                 raise BadInput(f"There is no Python file in {path}.")
             for file in found:
@@ -392,10 +398,8 @@ def check_paths(
                     _check_file(file, settings, result)
                 except BadInput as error:
                     result.unread.append(str(error))
-        elif path.exists():
-            _check_file(path, settings, result)
         else:
-            raise BadInput(f"There is no file {path}.")
+            _check_file(path, settings, result)
     if not result.sources:
         raise BadInput(result.unread[0])
     return result
@@ -403,6 +407,13 @@ def check_paths(
 
 def _check_file(path: Path, settings: Settings, result: Result) -> None:
     source = read_source(path)
-    if source.path not in result.sources:
-        result.sources[source.path] = source
+    if source.path in result.sources:
+        return
+    try:
         result.findings += check_source(source, settings)
+    except Exception as error:  # a defect of a check; the other files are still looked at
+        raise BadInput(
+            f"{source.path} could not be checked: {type(error).__name__} in ampscope itself. "
+            "Please report it; a folder's other files are checked without this one."
+        ) from error
+    result.sources[source.path] = source

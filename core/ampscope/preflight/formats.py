@@ -27,6 +27,8 @@ def _text(result: Result) -> str:
     ]
     files = len(result.sources)
     looked = f"{files} file{'s' if files != 1 else ''}"
+    if result.unread:
+        looked += f"; {len(result.unread)} left out"
     if not result.findings:
         return f"No findings in {looked}."
     number = len(result.findings)

@@ -1003,8 +1003,10 @@ class _Engine:
             key=lambda n: (n.lineno, n.col_offset),
         )
         begin, end = self.source.start(node), self.source.end(node)
+        if not names:  # ``if True:``
+            return [("", "", re.sub(r"\s+", "", self.source.text[begin:end]))]
         starts = [self.source.start(name) for name in names]
-        parts = [("", "", self.source.text[begin : starts[0] if starts else end])]
+        parts = [("", "", self.source.text[begin : starts[0]])]
         for name, start, following in zip(names, starts, [*starts[1:], end], strict=True):
             top: ast.AST = name
             while isinstance(up := self.source.parent(top), ast.Attribute) and up.value is top:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import io
 import re
+import stat
 import tokenize
 import warnings
 from collections.abc import Iterator
@@ -35,9 +36,12 @@ class Source:
                 self.tree = ast.parse(text, path)
         except SyntaxError as error:
             at = f" at line {error.lineno}" if error.lineno else ""
+            if (error.text or "").lstrip()[:1] in {"%", "!"}:
+                at += ", a command of IPython: turn it into a comment"
             raise BadInput(f"{path} is not Python: {error.msg}{at}.") from error
         except (ValueError, RecursionError, MemoryError) as error:
-            raise BadInput(f"{path} is not Python that can be parsed: {error}.") from error
+            reason = str(error) or "it is nested too deeply"
+            raise BadInput(f"{path} is not Python that can be parsed: {reason}.") from error
         self._parents: dict[ast.AST, ast.AST] = {}
         self.nodes: list[ast.AST] = []
         waiting: list[ast.AST] = [self.tree]
@@ -178,13 +182,22 @@ def read_source(path: Path, shown: str = "") -> Source:
     """The file at ``path``. Raises BadInput for what cannot be read, is binary, too large or not
     Python."""
     shown = shown or str(path)
+    if path.suffix == ".ipynb":  # JSON without null, true and false parses as Python
+        raise BadInput(
+            f"{shown} is a notebook: export it first, as with jupyter nbconvert --to script."
+        )
     try:
-        size = path.stat().st_size
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode):  # a pipe would be waited for, a device never ends
+            raise BadInput(f"{shown} is not a file.")
+        size = about.st_size
         if size > LARGEST:
             raise BadInput(
                 f"{shown} is too large for a script: {size:,} bytes; the limit is {LARGEST:,}."
             )
         data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise BadInput(f"There is no file {shown}.") from error
     except OSError as error:
         raise BadInput(f"Cannot read {shown}: {error.strerror}.") from error
     if b"\0" in data:
