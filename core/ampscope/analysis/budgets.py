@@ -193,5 +193,5 @@ def judge_time(
     return Outcome(
         "step_time_ratio", limit, middle, low <= limit,
         f"A step takes {middle:.2f} times the base's (rounds: {low:.2f} to {high:.2f}); the budget "
-        f"is {limit:g}.",
+        f"is {limit:g}, exceeded in {sum(r > limit for r in ratios)} of {len(ratios)} rounds.",
     )  # fmt: skip

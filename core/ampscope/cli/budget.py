@@ -96,7 +96,7 @@ def budget(
 def _limits(script: Path, config: Path | None) -> Budgets:
     if config is None:
         files = (folder / "pyproject.toml" for folder in script.parents)
-        config = next((file for file in files if file.is_file()), None)
+        config = next((file for file in files if os.path.isfile(file)), None)
         if config is None:
             raise BadInput(
                 f"There is no pyproject.toml above {script}: set budgets in its table "

@@ -97,14 +97,19 @@ def absolute(workload: str) -> str:
 
 
 def own_table(config: Path, name: str) -> object:
-    """``[tool.ampscope.NAME]`` of a pyproject.toml, {} where it has none. Raises BadInput
-    for a file that cannot be read or is not TOML."""
+    """``[tool.ampscope.NAME]`` of a pyproject.toml, {} where it has none; NAME itself
+    may be anything. Raises BadInput for a file that cannot be read or is not TOML, and where
+    [tool] or [tool.ampscope] is not a table."""
     try:
         found: object = tomllib.loads(config.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput(f"Cannot read {config}: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{config} is not TOML: {error}.") from error
+    path = ""
     for key in ("tool", "ampscope", name):
-        found = found.get(key, {}) if isinstance(found, dict) else {}
+        if not isinstance(found, dict):
+            raise BadInput(f"[{path}] of {config} is not a table.")
+        found = found.get(key, {})
+        path = f"{path}.{key}".lstrip(".")
     return found
