@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 import struct
 import zipfile
@@ -147,6 +148,39 @@ def test_what_is_poisoned_is_named(
     found = check_checkpoint(tmp_path / "bad.pt")
     expected = {"nan", code} if code == "ema_poisoned" else {code}
     assert {f.code for f in found.findings} == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_numbers_are_looked_at(dtype: torch.dtype, tmp_path: Path) -> None:
+    values = torch.ones(5, dtype=dtype)
+    values[1] = complex(0, float("nan"))
+    values[3] = complex(float("inf"), 1)
+    torch.save({"a": values}, tmp_path / "x.pt")
+    found = check_checkpoint(tmp_path / "x.pt")
+    assert [(f.code, f.count) for f in found.findings] == [("nan", 1), ("inf", 1)]
+    assert "1 of 10 real and imaginary parts" in found.findings[0].text
+
+
+def test_a_format_that_is_not_read_is_named(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(5).to(torch.float8_e4m3fnuz)}, tmp_path / "x.pt")
+    assert any("Not looked at" in text for text in check_checkpoint(tmp_path / "x.pt").notes)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (pickle.dumps({"a": 1}), "a pickle that torch.save did not write"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 3\n", "git lfs pull"),
+    ],
+    ids=["pickle", "lfs"],
+)
+def test_what_only_looks_like_a_checkpoint_is_named(
+    content: bytes, words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.pt"
+    path.write_bytes(content)
+    with pytest.raises(BadInput, match=words):
+        check_checkpoint(path)
 
 
 def test_rows_that_fp16_overflows_are_findings_where_that_is_meant(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ class _Reader:
 
     def counts(self, tensors: Sequence[StoredTensor]) -> list[TensorCounts]:
         """Of each of these; tensors that share their memory are read once."""
-        places = {_place(t): t for t in tensors if t.dtype in counting.FLOATS}
+        places = {_place(t): t for t in tensors if _format(t.dtype) in counting.FLOATS}
         jobs: list[tuple[StoredTensor, int, int]] = []
         for tensor in places.values():
             self._open(tensor.file)
@@ -197,7 +197,7 @@ class _Reader:
                     return
                 tensor, offset, size = job
                 part = np.zeros(counting.LENGTH, np.uint64)
-                limits = _LIMITS[tensor.dtype]
+                limits = _LIMITS[_format(tensor.dtype)]
                 counting.count(self._read(tensor, offset, size), limits, part)
                 total = found[_place(tensor)]
                 with lock:
@@ -212,6 +212,9 @@ class _Reader:
         if found is None:
             return plain
         n = [int(x) for x in found]
+        if t.dtype in counting.PARTS:  # fp16 and subnormals are asked of real weights alone
+            infinite = n[counting.POS_INF] + n[counting.NEG_INF]
+            return replace(plain, nan=n[counting.NAN], inf=infinite)
         return replace(
             plain,
             nan=n[counting.NAN],
@@ -275,11 +278,16 @@ class _Reader:
             if not got:
                 raise BadInput(f"{tensor.file} became shorter while it was read: check it again.")
             done += got
-        kind = counting.FLOATS[tensor.dtype][1]
+        kind = counting.FLOATS[_format(tensor.dtype)][1]
         return buffer[:size].view(kind)
 
 
 _LIMITS = {dtype: counting.bits_of(dtype) for dtype in counting.FLOATS}
+
+
+def _format(dtype: str) -> str:
+    """Of the numbers that a tensor is read as."""
+    return counting.PARTS.get(dtype, dtype)
 
 
 def _place(tensor: StoredTensor) -> tuple[Path, int, int, str]:
@@ -296,6 +304,8 @@ def _judge(result: CheckResult, loaded_as: str) -> None:
         for code, word, count in (("nan", "NaN", t.nan), ("inf", "infinite", t.inf)):
             if count:
                 share = f"{count:,} of {t.elements:,} elements"
+                if t.dtype in counting.PARTS:
+                    share = f"{count:,} of {2 * t.elements:,} real and imaginary parts"
                 text = f"{place}: {share} are {word}."
                 result.findings.append(Finding(code, t.name, text, count))
         if t.fp16_overflow and t.kind != "optimizer":
@@ -307,6 +317,10 @@ def _judge(result: CheckResult, loaded_as: str) -> None:
             result.findings.append(Finding("fp16_overflow", t.name, text, t.fp16_overflow))
         else:
             result.notes.append(text)
+    for dtype in sorted({t.dtype for t in result.tensors} & counting.UNKNOWN):
+        names = [t.name for t in result.tensors if t.dtype == dtype]
+        more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
+        result.notes.append(f"Not looked at, for their format {dtype}: {names[0]}{more}.")
     weights = [t for t in result.tensors if t.kind != "optimizer" and t.dtype in counting.FLOATS]
     nonzero = sum(t.elements - t.zero for t in weights)
     if nonzero:

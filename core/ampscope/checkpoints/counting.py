@@ -42,6 +42,11 @@ FLOATS: dict[str, tuple[NumberFormat, type[np.unsignedinteger[Any]]]] = {
     "F8_E5M2": (FORMATS["e5m2"], np.uint8),
 }
 
+# Complex numbers are two numbers of these formats.
+PARTS = {"C64": "F32", "C128": "F64"}
+# Formats with a NaN that are not read. F4 and F6 have none.
+UNKNOWN = frozenset({"F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"})
+
 
 def bits_of(dtype: str) -> NDArray[np.uint64]:
     """What :func:`count` needs of a format: its sign bit, first normal number, infinity, first NaN

@@ -37,6 +37,7 @@ _BITS = {
     "F6_E3M2": 6, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
 }  # fmt: skip
 _MAGIC_OF_ZIP = b"PK\x03\x04"
+_POINTER_OF_LFS = b"version https://git-lfs.github.com/"
 _TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 _STORED = 0  # zipfile's word for an entry that is not compressed, as torch writes all
 
@@ -108,6 +109,8 @@ def opened(path: Path, scratch: Path) -> Checkpoint:
 def _file(path: Path, start: bytes, size: int, scratch: Path) -> Checkpoint:
     if not size:
         raise BadInput(f"{path} is empty: nothing was saved in it, or saving was cut short.")
+    if start == _POINTER_OF_LFS[: len(start)] and size < 1024:
+        raise BadInput(f"{path} is a pointer of Git LFS, not the checkpoint: run git lfs pull.")
     if path.suffix == ".safetensors" or start[8:9] == b"{":
         return Checkpoint(path, safetensors(path))
     if start.startswith(_MAGIC_OF_ZIP) or start[:1] == b"\x80":  # a pickle begins with its protocol

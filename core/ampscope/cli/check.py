@@ -50,12 +50,14 @@ def check(paths: tuple[Path, ...], as_json: bool, loaded_as: str | None) -> None
 
 def _lines(result: CheckResult) -> list[str]:
     """What a person reads."""
-    state = f"{len(result.findings):,} findings" if result.findings else "clean"
+    state = _many(len(result.findings), "finding") if result.findings else "clean"
     size = sum(t.size for t in result.tensors)
-    found = [f"{result.path}: {state}; {len(result.tensors):,} tensors, {size / 2**20:,.1f} MiB"]
-    rows = result.dtypes()
+    found = [
+        f"{result.path}: {state}; {_many(len(result.tensors), 'tensor')}, {size / 2**20:,.1f} MiB"
+    ]
     found += [
-        f"dtype {r.kind} {r.dtype}: {r.tensors:,} tensors, {r.elements:,} elements" for r in rows
+        f"dtype {r.kind} {r.dtype}: {_many(r.tensors, 'tensor')}, {_many(r.elements, 'element')}"
+        for r in result.dtypes()
     ]
     found += _shortened([f"{f.code}: {f.text}" for f in result.findings])
     away = [a for a in result.averages if a.relative_distance is not None]
@@ -67,6 +69,10 @@ def _lines(result: CheckResult) -> list[str]:
         )
     found += _shortened([f"note: {text}" for text in result.notes])
     return found + [f"left out: {text}" for text in result.left_out]
+
+
+def _many(count: int, word: str) -> str:
+    return f"{count:,} {word}{'s' if count != 1 else ''}"
 
 
 def _shortened(texts: list[str]) -> list[str]:

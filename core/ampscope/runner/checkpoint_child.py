@@ -124,16 +124,19 @@ def read(path: Path, scratch: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         is_archive = file.read(4) == b"PK\x03\x04"
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive or None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a pickle's protocol; what fails is said below
+            mapped = is_archive or None
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         text = " ".join(str(error).split())
-        named = [part for part in text.split() if "." in part and "(" not in part]
+        if "Unsupported operand" in text:  # torch writes no such instruction
+            if is_archive:
+                return {"problem": "it is damaged."}
+            return {"needs_code": "a pickle that torch.save did not write"}
         asks = "GLOBAL" in text or "Unsupported global" in text or "allowlist" in text
         if asks or "Unsupported" in text or "persistent" in text:
-            word = text.partition("GLOBAL ")[2].split(" ")[0] or (
-                named[0] if named else "an object"
-            )
-            return {"needs_code": word}
+            return {"needs_code": text.partition("GLOBAL ")[2].split(" ")[0] or "an object"}
         return {"problem": "it is damaged, or no torch file."}
     except (RuntimeError, ValueError, EOFError, KeyError, AttributeError, IndexError, TypeError,
             MemoryError, OverflowError, AssertionError) as error:  # fmt: skip
