@@ -263,6 +263,16 @@ def test_without_a_folder_no_script_is_touched(place: Path) -> None:
     assert "without a folder of scripts" in sentence(in_a_loop(call()))
 
 
+def test_an_agent_without_runs_is_told_to_call_a_tool(tmp_path: Path) -> None:
+    server = make_server(tmp_path / "none.db", Folders([]))
+
+    async def call() -> CallToolResult:
+        async with Client(server) as client:
+            return await client.call_tool("list_runs", {})
+
+    assert "call diagnose" in sentence(in_a_loop(call()))
+
+
 def test_preflight_reads_no_file_that_a_link_leads_to_outside(ask: Ask, place: Path) -> None:
     answer = told(ask("preflight", paths=["."], show_diff=True))
     read = {os.path.relpath(f["path"], place / "scripts") for f in answer["findings"]}

@@ -344,6 +344,8 @@ def _diff(result: Result) -> str:
 
 def _reading(store: Path, work: Callable[[Reader], T]) -> Awaitable[T]:
     def read() -> T:
+        if not store.exists():
+            raise BadInput("No run is recorded yet: call diagnose with a script first.")
         with Reader(store) as reader:
             return work(reader)
 
