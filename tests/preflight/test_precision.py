@@ -49,6 +49,43 @@ def test_mask_constants_in_a_model_under_autocast(
     assert codes(ATTENTION.format(constant=constant, dtype=dtype)) == found
 
 
+@pytest.mark.parametrize(
+    ("fill", "found"),
+    [
+        ("MASKED", ["AMP003"]),
+        ("-self.large", ["AMP003"]),
+        ("value=MASKED", ["AMP003"]),
+        ("given", []),
+        ("SWITCHED", []),
+        ("ELSEWHERE", []),
+    ],
+)
+def test_a_constant_has_the_value_that_its_name_is_assigned(fill: str, found: list[str]) -> None:
+    text = f"""
+MASKED = -1e9
+SWITCHED = -1e9
+SWITCHED = -1e4
+class A:
+    large = 1e5
+    def __init__(self):
+        self.large = 1e9
+    def scores(self, q, k, mask, given):
+        q, k = q.half(), k.half()
+        s = q @ k
+        return s.masked_fill(mask, {fill})
+"""
+    assert codes(text) == found
+
+
+def test_parts_of_a_tuple_have_the_dtypes_of_their_own_values() -> None:
+    text = """
+def scores(q, k, mask):
+    q, k = q.half(), k.float()
+    return (q * 2).masked_fill(mask, -1e9) + k.masked_fill(mask, -1e9)
+"""
+    assert codes(text) == ["AMP003"]
+
+
 def test_a_mask_of_fp32_scores_holds_every_constant() -> None:
     text = ATTENTION.format(constant="-1e9", dtype="float16")
     assert codes(text.replace("scores = q @", "scores = q.float() * k.float() #")) == []
@@ -90,6 +127,44 @@ with torch.autocast("cuda", dtype=torch.float16):
 scaler = make()
 """
     assert codes(text) == (found if inside else [])
+
+
+@pytest.mark.parametrize("loss", ["self.criterion(out, y)", "F.binary_cross_entropy(out, y)"])
+@pytest.mark.parametrize(
+    ("shield", "found"), [("True", ["AMP011"]), ("torch.autocast('cuda', enabled=False)", [])]
+)
+def test_bce_in_a_method_that_is_called_inside_autocast(
+    loss: str, shield: str, found: list[str]
+) -> None:
+    head = "if" if shield == "True" else "with"
+    text = f"""
+class Trainer:
+    def __init__(self):
+        self.criterion = nn.BCELoss()
+
+    def loss(self, out, y):
+        {head} {shield}:
+            return {loss}
+
+    def train(self, model, scaler, x, y):
+        with torch.autocast("cuda", dtype=torch.float16):
+            total = self.loss(model(x), y)
+        scaler.scale(total).backward()
+"""
+    assert codes(text) == found
+
+
+@pytest.mark.parametrize(("within", "found"), [("", ["AMP011"]), ("_with_logits", [])])
+def test_bce_in_a_function_that_is_called_inside_autocast(within: str, found: list[str]) -> None:
+    text = f"""
+def loss_of(out, y):
+    return F.binary_cross_entropy{within}(out, y)
+
+scaler = make()
+with torch.autocast("cuda", dtype=torch.float16):
+    loss = loss_of(model(x), y)
+"""
+    assert codes(text) == found
 
 
 HALF = """
@@ -276,6 +351,25 @@ def train(model, scaler, optimizer):
     evaluate(model, batches)
 """
     assert codes(text) == found
+
+
+def test_evaluation_outside_autocast_of_a_model_that_the_file_s_top_level_trains() -> None:
+    text = """
+def evaluate(model, batches):
+    model.eval()
+    with torch.no_grad():
+        for x, y in batches:
+            print((model(x) == y).float().mean())
+
+for x in batches:
+    with torch.autocast("cuda"):
+        loss = model(x).mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+evaluate(model, batches)
+"""
+    assert codes(text) == ["PRE004"]
 
 
 def test_a_model_is_cast_and_handed_to_the_function_that_makes_its_optimizer() -> None:

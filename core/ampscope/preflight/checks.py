@@ -18,7 +18,7 @@ from ampscope.files import write_whole
 from ampscope.preflight import precision, protocol, spelling
 from ampscope.preflight.codes import CODES, Code, find_code
 from ampscope.preflight.protocol import Fault, Roles
-from ampscope.preflight.source import Source, dotted, read_source
+from ampscope.preflight.source import Source, argument, dotted, read_source
 from ampscope.preflight.spelling import Edit
 
 _SKIPPED = {"__pycache__", "node_modules", "site-packages", "venv", "build", "dist"}
@@ -304,14 +304,13 @@ def _repair(source: Source, trait: precision.Trait) -> tuple[Edit, ...]:
     if trait.kind == "mask_constant_overflow" and isinstance(trait.node, ast.Call):
         call = trait.node
         if isinstance(call.func, ast.Attribute) and call.func.attr.startswith("masked_fill"):
-            name, value = call.func.value, call.args[1]
-            if isinstance(name, ast.Name) and source.imports.get("torch") == "torch":
-                end = (
-                    "min"
-                    if source.segment(value).lstrip().startswith("-")
-                    or source.segment(value).startswith('float("-')
-                    else "max"
-                )
+            name, value = call.func.value, argument(call, 1, "value")
+            if (
+                isinstance(name, ast.Name)
+                and value is not None
+                and source.imports.get("torch") == "torch"
+            ):
+                end = "min" if trait.words[0].startswith("-") else "max"
                 new = f"torch.finfo({name.id}.dtype).{end}"
                 return (Edit(source.start(value), source.end(value), new),)
     return ()

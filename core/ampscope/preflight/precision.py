@@ -113,6 +113,18 @@ class Precision:
                 found[dotted(node.optional_vars)].append(None)
         return found
 
+    def value(self, node: ast.expr | None) -> float | None:
+        """The number that an expression is: written there, or in the one place where its name is
+        assigned in the file."""
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            inner = self.value(node.operand)
+            return None if inner is None else -inner
+        name = dotted(node)
+        if not name or name.partition(".")[0] in self._parameters - {"self"}:
+            return number(node)
+        values = self.assigned.get(name, [])
+        return number(values[0]) if len(values) == 1 else None
+
     @cached_property
     def _parameters(self) -> set[str]:
         return {n.arg for n in self.source.nodes if isinstance(n, ast.arg)}
@@ -238,39 +250,44 @@ def check(source: Source, roles: Roles) -> Iterator[Trait]:
 
 def _forbidden_losses(p: Precision) -> Iterator[Trait]:
     for call in p.roles.calls:
-        name = dotted(call.func)
-        if p.source.full_name(call.func).startswith("torch.nn.functional.binary_cross_entropy"):
-            if name.endswith("with_logits"):
-                continue
-            region = p.region_of(call)
-            if region is not None and region.on:
-                yield Trait("unsafe_op_under_autocast", call, ("binary_cross_entropy",))
-            continue
-        made = p.made_as(name) if name and name not in p._parameters else ""
-        if not made:
-            continue
         region = p.region_of(call)
         if region is None or not region.on:
             continue
-        if made == "BCELoss":
-            yield Trait("unsafe_op_under_autocast", call, ("BCELoss",))
-        elif made in p.roles.classes and (inner := _bce_within(p, made)) is not None:
-            yield Trait("unsafe_op_under_autocast", inner, ("binary_cross_entropy",))
-
-
-def _bce_within(p: Precision, name: str) -> ast.Call | None:
-    """A forbidden loss in the forward pass of a class, not shielded by a region of its own."""
-    forward = p.roles.methods[name].get("forward")
-    if forward is None:
-        return None
-    for n in ast.walk(forward):
-        if not isinstance(n, ast.Call) or p.region_of(n) is not None:
+        if loss := _forbidden(p, call):
+            yield Trait("unsafe_op_under_autocast", call, (loss,))
             continue
-        full = p.source.full_name(n.func)
-        bce = full == "torch.nn.functional.binary_cross_entropy"
-        if bce or (full.startswith("self.") and p.made_as(full) == "BCELoss"):
-            return n
-    return None
+        called = _called(p, call)
+        for n in _scope(p, called) if called is not None else ():
+            # One that is shielded by a region of its own is found by its own region, or right.
+            if isinstance(n, ast.Call) and p.region_of(n) is None and (loss := _forbidden(p, n)):
+                yield Trait("unsafe_op_under_autocast", n, (loss,))
+                break
+
+
+def _forbidden(p: Precision, call: ast.Call) -> str:
+    """The loss that a call computes, if autocast forbids it."""
+    if p.source.full_name(call.func) == "torch.nn.functional.binary_cross_entropy":
+        return "binary_cross_entropy"
+    name = dotted(call.func)
+    known = name and name not in p._parameters
+    return "BCELoss" if known and p.made_as(name) == "BCELoss" else ""
+
+
+def _called(p: Precision, call: ast.Call) -> Function | None:
+    """The function of this file that a call runs: by its name, a method of ``self`` or of an
+    object that is made here, or the forward pass of a module that is made here."""
+    name = dotted(call.func)
+    owner, _, last = name.rpartition(".")
+    if not name or name.partition(".")[0] in p._parameters - {"self"}:
+        return None
+    if made := p.made_as(name):
+        return p.roles.methods.get(made, {}).get("forward")
+    if owner == "self":
+        inside = p.source.owner(call)
+        return p.roles.methods.get(inside.name, {}).get(last) if inside is not None else None
+    if owner:
+        return p.roles.methods.get(p.made_as(owner), {}).get(last)
+    return p.roles.functions.get(name)
 
 
 # ---- fp16 without a scaler
@@ -365,7 +382,7 @@ def _half_parameters(p: Precision) -> Iterator[Trait]:
             names = {
                 dotted(part)
                 for target in getattr(p.source.statement(made), "targets", [])
-                for part in _targets(target)
+                for part in (target.elts if isinstance(target, ast.Tuple | ast.List) else [target])
             }
             yield from _half_optimizer(p, cast, maker, names)
 
@@ -590,7 +607,7 @@ def _constants(p: Precision) -> Iterator[Trait]:
                 p.source.full_name(call.func)
             )
             if position is not None and len(call.args) > position:
-                value = number(call.args[position])
+                value = p.value(call.args[position])
                 if value is not None and LARGEST_FP16 + 16 <= abs(value) < float("inf"):
                     yield Trait("mask_constant_overflow", call, (f"{value:g}",))
     for node in p.source.nodes:
@@ -616,9 +633,8 @@ def _constants_of(p: Precision, function: Function, autocast: bool) -> Iterator[
                 isinstance(n, ast.Call)
                 and isinstance(n.func, ast.Attribute)
                 and n.func.attr in ("masked_fill", "masked_fill_")
-                and len(n.args) == 2
             ):
-                value = number(n.args[1])
+                value = p.value(argument(n, 1, "value"))
                 if (
                     value is not None
                     and LARGEST_FP16 + 16 <= abs(value) < float("inf")
@@ -626,7 +642,7 @@ def _constants_of(p: Precision, function: Function, autocast: bool) -> Iterator[
                 ):
                     yield Trait("mask_constant_overflow", n, (f"{value:g}",))
             if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Add):
-                value = number(n.right)
+                value = p.value(n.right)
                 guards = _guards(p, n)
                 if (
                     value is not None
@@ -636,13 +652,11 @@ def _constants_of(p: Precision, function: Function, autocast: bool) -> Iterator[
                 ):
                     yield Trait("norm_eps_underflow", n, (f"{value:g}",))
         if isinstance(statement, ast.Assign):
-            is_half = _is_half(p, statement.value, half, inside)
-            for target in statement.targets:
-                for name in [dotted(t) for t in _targets(target)]:
-                    if is_half and not _within_branch(p, statement):
-                        half.add(name)
-                    else:
-                        half.discard(name)
+            branch = _within_branch(p, statement)
+            pairs = [pair for t in statement.targets for pair in _pairs(t, statement.value)]
+            cast = [_is_half(p, value, half, inside) and not branch for _, value in pairs]
+            for (target, _), is_half in zip(pairs, cast, strict=True):
+                (half.add if is_half else half.discard)(dotted(target))
 
 
 def _expressions(statement: ast.stmt) -> Iterator[ast.AST]:
@@ -658,8 +672,14 @@ def _expressions(statement: ast.stmt) -> Iterator[ast.AST]:
         waiting.extend(ast.iter_child_nodes(node))
 
 
-def _targets(target: ast.expr) -> list[ast.expr]:
-    return target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+def _pairs(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
+    """What each target is assigned: its own part of a tuple, or the whole value."""
+    if not isinstance(target, ast.Tuple | ast.List):
+        return [(target, value)]
+    parts = [value] * len(target.elts)
+    if isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(parts):
+        parts = list(value.elts)
+    return list(zip(target.elts, parts, strict=True))
 
 
 def _within_branch(p: Precision, node: ast.AST) -> bool:
@@ -958,12 +978,11 @@ def _evaluation(p: Precision) -> Iterator[Trait]:
         for c in p.roles.calls
         if (r := p.region_of(c)) is not None
         and r.on
-        and (f := p.source.function(c)) is not None
         and any(
             isinstance(n, ast.Call)
             and isinstance(n.func, ast.Attribute)
             and n.func.attr == "backward"
-            for n in _scope(p, f)
+            for n in _scope(p, p.source.function(c))
         )
     }
     models = {m for m in trained if m in {o for o, _ in p.roles.by_method["eval"]}}
@@ -981,7 +1000,11 @@ def _evaluation(p: Precision) -> Iterator[Trait]:
         inside = list(_scope(p, node))
         regions = [n for n in inside if isinstance(n, ast.Call) and p.region(n) is not None]
         backward = [
-            n for n in inside if isinstance(n, ast.Attribute) and n.attr in ("backward", "float")
+            n
+            for n in inside
+            if isinstance(n, ast.Attribute)
+            and n.attr in ("backward", "float")
+            and not isinstance(n.value, ast.Compare)  # (a == b).float() casts no precision
         ]
         if regions or backward or "autocast" in p.source.segment(node):
             continue
