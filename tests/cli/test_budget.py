@@ -75,6 +75,7 @@ def run(*args: object) -> Result:
         (("--base", "nowhere", "train.py"), "There is no commit nowhere"),
         (("--base", "--all", "train.py"), "There is no commit --all"),
         (("--base", "base", "gone.py"), "There is no file"),
+        (("--base", "base", "."), ". is a folder. Name the script in it.\n"),
         (("--steps", "0", "--base", "base", "train.py"), "must be positive"),
         (("--config", "gone.toml", "train.py"), "Cannot read gone.toml"),
         (("--base", "base", "large.py"), "too large for a script"),

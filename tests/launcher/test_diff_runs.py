@@ -125,7 +125,7 @@ def test_what_cannot_be_told_is_125_with_a_reason(tmp_path: Path, script: str) -
     ("arguments", "reason"),
     [
         (["{}"], "Name B as well"),
-        (["{}", "nowhere.py"], "There is no file nowhere.py"),
+        (["{}", "nowhere.py"], "There is no file nowhere.py, and no recorded run of that id"),
         (["--with", "EPS", "{}"], "--with takes NAME=VALUE"),
         (["--commits", "a", "{}"], "--commits takes two commits"),
         (["--against", "a", "--commits", "a..b", "{}"], "not both"),

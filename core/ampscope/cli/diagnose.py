@@ -51,8 +51,9 @@ def checked_limits(steps: int, time_limit_s: float, memory_limit_mib: int) -> No
         raise BadInput("Steps and the time limit must be positive, the memory limit 0 or more.")
 
 
-def checked_script(script: str) -> str:
-    """The script's absolute path. Raises BadInput with what is wrong with it."""
+def checked_script(script: str, instead: str = "") -> str:
+    """The script's absolute path. Raises BadInput with what is wrong with it; ``instead`` is what
+    the command takes in place of a folder's script, as in " or use -m"."""
     path = Path(script)
     try:
         path.stat()
@@ -61,7 +62,7 @@ def checked_script(script: str) -> str:
     except OSError as error:
         raise BadInput(f"Cannot read {script}: {error.strerror}.") from error
     if path.is_dir():
-        raise BadInput(f"{script} is a folder. Name the script in it, or use -m for a package.")
+        raise BadInput(f"{script} is a folder. Name the script in it{instead}.")
     if not path.is_file():
         raise BadInput(f"{script} is not a file.")
     try:
@@ -397,7 +398,7 @@ def _spec(
     _check_launcher(script, args, module)
     checked_limits(STEPS if steps is None else steps, time_limit, memory_limit)
     _say_whose(args)
-    workload = f"-m {script}" if module else checked_script(script)
+    workload = f"-m {script}" if module else checked_script(script, ", or use -m for a package")
     if framework == "auto":
         framework = TORCH if module else framework_of(Path(workload))
     check_memory_limit(framework, memory_limit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import shlex
 import shutil
@@ -227,6 +228,8 @@ def _side(
     if revision:
         script, folder = stack.enter_context(worktree(script, revision))
         name = f"{name} at {revision}"
+    if not revision and not os.path.lexists(named):
+        raise BadInput(f"There is no file {named}, and no recorded run of that id.")
     path = checked_script(str(script))
     if framework_of(Path(path)) != TORCH:
         raise BadInput(f"{named} trains with another framework; ampscope diff compares torch.")
