@@ -258,6 +258,22 @@ class Tap:
 
 
 @dataclass(frozen=True, slots=True)
+class Kernel:
+    """What inductor put into one generated kernel; kernels count from 1 in the order in which they
+    were compiled. ``computed`` is the dtype of its arithmetic, ``unrounded`` are results in half
+    that it handed on without rounding them, where eager code rounds each."""
+
+    number: int
+    phase: str  # forward, backward
+    ops: tuple[str, ...]  # "aten.mul", in the order of the graph
+    modules: tuple[str, ...]  # dotted paths below what was compiled
+    lines: tuple[str, ...]  # "train.py:41"
+    computed: str
+    writes: tuple[str, ...]  # dtypes of its results
+    unrounded: tuple[str, ...]  # "aten.mul to bf16, train.py:41"
+
+
+@dataclass(frozen=True, slots=True)
 class SourceText:
     """A file of the script's own as it was when the run read it, at most its first 5,000 lines;
     without lines where sources are left out."""
@@ -375,6 +391,7 @@ Observation = (
     | OpUse
     | LineUse
     | Tap
+    | Kernel
     | SourceText
     | Digests
     | DtypeEntry

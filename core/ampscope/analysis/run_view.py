@@ -34,6 +34,7 @@ class RunView:
         self.uses = [o for o in observations if isinstance(o, obs.OpUse)]
         self.line_uses = [o for o in observations if isinstance(o, obs.LineUse)]
         self.taps = [o for o in observations if isinstance(o, obs.Tap)]
+        self.kernels = [o for o in observations if isinstance(o, obs.Kernel)]
         self.sources = [o for o in observations if isinstance(o, obs.SourceText)]
         outcomes = [o for o in observations if isinstance(o, obs.Outcome)]
         self.outcome = outcomes[-1] if outcomes else obs.Outcome(ended="killed")

@@ -85,10 +85,10 @@ _library.impl("tap", _tap, "CompositeExplicitAutograd")
 _library.impl("tap", _nothing, "Meta")
 
 
-def _modules(node: fx.Node) -> dict[str, str]:
+def modules_of(node: fx.Node) -> dict[str, str]:
     """Path and class of all modules that the node belongs to, outermost first, from Dynamo's stack:
     ``{"1": ("L['self'].blocks.0", Block)}`` -> ``{"blocks.0": "Block"}``."""
-    stack = node.meta.get("fwd_nn_module_stack" if _is_backward(node) else "nn_module_stack")
+    stack = node.meta.get("fwd_nn_module_stack" if is_backward(node) else "nn_module_stack")
     return {
         _below(str(name)): kind.rpartition(".")[2] if isinstance(kind, str) else kind.__name__
         for name, kind in (stack or {}).values()
@@ -100,7 +100,8 @@ def _below(name: str) -> str:
     return plain.replace("['", ".").replace("']", "").strip(".")
 
 
-def _is_backward(node: fx.Node) -> bool:
+def is_backward(node: fx.Node) -> bool:
+    """Whether a node belongs to the backward pass."""
     return node.meta.get("partitioner_tag") == "is_backward" or node.name.startswith("tangents")
 
 
@@ -112,12 +113,14 @@ def _value(node: object) -> Tensor | None:
     return None
 
 
-def _op(node: fx.Node) -> str:
+def op_of(node: fx.Node) -> str:
+    """``aten.mul``; of what is no op the node's own name."""
     packet = getattr(node.target, "overloadpacket", None)
     return str(packet) if packet is not None else node.name
 
 
-def _line(node: fx.Node) -> str:
+def line_of(node: fx.Node) -> str:
+    """The innermost line of the user's code that the node came from, ``train.py:41``."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     if not frames:
         return ""
@@ -126,20 +129,20 @@ def _line(node: fx.Node) -> str:
 
 
 def _place(node: fx.Node, role: str, module: tuple[str, str] | None = None) -> Place:
-    own = next(reversed(_modules(node).items()), ("", ""))
+    own = next(reversed(modules_of(node).items()), ("", ""))
     value, (path, kind) = _value(node), module or own
     dtype = "" if value is None else dtype_name(value.dtype)
-    return Place(path, role, own[0], _op(node), _line(node), dtype, kind)
+    return Place(path, role, own[0], op_of(node), line_of(node), dtype, kind)
 
 
 def chosen(graph: fx.Graph, *, everything: bool) -> list[tuple[fx.Node, Place]]:
     """The tensors of a graph to look at, in the order in which it makes them: outputs of modules
     and the gradients there. ``everything``: also results of matmuls and reductions, tensors that
     are saved for backward, and random numbers."""
-    is_backward = any(n.op == "placeholder" and _is_backward(n) for n in graph.nodes)
+    goes_back = any(n.op == "placeholder" and is_backward(n) for n in graph.nodes)
     found: dict[fx.Node, list[Place]] = {}
-    for module, node in (_gradients(graph) if is_backward else _outputs(graph)).items():
-        role = GRADIENT if is_backward else ACTIVATION
+    for module, node in (_gradients(graph) if goes_back else _outputs(graph)).items():
+        role = GRADIENT if goes_back else ACTIVATION
         found.setdefault(node, []).append(_place(node, role, module))
     if everything:
         leaving = set(graph.output_node().all_input_nodes)
@@ -154,7 +157,7 @@ def _role(node: fx.Node, leaving: set[fx.Node]) -> str:
     if node.op != "call_function" or _value(node) is None:
         return ""
     made = node.all_input_nodes[0] if node.target is operator.getitem else node  # one of several
-    name = _op(made).rpartition(".")[2]
+    name = op_of(made).rpartition(".")[2]
     if name == "inductor_random" or _is_seeded(made):
         return DRAW
     for role, names in ((MATMUL, _MATMULS), (REDUCTION, _REDUCTIONS)):
@@ -176,15 +179,15 @@ def _outputs(graph: fx.Graph) -> dict[_Module, fx.Node]:
     inner: dict[_Module, fx.Node] = {}
     outer: dict[_Module, fx.Node] = {}
     for node in graph.nodes:
-        if node.op != "call_function" or _is_backward(node) or _value(node) is None:
+        if node.op != "call_function" or is_backward(node) or _value(node) is None:
             continue
-        users = [_modules(u) for u in node.users if u.op != "output" and not _is_backward(u)]
-        for module in _modules(node).items():
+        users = [modules_of(u) for u in node.users if u.op != "output" and not is_backward(u)]
+        for module in modules_of(node).items():
             if any(module[0] not in theirs for theirs in users):
                 inner[module] = node
     for node in graph.output_node().all_input_nodes:
-        if node.op == "call_function" and not _is_backward(node) and _value(node) is not None:
-            for module in _modules(node).items():
+        if node.op == "call_function" and not is_backward(node) and _value(node) is not None:
+            for module in modules_of(node).items():
                 outer.setdefault(module, node)
     return {**outer, **inner}
 
@@ -193,11 +196,11 @@ def _gradients(graph: fx.Graph) -> dict[_Module, fx.Node]:
     """By module the first gradient that its backward pass takes from outside of it."""
     found: dict[_Module, fx.Node] = {}
     for node in graph.nodes:
-        if not _is_backward(node) or node.op != "call_function":
+        if not is_backward(node) or node.op != "call_function":
             continue
-        taken = [n for n in node.all_input_nodes if _is_backward(n) and _value(n) is not None]
-        for module in _modules(node).items():
-            outside = [n for n in taken if module[0] not in _modules(n)]
+        taken = [n for n in node.all_input_nodes if is_backward(n) and _value(n) is not None]
+        for module in modules_of(node).items():
+            outside = [n for n in taken if module[0] not in modules_of(n)]
             if outside:
                 found.setdefault(module, outside[0])
     return found

@@ -22,13 +22,23 @@ from torch._dynamo.utils import counters
 from torch.optim.optimizer import Optimizer
 from torch.utils._mode_utils import no_dispatch
 
+from ampscope.capture.fused_kernels import noting
 from ampscope.capture.global_hooks import REGISTERED
 from ampscope.capture.script.optimizer_facts import lr_of, parameters_of
 from ampscope.capture.taps import DRAW, Place, tapping
 from ampscope.capture.tensors import all_finite, floating_tensors, readable
 from ampscope.capture.training_events import TrainingEvents, TrainingListener
 from ampscope.numerics.formats import dtype_name
-from ampscope.observations import COMPILED_FRAMES, Attempt, Call, Observation, OpUse, Outcome, Tap
+from ampscope.observations import (
+    COMPILED_FRAMES,
+    Attempt,
+    Call,
+    Kernel,
+    Observation,
+    OpUse,
+    Outcome,
+    Tap,
+)
 from ampscope.patches import Patches
 from ampscope.runner.script_recorder import ScriptRecorder
 from ampscope.source_lines import line_name
@@ -57,10 +67,12 @@ class CompiledRecorder(ScriptRecorder, TrainingListener):
         self._inside = False  # a call of compiled code runs
         self._stepping = False  # a step has begun and has not ended
         self._taps = TapLog(lambda: self.attempts.count)
+        self._kernels: list[Kernel] = []
         guard = Guard(lambda line: None)
         with contextlib.ExitStack() as stack:
+            failed = self._taps.failures.append
+            stack.enter_context(noting(self._kernels, failed))
             if self.has_taps:
-                failed = self._taps.failures.append
                 stack.enter_context(tapping(self._taps.look, failed, everything=True))
             patches = stack.enter_context(Patches())
             stack.enter_context(TrainingEvents(self, lambda optimizer: True, None, guard))
@@ -197,7 +209,7 @@ class CompiledRecorder(ScriptRecorder, TrainingListener):
     def _closed(self, outcome: Outcome) -> list[Observation]:
         compiled = int(counters["frames"]["ok"])
         use = OpUse(COMPILED_FRAMES, "", "", self._line, 0, count=compiled)
-        return [use, *self._taps.records, *super()._closed(outcome)]
+        return [use, *self._taps.records, *self._kernels, *super()._closed(outcome)]
 
 
 TAPPED_STEPS = 3  # whose numbers are kept; a fault of changing shapes shows at the second
