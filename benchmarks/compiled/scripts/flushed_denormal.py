@@ -3,7 +3,7 @@
 import torch
 from nets import FAULTY, Classifier, features, nn, passes, train
 
-aten, prims = torch.ops.aten, torch.ops.prims
+aten = torch.ops.aten
 SMALLEST = 2.0**-14 if FAULTY else 0.0
 
 
@@ -16,17 +16,15 @@ class Faint(nn.Module):
 
 def flush(graph):
     for node in list(graph.nodes):
-        if node.target is not prims.convert_element_type.default or node.args[1] != torch.float16:
+        if node.target is not aten.mul.Tensor or node.meta["val"].dtype is not torch.float16:
             continue
-        wide = node.args[0]
-        if wide.meta["val"].dtype is not torch.float32 or wide.op != "call_function":
-            continue
-        with graph.inserting_before(node):
-            size = graph.call_function(aten.abs.default, (wide,))
+        with graph.inserting_before(node.next):
+            size = graph.call_function(aten.abs.default, (node,))
             lost = graph.call_function(aten.lt.Scalar, (size, SMALLEST))
-            nothing = graph.call_function(aten.mul.Scalar, (wide, 0.0))
-            kept = graph.call_function(aten.where.self, (lost, nothing, wide))
-        node.args = (kept, torch.float16)
+            nothing = graph.call_function(aten.mul.Scalar, (node, 0.0))
+            kept = graph.call_function(aten.where.self, (lost, nothing, node))
+        new = (size, nothing, kept)
+        node.replace_all_uses_with(kept, delete_user_cb=lambda user, own=new: user not in own)
 
 
 passes(post_grad_custom_pre_pass=flush)
