@@ -209,6 +209,40 @@ def test_arms_run_in_turn_until_the_layer_is_known() -> None:
     assert causes(judged(Evidence(runs, "native"))) == ["compiler_kernel"]
 
 
+NEARLY = run(steps([loss * 1.0012 for loss in FALLING]), FRAMES)  # five times rounding
+
+
+def test_a_distance_that_rounding_may_explain_is_held_against_runs_that_round_as_eager_code() -> (
+    None
+):
+    """What agrees once casts are emulated is rounding; no finding, and one compilation more."""
+    first = clean(**{"": NEARLY})
+    assert next_arm(first.runs) == "compiled;backend:aot_eager"
+    second = clean(**{"": NEARLY, "backend:aot_eager": GOOD})
+    assert next_arm(second.runs) == "compiled;eager_casts"
+    third = clean(**{"": NEARLY, "backend:aot_eager": GOOD}, eager_casts=GOOD)
+    assert next_arm(third.runs) is None
+    for made in (first, second, third):
+        found = judged(made)
+        assert (found.verdict, found.findings, found.undecided) == ("no_fault", (), "")
+
+
+def test_a_small_distance_is_a_fault_where_nothing_rounds_otherwise() -> None:
+    made = clean(**{"": NEARLY, "backend:aot_eager": NEARLY, "backend:eager": NEARLY})
+    assert next_arm(made.runs) is None
+    assert causes(judged(made)) == ["graph_semantics"]
+    made = clean(
+        **{"": NEARLY, "backend:aot_eager": GOOD, "backend:aot_eager;taps": drawn(FALLING, [])},
+        eager_random=NEARLY,
+        eager_casts=NEARLY,
+        taps=NEARLY,
+    )
+    assert next_arm(made.runs) is None
+    assert causes(judged(made)) == ["compiler_kernel"]
+    vanished = {**made.runs, "compiled;taps": GOOD}
+    assert judged(Evidence(vanished, "native")).verdict == "no_fault"
+
+
 def test_a_layer_that_the_runs_do_not_tell_is_undetermined() -> None:
     raised = run([], ended="exception", error_type="BackendCompilerFailed", error_text="no")
     off = run(steps(OFF), FRAMES)

@@ -4,7 +4,8 @@ eager one.
 All runs of a diagnosis start from the same weights and see the same batches, so their first steps
 can be compared number by number. Half precision's own rounding is the measure: how far the eager
 run is from its fp32 control. Compiled code that rounds elsewhere is about as far away; ten times as
-far is another computation.
+far is another computation. From three times on it is held against runs that round where eager code
+does, which have no such excuse (:func:`is_near`).
 
 What compiles takes code through three layers, and each can be had without the next one::
 
@@ -17,8 +18,9 @@ What compiles takes code through three layers, and each can be had without the n
     compiled;taps                    all three, with taps inside the graphs
     compiled;uncompiled:head         all three, but for the module ``head``
 
-:func:`next_arm` names the run that is wanted next, :func:`layer` the layer that is to blame. Taps
-tell where inside (:func:`parting`), and whether random numbers repeat (:func:`repeating`).
+:func:`next_arm` names the run that is wanted next, :func:`layer` the layer that is to blame,
+:func:`arms` lists what each run showed. Taps tell where inside (:func:`parting`), and whether
+random numbers repeat (:func:`repeating`).
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ TAPPED = Control(f"{COMPILED};{TAPS}")
 AOT_TAPPED = Control(f"{COMPILED};backend:aot_eager;{TAPS}")
 FIRST = 5  # steps that are compared number by number; later ones amplify any difference
 TIMES = 10.0  # the distance that half precision's own rounding explains
+NEAR = 3.0  # and what it explains where a run rounds as eager code does
 # Of the numbers' size, in roundings of the format: less than this is no distance of its own.
 ROUNDINGS = 0.25
 DRAW = "draw"  # the role of random numbers
@@ -93,12 +96,35 @@ class Apart:
         )
 
 
+def departure(runs: Mapping[str, RunView]) -> Apart | None:
+    """What sets the compiled run apart from the eager one, where that is no rounding; None where it
+    is, and where nothing does."""
+    found = apart(runs, COMPILED)
+    if found is None or not is_near(runs):
+        return found
+    is_fault = layer(runs) in (Layer.CAPTURE, Layer.GRAPH, Layer.KERNEL, Layer.RANDOM)
+    return found if is_fault else None
+
+
+def is_near(runs: Mapping[str, RunView]) -> bool:
+    """Whether the compiled run is farther from the eager one than most code that rounds elsewhere,
+    and nearer than rounding can explain. Then it is a fault only if the run that rounds where eager
+    code does, or torch's own kernels on the same graph, are as far away."""
+    if COMPILED not in runs or _apart(runs, COMPILED, TIMES) is not None:
+        return False
+    return _apart(runs, COMPILED, NEAR) is not None
+
+
 def apart(runs: Mapping[str, RunView], control: str) -> Apart | None:
     """What sets the compiled run under ``control`` apart from the eager one beyond rounding; None
     where nothing does. Both ``as_is`` and ``control`` must be among ``runs``."""
+    return _apart(runs, control, NEAR if is_near(runs) else TIMES)
+
+
+def _apart(runs: Mapping[str, RunView], control: str, times: float) -> Apart | None:
     run, eager, fp32 = runs[control], runs["as_is"], runs.get("fp32")
     for what, read in (("the loss", _loss), ("the gradient norm", _norm)):
-        if found := _numbers_apart(what, read, run, eager, fp32):
+        if found := _numbers_apart(what, read, run, eager, fp32, times):
             return found
     if run.weights_broken and not eager.weights_broken:
         return Apart("weights are not finite", run.first_bad_attempt)
@@ -125,6 +151,48 @@ def unjudged(runs: Mapping[str, RunView], control: str, least: int) -> str:
     return ""
 
 
+# What of the compiler a run goes through, by the parts of its control behind ``compiled``.
+_THROUGH = {
+    "": "Dynamo, AOTAutograd, inductor: as the script asks",
+    "backend:aot_eager": "Dynamo and AOTAutograd; torch's own kernels run the graph",
+    "backend:eager": "Dynamo alone",
+    "eager_casts": "all three; kernels round wherever eager code rounds",
+    "eager_random": "all three; random numbers as eager code draws them",
+    TAPS: "all three; tensors inside the graphs are read",
+    f"backend:aot_eager;{TAPS}": "as with aot_eager; tensors inside the graphs are read",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A compiled run beside the eager one. ``apart`` is None where it computes what eager code
+    does; ``unjudged`` says why the run tells nothing, "" where it does."""
+
+    control: Control
+    apart: Apart | None
+    unjudged: str
+
+    @property
+    def through(self) -> str:
+        """What of the compiler the run goes through."""
+        rest = ";".join(part.text for part in self.control.parts[1:])
+        return _THROUGH.get(rest, "all but the modules that are left uncompiled")
+
+    @property
+    def words(self) -> str:
+        """What it showed."""
+        if self.unjudged:
+            return f"not judged: {self.unjudged}"
+        return "as eager code, up to rounding" if self.apart is None else self.apart.words
+
+
+def arms(runs: Mapping[str, RunView]) -> list[Arm]:
+    """All compiled runs, as the script asks first, then in the order in which they were made."""
+    named = [Control(name) for name in runs if Control(name).is_compiled]
+    named.sort(key=lambda control: control != COMPILED)
+    return [Arm(name, apart(runs, name), unjudged(runs, name, 1)) for name in named]
+
+
 def next_arm(runs: Mapping[str, RunView]) -> Control | None:
     """The control to run next so that the layer can be told; None when it is known, or when the
     compiled run computes what eager code does."""
@@ -144,6 +212,10 @@ def _wanted(runs: Mapping[str, RunView]) -> Iterator[Control]:
     if apart(runs, AOT_EAGER) is not None:
         yield GRAPH_ALONE
         return
+    if is_near(runs):
+        yield EAGER_CASTS
+        if apart(runs, EAGER_CASTS) is None:  # the rounding that was left out explains it
+            return
     yield AOT_TAPPED
     if _may_draw(runs[AOT_TAPPED]):
         yield EAGER_RANDOM
@@ -315,7 +387,7 @@ def _norm(attempt: Attempt) -> tuple[float, ...]:
 
 
 def _numbers_apart(
-    what: str, read: _Read, run: RunView, eager: RunView, fp32: RunView | None
+    what: str, read: _Read, run: RunView, eager: RunView, fp32: RunView | None, times: float
 ) -> Apart | None:
     exact = [] if fp32 is None else [read(a) for a in fp32.attempts]
     rows = [
@@ -329,7 +401,7 @@ def _numbers_apart(
     rows = [row for row in rows[:FIRST] if math.isfinite(row[1][0])]
     size = max((abs(x) for _, _, others, _ in rows for x in others if math.isfinite(x)), default=0)
     rounding = max((_distance(o, e) for _, _, o, e in rows if e), default=0.0)
-    allowed = TIMES * max(rounding, ROUNDINGS * _epsilon(eager) * size)
+    allowed = times * max(rounding, ROUNDINGS * _epsilon(eager) * size)
     for step, own, others, its_exact in rows:
         if _distance(own, others) > allowed:
             reference = its_exact[0] if its_exact else None

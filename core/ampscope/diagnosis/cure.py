@@ -13,7 +13,14 @@ import dataclasses
 import math
 import statistics
 
-from ampscope.analysis.compiled_runs import EAGER_RANDOM, UNSEEN, apart, repeating, unjudged
+from ampscope.analysis.compiled_runs import (
+    EAGER_RANDOM,
+    UNSEEN,
+    apart,
+    departure,
+    repeating,
+    unjudged,
+)
 from ampscope.analysis.control_losses import difference
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.precision_use import MIN_COMPARED
@@ -298,7 +305,7 @@ def _acquitted(diagnosis: Diagnosis, evidence: Evidence, why: str) -> Diagnosis:
         return dataclasses.replace(diagnosis, verdict="inconclusive", undecided=text)
     if why:
         return dataclasses.replace(diagnosis, notes=(f"Compiled code was not judged: {why}.",))
-    found = apart(evidence.runs, COMPILED)
+    found = departure(evidence.runs)
     if found is None:
         return dataclasses.replace(diagnosis, notes=(ALIKE.format(len(run.attempts)),))
     drawn = evidence.runs.get(EAGER_RANDOM)

@@ -5,10 +5,12 @@ Shared by the rules that name a layer of the compiler.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ampscope.analysis.compiled_runs import (
     Apart,
     Layer,
-    apart,
+    departure,
     layer,
     left_out,
     parting,
@@ -16,7 +18,7 @@ from ampscope.analysis.compiled_runs import (
 )
 from ampscope.analysis.evidence import Evidence
 from ampscope.control import BASELINE, COMPILED, Control
-from ampscope.observations import COMPILED_FRAMES
+from ampscope.observations import COMPILED_FRAMES, Kernel, Tap
 from ampscope.rules.verdict import (
     Fix,
     Measurement,
@@ -27,6 +29,8 @@ from ampscope.rules.verdict import (
     passed,
 )
 
+MOST_OPS = 4  # of a kernel that are named
+
 
 def compiled_verdict(evidence: Evidence, layers: tuple[Layer, ...], text: str, fix: Fix) -> Verdict:
     """Found where one of ``layers`` is to blame; ``text`` says what the runs distinguish."""
@@ -35,7 +39,7 @@ def compiled_verdict(evidence: Evidence, layers: tuple[Layer, ...], text: str, f
         return not_applicable("The script was not run compiled.")
     if evidence.symptoms:
         return passed("Eager code fails as well.")
-    found = apart(runs, COMPILED)
+    found = departure(runs)
     if found is None:
         return passed("Compiled code computes what eager code does.")
     blamed = layer(runs)
@@ -54,6 +58,7 @@ def compiled_verdict(evidence: Evidence, layers: tuple[Layer, ...], text: str, f
     is_there = inside is not None and bool(module) and module in _around(inside.tap.maker)
     tap = inside.tap if inside is not None and is_there else drawn
     words = f" {inside.words}" if inside is not None and (is_there or inside.is_nonfinite) else ""
+    words += "" if tap is None else _kernel(tap, runs[COMPILED].kernels)
     return Verdict(
         Status.FOUND,
         f"Eager code trains; compiled, {found.words}. {text}{words}",
@@ -64,6 +69,22 @@ def compiled_verdict(evidence: Evidence, layers: tuple[Layer, ...], text: str, f
         evidence=_measured(found),
         fix=fix if alone is None else _uncompiled(alone),
     )
+
+
+def _kernel(tap: Tap, kernels: Sequence[Kernel]) -> str:
+    """The fused kernel that computes the op of ``tap``, as a sentence; "" where none was seen, or
+    the op stands alone in it."""
+    phase = "backward" if tap.role == "grad_output" else "forward"
+    for kernel in kernels:
+        is_there = tap.op in kernel.ops and tap.line in kernel.lines and kernel.phase == phase
+        others = [op for op in dict.fromkeys(kernel.ops) if op != tap.op]
+        if is_there and others:
+            more = f" and {len(others) - MOST_OPS} more" if len(others) > MOST_OPS else ""
+            lines = ", ".join(kernel.lines[:MOST_OPS])
+            named = ", ".join(others[:MOST_OPS])
+            which = f"{named}{more} (lines {lines})"
+            return f" One kernel computes it in {kernel.computed} with {which}."
+    return ""
 
 
 def _around(path: str) -> list[str]:
