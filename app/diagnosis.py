@@ -12,10 +12,11 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 
+from ampscope.analysis import compiled_runs
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.training import finite_parts
 from ampscope.causes import CAUSES
-from ampscope.control import Control
+from ampscope.control import BASELINE, COMPILED, Control
 from ampscope.diagnosis.findings import Finding
 from ampscope.diagnosis.load import judge_again, rules_version
 from ampscope.diagnosis.result import DiagnosisResult
@@ -668,6 +669,33 @@ def _losses(recorded: list[fix_words.ControlRun]) -> pd.DataFrame:
         for s in c.steps
     ]
     return pd.DataFrame(rows, columns=["control", "run", "step", "loss", "skipped"])
+
+
+# The compiled runs beside the eager one: each leaves out a layer of the compiler.
+
+
+def show_compiled(case: Case) -> None:
+    """A row for each compiled run: what of the compiler it goes through, and whether it computes
+    what eager code does. Nothing for a script that was not run compiled."""
+    controls = dict.fromkeys(run.spec.control for run in case.runs)
+    wanted = [c for c in controls if c in (BASELINE, "fp32") or Control(c).is_compiled]
+    ended = {c: run for c in wanted if (run := case.run_of(c)) and not run.state.is_active}
+    if COMPILED not in ended or BASELINE not in ended:
+        return
+    views = {control: diagnoses.observed(run) for control, run in ended.items()}
+    found = compiled_runs.arms(views)
+    st.subheader("Compiled code beside eager code", anchor=False)
+    healthy = sum(not arm.unjudged and arm.apart is None for arm in found)
+    blamed = compiled_runs.layer(views)
+    chart.see(
+        f"{healthy:,} of {plural(len(found), 'compiled run')} computed what eager code does, up to "
+        "rounding." + ("" if blamed is None else f" What differs is made by {blamed}.")
+    )
+    rows = [map(escape, (arm.control.words, arm.through, arm.words)) for arm in found]
+    table = pd.DataFrame(rows, columns=["Run", "What of the compiler runs", "Beside eager code"])
+    st.table(table.set_index("Run"), border="horizontal")
+    if views[COMPILED].kernels:
+        links.link(links.LAYERS, "Kernels that were compiled", run=ended[COMPILED].id)
 
 
 # The raw observations of a run, all of them or those of one step: what verdicts rest on.

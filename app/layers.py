@@ -14,6 +14,8 @@ import streamlit as st
 from streamlit.elements.lib.column_types import ColumnConfig
 
 from ampscope.analysis import precision_use
+from ampscope.control import COMPILED
+from ampscope.observations import Kernel
 from ampscope.policy.autocast_lists import CPU_LISTS, LISTED_OP_OF_KERNEL, list_of
 from ampscope.policy.op_lists import list_words
 from ampscope.records import Frame, Machine, ModuleRecord, OpRecord, Role, RunInfo, StepRecord
@@ -21,6 +23,7 @@ from ampscope.report.palette import OTHER_DTYPE, dtype_color
 from app import chart, links, states, store
 from app.chart import KeyFigure
 from app.figures import modules as flops_figure
+from app.runs import diagnoses
 from app.runs.module_names import (
     in_tree,
     name_of,
@@ -171,6 +174,26 @@ def show_fp32(run: RunInfo, layers: Layers) -> None:
         if found:
             names, reasons = names_by_index(layers.modules), fp32_reasons(precision)
             fp32_table(found, names, reasons, key="layers-fp32")
+
+
+def kernels_of(run: RunInfo) -> list[Kernel]:
+    """Kernels of compiled code: of a script's compiled run its own, of its other runs those of the
+    run with torch.compile on; none where none were recorded."""
+    if run.spec.kind != "script":
+        return []
+    if own := diagnoses.observed(run).kernels:
+        return own
+    case = diagnoses.case_of(run)
+    compiled = None if case is None else case.run_of(COMPILED)
+    return [] if compiled is None else diagnoses.observed(compiled).kernels
+
+
+def show_kernels(kernels: Sequence[Kernel]) -> None:
+    """Which ops went into which kernel, in which dtype it computed, what it did not round."""
+    st.subheader("Kernels of compiled code", anchor=False)
+    chart.see(kernels_seen(kernels))
+    fused = st.toggle("Only kernels of several ops", value=True, key="layers-fused")
+    kernel_table([k for k in kernels if len(k.ops) > 1 or not fused], key="layers-kernels")
 
 
 def _pick_ops(sets: list[OpSet]) -> OpSet:
@@ -414,6 +437,35 @@ def fp32_table(
     chart.table(table(NAMED_MODULES), "fp32-ops", key=key, whole=lambda: table(None))
 
 
+def kernel_table(kernels: Sequence[Kernel], *, key: str) -> None:
+    """A row for each kernel."""
+
+    def table(limit: int | None) -> pd.DataFrame:
+        return pd.DataFrame(
+            {
+                "Kernel": [k.number for k in kernels],
+                "Phase": [k.phase for k in kernels],
+                "Ops": [_repeated(k.ops) for k in kernels],
+                "Computed in": [[k.computed] for k in kernels],
+                "Writes": [list(k.writes) for k in kernels],
+                "Not rounded": [_named(k.unrounded, limit) or "nothing" for k in kernels],
+                "Modules": [_named(k.modules, limit) for k in kernels],
+                "Lines": [_named(k.lines, limit) for k in kernels],
+            }
+        )
+
+    dtypes = sorted({d for k in kernels for d in (k.computed, *k.writes)})
+    columns = {title: _chip_column(title, dtypes) for title in ("Computed in", "Writes")}
+    shown, whole = table(NAMED_MODULES), lambda: table(None)
+    chart.table(shown, "kernels", key=key, most_px=TABLE_PX, columns=columns, whole=whole)
+
+
+def _repeated(ops: Sequence[str]) -> str:
+    """``aten.mul × 3, aten.add``, in the order of first use."""
+    counted = Counter(ops)
+    return ", ".join(f"{op} × {n:,}" if n > 1 else op for op, n in counted.items())
+
+
 def depth_for(rows: Sequence[precision_use.ModuleDtypes], limit: int) -> int:
     """Largest depth that unfolds at most ``limit`` rows, at least 1."""
     depths = sorted(r.depth for r in rows)
@@ -509,6 +561,21 @@ def tree_seen(shown: int, whole: int, text: str, *, opens: bool) -> str:
     return (
         f"{share(shown, whole)} modules are unfolded; what lies deeper is added up in the last row "
         f"above it.{click}"
+    )
+
+
+def kernels_seen(kernels: Sequence[Kernel]) -> str:
+    """Above the table of kernels."""
+    fused = [k for k in kernels if len(k.ops) > 1]
+    free = [k for k in fused if k.unrounded]
+    results = sum(len(k.unrounded) for k in kernels)
+    text = f"{plural(len(kernels), 'kernel')}, {len(fused):,} of several ops."
+    if not free:
+        return f"{text} None hands a result in half on without rounding it."
+    return (
+        f"{text} {plural(len(free), 'kernel')} computed {plural(results, 'result')} in "
+        f"{'+'.join(sorted({k.computed for k in free}))} and handed them on without rounding them "
+        "to half, as eager code does. That is more exact, and not what eager code computes."
     )
 
 

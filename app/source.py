@@ -8,6 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from ampscope.analysis.line_view import File, Line, files, place
+from ampscope.control import COMPILED
 from ampscope.records import RunInfo
 from app import chart, links, permissions, states
 from app.runs import diagnoses
@@ -16,6 +17,8 @@ from app.text import bounded, cut, escape, percent, plural
 AROUND = 3  # lines shown before and behind one that something stands beside
 WHOLE_UP_TO = 120  # lines: a shorter file is shown whole
 COLUMNS = ("fwd", "bwd", "casts")  # short: on a phone a line has 45 characters in all
+KERNELS = "krn"  # a column more where a kernel of compiled code was recorded
+KERNELS_SHOWN = 3  # of a line
 
 
 def read(run: RunInfo) -> list[File] | None:
@@ -24,7 +27,9 @@ def read(run: RunInfo) -> list[File] | None:
         states.nothing_recorded("The source of this script is not shown to the class.", "")
         return None
     case = diagnoses.case_of(run) if run.spec.kind == "script" else None
-    found = [] if case is None else files(diagnoses.observed(case.head))
+    compiled = None if case is None else case.run_of(COMPILED)
+    kernels = () if compiled is None else diagnoses.observed(compiled).kernels
+    found = [] if case is None else files(diagnoses.observed(case.head), kernels)
     if not found:
         states.nothing_recorded(
             "This run holds no source.",
@@ -58,6 +63,11 @@ def show_file(found: Sequence[File]) -> None:
         "the first two optimizer steps; an op of the backward pass counts for the line of its "
         "forward op. A cast loses an element when it makes zero of one that was not."
     )
+    if any(line.kernels for line in file.lines):
+        chart.see(
+            "krn: which kernels of compiled code, of several ops, compute the line, by their "
+            "number on the page Layers."
+        )
     whole = len(file.lines) <= WHOLE_UP_TO or st.toggle(
         f"All {plural(len(file.lines), 'line')}", key="source-whole"
     )
@@ -91,6 +101,8 @@ def table(file: File) -> pd.DataFrame:
             "casts": [line.casts for line in file.lines],
             "cast_elements": [line.cast for line in file.lines],
             "lost_elements": [line.lost for line in file.lines],
+            "kernels": [" ".join(map(str, line.kernels)) for line in file.lines],
+            "not_rounded": ["; ".join(line.unrounded) for line in file.lines],
             "began_here": [" ".join(line.notes) for line in file.lines],
         }
     )
@@ -99,19 +111,20 @@ def table(file: File) -> pd.DataFrame:
 def beside(file: File, asked: int, *, whole: bool) -> str:
     """Number, dtypes and text of each line in columns; below a line its casts and what began there.
     Without ``whole`` only lines near one of which something is told, or that was ``asked`` for."""
-    cells = [_cells(line) for line in file.lines]
+    names = (*COLUMNS, KERNELS) if any(line.kernels for line in file.lines) else COLUMNS
+    cells = [_cells(line)[: len(names)] for line in file.lines]
     widths = [
-        max(len(name), *(len(row[place]) for row in cells)) for place, name in enumerate(COLUMNS)
+        max(len(name), *(len(row[place]) for row in cells)) for place, name in enumerate(names)
     ]
     number = len(str(max(1_000, len(file.lines))))
-    head = " ".join(name.ljust(width) for name, width in zip(COLUMNS, widths, strict=True))
+    head = " ".join(name.ljust(width) for name, width in zip(names, widths, strict=True))
     rows = [f" {'line':>{number}} {head} source"]
     indent = " " * (len(rows[0]) - len("source"))
     for part in _parts(file, asked, whole=whole):
         if isinstance(part, int):
             rows.append(f"{indent}… {plural(part, 'line')} of which nothing is told")
             continue
-        filled = zip(_cells(part), widths, strict=True)
+        filled = zip(_cells(part), widths, strict=False)
         middle = " ".join(cell.ljust(width) for cell, width in filled)
         mark = ">" if part.number == asked else " "
         rows.append(f"{mark}{part.number:>{number}} {middle} {bounded(part.text.expandtabs(4))}")
@@ -120,7 +133,10 @@ def beside(file: File, asked: int, *, whole: bool) -> str:
 
 
 def _cells(line: Line) -> tuple[str, ...]:
-    return line.forward, line.backward, f"{line.cast_calls:,}" if line.cast_calls else ""
+    casts = f"{line.cast_calls:,}" if line.cast_calls else ""
+    more = "+" if len(line.kernels) > KERNELS_SHOWN else ""
+    kernels = ",".join(map(str, line.kernels[:KERNELS_SHOWN])) + more
+    return line.forward, line.backward, casts, kernels
 
 
 def _below(line: Line) -> list[str]:
@@ -128,7 +144,8 @@ def _below(line: Line) -> list[str]:
     if line.lost:
         lost = percent(line.lost / line.cast)
         casts.append(f"casts {line.casts}; {lost} of the elements lost")
-    return [*casts, *line.notes]
+    unrounded = [f"not rounded in {what}" for what in line.unrounded[:KERNELS_SHOWN]]
+    return [*casts, *unrounded, *line.notes]
 
 
 def _parts(file: File, asked: int, *, whole: bool) -> Iterator[Line | int]:

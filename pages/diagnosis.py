@@ -21,6 +21,8 @@ if found is not None:
         diagnosis.show_fix(case, report)
 with states.part():
     diagnosis.show_controls(case, report)
+with states.part():
+    diagnosis.show_compiled(case)
 if found is not None:
     with states.part():
         diagnosis.show_evidence(case, found)

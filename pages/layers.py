@@ -6,9 +6,12 @@ from app import layers, states
 from app.runs import run_page
 
 run = run_page.open_run("Layers")
-shown = layers.choose_ops(run)
+shown, kernels = layers.choose_ops(run), layers.kernels_of(run)
 if not shown.modules:
-    if not states.not_of_a_control(run):
+    if kernels:
+        with states.part():
+            layers.show_kernels(kernels)
+    elif not states.not_of_a_control(run):
         states.nothing_recorded(
             "This run holds no module.", "A run that failed while its model was built has none."
         )
@@ -33,3 +36,6 @@ with states.part():
     layers.show_fp32(run, shown)
 with states.part():
     layers.show_casts(shown)
+if kernels:
+    with states.part():
+        layers.show_kernels(kernels)

@@ -96,11 +96,16 @@ def pages_of(run: RunInfo) -> list[links.Entry]:
         (run.spec.kind == "watch", links.TRAINING),
         ("frame" in held, links.GRADIENTS),
         (run.steps_done > 0, links.LOSS_SCALE),
-        ("module" in held, links.LAYERS),
+        ("module" in held or _has_kernels(run), links.LAYERS),
         ("telemetry" in held, links.TELEMETRY),
         (run.steps_done > 0, links.TWO_RUNS),
     )
     return [entry for there, entry in wanted if there]
+
+
+def _has_kernels(run: RunInfo) -> bool:
+    is_compiled = run.spec.kind == "script" and Control(run.spec.control).is_compiled
+    return is_compiled and bool(diagnoses.observed(run).kernels)
 
 
 @store.of_run

@@ -559,3 +559,23 @@ def test_the_command_names_the_device_that_was_rehearsed(
     script_stores.no_fault(store_path, spec)
     command = script_command(runs_of(store_path)[0])
     assert command == f"ampscope diagnose{options} {spec.workload}"
+
+
+def test_compiled_runs_stand_beside_each_other(store_path: Path, open_page: Open) -> None:
+    app = open_page("diagnosis", run=script_stores.compiled_fault(store_path)["as_is"])
+    assert not app.exception
+    words = texts(app)
+    assert "Compiled code beside eager code" in words
+    assert "1 of 4 compiled runs computed what eager code does, up to rounding." in words
+    assert "What differs is made by the generated kernels." in words
+    shown = next(t.value for t in app.table if "What of the compiler runs" in t.value.columns)
+    told = [" ".join(text.split()) for text in shown["Beside eager code"]]
+    assert [r"the loss is 1\.95" in text for text in told] == [True, False, True, True], told
+    assert told[1].startswith("as eager code")
+
+
+def test_a_script_that_does_not_compile_has_no_compiled_runs(
+    store_path: Path, open_page: Open
+) -> None:
+    app = open_page("diagnosis", run=script_stores.overflow(store_path))
+    assert "Compiled code beside eager code" not in texts(app)

@@ -11,7 +11,7 @@ import pytest
 
 from ampscope.records import ModuleRecord, OpRecord, RunSpec, State, StepRecord
 from ampscope.store.writer import RunWriter
-from tests.helpers import stores
+from tests.helpers import script_stores, stores
 from tests.helpers.pages import NO_RUN, metrics, texts
 
 Open = Callable[..., Any]
@@ -186,3 +186,21 @@ def test_a_thousand_modules_start_folded(store_path: Path, open_page: Open) -> N
     assert len(app.dataframe[0].value) <= 200
     app = open_page("layers", run=stores.many_modules(store_path), find="l.77")
     assert len(app.dataframe[0].value) == 11
+
+
+def test_kernels_of_compiled_code_say_ops_dtype_and_what_they_do_not_round(
+    store_path: Path, open_page: Open
+) -> None:
+    runs = script_stores.compiled_fault(store_path)
+    app = open_page("layers", run=runs["compiled"])
+    assert not app.exception
+    words = texts(app)
+    assert "2 kernels, 1 of several ops. 1 kernel computed 1 result in fp32" in words
+    rows = app.dataframe[0].value
+    assert list(rows["Kernel"]) == [2]
+    assert list(rows["Ops"]) == ["aten.mul × 2, aten.tanh"]
+    assert list(rows["Not rounded"]) == ["aten.mul to bf16, train.py:2"]
+    app.toggle(key="layers-fused").set_value(False).run()
+    assert list(app.dataframe[0].value["Kernel"]) == [1, 2]
+    # The eager run has no kernels of its own: those of its compiled run are shown.
+    assert list(open_page("layers", run=runs["as_is"]).dataframe[0].value["Kernel"]) == [2]

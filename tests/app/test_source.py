@@ -86,3 +86,14 @@ def test_a_student_sees_no_source(store_path: Path, monkeypatch: pytest.MonkeyPa
     assert not app.exception
     assert "not shown to the class" in texts(app)
     assert "self.wo" not in source(app)
+
+
+def test_lines_of_a_fused_kernel_are_marked(store_path: Path, open_page: Open) -> None:
+    app = open_page("source", run=script_stores.compiled_fault(store_path)["as_is"])
+    assert not app.exception
+    rows = source(app).splitlines()
+    column = rows[0].index("krn")
+    assert [row[column : column + 3].strip() for row in rows[1:3]] == ["", "2"]
+    assert rows[3].endswith("^ not rounded in kernel 2: aten.mul to bf16")
+    assert rows[4][column : column + 3].strip() == "2"
+    assert "by their number on the page Layers" in texts(app)

@@ -10,7 +10,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ampscope.observations import Attempt, BadOp, Call, Observation, Operand, Outcome, Scan
+from ampscope.observations import (
+    COMPILED_FRAMES,
+    COMPILED_NOTE,
+    Attempt,
+    BadOp,
+    Call,
+    Kernel,
+    Observation,
+    Operand,
+    OpUse,
+    Outcome,
+    Scan,
+    SourceText,
+)
 from ampscope.records import RunSpec, State, StepRecord
 from ampscope.store.writer import RunWriter
 from tests.helpers.stores import MACHINE
@@ -199,6 +212,42 @@ def innocent(store: Path, spec: RunSpec = SPEC) -> str:
     head = run(store, "as_is", seen(exploding("scaler0")), spec)
     run(store, "fp32", seen(exploding(""), uses_autocast=""), spec)
     return head
+
+
+KERNEL = Kernel(
+    number=2,
+    phase="forward",
+    ops=("aten.mul", "aten.tanh", "aten.mul"),
+    modules=("act",),
+    lines=("train.py:2", "train.py:3"),
+    computed="fp32",
+    writes=("bf16",),
+    unrounded=("aten.mul to bf16, train.py:2",),
+)
+
+
+def compiled_fault(store: Path, spec: RunSpec = SPEC) -> dict[str, str]:
+    """Eager code and torch's own kernels train, inductor's compute something else; runs by control.
+
+    The first kernel of the compiled run casts alone, the second one is :data:`KERNEL`.
+    """
+    frames = OpUse(COMPILED_FRAMES, "", "", "train.py:9", 0, count=1)
+    cast = replace(KERNEL, number=1, ops=("prims.convert_element_type",), unrounded=())
+    lines = ("import torch", "h = x * scale", "h = torch.tanh(h) * h", "loss = h.mean()")
+    good = [attempt(i, x) for i, x in enumerate(FALLING)]
+    wrong = [attempt(i, x * 1.3) for i, x in enumerate(FALLING)]
+    text = SourceText("train.py", lines)
+    runs = {"as_is": run(store, "as_is", seen(good, text, notes=(COMPILED_NOTE,)), spec)}
+    runs["fp32"] = healthy_run(store, "fp32", spec)
+    for control, steps in {
+        "compiled": wrong,
+        "compiled;backend:aot_eager": good,
+        "compiled;eager_random": wrong,
+        "compiled;eager_casts": wrong,
+    }.items():
+        seen_there = seen(steps, frames, cast, KERNEL)
+        runs[control] = run(store, control, seen_there, spec)
+    return runs
 
 
 def raised(store: Path, spec: RunSpec = SPEC) -> str:

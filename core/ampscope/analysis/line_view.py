@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ampscope.analysis.run_view import RunView
-from ampscope.observations import BadOp, LineUse
+from ampscope.observations import BadOp, Kernel, LineUse
 
 CASTS = frozenset({"_to_copy", "copy_"})
 # These hand numbers on as they are: a line that only does so computes in no dtype.
@@ -35,11 +36,13 @@ class Line:
     cast: int  # elements other than zero that its casts to a narrower dtype took
     lost: int  # of these, the ones that became zero
     notes: tuple[str, ...]  # what began here, the first step first
+    kernels: tuple[int, ...] = ()  # of compiled code, of several ops, that compute this line
+    unrounded: tuple[str, ...] = ()  # "kernel 4: aten.mul to bf16": results handed on unrounded
 
     @property
     def is_told(self) -> bool:
         """Whether anything stands beside the text."""
-        return bool(self.forward or self.backward or self.casts or self.notes)
+        return bool(self.forward or self.backward or self.casts or self.notes or self.kernels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +58,20 @@ class File:
         return sum(line.is_told for line in self.lines)
 
 
-def files(run: RunView) -> list[File]:
-    """The files of which the run kept the text, those with most to tell first."""
+def files(run: RunView, kernels: Sequence[Kernel] = ()) -> list[File]:
+    """The files of which the run kept the text, those with most to tell first. ``kernels`` are
+    those of the same script's compiled run."""
     uses = _by_line(run.line_uses)
     notes = _notes(run)
+    fused = [kernel for kernel in kernels if len(kernel.ops) > 1]
     found = [
         File(
             source.file,
             tuple(
-                _line(number, text, uses[source.file, number], notes[source.file, number])
+                replace(
+                    _line(number, text, uses[source.file, number], notes[source.file, number]),
+                    **_compiled(f"{source.file}:{number}", fused),
+                )
                 for number, text in enumerate(source.lines, start=1)
             ),
         )
@@ -71,6 +79,21 @@ def files(run: RunView) -> list[File]:
         if source.lines
     ]
     return sorted(found, key=lambda file: -file.told)
+
+
+def _compiled(line: str, kernels: Sequence[Kernel]) -> dict[str, Any]:
+    """The fields of a Line that tell of kernels."""
+    here = [kernel for kernel in kernels if line in kernel.lines]
+    unrounded = (
+        f"kernel {kernel.number:,}: {what.removesuffix(f', {line}')}"
+        for kernel in here
+        for what in kernel.unrounded
+        if what.endswith(f", {line}")
+    )
+    return {
+        "kernels": tuple(kernel.number for kernel in here),
+        "unrounded": tuple(dict.fromkeys(unrounded)),
+    }
 
 
 def place(line: str) -> tuple[str, int]:
