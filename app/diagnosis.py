@@ -615,6 +615,7 @@ _STYLES = {
     "as_is": (dtype_color("fp16"), "solid"),
     "fp32": (dtype_color("fp32"), "dash"),
     "bf16": (dtype_color("bf16"), "dot"),
+    COMPILED: (OTHER_DTYPE, "longdash"),
 }
 _FIXED_STYLE = (MEASURE, "dashdot")
 

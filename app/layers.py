@@ -48,6 +48,8 @@ def choose_ops(run: RunInfo) -> Layers:
     if run.spec.kind == "watch":  # no op of it is traced, in any phase
         return read(run, None, ALL_PHASES)
     sets = op_sets(store.steps(run, points=MOST_STEPS))
+    if not sets and run.spec.parent:  # a control: no op of it is traced either
+        return read(run, None, ALL_PHASES)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         phase = links.pick("Phase", "phase", PHASES)
         chosen = _pick_ops(sets) if len(sets) > 1 else next(iter(sets), None)
@@ -573,9 +575,9 @@ def kernels_seen(kernels: Sequence[Kernel]) -> str:
     if not free:
         return f"{text} None hands a result in half on without rounding it."
     return (
-        f"{text} {plural(len(free), 'kernel')} computed {plural(results, 'result')} in "
-        f"{'+'.join(sorted({k.computed for k in free}))} and handed them on without rounding them "
-        "to half, as eager code does. That is more exact, and not what eager code computes."
+        f"{text} Results that eager code rounds to half and these kernels hand on in "
+        f"{'+'.join(sorted({k.computed for k in free}))}: {results:,}, in "
+        f"{plural(len(free), 'kernel')}. That is more exact, and not what eager code computes."
     )
 
 

@@ -572,6 +572,9 @@ def test_compiled_runs_stand_beside_each_other(store_path: Path, open_page: Open
     told = [" ".join(text.split()) for text in shown["Beside eager code"]]
     assert [r"the loss is 1\.95" in text for text in told] == [True, False, True, True], told
     assert told[1].startswith("as eager code")
+    controls = next(t.value for t in app.table if "What went wrong" in t.value.columns)
+    assert "with torch\\.compile on" in list(controls.index)
+    assert "with torch.compile on its numbers are others" in chain(app)[-1].replace("<br>", " ")
 
 
 def test_a_script_that_does_not_compile_has_no_compiled_runs(

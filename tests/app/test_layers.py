@@ -195,7 +195,7 @@ def test_kernels_of_compiled_code_say_ops_dtype_and_what_they_do_not_round(
     app = open_page("layers", run=runs["compiled"])
     assert not app.exception
     words = texts(app)
-    assert "2 kernels, 1 of several ops. 1 kernel computed 1 result in fp32" in words
+    assert "kernels hand on in fp32: 1, in 1 kernel." in words
     rows = app.dataframe[0].value
     assert list(rows["Kernel"]) == [2]
     assert list(rows["Ops"]) == ["aten.mul × 2, aten.tanh"]

@@ -6,9 +6,9 @@ import ast
 from dataclasses import dataclass, replace
 
 from ampscope.causes import CAUSES, FIX_KINDS
-from ampscope.control import Control
+from ampscope.control import COMPILED, Control
 from ampscope.diagnosis.findings import Finding
-from ampscope.diagnosis.result import DiagnosisResult, Trial
+from ampscope.diagnosis.result import OF_COMPILERS, DiagnosisResult, Trial
 from ampscope.number_words import number, plural, share
 from ampscope.records import RunInfo, StepRecord, StepTotals
 from ampscope.rules import catalog
@@ -148,13 +148,19 @@ def candidates(report: DiagnosisResult) -> list[str]:
 
 def compared(report: DiagnosisResult) -> list[tuple[str, str]]:
     """Name and control of the runs to show side by side: the baseline, in fp32 and in bf16,
-    and the fix that worked (else the last that was tried)."""
-    found = [(Control(word).words, word) for word in CONTROLS]
+    compiled where the compiler is to blame, and the fix that worked (else the last that was
+    tried)."""
+    words = (*CONTROLS, COMPILED) if _is_of_compilers(report) else CONTROLS
+    found = [(Control(word).words, word) for word in words]
     cured = chosen(report) or (report.trials[-1] if report.trials else None)
     if cured is not None and cured.control not in CONTROLS:
         kind = "fixed" if cured.cured else "tried"
         found.append((f"{kind}, {Control(cured.control).words}", cured.control))
     return found
+
+
+def _is_of_compilers(report: DiagnosisResult) -> bool:
+    return any(finding.cause in OF_COMPILERS for finding in report.diagnosis.findings[:1])
 
 
 TRIAL_COLUMNS = ("The script was run", "Seen", "Time per step", "Peak memory")
@@ -211,6 +217,8 @@ def went_wrong(report: DiagnosisResult, run: RunInfo) -> str:
         return "; ".join(report.diagnosis.symptoms) or "nothing"
     if word in report.control_symptoms:
         return "; ".join(report.control_symptoms[word]) or "nothing"
+    if word == COMPILED and _is_of_compilers(report):
+        return "its numbers are not eager code's"
     trial = next((t for t in report.trials if t.control == word), None)
     if trial is None:
         return run.message or "not judged"

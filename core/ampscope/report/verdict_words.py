@@ -18,7 +18,7 @@ from ampscope.analysis.symptoms import Symptom
 from ampscope.causes import CAUSES
 from ampscope.control import Control
 from ampscope.diagnosis.findings import Finding
-from ampscope.diagnosis.result import OUT_OF_MEMORY, DiagnosisResult
+from ampscope.diagnosis.result import OF_COMPILERS, OUT_OF_MEMORY, DiagnosisResult, clue
 from ampscope.number_words import percent, plural, share, value
 from ampscope.numerics.formats import FORMATS
 from ampscope.observations import Attempt, BadOp, Operand
@@ -291,7 +291,10 @@ def causal_chain(finding: Finding, run: RunView, symptoms: tuple[str, ...]) -> l
         for c in finding.consequences
     ]
     links += _arrival(run, op.attempt if op is not None else finding.verdict.step)
-    links.append(Link("What you see", "; ".join(symptoms) or "nothing, in the steps that were run"))
+    seen = "; ".join(symptoms) or "nothing, in the steps that were run"
+    if finding.cause in OF_COMPILERS and not symptoms:
+        seen = "the script trains in eager mode; with torch.compile on its numbers are others"
+    links.append(Link("What you see", seen))
     return links
 
 
