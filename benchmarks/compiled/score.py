@@ -7,6 +7,11 @@ without the fault. Eager code is right in both.
     python -m benchmarks.compiled.score --out benchmarks/results/compiled.json
     python -m benchmarks.compiled.score --table benchmarks/results/compiled.json docs/compiled.md
 
+    python -m benchmarks.compiled.score --programs --out benchmarks/results/compiled.json
+
+``--programs`` diagnoses the fault generator's healthy programs (``benchmarks/faults/programs``)
+with one line more, which compiles their model: other code, nothing planted, no compiler changed.
+
 A fault is *named* when the first finding has its cause; its module counts apart. Times are of the
 processor too: on a shared machine the wall clock tells little. ``own`` is the script alone.
 """
@@ -16,16 +21,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 SCRIPTS = Path(__file__).parent / "scripts"
+PROGRAMS = Path(__file__).parents[1] / "faults" / "programs"
+PROGRAM_STEPS = 20
+# The line of a program that makes its model.
+_MODEL = re.compile(r"^([ \t]*)((?:self\.)?(?:net|model)) = [A-Z]\w*\(.*\)$", re.MULTILINE)
 LIMIT_S = 900.0
 BEGIN, END = "<!-- compiled -->", "<!-- /compiled -->"
 
@@ -66,11 +77,17 @@ def main() -> None:
     parser.add_argument("--forms", nargs="*", default=["faulty", "healthy"])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--time", action="store_true", help="run each script alone as well")
+    parser.add_argument("--programs", action="store_true", help="healthy programs, compiled")
     parser.add_argument("--table", nargs=2, type=Path)
     asked = parser.parse_args()
     if asked.table:
         results, page = asked.table
         put_table(page, json.loads(results.read_text()))
+        return
+    if asked.programs:
+        every = sorted(p.stem for p in PROGRAMS.glob("*.py") if compiled(p.read_text()))
+        for name in every if asked.only == sorted(KEYS) else asked.only:
+            add(asked.out, program(name))
         return
     for form in asked.forms:
         for kind in asked.only:
@@ -91,6 +108,31 @@ def measured(kind: str, seed: int, form: str, *, is_timed: bool) -> dict[str, An
     return row(kind, seed, form, found, own, whole)
 
 
+def compiled(text: str) -> str:
+    """A program that compiles its model in place; "" of one without a line that makes it."""
+    made, count = _MODEL.subn(r"\g<0>\n\1\2.compile()", text)
+    return made if count else ""
+
+
+def program(name: str) -> dict[str, Any]:
+    """A healthy program of the fault generator, compiled and diagnosed."""
+    with tempfile.TemporaryDirectory() as folder:
+        script, out = Path(folder) / f"{name}.py", Path(folder) / "found.json"
+        script.write_text(compiled((PROGRAMS / f"{name}.py").read_text()))
+        command = [sys.executable, "-m", "ampscope.cli.main", "diagnose", "--quiet"]
+        command += ["--steps", str(PROGRAM_STEPS), "--json", str(out)]
+        whole = timed([*command, "--store", f"{folder}/runs.db", str(script)])
+        found = json.loads(out.read_text()) if out.exists() else {"verdict": "none"}
+    first = next(iter(found.get("findings", [])), {})
+    return {
+        "kind": name, "seed": 0, "form": "program", "verdict": found["verdict"],
+        "cause": first.get("cause"), "module": first.get("module"), "op": first.get("op"),
+        "explanation": first.get("explanation") or found.get("undecided"),
+        "notes": found.get("notes"), "runs": sorted(found.get("runs", {})),
+        "own_s": None, "diagnosis_s": whole,
+    }  # fmt: skip
+
+
 def row(
     kind: str,
     seed: int,
@@ -109,6 +151,7 @@ def row(
         "place": None if not key.modules else module in key.modules,
         "verified": (first.get("fix") or {}).get("verified"),
         "explanation": first.get("explanation") or found.get("undecided"),
+        "notes": found.get("notes"), "runs": sorted(found.get("runs", {})),
         "own_s": own, "diagnosis_s": whole,
     }  # fmt: skip
 
@@ -153,6 +196,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         f"- with the module: {sum(placed)} of {len(placed)} that have one",
         f"- false alarms: {sum(r['verdict'] == 'fault' for r in healthy)} of {len(healthy)} "
         "healthy scripts with the same machinery",
+        *_programs([r for r in rows if r["form"] == "program"]),
         "",
         "| planted into the compiler | named | module | processor time: script, diagnosis |",
         "|---|---|---|---|",
@@ -165,6 +209,17 @@ def table(rows: list[dict[str, Any]]) -> str:
             f"{r['module'] or '-'} | {own}, {r['diagnosis_s'][1]:.0f} s |"
         )
     return "\n".join(lines)
+
+
+def _programs(rows: list[dict[str, Any]]) -> list[str]:
+    """A line on the programs; none without any."""
+    if not rows:
+        return []
+    counted = Counter(r["verdict"] for r in rows)
+    others = ", ".join(f"{n} {verdict}" for verdict, n in counted.items() if verdict != "fault")
+    return [
+        f"- false alarms: {counted['fault']} of {len(rows)} healthy programs, compiled ({others})"
+    ]
 
 
 if __name__ == "__main__":
