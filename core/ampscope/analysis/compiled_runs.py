@@ -212,11 +212,14 @@ def _wanted(runs: Mapping[str, RunView]) -> Iterator[Control]:
     if apart(runs, AOT_EAGER) is not None:
         yield GRAPH_ALONE
         return
-    if is_near(runs):
-        yield EAGER_CASTS
-        if apart(runs, EAGER_CASTS) is None:  # the rounding that was left out explains it
-            return
     yield AOT_TAPPED
+    if is_near(runs):
+        if not _may_draw(runs[AOT_TAPPED]):
+            yield EAGER_CASTS
+            if apart(runs, EAGER_CASTS) is None:  # the rounding that was left out explains it
+                return
+        yield TAPPED
+        return
     if _may_draw(runs[AOT_TAPPED]):
         yield EAGER_RANDOM
         if apart(runs, EAGER_RANDOM) is None:
@@ -241,6 +244,9 @@ def layer(runs: Mapping[str, RunView]) -> Layer | None:
         if not _judged(runs, GRAPH_ALONE):
             return None
         return Layer.GRAPH if apart(runs, GRAPH_ALONE) is None else Layer.CAPTURE
+    if is_near(runs) and (AOT_TAPPED not in runs or _may_draw(runs[AOT_TAPPED])):
+        # Emulated casts change no random numbers: those may be what differs.
+        return Layer.RANDOM if repeating(runs) else None
     if EAGER_RANDOM in runs or (AOT_TAPPED in runs and _may_draw(runs[AOT_TAPPED])):
         if not _judged(runs, EAGER_RANDOM):
             return None
