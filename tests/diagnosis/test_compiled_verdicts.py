@@ -21,11 +21,12 @@ from ampscope.analysis.compiled_runs import (
 )
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
+from ampscope.control import Control
 from ampscope.diagnosis.cure import judged, wants_compiled
 from ampscope.diagnosis.load import load_diagnosis
 from ampscope.diagnosis.result import DiagnosisResult
-from ampscope.launcher.plan import run_diagnosis
-from ampscope.observations import COMPILED_FRAMES, COMPILED_NOTE, OpUse, Tap
+from ampscope.launcher.plan import DiagnosisPlan, run_diagnosis
+from ampscope.observations import COMPILED_FRAMES, COMPILED_NOTE, OpUse, Scan, Tap
 from ampscope.records import RunSpec
 from ampscope.store.reader import Reader
 from tests.helpers.evidence_making import (
@@ -272,6 +273,32 @@ def test_the_module_is_the_one_that_was_left_uncompiled_alone() -> None:
     found = judged(clean(**arms, **tried)).findings[0]
     assert (found.cause, found.verdict.module) == ("compiler_kernel", "head")
     assert found.verdict.fix.controls == ("compiled;uncompiled:head",)
+
+
+def test_a_part_without_parameters_is_looked_for_inside_the_module_that_cures() -> None:
+    """The search knows modules by their parameters; taps name the others."""
+    scans = [Scan("start", "parameter", f"{p}.weight", "fp32", 8, 0, 0, 0.5) for p in ("b.up", "c")]
+    arms = {"": WRONG, "backend:aot_eager": WRONG, "backend:eager": GOOD}
+    views = dict(clean(**arms).runs)
+    views["as_is"] = run(steps(), *scans, notes=(COMPILED_NOTE,))
+    taps = [tap(0, "activation", module) for module in ("b.up", "b.act", "b")]
+
+    class Plan(DiagnosisPlan):
+        def __init__(self) -> None:
+            self.views, self.asked = views, list[str]()
+
+        def control(self, control: str) -> RunView:
+            self.asked.append(control)
+            left = Control(control).values("uncompiled")
+            cured = {"b", "b.act"} & set(left)
+            self.views[control] = run(steps(FALLING if cured else OFF), FRAMES, *taps)
+            return self.views[control]
+
+    plan = Plan()
+    plan.search_uncompiled()
+    assert plan.asked[-1] == "compiled;backend:aot_eager;uncompiled:b.act"
+    finding = judged(Evidence(views, "native")).findings[0]
+    assert (finding.cause, finding.verdict.module) == ("graph_semantics", "b.act")
 
 
 def test_a_run_that_raised_is_no_set_that_cures() -> None:

@@ -377,9 +377,15 @@ def left_out(runs: Mapping[str, RunView]) -> Control | None:
     as the control that did it; None without one."""
     tried = [Control(name) for name in runs if Control(name).values("uncompiled")]
     good = [c for c in tried if runs[c].attempts and apart(runs, c) is None]
-    best = min(good, key=lambda c: len(c.values("uncompiled")), default=None)
+    best = min(good, key=_size, default=None)
     # Where the graph itself is to blame, the search goes through a backend that compiles nothing.
     return None if best is None else Control.of(COMPILED, uncompiled=best.values("uncompiled"))
+
+
+def _size(control: Control) -> tuple[int, int]:
+    """By which sets of modules are compared: how many, then how far inside the model."""
+    paths = control.values("uncompiled")
+    return len(paths), -sum(path.count(".") for path in paths)
 
 
 def _loss(attempt: Attempt) -> tuple[float, ...]:

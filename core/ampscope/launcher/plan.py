@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ampscope.analysis.compiled_runs import (
     AOT_EAGER,
+    AOT_TAPPED,
     GRAPH_ALONE,
     Layer,
     apart,
@@ -215,9 +216,15 @@ class DiagnosisPlan:
 
         if any(cures((path,)) for path in suspects(self.views)[:MAX_SUSPECTS]):
             return
-        names = result.modules_with_parameters(self.views["as_is"])
-        while names and not smallest_set(names, cures, MAX_COMPILED_RUNS):
+        owners = names = result.modules_with_parameters(self.views["as_is"])
+        while names and not (found := smallest_set(names, cures, MAX_COMPILED_RUNS)):
             names = [p for p in dict.fromkeys(n.rpartition(".")[0] for n in names) if p]
+        # Its own code, or that of a part without parameters?
+        if names and names is not owners and found and len(found) == 1 and through != COMPILED:
+            taps = self.control(AOT_TAPPED).taps
+            below = [m for m in dict.fromkeys(t.module for t in taps) if _is_in(m, found[0])]
+            parts = [m for m in below if not any(o == m or _is_in(o, m) for o in owners)]
+            any(cures((path,)) for path in parts[:MAX_SUSPECTS])
 
     def _is_everywhere(self, names: list[str]) -> bool:
         """Whether most modules with parameters overflow by themselves: the smallest set of modules
@@ -237,6 +244,10 @@ class DiagnosisPlan:
     def _keep(self, control: str, run: ScriptRun) -> None:
         self.done[control] = run
         self.views[control] = RunView(control, run.info.id, run.observations)
+
+
+def _is_in(path: str, holder: str) -> bool:
+    return path.startswith(f"{holder}.")
 
 
 def _collided(view: RunView) -> bool:
