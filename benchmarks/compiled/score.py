@@ -123,7 +123,7 @@ def program(name: str) -> dict[str, Any]:
         command += ["--steps", str(PROGRAM_STEPS), "--json", str(out)]
         whole = timed([*command, "--store", f"{folder}/runs.db", str(script)])
         found = json.loads(out.read_text()) if out.exists() else {"verdict": "none"}
-    first = next(iter(found.get("findings", [])), {})
+    first: dict[str, Any] = next(iter(found.get("findings", [])), {})
     return {
         "kind": name, "seed": 0, "form": "program", "verdict": found["verdict"],
         "cause": first.get("cause"), "module": first.get("module"), "op": first.get("op"),
@@ -142,7 +142,8 @@ def row(
     whole: list[float],
 ) -> dict[str, Any]:
     """A diagnosis against the key."""
-    key, first = KEYS[kind], next(iter(found.get("findings", [])), {})
+    key = KEYS[kind]
+    first: dict[str, Any] = next(iter(found.get("findings", [])), {})
     module = first.get("module")
     return {
         "kind": kind, "seed": seed, "form": form, "verdict": found["verdict"],

@@ -28,9 +28,8 @@ def noted(*, emulate: bool) -> tuple[list[Kernel], Tensor]:
     """The kernels of ``gated`` on bf16, and what it gives."""
     torch._dynamo.reset()
     kernels, failures = list[Kernel](), list[str]()
-    switches = {"fx_graph_cache": False, "emulate_precision_casts": emulate}
     with (
-        inductor.patch(**switches, compile_threads=1),
+        inductor.patch(fx_graph_cache=False, emulate_precision_casts=emulate, compile_threads=1),
         functorch.patch(enable_autograd_cache=False),
         noting(kernels, failures.append),
     ):

@@ -6,6 +6,7 @@ The long tests compile for real; the short ones judge a compiled run that was ma
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -112,7 +113,7 @@ def test_compiled_code_as_near_as_rounding_is_acquitted_with_a_note(losses: list
 GOOD, WRONG = run(steps(), FRAMES), run(steps(OFF), FRAMES)
 
 
-def drawn(losses: list[float], sums: list[float]) -> RunView:
+def drawn(losses: Sequence[float], sums: Sequence[float]) -> RunView:
     """A run whose compiled code draws random numbers that add up to ``sums``, step by step."""
     return run(
         steps(losses), FRAMES, *(tap(n, "draw", "drop", total=s) for n, s in enumerate(sums))
@@ -227,7 +228,7 @@ def test_a_distance_that_rounding_may_explain_is_held_against_runs_that_round_as
     assert next_arm(third.runs) is None
     # Where it draws random numbers, they may be what differs, with emulated casts too.
     arms["backend:aot_eager;taps"] = drawn(FALLING, CHANGING)
-    drawing = clean(**arms, eager_casts=NEARLY, taps=drawn(list(OFF), CHANGING))
+    drawing = clean(**arms, eager_casts=NEARLY, taps=drawn(OFF, CHANGING))
     assert next_arm(clean(**arms).runs) == "compiled;taps"
     for made in (first, second, third, drawing):
         found = judged(made)
