@@ -104,8 +104,14 @@ def measured(kind: str, seed: int, form: str, *, is_timed: bool) -> dict[str, An
         command = [sys.executable, "-m", "ampscope.cli.main", "diagnose", "--quiet"]
         command += ["--json", str(out), "--store", f"{folder}/runs.db", str(script), *args]
         whole = timed(command)
-        found = json.loads(out.read_text()) if out.exists() else {"verdict": "none"}
+        found = _read(out)
     return row(kind, seed, form, found, own, whole)
+
+
+def _read(out: Path) -> dict[str, Any]:
+    """What the diagnosis wrote; a verdict of its own where it wrote nothing."""
+    found: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {"verdict": "none"}
+    return found
 
 
 def compiled(text: str) -> str:
@@ -122,7 +128,7 @@ def program(name: str) -> dict[str, Any]:
         command = [sys.executable, "-m", "ampscope.cli.main", "diagnose", "--quiet"]
         command += ["--steps", str(PROGRAM_STEPS), "--json", str(out)]
         whole = timed([*command, "--store", f"{folder}/runs.db", str(script)])
-        found = json.loads(out.read_text()) if out.exists() else {"verdict": "none"}
+        found = _read(out)
     first: dict[str, Any] = next(iter(found.get("findings", [])), {})
     return {
         "kind": name, "seed": 0, "form": "program", "verdict": found["verdict"],
