@@ -12,6 +12,7 @@ from typing import Literal, NoReturn, TypeAlias
 
 import streamlit as st
 
+from ampscope.control import Control
 from ampscope.errors import AmpscopeError, StoreBusy
 from ampscope.records import RunInfo, State
 from ampscope.report.run_words import why_no_histograms
@@ -143,10 +144,18 @@ def not_of_a_control(run: RunInfo) -> bool:
     """Say of a script's control where the histograms are; False for any other run."""
     if run.spec.kind != "script" or not run.spec.parent:
         return False
-    nothing_recorded(
-        "This run is a control: its losses and failing ops were watched, nothing more.",
-        "Histograms and ops are recorded in the baseline run.",
-    )
+    if Control(run.spec.control).is_compiled:
+        nothing_recorded(
+            "No kernel was compiled in this run: its code came out of inductor's cache, or another "
+            "backend ran it.",
+            "To see kernels, diagnose with the cache off: "
+            "`TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 ampscope diagnose …`",
+        )
+    else:
+        nothing_recorded(
+            "This run is a control: its losses and failing ops were watched, nothing more.",
+            "Histograms and ops are recorded in the baseline run.",
+        )
     st.page_link(links.DIAGNOSIS.file, label="Diagnosis", query_params={"run": run.id})
     return True
 

@@ -204,3 +204,12 @@ def test_kernels_of_compiled_code_say_ops_dtype_and_what_they_do_not_round(
     assert list(app.dataframe[0].value["Kernel"]) == [1, 2]
     # The eager run has no kernels of its own: those of its compiled run are shown.
     assert list(open_page("layers", run=runs["as_is"]).dataframe[0].value["Kernel"]) == [2]
+
+
+def test_a_compiled_run_out_of_the_cache_says_how_to_see_kernels(
+    store_path: Path, open_page: Open
+) -> None:
+    spec = replace(script_stores.SPEC, parent="one")
+    app = open_page("layers", run=script_stores.healthy_run(store_path, "compiled", spec))
+    assert not app.exception
+    assert "its code came out of inductor's cache" in texts(app)

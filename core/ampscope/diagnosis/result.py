@@ -198,7 +198,7 @@ def _notes(diagnosis: Diagnosis, views: Mapping[str, RunView]) -> tuple[str, ...
     was_compiled = COMPILED in views and bool(blamed or diagnosis.notes or diagnosis.undecided)
     notes = [*diagnosis.notes, *outcome.notes]
     if was_compiled:  # what the verdict says of compiled code takes the place of the warning
-        notes.remove(COMPILED_NOTE)
+        notes = [note for note in notes if note != COMPILED_NOTE]
     if note := _without_scaler(views["as_is"]):
         notes.append(note)
     if outcome.ended == "steps":
