@@ -302,6 +302,12 @@ def test_a_part_without_parameters_is_looked_for_inside_the_module_that_cures() 
     assert (finding.cause, finding.verdict.module) == ("graph_semantics", "b.act")
 
 
+def test_where_nothing_rounds_otherwise_a_module_that_cures_by_half_is_not_the_one() -> None:
+    arms = {"": WRONG, "backend:aot_eager": WRONG, "backend:eager": GOOD}
+    tried = {"backend:aot_eager;uncompiled:a": NEARLY, "backend:aot_eager;uncompiled:a,b": GOOD}
+    assert left_out(clean(**arms, **tried).runs) == "compiled;uncompiled:a,b"
+
+
 def test_a_run_that_raised_is_no_set_that_cures() -> None:
     off = run(steps(OFF), FRAMES)
     raised = run([], ended="exception", error_type="Unsupported", error_text="no")

@@ -15,7 +15,7 @@ from ampscope.analysis.compiled_runs import (
     AOT_TAPPED,
     GRAPH_ALONE,
     Layer,
-    apart,
+    is_back,
     layer,
     next_arm,
     suspects,
@@ -212,12 +212,14 @@ class DiagnosisPlan:
             if time.monotonic() > deadline:
                 return False
             control = Control.of(through, uncompiled=paths)
-            return bool(self.control(control).attempts) and apart(self.views, control) is None
+            self.control(control)
+            return is_back(self.views, control)
 
         if any(cures((path,)) for path in suspects(self.views)[:MAX_SUSPECTS]):
             return
+        most = MAX_COMPILED_RUNS if through == COMPILED else MAX_SEARCH_RUNS
         owners = names = result.modules_with_parameters(self.views["as_is"])
-        while names and not (found := smallest_set(names, cures, MAX_COMPILED_RUNS)):
+        while names and not (found := smallest_set(names, cures, most)):
             names = [p for p in dict.fromkeys(n.rpartition(".")[0] for n in names) if p]
         # Its own code, or that of a part without parameters?
         if names and names is not owners and found and len(found) == 1 and through != COMPILED:
