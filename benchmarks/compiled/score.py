@@ -27,7 +27,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -222,10 +221,12 @@ def _programs(rows: list[dict[str, Any]]) -> list[str]:
     """A line on the programs; none without any."""
     if not rows:
         return []
-    counted = Counter(r["verdict"] for r in rows)
-    others = ", ".join(f"{n} {verdict}" for verdict, n in counted.items() if verdict != "fault")
+    judged = [r for r in rows if not any("was not judged" in note for note in r["notes"] or ())]
+    alarms = sum(r["verdict"] == "fault" for r in judged)
+    unclear = sum(r["verdict"] == "inconclusive" for r in judged)
     return [
-        f"- false alarms: {counted['fault']} of {len(rows)} healthy programs, compiled ({others})"
+        f"- false alarms: {alarms} of {len(judged)} healthy programs, compiled; undetermined: "
+        f"{unclear}; compiled code not judged in {len(rows) - len(judged)} more"
     ]
 
 
