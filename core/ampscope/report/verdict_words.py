@@ -18,7 +18,7 @@ from ampscope.analysis.symptoms import Symptom
 from ampscope.causes import CAUSES
 from ampscope.control import Control
 from ampscope.diagnosis.findings import Finding
-from ampscope.diagnosis.result import OF_COMPILERS, OUT_OF_MEMORY, DiagnosisResult, clue
+from ampscope.diagnosis.result import OF_COMPILERS, OUT_OF_MEMORY, DiagnosisResult
 from ampscope.number_words import percent, plural, share, value
 from ampscope.numerics.formats import FORMATS
 from ampscope.observations import Attempt, BadOp, Operand
