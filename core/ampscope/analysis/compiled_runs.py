@@ -159,7 +159,7 @@ _THROUGH = {
     "eager_casts": "all three; kernels round wherever eager code rounds",
     "eager_random": "all three; random numbers as eager code draws them",
     TAPS: "all three; tensors inside the graphs are read",
-    f"backend:aot_eager;{TAPS}": "as with aot_eager; tensors inside the graphs are read",
+    "backend:aot_eager;taps": "as with aot_eager; tensors inside the graphs are read",
 }
 
 
