@@ -16,7 +16,7 @@ from tests.helpers import watched_stores as watched
 pytestmark = pytest.mark.browser
 
 Start = Callable[..., str]
-DELAY_S, BUSY_S = 2.0, 4.0
+DELAY_S = 2.0
 LOOKS = 5
 SHOWN = "document.querySelector('[data-testid=stMetricValue]')?.innerText"
 
@@ -45,9 +45,8 @@ def test_a_step_that_is_written_is_on_the_screen_within_seconds(
         time.sleep(0.37)  # out of step with the page's clock
         found.append(seen_after_s(browser_page, writer, number))
     writer.close()
-    # A loaded machine stops a browser for seconds; benchmarks/live_pages.py is for a quiet one.
-    assert min(found) < DELAY_S, found
-    assert sorted(found)[LOOKS // 2] < BUSY_S, found
+    # The median, because a loaded test machine can stop a browser for seconds.
+    assert sorted(found)[LOOKS // 2] < DELAY_S, found
 
 
 def test_a_run_that_goes_bad_and_ends_is_told_without_a_click(

@@ -177,20 +177,20 @@ def test_what_never_ends_is_not_read(tmp_path: Path) -> None:
     said_once(run("/dev/zero"))
 
 
-def test_a_notebook_is_not_taken_for_a_clean_script(tmp_path: Path) -> None:
-    path = tmp_path / "train.ipynb"
-    path.write_text('{"cells": [{"source": ["import torch"]}]}')
-    done = run(path)
+@pytest.mark.parametrize(
+    ("name", "text", "word"),
+    [
+        ("train.ipynb", '{"cells": [{"source": ["import torch"]}]}', "notebook"),
+        ("exported.py", "import torch\n%matplotlib inline\n", "IPython"),
+    ],
+)
+def test_a_notebook_is_not_taken_for_a_script(
+    tmp_path: Path, name: str, text: str, word: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    done = run(tmp_path / name)
     said_once(done)
-    assert "notebook" in done.output
-
-
-def test_a_command_of_ipython_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "exported.py"
-    path.write_text("import torch\n%matplotlib inline\n")
-    done = run(path)
-    said_once(done)
-    assert "IPython" in done.output
+    assert word in done.output
 
 
 def test_a_defect_of_a_check_is_one_sentence(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -286,7 +286,7 @@ def what(value: object) -> str:
 # NaN, numbers beyond 64 bits) becomes :class:`Unreadable`, so that it is refused by its place.
 #
 # What a file may hold is bounded before anything is made of it, by its size and by the number of
-# its commas and brackets: whatever is let in takes less than 300 MB and 30 s of a core
+# its commas and brackets: whatever is let in takes less than 300 MB and 20 s of a core
 # (docs/decisions/0014-what-an-import-checks.md).
 
 
