@@ -45,17 +45,13 @@ def kept(name: str) -> Any:
 
 def section() -> str:
     """Everything between the two marks."""
-    watched = kept("overhead_cpu")
     return "\n".join(
         [
-            "Time of a training step divided by that of the bare step of the same process,",
-            f"interleaved, in {watched['training'].partition(',')[0]} on {machine(watched)};",
-            f"medians of {watched['rounds']} turns, quartiles in",
-            "[overhead_cpu.json](../benchmarks/results/overhead_cpu.json):",
+            *watched("overhead_cpu"),
             "",
-            *table(watched["models"], {**WATCH, **PEERS}),
+            "The same in fp32, on a processor without bf16 arithmetic, which would emulate it:",
             "",
-            *(f"- {line}" for line in missed(watched["models"])),
+            *watched("overhead_fp32_cpu"),
             "",
             "What a probe's instruments cost apart, on GPT small",
             "([overhead_probe_cpu.json](../benchmarks/results/overhead_probe_cpu.json)):",
@@ -65,6 +61,20 @@ def section() -> str:
             *facts(),
         ]
     )
+
+
+def watched(name: str) -> list[str]:
+    """The table of one training, and what it misses."""
+    found = kept(name)
+    return [
+        "Time of a training step divided by that of the bare step of the same process,",
+        f"interleaved, in {found['training'].partition(',')[0]} on {machine(found)};",
+        f"medians of {found['rounds']} turns, quartiles in {link(name)}:",
+        "",
+        *table(found["models"], {**WATCH, **PEERS}),
+        "",
+        *(f"- {line}" for line in missed(found["models"])),
+    ]
 
 
 def table(models: list[dict[str, Any]], rows: dict[str, str]) -> list[str]:
