@@ -33,36 +33,60 @@ from ampscope.cli import stopping
 if sys.argv[0].rpartition("/")[2] in ("ampscope", "-m", "main.py"):  # not where a test imports this
     stopping.install()
 
-# The imports below take half a second, in which a signal must end the command already.
+# The imports below take a moment, in which a signal must end the command already.
 
-import copy
+import importlib
 
 import click
 
 from ampscope import __version__
-from ampscope.cli.budget import budget
-from ampscope.cli.check import check
-from ampscope.cli.compare import batch_size, compare
-from ampscope.cli.dashboard import dashboard
-from ampscope.cli.diagnose import diagnose, replay, run_script
-from ampscope.cli.diff import diff
-from ampscope.cli.export import export, metrics, report
-from ampscope.cli.frameworks import frameworks
-from ampscope.cli.hardware import cores, hardware
-from ampscope.cli.mcp import mcp
-from ampscope.cli.preflight import preflight
-from ampscope.cli.probe import probe
-from ampscope.cli.runs import import_runs, runs
-from ampscope.cli.zoo import explain, zoo
 from ampscope.errors import AmpscopeError
 from ampscope.files import remove_leftovers
 from ampscope.report.document import visible
 
 EXIT_BAD_INPUT = 2
+# Command -> the module below ampscope.cli that has it, and its name there. A module is imported
+# when its command is asked for: all of them together take a second of processor time.
+COMMANDS = {
+    "diagnose": "diagnose:diagnose",
+    "budget": "budget:budget",
+    "diff": "diff:diff",
+    "preflight": "preflight:preflight",
+    "check": "check:check",
+    "explain": "zoo:explain",
+    "run": "diagnose:run_script",
+    "probe": "probe:probe",
+    "replay": "diagnose:replay",
+    "runs": "runs:runs",
+    "report": "export:report",
+    "import": "runs:import_runs",
+    "export": "export:export",
+    "metrics": "export:metrics",
+    "zoo": "zoo:zoo",
+    "compare": "compare:compare",
+    "batch-size": "compare:batch_size",
+    "tensor-cores": "hardware:cores",
+    "hardware": "hardware:hardware",
+    "frameworks": "frameworks:frameworks",
+    "mcp": "mcp:mcp",
+    "dashboard": "dashboard:dashboard",
+}
+FORMER = {"cores": "tensor-cores"}  # accepted for one more version, and not listed
 
 
 class _Group(click.Group):
-    """A group whose commands may raise AmpscopeError."""
+    """A group whose commands are imported by their names and may raise AmpscopeError."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        where = COMMANDS.get(FORMER.get(cmd_name, cmd_name))
+        if where is None:
+            return None
+        module, _, name = where.partition(":")
+        command: click.Command = getattr(importlib.import_module(f"ampscope.cli.{module}"), name)
+        return command
 
     def invoke(self, ctx: click.Context) -> object:
         with stopping.command():
@@ -84,18 +108,6 @@ class _Group(click.Group):
 @click.version_option(__version__)
 def main() -> None:
     """Diagnostics for mixed-precision training, with measurements."""
-
-
-_COMMANDS = (
-    diagnose, budget, diff, preflight, check, explain, run_script, probe, replay, runs, report,
-    import_runs, export, metrics, zoo, compare, batch_size, cores, hardware, frameworks, mcp,
-    dashboard,
-)  # fmt: skip
-for command in _COMMANDS:
-    main.add_command(command)
-_former = copy.copy(cores)  # the former name of tensor-cores, accepted for one more version
-_former.hidden = True
-main.add_command(_former, "cores")
 
 
 if __name__ == "__main__":

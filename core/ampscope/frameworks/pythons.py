@@ -411,6 +411,7 @@ if sys.version_info < (3, 11):
     sys.exit("it is Python %d.%d, and ampscope needs 3.11" % sys.version_info[:2])
 import importlib.util
 try:
+    import ampscope.cli.diagnose
     import ampscope.cli.main
 except ImportError as error:
     sys.exit("it lacks what ampscope needs (%s)" % error)
