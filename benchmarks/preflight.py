@@ -110,37 +110,39 @@ def judged(corpus: Path, labels: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _plant(kind: planting.Kind, text: str) -> planting.Planted | None:
+def _plant(kind: planting.Kind, text: str, seed: int) -> planting.Planted | None:
     """A plant; None where the transformation finds no place that it understands."""
     try:
-        pair = planting.plant(kind, text, SEED)
+        pair = planting.plant(kind, text, seed)
     except (ValueError, IndexError, KeyError, AttributeError, AssertionError):
         return None
     return pair if pair is not None and pair.faulty != text else None
 
 
 def _drawn(
-    kinds: list[planting.Kind], text: str, most: int
+    kinds: list[planting.Kind], text: str, most: int, seed: int
 ) -> list[tuple[planting.Kind, planting.Planted]]:
     """The first plants that find a place."""
     found: list[tuple[planting.Kind, planting.Planted]] = []
     for kind in kinds:
-        if len(found) < most and (pair := _plant(kind, text)) is not None:
+        if len(found) < most and (pair := _plant(kind, text, seed)) is not None:
             found.append((kind, pair))
     return found
 
 
 def planted(
-    corpus: Path, files: list[str], known: set[str], keep: Callable[[dict[str, Any]], None]
-) -> None:
-    """Faults and look-alikes planted into loops that have a scaler and no finding (``known`` are
-    those with one); ``keep`` is given the counts after each loop."""
+    corpus: Path, files: list[str], known: set[str], seed: int,
+    keep: Callable[[dict[str, Any]], None],
+) -> None:  # fmt: skip
+    """Faults and look-alikes planted into loops that have a scaler, not one that is switched off
+    for good, and no finding (``known`` are those with one); ``keep`` is given the counts after each
+    loop."""
     planting.load()
     rows: dict[str, Counter[str]] = defaultdict(Counter)
     misses: list[str] = []
     alarms: list[str] = []
     looked, of_repository = 0, Counter[str]()
-    rng = random.Random(SEED)
+    rng = random.Random(seed)
     every = {**planting.FAULTS, **planting.LOOKALIKES}
     faults = [k for k in every.values() if k.cause in FAMILIES]
     harmless = [k for k in every.values() if k.cause == "no_fault"]
@@ -150,10 +152,10 @@ def planted(
         if of_repository[repository] >= LOOPS_PER_REPOSITORY or file in known or not path.exists():
             continue
         text = read_source(path).text
-        if "GradScaler" not in text:
+        if "GradScaler" not in text or "GradScaler(enabled=False)" in text:
             continue
-        drawn = _drawn(rng.sample(faults, len(faults)), text, DRAWN[0])
-        others = _drawn(rng.sample(harmless, len(harmless)), text, DRAWN[1])
+        drawn = _drawn(rng.sample(faults, len(faults)), text, DRAWN[0], seed)
+        others = _drawn(rng.sample(harmless, len(harmless)), text, DRAWN[1], seed)
         looked += bool(drawn)
         of_repository[repository] += bool(drawn)
         for kind, pair in [*drawn, *others]:
@@ -173,6 +175,7 @@ def planted(
         silent = rows["look-alikes"]["silent"]
         keep(
             {
+                "seed": seed,
                 "loops": looked,
                 "recall": share(hits, total),
                 "by_kind": {name: dict(c) for name, c in sorted(kinds.items())},
@@ -210,6 +213,7 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--parts", nargs="*", default=("as_they_are", "time", "planted"))
+    parser.add_argument("--seed", type=int, default=SEED, help="of the plants")
     asked = parser.parse_args()
     labels = json.loads(LABELS.read_text())
     files = [entry["file"] for entry in labels["files"]]
@@ -230,7 +234,7 @@ def main() -> None:
         keep("time", timed(asked.corpus, files))
     if "planted" in asked.parts:
         known = {entry["file"] for entry in labels["files"] if entry.get("findings")}
-        planted(asked.corpus, files, known, lambda value: keep("planted", value))
+        planted(asked.corpus, files, known, asked.seed, lambda value: keep("planted", value))
 
 
 if __name__ == "__main__":

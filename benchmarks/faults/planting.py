@@ -200,7 +200,12 @@ class Roles(Script):
 
     @cached_property
     def clips(self) -> list[ast.Call]:
-        return self.calls("clip_grad_norm_", "clip_grad_value_")
+        """Calls that clip gradients: with None as their limit they only measure."""
+        return [
+            call
+            for call in self.calls("clip_grad_norm_", "clip_grad_value_")
+            if not any(isinstance(a, ast.Constant) and a.value is None for a in call.args[1:2])
+        ]
 
     def steps(self) -> list[ast.Call]:
         """``scaler.step(optimizer)`` calls."""

@@ -221,6 +221,34 @@ def test_a_second_moment_that_cannot_fall_is_pytorch_s(
     assert torch.equal(every.clone().mul_(beta), every)
 
 
+WRAPPED = """
+from torch.nn.parallel import DistributedDataParallel as DDP
+def build(args):
+    model = Net()
+    optimizer = make_optimizer(model)
+    model = {wrapped}
+    return model, optimizer
+scaler = torch.amp.GradScaler("cuda")
+def train(loss, optimizer):
+    scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()
+"""
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "found"),
+    [
+        ("DDP(model, device_ids=[0]).half()", ["AMP022"]),
+        ("nn.DataParallel(model.to(torch.float16))", ["AMP022"]),
+        ("DDP(model).to(torch.bfloat16)", []),
+        ("DDP(model).to(args.dtype)", []),
+        ("FSDP(model).half()", []),  # ShardedGradScaler takes fp16 gradients
+        ("DDP(model).half(); model.float()", []),
+    ],
+)
+def test_what_is_wrapped_for_training_and_cast(wrapped: str, found: list[str]) -> None:
+    assert codes(WRAPPED.format(wrapped=wrapped)) == found
+
+
 def test_a_layer_that_is_cast_where_the_model_makes_it() -> None:
     text = """
 class Net(nn.Module):
@@ -317,6 +345,26 @@ torch.save({{"optimizer": optimizer.state_dict(), {save}}}, "c.pt")
 )
 def test_the_scaler_s_state_in_the_checkpoint(save: str, load: str, found: list[str]) -> None:
     assert codes(STATE.format(save=save, load=load)) == found
+
+
+AGAIN = """
+for x in batches:
+    loss = model(x).mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    if diverged(loss):
+        saved = torch.load("c.pt")
+        optimizer.load_state_dict(saved["optimizer"])
+        scaler = torch.amp.GradScaler("cuda")
+        {load}
+"""
+
+
+def test_a_scaler_made_anew_where_the_optimizer_is_loaded() -> None:
+    assert codes(AGAIN.format(load="pass")) == ["AMP021"]
+    assert codes(AGAIN.format(load='scaler.load_state_dict(saved["scaler"])')) == []
+    assert codes(AGAIN.format(load="pass").replace("optimizer.load_state_dict", "show")) == []
 
 
 @pytest.mark.parametrize(("divided", "found"), [("", ["AMP020"]), ("/ scaler.get_scale()", [])])

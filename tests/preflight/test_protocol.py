@@ -407,6 +407,70 @@ def test_a_scaler_that_is_never_updated() -> None:
     assert codes(TRAINER) == [("AMP017", "self.scaler.step(self.optimizer)")]
     assert codes(TRAINER + "        self.scaler.update()\n") == []
     assert codes(TRAINER + "        finish(self.scaler)\n") == []  # it may be updated there
+    made = "self.scaler = torch.amp.GradScaler()"
+    assert made in TRAINER
+    handed = "if scaler is None: scaler = torch.amp.GradScaler()\n        self.scaler = scaler"
+    assert codes(TRAINER.replace(made, handed)) == [("AMP017", "self.scaler.step(self.optimizer)")]
+    shared = handed + "\n        model.scaler = scaler"
+    assert codes(TRAINER.replace(made, shared)) == []
+
+
+WRAPPER = """
+import torch
+
+class LossScaler:
+    def __init__(self):
+        try:
+            self._scaler = torch.amp.GradScaler(device="cuda")
+        except TypeError:
+            self._scaler = torch.cuda.amp.GradScaler()
+    def __call__(self, loss, optimizer, last=True):
+        loss.backward()
+        if last:
+            self._scaler.step(optimizer)
+            self._scaler.update()
+"""
+
+
+def test_a_scaler_that_never_scales() -> None:
+    """What the loss is, a caller knows; that it was not scaled, the file says."""
+    assert codes(WRAPPER) == [("AMP017", "self._scaler.step(optimizer)")]
+    assert codes(WRAPPER.replace("loss.backward", "self._scaler.scale(loss).backward")) == []
+    by_hand = WRAPPER.replace("loss.backward()", "(loss * self._scaler.get_scale()).backward()")
+    assert codes(by_hand) == []
+    outside = WRAPPER + "    def scaler(self):\n        return self._scaler\n"
+    assert codes(outside) == []
+
+
+def test_unscaled_again_behind_a_branch_that_has_unscaled() -> None:
+    """Wrong wherever the branch was taken, whatever it asks; the other way round it is unknown."""
+    body = """
+    scaler.scale(loss).backward()
+    if config.clip:
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    """
+    assert codes(loop(body)) == [("AMP017", "scaler.unscale_(optimizer)")]
+    guarded = body.replace(
+        "    scaler.unscale_(optimizer)\n    scaler.step",
+        "    if config.log_norm:\n        scaler.unscale_(optimizer)\n    scaler.step",
+    )
+    assert guarded != body
+    assert codes(loop(guarded)) == []
+
+
+def test_what_has_param_groups_and_a_step_is_an_optimizer() -> None:
+    body = """
+    for group in trainer.optimizer.param_groups:
+        group["lr"] = 0.1
+    scaler.scale(loss).backward()
+    trainer.optimizer.step()
+    """
+    assert codes(loop(body)) == [("AMP016", "trainer.optimizer.step()")]
+    assert codes(loop(body.replace("param_groups", "groups"))) == []
 
 
 def test_paths_that_differ_in_nothing_to_come_are_followed_as_one() -> None:

@@ -118,7 +118,8 @@ def loss_not_scaled(s: Roles, rng: random.Random) -> Draft | None:
     call, loss = rng.choice(s.backwards)
     text = s.segment(loss)
     scale = next(c for c in s.of_scaler("scale") if c in list(ast.walk(call)))
-    lines = f"scaled_loss = {s.segment(scale)}"
+    name = "scaled_loss" if text != "scaled_loss" else "loss_times_scale"
+    lines = f"{name} = {s.segment(scale)}"
     return Draft(
         [
             s.before(s.statement(call), lines),
@@ -216,6 +217,8 @@ def update_left_out(s: Roles, rng: random.Random) -> Draft | None:
     if not updates:
         return None
     call = rng.choice(updates)
+    if sum(s.function(c) is s.function(call) for c in updates) > 1:
+        return None  # the other one is enough
     others = [c for n in ("step", "unscale_") for c in s.of_scaler(n)]
     near = [c for c in others if s.function(c) is s.function(call)]
     return Draft([s.delete(s.statement(call)), *(s.blame(s.statement(c)) for c in near)])

@@ -54,6 +54,11 @@ _FAULTS: dict[str, tuple[str, str]] = {
         "{scaler}.step({optimizer}) is called and {scaler}.update() nowhere in the file: the scale "
         "never changes, and the next unscale_ or step raises RuntimeError.",
     ),
+    "never_scaled": (
+        "scaler_protocol_error",
+        "{scaler}.step({optimizer}) is called and {scaler}.scale(loss) nowhere in the file: step "
+        "divides by the scale gradients that were never multiplied by it.",
+    ),
     "unscaled_backward": (
         "scaler_bypassed",
         "backward starts from a loss without the scale, and {scaler}.step({optimizer}) divides "
@@ -187,11 +192,16 @@ def check_source(source: Source, settings: Settings | None = None) -> list[Findi
     return list(kept.values())
 
 
+_LOST = {  # instead of the sentence of scaler_state_lost
+    "elsewhere": "The scaler's state is loaded into {1}, and {2} is the one that scales.",
+    "again": "{2} is made anew where the state of {1} is loaded, and its own is not loaded: the "
+    "loss scale starts anew.",
+}
+
+
 def _sentence(trait: precision.Trait) -> str:
-    if trait.kind == "scaler_state_lost" and trait.words[0] == "elsewhere":
-        return "The scaler's state is loaded into {1}, and {2} is the one that scales.".format(
-            *trait.words
-        )
+    if trait.kind == "scaler_state_lost" and trait.words[0] in _LOST:
+        return _LOST[trait.words[0]].format(*trait.words)
     return _TRAITS[trait.kind].format(*trait.words)
 
 
@@ -243,14 +253,14 @@ def _protocol_repair(source: Source, roles: Roles, fault: Fault) -> tuple[Edit, 
     if fault.kind == "clip_before_unscale":
         return _unscale_before(source, roles, fault, statement, bool(near))
     if fault.kind in ("unscaled_twice", "stepped_twice"):
-        block = _block(source, statement)
+        block = source.block(statement)
         at = block.index(statement)
         text = source.segment(statement)
         twins = [s for s in block[:at] if source.segment(s) == text]
         if isinstance(statement, ast.Expr) and twins:
             return (_deleted(source, statement),)
     if fault.kind == "optimizer_stepped_too" and isinstance(statement, ast.Expr):
-        block = _block(source, statement)
+        block = source.block(statement)
         if len(block) > 1:
             return (_deleted(source, statement),)
     return ()
@@ -265,7 +275,7 @@ def _unscale_before(
         for owner, call in roles.by_method["step"]
         if owner in roles.scalers and call.args and source.function(call) is function
     ]
-    block = _block(source, statement)
+    block = source.block(statement)
     if already or len(set(steps)) != 1 or not steps[0][1]:
         return ()
     # The clip and the step have to run together, or unscale_ would run in every micro-batch.
@@ -278,16 +288,6 @@ def _unscale_before(
     owner, optimizer = steps[0]
     at = source.line_start(statement.lineno)
     return (Edit(at, at, f"{source.indent(statement)}{owner}.unscale_({optimizer})\n"),)
-
-
-def _block(source: Source, statement: ast.stmt) -> list[ast.stmt]:
-    """The statements beside it."""
-    up = source.parent(statement)
-    for name in ("body", "orelse", "finalbody"):
-        block = getattr(up, name, None)
-        if isinstance(block, list) and statement in block:
-            return block
-    return [statement]
 
 
 def _deleted(source: Source, statement: ast.stmt) -> Edit:

@@ -34,6 +34,7 @@ _LIBRARIES = (  # they scale the loss, or manage precision, out of sight
     "mmengine", "pytorch_lightning", "lightning_fabric", "torch_xla", "horovod", "fairscale",
     "composer", "catalyst", "bitsandbytes", "torchao", "unsloth", "peft",
 )  # fmt: skip
+_WRAPPERS = ("DistributedDataParallel", "DDP", "DataParallel")  # ShardedGradScaler takes fp16
 _KEEPS = {  # methods whose result has the dtype of the tensor
     "view", "reshape", "transpose", "permute", "contiguous", "unsqueeze", "squeeze", "expand",
     "flatten", "mT", "T", "clone", "detach", "masked_fill", "masked_fill_", "repeat", "swapaxes",
@@ -365,6 +366,7 @@ def _half_parameters(p: Precision) -> Iterator[Trait]:
     frozen = "requires_grad" in p.text
     if p.uses_a_library and "accelerate" not in p.text:
         return
+    yield from _half_wrapped(p)
     for cast in _casts(p):
         for maker in p.roles.calls:
             if not p.roles.is_optimizer_maker(maker):
@@ -387,6 +389,35 @@ def _half_parameters(p: Precision) -> Iterator[Trait]:
             yield from _half_optimizer(p, cast, maker, names)
 
 
+def _half_wrapped(p: Precision) -> Iterator[Trait]:
+    """``model = DistributedDataParallel(model).half()``: what is wrapped so is trained, whichever
+    optimizer has its parameters, and a cast changes them in place."""
+    stepped = any(o in p.roles.scalers and c.args for o, c in p.roles.by_method["step"])
+    if not stepped or _switched_off(p):
+        return
+    back = {owner for owner, _ in p.roles.by_method["float"]}
+    for node in p.source.nodes:
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
+            continue
+        maker = _maker(node.value)
+        if dotted(maker.func).rpartition(".")[2] not in _WRAPPERS or not maker.args:
+            continue
+        model = dotted(node.targets[0])
+        for call in (node.value, maker.args[0]):
+            if isinstance(call, ast.Call) and _half_call(p, call) == "fp16" and model not in back:
+                yield Trait("fp16_params_with_scaler", call, (model,))
+                break
+
+
+def _switched_off(p: Precision) -> bool:
+    """Whether every scaler that the file makes is switched off for good."""
+    return all(
+        isinstance(s := keyword(c, "enabled"), ast.Constant) and s.value is False
+        for c in p.roles.calls
+        if p.roles.is_scaler_maker(c)
+    )
+
+
 def _half_optimizer(p: Precision, cast: _Cast, maker: ast.Call, names: set[str]) -> Iterator[Trait]:
     if cast.dtype == "fp16":
         stepped = [
@@ -394,12 +425,7 @@ def _half_optimizer(p: Precision, cast: _Cast, maker: ast.Call, names: set[str])
             for owner, call in p.roles.by_method["step"]
             if owner in p.roles.scalers and call.args and dotted(call.args[0]) in names
         ]
-        off = all(
-            isinstance(s := keyword(c, "enabled"), ast.Constant) and s.value is False
-            for c in p.roles.calls
-            if p.roles.is_scaler_maker(c)
-        )
-        if stepped and not off:
+        if stepped and not _switched_off(p):
             yield Trait("fp16_params_with_scaler", cast.node, (cast.model,))
             return
     if cast.part or not any(owner in names for owner, _ in p.roles.by_method["step"]):
@@ -526,22 +552,23 @@ def _is_parameters_of(p: Precision, given: ast.expr, model: str) -> bool:
 
 
 def _call_that_makes(p: Precision, maker: ast.Call, given: ast.expr, model: str) -> ast.Call | None:
-    """The one call of a function of this file that is handed ``model`` and makes an optimizer of
+    """The first call of a function of this file that is handed ``model`` and makes an optimizer of
     its parameters."""
     function = p.source.function(maker)
     if function is None or p.roles.functions.get(function.name) is not function:
         return None
-    calls = [c for c in p.roles.calls if dotted(c.func) == function.name]
-    if len(calls) != 1:
-        return None
     names = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
-    handed = dict(zip(names, calls[0].args, strict=False))
-    handed |= {k.arg: k.value for k in calls[0].keywords if k.arg}
-    known = any(
-        dotted(value) == model and _is_parameters_of(p, given, name)
-        for name, value in handed.items()
-    )
-    return calls[0] if known else None
+    for call in p.roles.calls:
+        if dotted(call.func) != function.name:
+            continue
+        handed = dict(zip(names, call.args, strict=False))
+        handed |= {k.arg: k.value for k in call.keywords if k.arg}
+        if any(
+            dotted(value) == model and _is_parameters_of(p, given, name)
+            for name, value in handed.items()
+        ):
+            return call
+    return None
 
 
 def _branches(p: Precision, node: ast.AST) -> list[tuple[ast.AST, str]]:
@@ -847,6 +874,10 @@ def _choices(p: Precision, name: str) -> set[str] | None:
 
 
 def _lost_state(p: Precision) -> Iterator[Trait]:
+    again = _made_again(p)
+    if again is not None:
+        yield again
+        return
     made = {
         dotted(t)
         for call in p.roles.calls
@@ -882,6 +913,31 @@ def _lost_state(p: Precision) -> Iterator[Trait]:
         yield Trait("scaler_state_lost", loaded[0], ("loads", sorted(made)[0]))
     else:
         yield Trait("scaler_state_lost", saved[0], ("saves", sorted(made)[0]))
+
+
+def _made_again(p: Precision) -> Trait | None:
+    """A scaler that a training loop replaces by a new one beside the state that it loads into the
+    optimizer."""
+    for maker in p.roles.calls:
+        statement = p.source.statement(maker)
+        if not p.roles.is_scaler_maker(maker) or not isinstance(statement, ast.Assign):
+            continue
+        name = dotted(statement.targets[0])
+        loaded = {
+            dotted(n.func.value)
+            for beside in p.source.block(statement)
+            for n in ast.walk(beside)
+            if isinstance(n, ast.Call)
+            and isinstance(n.func, ast.Attribute)
+            and n.func.attr == "load_state_dict"
+        }
+        optimizers = sorted(loaded & p.roles.optimizers)
+        loops = [n for n in p.source.above(maker) if isinstance(n, ast.For | ast.While)]
+        steps = [call for owner, call in p.roles.by_method["step"] if owner == name]
+        inside = any(loop in p.source.above(call) for loop in loops[:1] for call in steps)
+        if optimizers and inside and name not in loaded:
+            return Trait("scaler_state_lost", maker, ("again", optimizers[0], name))
+    return None
 
 
 def _escapes(p: Precision, made: set[str]) -> bool:

@@ -19,7 +19,7 @@ import ast
 import functools
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
@@ -100,6 +100,7 @@ class State:
     facts: dict[str, bool] = field(default_factory=dict)
     stage: dict[tuple[str, str], str] = field(default_factory=dict)  # ready, unscaled, stepped
     base: dict[str, str] = field(default_factory=dict)  # of optimizers that stage does not name
+    unscaled: dict[tuple[str, str], int] = field(default_factory=dict)  # the last call
     recorded: dict[str, bool | None] = field(default_factory=dict)  # an inf check since update
     pending: dict[str, Pending] = field(default_factory=dict)
     plain: tuple[int, ...] = ()  # backward calls without a scale since the last step
@@ -110,8 +111,8 @@ class State:
     def copy(self) -> State:
         return State(
             dict(self.names), dict(self.facts), dict(self.stage), dict(self.base),
-            dict(self.recorded), dict(self.pending), self.plain, self.unknown_backward,
-            self.history, self.remainders,
+            dict(self.unscaled), dict(self.recorded), dict(self.pending), self.plain,
+            self.unknown_backward, self.history, self.remainders,
         )  # fmt: skip
 
     def key(self) -> object:
@@ -237,25 +238,47 @@ class Roles:
                     found.add(dotted(statement.target))
         return found - {""}
 
-    def is_shared(self, name: str) -> bool:
-        """Whether anything but a method call is done with a scaler of this name: then code that is
-        not here, or an other name, may update it. Of two places that make one, too."""
-        stored = 0
+    def kept_as(self, name: str) -> set[str]:
+        """The names by which the file calls the methods of a scaler that it makes under ``name``:
+        that one, and ``self.scaler`` where it is stored as such. Empty where anything else is done
+        with it: then code that is not here may update it, or scale a loss."""
+        found = {name}
+        for alias in sorted(self._stored_as(name)):
+            found.add(alias)
+        ok = all(self._only_called(one, found) for one in found)
+        return found if ok else set()
+
+    def _stored_as(self, name: str) -> Iterator[str]:
+        for node in self.source.nodes:
+            if isinstance(node, ast.Assign) and dotted(node.value) == name:
+                yield from (d for t in node.targets if (d := dotted(t)).startswith("self."))
+
+    def _only_called(self, name: str, known: set[str]) -> bool:
+        """Whether it is only made, tested for None, called methods of and stored as one of
+        ``known``."""
         for node in self.source.nodes:
             if not isinstance(node, ast.Name | ast.Attribute) or dotted(node) != name:
-                continue
-            if isinstance(node.ctx, ast.Store):
-                stored += 1
                 continue
             up = self.source.parent(node)
             if isinstance(up, ast.Compare | ast.If | ast.IfExp | ast.BoolOp | ast.UnaryOp):
                 continue
-            is_method = isinstance(up, ast.Attribute) and isinstance(
-                self.source.parent(up), ast.Call
-            )
-            if not is_method:
-                return True
-        return stored != 1
+            if isinstance(node.ctx, ast.Store):
+                value = getattr(self.source.statement(node), "value", None)
+                right = value is not None and (
+                    dotted(value) in known
+                    or (isinstance(value, ast.Constant) and value.value is None)
+                    or any(isinstance(n, ast.Call) and self.is_scaler_maker(n)
+                           for n in ast.walk(value))
+                )  # fmt: skip
+            elif isinstance(up, ast.Assign):
+                right = {dotted(t) for t in up.targets} <= known
+            else:
+                right = isinstance(up, ast.Attribute) and isinstance(
+                    self.source.parent(up), ast.Call
+                )
+            if not right:
+                return False
+        return True
 
     @cached_property
     def scalers(self) -> set[str]:
@@ -280,7 +303,8 @@ class Roles:
 
     @cached_property
     def optimizers(self) -> set[str]:
-        """Names made by a known optimizer class, or handed to a scaler, or zeroed and stepped."""
+        """Names made by a known optimizer class, or handed to a scaler, or stepped and zeroed, or
+        stepped and asked for their ``param_groups``."""
         found = set()
         for call in self.calls:
             if self.is_optimizer_maker(call):
@@ -292,8 +316,13 @@ class Roles:
                 if owner in self.scalers and call.args:
                     found.add(dotted(call.args[0]))
         zeroed = {owner for owner, _ in self.by_method["zero_grad"]}
+        grouped = {
+            dotted(n.value)
+            for n in self.source.nodes
+            if isinstance(n, ast.Attribute) and n.attr == "param_groups"
+        }
         stepped = {owner for owner, _ in self.by_method["step"]}
-        return (found | (zeroed & stepped)) - {""} - self.scalers
+        return (found | ((zeroed | grouped) & stepped)) - {""} - self.scalers
 
     def optimizers_of(self, scaler: str) -> set[str]:
         """What the file steps or unscales with a scaler of this name."""
@@ -321,18 +350,31 @@ def check(source: Source, roles: Roles) -> list[Fault]:
                 found.setdefault((fault.kind, id(fault.node)), fault)
         except (_TooManyPathsError, RecursionError):
             continue
-    for fault in _never_updated(roles):
-        found.setdefault((fault.kind, id(fault.node)), fault)
+    told = {fault.kind for fault in found.values()}
+    for fault in _never_called(roles):
+        if fault.kind != "never_scaled" or "unscaled_backward" not in told:  # the same at its line
+            found.setdefault((fault.kind, id(fault.node)), fault)
     return sorted(found.values(), key=lambda f: (f.node.lineno, f.node.col_offset, f.kind))
 
 
-def _never_updated(roles: Roles) -> Iterator[Fault]:
-    """A scaler that the file makes, keeps to itself and steps, and never updates."""
-    updated = {owner for owner, _ in roles.by_method["update"]}
-    for name in sorted(roles.made_scalers - updated):
-        steps = [call for owner, call in roles.by_method["step"] if owner == name and call.args]
-        if steps and not roles.is_shared(name):
-            yield Fault("never_updated", steps[0], name, dotted(steps[0].args[0]))
+def _never_called(roles: Roles) -> Iterator[Fault]:
+    """A scaler that the file makes, keeps to itself and steps, and never updates, or whose scale no
+    loss is multiplied by."""
+    for name in sorted(roles.made_scalers):
+        names = roles.kept_as(name)
+        called = {
+            method: [call for owner, call in roles.by_method[method] if owner in names]
+            for method in ("step", "update", "scale", "get_scale")
+        }
+        steps = [call for call in called["step"] if call.args]
+        if not steps:
+            continue
+        owner = dotted(steps[0].func).rpartition(".")[0]
+        words = (owner, dotted(steps[0].args[0]))
+        if not called["update"]:
+            yield Fault("never_updated", steps[0], *words)
+        if not called["scale"] and not called["get_scale"] and roles.by_method["backward"]:
+            yield Fault("never_scaled", steps[0], *words)
 
 
 # ---- execution
@@ -352,6 +394,7 @@ class _Engine:
         self.outcomes: dict[tuple[str, int, tuple[int, ...]], dict[object, list[int]]] = {}
         self.places: dict[int, ast.Call] = {}
         self.said: dict[tuple[str, int], Fault] = {}
+        self.certain: set[tuple[str, int]] = set()  # wrong wherever one path is
         self.remainder_tests: set[str] = set()
         self._relevant: dict[ast.AST, bool] = {}
         self._deciding: dict[ast.AST, bool] = {}
@@ -363,6 +406,7 @@ class _Engine:
         self._mentions: dict[ast.AST, frozenset[str]] = {}
         self._own: dict[ast.AST, tuple[set[str], set[ast.AST]]] = {}
         self._suffixes: dict[int, list[frozenset[str]]] = {}
+        self._tested: dict[Test, frozenset[str]] = {}
         self.asked: dict[str, tuple[str, ...]] = {}  # identities that a condition's key names
         self.live: list[frozenset[str]] = []  # what the code that is still to run mentions
         self._judged: tuple[
@@ -381,7 +425,9 @@ class _Engine:
         self.block(body, [state], "")
         one_test = len(self.remainder_tests) <= 1
         for (kind, node, _), groups in self.outcomes.items():
-            if one_test:
+            if (kind, node) in self.certain:
+                wrong = True
+            elif one_test:
                 wrong = any(bad and not right for bad, right in groups.values())
             else:
                 bad = sum(g[0] for g in groups.values())
@@ -650,29 +696,48 @@ class _Engine:
                 )
             return known
 
+        alike: dict[object, tuple[set[str], set[str]]] = {}  # paths differ in facts more than names
         for state in states:
-            waiting = [key for key in state.names if mentioned(key)]
-            kept, tests = set(waiting), set()
-            while waiting:
-                value = state.names.get(waiting.pop())
-                more: list[str] = []
-                if isinstance(value, Same):
-                    more = [value.key]
-                elif isinstance(value, Test):
-                    more = [
-                        self.key(d, value.frame) for n in ast.walk(value.node) if (d := dotted(n))
-                    ]
-                elif isinstance(value, Scaler):
-                    tests.add(value.test)
-                waiting += [key for key in more if key not in kept]
-                kept |= set(more)
-            for key in [k for k in state.names if k not in kept]:
-                del state.names[key]
+            names = frozenset(state.names.items())
+            if names not in alike:
+                alike[names] = self._asked_for(state, mentioned)
+            kept, tests = alike[names]
+            if len(kept) < len(state.names):
+                state.names = {k: v for k, v in state.names.items() if k in kept}
             for fact in list(state.facts):
                 if fact not in tests and not all(
                     key in kept or mentioned(key) for key in self.asked[fact]
                 ):
                     del state.facts[fact]
+
+    def _asked_for(
+        self, state: State, mentioned: Callable[[str], bool]
+    ) -> tuple[set[str], set[str]]:
+        """The names of a state that code to come mentions, with those that their values stand for;
+        and the tests that scalers among them depend on."""
+        waiting = [key for key in state.names if mentioned(key)]
+        kept, tests = set(waiting), set()
+        while waiting:
+            value = state.names.get(waiting.pop())
+            more: Iterable[str] = ()
+            if isinstance(value, Same):
+                more = (value.key,)
+            elif isinstance(value, Test):
+                more = self._named_in(value)
+            elif isinstance(value, Scaler):
+                tests.add(value.test)
+            new = [key for key in more if key not in kept]
+            waiting += new
+            kept |= set(new)
+        return kept, tests
+
+    def _named_in(self, test: Test) -> frozenset[str]:
+        known = self._tested.get(test)
+        if known is None:
+            known = self._tested[test] = frozenset(
+                self.key(d, test.frame) for n in ast.walk(test.node) if (d := dotted(n))
+            )
+        return known
 
     def merged(self, states: list[State]) -> list[State]:
         if len(states) < 2:
@@ -1390,16 +1455,30 @@ class _Engine:
         self, node: ast.Call, s: str, optimizer: str, owner: str, written: str, state: State
     ) -> None:
         stage = self.stage_of(s, optimizer, state)
+        first = state.unscaled.get((s, optimizer)) if stage == "unscaled" else None
         self.note("unscaled_twice", node, stage == "unscaled", state, owner, written)
+        if first is not None and self._follows(node, self.roles.by_id[first]):
+            self.certain.add(("unscaled_twice", id(node)))
         self.note("unscaled_after_step", node, stage == "stepped", state, owner, written)
         if optimizer:
             state.stage[(s, optimizer)] = "unscaled"
+            state.unscaled[(s, optimizer)] = id(node)
         else:
             state.base[s] = "unknown"
             state.stage = {k: v for k, v in state.stage.items() if k[0] != s}
         state.recorded[s] = True
         if state.pending[s] == "scaled":
             state.pending[s] = "unscaled"
+
+    def _follows(self, second: ast.Call, first: ast.Call) -> bool:
+        """Whether the second call runs wherever the first one did: the block that it stands in
+        holds, further up, the branch of the first. Whatever that branch asks, it is never right."""
+        statement = self.source.statement(second)
+        if not isinstance(statement, ast.Expr) or second is first:
+            return False
+        block = self.source.block(statement)
+        above = {id(n) for n in (first, *self.source.above(first))}
+        return any(id(s) in above for s in block[: block.index(statement)])
 
     def scaler_step(
         self, node: ast.Call, s: str, optimizer: str, owner: str, written: str, state: State

@@ -103,6 +103,15 @@ class Source:
                 return at
         raise ValueError("not within a statement")
 
+    def block(self, statement: ast.stmt) -> list[ast.stmt]:
+        """The statements that ``statement`` stands among, itself included."""
+        up = self.parent(statement)
+        for name in ("body", "orelse", "finalbody"):
+            found = getattr(up, name, None)
+            if isinstance(found, list) and statement in found:
+                return found
+        return [statement]
+
     def function(self, node: ast.AST) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
         """The innermost function around ``node``."""
         for at in self.above(node):
