@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import ipaddress
 import os
 import re
@@ -414,8 +415,20 @@ def _with_headers(send: Send, added: list[tuple[bytes, bytes]]) -> Send:
     return sending
 
 
+@functools.cache
+def charts_ahead() -> str:
+    """A link by which a browser fetches and compiles the code of charts, 5 MB, while the page
+    connects: Streamlit asks for it when the first chart is there. Empty where it is not found."""
+    scripts = Path(streamlit.__file__).parent / "static" / "static" / "js"
+    found = [path.name for path in scripts.glob("PlotlyChart.*.js")]
+    if len(found) != 1:
+        return ""
+    return f'<link rel="modulepreload" crossorigin href="{base()}/static/js/{found[0]}">'
+
+
 def _with_script(send: Send) -> Send:
-    """An HTML answer gets the script at the top of its head. It is a few kilobytes long."""
+    """An HTML answer gets the script at the top of its head, and the link to the charts' code at
+    its end. It is a few kilobytes long."""
     start: list[Message] = []
     body: list[bytes] = []
 
@@ -433,6 +446,7 @@ def _with_script(send: Send) -> Send:
             return
         own = f'<head><script src="{base()}/ampscope.js"></script>'.encode()
         page = b"".join(body).replace(b"<head>", own, 1)
+        page = page.replace(b"</head>", charts_ahead().encode() + b"</head>", 1)
         changed = (b"content-length", b"etag", b"last-modified", b"accept-ranges")
         kept = [(k, v) for k, v in start[0]["headers"] if k.lower() not in changed]
         length = (b"content-length", str(len(page)).encode())

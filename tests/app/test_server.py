@@ -187,6 +187,17 @@ def test_no_page_can_be_framed_and_nothing_is_fetched_from_elsewhere(either: Run
         assert headers["x-content-type-options"] == "nosniff"
 
 
+def test_the_code_of_charts_is_asked_for_with_the_page(either: Running) -> None:
+    """Its name changes with Streamlit's version: without this test the link would go unnoticed."""
+    _, _, page = ask(either.port, "/")
+    given = r'<link rel="modulepreload" crossorigin href="([^"]*PlotlyChart[^"]*)">'
+    (link,) = re.findall(given, page.decode())
+    status, headers, code = ask(either.port, link)
+    assert status == 200
+    assert "javascript" in headers["content-type"]
+    assert b"plotly" in code
+
+
 def test_a_message_is_bounded_before_it_is_put_together(either: Running) -> None:
     before = either.rss
 
