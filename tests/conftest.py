@@ -21,9 +21,12 @@ os.environ.setdefault("AMPSCOPE_TELEMETRY", "0")
 if "PYTEST_XDIST_WORKER" in os.environ:  # there is a worker for each core
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 SLOW_LIMIT_S = 1200
-# A shell without job control starts "pytest &" with Ctrl-C ignored, and every child inherits that.
+# "pytest &" of a shell without job control ignores Ctrl-C, nohup ignores a terminal that closes, and
+# every child inherits that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # What an example takes says how busy the machine is, and nothing of the code.
 hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ampscope.observations import BadOp, OpUse
 from tests.helpers.script_watching import watched
@@ -49,6 +49,23 @@ def test_an_overflow_that_becomes_finite_and_wrong_is_measured(
     assert bad[0].lost is not None
     assert bad[0].lost > 0.05
     assert bad[0].lost_at.startswith(f"{op}, test_lost_values.py:")
+
+
+def test_in_an_evaluation_what_a_module_loses_is_measured_without_a_backward_pass() -> None:
+    class Norm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return _divided_by_a_norm(x * self.weight.half())
+
+    model, x = Norm(), torch.linspace(-300.0, 300.0, 64).reshape(16, 4).half()
+    for is_learnt in (True, False):
+        with watched() as seen, torch.no_grad():
+            model(x) if is_learnt else _divided_by_a_norm(x)
+        (bad,) = [b for b in seen.watch.records() if b.kind == "nonfinite"]
+        assert bad.lost == (1.0 if is_learnt else None)
 
 
 def _with_large(make: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

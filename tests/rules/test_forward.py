@@ -199,6 +199,16 @@ def test_an_infinity_behind_which_a_result_is_wrong_is_judged_by_the_training() 
     assert "aten.rsqrt, train.py:7 makes a finite number" in behind.findings[0].verdict.reason
 
 
+def test_what_only_an_evaluation_loses_is_latent() -> None:
+    lost = replace(SQUARE, lost=1.0, lost_at="aten.div, train.py:7", grad_enabled=False, count=90)
+    found = diagnose(evidence(run(steps(FALLING), lost)))
+    assert (found.verdict, [f.cause for f in found.latent]) == (
+        "no_fault",
+        ["elementwise_overflow"],
+    )
+    assert "an evaluation or a target" in found.latent[0].verdict.reason
+
+
 def test_a_result_that_is_mostly_wrong_at_most_steps_needs_no_look_at_the_loss() -> None:
     lost = replace(SQUARE, lost=0.9, lost_at="aten.rsqrt, train.py:7")
     assert causes(diagnose(evidence(run(steps(FALLING), lost)))) == ["elementwise_overflow"]

@@ -90,15 +90,17 @@ def _silent(evidence: Evidence, wanted: ForwardClass) -> RootOp | Verdict:
 
 def _swallowed(evidence: Evidence, wanted: ForwardClass) -> RootOp | None:
     """An infinity that became a finite number which is not fp32's, and a gradient went through
-    that. It is latent while the training keeps up with fp32's, unless most of the result is wrong
-    at most steps since it began: no look at the losses is needed then."""
+    that, or it stands where none are kept. It is latent while the training keeps up with fp32's,
+    unless most of what is learnt from is wrong at most steps since it began: no look at the losses
+    is needed then."""
     run, fp32 = evidence.baseline, evidence.fp32
     for op in swallowed(run):
         if forward_class(op) is wanted and not same_in_fp32(evidence, op) and fp32 is not None:
             suffers = bool(evidence.symptoms & LEARNING) or learns_slower(run, fp32)
             since = sum(a.attempt >= op.attempt for a in run.attempts)
             is_sure = (op.lost or 0.0) > LOST_SURELY and op.count >= max(MIN_LOST, since // 2)
-            return RootOp(op, Arrives.NOWHERE, is_latent=not suffers and not is_sure)
+            is_latent = not suffers and not (is_sure and op.grad_enabled)
+            return RootOp(op, Arrives.NOWHERE, is_latent=is_latent)
     return None
 
 

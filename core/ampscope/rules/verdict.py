@@ -156,6 +156,8 @@ def op_verdict(root: RootOp, reason: str, fix: Fix, extra: tuple[Measurement, ..
             f" No NaN shows: {op.lost_at} makes a finite number of the infinity, and its result is"
             f" off by {op.lost:.0%} of fp32's."
         )
+        if not op.grad_enabled:
+            reason += " No gradients are kept there: an evaluation or a target takes that number."
         error = Measurement("relative error behind the infinity", op.lost, INACCURATE_ERROR)
         values = (*values, error)
     return Verdict(

@@ -241,8 +241,12 @@ class OpWatch(StepListener):
     def _note_lost(self, call: OpCall, out: Tensor, provenance: Provenance) -> None:
         """A finite result: is it another than fp32's because of what went before?"""
         found = op_exact.overflow_lost(call, out)
-        if found is not None and torch.is_grad_enabled():
-            if found[1] > INACCURATE_ERROR and any(t.requires_grad for t in call.tensors):
+        if found is not None:
+            if torch.is_grad_enabled():
+                matters = any(t.requires_grad for t in call.tensors)
+            else:
+                matters = any(map(op_taint.is_learned, call.tensors))
+            if found[1] > INACCURATE_ERROR and matters:
                 self._bad.note_lost(*found, f"aten.{call.name}")
         elif not provenance.learned and not any(map(op_taint.is_parameter, call.tensors)):
             place = functools.partial(self._origins.names, None)
@@ -558,16 +562,24 @@ class BadOps:
         return self._found[bad_id].count <= op_exact.OVERFLOWS
 
     def note_lost(self, bad_id: int, error: float, op: str) -> None:
-        """Op ``op``, which has just run, is finite where it took the infinity of a bad op."""
+        """Op ``op``, which has just run, is finite where it took the infinity of a bad op. Where
+        gradients are kept, backward says whether that mattered; in an evaluation nothing will, and
+        there only what a module computes counts: a number beside it is only read."""
         line = line_name(self._origins.here().place)
-        self._lost[_get_sequence_nr() - 1] = bad_id, error, f"{op}, {line}" if line else op
+        place = f"{op}, {line}" if line else op
+        if torch.is_grad_enabled():
+            self._lost[_get_sequence_nr() - 1] = bad_id, error, place
+        elif (bad := self._found[bad_id]).module_type and not bad.grad_enabled:
+            self._lose(bad_id, error, place)
 
     def gradient_through(self, node: Any) -> None:
         """Backward runs ``node``: what its forward op lost is lost to the loss."""
         found = self._lost.pop(node._sequence_nr(), None) if self._lost else None
         if found is None:
             return
-        bad_id, error, place = found
+        self._lose(*found)
+
+    def _lose(self, bad_id: int, error: float, place: str) -> None:
         bad = self._found[bad_id]
         if error > (bad.lost or 0.0):
             self._found[bad_id] = dataclasses.replace(bad, lost=error, lost_at=place)
