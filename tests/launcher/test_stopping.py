@@ -104,7 +104,10 @@ def test_a_signal_ends_the_dashboard_and_its_server(number: signal.Signals, tmp_
         while not answers(port) and time.monotonic() < deadline:
             time.sleep(0.1)
         process.send_signal(number)
-        _, said = process.communicate(timeout=60)
+        try:
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()  # the end of "with" would wait for one that does not end
     assert process.returncode == 0, said
     assert "Traceback" not in said
     assert not answers(port)
