@@ -71,7 +71,7 @@ PROVEN = 64  # in addition, for browsers that showed the secret
 FILES_EACH = 4  # open files of a session that draws a page: its socket, and the store's
 FILES_KEPT = 200  # for everything else
 OPEN_FILES = 65_536
-_KEEP, CLOSED_S = "server.disconnectedSessionTTL", 20
+_KEEP, CLOSED_S = "server.disconnectedSessionTTL", 10
 IN_CONTAINER = "AMPSCOPE_CONTAINER"  # set by the Dockerfile: what is published decides there
 OWN_NAMES_S = 10.0  # for how long what was read of this machine's addresses is used
 

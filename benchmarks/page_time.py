@@ -114,8 +114,9 @@ def worst(pages: dict[str, dict[str, list[float]]], names: tuple[str, ...]) -> f
 def in_chromium(
     store: Path, run: str, second: str, many: Path, folder: Path
 ) -> dict[str, dict[str, float]]:
-    """Medians in seconds: each page to its last chart, each slider to its new picture."""
-    pages, pictures = {}, {}
+    """Medians in seconds: each page to its last chart, in a new browser session and opened again
+    in it; each slider to its new picture."""
+    pages, again, pictures = {}, {}, {}
     with contextlib.ExitStack() as stack:
         servers = stack.enter_context(browser.Servers(folder))
         running = stack.enter_context(browser.launched(browser.executable() or "chromium"))
@@ -124,20 +125,22 @@ def in_chromium(
         addresses = {page: f"{large}/{page}?{query}" for page in PAGES}
         addresses |= {page: f"{whole}/{'' if page == 'home' else page}" for page in OF_ALL}
         for name, address in addresses.items():
-            times = []
+            times: dict[str, list[float]] = {"new": [], "again": []}
             for _ in range(LOOKS + 1):  # the first reads the store
                 with browser.page_of(running) as page:
-                    started = time.perf_counter()
-                    page.goto(address)
-                    page.wait_for_function(IS_DRAWN, timeout=WAIT_MS)
-                    times.append(time.perf_counter() - started)
-            pages[name] = round(float(np.median(times[1:])), 2)
+                    for found in times.values():
+                        started = time.perf_counter()
+                        page.goto(address)
+                        page.wait_for_function(IS_DRAWN, timeout=WAIT_MS)
+                        found.append(time.perf_counter() - started)
+            pages[name] = round(float(np.median(times["new"][1:])), 2)
+            again[name] = round(float(np.median(times["again"][1:])), 2)
         with browser.page_of(running) as page:
             page.goto(addresses["gradients"])
             page.wait_for_function(IS_DRAWN, timeout=WAIT_MS)
             for name, label in (("slider", "Loss scale"), ("step", "Step")):
                 pictures[name] = round(float(np.median(moves(page, label))), 2)
-    return {"chromium_s": pages, "picture_s": pictures}
+    return {"chromium_s": pages, "chromium_again_s": again, "picture_s": pictures}
 
 
 def moves(page: Any, label: str) -> list[float]:

@@ -19,6 +19,7 @@ from ampscope.analysis.compiled_runs import (
     next_arm,
     parting,
     suspects,
+    unjudged,
 )
 from ampscope.analysis.evidence import Evidence
 from ampscope.analysis.run_view import RunView
@@ -82,6 +83,16 @@ def test_what_fails_compiled_too_is_accused(compiled: RunView) -> None:
     found = judged(with_compiled(compiled))
     assert causes(found) == ["activation_overflow"]
     assert found.notes
+
+
+@pytest.mark.parametrize(
+    ("ended", "why"), [("time", "--time-limit raises it"), ("returned", "too few to compare")]
+)
+def test_a_compiled_run_of_few_steps_says_what_ended_it(ended: str, why: str) -> None:
+    short = run(steps(FALLING[:3]), FRAMES, ended=ended)
+    said = unjudged({"as_is": run(steps()), "compiled": short}, "compiled", STEPS)
+    assert "it made 3 optimizer steps" in said
+    assert why in said
 
 
 SLIGHTLY = [loss * 1.0003 for loss in FALLING]  # as far as half precision's own rounding goes

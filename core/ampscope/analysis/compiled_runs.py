@@ -34,6 +34,7 @@ from enum import StrEnum
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.symptoms import Symptom, symptoms
 from ampscope.control import COMPILED, TAPS, Control
+from ampscope.number_words import plural
 from ampscope.numerics.formats import FORMATS
 from ampscope.observations import COMPILED_FRAMES, Attempt, Tap
 
@@ -147,7 +148,10 @@ def unjudged(runs: Mapping[str, RunView], control: str, least: int) -> str:
     if frames is None or not frames.count:
         return "torch.compile compiled nothing here"
     if len(run.attempts) < min(least, len(eager.attempts)):
-        return "too few of its optimizer steps were recorded"
+        made = f"it made {plural(len(run.attempts), 'optimizer step')}"
+        if outcome.ended == "time":
+            return f"{made} within the time limit, compilation included; --time-limit raises it"
+        return f"{made}, which are too few to compare"
     return ""
 
 
