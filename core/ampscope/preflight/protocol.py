@@ -407,6 +407,7 @@ class _Engine:
         self._own: dict[ast.AST, tuple[set[str], set[ast.AST]]] = {}
         self._suffixes: dict[int, list[frozenset[str]]] = {}
         self._tested: dict[Test, frozenset[str]] = {}
+        self._holders: set[str] = set()  # names of which a part was given a value
         self.asked: dict[str, tuple[str, ...]] = {}  # identities that a condition's key names
         self.live: list[frozenset[str]] = []  # what the code that is still to run mentions
         self._judged: tuple[
@@ -1022,6 +1023,7 @@ class _Engine:
         if not name:
             return
         key = self.key(name, frame)
+        self._holders |= {key[: found.start()] for found in re.finditer(r"[.\[]", key)}
         self.drop(key, state)
         if isinstance(value, Plain) and name in self.roles.scalers | self.roles.optimizers:
             return  # made by code that is not here; its use says what it is
@@ -1030,8 +1032,10 @@ class _Engine:
     def drop(self, key: str, state: State) -> None:
         """Forget what a name held."""
         self.drop_facts(key, state)
-        for known in [k for k in state.names if k == key or k.startswith((key + ".", key + "["))]:
-            del state.names[known]
+        state.names.pop(key, None)
+        if key in self._holders:
+            for part in [k for k in state.names if k.startswith((key + ".", key + "["))]:
+                del state.names[part]
 
     def drop_facts(self, key: str, state: State) -> None:
         if not state.facts:
