@@ -25,7 +25,8 @@ from tests.helpers.script_watching import batch, equal, scaler, small_net, train
 PATCHED: list[tuple[Any, str]] = [
     *((torch.amp.GradScaler, name) for name in (
         "__init__", "scale", "unscale_", "step", "update", "get_scale", "load_state_dict")),
-    (torch.Tensor, "backward"), (torch.optim.Optimizer, "__init__"),
+    (torch.Tensor, "backward"),
+    *((torch.optim.Optimizer, name) for name in ("__init__", "add_param_group")),
     *((owner, name) for owner in (torch.nn.utils, torch.nn.utils.clip_grad)
       for name in ("clip_grad_norm_", "clip_grad_value_")),
     *((nn.Module, name) for name in ("__call__", "to", "half", "bfloat16")),
@@ -127,6 +128,23 @@ def test_half_arrays_are_wide_in_fp32(name: str) -> None:
         made = getattr(torch, name)(np.ones(3, np.float16))
     assert made.dtype is torch.float32
     assert made.tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before the optimizer", "after it"])
+def test_parameters_that_are_cast_one_by_one_stay_in_fp32(late: bool) -> None:
+    """As scripts do in a loop; what is frozen stays as the script has it."""
+    with applied("fp32_params"):
+        model, frozen = small_net(), nn.Linear(4, 4).requires_grad_(False)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1) if late else None
+        for parameter in (*model.parameters(), *frozen.parameters()):
+            parameter.data = parameter.data.half()
+        optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.1)
+        loss = model(frozen(torch.ones(2, 4).half()).float()).square().mean()
+        loss.backward()
+        optimizer.step()
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert {p.grad.dtype for p in model.parameters() if p.grad is not None} == {torch.float32}
+    assert {p.dtype for p in frozen.parameters()} == {torch.float16}
 
 
 def test_an_unknown_word_names_the_known_ones() -> None:
