@@ -49,7 +49,7 @@ def section() -> str:
         [
             *watched("overhead_cpu"),
             "",
-            "The same in fp32, on a processor without bf16 arithmetic, which would emulate it:",
+            "The same in fp32. This processor has no bf16 arithmetic and would emulate it.",
             "",
             *watched("overhead_fp32_cpu"),
             "",

@@ -21,8 +21,8 @@ os.environ.setdefault("AMPSCOPE_TELEMETRY", "0")
 if "PYTEST_XDIST_WORKER" in os.environ:  # there is a worker for each core
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 SLOW_LIMIT_S = 1200
-# "pytest &" of a shell without job control ignores Ctrl-C, nohup ignores a terminal that closes, and
-# every child inherits that.
+# A shell without job control starts "pytest &" with SIGINT ignored; nohup ignores SIGHUP. Child
+# processes inherit both.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:

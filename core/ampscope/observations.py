@@ -200,8 +200,9 @@ class BadOp:
     tracked: bool = True  # an input depends on parameters or gradients: no preparation of data
     index: tuple[int, ...] = ()  # of the first element that is not finite; first comes the sample
     library: str = ""  # line of an installed package that ``line`` led to, "timm/layers/mlp.py:45"
-    # Where a later op made its infinity finite, and a gradient came back through that op: relative
-    # 2-norm error of the op's result against fp32's, at most, and the op: "aten.div, train.py:25".
+    # Where a later op made its infinity finite: the largest relative 2-norm error of that op's
+    # result against fp32's, and the op, "aten.div, train.py:25". Noted when a gradient came back
+    # through that op, or, where ``grad_enabled`` is False, at once.
     lost: float | None = None
     lost_at: str = ""
 

@@ -66,6 +66,12 @@ def test_in_an_evaluation_what_a_module_loses_is_measured_without_a_backward_pas
             model(x) if is_learnt else _divided_by_a_norm(x)
         (bad,) = [b for b in seen.watch.records() if b.kind == "nonfinite"]
         assert bad.lost == (1.0 if is_learnt else None)
+    with watched() as seen:
+        with torch.no_grad():
+            model(x)
+        model(x).float().sum().backward()
+    (bad,) = [b for b in seen.watch.records() if b.kind == "nonfinite" and b.phase == "forward"]
+    assert (bad.count, bad.grad_enabled) == (2, True)  # the training is what counts
 
 
 def _with_large(make: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

@@ -86,7 +86,7 @@ def test_what_fails_compiled_too_is_accused(compiled: RunView) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ended", "why"), [("time", "--time-limit raises it"), ("returned", "too few to compare")]
+    ("ended", "why"), [("time", "--time-limit raises it"), ("returned", "are needed")]
 )
 def test_a_compiled_run_of_few_steps_says_what_ended_it(ended: str, why: str) -> None:
     short = run(steps(FALLING[:3]), FRAMES, ended=ended)
@@ -334,7 +334,7 @@ def test_a_run_that_raised_is_no_set_that_cures() -> None:
         ),
         (run([], ended="exception", error_type="KeyError", error_text=""), "it raised KeyError"),
         (run(steps()), "compiled nothing"),
-        (run(steps()[:2], FRAMES), "too few"),
+        (run(steps()[:2], FRAMES), "at least 5 are needed"),
         (run(steps()[:2], FRAMES, ended="killed"), "stopped at a limit"),
     ],
 )

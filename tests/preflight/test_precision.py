@@ -238,7 +238,10 @@ def train(loss, optimizer):
     ("wrapped", "found"),
     [
         ("DDP(model, device_ids=[0]).half()", ["AMP022"]),
-        ("nn.DataParallel(model.to(torch.float16))", ["AMP022"]),
+        ("nn.DataParallel(model.to(torch.float16)); model.train()", ["AMP022"]),
+        ("nn.DataParallel(model).half().cuda(); model.train()", ["AMP022"]),
+        ("nn.DataParallel(model.eval()).half()", []),
+        ("nn.DataParallel(model).half(); model.requires_grad_(False)", []),
         ("DDP(model).to(torch.bfloat16)", []),
         ("DDP(model).to(args.dtype)", []),
         ("FSDP(model).half()", []),  # ShardedGradScaler takes fp16 gradients
@@ -365,6 +368,21 @@ def test_a_scaler_made_anew_where_the_optimizer_is_loaded() -> None:
     assert codes(AGAIN.format(load="pass")) == ["AMP021"]
     assert codes(AGAIN.format(load='scaler.load_state_dict(saved["scaler"])')) == []
     assert codes(AGAIN.format(load="pass").replace("optimizer.load_state_dict", "show")) == []
+    assert codes(AGAIN.format(load="restore(scaler, saved)")) == []
+
+
+def test_a_scaler_made_for_each_fold_replaces_none() -> None:
+    text = """
+for fold in folds:
+    optimizer = torch.optim.Adam(model.parameters())
+    optimizer.load_state_dict(warm)
+    scaler = torch.amp.GradScaler("cuda")
+    for x in fold:
+        scaler.scale(model(x).mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+"""
+    assert codes(text) == []
 
 
 @pytest.mark.parametrize(("divided", "found"), [("", ["AMP020"]), ("/ scaler.get_scale()", [])])

@@ -409,10 +409,14 @@ def test_a_scaler_that_is_never_updated() -> None:
     assert codes(TRAINER + "        finish(self.scaler)\n") == []  # it may be updated there
     made = "self.scaler = torch.amp.GradScaler()"
     assert made in TRAINER
-    handed = "if scaler is None: scaler = torch.amp.GradScaler()\n        self.scaler = scaler"
-    assert codes(TRAINER.replace(made, handed)) == [("AMP017", "self.scaler.step(self.optimizer)")]
-    shared = handed + "\n        model.scaler = scaler"
-    assert codes(TRAINER.replace(made, shared)) == []
+    stored = "scaler = torch.amp.GradScaler()\n        self.scaler = scaler"
+    assert codes(TRAINER.replace(made, stored)) == [("AMP017", "self.scaler.step(self.optimizer)")]
+    for shared in (
+        stored + "\n        model.scaler = scaler",
+        "self.scaler = given or torch.amp.GradScaler()",
+        "self.scaler = torch.amp.GradScaler(enabled=False)",
+    ):
+        assert codes(TRAINER.replace(made, shared)) == [], shared
 
 
 WRAPPER = """
@@ -438,8 +442,17 @@ def test_a_scaler_that_never_scales() -> None:
     assert codes(WRAPPER.replace("loss.backward", "self._scaler.scale(loss).backward")) == []
     by_hand = WRAPPER.replace("loss.backward()", "(loss * self._scaler.get_scale()).backward()")
     assert codes(by_hand) == []
-    outside = WRAPPER + "    def scaler(self):\n        return self._scaler\n"
-    assert codes(outside) == []
+    for more in (
+        "    def scaler(self):\n        return self._scaler\n",
+        "    def save(self):\n        return float(self._scaler._scale)\n",
+        "def train(wrapper, loss):\n    wrapper._scaler.scale(loss).backward()\n",
+        "    def other(self, loss):\n        s = self._scaler if self.on else None\n",
+    ):
+        assert codes(WRAPPER + more) == [], more
+    assert codes(WRAPPER.replace('device="cuda"', "enabled=False")) == []
+    second = "    def critic(self, loss, other):\n        loss.backward()\n"
+    second += "        other.step()\n        other.zero_grad()\n"
+    assert codes(WRAPPER + second) == []  # which of the two backward calls is whose, is not known
 
 
 def test_unscaled_again_behind_a_branch_that_has_unscaled() -> None:
@@ -460,6 +473,19 @@ def test_unscaled_again_behind_a_branch_that_has_unscaled() -> None:
     )
     assert guarded != body
     assert codes(loop(guarded)) == []
+    left = """
+    scaler.scale(loss).backward()
+    if due(step):
+        scaler.unscale_(optimizer)
+    if due(step):
+        scaler.step(optimizer)
+        scaler.update()
+        continue
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    """
+    assert codes(loop(left)) == []
 
 
 def test_what_has_param_groups_and_a_step_is_an_optimizer() -> None:

@@ -207,6 +207,10 @@ def test_what_only_an_evaluation_loses_is_latent() -> None:
         ["elementwise_overflow"],
     )
     assert "an evaluation or a target" in found.latent[0].verdict.reason
+    learnt = replace(SQUARE, id=SQUARE.id + 1, lost=0.9, lost_at="aten.rsqrt, train.py:9")
+    assert causes(diagnose(evidence(run(steps(FALLING), lost, learnt)))) == ["elementwise_overflow"]
+    flat = diagnose(evidence(run(steps(FLAT), lost)))
+    assert flat.verdict != "fault"  # whatever holds the training up, it is not the evaluation
 
 
 def test_a_result_that_is_mostly_wrong_at_most_steps_needs_no_look_at_the_loss() -> None:

@@ -144,14 +144,15 @@ def unjudged(runs: Mapping[str, RunView], control: str, least: int) -> str:
         return f"it raised {outcome.error_type}" + (f": {text}" if text else "")
     if outcome.ended == "killed":
         return "it was stopped at a limit"
+    needed = min(least, len(eager.attempts))
+    made = f"it made {plural(len(run.attempts), 'optimizer step')}"
+    if outcome.ended == "time" and len(run.attempts) < needed:
+        return f"{made} within the time limit, compilation included; --time-limit raises it"
     frames = run.use(COMPILED_FRAMES)
     if frames is None or not frames.count:
         return "torch.compile compiled nothing here"
-    if len(run.attempts) < min(least, len(eager.attempts)):
-        made = f"it made {plural(len(run.attempts), 'optimizer step')}"
-        if outcome.ended == "time":
-            return f"{made} within the time limit, compilation included; --time-limit raises it"
-        return f"{made}, which are too few to compare"
+    if len(run.attempts) < needed:
+        return f"{made}, and at least {needed} are needed"
     return ""
 
 

@@ -144,8 +144,7 @@ def silent_suspects(run: RunView) -> list[BadOp]:
 
 
 def swallowed(run: RunView) -> list[BadOp]:
-    """Forward bad ops in half whose infinity a later op, through which gradients flow, made finite
-    and wrong."""
+    """Forward bad ops in half whose infinity a later op made finite and wrong."""
     lost = [b for b in run.bad_ops if b.kind == "nonfinite" and (b.lost or 0.0) > INACCURATE_ERROR]
     return [b for b in lost if b.phase == "forward" and b.dtype in ("fp16", "bf16")]
 

@@ -36,6 +36,7 @@ if sys.argv[0].rpartition("/")[2] in ("ampscope", "-m", "main.py"):  # not where
 # The imports below take a moment, in which a signal must end the command already.
 
 import importlib
+from typing import Any
 
 import click
 
@@ -71,11 +72,12 @@ COMMANDS = {
     "mcp": "mcp:mcp",
     "dashboard": "dashboard:dashboard",
 }
+_UNKNOWN: Any = getattr(click.exceptions, "NoSuchCommand", ())  # of click 8.5 or newer
 FORMER = {"cores": "tensor-cores"}  # accepted for one more version, and not listed
 
 
 class _Group(click.Group):
-    """A group whose commands are imported by their names and may raise AmpscopeError."""
+    """A group that imports a command when asked for it, and tells AmpscopeError in one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)
@@ -87,6 +89,14 @@ class _Group(click.Group):
         module, _, name = where.partition(":")
         command: click.Command = getattr(importlib.import_module(f"ampscope.cli.{module}"), name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except _UNKNOWN as error:  # click looks for similar names among imported commands
+            raise type(error)(args[0], possibilities=COMMANDS, ctx=ctx) from None
 
     def invoke(self, ctx: click.Context) -> object:
         with stopping.command():

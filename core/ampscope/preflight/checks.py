@@ -57,7 +57,7 @@ _FAULTS: dict[str, tuple[str, str]] = {
     "never_scaled": (
         "scaler_protocol_error",
         "{scaler}.step({optimizer}) is called and {scaler}.scale(loss) nowhere in the file: step "
-        "divides by the scale gradients that were never multiplied by it.",
+        "divides gradients by a scale that they were never multiplied by.",
     ),
     "unscaled_backward": (
         "scaler_bypassed",
@@ -192,16 +192,16 @@ def check_source(source: Source, settings: Settings | None = None) -> list[Findi
     return list(kept.values())
 
 
-_LOST = {  # instead of the sentence of scaler_state_lost
+_STATE_LOST = {  # instead of the sentence of scaler_state_lost
     "elsewhere": "The scaler's state is loaded into {1}, and {2} is the one that scales.",
-    "again": "{2} is made anew where the state of {1} is loaded, and its own is not loaded: the "
-    "loss scale starts anew.",
+    "again": "{2} is replaced by a new scaler where the state of {1} is loaded, and its own state "
+    "is not loaded: the loss scale starts from its initial value.",
 }
 
 
 def _sentence(trait: precision.Trait) -> str:
-    if trait.kind == "scaler_state_lost" and trait.words[0] in _LOST:
-        return _LOST[trait.words[0]].format(*trait.words)
+    if trait.kind == "scaler_state_lost" and trait.words[0] in _STATE_LOST:
+        return _STATE_LOST[trait.words[0]].format(*trait.words)
     return _TRAITS[trait.kind].format(*trait.words)
 
 

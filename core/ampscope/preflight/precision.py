@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias
 
-from ampscope.preflight.protocol import Function, Roles
+from ampscope.preflight.protocol import Function, Roles, is_off
 from ampscope.preflight.source import Source, argument, children, dotted, keyword, number
 
 Dtype: TypeAlias = Literal["fp16", "bf16", "fp32", ""]  # "" is unknown
@@ -391,31 +391,44 @@ def _half_parameters(p: Precision) -> Iterator[Trait]:
 
 def _half_wrapped(p: Precision) -> Iterator[Trait]:
     """``model = DistributedDataParallel(model).half()``: what is wrapped so is trained, whichever
-    optimizer has its parameters, and a cast changes them in place."""
+    optimizer has its parameters, and a cast changes them in place. Of DataParallel, which also runs
+    frozen models, the file must use the parameters or call train()."""
     stepped = any(o in p.roles.scalers and c.args for o, c in p.roles.by_method["step"])
     if not stepped or _switched_off(p):
         return
-    back = {owner for owner, _ in p.roles.by_method["float"]}
+    other = {
+        owner for method in ("float", "requires_grad_", "eval")
+        for owner, _ in p.roles.by_method[method]
+    }  # fmt: skip
+    trained = _models(p) | {owner for owner, _ in p.roles.by_method["train"]}
     for node in p.source.nodes:
         if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
             continue
-        maker = _maker(node.value)
-        if dotted(maker.func).rpartition(".")[2] not in _WRAPPERS or not maker.args:
+        maker, model = _maker(node.value), dotted(node.targets[0])
+        wrapper = dotted(maker.func).rpartition(".")[2]
+        if wrapper not in _WRAPPERS or not maker.args:
             continue
-        model = dotted(node.targets[0])
-        for call in (node.value, maker.args[0]):
-            if isinstance(call, ast.Call) and _half_call(p, call) == "fp16" and model not in back:
-                yield Trait("fp16_params_with_scaler", call, (model,))
-                break
+        chain = [*_chain(node.value), *_chain(maker.args[0])]
+        methods = {c.func.attr for c in chain if isinstance(c.func, ast.Attribute)}
+        if methods & {"eval", "requires_grad_", "float"} or model in other - trained:
+            continue
+        if wrapper == "DataParallel" and model not in trained:
+            continue
+        cast = next((c for c in chain if _half_call(p, c) == "fp16"), None)
+        if cast is not None and model not in {owner for owner, _ in p.roles.by_method["float"]}:
+            yield Trait("fp16_params_with_scaler", cast, (model,))
+
+
+def _chain(node: ast.expr) -> Iterator[ast.Call]:
+    """The calls of ``Net(3).half().cuda()``, the last one first."""
+    while isinstance(node, ast.Call):
+        yield node
+        node = node.func.value if isinstance(node.func, ast.Attribute) else node.func
 
 
 def _switched_off(p: Precision) -> bool:
     """Whether every scaler that the file makes is switched off for good."""
-    return all(
-        isinstance(s := keyword(c, "enabled"), ast.Constant) and s.value is False
-        for c in p.roles.calls
-        if p.roles.is_scaler_maker(c)
-    )
+    return all(is_off(call) for call in p.roles.calls if p.roles.is_scaler_maker(call))
 
 
 def _half_optimizer(p: Precision, cast: _Cast, maker: ast.Call, names: set[str]) -> Iterator[Trait]:
@@ -916,26 +929,32 @@ def _lost_state(p: Precision) -> Iterator[Trait]:
 
 
 def _made_again(p: Precision) -> Trait | None:
-    """A scaler that a training loop replaces by a new one beside the state that it loads into the
-    optimizer."""
+    """A scaler that a training loop has stepped, and replaces by a new one beside the state that it
+    loads into the optimizer."""
     for maker in p.roles.calls:
         statement = p.source.statement(maker)
         if not p.roles.is_scaler_maker(maker) or not isinstance(statement, ast.Assign):
             continue
         name = dotted(statement.targets[0])
-        loaded = {
-            dotted(n.func.value)
-            for beside in p.source.block(statement)
-            for n in ast.walk(beside)
+        calls = [
+            n for beside in p.source.block(statement) for n in ast.walk(beside)
             if isinstance(n, ast.Call)
-            and isinstance(n.func, ast.Attribute)
-            and n.func.attr == "load_state_dict"
+        ]  # fmt: skip
+        loaded = {
+            dotted(call.func.value)
+            for call in calls
+            if isinstance(call.func, ast.Attribute) and call.func.attr == "load_state_dict"
         }
+        handed = {dotted(a) for c in calls for a in (*c.args, *(k.value for k in c.keywords))}
         optimizers = sorted(loaded & p.roles.optimizers)
         loops = [n for n in p.source.above(maker) if isinstance(n, ast.For | ast.While)]
-        steps = [call for owner, call in p.roles.by_method["step"] if owner == name]
-        inside = any(loop in p.source.above(call) for loop in loops[:1] for call in steps)
-        if optimizers and inside and name not in loaded:
+        steps = [c for owner, c in p.roles.by_method["step"] if owner == name and c.args]
+        before = any(
+            loop in p.source.above(call) and call.lineno < maker.lineno
+            for loop in loops[:1]
+            for call in steps
+        )
+        if optimizers and before and name not in loaded | handed and not is_off(maker):
             return Trait("scaler_state_lost", maker, ("again", optimizers[0], name))
     return None
 

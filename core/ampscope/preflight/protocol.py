@@ -243,42 +243,47 @@ class Roles:
         that one, and ``self.scaler`` where it is stored as such. Empty where anything else is done
         with it: then code that is not here may update it, or scale a loss."""
         found = {name}
-        for alias in sorted(self._stored_as(name)):
-            found.add(alias)
-        ok = all(self._only_called(one, found) for one in found)
-        return found if ok else set()
-
-    def _stored_as(self, name: str) -> Iterator[str]:
         for node in self.source.nodes:
             if isinstance(node, ast.Assign) and dotted(node.value) == name:
-                yield from (d for t in node.targets if (d := dotted(t)).startswith("self."))
+                found |= {d for t in node.targets if (d := dotted(t)).startswith("self.")}
+        return found if all(self._only_called(one, found) for one in found) else set()
 
     def _only_called(self, name: str, known: set[str]) -> bool:
-        """Whether it is only made, tested for None, called methods of and stored as one of
-        ``known``."""
+        """Whether it is only made, tested, called methods of and stored as one of ``known``, and
+        by no other owner: ``trainer.scaler`` may be ``self.scaler``."""
+        last = name.removeprefix("self")
         for node in self.source.nodes:
-            if not isinstance(node, ast.Name | ast.Attribute) or dotted(node) != name:
+            if isinstance(node, ast.arg) and node.arg == name:
+                return False  # a caller may have it, too
+            if not isinstance(node, ast.Name | ast.Attribute):
                 continue
-            up = self.source.parent(node)
-            if isinstance(up, ast.Compare | ast.If | ast.IfExp | ast.BoolOp | ast.UnaryOp):
-                continue
-            if isinstance(node.ctx, ast.Store):
-                value = getattr(self.source.statement(node), "value", None)
-                right = value is not None and (
-                    dotted(value) in known
-                    or (isinstance(value, ast.Constant) and value.value is None)
-                    or any(isinstance(n, ast.Call) and self.is_scaler_maker(n)
-                           for n in ast.walk(value))
-                )  # fmt: skip
-            elif isinstance(up, ast.Assign):
-                right = {dotted(t) for t in up.targets} <= known
-            else:
-                right = isinstance(up, ast.Attribute) and isinstance(
-                    self.source.parent(up), ast.Call
-                )
-            if not right:
+            written = dotted(node)
+            if last != name and written != name and written.endswith(last):
+                return False
+            if written == name and not self._is_kept(node, known):
                 return False
         return True
+
+    def _is_kept(self, node: ast.Name | ast.Attribute, known: set[str]) -> bool:
+        up = self.source.parent(node)
+        if isinstance(node.ctx, ast.Store):
+            value = getattr(self.source.statement(node), "value", None)
+            parts = [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
+            return all(
+                (isinstance(part, ast.Constant) and part.value is None)
+                or (isinstance(part, ast.Call) and self.is_scaler_maker(part))
+                or (part is not None and dotted(part) in known)
+                for part in parts
+            )
+        if isinstance(up, ast.Assign):
+            return {dotted(t) for t in up.targets} <= known
+        if isinstance(up, ast.Attribute):
+            call = self.source.parent(up)
+            return isinstance(call, ast.Call) and call.func is up
+        test: ast.AST = node
+        while isinstance(up, ast.Compare | ast.UnaryOp | ast.BoolOp):
+            test, up = up, self.source.parent(up)
+        return isinstance(up, ast.If | ast.While | ast.IfExp | ast.Assert) and up.test is test
 
     @cached_property
     def scalers(self) -> set[str]:
@@ -359,8 +364,14 @@ def check(source: Source, roles: Roles) -> list[Fault]:
 
 def _never_called(roles: Roles) -> Iterator[Fault]:
     """A scaler that the file makes, keeps to itself and steps, and never updates, or whose scale no
-    loss is multiplied by."""
-    for name in sorted(roles.made_scalers):
+    loss is multiplied by although backward runs beside the step."""
+    off = {
+        dotted(target)
+        for call in roles.calls
+        if roles.is_scaler_maker(call) and is_off(call)
+        for target in getattr(roles.source.statement(call), "targets", [])
+    }
+    for name in sorted(roles.made_scalers - off):
         names = roles.kept_as(name)
         called = {
             method: [call for owner, call in roles.by_method[method] if owner in names]
@@ -373,8 +384,17 @@ def _never_called(roles: Roles) -> Iterator[Fault]:
         words = (owner, dotted(steps[0].args[0]))
         if not called["update"]:
             yield Fault("never_updated", steps[0], *words)
-        if not called["scale"] and not called["get_scale"] and roles.by_method["backward"]:
+        function = roles.source.function
+        beside = any(function(b) is function(steps[0]) for _, b in roles.by_method["backward"])
+        only = len(roles.optimizers) <= 1  # backward may be of a part that is not scaled
+        if beside and only and not called["scale"] and not called["get_scale"]:
             yield Fault("never_scaled", steps[0], *words)
+
+
+def is_off(maker: ast.Call) -> bool:
+    """Whether ``GradScaler(enabled=False)`` is written."""
+    switch = keyword(maker, "enabled")
+    return isinstance(switch, ast.Constant) and switch.value is False
 
 
 # ---- execution
@@ -394,7 +414,7 @@ class _Engine:
         self.outcomes: dict[tuple[str, int, tuple[int, ...]], dict[object, list[int]]] = {}
         self.places: dict[int, ast.Call] = {}
         self.said: dict[tuple[str, int], Fault] = {}
-        self.certain: set[tuple[str, int]] = set()  # wrong wherever one path is
+        self.certain: set[tuple[str, int]] = set()  # (kind, call) that one wrong path makes wrong
         self.remainder_tests: set[str] = set()
         self._relevant: dict[ast.AST, bool] = {}
         self._deciding: dict[ast.AST, bool] = {}
@@ -697,7 +717,7 @@ class _Engine:
                 )
             return known
 
-        alike: dict[object, tuple[set[str], set[str]]] = {}  # paths differ in facts more than names
+        alike: dict[object, tuple[set[str], set[str]]] = {}  # many paths differ in facts alone
         for state in states:
             names = frozenset(state.names.items())
             if names not in alike:
@@ -1475,14 +1495,26 @@ class _Engine:
             state.pending[s] = "unscaled"
 
     def _follows(self, second: ast.Call, first: ast.Call) -> bool:
-        """Whether the second call runs wherever the first one did: the block that it stands in
-        holds, further up, the branch of the first. Whatever that branch asks, it is never right."""
+        """Whether the second call runs wherever the first one did: it stands further down in a
+        block that holds the first, and nothing between them steps, updates or leaves the block."""
         statement = self.source.statement(second)
         if not isinstance(statement, ast.Expr) or second is first:
             return False
         block = self.source.block(statement)
         above = {id(n) for n in (first, *self.source.above(first))}
-        return any(id(s) in above for s in block[: block.index(statement)])
+        until = block.index(statement)
+        start = next((n for n, s in enumerate(block[:until]) if id(s) in above), None)
+        if start is None:
+            return False
+        for between in (n for s in block[start:until] for n in ast.walk(s)):
+            if getattr(between, "lineno", 0) < first.lineno:
+                continue
+            if isinstance(between, ast.Continue | ast.Break | ast.Return | ast.Raise):
+                return False
+            method = between.func if isinstance(between, ast.Call) else None
+            if isinstance(method, ast.Attribute) and method.attr in ("step", "update"):
+                return False
+        return True
 
     def scaler_step(
         self, node: ast.Call, s: str, optimizer: str, owner: str, written: str, state: State

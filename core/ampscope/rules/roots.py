@@ -89,19 +89,20 @@ def _silent(evidence: Evidence, wanted: ForwardClass) -> RootOp | Verdict:
 
 
 def _swallowed(evidence: Evidence, wanted: ForwardClass) -> RootOp | None:
-    """An infinity that became a finite number which is not fp32's, and a gradient went through
-    that, or it stands where none are kept. It is latent while the training keeps up with fp32's,
-    unless most of what is learnt from is wrong at most steps since it began: no look at the losses
-    is needed then."""
+    """A later op made the infinity finite, with a result unlike fp32's. It is latent while the
+    training keeps up with fp32's, unless most of a result that gradients go through is wrong at
+    most steps since it began: no look at the losses is needed then. Under no_grad it is always
+    latent: an evaluation does not change weights. One that is not latent comes first."""
     run, fp32 = evidence.baseline, evidence.fp32
+    found: list[RootOp] = []
     for op in swallowed(run):
         if forward_class(op) is wanted and not same_in_fp32(evidence, op) and fp32 is not None:
             suffers = bool(evidence.symptoms & LEARNING) or learns_slower(run, fp32)
             since = sum(a.attempt >= op.attempt for a in run.attempts)
             is_sure = (op.lost or 0.0) > LOST_SURELY and op.count >= max(MIN_LOST, since // 2)
-            is_latent = not suffers and not (is_sure and op.grad_enabled)
-            return RootOp(op, Arrives.NOWHERE, is_latent=is_latent)
-    return None
+            is_latent = not op.grad_enabled or not (suffers or is_sure)
+            found.append(RootOp(op, Arrives.NOWHERE, is_latent=is_latent))
+    return min(found, key=lambda root: root.is_latent, default=None)
 
 
 def _family(op: BadOp) -> str:

@@ -180,17 +180,19 @@ def half_as_bf16() -> Iterator[None]:
 def parameters_fp32() -> Iterator[None]:
     """Half models stay in fp32 and compute under autocast in the precision that they asked for.
     Parameters that a script casts one by one are cast back where an optimizer takes them, and at
-    the first call of their module."""
+    the first call of their module; a later cast is not seen."""
     seen: list[torch.dtype] = []
-    looked_at: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+    called_once: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
     def cast_back(parameters: Iterable[Any]) -> None:
         for parameter in parameters:
             if parameter.dtype in HALF and parameter.requires_grad:
                 seen.append(parameter.dtype)
                 parameter.data = parameter.data.float()
+                if parameter.grad is not None:
+                    parameter.grad = parameter.grad.float()
 
-    def taken(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    def group_added(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
         cast_back(optimizer.param_groups[-1]["params"])
 
@@ -208,8 +210,8 @@ def parameters_fp32() -> Iterator[None]:
         return original(module, *kept, **kwargs) if kept or kwargs else module
 
     def called(original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if module not in looked_at:
-            looked_at.add(module)
+        if module not in called_once:
+            called_once.add(module)
             cast_back(module.parameters())
         if not seen or torch.is_autocast_enabled("cpu"):
             return original(module, *args, **kwargs)
@@ -227,7 +229,7 @@ def parameters_fp32() -> Iterator[None]:
         patches.wrap(nn.Module, "bfloat16", partial(half_model, torch.bfloat16))
         patches.wrap(nn.Module, "to", moved)
         patches.wrap(nn.Module, "__call__", called)
-        patches.wrap(Optimizer, "add_param_group", taken)
+        patches.wrap(Optimizer, "add_param_group", group_added)
         yield
 
 

@@ -562,27 +562,31 @@ class BadOps:
         return self._found[bad_id].count <= op_exact.OVERFLOWS
 
     def note_lost(self, bad_id: int, error: float, op: str) -> None:
-        """Op ``op``, which has just run, is finite where it took the infinity of a bad op. Where
-        gradients are kept, backward says whether that mattered; in an evaluation nothing will, and
-        there only what a module computes counts: a number beside it is only read."""
+        """Op ``op``, which has just run, is finite where it took the infinity of a bad op. With
+        gradients, backward decides whether it mattered. Under no_grad it is recorded at once, if a
+        module computed it."""
         line = line_name(self._origins.here().place)
         place = f"{op}, {line}" if line else op
         if torch.is_grad_enabled():
             self._lost[_get_sequence_nr() - 1] = bad_id, error, place
         elif (bad := self._found[bad_id]).module_type and not bad.grad_enabled:
-            self._lose(bad_id, error, place)
+            self._lose(bad_id, error, place, returns=False)
 
     def gradient_through(self, node: Any) -> None:
         """Backward runs ``node``: what its forward op lost is lost to the loss."""
         found = self._lost.pop(node._sequence_nr(), None) if self._lost else None
         if found is None:
             return
-        self._lose(*found)
+        self._lose(*found, returns=True)
 
-    def _lose(self, bad_id: int, error: float, place: str) -> None:
+    def _lose(self, bad_id: int, error: float, place: str, *, returns: bool) -> None:
+        """``returns``: a gradient came back. It replaces what was seen under no_grad."""
         bad = self._found[bad_id]
-        if error > (bad.lost or 0.0):
-            self._found[bad_id] = dataclasses.replace(bad, lost=error, lost_at=place)
+        before = 0.0 if returns and not bad.grad_enabled else bad.lost or 0.0
+        if error > before:
+            self._found[bad_id] = dataclasses.replace(
+                bad, lost=error, lost_at=place, grad_enabled=bad.grad_enabled or returns
+            )
 
     def note_consumer(self, name: str, parents: list[Provenance]) -> tuple[int, ...]:
         """Op ``name`` takes what ``parents`` made; returns the bad ops that still want to know."""
