@@ -396,10 +396,8 @@ def _half_wrapped(p: Precision) -> Iterator[Trait]:
     stepped = any(o in p.roles.scalers and c.args for o, c in p.roles.by_method["step"])
     if not stepped or _switched_off(p):
         return
-    other = {
-        owner for method in ("float", "requires_grad_", "eval")
-        for owner, _ in p.roles.by_method[method]
-    }  # fmt: skip
+    back = {owner for owner, _ in p.roles.by_method["float"]}
+    frozen = {o for method in ("requires_grad_", "eval") for o, _ in p.roles.by_method[method]}
     trained = _models(p) | {owner for owner, _ in p.roles.by_method["train"]}
     for node in p.source.nodes:
         if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
@@ -410,12 +408,12 @@ def _half_wrapped(p: Precision) -> Iterator[Trait]:
             continue
         chain = [*_chain(node.value), *_chain(maker.args[0])]
         methods = {c.func.attr for c in chain if isinstance(c.func, ast.Attribute)}
-        if methods & {"eval", "requires_grad_", "float"} or model in other - trained:
+        if methods & {"eval", "requires_grad_", "float"} or model in frozen - trained:
             continue
         if wrapper == "DataParallel" and model not in trained:
             continue
         cast = next((c for c in chain if _half_call(p, c) == "fp16"), None)
-        if cast is not None and model not in {owner for owner, _ in p.roles.by_method["float"]}:
+        if cast is not None and model not in back:
             yield Trait("fp16_params_with_scaler", cast, (model,))
 
 
@@ -894,8 +892,7 @@ def _lost_state(p: Precision) -> Iterator[Trait]:
     made = {
         dotted(t)
         for call in p.roles.calls
-        if p.roles.is_scaler_maker(call)
-        and not (isinstance(s := keyword(call, "enabled"), ast.Constant) and s.value is False)
+        if p.roles.is_scaler_maker(call) and not is_off(call)
         for t in getattr(p.source.statement(call), "targets", [])
     } - {""}
     on = [r for r in p.regions if r.on]

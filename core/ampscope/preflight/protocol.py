@@ -623,11 +623,7 @@ class _Engine:
             if self.roles.is_scaler_maker(call)
             and name in [dotted(t) for t in getattr(self.source.statement(call), "targets", [])]
         ]
-        switches = [keyword(call, "enabled") for call in makers]
-        off = bool(makers) and all(
-            isinstance(s, ast.Constant) and s.value is False for s in switches
-        )
-        return not off, ""
+        return not makers or not all(map(is_off, makers)), ""
 
     # ---- statements
 
@@ -1211,7 +1207,7 @@ class _Engine:
     def call_value(self, node: ast.Call, state: State, frame: str) -> Value:
         if self.roles.is_scaler_maker(node):
             switch = keyword(node, "enabled")
-            enabled = not (isinstance(switch, ast.Constant) and switch.value is False)
+            enabled = not is_off(node)
             if enabled and switch is not None and self.truth(switch, state, frame) is False:
                 enabled = False
             test = ""
