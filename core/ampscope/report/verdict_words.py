@@ -147,6 +147,9 @@ def next_step(report: DiagnosisResult, baseline: RunView) -> str:
             return "Diagnose it again over more steps, so that the evidence grows:"
         if use is not None and use.not_judged:
             return "Nothing, as far as it was judged: mixed precision needs no change there."
+        if diagnosis.latent:
+            advice = fix_words.sentence(diagnosis.latent[0], None)
+            return f"The training needs no change so far. Against the latent finding: {advice}"
         return "Nothing: mixed precision needs no change here."
     cured = fix_words.best(report)
     advice = fix_words.sentence(diagnosis.findings[0], cured)
