@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -55,6 +56,30 @@ class ScriptRun:
     output: str  # the end of what the script printed
 
 
+# What makes an experiment tracker write files instead of talking to its server.
+_OFFLINE = {
+    "WANDB_MODE": "offline",
+    "WANDB_ERROR_REPORTING": "false",
+    "NEPTUNE_MODE": "offline",
+    "CLEARML_OFFLINE_MODE": "1",
+    "COMET_START_ONLINE": "0",
+    "SWANLAB_MODE": "offline",
+}
+_SENDS_NOTHING = ("disabled", "dryrun", "debug", "local")
+_MLFLOW = "MLFLOW_TRACKING_URI"
+
+
+def trackers_offline(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which a script's experiment trackers send nothing: the runs of a diagnosis
+    are not the user's training. What they write as files lies in a run's private view. A tracker
+    that the environment switches off stays off."""
+    own = {name: value for name, value in environment.items() if value.lower() in _SENDS_NOTHING}
+    made = {**environment, **_OFFLINE, **{name: own[name] for name in _OFFLINE if name in own}}
+    if re.match(r"databricks|(?!file:|sqlite:)[\w+]+://", made.get(_MLFLOW, "")):
+        made[_MLFLOW] = "file:./mlruns"
+    return made
+
+
 class ScriptRuns:
     """Serves runs of one script; use as a context manager."""
 
@@ -87,6 +112,8 @@ class ScriptRuns:
     def __enter__(self) -> ScriptRuns:
         command = _server(self.spec, self._python)
         environment = {**child_environment(), **self._variables}
+        if self.private:
+            environment = trackers_offline(environment)
         if self._python != sys.executable:
             environment = with_package(environment)
         try:
