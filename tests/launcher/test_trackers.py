@@ -1,4 +1,4 @@
-"""Experiment trackers of a diagnosed script: its runs are not the user's training and send nothing."""
+"""Experiment trackers of a diagnosed script: its runs are no training and send nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ampscope.launcher.script_runs import ScriptRuns, trackers_offline
 from ampscope.records import RunSpec
 
 REMOTE = "http://tracking.example:5000"
-SCRIPT = f"""
+SCRIPT = """
 import os
 names = ("WANDB_MODE", "COMET_START_ONLINE", "NEPTUNE_MODE", "MLFLOW_TRACKING_URI")
 print([os.environ.get(name) for name in names])
