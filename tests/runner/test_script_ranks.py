@@ -123,6 +123,39 @@ def test_torchrun_with_one_process_is_followed(
     assert "drawn {} {}".format(*expected) in run.output  # each run of a rank draws the same
 
 
+NODES = """\
+import os, subprocess, sys
+command = [sys.executable, "-u", "-m", "nodes.launch", *sys.argv[1:]]
+sys.exit(subprocess.run(command).returncode)
+"""
+LAUNCH = """\
+import os, subprocess, sys
+assert "LOCAL_RANK" not in os.environ
+ranks = [
+    subprocess.Popen([sys.executable, *sys.argv[1:]], env=dict(os.environ, LOCAL_RANK=str(rank)))
+    for rank in range(2)
+]
+sys.exit(max(rank.wait() for rank in ranks))
+"""
+
+
+def test_what_a_launcher_of_launchers_starts_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DeepSpeed's runner starts one launcher per node, and that one the ranks."""
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, PLAIN, 300.0)
+    package = tmp_path / "nodes"
+    package.mkdir()
+    for name, text in (("__init__", ""), ("runner", NODES), ("launch", LAUNCH)):
+        (package / f"{name}.py").write_text(text)
+    report = through("nodes.runner", "train.py", folder=tmp_path, store=tmp_path / "runs.db")
+    assert told(report) == ("activation_overflow", "up", True)
+    with Reader(tmp_path / "runs.db") as reader:
+        found = reader.group(group_of(report.runs["as_is"].id))
+        assert [r.steps_done for r in found] == [12, 12]
+
+
 @pytest.mark.thorough
 def test_a_fault_under_torchrun_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

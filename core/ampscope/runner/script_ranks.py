@@ -9,6 +9,9 @@ How a child comes under the watch depends on how it is started: the target of a 
 wrapped; a command that starts this Python on a script of the user's becomes
 
     python -m ampscope.runner.script_ranks --store FILE --run LAUNCHER --index 0 -- train.py ARGS…
+
+A launcher may start a second one, as DeepSpeed's does on each node: that one trains nothing itself,
+and what it starts is followed in turn (``--launches``).
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from ampscope.observations import Observation, Outcome
 from ampscope.patches import Patches
 from ampscope.records import RunInfo, RunSpec, State
 from ampscope.runner.private_files import rejoin
+from ampscope.runner.script_text import execute, module_of, put_folder_first
 from ampscope.source_lines import SourceLines
 from ampscope.store.reader import Reader
 
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
 _HELPERS = ("torch.utils.data.", "multiprocessing.", "concurrent.")
 _LAUNCHED = ("RANK", "LOCAL_RANK", "ACCELERATE_MIXED_PRECISION")  # in the environment of a rank
 _ALONE = ("-u", "-O", "-OO", "-B", "-E", "-s", "-S", "-I", "-P")  # Python's options without a value
+_SELF = "ampscope.runner.script_ranks"  # also where it runs as __main__
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -123,20 +128,32 @@ class Ranks:
         rest = command[place:]
         environment = kwargs.get("env") or os.environ
         launched = any(name in environment for name in _LAUNCHED)
-        if not rest or not (self._is_script(rest[0]) or (launched and rest[0] == "-m")):
+        launches = not launched and self._is_launcher(rest)
+        is_module = rest[:1] == ["-m"]
+        if not rest or not (self._is_script(rest[0]) or (is_module and (launched or launches))):
             return None
-        if rest[0] == "-m" and (len(rest) < 2 or rest[1].startswith("ampscope")):
+        if is_module and (len(rest) < 2 or rest[1].startswith("ampscope")):
             return None
-        ticket = self._next()
+        ticket = self._ticket if launches else self._next()
         return [
-            *command[:place], "-m", __name__, "--store", ticket.store, "--run", ticket.run_id,
-            "--policy", ticket.policy, "--index", str(ticket.index), "--", *rest,
+            *command[:place], "-m", _SELF, "--store", ticket.store, "--run", ticket.run_id,
+            "--policy", ticket.policy, "--index", str(ticket.index),
+            *(["--launches"] if launches else []), "--", *rest,
         ]  # fmt: skip
+
+    def _is_launcher(self, rest: Sequence[str]) -> bool:
+        """Whether the run is a launcher, a module, that starts another module of its package."""
+        own = module_of(self._ticket.workload)
+        return bool(own) and rest[:1] == ["-m"] and len(rest) > 1 and _package(own, rest[1])
 
     def _is_script(self, path: str) -> bool:
         if not path.endswith(".py") or not os.path.isfile(path):
             return False
         return self._lines.is_user(compile("", os.path.abspath(path), "exec"))
+
+
+def _package(one: str, other: str) -> bool:
+    return one.partition(".")[0] == other.partition(".")[0]
 
 
 def is_helper(process: Any) -> bool:
@@ -237,9 +254,7 @@ def follow(ticket: Ticket, action: Callable[[], Any]) -> Any:
     raises what it raises. At a limit of the run the process ends with status 0."""
     from ampscope.runner.script import Following, run_action
 
-    rejoin()
-    with contextlib.suppress(OSError, AttributeError):  # ends with the process that launched it
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    with_launching_process()
     with Reader(Path(ticket.store)) as reader:
         launcher = reader.run(ticket.run_id)
     spec = dataclasses.replace(launcher.spec, workload=ticket.workload)
@@ -247,16 +262,31 @@ def follow(ticket: Ticket, action: Callable[[], Any]) -> Any:
     return run_action(spec, ticket.policy, Following(record.step, record.close), action)
 
 
+def follow_launcher(ticket: Ticket) -> None:
+    """Run a launcher that a launcher starts: nothing of it is recorded, its ranks are followed."""
+    with_launching_process()
+    with Reader(Path(ticket.store)) as reader:
+        spec = reader.run(ticket.run_id).spec
+    with Ranks(Path(ticket.store), ticket.run_id, spec, ticket.policy).watching():
+        execute(ticket.workload)
+
+
+def with_launching_process() -> None:
+    """Share the private files of the process that launched this one, and end with it."""
+    rejoin()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 def main() -> None:
     """Run a script that a launcher starts."""
     from ampscope.runner.script_main import arguments, seed_all
-    from ampscope.runner.script_text import execute, put_folder_first
-
     parser = argparse.ArgumentParser()
     parser.add_argument("--store", required=True)
     parser.add_argument("--run", required=True)
     parser.add_argument("--policy", required=True)
     parser.add_argument("--index", type=int, required=True)
+    parser.add_argument("--launches", action="store_true")
     split = sys.argv.index("--")
     found, rest = parser.parse_args(sys.argv[1:split]), sys.argv[split + 1 :]
     if rest[0] == "-m":
@@ -266,6 +296,9 @@ def main() -> None:
     sys.argv = arguments(workload, args)
     put_folder_first(workload)
     ticket = Ticket(found.store, found.run, found.policy, workload, found.index, 1)
+    if found.launches:
+        follow_launcher(ticket)
+        return
 
     def action() -> None:
         seed_all()
