@@ -7,7 +7,6 @@ import math
 import shlex
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import pandas as pd
 import streamlit as st
@@ -82,7 +81,7 @@ def offer_script(*, is_open: bool) -> None:
     if not permissions.is_trusted():
         return
     folder = options.current().scripts
-    files = workload_choice.listed(folder)
+    files = workload_choice.listed(folder).files
     with st.expander("Diagnose a script", expanded=is_open, icon=":material/play_arrow:"):
         if folder is None or not files:
             none = "It holds no Python file. " if folder else ""
@@ -93,11 +92,8 @@ def offer_script(*, is_open: bool) -> None:
             command = f"ampscope dashboard --scripts DIR --store {store_of}"
             st.code(command, language="bash", wrap_lines=True)
             return
-        newest = sorted(files, key=lambda name: _changed_at(folder / name), reverse=True)
+        script = workload_choice.pick_file("Script", folder, "dx-script-file")
         with st.form("dx-script", border=False):
-            script = st.selectbox(
-                "Script", newest, key="dx-script-file", help="Newest first; type to search."
-            )
             words = st.text_input(
                 "Arguments", key="dx-script-args", help="Split as a shell would; none is run."
             )
@@ -123,13 +119,6 @@ def offer_script(*, is_open: bool) -> None:
         )
         if clicked:
             _start_script(script, words, int(steps), policy, float(limit_s), python)
-
-
-def _changed_at(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:  # removed meanwhile
-        return 0.0
 
 
 def _start_script(

@@ -5,8 +5,10 @@ Which files those are is here too.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator
+import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from ampscope.errors import BadInput
 from ampscope.records import RunSpec
 from ampscope.workloads.catalog import BUILTIN, SIZES
 from app import options, permissions
-from app.text import escape
+from app.text import escape, plural
 
 # The files that a browser may choose: Python files below the folder that the operator named.
 #
@@ -24,21 +26,40 @@ from app.text import escape
 # first, and what then lies outside is refused; no code is ever uploaded.
 
 
-MAX_FILES = 500  # a folder of workloads, not a source tree
-MAX_DEPTH = 4
+WALK_S = 1.0  # of reading folders; a repository of 60,000 files takes 0.4 s
+REST = 10.0  # times what a walk took: so long its list is offered again
+MAX_OFFERED = 1_000  # in one select box; a search reaches all
+# What is installed or made, and not written by the user. A folder with the second name in it is an
+# environment, whatever its own name is.
+_NOT_OURS = frozenset(("node_modules", "venv", "site-packages", "dist-packages"))
+_ENVIRONMENT = "pyvenv.cfg"
 DEFAULT_ENTRY = "build"
 
 
-def listed(folder: Path | None) -> list[str]:
-    """Relative paths, sorted; empty without a folder. Hidden files and folders are left out."""
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Relative paths of Python files, the most recently changed first. Where reading the folders
+    took too long, ``unread`` of them, the deepest, were not opened."""
+
+    files: tuple[str, ...] = ()
+    unread: int = 0
+
+
+_listings: dict[Path, tuple[float, float, Listing]] = {}  # folder -> when, how long it took, what
+
+
+def listed(folder: Path | None) -> Listing:
+    """The files that a browser may choose; none without a folder. Hidden files and folders are left
+    out, and what package managers put below a project."""
     if folder is None or not permissions.is_trusted():
-        return []
-    found: list[str] = []
-    for path in _python_files(folder):
-        found.append(path.relative_to(folder).as_posix())
-        if len(found) == MAX_FILES:
-            break
-    return sorted(found)
+        return Listing()
+    when, took_s, listing = _listings.get(folder, (-math.inf, 0.0, Listing()))
+    begun = time.monotonic()
+    if begun - when > REST * took_s:
+        listing = _walked(folder, begun + WALK_S)
+        now = time.monotonic()
+        _listings[folder] = now, now - begun, listing
+    return listing
 
 
 def chosen(folder: Path | None, relative: str, entry: str = DEFAULT_ENTRY) -> str:
@@ -67,20 +88,41 @@ def python_file(folder: Path | None, relative: str, name: str) -> Path:
     return path
 
 
-def _python_files(folder: Path) -> Iterator[Path]:
+def _walked(folder: Path, deadline: float) -> Listing:
+    """Breadth-first, so that what is left out at the ``deadline`` lies deepest. No file is opened;
+    links to folders are not followed."""
     root = folder.resolve()
-    for current, folders, files in os.walk(folder):  # does not follow links to folders
-        here = Path(current)
-        is_deep = len(here.relative_to(folder).parts) >= MAX_DEPTH
-        folders[:] = [] if is_deep else sorted(f for f in folders if not _is_hidden(f))
-        for name in sorted(files):
-            path = here / name
-            if name.endswith(".py") and not _is_hidden(name) and _lies_in(path, root):
-                yield path
+    found: list[tuple[float, str]] = []
+    waiting = deque([("", str(folder))])
+    while waiting and time.monotonic() < deadline:
+        prefix, path = waiting.popleft()
+        try:
+            with os.scandir(path) as entries:
+                inside = sorted(entries, key=lambda entry: entry.name)
+        except OSError:  # removed meanwhile, or not ours to read
+            continue
+        if prefix and any(entry.name == _ENVIRONMENT for entry in inside):
+            continue
+        for entry in inside:
+            if entry.name.startswith((".", "__")):
+                continue
+            relative = prefix + entry.name
+            if entry.is_dir(follow_symlinks=False):
+                if entry.name not in _NOT_OURS:
+                    waiting.append((f"{relative}/", entry.path))
+            elif entry.name.endswith(".py") and (
+                not entry.is_symlink() or _lies_in(Path(entry.path), root)
+            ):
+                found.append((_changed_at(entry), relative))
+    found.sort(key=lambda one: (-one[0], one[1]))
+    return Listing(tuple(name for _, name in found), len(waiting))
 
 
-def _is_hidden(name: str) -> bool:
-    return name.startswith((".", "__"))
+def _changed_at(entry: os.DirEntry[str]) -> float:
+    try:
+        return entry.stat().st_mtime
+    except OSError:  # removed meanwhile, or a link that leads nowhere
+        return 0.0
 
 
 def _lies_in(path: Path, root: Path) -> bool:
@@ -110,10 +152,50 @@ def named(choice: Choice) -> str:
     return chosen(options.current().workloads, relative, choice.entry)
 
 
+def pick_file(label: str, folder: Path, key: str) -> str:
+    """The widgets that choose one of the files below ``folder``, the newest first: a select box,
+    and above it a search where it cannot hold all. The path that comes back is not yet checked:
+    where the folder was not read whole, one may be typed."""
+    listing = listed(folder)
+    files = listing.files
+    if len(files) > MAX_OFFERED:
+        words = st.text_input("Find a script", key=f"{key}-find", placeholder="part of its path")
+        asked = words.lower().split()
+        files = tuple(f for f in files if all(word in f.lower() for word in asked))
+    shown = files[:MAX_OFFERED]
+    chosen = st.selectbox(
+        label,
+        shown,
+        key=key,
+        help="Most recently changed first; type to search.",
+        accept_new_options=bool(listing.unread),
+        placeholder="No file has these words in its path" if not shown else None,
+    )
+    _say_what_is_missing(listing, len(files), "search for another")
+    return chosen or ""
+
+
+def _say_what_is_missing(listing: Listing, matching: int, way: str) -> None:
+    """Which files a select box does not hold, and the ``way`` to get at them."""
+    said = []
+    if matching > MAX_OFFERED:
+        said.append(f"The {MAX_OFFERED:,} newest of {matching:,} files are offered: {way}.")
+    if listing.unread:
+        folders = plural(listing.unread, "folder")
+        said.append(
+            f"Reading the folder was stopped after {WALK_S:g} s: {folders}, the deepest, "
+            f"{'was' if listing.unread == 1 else 'were'} not read. A newer script may lie there: "
+            "type its path above, or start the dashboard with a smaller folder."
+        )
+    if said:
+        st.caption(" ".join(said))
+
+
 def pick_workload(start: RunSpec) -> Choice:
     """The widgets."""
     folder = options.current().workloads
-    files = [FILE + name for name in listed(folder)]
+    listing = listed(folder)
+    files = [FILE + name for name in listing.files[:MAX_OFFERED]]
     offered = [*BUILTIN, *files]
     choice = st.selectbox(
         "Workload",
@@ -122,7 +204,9 @@ def pick_workload(start: RunSpec) -> Choice:
         format_func=_title,
         help=_help(bool(files)),
         key="np-workload",
+        accept_new_options=len(listing.files) > MAX_OFFERED or bool(listing.unread),
     )
+    _say_what_is_missing(listing, len(listing.files), "type the path of another")
     size = st.segmented_control(
         "Size",
         SIZES,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -391,6 +392,24 @@ def test_a_python_that_the_operator_named_is_chosen_by_its_name(
     with pytest.raises(BadInput, match="started without --python"):
         diagnoses.start_diagnosis(scripts / "gpt" / "train.py", "native", 5, python=str(other))
     assert len(asked) == 1
+
+
+def test_a_search_reaches_every_script_of_a_large_folder(
+    open_page: Open, scripts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workload_choice, "MAX_OFFERED", 3)
+    for number in range(6):
+        (scripts / f"part{number}.py").write_text("")
+        os.utime(scripts / f"part{number}.py", (number, number))
+    app = open_page("diagnosis")
+    offered = ["gpt/train.py", "part5.py", "part4.py"]
+    assert app.selectbox(key="dx-script-file").options == offered
+    assert "The 3 newest of 7 files are offered" in texts(app)
+    app.text_input(key="dx-script-file-find").set_value("PART0").run()
+    assert app.selectbox(key="dx-script-file").options == ["part0.py"]
+    app.text_input(key="dx-script-file-find").set_value("nothing").run()
+    app.button(key="dx-script-start").click().run()
+    assert "is not a Python file below the scripts folder" in texts(app)
 
 
 def test_arguments_without_an_end_are_one_sentence(open_page: Open, scripts: Path) -> None:
