@@ -396,8 +396,8 @@ def show_chain(report: DiagnosisResult, baseline: RunView) -> None:
 
 def show_other_findings(report: DiagnosisResult) -> None:
     """Further causes that were found beside the first, and losses without harm so far."""
-    also = [(f, f"Also found: {CAUSES[f.cause].title}") for f in report.diagnosis.findings[1:]]
-    also += [(f, words.latent_title(f)) for f in report.diagnosis.latent]
+    also = [(f, words.heading(f, "Also found")) for f in report.diagnosis.findings[1:]]
+    also += [(f, words.heading(f, "Latent")) for f in report.diagnosis.latent]
     for finding, title in also:
         with chart.details(escape(title)):
             chart.see(finding.verdict.reason)
@@ -866,7 +866,7 @@ def documentation_sections(documentation: str) -> list[tuple[str, str]]:
 def _rule_table(answers: list[Answer]) -> pd.DataFrame:
     return pd.DataFrame(
         {
-            "Cause": [escape(CAUSES[rule.id].title) for rule, _ in answers],
+            "Cause": [escape(CAUSES[rule.id].titled) for rule, _ in answers],
             "Answer": [escape(verdict.reason) or "nothing of the kind" for _, verdict in answers],
         }
     )

@@ -302,7 +302,7 @@ def title(cause: str) -> str:
     """A cause, or the verdict that stands in its place, in words."""
     if cause == "inconclusive":
         return "Undetermined"
-    return CAUSES[cause].title if cause in CAUSES else cause
+    return CAUSES[cause].titled if cause in CAUSES else cause
 
 
 class _Diagnoses:

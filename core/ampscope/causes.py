@@ -21,6 +21,11 @@ class Cause:
     title: str
     definition: str
 
+    @property
+    def titled(self) -> str:
+        """The title with its code, as every surface names a cause: "… (AMP012)"."""
+        return f"{self.title} ({self.code})"
+
 
 _CAUSES = (
     Cause("AMP001", "activation_overflow", "An activation overflowed", "A linear, convolution, residual addition or cast has a result beyond the format's largest number."),

@@ -65,7 +65,9 @@ def test_a_fault_is_told_from_cause_to_fix(store_path: Path, open_page: Open) ->
     app = open_page("diagnosis", run=script_stores.overflow(store_path))
     assert not app.exception
     words = texts(app)
-    assert "Root cause: An activation overflowed, in encoder.2.wo, first at step 0." in words
+    assert (
+        "Root cause: An activation overflowed (AMP001), in encoder.2.wo, first at step 0." in words
+    )
     assert "What to do.** Keep encoder.2.wo in fp32. A run with this fix removed the" in words
     assert (
         "Verified: the script was run with encoder.2.wo in fp32, and the symptom was gone" in words

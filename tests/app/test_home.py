@@ -136,7 +136,7 @@ def test_the_newest_verdicts_stand_first_with_their_fix(
     app = open_page("home")
     assert [s.value for s in app.subheader] == ["Newest verdicts", "Probes and measurements"]
     said = texts(app)
-    assert "Root cause: An activation overflowed, in encoder.2.wo" in said
+    assert "Root cause: An activation overflowed (AMP001), in encoder.2.wo" in said
     assert "**Fix (verified).** " in said
     badges = [m.value for m in app.markdown if "-badge[" in m.value]
     told = ["undetermined", "no fault", "fault", "finished"]

@@ -79,7 +79,10 @@ def test_a_result_stands_beside_what_was_expected(store_path: Path, open_page: O
     assert not app.exception
     words = texts(app)
     assert f"1 of {len(ANSWERS)} cases diagnosed; the expected cause came first in 1 of 1." in words
-    assert f"Found: An activation overflowed in {CASE.module} (as expected). Fix verified" in words
+    assert (
+        f"Found: An activation overflowed (AMP001) in {CASE.module} (as expected). Fix verified"
+        in words
+    )
     assert "Found: no fault (as expected)." in words
     assert metrics(app) == {
         "Expected cause first": "1 of 1",
@@ -97,7 +100,7 @@ def test_a_wrong_answer_is_not_hidden(store_path: Path, open_page: Open) -> None
     app = open_page("zoo", case=CASE.id)
     words = texts(app)
     assert "(expected: An activation overflowed" in words
-    assert "False alarm: An activation overflowed." in words
+    assert "False alarm: An activation overflowed (AMP001)." in words
     assert metrics(app)["Expected cause first"] == "0 of 1"
     assert metrics(app)["False alarms"] == "1 of 1"
 

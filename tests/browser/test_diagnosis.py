@@ -31,12 +31,14 @@ def test_a_case_of_the_zoo_is_diagnosed_traced_and_its_fix_run_again(
     settle(page)
     page.get_by_role("button", name="Diagnose", exact=True).first.click()
     expect(page.get_by_text("Being diagnosed.").first).to_be_visible()
-    found = page.get_by_text(re.compile(r"An activation overflowed in .* \(as expected\)"))
+    found = page.get_by_text(
+        re.compile(r"An activation overflowed \(AMP001\) in .* \(as expected\)")
+    )
     expect(found).to_be_visible(timeout=RUN_MS)
     page.get_by_role("link", name="Open the diagnosis").click()
     page.wait_for_url(re.compile(r"/diagnosis\?.*run="))
     settle(page)
-    verdict = re.compile("An activation overflowed, in .* first at step 0")
+    verdict = re.compile(r"An activation overflowed \(AMP001\), in .* first at step 0")
     expect(page.get_by_text(verdict)).to_be_visible()
     expect(page.get_by_text("and the symptom was gone")).to_be_visible(timeout=RUN_MS)
 

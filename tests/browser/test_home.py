@@ -53,7 +53,9 @@ def test_a_real_failure_is_diagnosed_from_the_first_page_to_its_verified_fix(
     assert page.get_by_test_id("stSidebarNavLink").count() <= 12
     page.get_by_role("button", name="Diagnose a real failure").click()
     expect(page.get_by_text("Fix (verified).")).to_be_visible(timeout=RUN_MS)
-    expect(page.get_by_text(re.compile("An activation overflowed, in mid.conv2"))).to_be_visible()
+    expect(
+        page.get_by_text(re.compile(r"An activation overflowed \(AMP001\), in mid.conv2"))
+    ).to_be_visible()
     page.get_by_role("link", name="Open the diagnosis").click()
     page.wait_for_url(re.compile(r"/diagnosis\?.*run="))
     settle(page)

@@ -140,7 +140,7 @@ def _fields(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for kind in ("findings", "latent"):
         for place, found in enumerate(facts[kind]):
             name = "" if (kind, place) == ("findings", 0) else f" of {kind} {place}"
-            yield f"cause{name}", CAUSES[found["cause"]].title
+            yield f"cause{name}", CAUSES[found["cause"]].titled
             yield f"explanation{name}", found["explanation"]
             yield f"fix{name}", found["fix"]["text"]
     for found in facts["findings"][:1]:

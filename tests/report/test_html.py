@@ -49,7 +49,9 @@ def html_of(store: Path, *runs: str) -> str:
 def test_of_a_diagnosis_says_verdict_fix_and_numbers(store: Path) -> None:
     head = script_stores.overflow(store)
     text = html_of(store, head)
-    assert "Root cause: An activation overflowed, in encoder.2.wo, first at step 0." in text
+    assert (
+        "Root cause: An activation overflowed (AMP001), in encoder.2.wo, first at step 0." in text
+    )
     assert "verified" in text
     assert "get_submodule" in text  # the patch
     assert "234,280" in text  # what fp32 gives, in the chain

@@ -78,7 +78,9 @@ def test_says_verdict_patch_and_table(tmp_path: Path) -> None:
     head = script_stores.overflow(tmp_path / "runs.db")
     with Reader(tmp_path / "runs.db") as reader:
         made = to_markdown(document(reader, [head]))
-    assert made.startswith("# Root cause: An activation overflowed, in encoder.2.wo, first at step")
+    assert made.startswith(
+        "# Root cause: An activation overflowed (AMP001), in encoder.2.wo, first at step"
+    )
     assert "```python\nimport torch\n" in made
     assert "| infinities | 60 |" in made or "234,280" in made
     assert len(made) < 65_536  # characters that an issue of GitHub holds

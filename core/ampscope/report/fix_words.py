@@ -136,7 +136,7 @@ def _in_short(report: DiagnosisResult) -> str:
     at = finding.verdict.line or finding.verdict.module
     fix = chosen(report)
     done = f"{state(report)}: run {Control(fix.control).words}" if fix else state(report)
-    return f"{CAUSES[finding.cause].title}{f' at {at}' if at else ''} (fix {done})"
+    return f"{CAUSES[finding.cause].titled}{f' at {at}' if at else ''} (fix {done})"
 
 
 def candidates(report: DiagnosisResult) -> list[str]:

@@ -70,7 +70,6 @@ def _no_finding(report: DiagnosisResult) -> RenderableType:
 
 def _finding(finding: Finding, report: DiagnosisResult, *, first: bool) -> RenderableType:
     verdict = finding.verdict
-    cause = CAUSES[finding.cause]
     phase = "the optimizer's step" if verdict.phase == "step" else verdict.phase
     where = [part for part in (verdict.module, verdict.op, phase, verdict.line) if part]
     parts: list[RenderableType] = [_said(verdict.reason)]
@@ -94,10 +93,10 @@ def _finding(finding: Finding, report: DiagnosisResult, *, first: bool) -> Rende
         )
         parts.append(_said(f"{fix_words.seen(report)} Each run: {tried}."))
     if finding.consequences:
-        names = ", ".join(CAUSES[c.cause].title.lower() for c in finding.consequences)
+        causes = (CAUSES[c.cause] for c in finding.consequences)
+        names = ", ".join(f"{cause.title.lower()} ({cause.code})" for cause in causes)
         parts.append(_said(f"Consequences: {names}."))
-    rank = "Root cause" if first else "Also found"
-    title = f"{rank}: {escape(cause.title)} ({cause.code} {cause.name})"
+    title = escape(verdict_words.heading(finding, "Root cause" if first else "Also found"))
     return Panel(Group(*parts), title=title, title_align="left")
 
 
@@ -105,7 +104,7 @@ def _latent(finding: Finding) -> RenderableType:
     verdict = finding.verdict
     advice = _said(f"Fix: {verdict.fix.text}")
     parts: list[RenderableType] = [_said(verdict.reason), _evidence(verdict.evidence), advice]
-    title = escape(verdict_words.latent_title(finding))
+    title = escape(verdict_words.heading(finding, "Latent"))
     return Panel(Group(*parts), title=title, title_align="left")
 
 

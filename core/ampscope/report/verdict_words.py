@@ -43,7 +43,7 @@ def verdict(report: DiagnosisResult, baseline: RunView) -> str:
     if diagnosis.findings:
         finding = diagnosis.findings[0]
         innocent = f"{INNOCENT}. " if INNOCENT in finding.verdict.reason else ""
-        return f"{innocent}Root cause: {CAUSES[finding.cause].title}{_where(finding)}."
+        return f"{innocent}{heading(finding)}{_where(finding)}."
     if diagnosis.verdict == "inconclusive":
         return _undetermined(report)
     if "fp32" not in report.control_symptoms:
@@ -57,14 +57,15 @@ def no_fault(report: DiagnosisResult) -> str:
     """The verdict where no fault was found: of which precision and of how many steps it is."""
     use = report.precision
     said = report.scope or ("No fault found." if use is None else precision_no_fault(use))
-    titles = "; ".join(CAUSES[f.cause].title.lower() for f in report.diagnosis.latent)
+    latent = (CAUSES[f.cause] for f in report.diagnosis.latent)
+    titles = "; ".join(f"{cause.title.lower()} ({cause.code})" for cause in latent)
     return f"{said} Latent, without harm so far: {titles}." if titles else said
 
 
-def latent_title(finding: Finding) -> str:
-    """Heading of a loss of numbers that has done no harm so far."""
-    cause = CAUSES[finding.cause]
-    return f"Latent: {cause.title} ({cause.code} {cause.name})"
+def heading(finding: Finding, rank: str = "Root cause") -> str:
+    """What a finding is called on every surface. ``rank`` is "Also found" behind the first, and
+    "Latent" for a loss of numbers that has done no harm so far."""
+    return f"{rank}: {CAUSES[finding.cause].titled}"
 
 
 def in_fp32(report: DiagnosisResult) -> str:
@@ -290,7 +291,7 @@ def causal_chain(finding: Finding, run: RunView, symptoms: tuple[str, ...]) -> l
     op = bad_op(finding, run)
     links = _op_links(op) if op is not None else [_cause_link(finding)]
     links += [
-        Link(CAUSES[c.cause].title, c.verdict.reason, step=c.verdict.step)
+        Link(CAUSES[c.cause].titled, c.verdict.reason, step=c.verdict.step)
         for c in finding.consequences
     ]
     links += _arrival(run, op.attempt if op is not None else finding.verdict.step)
@@ -352,7 +353,7 @@ def _cause_link(finding: Finding) -> Link:
     found = finding.verdict
     measured = "; ".join(f"{m.name} {value(m.value)}" for m in found.evidence[:3])
     place = found.module or found.line
-    title = CAUSES[finding.cause].title + (f", {place}" if place else "")
+    title = CAUSES[finding.cause].titled + (f", {place}" if place else "")
     return Link(title, measured or found.reason, is_root=True, step=found.step)
 
 

@@ -281,6 +281,7 @@ def with_launching_process() -> None:
 def main() -> None:
     """Run a script that a launcher starts."""
     from ampscope.runner.script_main import arguments, seed_all
+
     parser = argparse.ArgumentParser()
     parser.add_argument("--store", required=True)
     parser.add_argument("--run", required=True)

@@ -45,7 +45,7 @@ def part(reader: Reader, info: RunInfo, points: int) -> doc.Part:
     if findings[1:]:
         sections.append(doc.Section("Also found", _others(report)))
     for finding in report.diagnosis.latent:
-        sections.append(doc.Section(words.latent_title(finding), _advice(finding)))
+        sections.append(doc.Section(words.heading(finding, "Latent"), _advice(finding)))
     sections.append(doc.Section("What is missing", shared.of_diagnosis(reader, report, head)))
     sections.append(doc.Section("Every rule's answer", rule_blocks(report)))
     sections += shared.origin_sections(list(report.runs.values()) or [head], head)
@@ -117,7 +117,7 @@ def _evidence(report: DiagnosisResult, finding: Finding) -> tuple[doc.Block, ...
 def _others(report: DiagnosisResult) -> tuple[doc.Block, ...]:
     blocks: list[doc.Block] = []
     for finding in report.diagnosis.findings[1:]:
-        blocks += _advice(finding, f"{CAUSES[finding.cause].title}.")
+        blocks += _advice(finding, f"{CAUSES[finding.cause].titled}.")
     return tuple(blocks)
 
 
@@ -193,7 +193,7 @@ def rule_blocks(report: DiagnosisResult) -> tuple[doc.Block, ...]:
     """A folded table, what was found first."""
     answers = sorted(report.diagnosis.answers, key=lambda pair: _ORDER.index(pair[1].status))
     rows = tuple(
-        (CAUSES[rule.id].title, str(verdict.status).replace("_", " "), verdict.reason)
+        (CAUSES[rule.id].titled, str(verdict.status).replace("_", " "), verdict.reason)
         for rule, verdict in answers
     )
     table = doc.Table(("Cause", "Answer", "Why"), rows)
