@@ -340,7 +340,7 @@ def show_live(case: Case) -> None:
     ]
     curves = [_curve(control) for control in runs if control.steps]
     if curves:
-        chart.see("The loss of each run, as far as it is.")
+        chart.see("The loss of each run so far.")
         chart.show(control_losses(curves), "live", lambda: _losses(runs), key="dx-live")
 
 

@@ -46,11 +46,11 @@ from ampscope.store.reader import Reader
 from ampscope.store.series import ModuleSeries, module_series, shadow_columns
 from app import chart, links, states, store
 from app.chart import KeyFigure
-from app.figures.exponents import MapRows, exponent_bars, exponent_map, power
+from app.figures.exponents import MapRows, exponent_bars, exponent_map
 from app.figures.underflow import PANELS, UNSPLIT, Line, underflow_lines, underflow_map
 from app.runs import run_page
 from app.runs.module_names import names_by_index, pick_module, short_names
-from app.text import count, cut, percent, plural, power_of_two, share
+from app.text import count, cut, percent, plural, power, power_of_two, share
 
 # The part of the Gradients page that moves with its sliders: drawn anew without the page.
 

@@ -85,7 +85,7 @@ def show_doors(*, is_empty: bool, ask_lesson: Callable[[int], None]) -> None:
     diverged, half, learn = st.columns(3, border=True)
     with diverged:
         st.markdown("**My training diverged or stopped learning**")
-        st.markdown("Diagnose the script as it is: the cause, the line, and a fix that was run.")
+        st.markdown("Diagnose the unchanged script: the cause, the line, and a fix that was run.")
         _command("diagnose", " train.py")
         label = "Diagnose a script" if permissions.is_trusted() else "Diagnoses"
         links.link(links.DIAGNOSIS, label)

@@ -197,7 +197,7 @@ def _compared(runs: list[RunInfo]) -> None:
         return
     rows = [_facts(run, changed) for run in (plain, changed)]
     chart.see(_whatif_answer(changed, store.steps(plain), store.steps(changed)))
-    frame = pd.DataFrame(rows, index=["lists as they are", changed.spec.mode])
+    frame = pd.DataFrame(rows, index=["unchanged lists", changed.spec.mode])
     st.dataframe(frame.T, key="whatif-facts")
     chart.download(lambda: frame.reset_index(), "op-list-change", key="whatif")
 
@@ -209,7 +209,7 @@ def _whatif_answer(changed: RunInfo, own: list[StepRecord], other: list[StepReco
     skips = sum(s.skipped for s in own), sum(s.skipped for s in other)
     return (
         f"With {what}, the loss after {len(other)} steps is {ends[1]}, and {ends[0]} with the "
-        f"lists as they are; {skips[1]} steps were skipped, and {skips[0]}. One seed: a small "
+        f"unchanged lists; {skips[1]} steps were skipped, and {skips[0]}. One seed: a small "
         "difference may be rounding alone."
     )
 

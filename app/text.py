@@ -67,6 +67,11 @@ def for_plotly(text: str) -> str:
     return html.escape(_PLOTLY.sub(lambda m: m[0] + _JOINER, bounded(text)), quote=False)
 
 
+def power(exponent: float) -> str:
+    """A power of two as every chart writes it, for Plotly's names, titles and hover boxes."""
+    return f"2<sup>{exponent:.4g}</sup>".replace("-", "−")
+
+
 def for_csv(value: object) -> object:
     """A cell of a table as a file. A spreadsheet takes a text that begins with one of a few signs
     for a formula, whatever its source: an apostrophe in front makes it a text

@@ -22,7 +22,7 @@ from ampscope.records import MemorySplit, StepTimes
 from ampscope.report.palette import DTYPES, MEASURE, OUTLINE, dtype_color
 from app.figures.exponents import TOP_PX, exponent_axis
 from app.figures.hardware import error_bars
-from app.text import for_plotly
+from app.text import for_plotly, power
 
 ROW_PX, EDGE_PX = 46, 100
 FAR = 8.0  # times the fastest
@@ -201,8 +201,8 @@ def _add_throughput(figure: go.Figure, search: BatchSearch, symbol: str) -> None
     knee, largest = search.knee, search.largest
     if knee is not None:
         figure.add_annotation(
-            x=_log(knee.samples), y=_log(knee.samples_s or 1), text="knee", showarrow=True, ay=-34,
-            arrowcolor=color,
+            x=_log(knee.samples), y=_log(knee.samples_s or 1), showarrow=True, ay=-34,
+            text="throughput stops growing here", arrowcolor=color,
         )  # fmt: skip
     if largest is not None and largest.too_many:
         figure.add_vline(x=largest.too_many, line={"color": color, "dash": "dot", "width": 2})
@@ -261,7 +261,8 @@ def _line(name: str, layer: LayerSeen, exponents: np.ndarray) -> go.Scatter:
         line={"color": color, "dash": dash, "width": 2, "shape": "hvh"},
         marker={"symbol": symbol, "size": 5},
         hovertext=[
-            f"{for_plotly(name)}: 2^{e}, {s:.3g} %" for e, s in zip(exponents, share, strict=True)
+            f"{for_plotly(name)}: {power(e)}, {s:.3g} %"
+            for e, s in zip(exponents, share, strict=True)
         ],
         hovertemplate="%{hovertext}<extra></extra>",
     )

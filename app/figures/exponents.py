@@ -31,7 +31,7 @@ from ampscope.numerics.histogram import (
 )
 from ampscope.report.palette import NONFINITE, OUTLINE, ZERO, ZONES
 from app.figures.lessons import kept
-from app.text import for_plotly
+from app.text import for_plotly, power
 
 HEIGHT_PX = 400
 LEAST = 0.5  # the log axis starts below 1, so that a single element has a bar
@@ -47,7 +47,7 @@ def exponent_bars(row: Raw, fmt: NumberFormat, shift: int, *, x_title: str) -> g
     for zone, first, end in zone_spans(fmt, shown):
         part = counts[first - shown.lowest : end - shown.lowest]
         exponents = np.arange(first, end)
-        labels = [f"2^{e}" for e in exponents]
+        labels = [power(e) for e in exponents]
         bars.append(_bars(zone, exponents + 0.5, part, total, ZONES[zone], "x2", labels))
     zeros, names = np.array([row[POS_ZERO], row[NEG_ZERO]]), ["+0", "−0"]
     bars.append(_bars("zero", names, zeros, total, ZERO, "x", names))
@@ -115,7 +115,7 @@ def mirrored_bars(
         row, total = rows[which], max(int(rows[which].sum()), 1)
         for zone, first, end in zone_spans(fmt, shown):
             part = counts[which, first - shown.lowest : end - shown.lowest]
-            labels = [f"2^{e}" for e in range(first, end)]
+            labels = [power(e) for e in range(first, end)]
             x = np.arange(first, end) + 0.5
             bars.append(
                 _mirrored(
@@ -204,11 +204,6 @@ class ExponentAxis:
     axis: Part
     shapes: list[Part]
     annotations: list[Part]
-
-
-def power(exponent: int) -> str:
-    """Plotly markup of a power of two."""
-    return f"2<sup>{str(exponent).replace('-', '−')}</sup>"
 
 
 def exponent_axis(fmt: NumberFormat, shown: ExponentRange, ref: str, title: str) -> ExponentAxis:
@@ -365,7 +360,7 @@ def exponent_map(
     for zone, first, end in zone_spans(fmt, shown):
         part = counts[:, first - shown.lowest : end - shown.lowest]
         if part.any():
-            hover = f"{_HOVER}magnitude from 2^%{{x:.0f}} on: {zone}<extra></extra>"
+            hover = f"{_HOVER}magnitude from 2<sup>%{{x:.0f}}</sup> on: {zone}<extra></extra>"
             x = [e + CENTRE for e in range(first, end)]
             look = {"xaxis": "x2", "showscale": False}
             traces.append(_cells(part, totals, names, x, ZONES[zone], hover, look))

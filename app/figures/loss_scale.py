@@ -14,7 +14,7 @@ from ampscope.analysis.underflow import ModuleWindow
 from ampscope.records import StepRecord
 from ampscope.report.palette import LOST, MEASURE, NONFINITE, NORMAL, OUTLINE, OVERFLOW
 from ampscope.scalers.replay import Replay
-from app.text import cut, for_plotly, power_of_two
+from app.text import cut, for_plotly, power
 
 ROW_PX, EDGE_PX = 20, 110
 NAME_LENGTH = 36
@@ -39,7 +39,8 @@ def scale_windows(
         customdata=[
             (label, w.low, w.high) for w, ok, label in zip(windows, held, labels, strict=True) if ok
         ],
-        hovertemplate="%{customdata[0]}: 2^%{customdata[1]} to 2^%{customdata[2]}<extra></extra>",
+        hovertemplate="%{customdata[0]}: 2<sup>%{customdata[1]}</sup> to "
+        "2<sup>%{customdata[2]}</sup><extra></extra>",
     )
     broken = [(r, w, n) for r, w, n, ok in zip(rows, windows, labels, held, strict=True) if not ok]
     if broken:
@@ -88,7 +89,7 @@ def replayed_scales(steps: Sequence[StepRecord], made: Replay) -> go.Figure:
             mode="markers",
             marker={"symbol": "circle-open", "size": 10, "color": MEASURE},
             name="guess",
-            hovertemplate="step %{x}: the histogram does not tell<extra></extra>",
+            hovertemplate="step %{x}: not known from the histogram<extra></extra>",
         )
     figure.update_layout(
         height=320,
@@ -123,7 +124,7 @@ def _add(
         y=[math.log2(scale) for _, scale, _ in drawn],
         mode="lines",
         line={"shape": "hv", "color": color, "width": 2, "dash": dash},
-        text=[power_of_two(scale) for _, scale, _ in drawn],
+        text=[power(math.log2(scale)) for _, scale, _ in drawn],
         name=name,
         hovertemplate=f"{name}, step %{{x}}: %{{text}}<extra></extra>",
     )

@@ -19,7 +19,7 @@ from plotly.subplots import make_subplots
 from ampscope.analysis.training import FiniteParts, finite_parts
 from ampscope.records import RunInfo, StepRecord
 from ampscope.report.palette import MEASURE, NONFINITE, OUTLINE, dtype_color
-from app.text import cut, for_plotly
+from app.text import cut, for_plotly, power
 
 BEFORE_CLIP = "gradient norm before the clip"
 Spans = Sequence[tuple[int, int]]
@@ -185,13 +185,13 @@ def add_scale(
         row=row,
         col=1,
     )
-    ticks = {"tickprefix": "2<sup>", "ticksuffix": "</sup>", "dtick": _scale_tick(scaled)}
-    figure.update_yaxes(row=row, col=1, title="log2", **ticks)
+    ticks = {**_POWERS, "dtick": _scale_tick(scaled)}
+    figure.update_yaxes(row=row, col=1, title="scale", **ticks)
 
 
 def _scale_text(step: StepRecord) -> str:
     scale = step.scale or 0.0
-    parts = [f"step {step.step}", f"scale {scale:,g} = 2^{math.log2(scale):g}"]
+    parts = [f"step {step.step}", f"scale {scale:,g} = {power(math.log2(scale))}"]
     if step.growth_counter is not None:
         parts.append(f"growth counter {step.growth_counter}")
     return "<br>".join([*parts, "<b>skipped</b>"] if step.skipped else parts)
@@ -409,8 +409,7 @@ def paired_curves(pair: Sequence[tuple[Curve, FiniteParts, Sequence[StepRecord]]
             _add_curve(figure, beside, row["norm"], "gradient norm", in_legend=False)
     if any(scaled):
         dtick = _scale_tick([step for own in scaled for step in own])
-        ticks = {"tickprefix": "2<sup>", "ticksuffix": "</sup>", "dtick": dtick}
-        figure.update_yaxes(row=row["scale"], col=1, title="log2", **ticks)
+        figure.update_yaxes(row=row["scale"], col=1, title="scale", **_POWERS, dtick=dtick)
     figure.update_yaxes(row=row["loss"], col=1, title="loss")
     if "norm" in row:
         every = tuple(value for norm in norms for value in norm.values)
@@ -433,6 +432,7 @@ def _step(record: StepRecord) -> int:
 
 
 HEIGHT = 380
+_POWERS = {"tickprefix": "2<sup>", "ticksuffix": "</sup>"}  # of an axis of log2
 _DASHES = {"torch": "solid", "keras": "dash", "paddle": "dashdot"}
 CHANGED = "longdash"  # with op lists that were changed
 WITHOUT_SCALER = "dot"  # fp16 with and without a scaler share a colour; the dash distinguishes them
@@ -449,14 +449,14 @@ def progress_figure(runs: Sequence[tuple[RunInfo, Sequence[StepRecord]]]) -> go.
         if any(step.scale is not None for step in steps):
             values = [_log2(step.scale) for step in steps]
             stairs = {**look, "line": {**look["line"], "shape": "hv"}, "showlegend": False}
-            scale = _curve(steps, values, stairs, "scale 2^%{y:.3g}")
+            scale = _curve(steps, values, stairs, "scale 2<sup>%{y:.3g}</sup>")
             figure.add_trace(scale, 2, 1)
     last = max((run.spec.steps for run, _ in runs), default=1)
     figure.update_xaxes(range=[-0.5, max(last - 0.5, 1)], showgrid=False)
     figure.update_xaxes(title_text="step", row=rows, col=1)
     figure.update_yaxes(title_text="loss", row=1, col=1)
     if has_scale:
-        figure.update_yaxes(title_text="log2 of loss scale", row=2, col=1, **_whole_ticks(figure))
+        figure.update_yaxes(title_text="loss scale", row=2, col=1, **_whole_ticks(figure))
     figure.update_layout(
         height=HEIGHT if has_scale else HEIGHT - 120,
         margin={"t": 32, "b": 0, "l": 0, "r": 8},
@@ -471,7 +471,7 @@ def _whole_ticks(figure: go.Figure) -> dict[str, object]:
     """At least two powers of two above and below, so that a constant scale is not magnified."""
     values = [y for trace in figure.data if trace.yaxis == "y2" for y in trace.y if y is not None]
     low, high = math.floor(min(values)) - 2, math.ceil(max(values)) + 2
-    return {"range": [low, high], "dtick": max(1, (high - low) // 5)}
+    return {**_POWERS, "range": [low, high], "dtick": max(1, (high - low) // 5)}
 
 
 def _look(run: RunInfo) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from app.figures.lessons import Line, lines
 from app.learn import lesson_page
 from app.learn.lesson_page import Lesson, Setting, Source
 from app.learn.lesson_runs import Answer
-from app.text import count, percent, power_of_two
+from app.text import count, percent, power, power_of_two
 
 FEW, MOST = 0.01, 0.5  # shares of the question's choices
 STATIC = (2.0**13, 2.0**16)  # a scale that older guides fix, and GradScaler's first
@@ -45,7 +45,7 @@ def draw(results: Sequence[Result]) -> None:
     here = next(f for f in counts if f.scale == wanted)
     chart.key_figures(_figures(here))
     shift = int(math.log2(wanted))
-    figure = exponent_bars(row, FP16, shift, x_title=f"gradient × {power_of_two(wanted)}")
+    figure = exponent_bars(row, FP16, shift, x_title=f"gradient × {power(math.log2(wanted))}")
     lesson_page.show_chart(
         figure,
         "lesson-underflow-exponents",

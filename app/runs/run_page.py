@@ -368,7 +368,8 @@ def sentence(
     elif window.low > window.high:
         text = (
             f"No single loss scale suits every module: {names.get(window.lowest, '?')} needs at "
-            f"least 2^{window.low}, {names.get(window.highest, '?')} bears at most 2^{window.high}."
+            f"least 2^{window.low}, {names.get(window.highest, '?')} can take at most "
+            f"2^{window.high}."
         )
     else:
         text = (

@@ -29,7 +29,7 @@ class Cause:
 
 _CAUSES = (
     Cause("AMP001", "activation_overflow", "An activation overflowed", "A linear, convolution, residual addition or cast has a result beyond the format's largest number."),
-    Cause("AMP002", "attention_logit_overflow", "Attention or similarity logits overflowed", "The product of queries and keys, or of two embeddings, exceeds the format's largest number before it is scaled."),
+    Cause("AMP002", "attention_logit_overflow", "Attention or similarity logits overflowed", "The matmul of queries and keys, or of two embeddings, exceeds the format's largest number before it is scaled."),
     Cause("AMP003", "mask_constant_overflow", "A mask constant does not fit", "A finite fp32 mask constant is not representable in half precision."),
     Cause("AMP004", "fully_masked_row", "A softmax row is masked completely", "Softmax over a row that is minus infinity throughout gives NaN, in every precision."),
     Cause("AMP005", "elementwise_overflow", "An element-wise op overflowed", "A square, cube, exponential, product or quotient exceeds the format's largest number."),

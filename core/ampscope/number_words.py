@@ -55,6 +55,14 @@ def power_of_two(value: float) -> str:
     return f"2^{int(exponent)}" if is_exact else f"2^{exponent:.2f}"
 
 
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def raised(exponent: int) -> str:
+    """A power of two as a chart writes it where markup is not possible: ``2¹⁶``."""
+    return f"2{str(exponent).translate(_RAISED)}"
+
+
 def number(value: float | None) -> str:
     """Four significant digits; NaN and infinities by name; a dash-free word for no value."""
     if value is None:

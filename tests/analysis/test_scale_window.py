@@ -62,7 +62,7 @@ def test_gradients_that_are_not_finite_have_no_window() -> None:
     ("window", "says"),
     [
         (ScaleWindow(4, 19, 0, 1, ()), "from 2^4 to 2^19 keep the output gradients of"),
-        (ScaleWindow(20, 12, 0, 1, ()), "embed needs at least 2^20, head bears at most 2^12"),
+        (ScaleWindow(20, 12, 0, 1, ()), "embed needs at least 2^20, head can take at most 2^12"),
         (
             ScaleWindow(4, 19, 0, 1, (1, 0)),
             "keeps the output gradients of head and 1 more in fp16",

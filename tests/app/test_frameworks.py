@@ -179,8 +179,8 @@ def test_what_if_compares_both_runs(open_page: Open, store_path: Path) -> None:
     said = " ".join(plain(m.value) for m in app.markdown)
     assert "With linear in fp32, the loss after 12 steps is" in said
     table = app.dataframe[1].value
-    assert list(table.columns) == ["lists as they are", "fp16 linear=fp32"]
-    assert table.loc["linear gave", "lists as they are"].startswith("fp16 × ")
+    assert list(table.columns) == ["unchanged lists", "fp16 linear=fp32"]
+    assert table.loc["linear gave", "unchanged lists"].startswith("fp16 × ")
     assert table.loc["skipped steps"].tolist() == ["1 of 12", "1 of 12"]
     lost = table.loc["gradients lost against fp32"].tolist()
     assert all(text.endswith(" %") for text in lost)

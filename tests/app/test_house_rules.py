@@ -63,6 +63,21 @@ def test_the_dashboard_does_not_import_torch_or_sqlite(path: Path) -> None:
     assert not tops & {"torch", "sqlite3"}
 
 
+@pytest.mark.parametrize(
+    "path", [p for p in APP if p.parent.name == "figures"], ids=lambda p: p.name
+)
+def test_charts_write_powers_of_two_in_one_notation(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)]
+    documented = {ast.get_docstring(n, clean=False) for n in ast.walk(tree) if _may_document(n)}
+    assert not [t for t in texts if isinstance(t, str) and "2^" in t and t not in documented]
+    assert "power_of_two" not in path.read_text()  # which is for plain text
+
+
+def _may_document(node: ast.AST) -> bool:
+    return isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+
+
 def test_every_page_is_in_the_navigation() -> None:
     from app.links import ENTRIES
 

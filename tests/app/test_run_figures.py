@@ -145,7 +145,7 @@ def test_the_trajectory_marks_skips_and_keeps_what_is_not_finite() -> None:
     assert list(zip(traces["+Inf"].x, traces["+Inf"].y, strict=True)) == [(0, "gradient norm")]
     assert list(zip(traces["−Inf"].x, traces["−Inf"].y, strict=True)) == [(1, "loss")]
     assert "growth counter 1" in traces["loss scale"].text[1]
-    assert "scale 2 = 2^1" in traces["loss scale"].text[1]
+    assert "scale 2 = 2<sup>1</sup>" in traces["loss scale"].text[1]
 
 
 def test_panels_without_content_are_left_out() -> None:

@@ -123,7 +123,7 @@ def test_logits_may_be_scaled_and_masked_on_their_way_to_the_softmax() -> None:
 def test_logits_are_of_an_attention_where_values_are_weighted_by_them() -> None:
     """A contrastive loss takes a softmax over similarities, and no matmul follows it."""
     attention = said_of(replace(LOGITS, consumers=("mul", "_softmax", "expand", "bmm")))
-    assert "the product of queries and keys" in attention
+    assert "the matmul of queries and keys" in attention
     similarities = said_of(replace(LOGITS, consumers=("div", "sub", "exp", "sum", "log")))
     assert "queries" not in similarities
     assert "The logits of a softmax overflowed" in similarities

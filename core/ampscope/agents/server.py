@@ -148,7 +148,7 @@ def _add_running(server: AgentServer, store: Path, folders: Folders) -> None:
         steps: int | None = None, time_limit_s: float = 120.0, policy: str = "auto",
         device: str = USUAL, verify: bool = True, folder: str = "",
     ) -> answers.Verdict:  # fmt: skip
-        """Run a training script several times (as it is, in fp32, in bf16, with fixes) and say why
+        """Run a training script several times (unchanged, in fp32, in bf16, with fixes) and say why
         it diverges or does not learn under mixed precision, with a fix that was seen to work. Takes
         half a minute to several minutes; progress is reported and the call can be cancelled. Files
         that the script writes stay as they are.

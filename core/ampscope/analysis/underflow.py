@@ -140,7 +140,7 @@ class ScaleWindow:
     low: int
     high: int
     lowest: int  # module that needs at least 2^low
-    highest: int  # module that bears at most 2^high
+    highest: int  # module that can take at most 2^high
     spans: tuple[int, ...]
 
 

@@ -110,7 +110,7 @@ def _limits(script: Path, config: Path | None) -> Budgets:
 
 @contextlib.contextmanager
 def _at_base(script: Path, base: str) -> Iterator[Path]:
-    """The script as it is at the base. A commit's files are unpacked into a folder that is removed
+    """The unchanged script at the base. A commit's files are unpacked into a folder that is removed
     again; the repository is only read. Raises BadInput with what is missing."""
     top = _git(script.parent, "rev-parse", "--show-toplevel")
     root = Path(top.strip()) if top is not None else None

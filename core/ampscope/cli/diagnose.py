@@ -191,7 +191,7 @@ def diagnose(
         if capsule is None and not script:
             raise BadInput("Name the script to diagnose, or a step with --capsule.")
         if trust and capsule is None:
-            raise BadInput("--trust goes with --capsule. A script is run as it is.")
+            raise BadInput("--trust goes with --capsule. A script is run unchanged.")
         if again:
             report = _judged_again(script, store)
         else:
@@ -262,7 +262,11 @@ def captured_spec(
     )
     if done.returncode not in (0, 1):
         said = done.stderr.strip().splitlines()
-        why = said[-1].removeprefix("ampscope: ") if said else "The replay ended without a word."
+        why = (
+            said[-1].removeprefix("ampscope: ")
+            if said
+            else "The replay exited without reporting an error."
+        )
         raise BadInput(why)
     # What the user's own code prints comes first.
     about = json.loads(done.stdout[done.stdout.index('{\n  "schema"') :])["about"]

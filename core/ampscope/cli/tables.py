@@ -94,7 +94,7 @@ def probe_table(reader: Reader, infos: list[RunInfo]) -> Table:
     table.caption_justify = "left"
     table.add_column("run", no_wrap=True)
     table.add_column("precision", no_wrap=True)
-    for name in ("loss", "scale", "skips", "below/\ncancel.", "sub-\nnormal", "zero\nbefore"):
+    for name in ("loss", "scale", "skips", "below/\ncancel.", "sub-\nnormal", "zero in\nboth"):
         table.add_column(name, justify="right", no_wrap=True)
     for info in infos:
         steps = reader.steps(info.id)

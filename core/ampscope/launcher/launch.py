@@ -104,7 +104,7 @@ def _checked_elsewhere(spec: RunSpec) -> RunSpec:
 def _check_what_adapters_lack(spec: RunSpec, title: str) -> None:
     """What a probe in another framework would silently ignore."""
     if spec.control:
-        raise BadInput(f"A probe in {title} runs as it is: no --op-list, no intervention.")
+        raise BadInput(f"A probe in {title} runs unchanged: no --op-list, no intervention.")
     check_memory_limit(spec.framework, spec.memory_limit_mib)
     _check_device(spec.device)
     factors = (spec.scaler.growth_factor, spec.scaler.backoff_factor)

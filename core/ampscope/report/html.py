@@ -19,7 +19,7 @@ from importlib import resources
 
 from ampscope.analysis.distribution import aligned, occupied_range
 from ampscope.errors import BadInput
-from ampscope.number_words import number, percent, power_of_two
+from ampscope.number_words import number, percent, raised
 from ampscope.numerics import histogram as bins
 from ampscope.numerics.formats import NumberFormat
 from ampscope.report import document as doc
@@ -417,7 +417,8 @@ class Axis:
 
     def label(self, value: float) -> str:
         """A tick in words."""
-        return power_of_two(value) if self.base == 2 else number(value)
+        exponent = math.log2(value) if self.base == 2 and value > 0 else 0.5
+        return raised(int(exponent)) if exponent.is_integer() else number(value)
 
 
 def steps_axis(steps: Sequence[int]) -> Axis:
@@ -513,7 +514,7 @@ def bars_drawing(histogram: doc.HistogramChart, **attributes: float) -> Markup:
             count = counts[exponent - shown.lowest]
             if count:
                 place = x.place(exponent) + 0.4, x.place(exponent + 1) - 0.4
-                parts.append(_bar(place, count, y, total, f"2^{exponent}", zone))
+                parts.append(_bar(place, count, y, total, raised(exponent), zone))
     for start, zone, names in _SIDES:
         for nth, (name, column) in enumerate(names):
             left = start + SIDE_STEP * nth
@@ -564,8 +565,8 @@ def _zone(zone: str, first: int, end: int, x: Axis) -> Iterator[Markup]:
 def _limits(fmt: NumberFormat, x: Axis) -> Iterator[Markup]:
     largest = f"{fmt.max:,.0f}" if fmt.max < 1e6 else f"{fmt.max:.1e}"
     subnormal, normal = fmt.min_subnormal_exponent, fmt.min_normal_exponent
-    found = ((subnormal, "end", f"min subnormal 2^{subnormal} "),
-             (normal, "start", f" min normal 2^{normal}"),
+    found = ((subnormal, "end", f"min subnormal {raised(subnormal)} "),
+             (normal, "start", f" min normal {raised(normal)}"),
              (math.log2(fmt.max), "start", f" max {largest}"))  # fmt: skip
     for value, anchor, words in found:
         at = x.place(value)
@@ -576,7 +577,7 @@ def _limits(fmt: NumberFormat, x: Axis) -> Iterator[Markup]:
 def _exponents(shown: bins.ExponentRange, x: Axis) -> Iterator[Markup]:
     every = max(4, 4 * math.ceil(shown.width / 48))
     for exponent in range(-(-shown.lowest // every) * every, shown.highest + 1, every):
-        yield _words(f"2^{exponent}", x.place(exponent), BARS_BOTTOM + 15)
+        yield _words(raised(exponent), x.place(exponent), BARS_BOTTOM + 15)
 
 
 def _words(text: str, x: float, y: float, anchor: str = "middle", kind: str = "") -> Markup:

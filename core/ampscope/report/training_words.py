@@ -17,7 +17,7 @@ ALARM_NAMES = {
     "nonfinite_weight": "weight not finite",
     "zero_gradients": "gradients all zero",
     "loss_spike": "loss jumped",
-    "stalled_weights": "weights stalled",
+    "stalled_weights": "weights stagnated",
     "scale_collapse": "loss scale collapsed",
     "skips_in_a_row": "skips in a row",
     "lost_share": "gradients lost",

@@ -32,7 +32,7 @@ def check(evidence: Evidence) -> Verdict:
     largest = f"{op.fp32_max or float('inf'):,.6g}"
     if _mixes_values(op):
         reason = (
-            f"The attention logits of {place(op)} overflowed: the product of queries and keys"
+            f"The attention logits of {place(op)} overflowed: the matmul of queries and keys"
             f" reaches {largest} before it is scaled."
         )
         text = "Scale q before the matmul, or compute the logits in fp32."
