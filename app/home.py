@@ -13,7 +13,7 @@ from ampscope.analysis.ranks import grouped, is_rank
 from ampscope.causes import CAUSES
 from ampscope.control import Control
 from ampscope.number_words import plural
-from ampscope.records import Cadence, Event, RunInfo, RunSpec, State
+from ampscope.records import Cadence, Event, RunInfo, RunSpec, State, StepTotals
 from ampscope.report import fix_words
 from ampscope.report import verdict_words as words
 from ampscope.report.run_words import rules
@@ -238,11 +238,15 @@ def _watched_card(entry: Entry) -> None:
     alarms = sorted(
         ((event, rank) for rank in entry for event in _alarms(rank)), key=lambda pair: pair[0].step
     )
-    steps = plural(max(r.steps_done for r in entry), "step")
     ended = next((r.state for r in entry if r.state in (State.FAILED, State.LOST)), None)
-    word, color = "no alarm", states.BADGE_COLORS[State.FINISHED]
+    totals = [store.totals(rank) for rank in entry]
+    # A skip is how a scaler searches, and says nothing bad.
+    is_bad = any(t.bad > t.skipped and t.last_bad == t.last_step for t in totals)
+    word, color = "healthy", states.BADGE_COLORS[State.FINISHED]
+    if is_bad:
+        word, color = "not finite", states.BADGE_COLORS[State.LOST]
     if alarms:
-        word, color = plural(len(alarms), "alarm"), states.BADGE_COLORS[State.FAILED]
+        word, color = f"alarm at step {alarms[0][0].step:,}", states.BADGE_COLORS[State.FAILED]
     elif ended is not None:
         word, color = str(ended), states.BADGE_COLORS[ended]
     with st.container(border=True, gap="xxsmall"):
@@ -250,18 +254,35 @@ def _watched_card(entry: Entry) -> None:
             st.badge(word, color=color)
             st.markdown(f"**{escape(cut(run_page.name_of(run), 60))}**", width="content")
             world = [run_page.world_words(entry)] if is_rank(run) else []
-            facts = ["watched", *world, str(run.state), steps, ago(run.created)]
+            facts = ["watched", *world, str(run.state), _steps_and_skips(totals), ago(run.created)]
             st.caption(escape(", ".join(facts)))
         if alarms:
             event, rank = alarms[0]
             where = f", rank {rank.spec.rank}" if is_rank(rank) else ""
             name = ALARM_NAMES.get(event.name, event.name)
+            all_of_them = f"First of {len(alarms):,} alarms" if alarms[1:] else "Alarm"
             st.markdown(
-                f"**First at step {event.step:,}{where}: {escape(name)}.** "
+                f"**{all_of_them}, at step {event.step:,}{where}: {escape(name)}.** "
                 f"{escape(cut(event.text, ANSWER_LENGTH))}"
+            )
+        elif ended is None and any(r.steps_done for r in entry):
+            so_far = " so far" if any(r.state.is_active for r in entry) else ""
+            st.markdown(
+                f"No alarm{so_far}, but the newest step's loss or gradient is not finite."
+                if is_bad
+                else f"Healthy{so_far}: no alarm."
             )
         _ended(entry)
         links.link(links.TRAINING, "Open the training", run=run.id)
+
+
+def _steps_and_skips(ranks: Sequence[StepTotals]) -> str:
+    """``3 of 1,200 steps skipped``, of the rank that has skipped most."""
+    totals = max(ranks, key=lambda t: (t.skipped, t.steps))
+    steps = plural(totals.steps, "step")
+    if totals.last_scale is None and not totals.skipped:  # nothing that could skip
+        return steps
+    return f"{totals.skipped or 'none'} of {steps} skipped"
 
 
 def show_keys() -> None:

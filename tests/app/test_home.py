@@ -150,8 +150,32 @@ def test_a_watched_training_tells_its_first_alarm(open_page: Open, store_path: P
     watched_stores.ended(writer)
     app = open_page("home")
     badge = next(m.value for m in app.markdown if "-badge[" in m.value)
-    assert "2 alarms" in badge
-    assert "First at step 5" in words(app)
+    assert "alarm at step 5" in badge
+    assert "First of 2 alarms, at step 5: " in words(app)
+    assert "none of 12 steps skipped" in texts(app)
+
+
+def test_a_watched_training_without_alarm_says_that_it_is_healthy(
+    open_page: Open, store_path: Path
+) -> None:
+    writer = watched_stores.begun(store_path, watched_stores.good(1_200))
+    app = open_page("home")
+    assert "-badge[healthy]" in next(m.value for m in app.markdown if "-badge[" in m.value)
+    assert "Healthy so far: no alarm." in words(app)
+    assert "2 of 1,200 steps skipped" in texts(app)
+    watched_stores.ended(writer)
+    app = open_page("home")
+    assert "Healthy: no alarm." in words(app)
+
+
+def test_a_watched_training_that_ends_in_nan_is_not_called_healthy(
+    open_page: Open, store_path: Path
+) -> None:
+    watched_stores.begun(store_path, watched_stores.bad(12, 5))
+    app = open_page("home")
+    assert "-badge[not finite]" in next(m.value for m in app.markdown if "-badge[" in m.value)
+    assert "Healthy" not in texts(app)
+    assert "the newest step's loss or gradient is not finite" in texts(app)
 
 
 def test_runs_are_found_by_words_and_kind(open_page: Open, store_path: Path) -> None:
