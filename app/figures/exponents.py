@@ -47,7 +47,7 @@ def exponent_bars(row: Raw, fmt: NumberFormat, shift: int, *, x_title: str) -> g
     for zone, first, end in zone_spans(fmt, shown):
         part = counts[first - shown.lowest : end - shown.lowest]
         exponents = np.arange(first, end)
-        labels = [power(e) for e in exponents]
+        labels = [power(e) for e in exponents.tolist()]
         bars.append(_bars(zone, exponents + 0.5, part, total, ZONES[zone], "x2", labels))
     zeros, names = np.array([row[POS_ZERO], row[NEG_ZERO]]), ["+0", "−0"]
     bars.append(_bars("zero", names, zeros, total, ZERO, "x", names))

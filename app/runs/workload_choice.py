@@ -206,6 +206,7 @@ def pick_workload(start: RunSpec) -> Choice:
         key="np-workload",
         accept_new_options=len(listing.files) > MAX_OFFERED or bool(listing.unread),
     )
+    choice = choice or offered[0]  # none while another is being typed
     _say_what_is_missing(listing, len(listing.files), "type the path of another")
     size = st.segmented_control(
         "Size",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import sysconfig
 import venv
 from collections.abc import Callable
@@ -61,6 +63,117 @@ def test_a_real_failure_is_diagnosed_from_the_first_page_to_its_verified_fix(
     settle(page)
     told = "the script was run with mid.conv2 in fp32, and the symptom was gone"
     expect(page.get_by_text(told)).to_be_visible()
+
+
+# A user's own failing script: fp16, with a module of its own whose product overflows.
+SENSORS = '''\
+"""Predict a load from eight vibration sensors, in fp16."""
+
+import argparse
+
+import torch
+from torch import nn
+
+
+class EnergyGate(nn.Module):
+    """Weighs each feature by its share of the energy."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.mix = nn.Linear(width, width)
+
+    def forward(self, signal):
+        mixed = self.mix(signal)
+        energy = mixed * mixed
+        return mixed * (energy / (1.0 + energy.mean(-1, keepdim=True)))
+
+
+class Model(nn.Module):
+    def __init__(self, width=32):
+        super().__init__()
+        self.encode = nn.Linear(8, width)
+        self.gate = EnergyGate(width)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, signal):
+        return self.head(self.norm(self.gate(self.encode(signal)))).squeeze(-1)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=40)
+    steps = parser.parse_args().steps
+    torch.manual_seed(7)
+    volts = torch.randn(256, 8) * 1200.0
+    load = volts[:, 0] / 1200.0 + 0.5 * (volts[:, 1] / 1200.0)
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    scaler = torch.amp.GradScaler("cpu")
+    for step in range(steps):
+        batch = torch.randint(0, 256, (32,))
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = (model(volts[batch]).float() - load[batch]).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        print(step, loss.item())
+
+
+main()
+'''
+
+
+@pytest.mark.slow
+def test_a_first_time_user_finds_the_fix_of_a_script_of_their_own(
+    browser_page: Page, dashboard: Dashboard, tmp_path: Path
+) -> None:
+    """From `streamlit run app/main.py` to the verified fix, by what the pages say alone."""
+    store, folder, page = tmp_path / "runs.db", tmp_path / "my project", browser_page
+    (folder / "src").mkdir(parents=True)
+    (folder / "src" / "fit_sensors.py").write_text(SENSORS)
+    (folder / "setup.py").write_text("raise SystemExit('not a training')\n")
+    os.utime(folder / "setup.py", (0, 0))  # what was changed last comes first
+
+    page.goto(dashboard(store))
+    settle(page)
+    page.get_by_role("link", name="Diagnose a script").click()
+    page.wait_for_url(re.compile("/diagnosis"))
+    settle(page)
+    expect(page.get_by_text("To choose scripts here, start the dashboard with")).to_be_visible()
+    command = page.get_by_text(re.compile("^ampscope dashboard --scripts DIR")).inner_text()
+    program, name, *options = shlex.split(command)
+    assert (program, name) == ("ampscope", "dashboard")
+    told = dict(zip(options[::2], options[1::2], strict=True))
+    assert told == {"--scripts": "DIR", "--store": str(store)}
+
+    page.goto(dashboard(Path(told["--store"]), "--scripts", str(folder)))
+    settle(page)
+    page.get_by_role("link", name="Diagnose a script").click()
+    chosen = page.get_by_role("combobox", name="Script")
+    expect(chosen).to_have_value("src/fit_sensors.py")
+    page.get_by_role("textbox", name="Arguments").fill("--steps 30")
+    page.get_by_role("button", name="Diagnose", exact=True).click()
+    told_so = page.get_by_text("the script was run with gate in fp32, and the symptom was gone")
+    expect(told_so).to_be_visible(timeout=RUN_MS)
+    found = "An element-wise op overflowed (AMP005), in gate, first at step 0."
+    expect(page.get_by_text(found).first).to_be_visible()
+    code = page.get_by_test_id("stCode")
+    expect(code.filter(has_text="energy = mixed * mixed").first).to_be_visible()
+    patch = code.filter(has_text="for name in ['gate']:")
+    expect(patch.first).to_be_visible()
+
+    # The line, in the source that the run recorded; and the answer on Home.
+    page.get_by_role("link", name=re.compile("fit_sensors.py:.*18 in the source")).click()
+    page.wait_for_url(re.compile("/source"))
+    settle(page)
+    expect(page.get_by_text("energy = mixed * mixed").first).to_be_visible()
+    page.get_by_role("link", name="Home").first.click()
+    settle(page)
+    expect(page.get_by_text("Fix (verified).")).to_be_visible()
+    with Reader(store) as reader:
+        assert {run.spec.args for run in reader.runs()} == {("--steps", "30")}
 
 
 @pytest.mark.slow
