@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 import torch
 import torch._functorch.config as functorch
@@ -12,10 +10,11 @@ from torch import Tensor
 
 from ampscope.capture.fused_kernels import noting
 from ampscope.observations import Kernel
+from tests.helpers.inductor import needs_compiler
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # torch.compile warns of its own code
-    pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler"),
+    needs_compiler,
 ]
 
 

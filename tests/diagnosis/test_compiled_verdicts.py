@@ -44,6 +44,7 @@ from tests.helpers.evidence_making import (
     tensor,
 )
 from tests.helpers.evidence_of_runs import clip_before_unscale
+from tests.helpers.inductor import needs_compiler
 
 ACTIVATION = bad_op("aten.addmm", tensor(400.0), tensor(2.0), tensor(600.0), fp32_max=2e5)
 EAGER = run(steps((NAN,) * STEPS), ACTIVATION, notes=(COMPILED_NOTE,))
@@ -377,7 +378,6 @@ for step in range(8):
     loss.backward()
     opt.step()
 """
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 
 
 def diagnosed(script: Path, store: Path) -> DiagnosisResult:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -13,17 +12,11 @@ from torch import Tensor, nn
 
 import ampscope
 from ampscope.watcher.alarms import AmpscopeWarning
+from tests.helpers.inductor import needs_compiler
 from tests.helpers.watched import recorded
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.compile warns of its own code
-COMPILER = shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
-BACKENDS = [
-    "aot_eager",
-    pytest.param(
-        "inductor",
-        marks=pytest.mark.skipif(COMPILER is None, reason="inductor needs a C++ compiler"),
-    ),
-]
+BACKENDS = ["aot_eager", pytest.param("inductor", marks=needs_compiler)]
 
 
 def train(kind: str, backend: str, store: Path | None) -> tuple[list[float], list[Tensor], object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +15,10 @@ from ampscope.capture.exponent_count import count_into
 from ampscope.numerics.histogram import RAW_LEN
 from ampscope.records import Role
 from ampscope.watcher.alarms import AmpscopeWarning
+from tests.helpers.inductor import needs_compiler
 from tests.helpers.watched import Recorded, recorded
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.compile warns of its own code
-COMPILER = shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
-inductor_only = pytest.mark.skipif(COMPILER is None, reason="inductor needs a C++ compiler")
 STEPS = 4
 
 
@@ -54,7 +52,7 @@ def train(
     return losses, outputs, recorded(run.store, run.id)
 
 
-@inductor_only
+@needs_compiler
 def test_module_outputs_and_gradients_are_counted_inside(tmp_path: Path) -> None:
     bare, _, _ = train(None, taps=False)
     graphs = counters["stats"]["unique_graphs"]

@@ -4,11 +4,15 @@ No hook is called inside a compiled graph. So inductor is given a pass that runs
 forward and backward, behind its own passes, and adds the op ``ampscope::tap`` behind chosen
 tensors, each of which it names::
 
-    Place("blocks.0.up", "activation", "blocks.0.up", "aten.addmm", "train.py:41", "bf16", "Linear")
+    Place("blocks.0.up", "activation", "blocks.0.up", "aten.addmm", "train.py:41", "bf16", "Linear",
+          "L['self']", False)
 
 The op hands the tensor to those that listen and returns at once where none does. It is declared to
 change a token, so that nothing removes it, and changes nothing. What it looks at stands in its own
 text: a graph that comes out of inductor's cache brings it along.
+
+Modules of one class share a graph where they were compiled one by one, or stand behind a graph
+break; its paths then begin at each of them in turn. :class:`RunningModules` tells which one runs.
 
 Taps add no graph break, no guard and no generated code. A tensor that is looked at has to be in
 memory, and so may be fused and rounded at another place than one that is not: the last bits can
@@ -21,12 +25,15 @@ import contextlib
 import json
 import operator
 import re
+import sys
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch._dynamo.callback import callback_handler
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
@@ -41,14 +48,16 @@ MOST = 400  # places of a graph; beyond, those of ops are left out, and outputs 
 aten = torch.ops.aten
 _MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution"})
 _REDUCTIONS = frozenset({"sum", "mean", "amax", "amin", "var", "prod", "cumsum", "var_mean"})
-_ROOT = re.compile(r"^[LG]\['?\w+'?\]\.?")  # how Dynamo names what it was given: L['self'].blocks.0
+# How Dynamo names what it was given, a local or a global variable: L['self'].blocks.0
+_ROOT = re.compile(r"^([LG])\['?(\w+)'?\]\.?")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """A tensor inside compiled code: the module that it belongs to, as a dotted path below what was
-    compiled, and what it is there; the module whose code made it, and the op and line that did."""
+    compiled, and what it is there; the module whose code made it, and the op and line that did;
+    and the variable of the compiled function at which paths begin."""
 
     module: str
     role: str
@@ -57,6 +66,8 @@ class Place:
     line: str
     dtype: str
     kind: str  # class of ``module``
+    root: str = ""  # L['self']; "" of what belongs to no module
+    is_backward: bool = False  # the graph is one of a backward pass
 
 
 Listener = Callable[[Place, Tensor], None]  # hears of a tensor as it passes, to be read now
@@ -85,14 +96,24 @@ _library.impl("tap", _tap, "CompositeExplicitAutograd")
 _library.impl("tap", _nothing, "Meta")
 
 
+_Module = tuple[str, str, str]  # path below a variable, class, that variable
+
+
 def modules_of(node: fx.Node) -> dict[str, str]:
     """Path and class of all modules that the node belongs to, outermost first, from Dynamo's stack:
     ``{"1": ("L['self'].blocks.0", Block)}`` -> ``{"blocks.0": "Block"}``."""
+    return {path: kind for path, kind, _ in _modules(node)}
+
+
+def _modules(node: fx.Node) -> list[_Module]:
     stack = node.meta.get("fwd_nn_module_stack" if is_backward(node) else "nn_module_stack")
-    return {
-        _below(str(name)): kind.rpartition(".")[2] if isinstance(kind, str) else kind.__name__
-        for name, kind in (stack or {}).values()
-    }
+    found = []
+    for name, kind in (stack or {}).values():
+        begins = _ROOT.match(str(name))
+        root = "" if begins is None else begins.group().rstrip(".")
+        named = kind.rpartition(".")[2] if isinstance(kind, str) else kind.__name__
+        found.append((_below(str(name)), named, root))
+    return found
 
 
 def _below(name: str) -> str:
@@ -128,11 +149,13 @@ def line_of(node: fx.Node) -> str:
     return line_name((file, int(number)))
 
 
-def _place(node: fx.Node, role: str, module: tuple[str, str] | None = None) -> Place:
-    own = next(reversed(modules_of(node).items()), ("", ""))
-    value, (path, kind) = _value(node), module or own
+def _place(node: fx.Node, role: str, module: _Module | None, *, goes_back: bool) -> Place:
+    own = next(reversed(_modules(node)), ("", "", ""))
+    path, kind, root = own if module is None else module
+    value = _value(node)
     dtype = "" if value is None else dtype_name(value.dtype)
-    return Place(path, role, own[0], op_of(node), line_of(node), dtype, kind)
+    maker, op, line = own[0], op_of(node), line_of(node)
+    return Place(path, role, maker, op, line, dtype, kind, root, goes_back)
 
 
 def chosen(graph: fx.Graph, *, everything: bool) -> list[tuple[fx.Node, Place]]:
@@ -143,13 +166,13 @@ def chosen(graph: fx.Graph, *, everything: bool) -> list[tuple[fx.Node, Place]]:
     found: dict[fx.Node, list[Place]] = {}
     for module, node in (_gradients(graph) if goes_back else _outputs(graph)).items():
         role = GRADIENT if goes_back else ACTIVATION
-        found.setdefault(node, []).append(_place(node, role, module))
+        found.setdefault(node, []).append(_place(node, role, module, goes_back=goes_back))
     if everything:
         leaving = set(graph.output_node().all_input_nodes)
         for node in graph.nodes:
             role = _role(node, leaving)
             if role == DRAW or (role and node not in found and len(found) < MOST):
-                found.setdefault(node, []).append(_place(node, role))
+                found.setdefault(node, []).append(_place(node, role, None, goes_back=goes_back))
     return [(node, place) for node in graph.nodes for place in found.get(node, ())]
 
 
@@ -170,9 +193,6 @@ def _is_seeded(node: fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
-_Module = tuple[str, str]  # path and class
-
-
 def _outputs(graph: fx.Graph) -> dict[_Module, fx.Node]:
     """By module the last tensor of its forward pass that something behind it takes; of
     what leaves the graph the first, for what is saved for backward stands behind the results."""
@@ -182,12 +202,12 @@ def _outputs(graph: fx.Graph) -> dict[_Module, fx.Node]:
         if node.op != "call_function" or is_backward(node) or _value(node) is None:
             continue
         users = [modules_of(u) for u in node.users if u.op != "output" and not is_backward(u)]
-        for module in modules_of(node).items():
+        for module in _modules(node):
             if any(module[0] not in theirs for theirs in users):
                 inner[module] = node
     for node in graph.output_node().all_input_nodes:
         if node.op == "call_function" and not is_backward(node) and _value(node) is not None:
-            for module in modules_of(node).items():
+            for module in _modules(node):
                 outer.setdefault(module, node)
     return {**outer, **inner}
 
@@ -199,11 +219,82 @@ def _gradients(graph: fx.Graph) -> dict[_Module, fx.Node]:
         if not is_backward(node) or node.op != "call_function":
             continue
         taken = [n for n in node.all_input_nodes if is_backward(n) and _value(n) is not None]
-        for module in modules_of(node).items():
+        for module in _modules(node):
             outside = [n for n in taken if module[0] not in modules_of(n)]
             if outside:
                 found.setdefault(module, outside[0])
     return found
+
+
+MOST_FORWARDS = 10_000  # compiled forward passes whose backward passes are awaited
+
+
+class RunningModules:
+    """Finds the module that a tap looks at. A graph names it by a path that begins at a variable of
+    the function that was compiled, and modules of one class share a graph.
+
+    A forward pass runs below the frame of that function, which holds the variable. Its backward
+    pass is one autograd node, known by autograd's own count of nodes; torch makes the node before
+    it runs the forward pass.
+    """
+
+    def __init__(self) -> None:
+        self._forwards: dict[tuple[int, str], weakref.ref[Any]] = {}  # count, variable
+        self._thread: int | None = None  # that counts
+        self._several = False  # threads do
+
+    def begins(self, place: Place) -> object:
+        """What the paths of a tap begin at, while the tap is called: the module that was compiled,
+        or an object that holds it; None where nothing tells."""
+        if not place.root:
+            return None
+        return self._of_forward(place) if place.is_backward else self._of_frame(place)
+
+    def _of_frame(self, place: Place) -> object:
+        scope, name = _ROOT.match(place.root).groups()  # type: ignore[union-attr]  # it came from there
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            code, held = frame.f_code, None
+            if scope == "G":
+                held = frame.f_globals.get(name)
+            elif name in code.co_varnames or name in code.co_freevars or name in code.co_cellvars:
+                held = frame.f_locals.get(name)
+            if type(below(held, place.module)).__name__ == place.kind:
+                self._keep(place, held)
+                return held
+            frame = frame.f_back
+        return None
+
+    def _keep(self, place: Place, held: object) -> None:
+        thread = threading.get_ident()
+        self._thread = self._thread or thread
+        self._several |= self._thread != thread
+        count = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]  # untyped in torch
+        if (count, place.root) not in self._forwards:
+            with contextlib.suppress(TypeError):  # no weak reference to it
+                self._forwards[count, place.root] = weakref.ref(held)
+            if len(self._forwards) > MOST_FORWARDS:
+                del self._forwards[next(iter(self._forwards))]
+
+    def _of_forward(self, place: Place) -> object:
+        node = torch._C._current_autograd_node()
+        if node is None or self._several:
+            return None
+        kept = self._forwards.get((node._sequence_nr(), place.root))
+        return None if kept is None else kept()
+
+
+def below(held: object, path: str) -> object:
+    """What stands at a path below an object: submodules, attributes, entries; None where nothing
+    does. Runs no code of the user's."""
+    for part in path.split(".") if path else ():
+        if isinstance(held, nn.Module) and part in held._modules:
+            held = held._modules[part]
+        elif isinstance(held, dict):
+            held = held.get(part)
+        else:
+            held = getattr(held, "__dict__", {}).get(part)
+    return held
 
 
 class TapPass(CustomGraphPass):

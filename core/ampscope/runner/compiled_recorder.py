@@ -17,15 +17,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.optim.optimizer import Optimizer
 from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.fused_kernels import noting
 from ampscope.capture.global_hooks import REGISTERED
+from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.script.optimizer_facts import lr_of, parameters_of
-from ampscope.capture.taps import DRAW, Place, tapping
+from ampscope.capture.taps import DRAW, Place, RunningModules, below, tapping
 from ampscope.capture.tensors import all_finite, floating_tensors, readable
 from ampscope.capture.training_events import TrainingEvents, TrainingListener
 from ampscope.numerics.formats import dtype_name
@@ -66,7 +67,7 @@ class CompiledRecorder(ScriptRecorder, TrainingListener):
         self._line = ""  # at which torch.compile was called first
         self._inside = False  # a call of compiled code runs
         self._stepping = False  # a step has begun and has not ended
-        self._taps = TapLog(lambda: self.attempts.count)
+        self._taps = TapLog(lambda: self.attempts.count, self.paths)
         self._kernels: list[Kernel] = []
         guard = Guard(lambda line: None)
         with contextlib.ExitStack() as stack:
@@ -74,12 +75,13 @@ class CompiledRecorder(ScriptRecorder, TrainingListener):
             stack.enter_context(noting(self._kernels, failed))
             if self.has_taps:
                 stack.enter_context(tapping(self._taps.look, failed, everything=True))
+            if self.has_taps or self.digests is not None:  # no hook: nothing is called in a forward
+                stack.enter_context(REGISTERED.subscribe(self.paths.link))
             patches = stack.enter_context(Patches())
             stack.enter_context(TrainingEvents(self, lambda optimizer: True, None, guard))
             patches.wrap(Optimizer, "__init__", self._new_optimizer)
             patches.replace(torch, "compile", self._compile)
             if self.digests is not None:
-                stack.enter_context(REGISTERED.subscribe(self.paths.link))
                 stack.enter_context(self.ledger.watching(self.digests))
             yield
 
@@ -220,8 +222,10 @@ MOST_TAPS = 5_000  # numbers of one run
 class TapLog:
     """What taps tell, as observations."""
 
-    def __init__(self, attempt: Callable[[], int]) -> None:
+    def __init__(self, attempt: Callable[[], int], names: ModulePaths) -> None:
         self.records: list[Tap] = []
+        self._names = names
+        self._running = RunningModules()
         self.failures: list[str] = []  # why a graph got no taps
         self._attempt = attempt
         self._order = itertools.count()
@@ -244,9 +248,20 @@ class TapLog:
         if others and self._bad is None:
             self._bad = attempt
         if (kept or others) and len(self.records) < MOST_TAPS:
+            begins = self._running.begins(place)
+            module, maker = self._path(begins, place.module), self._path(begins, place.maker)
             self.records.append(
                 Tap(
-                    attempt, order, place.module, place.role, place.maker, place.op, place.line,
-                    place.dtype, largest, total, others,
+                    attempt, order, module, place.role, maker, place.op, place.line, place.dtype,
+                    largest, total, others,
                 )
             )  # fmt: skip
+
+    def _path(self, begins: object, path: str) -> str:
+        """A path below what was compiled as one below the outermost model."""
+        parts = path.split(".") if path else []
+        while begins is not None and not isinstance(begins, nn.Module) and parts:
+            begins, parts = below(begins, parts[0]), parts[1:]  # an object that holds the model
+        if not isinstance(begins, nn.Module):
+            return path
+        return ".".join(filter(None, (self._names.path(begins), *parts)))

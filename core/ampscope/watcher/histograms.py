@@ -35,7 +35,7 @@ from ampscope.watcher.models import WatchedModels
 from ampscope.watcher.schedule import Detail
 
 if TYPE_CHECKING:
-    from ampscope.capture.taps import Place
+    from ampscope.capture.taps import Place, RunningModules
 
 MOST_ARRIVALS = 100_000  # of one step
 
@@ -232,16 +232,17 @@ class TappedHistograms:
         self.elapsed_s = 0.0
         self._models, self._guard, self._note = models, guard, note
         self._counts = Accumulator(Failures())
-        self._known: dict[Place, int | None] = {}
+        self._running: RunningModules
+        self._below: Callable[[object, str], object]
         self._heard = False
         self._told: set[str] = set()
         self._stack = contextlib.ExitStack()
 
     def open(self, counts: Accumulator) -> None:
         """Taps from here on, counted into ``counts``."""
-        from ampscope.capture.taps import tapping  # loads 1 s of torch._dynamo
+        from ampscope.capture.taps import RunningModules, below, tapping  # loads torch._dynamo: 1 s
 
-        self._counts = counts
+        self._counts, self._running, self._below = counts, RunningModules(), below
         look = self._guard.hook(self._look)
         self._stack.enter_context(tapping(look, self._failed, everything=False))
 
@@ -271,49 +272,15 @@ class TappedHistograms:
         if not self.active:
             return
         started = time.perf_counter()
-        if place not in self._known:
-            self._known[place] = self._index(place)
-        if (index := self._known[place]) is not None:
-            role = Role(place.role)
-            self._counts.add(role, index, tensor)
-        self.elapsed_s += time.perf_counter() - started
-
-    def _index(self, place: Place) -> int | None:
-        """The number of the place's module: its path begins at what was compiled, a model
-        or a part of one. None where several parts fit."""
-        found = [
-            record.index
-            for record in self._models.records()
-            for start in self._starts()
-            if record.path == ".".join(filter(None, (start, place.module)))
-            and record.type == place.kind
-        ]
-        if len(found) > 1:
+        module = self._below(self._running.begins(place), place.module)
+        if not isinstance(module, nn.Module):
             self._tell(
-                f"Several compiled parts of the model have a module {place.module}: their graphs "
-                "do not tell which one runs, and it is not counted. Compile the whole model."
+                f"Compiled code does not tell which module {place.module or place.kind} is: it is "
+                "not counted."
             )
-        return found[0] if len(found) == 1 else None
-
-    def _starts(self) -> list[str]:
-        """Paths of what is compiled; of the models themselves where that is a function."""
-        several = len(self._models.roots) > 1
-        prefixes = {root.name: root.name if several else "" for root in self._models.roots}
-        whole = [prefixes[root.name] for root in self._models.roots if root.is_compiled]
-        parts = [
-            ".".join(filter(None, (prefixes[root.name], path)))
-            for root in self._models.roots
-            for path, module in root.plain.named_modules()
-            if path and _is_compiled_part(path, module)
-        ]
-        return [*whole, *parts] or list(prefixes.values())
-
-
-def _is_compiled_part(path: str, module: nn.Module) -> bool:
-    """torch.compile's wrapper holds what it compiled as ``_orig_mod``; ``module.compile()`` leaves
-    a mark."""
-    compiles_itself = getattr(module, "_compiled_call_impl", None) is not None
-    return compiles_itself or path.rpartition(".")[2] == "_orig_mod"
+        elif (index := self._models.index(module)) is not None:
+            self._counts.add(Role(place.role), index, tensor)
+        self.elapsed_s += time.perf_counter() - started
 
 
 class StagnatedWeights:
