@@ -10,6 +10,8 @@ import torch._inductor.config as inductor
 from torch import Tensor, fx, nn
 from torch._dynamo.utils import counters
 
+from ampscope.capture.global_hooks import REGISTERED
+from ampscope.capture.script.module_paths import ModulePaths
 from ampscope.capture.taps import (
     ACTIVATION,
     DRAW,
@@ -20,6 +22,7 @@ from ampscope.capture.taps import (
     aot_eager,
     tapping,
 )
+from ampscope.runner.compiled_recorder import TapLog
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.compile warns of its own code
 Heard = list[tuple[Place, Tensor]]
@@ -108,6 +111,24 @@ def test_everything_is_matmuls_and_random_numbers_too() -> None:
     roles = {place.role for place, _ in heard}
     assert {DRAW, MATMUL, "reduction", ACTIVATION, GRADIENT} <= roles
     assert {place.module for place, _ in heard if place.role == DRAW} == {"1.drop"}
+
+
+def test_a_diagnosis_names_modules_that_share_a_graph_below_the_model() -> None:
+    torch._dynamo.reset()
+    names = ModulePaths()
+    with REGISTERED.subscribe(names.link):
+        model = nn.Sequential(nn.Linear(4, 8), Block(0.0), Block(0.0), nn.Linear(8, 2))
+    log = TapLog(lambda: 0, names)
+    with tapping(log.look, log.failures.append, everything=True):
+        for n in (1, 2):
+            model[n] = torch.compile(model[n], backend=aot_eager)
+        step(model)
+    assert not log.failures
+    for role in (ACTIVATION, GRADIENT):
+        found = {tap.module for tap in log.records if tap.role == role}
+        assert {"1.up", "1.down", "2.up", "2.down"} <= found, role
+    made = {tap.maker for tap in log.records if (tap.role, tap.module) == (ACTIVATION, "2.up")}
+    assert made == {"2.up"}
 
 
 def test_taps_break_no_graph_and_compile_nothing_again() -> None:

@@ -23,18 +23,15 @@ STEPS = 4
 
 
 def train(
-    store: Path | None, *, taps: bool, backend: str = "inductor", parts: bool = False
+    store: Path | None, *, taps: bool, backend: str = "inductor"
 ) -> tuple[list[float], list[Tensor], Recorded | None]:
     """Losses, the outputs of the first module, and what a watch recorded."""
     torch.manual_seed(0)
     torch._dynamo.reset()
     counters.clear()
     plain = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh())
-    if parts:
-        for part in (0, 2):
-            plain[part].compile(backend=backend)
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.01)
-    model = plain if parts else torch.compile(plain, backend=backend)
+    model = torch.compile(plain, backend=backend)
     run = ampscope.watch(model, optimizer, store=store, every=2, taps=taps) if store else None
     losses, outputs = [], []
     for _ in range(STEPS):

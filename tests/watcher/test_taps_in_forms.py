@@ -29,6 +29,7 @@ from tests.helpers.watched import Recorded, recorded
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # torch.compile warns of its own code
+    pytest.mark.slow,
     needs_compiler,
 ]
 STEPS, WIDTH = 4, 8
@@ -43,12 +44,12 @@ class Block(nn.Module):
         self.up, self.act, self.special = nn.Linear(WIDTH, WIDTH), nn.Tanh(), special
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.special == "flex" and not x.requires_grad:  # it has no backward pass on a CPU
+            heads = x.view(1, 1, *x.shape)
+            x = flex_attention(heads, heads, heads).view_as(x)
         x = self.up(x)
         if self.special == "break":
             torch._dynamo.graph_break()
-        if self.special == "flex":
-            heads = x.view(1, 1, *x.shape)
-            x = flex_attention(heads, heads, heads).view_as(x)
         return self.act(x)
 
 
@@ -89,7 +90,7 @@ def forward(blocks: nn.ModuleList, n: int) -> None:
 class Form:
     """What of a training is compiled, and how."""
 
-    compiled: Callable[[Net], Callable[[Tensor], Tensor]] = whole()
+    compiled: Callable[[Net], Callable[[Tensor], Tensor]] = torch.compile
     special: str = ""
     sizes: tuple[int, ...] = (4, 4, 4, 4)  # of the batches
     surroundings: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
@@ -106,10 +107,11 @@ FORMS = {
     "forwards of blocks": Form(each(forward)),
     "function": Form(lambda net: torch.compile(lambda x: net(x))),
     "flex_attention": Form(special="flex"),
-    "compiled autograd": Form(
-        surroundings=lambda: torch._dynamo.config.patch(compiled_autograd=True)
-    ),
 }
+
+COMPILED_AUTOGRAD = Form(
+    surroundings=lambda: torch._dynamo.compiled_autograd._enable(torch.compile)
+)
 
 
 def train(
@@ -122,15 +124,14 @@ def train(
     net = Net(form.special)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     model = form.compiled(net) if is_compiled else net
-    step = 0
+    losses: list[float] = []
     if hooked is not None:
         for path, module in net.named_modules():
-            module.register_forward_hook(counting(hooked, path, lambda: step))
+            module.register_forward_hook(counting(hooked, path, losses))
     watched = model if isinstance(model, nn.Module) else net
-    losses = []
     with form.surroundings() if is_compiled else contextlib.nullcontext():
         run = ampscope.watch(watched, optimizer, store=store, every=2, taps=True) if store else None
-        for step, size in enumerate(form.sizes):
+        for size in form.sizes:
             loss = model(torch.randn(size, WIDTH)).square().mean()
             optimizer.zero_grad()
             loss.backward()
@@ -142,10 +143,10 @@ def train(
     return losses, recorded(run.store, run.id)
 
 
-def counting(rows: Rows, path: str, step: Callable[[], int]) -> Callable[..., None]:
+def counting(rows: Rows, path: str, losses: list[float]) -> Callable[..., None]:
     def count(role: Role, numbers: Tensor) -> None:
-        rows[role, path, step()] = np.zeros(RAW_LEN, np.int64)
-        count_into(numbers.detach().contiguous(), rows[role, path, step()])
+        row = rows[role, path, len(losses)] = np.zeros(RAW_LEN, np.int64)
+        count_into(numbers.detach().contiguous(), row)
 
     def after(module: nn.Module, inputs: object, output: Tensor) -> None:
         count(Role.ACTIVATION, output)
@@ -159,9 +160,9 @@ def test_taps_count_what_hooks_of_eager_code_do(name: str, tmp_path: Path) -> No
     form, hooked = FORMS[name], Rows()
     train(form, None, is_compiled=False, hooked=hooked)
     bare, _ = train(form, None)
-    compiled = dict(counters["stats"]), dict(counters["graph_break"])
+    compiled = counters["stats"]["unique_graphs"], dict(counters["graph_break"])
     losses, found = train(form, tmp_path / "runs.db")
-    assert (dict(counters["stats"]), dict(counters["graph_break"])) == compiled
+    assert (counters["stats"]["unique_graphs"], dict(counters["graph_break"])) == compiled
     assert losses == pytest.approx(bare, rel=1e-6)
     assert found is not None
     leaves = {"blocks.0.up", "blocks.0.act", "blocks.1.up", "blocks.1.act"}
@@ -177,16 +178,44 @@ def test_taps_count_what_hooks_of_eager_code_do(name: str, tmp_path: Path) -> No
                 assert np.abs(row - expected).sum() <= 4, path
 
 
+def test_of_compiled_autograd_gradients_are_not_seen_and_said(tmp_path: Path) -> None:
+    bare, _ = train(COMPILED_AUTOGRAD, None)
+    graphs, captures = counters["stats"]["unique_graphs"], counters["compiled_autograd"]["captures"]
+    with pytest.warns(AmpscopeWarning, match="No gradient is counted in compiled code"):
+        losses, found = train(COMPILED_AUTOGRAD, tmp_path / "runs.db")
+    assert counters["stats"]["unique_graphs"] == graphs
+    assert counters["compiled_autograd"]["captures"] == captures > 0
+    assert losses == pytest.approx(bare, rel=1e-6)
+    assert found is not None
+    assert found.at(Role.ACTIVATION) == [0, 2]
+    assert not found.at(Role.GRAD_OUTPUT)
+
+
+def test_code_is_compiled_while_a_watch_with_taps_is_open(tmp_path: Path) -> None:
+    """torch.compile copies inductor's configuration, taps included."""
+    torch._dynamo.reset()
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    run = ampscope.watch(net, optimizer, store=tmp_path / "runs.db", every=1, taps=True)
+    model = torch.compile(net, options={"fallback_random": True})
+    model(torch.randn(4, WIDTH)).square().mean().backward()
+    optimizer.step()
+    run.close()
+    found = recorded(run.store, run.id)
+    (frame,) = found.frames[Role.GRAD_OUTPUT]
+    assert "blocks.1.up" in [found.paths[m] for m in frame.modules]
+
+
 def test_a_compiled_optimizer_step_is_not_seen_and_said(tmp_path: Path) -> None:
     torch._dynamo.reset()
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     model, update = torch.compile(net), torch.compile(optimizer.step)
+    run = ampscope.watch(model, optimizer, store=tmp_path / "runs.db", every=2, taps=True)
+    for _ in range(STEPS):
+        model(torch.randn(4, WIDTH)).square().mean().backward()
+        update()
     with pytest.warns(AmpscopeWarning, match="no optimizer step is seen"):
-        run = ampscope.watch(model, optimizer, store=tmp_path / "runs.db", every=2, taps=True)
-        for _ in range(STEPS):
-            model(torch.randn(4, WIDTH)).square().mean().backward()
-            update()
         run.close()
     found = recorded(run.store, run.id)
     assert not found.steps

@@ -309,6 +309,11 @@ class TapPass(CustomGraphPass):
         """What inductor's cache knows the pass by."""
         return get_hash_for_files((__file__,), f"everything={self.everything}")
 
+    def __deepcopy__(self, memo: object) -> TapPass:
+        """Itself: torch.compile copies inductor's configuration, and what listens is no part of
+        it."""
+        return self
+
     def __call__(self, graph: fx.Graph) -> None:
         """Add the taps."""
         before = set(graph.nodes)

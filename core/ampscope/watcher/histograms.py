@@ -234,7 +234,8 @@ class TappedHistograms:
         self._counts = Accumulator(Failures())
         self._running: RunningModules
         self._below: Callable[[object, str], object]
-        self._heard = False
+        self._heard: set[Role] = set()
+        self._has_ended = False
         self._told: set[str] = set()
         self._stack = contextlib.ExitStack()
 
@@ -252,12 +253,19 @@ class TappedHistograms:
 
     def end_step(self) -> None:
         """A step ended that was to be counted."""
+        if self._has_ended:  # later steps say nothing new
+            return
+        self._has_ended = True
         if not self._heard:
             self._tell(
                 "No tap was heard: the model was compiled before watch(), by another backend than "
                 "inductor, or not at all. Call watch(…, taps=True) before the first step."
             )
-        self._heard = True  # later steps say nothing new
+        elif Role.GRAD_OUTPUT not in self._heard:
+            self._tell(
+                "No gradient is counted in compiled code: compiled autograd makes one graph of the "
+                "whole backward pass, which names no module; and frozen modules have none."
+            )
 
     def _failed(self, reason: str) -> None:
         self._tell(f"A compiled graph has no taps: {reason}.")
@@ -268,7 +276,8 @@ class TappedHistograms:
             self._note(text)
 
     def _look(self, place: Place, tensor: Tensor) -> None:
-        self._heard = True
+        role = Role(place.role)
+        self._heard.add(role)
         if not self.active:
             return
         started = time.perf_counter()
@@ -279,7 +288,7 @@ class TappedHistograms:
                 "not counted."
             )
         elif (index := self._models.index(module)) is not None:
-            self._counts.add(Role(place.role), index, tensor)
+            self._counts.add(role, index, tensor)
         self.elapsed_s += time.perf_counter() - started
 
 
