@@ -4,6 +4,8 @@
     python benchmarks/repositories/run.py --mirror DIR nanogpt unet  # some
     python benchmarks/repositories/run.py nanogpt --only healthy --policy cuda
     python benchmarks/repositories/run.py --table  # docs/trials.md from the results
+    python benchmarks/repositories/run.py --mirror DIR --recipes benchmarks/compiled/recipes \
+        --policy auto --out benchmarks/results/repositories_compiled.json
 
 ``--mirror`` names a folder with a clone of each repository, bare or not, as ``OWNER+NAME``,
 ``OWNER+NAME/repo`` or ``NAME``; without it, each is cloned from GitHub. ``--packages`` names a
@@ -40,7 +42,8 @@ RESULTS = ROOT / "benchmarks" / "results" / "repositories.json"
 PAGE = ROOT / "docs" / "trials.md"
 BEGIN, END = "<!-- repositories -->", "<!-- /repositories -->"
 POLICIES = ("cuda", "auto")
-LIMIT_S = 900
+TIME_LIMIT_S = 300  # of one run of a diagnosis
+LIMIT_S = 3600
 
 Recipe = dict[str, Any]
 Row = dict[str, Any]
@@ -54,6 +57,7 @@ def main() -> None:
     parser.add_argument("--packages", type=Path, help="folder with what the repositories import")
     parser.add_argument("--policy", choices=POLICIES, action="append", help="both without it")
     parser.add_argument("--only", nargs="*", help="cases: plain, healthy, or names of faults")
+    parser.add_argument("--recipes", type=Path, default=HERE / "recipes", help="folder of recipes")
     parser.add_argument("--work", type=Path, help="a folder to work in, kept afterwards")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the rows are kept")
     parser.add_argument("--table", action="store_true", help="write docs/trials.md, run nothing")
@@ -61,7 +65,7 @@ def main() -> None:
     if asked.table:
         PAGE.write_text(replaced(PAGE.read_text(), kept(asked.out)))
         return
-    known = recipes()
+    known = recipes(asked.recipes)
     if unknown := set(asked.names) - set(known):
         parser.error(f"no such recipe: {', '.join(sorted(unknown))}")
     with tempfile.TemporaryDirectory() as temporary:
@@ -137,6 +141,7 @@ class Measured:
             "WANDB_MODE": "offline", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
             **recipe.get("environment", {}),
         }  # fmt: skip
+        self.time_limit_s = recipe.get("time_limit_s", TIME_LIMIT_S)
         self.runs = 0
 
     def all(self) -> None:
@@ -179,6 +184,7 @@ class Measured:
         started = time.monotonic()
         folder = place / self.folder
         path = [str((folder / p).resolve()) for p in self.recipe.get("pythonpath", [])]
+        more["TORCHINDUCTOR_CACHE_DIR"] = str(place / "inductor")  # all is compiled in this run
         more["PYTHONPATH"] = os.pathsep.join([*path, self.environment["PYTHONPATH"]])
         ended = subprocess.run(
             command, cwd=folder, env={**self.environment, **more}, text=True,
@@ -211,7 +217,8 @@ class Measured:
         plain = self.traced([*launch, *alone])
         own = "cuda" if policy == "cuda" else "native"
         tool = [sys.executable, "-m", "ampscope.cli.main", "run", "--policy", own]
-        limits = ["--store", str(self.place / "run.db"), "--time-limit", "300", "--steps", "100000"]
+        limits = ["--store", str(self.place / "run.db"), "--steps", "100000"]
+        limits += ["--time-limit", str(self.time_limit_s)]
         recorded = self.traced([*tool, *limits, *self.command()])
         steps = sum(len(lines) for lines in plain["weights"].values())
         keep(
@@ -235,7 +242,8 @@ class Measured:
         out = self.place / "verdict.json"
         out.unlink(missing_ok=True)
         tool = [sys.executable, "-m", "ampscope.cli.main", "diagnose", "--quiet"]
-        limits = ["--store", str(self.place / "diagnose.db"), "--time-limit", "300"]
+        limits = ["--store", str(self.place / "diagnose.db")]
+        limits += ["--time-limit", str(self.time_limit_s)]
         policies = ["--policy", "cuda"] if policy == "cuda" else []
         command = [*tool, *policies, *limits, "--json", str(out), *self.command(fault)]
         status, output, seconds = self.said(command, place)
@@ -264,9 +272,9 @@ class Measured:
 # The table of docs/trials.md: what was said, judged by the recipes.
 
 
-def recipes() -> dict[str, Recipe]:
+def recipes(folder: Path = HERE / "recipes") -> dict[str, Recipe]:
     """All recipes by name."""
-    paths = sorted((HERE / "recipes").glob("*.toml"))
+    paths = sorted(folder.glob("*.toml"))
     return {path.stem: tomllib.loads(path.read_text()) for path in paths}
 
 

@@ -212,11 +212,15 @@ def test_a_compiled_optimizer_step_is_not_seen_and_said(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     model, update = torch.compile(net), torch.compile(optimizer.step)
     run = ampscope.watch(model, optimizer, store=tmp_path / "runs.db", every=2, taps=True)
-    for _ in range(STEPS):
-        model(torch.randn(4, WIDTH)).square().mean().backward()
-        update()
+
+    def training() -> None:
+        for _ in range(STEPS):
+            model(torch.randn(4, WIDTH)).square().mean().backward()
+            update()
+
     with pytest.warns(AmpscopeWarning, match="no optimizer step is seen"):
-        run.close()
+        training()
+    run.close()
     found = recorded(run.store, run.id)
     assert not found.steps
     assert any("Call optimizer.step() outside" in event.text for event in found.of("note"))
