@@ -4,11 +4,16 @@
     python benchmarks/overhead.py --device cuda                # results/overhead_cuda.json
     python benchmarks/overhead.py --what probe                 # what a probe's instruments cost
     python benchmarks/overhead.py --compiled --alone           # the model by torch.compile
+    python benchmarks/overhead.py --taps --models gpt:small    # results/overhead_taps_cpu.json
 
 One process; every contestant's steps follow bare steps of the same training and are followed by
 others, and the ratio is what counts, so that a slow moment of the machine hits both. Contestants
 take turns, in an order that is drawn anew each round. Peers that are not installed are left out and
 named; `--peers DIR` adds folders to look for them (pip install --target DIR transformers …).
+
+`--taps` compiles the training twice, with taps and without: what taps cost the generated code
+itself is part of the ratio then. Graph breaks, and graphs compiled after the first round, are
+counted.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ from overhead_contestants import Contestant, Session, ampscope_contestants
 from overhead_peers import peers
 from overhead_watch import GOALS as WATCH_GOALS
 from overhead_watch import watch_contestants
+from torch._dynamo.utils import counters
 
 from ampscope.policy.rehearsal import cuda_autocast_lists
 
@@ -63,6 +69,7 @@ def ratios(session: Session, contestants: dict[str, Contestant], rounds: int) ->
     found: dict[str, list[float]] = {name: [] for name in contestants}
     bare_s: list[float] = []
     order = list(contestants)
+    graphs = 0  # that torch.compile had made after the first round
     for number in range(rounds + 1):
         random.shuffle(order)
         for name in order:
@@ -74,7 +81,12 @@ def ratios(session: Session, contestants: dict[str, Contestant], rounds: int) ->
             if number:  # the first round compiles and fills caches
                 found[name].append(spent / ((before + after) / 2))
                 bare_s += (before, after)
+        graphs = graphs or counters["stats"]["unique_graphs"]
     lines: dict[str, Line] = {"bare step": {"ms": quartiles(bare_s, 1e3)}}
+    if graphs:
+        later = counters["stats"]["unique_graphs"] - graphs
+        breaks = sum(counters["graph_break"].values())
+        lines["torch.compile"] = {"graphs": graphs, "breaks": breaks, "compiled_later": later}
     for name, values in found.items():
         mean = round(float(np.mean(values)), 4)
         lines[name] = {"ratio": quartiles(values), "mean": mean, "turns": len(values)}
@@ -97,7 +109,12 @@ def measure(model: str, device: str, policy: str, asked: argparse.Namespace) -> 
         session = Session(workload, size, torch.device(device), policy, precision)
         if asked.compiled:
             session.model.compile()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        own = ampscope_contestants(session) if what == "probe" else watch_contestants(session)
+        if asked.taps:  # a training of its own, with code of its own: Dynamo shares none here
+            tapped = Session(workload, size, torch.device(device), policy, precision)
+            tapped.model.compile(backend=_inductor)  # type: ignore[no-untyped-call]  # as above
+            own = watch_contestants(tapped, taps=True)
+        else:
+            own = ampscope_contestants(session) if what == "probe" else watch_contestants(session)
         goals = PROBE_GOALS if what == "probe" else WATCH_GOALS[device]
         others, absent = ({}, ["all: --alone"]) if asked.alone else peers(session)
         lines = ratios(session, own | others, rounds)
@@ -106,11 +123,19 @@ def measure(model: str, device: str, policy: str, asked: argparse.Namespace) -> 
         "model": model,
         "policy": policy,
         "compiled": asked.compiled,
+        "taps": asked.taps,
         "contestants": lines,
         "goals": verdicts,
         "absent_peers": absent,
         "elements_counted_a_step": session.recorded(),
     }
+
+
+def _inductor(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+    """inductor under another name: Dynamo keeps code by what compiled it."""
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(graph, inputs)
 
 
 def verdict(line: Line, goal: float) -> Line:
@@ -135,8 +160,11 @@ def main() -> None:
     )
     parser.add_argument("--alone", action="store_true", help="without other tools")
     parser.add_argument("--compiled", action="store_true", help="the model by torch.compile")
+    parser.add_argument("--taps", action="store_true", help="watch with taps; implies both above")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
+    if asked.taps:
+        asked.compiled = asked.alone = True
     sys.path += map(str, asked.peers)
     policy = "cuda" if asked.device == "cuda" else asked.policy
     random.seed(0)
@@ -152,6 +180,7 @@ def main() -> None:
         "elapsed_s": round(time.monotonic() - started, 1),
     }
     what = "overhead" if asked.what == "watch" else "overhead_probe"
+    what += "_taps" if asked.taps else ""
     out = asked.out or RESULTS / f"{what}_{asked.device}.json"
     out.write_text(json.dumps(document, indent=1) + "\n")
     print(out)
