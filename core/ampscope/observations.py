@@ -109,6 +109,11 @@ class Attempt:
     # this optimizer's last step, and the half format that holds all of its fp32 values exactly.
     moved_since: float | None = None
     held_in: str = ""
+    # Of a sample of second moments in half, those that the optimizer's formula makes smaller: the
+    # sum of their falls in spacings of the format, exact and as it was; and the formula's decay.
+    state_fall_due: float | None = None
+    state_fall_done: float | None = None
+    state_decay: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

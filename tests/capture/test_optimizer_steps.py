@@ -87,6 +87,77 @@ def test_the_share_of_second_moments_that_fell(dtype: torch.dtype) -> None:
     assert any(shares[1:]) is (dtype is torch.float16)
 
 
+class StochasticRmsprop(torch.optim.Optimizer):
+    """Second moments in bf16, rounded up or down by chance so that the mean is exact."""
+
+    def __init__(self, weights: list[nn.Parameter]) -> None:
+        super().__init__(weights, {"betas": (0.9, 0.999)})
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        for weight in self.param_groups[0]["params"]:
+            state = self.state[weight]
+            old = state.setdefault("exp_avg_sq", torch.zeros_like(weight, dtype=torch.bfloat16))
+            exact = old.float() * 0.999 + 0.001 * weight.grad.float() ** 2
+            bits = exact.view(torch.int32) + torch.randint(
+                0, 1 << 16, exact.shape, dtype=torch.int32
+            )
+            old.copy_(bits.bitwise_and(-65536).view(torch.float32))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "beta", "is_lost"),
+    [
+        (torch.bfloat16, 0.999, True),
+        (torch.bfloat16, 0.9981, True),  # 0.0019 is less than 2^-9
+        (torch.bfloat16, 0.99, False),
+        (torch.float16, 0.999, False),
+        (torch.float16, 0.9998, True),  # 0.0002 is less than 2^-12
+    ],
+)
+def test_the_decay_that_rounding_takes_from_second_moments(
+    dtype: torch.dtype, beta: float, is_lost: bool
+) -> None:
+    """Against NumPy: the formula in doubles, in units of the spacing at the old value."""
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.full((64,), 0.5, dtype=dtype))
+    optimizer = torch.optim.Adam([weight], lr=1e-3, betas=(0.9, beta), eps=1e-3, foreach=False)
+    due, done = [], []
+    old = np.zeros(64)
+    with watched() as seen:
+        for step in range(12):
+            weight.grad = (torch.randn(64) * (4 if step < 6 else 0.5)).to(dtype)
+            optimizer.step()
+            now = optimizer.state[weight]["exp_avg_sq"].double().numpy().copy()
+            fall = old - (beta * old + (1 - beta) * weight.grad.double().numpy() ** 2)
+            falls = (fall > 0) & (old > 0)
+            bits = 7 if dtype is torch.bfloat16 else 10
+            lowest = -126 if dtype is torch.bfloat16 else -14
+            size = np.floor(np.log2(old, out=np.full(64, -200.0), where=old > 0))
+            spacing = 2.0 ** (np.maximum(size, lowest) - bits)
+            due.append(float((fall / spacing)[falls].sum()))
+            done.append(float(((old - now) / spacing)[falls].sum()))
+            old = now
+    records = seen.attempts.records
+    assert [a.state_decay for a in records] == [beta] * 12
+    assert [a.state_fall_due for a in records[1:]] == pytest.approx(due[1:])
+    assert [a.state_fall_done for a in records[1:]] == pytest.approx(done[1:])
+    assert sum(due) > 8
+    assert (sum(done) < 0.5 * sum(due)) is is_lost
+
+
+def test_stochastic_rounding_keeps_the_decay() -> None:
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.zeros(64))
+    optimizer = StochasticRmsprop([weight])
+    with watched() as seen:
+        for step in range(60):
+            weight.grad = torch.randn(64) * (4 if step < 6 else 0.1)
+            optimizer.step()
+    records = seen.attempts.records[1:]
+    due = sum(a.state_fall_due or 0.0 for a in records)
+    assert sum(a.state_fall_done or 0.0 for a in records) == pytest.approx(due, rel=0.25)
+
+
 def test_the_norm_is_unscaled_whoever_unscaled_it() -> None:
     norms = []
     for by_user in (False, True):

@@ -92,6 +92,30 @@ def test_moments_of_a_few_steps_or_of_skipped_ones_show_nothing() -> None:
     assert status("optimizer_state_range", skipped) is Status.PASSED
 
 
+@pytest.mark.parametrize(
+    ("done", "says"), [(0.0, Status.LATENT), (0.3, Status.LATENT), (0.9, Status.PASSED)]
+)
+def test_a_decay_that_rounds_back_is_latent_after_three_steps(done: float, says: Status) -> None:
+    """The sum of the falls decides: a rounding that keeps the mean loses nothing."""
+    falls = {"state_fell_share": 0.0, "state_decay": 0.999}
+    falls |= {"state_fall_due": 10.0, "state_fall_done": 10.0 * done}
+    half = HALF | {"state_dtypes": "bf16"}
+    made = evidence(run(steps(FALLING[:3], **half, **falls)))
+    assert status("optimizer_state_range", made) is says
+    if says is Status.LATENT:
+        said = answers(made)["optimizer_state_range"]
+        assert f"{1 - done:.0%} of their decay was lost in 3 steps" in said.reason
+        assert "bf16 rounds less than 0.002 of any number back" in said.reason
+
+
+def test_a_decay_of_which_nothing_was_due_shows_nothing() -> None:
+    """While moments grow from zero none of them has to fall."""
+    falls = {"state_fell_share": 0.0, "state_decay": 0.999}
+    falls |= {"state_fall_due": 0.1, "state_fall_done": 0.0}
+    made = evidence(run(steps(**(HALF | {"state_dtypes": "bf16"}), **falls)))
+    assert status("optimizer_state_range", made) is Status.PASSED
+
+
 def test_half_state_in_a_healthy_run_is_no_fault() -> None:
     assert diagnose(evidence(run(steps(eps=1e-4, **HALF)))).verdict == "no_fault"
 

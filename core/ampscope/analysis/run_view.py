@@ -442,7 +442,19 @@ class HalfState:
     dead_share: float  # second moments that vanished although the gradients did not, at most
     eps_vanished: bool
     update_ratio: float | None  # largest update norm over the fp32 control's, in the first attempts
-    rigid_steps: int  # taken steps at which second moments were compared, if none ever fell; else 0
+    lost_decay: LostDecay | None  # of second moments; None where they fall as they should
+
+
+@dataclass(frozen=True, slots=True)
+class LostDecay:
+    """Second moments that rounding keeps from falling. ``due`` and ``done`` are sums of falls over
+    sampled moments, in spacings of their format; None where the optimizer's options name no decay,
+    and all that is known is that none fell."""
+
+    steps: int  # taken steps at which moments were compared
+    decay: float | None = None
+    due: float | None = None
+    done: float | None = None
 
 
 def optimizer_class(run: RunView, name: str) -> str:
@@ -466,15 +478,28 @@ def half_state(run: RunView, fp32: RunView | None) -> HalfState | None:
         dead_share=max(a.state_zero_share or 0.0 for a in half),
         eps_vanished=_vanishes(half[0]),
         update_ratio=_update_ratio(half, fp32),
-        rigid_steps=_rigid_steps(half),
+        lost_decay=_lost_decay(half),
     )
 
 
-def _rigid_steps(half: Sequence[obs.Attempt]) -> int:
-    """A second moment whose decay rounds back to its value can only grow. Gradients differ from
-    batch to batch, so in fp32 some of the sampled moments fall at every step."""
+MIN_DUE = 8.0  # spacings: rounding that keeps the mean leaves all out with a chance of e^-8
+FALLS = 0.5  # of what is due; rounding to nearest takes at least 2/3 of a fall beyond a spacing
+RIGID = 20  # taken steps without any sampled second moment that fell, where no decay is known
+
+
+def _lost_decay(half: Sequence[obs.Attempt]) -> LostDecay | None:
+    """Exact falls against those that were seen: stochastic rounding leaves most moments as they
+    are at a step, and their sum falls all the same. Without the formula's decay: gradients differ
+    from batch to batch, so in fp32 some of the sampled moments fall at every step."""
     seen = [a for a in half if not a.skipped and a.state_fell_share is not None and a.grad_norm]
-    return 0 if any(a.state_fell_share for a in seen) else len(seen)
+    decay = next((a.state_decay for a in seen if a.state_decay is not None), None)
+    if decay is None:
+        fell = len(seen) < RIGID or any(a.state_fell_share for a in seen)
+        return None if fell else LostDecay(len(seen))
+    due = math.fsum(a.state_fall_due or 0.0 for a in seen)
+    done = math.fsum(a.state_fall_done or 0.0 for a in seen)
+    is_lost = due >= MIN_DUE and done < FALLS * due
+    return LostDecay(len(seen), decay, due, done) if is_lost else None
 
 
 def _vanishes(attempt: obs.Attempt) -> bool:

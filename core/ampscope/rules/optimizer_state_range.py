@@ -10,7 +10,8 @@ Why it matters
     small once gradients have become smaller.
 
 Blind spots
-    State kept by code of the script's own.
+    State kept by code of the script's own. Where the optimizer's options name no decay, moments
+    that cannot fall are told after 20 steps without one that fell.
 
 Remedy
     fp32 parameters (and so fp32 state), or an epsilon of 1e-4.
@@ -19,9 +20,16 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.run_view import HalfState, half_state, optimizer_class
+from ampscope.analysis.run_view import (
+    FALLS,
+    RIGID,
+    HalfState,
+    LostDecay,
+    half_state,
+    optimizer_class,
+)
 from ampscope.analysis.symptoms import Symptom
-from ampscope.numerics.formats import FP16
+from ampscope.numerics.formats import FORMATS, FP16
 from ampscope.rules.verdict import (
     Fix,
     Measurement,
@@ -35,7 +43,6 @@ from ampscope.rules.verdict import (
 )
 
 TOO_LARGE = 10.0  # update norm over the fp32 control's, in the first steps
-RIGID = 20  # taken steps without any sampled second moment that fell
 MOSTLY_DEAD = 0.5  # below that, updates that are too small are the simpler reason to stand still
 
 
@@ -45,11 +52,11 @@ def check(evidence: Evidence) -> Verdict:
     if state is None:
         return not_applicable("No optimizer keeps its state in half precision.")
     if state.broken is None and not evidence.symptoms:
-        return _rigid(state) or passed("Training with half-precision state went well.")
+        return _cannot_fall(state) or passed("Training with half-precision state went well.")
     frozen = state.dead_share > MOSTLY_DEAD and Symptom.FROZEN in evidence.symptoms
     exploded = (state.update_ratio or 0.0) > TOO_LARGE
     if state.broken is None and not exploded and not frozen:
-        return _rigid(state) or passed("Steps are as large as in fp32.")
+        return _cannot_fall(state) or passed("Steps are as large as in fp32.")
     if evidence.fp32_fails_first:
         return inconclusive("fp32 fails as early.")
     first, eps = state.first, state.first.eps
@@ -74,15 +81,28 @@ def check(evidence: Evidence) -> Verdict:
     )
 
 
-def _rigid(state: HalfState) -> Verdict | None:
+def _cannot_fall(state: HalfState) -> Verdict | None:
     """Second moments that cannot fall, while the training does as well as in fp32."""
-    if state.rigid_steps < RIGID:
+    lost, dtype = state.lost_decay, state.first.state_dtypes
+    if lost is None:
         return None
-    dtype = state.first.state_dtypes
+    if lost.due is None or lost.done is None:
+        seen = f"none of them fell in {lost.steps:,} steps: the decay v * beta rounds back to v"
+        numbers = (Measurement("steps without a moment that fell", lost.steps, RIGID, "as_is"),)
+    else:
+        seen = (
+            f"{1 - max(lost.done, 0.0) / lost.due:.0%} of their decay was lost in {lost.steps:,} "
+            f"steps: {_arithmetic(lost, dtype)}"
+        )
+        numbers = (
+            Measurement(
+                "decay of sampled moments, in spacings", lost.done, FALLS * lost.due, "as_is"
+            ),
+            Measurement("exact decay, in spacings", lost.due, None, "as_is"),
+        )
     return latent(
-        f"The optimizer's second moments are {dtype}, and none of them fell in "
-        f"{state.rigid_steps:,} steps: the decay v * beta rounds back to v. Once gradients become "
-        "smaller, steps stay as small as for the largest gradients so far.",
+        f"The optimizer's second moments are {dtype}, and {seen}. Once gradients become smaller, "
+        "steps stay as small as for the largest gradients so far.",
         Fix(
             "fp32_optimizer_state",
             "Keep the optimizer's state in fp32, or use an optimizer with stochastic rounding.",
@@ -90,8 +110,20 @@ def _rigid(state: HalfState) -> Verdict | None:
             ("fp32_state", "fp32_params"),
         ),
         Measurement("dtype of the state", dtype, "fp32", "as_is", state.first.attempt),
-        Measurement("steps without a moment that fell", state.rigid_steps, RIGID, "as_is"),
+        *numbers,
     )
+
+
+def _arithmetic(lost: LostDecay, dtype: str) -> str:
+    """Why the format loses it. Numbers of a format are 2^-(m+1) to 2^-m of their value apart below
+    it, and a fall of less than half of that rounds back."""
+    half = next((FORMATS[name] for name in dtype.split("+") if name in ("bf16", "fp16")), FP16)
+    rate = 1 - (lost.decay or 0.0)
+    smallest = half.epsilon / 4
+    said = f"beta = {lost.decay:g} takes {rate:.2g} of v off at a step"
+    if rate <= smallest:
+        return f"{said}, and {half.name} rounds less than {smallest:.2g} of any number back"
+    return f"{said}, which is below half the spacing of {half.name} at most of these values"
 
 
 def _what(state: HalfState) -> str:

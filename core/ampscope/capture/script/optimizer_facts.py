@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from torch.utils._mode_utils import no_dispatch
 
 from ampscope.capture.script.op_facts import first_bad_index
-from ampscope.capture.tensors import HALF, all_finite, holds_numbers, plain
-from ampscope.numerics.formats import dtype_name
+from ampscope.capture.tensors import HALF, all_finite, holds_numbers, plain, readable
+from ampscope.numerics.formats import FORMATS, dtype_name
 from ampscope.observations import Scan
 
 MOMENTS = 64  # of a parameter's second moments, sampled
@@ -46,6 +46,7 @@ def state_facts(optimizer: Optimizer, last: dict[int, Tensor]) -> dict[str, Any]
     to the next."""
     tensors: list[Tensor] = []
     dead = alive = fell = compared = 0
+    due = done = 0.0
     for parameter, state in optimizer.state.items():
         tensors += [v for v in state.values() if isinstance(v, Tensor) and _is_of_interest(v)]
         first, second = state.get("exp_avg"), state.get("exp_avg_sq", state.get("square_avg"))
@@ -54,19 +55,64 @@ def state_facts(optimizer: Optimizer, last: dict[int, Tensor]) -> dict[str, Any]
             alive += int(moving.sum())
             dead += int((moving & (plain(second) == 0)).sum())
         if isinstance(second, Tensor) and second.dtype in HALF and _is_of_interest(second):
-            values = plain(second).flatten()
-            now = values[:: max(1, values.numel() // MOMENTS)][:MOMENTS].clone()
+            now = evenly(plain(second), MOMENTS).clone()
             before = last.get(id(parameter))
             if before is not None and before.shape == now.shape:
                 fell += int((now < before).sum())
                 compared += int((before > 0).sum())
+                if (gradient := _gradient_like(parameter, second)) is not None:
+                    falls = _falls(before, now, evenly(gradient, MOMENTS), _decay(optimizer, state))
+                    due, done = due + falls[0], done + falls[1]
             last[id(parameter)] = now
     return {
         "state_dtypes": dtypes(tensors),
         "state_nonfinite": nonfinite_count(tensors),
         "state_zero_share": dead / alive if alive else None,
         "state_fell_share": fell / compared if compared else None,
+        "state_fall_due": due if compared else None,
+        "state_fall_done": done if compared else None,
+        "state_decay": next((_decay(optimizer, s) for s in optimizer.state.values()), None),
     }
+
+
+def _decay(optimizer: Optimizer, state: dict[str, Any]) -> float | None:
+    """What the second moment keeps of itself at a step: Adam's beta2, RMSprop's alpha, Adadelta's
+    rho. None where the optimizer's options do not say."""
+    group = optimizer.param_groups[0] if optimizer.param_groups else {}
+    betas = group.get("betas")
+    if "square_avg" in state:
+        found = group.get("alpha", group.get("rho"))
+    else:
+        found = betas[1] if isinstance(betas, tuple | list) and len(betas) > 1 else None
+    is_share = isinstance(found, float) and 0 < found < 1
+    return found if is_share else None
+
+
+def _gradient_like(parameter: Tensor, moment: Tensor) -> Tensor | None:
+    """The gradient that fed the moment at this step; None where it cannot be read any more."""
+    values = None if parameter.grad is None else readable(parameter.grad)
+    return values if values is not None and values.shape == moment.shape else None
+
+
+def _falls(
+    before: Tensor, now: Tensor, gradient: Tensor, decay: float | None
+) -> tuple[float, float]:
+    """By how many spacings of their format the moments that v * decay + (1 - decay) * g^2 makes
+    smaller should have fallen, and by how many they fell.
+
+    Rounding to nearest makes nothing of a fall below half a spacing, at every step again.
+    Stochastic rounding gives the same sum in the mean.
+    """
+    if decay is None:
+        return 0.0, 0.0
+    number_format = FORMATS[dtype_name(before.dtype)]
+    old, new, fed = before.double(), now.double(), gradient.double() ** 2
+    lost = (1 - decay) * (old - fed)
+    is_due = (old > 0) & (lost > 0) & torch.isfinite(fed)
+    exponent = (torch.frexp(old).exponent - 1).clamp(min=number_format.min_normal_exponent)
+    spacing = torch.ldexp(torch.ones_like(old), exponent - number_format.mantissa_bits)
+    due, done = lost / spacing, (old - new) / spacing
+    return float(due[is_due].sum()), float(done[is_due].sum())
 
 
 def _is_of_interest(state: Tensor) -> bool:
