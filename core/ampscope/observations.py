@@ -128,6 +128,7 @@ class ParameterGradient:
     zero: int
     nonfinite: int
     norm: float | None  # unscaled, of the finite entries
+    sample: tuple[float, ...] = ()  # unscaled, evenly spaced; of the very first attempt alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 from ampscope.analysis import run_view
@@ -307,6 +308,49 @@ def dead_parameters(run: run_view.RunView, fp32: run_view.RunView) -> list[str]:
         if other.zero < MOSTLY * other.total and (other.norm or 0.0) > MATTERS * total:
             names.append(own.name)
     return names
+
+
+WRONG = 0.5  # of the gradient's norm; healthy bf16 trainings are off by up to 0.35
+MIN_SAMPLED = 64  # entries
+SAME_LOSS = 0.1  # of the loss: more, and the two runs drew other random numbers
+
+
+@dataclass(frozen=True, slots=True)
+class GradientError:
+    """How far the first gradients are from the fp32 control's: 2-norm of the difference over that
+    of fp32's gradient, on sampled entries; and the parameter with the largest part of it."""
+
+    error: float
+    parameter: str
+
+
+def gradient_error(run: run_view.RunView, fp32: run_view.RunView) -> GradientError | None:
+    """Of the first attempt, at which both runs have the same weights. None where its gradients are
+    not finite, were not sampled, or belong to another batch or other random numbers."""
+    if difference(run, fp32) or not (run.attempts and fp32.attempts):
+        return None
+    own, other = run.attempts[0], fp32.attempts[0]
+    if own.grad_nonfinite or other.grad_nonfinite or own.loss is None or other.loss is None:
+        return None
+    if not abs(own.loss - other.loss) <= SAME_LOSS * abs(other.loss):
+        return None
+    samples = {g.name: g.sample for g in fp32.gradients if g.attempt == 0}
+    errors: dict[str, float] = {}
+    length, count = 0.0, 0
+    for gradient in (g for g in run.gradients if g.attempt == 0):
+        full = samples.get(gradient.name, ())
+        if len(full) != len(gradient.sample):
+            return None
+        pairs = zip(gradient.sample, full, strict=True)
+        weight = gradient.total / max(len(full), 1)  # entries that each sampled one stands for
+        errors[gradient.name] = weight * math.fsum((a - b) ** 2 for a, b in pairs)
+        length += weight * math.fsum(b * b for b in full)
+        count += len(full)
+    if count < MIN_SAMPLED or not length:
+        return None
+    return GradientError(
+        math.sqrt(sum(errors.values()) / length), max(errors, key=errors.__getitem__)
+    )
 
 
 def learns_slower(run: run_view.RunView, fp32: run_view.RunView) -> bool:

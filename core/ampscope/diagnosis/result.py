@@ -10,7 +10,7 @@ from ampscope.analysis.evidence import Lead, lead
 from ampscope.analysis.precision_use import PrecisionUse, precision_use
 from ampscope.analysis.run_view import RunView
 from ampscope.analysis.skips import hand_scale_facts, static_scale
-from ampscope.analysis.symptoms import Symptom, symptoms
+from ampscope.analysis.symptoms import WRONG, Symptom, gradient_error, symptoms
 from ampscope.control import COMPILED, Control
 from ampscope.diagnosis.findings import Diagnosis
 from ampscope.observations import COMPILED_NOTE
@@ -185,6 +185,18 @@ def _without_scaler(run: RunView) -> str:
     )
 
 
+def _of_gradients(run: RunView, fp32: RunView) -> list[str]:
+    """First gradients that are far from fp32's are worth a note, whatever makes them so."""
+    found = gradient_error(run, fp32)
+    if found is None or found.error < WRONG:
+        return []
+    return [
+        "At the first step, where the weights are the same, the gradients differ from the fp32 "
+        f"control's by {found.error:.0%} of their norm, most in {found.parameter}. Healthy bf16 "
+        "training stays below a third."
+    ]
+
+
 def _gaps(diagnosis: Diagnosis, views: Mapping[str, RunView]) -> list[str]:
     """What CUDA computes otherwise than the CPU that the verdict comes from."""
     op = diagnosis.findings[0].verdict.op if diagnosis.findings else None
@@ -201,6 +213,8 @@ def _notes(diagnosis: Diagnosis, views: Mapping[str, RunView]) -> tuple[str, ...
         notes = [note for note in notes if note != COMPILED_NOTE]
     if note := _without_scaler(views["as_is"]):
         notes.append(note)
+    if "fp32" in views and not (diagnosis.findings or diagnosis.latent):
+        notes += _of_gradients(views["as_is"], views["fp32"])
     if outcome.ended == "steps":
         notes.append(f"Stopped after {outcome.attempts} optimizer steps.")
     if outcome.ended == "time":

@@ -29,6 +29,7 @@ CONSTANT = -1  # in place of a bad op's id
 MAX_VALUES = 1 << 24  # of a tensor whose fp32 values are kept
 ATTEMPTS = 3  # at which constants are followed: they are the same at each
 OVERFLOWS = 16  # of one op; its later ones are only counted
+MOST = 0.5  # of a sum's error is its own rounding's, and not its terms'
 CONSTANT_LOST = 0.25  # of the result's norm; rounding alone costs a thousandth
 _ON_PURPOSE = ("nan_to_num", "nan_to_num_")  # a script with these knows of its infinities
 
@@ -39,6 +40,7 @@ class Exact(NamedTuple):
     source: int
     values: Tensor
     place: tuple[str, str]  # (module, line) where it began
+    by_a_sum: bool = False  # most of the error is that of a sum in half precision
 
 
 Place = Callable[[], tuple[str, str]]
@@ -50,18 +52,33 @@ def begin(call: OpCall, out: Tensor, source: int, place: Place) -> None:
         _keep(out, source, _result(call, {}), place)
 
 
-def follow(call: OpCall, out: Tensor) -> bool:
-    """Carry the fp32 values of what went in on to ``out``; whether there were any."""
+def follow(call: OpCall, out: Tensor, own_error: float = 0.0) -> bool:
+    """Carry the fp32 values of what went in on to ``out``; whether there were any. ``own_error``:
+    relative error that a sum has made by its own rounding."""
     known = _known(call)
     if known and call.node is None and out.numel() <= MAX_VALUES:
         first = next(iter(known.values()))
-        _keep(out, first.source, _result(call, known), lambda: first.place)
+        exact = _result(call, known)
+        by_a_sum = any(e.by_a_sum for e in known.values()) or _is_of_the_sum(out, exact, own_error)
+        _keep(out, first.source, exact, lambda: first.place, by_a_sum)
     return bool(known)
 
 
-def follow_constant(call: OpCall, out: Tensor, attempt: int, place: Place) -> None:
+def _is_of_the_sum(out: Tensor, exact: Tensor | None, own_error: float) -> bool:
+    """Whether the roundings of a sum, which are ``own_error`` of ``out``, make most of its distance
+    to ``exact``; the rest came in with its terms."""
+    if own_error <= INACCURATE_ERROR or exact is None:
+        return False
+    error, length = _error(out, exact), float(torch.linalg.vector_norm(exact.float()))
+    own = own_error * float(torch.linalg.vector_norm(out.float()))
+    return error is not None and own >= MOST * error * length
+
+
+def follow_constant(
+    call: OpCall, out: Tensor, attempt: int, place: Place, own_error: float = 0.0
+) -> None:
     """``out`` is finite, and neither a parameter nor a gradient went into it."""
-    if attempt < ATTEMPTS and not follow(call, out):
+    if attempt < ATTEMPTS and not follow(call, out, own_error):
         begin(call, out, CONSTANT, place)
 
 
@@ -77,11 +94,12 @@ def overflow_lost(call: OpCall, out: Tensor) -> tuple[int, float] | None:
 
 def constant_lost(call: OpCall) -> tuple[float, tuple[str, str]] | None:
     """(relative 2-norm error, where the constant was rounded) of what ``call``, which takes what
-    the model has computed, makes of a constant; None below :data:`CONSTANT_LOST`."""
+    the model has computed, makes of a constant; None below :data:`CONSTANT_LOST`, and of a sum that
+    lost its terms as it grew: that is no matter of how a value was rounded before its use."""
     known = {key: exact for key, exact in _known(call).items() if exact.source == CONSTANT}
     errors = {id(t): _error(t, known[id(t)].values) for t in call.tensors if id(t) in known}
     worst = max(errors, key=lambda key: errors[key] or 0.0, default=None)
-    if worst is None or (errors[worst] or 0.0) <= INACCURATE_ERROR:
+    if worst is None or (errors[worst] or 0.0) <= INACCURATE_ERROR or known[worst].by_a_sum:
         return None
     exact, own = _result(call, known), _result(call, {})
     error = None if exact is None or own is None else _error(own, exact)
@@ -108,10 +126,12 @@ def _result(call: OpCall, known: dict[int, Exact]) -> Tensor | None:
     return op_facts.in_fp32(call.func, call.args, call.kwargs, instead)
 
 
-def _keep(out: Tensor, source: int, values: Tensor | None, place: Place) -> None:
+def _keep(
+    out: Tensor, source: int, values: Tensor | None, place: Place, by_a_sum: bool = False
+) -> None:
     fits = values is not None and values.shape == out.shape and values.is_floating_point()
     if values is not None and fits and all_finite(values):
-        out.__dict__[EXACT] = Exact(source, values, place())
+        out.__dict__[EXACT] = Exact(source, values, place(), by_a_sum)
 
 
 def _error(out: Tensor, exact: Tensor) -> float | None:

@@ -332,6 +332,7 @@ def _is_eight_bit(tensors: Sequence[Tensor], out: Any) -> bool:
 IN_PLACE = ("add_", "sub_", "index_add_", "scatter_add_", "_index_put_impl_", "index_put_")
 MAX_NUMEL = 1 << 20
 MAX_SUMS = 200  # lines of a script that add up something; more are not followed
+STARTS_ANEW = 0.5  # of the last total; a moving average keeps more than half of itself
 TOUCHED = 0.05  # share of a sum's elements that must be off: one outlier is no pattern
 
 
@@ -340,13 +341,15 @@ class RunningSums:
 
     def __init__(self) -> None:
         self._errors: dict[tuple[object, ...], Tensor] = {}
+        self._largest: dict[tuple[object, ...], float] = {}  # magnitude of the last total
 
     def drift(
         self, line: object, func: Any, args: Any, kwargs: Any, before: Tensor, out: Tensor
     ) -> float | None:
         """Median over the elements that are off of |sum of errors| / |total|; None when few are.
 
-        A total that was zero before starts anew.
+        A total starts anew where it was zero before, or far below what the line made last: a sum
+        that is taken again in each step begins with its first two terms.
         """
         if func._opname in ("lerp_", "copy_") or before.numel() > MAX_NUMEL:
             return None
@@ -356,11 +359,11 @@ class RunningSums:
         key = (line, tuple(out.shape))
         if key not in self._errors and len(self._errors) >= MAX_SUMS:
             return None
-        known = self._errors.get(key)
-        fresh = known is None or not bool(before.any())
+        known, largest = self._errors.get(key), float(before.abs().max()) if before.numel() else 0.0
+        fresh = known is None or largest <= STARTS_ANEW * self._largest.get(key, 0.0)
         error = expected - out.float()
         total_error = error if fresh or known is None else known + error
-        self._errors[key] = total_error
+        self._errors[key], self._largest[key] = total_error, float(out.abs().max())
         total = out.float().abs()
         relative = total_error.abs()[total > 0] / total[total > 0]
         off = relative[relative > 0]

@@ -233,13 +233,15 @@ class OpWatch(StepListener):
             self._not_finite(call, out, provenance, position)
             return
         self.taints.clear(out)
-        if out.dtype in HALF:
-            self._note_inaccurate(call, out)
+        own_error = self._note_inaccurate(call, out) if out.dtype in HALF else 0.0
         if call.node is None and position == 0:
-            self._note_lost(call, out, provenance)
+            self._note_lost(call, out, provenance, own_error)
 
-    def _note_lost(self, call: OpCall, out: Tensor, provenance: Provenance) -> None:
-        """A finite result: is it another than fp32's because of what went before?"""
+    def _note_lost(
+        self, call: OpCall, out: Tensor, provenance: Provenance, own_error: float
+    ) -> None:
+        """A finite result: is it another than fp32's because of what went before? ``own_error`` is
+        what a sum has lost by its own rounding."""
         found = op_exact.overflow_lost(call, out)
         if found is not None:
             if torch.is_grad_enabled():
@@ -250,7 +252,7 @@ class OpWatch(StepListener):
                 self._bad.note_lost(*found, f"aten.{call.name}")
         elif not provenance.learned and not any(map(op_taint.is_parameter, call.tensors)):
             place = functools.partial(self._origins.names, None)
-            op_exact.follow_constant(call, out, self._attempt, place)
+            op_exact.follow_constant(call, out, self._attempt, place, own_error)
         elif (lost := op_exact.constant_lost(call)) is not None:
             error, rounded_at = lost
             self.uses.add(
@@ -258,32 +260,37 @@ class OpWatch(StepListener):
                 op_exact.CONSTANT_LOST,
             )  # fmt: skip
 
-    def _note_inaccurate(self, call: OpCall, out: Tensor) -> None:
-        """A finite half-precision result: is it wrong all the same?
+    def _note_inaccurate(self, call: OpCall, out: Tensor) -> float:
+        """A finite half-precision result: is it wrong all the same? The relative error that the
+        op's own rounding, and that of the running sum it goes on with, have made.
 
         stall   a sum equals its first term although the second is not zero
         drift   the rounding errors of a running sum, added up
         coarse  a result far from the fp32 result of the same inputs
         """
-        if not self.in_optimizer:
-            self._note_sum(call, out)
+        drift = 0.0 if self.in_optimizer else self._note_sum(call, out)
         if op_facts.is_accumulation(call.func):
             error = op_facts.fp32_error(call.func, call.args, call.kwargs, out)
             if error is not None and error > INACCURATE_ERROR:
                 self._bad.remember("coarse", call, call.tensors, out, self.autocast, error)
+            return max(drift, error or 0.0)
+        return drift
 
-    def _note_sum(self, call: OpCall, out: Tensor) -> None:
+    def _note_sum(self, call: OpCall, out: Tensor) -> float:
+        """The relative error of a running sum so far."""
         stagnated = op_facts.stagnated_share(call.func, call.args, out, call.before)
         if stagnated is not None and op_taint.adds_to_what_lives_on(call.name, call.args):
             self._bad.remember("stall", call, call.tensors, out, self.autocast, stagnated)
         first = call.before if call.before is not None else (call.args[0] if call.args else None)
         if call.node is not None or not isinstance(first, Tensor) or call.name not in RUNNING_SUMS:
-            return
+            return 0.0
+        drift = None
         if op_taint.adds_to_what_lives_on(call.name, call.args):
             line = self.lines.where()
             drift = self._sums.drift(line, call.func, call.args, call.kwargs, first, out)
             if drift is not None and drift > INACCURATE_ERROR:
                 self._bad.remember("drift", call, call.tensors, out, self.autocast, drift)
+        return drift or 0.0
 
     def _not_finite(self, call: OpCall, out: Tensor, provenance: Provenance, position: int) -> None:
         inputs = [t for t in call.tensors if t is not out]

@@ -35,7 +35,7 @@ from ampscope.capture.script.optimizer_facts import (
     parameters_of,
     state_facts,
 )
-from ampscope.capture.tensors import opened, readable, unreadable
+from ampscope.capture.tensors import floats, opened, readable, unreadable
 from ampscope.capture.training_events import StepListener, did_nothing
 from ampscope.numerics.formats import dtype_name
 from ampscope.observations import Attempt, ParameterGradient
@@ -394,9 +394,18 @@ class GradientReader:
                         zero=part.zero,
                         nonfinite=part.nonfinite,
                         norm=part.norm,
+                        sample=_sample(parameter, factor) if attempt == 0 else (),
                     )
                 )
         return facts
+
+
+def _sample(parameter: Tensor, factor: float) -> tuple[float, ...]:
+    """Some entries of its gradient, divided by ``factor``, in five digits."""
+    values = None if parameter.grad is None else floats(parameter.grad)
+    if values is None:
+        return ()
+    return tuple(float(f"{x / (factor or 1.0):.4e}") for x in evenly(values, SAMPLED).tolist())
 
 
 # How far an optimizer's step moved the weights: copied before, compared after.
