@@ -126,6 +126,8 @@ def _proof(pair: Pair, repaired: Any, exact: Any, faulty: Any, faulty_exact: Any
     in_fp32 = damage(faulty_exact, exact, exact)
     if pair.planted.fp32 == "trains" and (in_fp32.is_harmed or not in_fp32.is_harmless):
         return Proof("fp32 is damaged too", seen)
+    if pair.planted.fp32 == "trains" and set(seen.kinds) <= set(in_fp32.kinds):
+        return Proof("fp32 shows the same damage", seen)  # a clip that now cuts, for one
     if pair.planted.fp32 == "fails" and not in_fp32.is_harmed:
         return Proof("fp32 is not damaged", seen)
     if pair.planted.cause == "not_amp_divergence" and not _diverges(faulty_exact):

@@ -127,6 +127,40 @@ def test_a_constant_that_rounding_took_away_is_found_where_it_was_rounded() -> N
     assert uses[0].line == f"test_lost_values.py:{number}"
 
 
+def _clock(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """Time as a running sum of 600 steps: in bf16 it stands still at a half."""
+
+    def make(x: Tensor) -> Tensor:
+        t, dt = torch.zeros((), dtype=dtype), torch.tensor(1 / 600, dtype=dtype)
+        for _ in range(600):
+            t = t + dt
+        return x.float() / t.float()
+
+    return make
+
+
+def _of_one_table(x: Tensor) -> Tensor:
+    """A short sum of a table that rounding took away: the sum itself loses nothing."""
+    keep = (1 - 2e-4 * torch.ones(4)).half()
+    total = torch.zeros(4, dtype=torch.float16)
+    for _ in range(4):
+        total = total + (1 - keep)
+    return x * (1 + 1e3 * total).to(x.dtype)
+
+
+def test_what_a_running_sum_lost_is_no_constants_doing() -> None:
+    """The sum is off by its own roundings, as large in each of several forward passes."""
+    x = torch.linspace(-3.0, 3.0, 64).half().requires_grad_()
+    with watched() as seen:
+        for _ in range(3):
+            _clock(torch.bfloat16)(x).sum().backward()
+    assert [u.name for u in seen.watch.uses.records() if u.name == "half_constant"] == []
+    (drift,) = [b for b in seen.watch.records() if b.kind == "drift"]
+    assert drift.error == pytest.approx(1.0, abs=0.02)  # half of the time is lost
+    _, uses = _seen(_of_one_table)
+    assert [u.op for u in uses] == ["mul"]
+
+
 KEPT: dict[str, Callable[[Tensor], Tensor]] = {
     "in fp32": _decay(torch.float32),
     "a vanishing epsilon": lambda x: x + torch.full((4,), 1e-9).half(),

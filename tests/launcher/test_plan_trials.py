@@ -12,8 +12,8 @@ from ampscope.control import Control
 from ampscope.diagnosis.findings import Finding, diagnose
 from ampscope.launcher.plan import DiagnosisPlan, wants_cuda
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
-from ampscope.observations import BadOp, Observation, OpUse
-from ampscope.records import RunInfo
+from ampscope.observations import BadOp, Observation, OpUse, Outcome
+from ampscope.records import RunInfo, RunSpec
 from tests.helpers.evidence_making import FLAT, HEALTHY_FP32, OVERFLOWED, run, scan, steps
 from tests.helpers.evidence_of_ops import ACTIVATION
 
@@ -36,6 +36,9 @@ class Runs:
         self.healthy: list[Observation] = _observations(run(steps(), *SCANS))
         self.bf16_cures, self.needed = bf16_cures, needed
         self.made: list[str] = []
+        self.spec = RunSpec("train.py", time_limit_s=100.0)
+        self.limits: list[float] = []
+        self.ended = "returned"  # how runs after the first two end
 
     def can_apply(self, control: str) -> bool:
         return True
@@ -43,7 +46,8 @@ class Runs:
     def first_to_share(self) -> str:
         return ""  # every run has a copy of all that it writes
 
-    def start(self, control: str, parent: str = "") -> str:
+    def start(self, control: str, parent: str = "", limit_s: float = 0.0) -> str:
+        self.limits.append(limit_s)
         return control
 
     def wait(self, control: str, show: object = None) -> ScriptRun:
@@ -57,6 +61,8 @@ class Runs:
         seen = self.healthy if cures else self.broken
         if name == "fp32":
             seen = _observations(HEALTHY_FP32)
+        if name not in ("as_is", "fp32"):
+            seen = [replace(o, ended=self.ended) if isinstance(o, Outcome) else o for o in seen]
         return ScriptRun(cast(RunInfo, Info()), tuple(seen), "")
 
 
@@ -161,3 +167,63 @@ def test_lines_that_overflow_each_by_itself_are_tried_together() -> None:
         f"fp32_lines:{','.join(lines[:n])}" for n in (1, 2, 3)
     ]
     assert [t.cured for t in plan.trials] == [False, False, True]
+
+
+def _neighbours(runs: Runs, second_line: str) -> tuple[DiagnosisPlan, tuple[Finding, Finding]]:
+    """Both would be cured by bf16, the first by nothing else, the second by its own module too."""
+    plan = DiagnosisPlan(cast(ScriptRuns, cast(Any, runs)), lambda text: None)
+    plan.first_two(None)
+    root = diagnose(plan.evidence).findings[0]
+    fixes = [
+        replace(root.verdict.fix, controls=controls)
+        for controls in (("scale:8", "bf16"), ("fp32_modules:b", "bf16"))
+    ]
+    first = Finding("norm_eps_underflow", replace(root.verdict, fix=fixes[0], module=None))
+    second = Finding(root.cause, replace(root.verdict, fix=fixes[1], line=second_line))
+    plan.try_fixes(first)
+    return plan, (first, second)
+
+
+@pytest.mark.parametrize(
+    ("needed", "where", "is_second"),
+    [
+        (("b",), "train.py:1", True),  # its own fix alone cures
+        (("c",), "train.py:1", False),  # neither's own does: the rules' order stands
+        (("b",), "train.py:9", False),  # another place: no neighbour, and nothing is run
+    ],
+)
+def test_of_two_neighbours_the_one_whose_own_fix_cures_stands_first(
+    needed: tuple[str, ...], where: str, is_second: bool
+) -> None:
+    runs = Runs([replace(_bad("a")[0], consumers=())], True, needed)
+    plan, (first, second) = _neighbours(runs, where)
+    diagnosis = replace(diagnose(plan.evidence), findings=(first, second))
+    expected = (second, first) if is_second else (first, second)
+    assert plan.settled(diagnosis).findings == expected
+    assert ("fp32_modules:b" in runs.made) is (where == "train.py:1")
+
+
+def test_a_neighbour_is_not_tried_where_runs_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ampscope.launcher.plan.MAX_NEIGHBOUR_S", -1.0)
+    runs = Runs(_bad("a"), True, ("b",))
+    plan, both = _neighbours(runs, "train.py:1")
+    assert plan.settled(replace(diagnose(plan.evidence), findings=both)).findings == both
+    assert "fp32_modules:b" not in runs.made
+
+
+def test_a_run_of_a_search_has_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that this cuts short decides nothing, and is not kept."""
+    now = iter(range(0, 10_000, 7))
+    monkeypatch.setattr("ampscope.launcher.plan.time.monotonic", lambda: float(next(now)))
+    runs = Runs(_bad("a"), False, ("b", "d"))
+    plan = DiagnosisPlan(cast(ScriptRuns, cast(Any, runs)), lambda text: None)
+    plan.first_two(None)
+    assert plan.control_until(20.0, "fp32_modules:b,d") is not None
+    assert runs.limits[-1] == 20.0  # the clock stood at 0
+    runs.ended = "time"
+    assert plan.control_until(20.0, "fp32_modules:b") is None
+    assert runs.limits[-1] == 13.0
+    assert "fp32_modules:b" not in plan.views
+    made = len(runs.made)
+    assert plan.control_until(10.0, "fp32_modules:c") is None  # 14 s: no time is left
+    assert len(runs.made) == made

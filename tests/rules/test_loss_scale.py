@@ -99,6 +99,29 @@ def test_a_static_scale_by_hand_is_too_high() -> None:
     assert causes(diagnose(by_hand(65536.0))) == ["loss_scale_too_high"]
 
 
+@pytest.mark.parametrize(
+    ("left", "way", "cause"),
+    [
+        (4e6, 0.01, "loss_magnitude_overflow"),  # Adam's steps do not tell; nothing divides before
+        (4e6 * 65536, 0.01, "loss_scale_too_high"),  # the script divides between backward and step
+        (4e6, 1e-3 * 4e6 / 65536, "loss_scale_too_high"),  # the optimizer divides within its step
+    ],
+)
+def test_a_factor_that_nothing_divides_by_is_a_part_of_the_loss(
+    left: float, way: float, cause: str
+) -> None:
+    usual = by_hand(65536.0)
+    finite = steps(grad_norm=4e6, backward_norm=left, lr=1e-3, update_norm=way, **WITHOUT_SCALER)
+    control = run(finite, calls=usual.baseline.calls, control="fp32")
+    losses = [replace(a, loss=1e6) for a in control.attempts]
+    control.attempts[:] = losses
+    control.calls[:] = [replace(c, value=1e6) if c.name == "backward" else c for c in control.calls]
+    found = diagnose(evidence(usual.baseline, control)).findings
+    assert [f.cause for f in found] == [cause]
+    if cause == "loss_magnitude_overflow":
+        assert "nothing divides the gradients by it" in found[0].verdict.reason
+
+
 def test_a_weight_of_a_loss_is_no_static_scale() -> None:
     assert status("loss_scale_too_high", by_hand(2.0)) is Status.NOT_APPLICABLE
 

@@ -350,17 +350,37 @@ def undivided_by_hand(run: RunView) -> float | None:
     factor = static_scale(run)
     if factor is None or run.has_scaler:
         return None
+    seen = _undivided_steps(run)
+    return factor if seen and _goes_by_the_gradient(seen[0], 1.0) else None
+
+
+def part_of_the_loss(evidence: Evidence) -> float | None:
+    """A constant by which the script multiplies its loss and by which nothing divides the
+    gradients, neither before the step nor in it: it is no loss scale, and the loss itself is
+    large. Read off the fp32 control, whose gradients are finite; None without one."""
+    run, fp32 = evidence.baseline, evidence.fp32
+    factor = static_scale(run)
+    if factor is None or run.has_scaler or fp32 is None or static_scale(fp32) != factor:
+        return None
+    seen = _undivided_steps(fp32)
+    return None if not seen or _goes_by_the_gradient(seen[0], factor) else factor
+
+
+def _undivided_steps(run: RunView) -> list[Attempt]:
+    """The steps, if all of them took the gradients that backward left, but for a clip by norm; else
+    none."""
     finite = [a for a in run.attempts if a.grad_norm and not a.grad_nonfinite]
     seen = [a for a in finite if a.backward_norm and math.isfinite(a.backward_norm)]
-    if not seen or len(seen) < len(finite) - 1:  # an optimizer is met first at its first call
-        return None
-    if not all(_is_near(a.grad_norm, a.backward_norm, UNCHANGED) for a in seen):
-        return None
-    first = seen[0]
-    is_rate = first.lr > 0 and _is_near(
-        first.update_norm, first.lr * (first.grad_norm or 0.0), IS_RATE
-    )
-    return factor if is_rate else None
+    if len(seen) < len(finite) - 1:  # an optimizer is met first at its first call
+        return []
+    taken = ((a.unclipped_norm or a.grad_norm, a.backward_norm) for a in seen)
+    return seen if all(_is_near(norm, left, UNCHANGED) for norm, left in taken) else []
+
+
+def _goes_by_the_gradient(step: Attempt, factor: float) -> bool:
+    """Whether its length is the learning rate times the gradient over ``factor``."""
+    expected = step.lr * (step.grad_norm or 0.0) / factor
+    return step.lr > 0 and _is_near(step.update_norm, expected, IS_RATE)
 
 
 def _is_near(value: float | None, expected: float | None, tolerance: float) -> bool:

@@ -38,6 +38,7 @@ from ampscope.diagnosis.captured_step import cures_the_step, is_captured, of_cap
 from ampscope.diagnosis.findings import Diagnosis, Finding, diagnose
 from ampscope.diagnosis.result import OF_COMPILERS, SEARCHED
 from ampscope.observations import COMPILED_NOTE
+from ampscope.rules.verdict import Verdict
 
 # With these a script leaves steps out, or ends, by itself: a fix has to bring the steps back.
 GUARDED = frozenset({Symptom.ENDED, Symptom.DROPPED, Symptom.EXCEPTION})
@@ -80,29 +81,68 @@ def is_cured(
 
 def by_trials(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
     """The diagnosis with the finding first whose fix was seen to cure, where the fixes of the one
-    that the rules rank first were run and did not. A finding whose fix cannot be run keeps its
-    place: nothing speaks against it."""
+    that the rules rank first were run and did not; of two neighbours also where only a fix that
+    both share cured the first. A finding whose fix cannot be run keeps its place: nothing speaks
+    against it."""
     cures = [_trial_outcomes(finding, evidence) for finding in diagnosis.findings]
-    if not cures or not cures[0] or any(cured is not False for cured in cures[0]):
+    if not cures or not cures[0]:
         return diagnosis
-    for place, outcomes in enumerate(cures):
-        if any(cured is True for cured in outcomes):
+    in_vain = all(cured is False for cured in cures[0].values())
+    for place, (finding, outcomes) in enumerate(zip(diagnosis.findings, cures, strict=True)):
+        alone = outcomes
+        if place and not in_vain:
+            if not is_open(diagnosis.findings[0], finding, evidence):
+                continue
+            own = set(finding.verdict.fix.controls)
+            own -= set(diagnosis.findings[0].verdict.fix.controls)
+            alone = {name: cured for name, cured in outcomes.items() if name in own}
+        if (place or in_vain) and any(cured is True for cured in alone.values()):
             kept = list(diagnosis.findings)
             kept.insert(0, kept.pop(place))
             return dataclasses.replace(diagnosis, findings=tuple(kept))
     return diagnosis
 
 
-def _trial_outcomes(finding: Finding, evidence: Evidence) -> list[bool | None]:
-    """Of the runs with the finding's own fixes, and of those with modules in fp32."""
+def is_open(first: Finding, second: Finding, evidence: Evidence) -> bool:
+    """Whether the trials so far leave open which of two neighbours is the root: what ``second``
+    does not share of ``first``'s fixes was run, and none of it cured. A cure that both share, as
+    bf16 is, tells nothing."""
+    if not evidence.symptoms or not _are_neighbours(first, second, evidence):
+        return False
+    theirs = set(second.verdict.fix.controls) | ({"bf16"} if second.cause in SEARCHED else set())
+    own = set(first.verdict.fix.controls) - theirs
+    alone = [cured for name, cured in _trial_outcomes(first, evidence).items() if name in own]
+    return bool(alone) and all(cured is not True for cured in alone)
+
+
+def _are_neighbours(first: Finding, second: Finding, evidence: Evidence) -> bool:
+    """They name the same line or module, or the op of one takes what the other's made."""
+    a, b = first.verdict, second.verdict
+    if (a.line and a.line == b.line) or (a.module and a.module == b.module):
+        return True
+    chains = [(_consumers(one, evidence), other.op) for one, other in ((a, b), (b, a))]
+    return any(op and op.rpartition(".")[2] in consumers for consumers, op in chains)
+
+
+def _consumers(verdict: Verdict, evidence: Evidence) -> set[str]:
+    """Ops that took the result of the bad op that ``verdict`` names."""
+    known = [
+        bad for bad in evidence.baseline.bad_ops
+        if (bad.op, bad.line, bad.attempt) == (verdict.op, verdict.line, verdict.step)
+    ]  # fmt: skip
+    return {name for bad in known for name in bad.consumers}
+
+
+def _trial_outcomes(finding: Finding, evidence: Evidence) -> dict[str, bool | None]:
+    """By control: of the runs with the finding's own fixes, and of those with modules in fp32."""
     runs = evidence.runs
     own = finding.verdict.fix.controls
     searched = finding.cause in SEARCHED
-    return [
-        is_cured(finding, evidence, view, runs.get(Control(name).in_fp32))
+    return {
+        name: is_cured(finding, evidence, view, runs.get(Control(name).in_fp32))
         for name, view in runs.items()
         if name in own or (searched and Control(name).first.name == "fp32_modules")
-    ]
+    }
 
 
 def follows(run: RunView, reference: RunView | None) -> bool | None:

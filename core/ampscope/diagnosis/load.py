@@ -78,6 +78,10 @@ def judge_again(store: Path, run_id: str) -> tuple[DiagnosisResult, DiagnosisRes
 
 def _judged_anew(reader: Reader, first: RunInfo, infos: dict[str, RunInfo]) -> DiagnosisResult:
     views = {name: _view(reader, r) for name, r in infos.items() if not r.state.is_active}
+    for name, view in list(views.items()):  # what a search's end cut short says nothing
+        is_shorter = infos[name].spec.time_limit_s < first.spec.time_limit_s
+        if is_shorter and view.outcome.ended in ("time", "killed"):
+            del views[name]
     views.setdefault("as_is", _view(reader, first))
     policy = first.machine.policy if first.machine else "native"
     evidence = Evidence(views, policy)

@@ -1,5 +1,15 @@
-"""The runs of one diagnosis: which to make next, what those made so far say, and the search for the
-smallest set of modules in fp32.
+"""Plan the runs of a diagnosis, and stop when the evidence suffices.
+
+    as_is and fp32 together  ->  rules  ->  a frozen scale, where every step was skipped
+                             ->  compiled, where the script compiles; where eager code trains and
+                                 compiled code computes otherwise, the layers of the compiler
+                             ->  bf16, where something was found or is wrong
+                             ->  the finding's fixes, best first, until one cures
+                             ->  the smallest set of modules in fp32, where one module is not enough
+                             ->  the next finding's fixes, where none of the first one's cures, or
+                                 only one that the next, its neighbour, shares
+
+The search for the smallest set of modules (:func:`smallest_set`) is here too.
 """
 
 from __future__ import annotations
@@ -26,7 +36,7 @@ from ampscope.analysis.root_op import root_op
 from ampscope.analysis.run_view import RunView
 from ampscope.control import COMPILED, SCALE_1, Control
 from ampscope.diagnosis import result
-from ampscope.diagnosis.cure import by_trials, is_cured, judged, wants_compiled
+from ampscope.diagnosis.cure import by_trials, is_cured, is_open, judged, wants_compiled
 from ampscope.diagnosis.findings import Diagnosis, Finding
 from ampscope.diagnosis.load import stored
 from ampscope.diagnosis.result import DiagnosisResult, Trial
@@ -41,11 +51,12 @@ MAX_FIX_RUNS = 4
 AUTO = "auto"  # policy: as the CPU computes; CUDA's rules where the script needs CUDA
 MAX_TRIED = 2  # findings whose fixes are run
 MAX_NEXT_RUNS = 2  # of the second one's
+MAX_NEIGHBOUR_S = 10.0  # of a run: a neighbour of a finding that is cured is tried in short ones
 MAX_LINES = 3  # that are computed in fp32 together
 MAX_SEARCH_RUNS = 14
 MAX_COMPILED_RUNS = 8
 MAX_SUSPECTS = 3  # the module that taps point at, and what holds it
-MAX_SEARCH_S = 60.0  # no further run is started then; the smallest set seen to cure counts
+MAX_SEARCH_S = 60.0  # a search's runs are stopped then; the smallest set seen to cure counts
 EVERYWHERE = 0.5  # of the modules with parameters
 
 Say = Callable[[str], None]
@@ -99,6 +110,22 @@ class DiagnosisPlan:
             self._keep(control, self.runs.wait(started))
         return self.views[control]
 
+    def control_until(self, deadline: float, control: str) -> RunView | None:
+        """Run a control once, until ``deadline`` of the monotonic clock at most. None of a run that
+        this cut short: fewer steps than the others made would show fewer symptoms."""
+        left = deadline - time.monotonic()
+        if control in self.views or left >= self.runs.spec.time_limit_s:
+            return self.control(control)
+        if left <= 0:
+            return None
+        self.say(control)
+        parent = self.done["as_is"].info.id
+        run = self.runs.wait(self.runs.start(control, parent, limit_s=left))
+        if RunView(control, run.info.id, run.observations).outcome.ended in ("time", "killed"):
+            return None
+        self._keep(control, run)
+        return self.views[control]
+
     def ahead(self, controls: Iterable[str]) -> None:
         """Start runs that will most likely be wanted, where each is another machine's."""
         if isinstance(self.runs, SubmittedRuns):
@@ -141,10 +168,15 @@ class DiagnosisPlan:
 
     def settled(self, diagnosis: Diagnosis) -> Diagnosis:
         """The findings in the order that the trials give them: where no fix of the first one cures,
-        those of the next are run."""
-        if not self.trials or any(t.cured is not False for t in self.trials):
+        or only one that a neighbour shares, those of the next are run."""
+        if not self.trials:
             return diagnosis
+        in_vain = all(t.cured is False for t in self.trials)
+        is_quick = self.views["as_is"].outcome.elapsed_s <= MAX_NEIGHBOUR_S
         for finding in diagnosis.findings[1:MAX_TRIED]:
+            is_asked = is_quick and is_open(diagnosis.findings[0], finding, self.evidence)
+            if not (in_vain or is_asked):
+                continue
             known = [c for c in finding.verdict.fix.controls if self.runs.can_apply(c)]
             if any(self._run_trial(finding, c, finding.verdict.fix) for c in known[:MAX_NEXT_RUNS]):
                 break
@@ -176,10 +208,11 @@ class DiagnosisPlan:
         seen: dict[str, bool | None] = {}
 
         def cures(paths: tuple[str, ...]) -> bool:
-            if time.monotonic() > deadline:
-                return False
             control = Control.of(fp32_modules=paths)
-            seen[control] = is_cured(finding, self.evidence, self.control(control), None)
+            view = self.control_until(deadline, control)
+            if view is None:
+                return False
+            seen[control] = is_cured(finding, self.evidence, view, None)
             return seen[control] is not False
 
         names = result.modules_with_parameters(self.views["as_is"])
@@ -209,11 +242,10 @@ class DiagnosisPlan:
         through = {Layer.GRAPH: AOT_EAGER, Layer.CAPTURE: GRAPH_ALONE}.get(blamed, COMPILED)
 
         def cures(paths: tuple[str, ...]) -> bool:
-            if time.monotonic() > deadline:
-                return False
             control = Control.of(through, uncompiled=paths)
-            self.control(control)
-            return is_back(self.views, control)
+            return self.control_until(deadline, control) is not None and is_back(
+                self.views, control
+            )
 
         if any(cures((path,)) for path in suspects(self.views)[:MAX_SUSPECTS]):
             return
@@ -255,17 +287,6 @@ def _is_in(path: str, holder: str) -> bool:
 def _collided(view: RunView) -> bool:
     text = view.outcome.error_text
     return any(word in text for word in ("EADDRINUSE", "ddress already in use"))
-
-
-# Plan the runs of a diagnosis, and stop when the evidence suffices.
-#
-# as_is and fp32 together  ->  rules  ->  a frozen scale, where every step was skipped
-#                          ->  compiled, where the script compiles; where eager code trains and
-#                              compiled code computes otherwise, the layers of the compiler
-#                          ->  bf16, where something was found or is wrong
-#                          ->  the finding's fixes, best first, until one cures
-#                          ->  the smallest set of modules in fp32, where one module is not enough
-#                          ->  the next finding's fixes, where none of the first one's cures
 
 
 def _silent(_: str) -> None:

@@ -6,6 +6,7 @@ starts them (:class:`Job`).
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import signal
@@ -160,12 +161,15 @@ class ScriptRuns:
             throw_away(self._file(run_id, "view"))
         self.folder.cleanup()
 
-    def start(self, control: str, parent: str = "", *, merged: bool = True) -> str:
+    def start(
+        self, control: str, parent: str = "", *, merged: bool = True, limit_s: float = math.inf
+    ) -> str:
         """Start a run under ``control``; returns its id at once.
 
-        ``merged``: standard output and standard error of the script go the same way.
+        ``merged``: standard output and standard error of the script go the same way. ``limit_s``:
+        seconds after which it is stopped, where that is less than the time limit of all runs.
         """
-        spec = replace(self.spec, control=control, parent=parent)
+        spec = within(replace(self.spec, control=control, parent=parent), limit_s)
         if parent:  # a control is compared by its losses and ops; histograms are of the first run
             spec = replace(spec, cadence=NOTHING)
         writer = RunWriter.create(self.store, spec)
@@ -181,7 +185,7 @@ class ScriptRuns:
         leave(run_id, spec)
         self._open.add(run_id)
         self._started.append(run_id)
-        limit = hard_limit_s(self.spec) + KILLED_AFTER_S
+        limit = hard_limit_s(spec) + KILLED_AFTER_S
         paths = self._file(run_id, "out"), self._file(run_id, "out" if merged else "err")
         with contextlib.suppress(BrokenPipeError):  # it has ended; waiting for the run says so
             view = self._file(run_id, "view") if self.private else ""
@@ -278,6 +282,11 @@ def _server(spec: RunSpec, python: str) -> list[str]:
 
 
 EXIT_COULD_NOT_RUN = 2
+
+
+def within(spec: RunSpec, limit_s: float) -> RunSpec:
+    """``spec`` with a time limit of ``limit_s`` seconds at most."""
+    return replace(spec, time_limit_s=min(spec.time_limit_s, max(limit_s, 1.0)))
 
 
 def repeat(store: Path, run_id: str, controls: tuple[str, ...]) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import os
 import secrets
 import shutil
@@ -28,7 +29,7 @@ from typing import Any
 
 from ampscope.errors import AmpscopeError, BadInput
 from ampscope.launcher.children import close_if_open
-from ampscope.launcher.script_runs import NOTHING, ScriptRun, ScriptRuns
+from ampscope.launcher.script_runs import NOTHING, ScriptRun, ScriptRuns, within
 from ampscope.records import RunSpec, State
 from ampscope.runner.script_ending import hard_limit_s
 from ampscope.store import db
@@ -79,9 +80,12 @@ class SubmittedRuns(ScriptRuns):
             raise BadInput(f"submitit does not take {VARIABLE}: {error}") from error
         return executor
 
-    def start(self, control: str, parent: str = "", *, merged: bool = True) -> str:
-        """Submit a run under ``control``; returns its id at once."""
-        spec = replace(self.spec, control=control, parent=parent)
+    def start(
+        self, control: str, parent: str = "", *, merged: bool = True, limit_s: float = math.inf
+    ) -> str:
+        """Submit a run under ``control``; returns its id at once. ``limit_s`` as for other runs:
+        of its own seconds, however long it waits in a queue."""
+        spec = within(replace(self.spec, control=control, parent=parent), limit_s)
         if parent:
             spec = replace(spec, cadence=NOTHING)
         number = len(self._jobs)

@@ -17,7 +17,7 @@ Remedy
 from __future__ import annotations
 
 from ampscope.analysis.evidence import Evidence
-from ampscope.analysis.skips import fails_forward, scale_facts, static_scale
+from ampscope.analysis.skips import fails_forward, part_of_the_loss, scale_facts, static_scale
 from ampscope.rules.roots import is_overflow
 from ampscope.rules.verdict import (
     Fix,
@@ -56,9 +56,14 @@ def check(evidence: Evidence) -> Verdict:
     else:
         if root is None or not evidence.symptoms or not is_overflow(root):
             return not_applicable("No gradient overflowed.")
-        if static_scale(run) is not None or max(abs(loss), largest) < LARGE:
+        factor = part_of_the_loss(evidence)
+        loss *= factor or 1.0  # what the calls hold is divided by it
+        is_scaled = static_scale(run) is not None and factor is None
+        if is_scaled or max(abs(loss), largest) < LARGE:
             return passed("The loss is of ordinary size.")
         words = f"overflows in the backward pass at {place(root.op)}"
+        if factor is not None:
+            words += f"; it is multiplied by {factor:,.6g}, and nothing divides the gradients by it"
     op = root.op if root is not None and root.op.phase == "backward" else None
     return Verdict(
         Status.FOUND,

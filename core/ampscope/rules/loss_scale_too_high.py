@@ -25,6 +25,7 @@ from ampscope.analysis.skips import (
     bears_one,
     fails_forward,
     hand_scale_facts,
+    part_of_the_loss,
     scale_facts,
     scale_set_at,
     scaled_by_hand,
@@ -154,6 +155,8 @@ def static_scale_overflow(evidence: Evidence) -> Verdict:
     overflows = by_hand or (root is not None and is_overflow(root))
     if factor is None or root is None or not overflows or not evidence.symptoms:
         return not_applicable("No loss was scaled.")
+    if not by_hand and part_of_the_loss(evidence) is not None:
+        return passed("Nothing divides the gradients by the factor: it is a part of the loss.")
     what = "the product" if by_hand else f"the gradient of {place(root.op)}"
     return op_verdict(
         root,
