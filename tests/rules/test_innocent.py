@@ -8,7 +8,7 @@ import pytest
 
 from ampscope.analysis.evidence import Evidence
 from ampscope.diagnosis.findings import diagnose
-from ampscope.observations import OpUse
+from ampscope.observations import Observation, OpUse, ParameterGradient
 from ampscope.rules.verdict import Status
 from tests.helpers.evidence_making import (
     FALLING,
@@ -17,6 +17,7 @@ from tests.helpers.evidence_making import (
     NAN,
     OVERFLOWED,
     STEPS,
+    WITHOUT_SCALER,
     answers,
     bad_op,
     but,
@@ -260,3 +261,43 @@ def test_a_loss_that_rises_for_the_task_or_comes_back_is_no_divergence(
 ) -> None:
     made = steps(losses, **facts)
     assert diagnose(evidence(run(made), fp32_run(made))).findings == ()
+
+
+OVERFLOW_IN_FP32 = bad_op(
+    "aten.addmm", id=3, attempt=20, dtype="fp32", module="blocks.7", line="train.py:31",
+    reached_loss=True, fp32_finite=False,
+)  # fmt: skip
+LOST_GRADIENT = ParameterGradient(20, "optimizer0", "head.weight", 2, 8, 0, 8, None)
+FARTHEST = [
+    scan("end", "parameter", "stem.weight", change=2.0),
+    scan("end", "parameter", "neck.weight", change=4e5),
+]
+
+
+@pytest.mark.parametrize(
+    ("seen", "module", "words"),
+    [
+        ([OVERFLOW_IN_FP32, LOST_GRADIENT], "blocks.7", "aten.addmm gives the first value"),
+        ([LOST_GRADIENT, *FARTHEST], "head", "the gradient of head.weight is the first"),
+        (FARTHEST, "neck", "neck.weight moves farthest, by 4e+05 times its first norm"),
+        ([], None, "No record of the fp32 control tells in which module it begins."),
+    ],
+)
+def test_where_fp32_diverges_is_said_as_far_as_it_is_known(
+    seen: list[Observation], module: str | None, words: str
+) -> None:
+    usual = diverging()
+    assert usual.fp32 is not None
+    made = evidence(usual.baseline, fp32_run(usual.fp32.attempts, *seen))
+    (finding,) = diagnose(made).findings
+    assert (finding.cause, finding.verdict.module) == ("not_amp_divergence", module)
+    assert words in finding.verdict.reason
+    assert "grown 10-fold at step 1 for the first time" in finding.verdict.reason
+
+
+def test_a_divergence_that_stays_finite_has_the_step_at_which_it_left_its_range() -> None:
+    losses = (1.0, 1.1, 3.0, 12.0, *(4000.0,) * 26)
+    long = {"expected_change": -1e5, **WITHOUT_SCALER}
+    made = evidence(run(steps(losses, **long)), fp32_run(steps(losses, **long)))
+    (finding,) = diagnose(made).findings
+    assert (finding.cause, finding.verdict.step) == ("not_amp_divergence", 3)

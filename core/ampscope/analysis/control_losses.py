@@ -34,6 +34,20 @@ def growth(run: RunView, until: int | None = None) -> float:
     return max(grown)
 
 
+def first_grown(run: RunView, times: float) -> int | None:
+    """The first attempt whose loss or gradient norm is so many times the first one of the same
+    optimizer; None where none is finite and that large."""
+    first: dict[tuple[str, str], float] = {}
+    for attempt in run.attempts:
+        for kind, value in (("loss", attempt.loss), ("norm", attempt.grad_norm)):
+            if value is None or not math.isfinite(value) or not value:
+                continue
+            start = first.setdefault((attempt.optimizer, kind), abs(value))
+            if abs(value) >= times * start:
+                return attempt.attempt
+    return None
+
+
 ROSE = 3.0  # the last losses over the first; a loss that starts below 1 is held against 1
 FAR = 100.0  # a rise, or a distance from the control, that needs less evidence
 LASTING = 3  # steps; a rise that is gone after fewer was a batch's

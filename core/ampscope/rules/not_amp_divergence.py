@@ -21,9 +21,10 @@ Remedy
 
 from __future__ import annotations
 
-from ampscope.analysis.control_losses import EARLY, divergence, growth
+from ampscope.analysis.control_losses import EARLY, divergence, first_grown, growth
 from ampscope.analysis.evidence import Evidence, shared_singularity
 from ampscope.analysis.root_op import Arrives, RootOp, root_op
+from ampscope.analysis.run_view import RunView
 from ampscope.analysis.skips import undivided_by_hand
 from ampscope.analysis.symptoms import Symptom, symptoms
 from ampscope.control import Control
@@ -65,6 +66,8 @@ def check(evidence: Evidence) -> Verdict:
     if own is not None and bad not in EARLY and growth(fp32, own) < GROWTH:
         return passed(f"Half precision breaks at step {own}, before fp32 has grown.")
     lr = fp32.attempts[0].lr if fp32.attempts else 0.0
+    began = first_grown(fp32, GROWTH)
+    module, where = _where(fp32)
     factor = undivided_by_hand(evidence.baseline)
     return Verdict(
         Status.FOUND,
@@ -72,8 +75,15 @@ def check(evidence: Evidence) -> Verdict:
         + (f", at step {bad}" if bad is not None else "")
         + f". Its loss or gradients grew by a factor of {grown:.3g}; the learning rate is {lr:g}."
         + ("" if rise is None else f" The loss ends at {rise:.3g} times its start.")
+        + (
+            ""
+            if began is None
+            else f" It has grown {GROWTH:g}-fold at step {began} for the first time."
+        )
+        + where
         + ("" if factor is None else _undivided(factor)),
-        step=bad if bad is not None else fp32.attempts[-1].attempt if fp32.attempts else None,
+        module=module or None,
+        step=bad if bad is not None else began,
         evidence=(
             Measurement("growth of loss or gradient norm in fp32", grown, GROWTH, "fp32", bad),
             Measurement("skipped baseline steps", len(evidence.baseline.skips), None, "as_is"),
@@ -93,6 +103,31 @@ def check(evidence: Evidence) -> Verdict:
             ),
         ),
     )
+
+
+def _where(fp32: RunView) -> tuple[str, str]:
+    """Module in which the fp32 control leaves its range first, "" where the records do not tell,
+    and a sentence on it: of the first op that made a value that is not finite; else of the first
+    such gradients; else of the weights that moved most of all."""
+    root = root_op(fp32)
+    if root is not None:
+        op = root.op
+        said = f"In fp32 {op.op} gives the first value that is not finite ({place(op)})"
+        return op.module, f" {said}, at step {op.attempt}."
+    bad = [g for g in fp32.gradients if g.nonfinite]
+    if bad:
+        first = min(bad, key=lambda g: (g.attempt, g.order))
+        others = sum(g.attempt == first.attempt for g in bad) - 1
+        more = f" (and of {others:,} more)" if others else ""
+        said = f"In fp32 the gradient of {first.name}{more} is the first that is not finite"
+        return first.name.rpartition(".")[0], f" {said}, at step {first.attempt}."
+    ends = [s for s in fp32.scans_of("end", "parameter") if s.nan + s.inf == 0 and s.change]
+    farthest = max(ends, key=lambda s: s.change or 0.0, default=None)
+    if farthest is not None and (farthest.change or 0.0) > GROWTH:
+        name, own = farthest.name, farthest.change or 0.0
+        said = f"In fp32 {name} moves farthest, by {own:.3g} times its first norm"
+        return name.rpartition(".")[0], f" {said}."
+    return "", " No record of the fp32 control tells in which module it begins."
 
 
 def no_precision_trains(evidence: Evidence) -> Verdict:
