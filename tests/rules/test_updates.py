@@ -189,9 +189,19 @@ def test_fp32_weights_that_move_or_come_as_far_have_lost_nothing(made: Evidence)
     assert status("small_update_lost", made) is Status.PASSED
 
 
+LAGGING = [FALLING[0] - 0.88 * (FALLING[0] - loss) for loss in FALLING]
+SCATTERED = [loss + 0.03 * (1 + 6 * (-1) ** n) for n, loss in enumerate(FALLING)]
+
+
 @pytest.mark.parametrize(
     ("losses", "kept", "says"),
-    [(SLOWER, 0.7, Status.FOUND), (FALLING, 0.7, Status.PASSED), (SLOWER, 0.95, Status.PASSED)],
+    [
+        (SLOWER, 0.7, Status.FOUND),
+        (tuple(LAGGING), 0.7, Status.FOUND),  # 12 % of fp32's progress, at each of the batches
+        (tuple(SCATTERED), 0.7, Status.LATENT),  # 3 % of it, within what batches scatter
+        (FALLING, 0.7, Status.LATENT),  # 30 % of the way is lost, and the loss does not mind
+        (SLOWER, 0.95, Status.PASSED),
+    ],
 )
 def test_updates_of_which_a_part_is_lost_count_where_learning_suffers(
     losses: tuple[float, ...], kept: float, says: Status

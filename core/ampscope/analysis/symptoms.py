@@ -358,3 +358,23 @@ def learns_slower(run: run_view.RunView, fp32: run_view.RunView) -> bool:
     count = min(len(run.losses), len(fp32.losses))
     own, reference = progress(run, count), progress(fp32, count)
     return bool(reference and reference > 0 and (own is None or own < SLOWER * reference))
+
+
+LAGS = 0.1  # of fp32's progress; healthy bf16 weights lag by less than 0.01
+SURE = 2.0  # standard errors
+
+
+def lags(run: run_view.RunView, fp32: run_view.RunView) -> bool:
+    """Whether the loss is behind fp32's batch by batch, by a tenth of what fp32 has learned and
+    beyond chance. The same batches scatter alike in both runs, so their difference tells more than
+    either course does."""
+    count = min(len(run.losses), len(fp32.losses))
+    reference = progress(fp32, count)
+    last = slice(count - int(count * run_view.TAIL_SHARE), count)
+    behind = [a - b for a, b in zip(run.losses[last], fp32.losses[last], strict=True)]
+    if not reference or reference <= 0 or len(behind) < 3 or not all(map(math.isfinite, behind)):
+        return False
+    if difference(run, fp32) or len({a.optimizer for a in fp32.attempts}) != 1:
+        return False
+    error = statistics.stdev(behind) / math.sqrt(len(behind))
+    return statistics.fmean(behind) - SURE * error > LAGS * reference

@@ -86,6 +86,7 @@ def _cannot_fall(state: HalfState) -> Verdict | None:
     lost, dtype = state.lost_decay, state.first.state_dtypes
     if lost is None:
         return None
+    numbers: tuple[Measurement, ...]
     if lost.due is None or lost.done is None:
         seen = f"none of them fell in {lost.steps:,} steps: the decay v * beta rounds back to v"
         numbers = (Measurement("steps without a moment that fell", lost.steps, RIGID, "as_is"),)

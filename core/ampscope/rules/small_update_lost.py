@@ -3,6 +3,8 @@
 What it detects
     Half-precision weights (or moving averages of weights) that stay as they are, while the same
     update moves them in the fp32 control; fp32 weights that the script rounds to half, likewise.
+    Latent: weights that lose more than a tenth of their way, and less than half of it, while the
+    loss keeps up with fp32's batch by batch.
 
 Why it matters
     w + update rounds back to w. bf16 keeps 8 bits, so an update below w/512 is lost.
@@ -35,7 +37,7 @@ from ampscope.analysis.run_view import (
     slow_average,
     stagnated_average,
 )
-from ampscope.analysis.symptoms import learns_slower
+from ampscope.analysis.symptoms import lags, learns_slower
 from ampscope.observations import STAGNATED_SHARE
 from ampscope.rules.verdict import Fix, Measurement, Rule, Status, Verdict, inconclusive, passed
 
@@ -61,8 +63,9 @@ def _weights(run: RunView, fp32: RunView) -> Verdict | None:
         return None
     kept = kept_motion(run, fp32)
     # Few may move in one step and come as far over many; short of that, learning tells.
-    if kept is not None and kept >= (KEEPS_UP if learns_slower(run, fp32) else KEPT):
+    if kept is not None and kept >= KEEPS_UP:
         return None
+    is_harmed = kept is None or kept < KEPT or learns_slower(run, fp32) or lags(run, fp32)
     way = [] if kept is None else [Measurement("way over the run, of fp32's", kept, KEPT, "as_is")]
     found = _found(
         "",
@@ -74,7 +77,11 @@ def _weights(run: RunView, fp32: RunView) -> Verdict | None:
         *way,
     )
     text = "Do not round the weights." if rounded else "Keep the weights in fp32."
-    return replace(found, fix=Fix("fp32_params", text, MASTERS, () if rounded else CONTROLS))
+    fix = Fix("fp32_params", text, MASTERS, () if rounded else CONTROLS)
+    if is_harmed or kept is None:
+        return replace(found, fix=fix)
+    lost = f" Over the run {1 - kept:.0%} of the way is lost. The loss falls as in fp32 so far."
+    return replace(found, status=Status.LATENT, reason=found.reason + lost, fix=fix)
 
 
 def _slow(run: RunView, fp32: RunView) -> Verdict | None:
