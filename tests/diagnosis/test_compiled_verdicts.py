@@ -307,6 +307,9 @@ def test_a_part_without_parameters_is_looked_for_inside_the_module_that_cures() 
             self.views[control] = run(steps(FALLING if cured else OFF), FRAMES, *taps)
             return self.views[control]
 
+        def control_until(self, deadline: float, control: str) -> RunView:
+            return self.control(control)
+
     plan = Plan()
     plan.search_uncompiled()
     assert plan.asked[-1] == "compiled;backend:aot_eager;uncompiled:b.act"
