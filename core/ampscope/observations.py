@@ -378,6 +378,8 @@ class Outcome:
     framework: str = "torch"  # torch | keras | paddle
     peak_bytes: int = 0  # CUDA memory at its highest, on a CPU the process's; 0 unknown
     gaps: tuple[str, ...] = ()  # ids of policy.op_lists' gaps that the script met
+    rank: int = 0  # whose observations these are, of ``ranks`` processes that train together
+    ranks: int = 1
 
     @property
     def is_out_of_memory(self) -> bool:

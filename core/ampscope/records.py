@@ -64,6 +64,7 @@ class Cadence:
 
 OP_STEP = "op_step"  # the run's tensors are digested, and in this step the results of its ops
 SEED_SHIFT = "seed_shift"  # each seed that the script sets is larger by this
+JUDGED_RANK = "judged_rank"  # of a script's processes, the one whose observations count
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,8 @@ class RunSpec:
     multiple_of: int = 1  # a batch search tries multiples of this; 0: powers of two
     framework: str = "torch"  # torch | keras | paddle
     imported: str = ""  # from which file, and when: such a run is looked at and never run again
-    # By name: a lesson's; of a script's run that is compared with another OP_STEP and SEED_SHIFT.
+    # By name: a lesson's; of a script's run that is compared with another OP_STEP and SEED_SHIFT;
+    # of a control of ranks JUDGED_RANK.
     settings: tuple[tuple[str, str], ...] = ()
 
     @property

@@ -1,4 +1,5 @@
-"""The ranks of one training: their histograms added up, and which of them went non-finite first.
+"""The ranks of one training: their histograms added up, and which of them went non-finite first,
+from the events of a watch and from the observations of a script's ranks.
 
 Each rank records for itself and counts only the parameters that it owns, so everything adds. Once
 the gradients are reduced a NaN of one rank is in those of all; only what a rank saw before that, in
@@ -10,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ampscope.analysis.root_op import Arrives, root_op
+from ampscope.analysis.run_view import RunView
+from ampscope.analysis.symptoms import skips_too_often
 from ampscope.numerics.histogram import summed
 from ampscope.records import Event, Frame, RunInfo
 
@@ -125,3 +129,60 @@ def _named(ranks: tuple[int, ...], one: str = "Rank", several: str = "Ranks") ->
     """Rank 3; Ranks 0, 1 and 3."""
     *others, last = map(str, ranks)
     return f"{several} {', '.join(others)} and {last}" if others else f"{one} {last}"
+
+
+# Of an untouched script's ranks, whose ops, losses and errors are recorded.
+
+
+@dataclass(frozen=True, slots=True)
+class FirstAtFault:
+    """The rank whose own forward, backward or code was the first to go wrong."""
+
+    place: int  # in the sequence of ranks
+    step: int
+    sentence: str
+
+
+def first_at_fault(ranks: Sequence[tuple[RunInfo, RunView]]) -> FirstAtFault | None:
+    """None where no rank saw a sign of its own.
+
+    A loss, an op's result and an error are a rank's own. Gradients are not: the sum over the ranks
+    brings the infinity of one to all, in the step in which it was born.
+    """
+    signs = [_own_sign(view) for _, view in ranks]
+    first = min((sign for sign in signs if sign is not None), default=None)
+    if first is None:
+        return _first_error(ranks)
+    place, step = signs.index(first), first[0]
+    info, view = ranks[place]
+    if signs.count(first) > 1:
+        text = f"Several ranks computed the first value that is not finite, at step {step:,}"
+    else:
+        text = f"It was the first to compute a value that is not finite, at step {step:,}"
+        if step in view.skips:
+            text += f": the skip at step {step:,} came from rank {info.spec.rank}"
+    return FirstAtFault(place, step, f"{text}.")
+
+
+def _own_sign(view: RunView) -> tuple[int, bool] | None:
+    """First step with a non-finite value that no other rank can have sent, and whether no op of
+    this rank is known to have made it: a loss alone may come from what the ranks exchange in their
+    forward passes. A search for the loss scale that ends is no sign."""
+    root = root_op(view)
+    signs = [(step, True) for step in view.bad_loss_attempts[:1]]
+    if root is not None:
+        born = root.op.attempt
+        searched = root.arrives is Arrives.GRADIENT and born in view.skips
+        if not searched or skips_too_often(view):
+            signs.append((born, False))
+    return min(signs, default=None)
+
+
+def _first_error(ranks: Sequence[tuple[RunInfo, RunView]]) -> FirstAtFault | None:
+    """The rank that raised first: those that wait for it raise when its connections are closed."""
+    raised = [n for n, (_, view) in enumerate(ranks) if view.has_exception]
+    if not raised:
+        return None
+    first = min(raised, key=lambda n: ranks[n][0].ended or 0.0)
+    step = ranks[first][1].outcome.attempts
+    return FirstAtFault(first, step, f"It was the first to raise an error, at step {step:,}.")

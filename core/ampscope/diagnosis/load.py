@@ -154,6 +154,7 @@ class _Conclusion:
     ended: str
     lead: Lead | None
     rules: str
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ class DiagnosisResult:
     ended: str = ""  # how the baseline run ended (observations.Outcome)
     lead: Lead | None = None  # where to look when no rule names a cause
     rules: str = ""  # the version of the rules that drew a stored conclusion; "" of today's
+    rank: int | None = None  # that was judged; None of a script that trains in one process
 
     @property
     def was_stopped(self) -> bool:
@@ -126,6 +127,7 @@ def report_of(
         ended=views["as_is"].outcome.ended,
         lead=None if diagnosis.findings else lead(views["as_is"], views.get("fp32")),
         precision=precision_use(views["as_is"], views.get("fp32")),
+        rank=outcome.rank if outcome.ranks > 1 else None,
     )
 
 

@@ -42,7 +42,7 @@ from ampscope.diagnosis.load import stored
 from ampscope.diagnosis.result import DiagnosisResult, Trial
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
 from ampscope.launcher.submitted_runs import SubmittedRuns
-from ampscope.records import RunSpec
+from ampscope.records import JUDGED_RANK, RunSpec
 from ampscope.rules.verdict import Fix
 from ampscope.script_ends import lacks_cuda
 from ampscope.store.writer import keep_conclusion
@@ -90,6 +90,20 @@ class DiagnosisPlan:
         if _collided(self.views["as_is"]) or self._shared(first):
             self._keep("as_is", self.runs.run("as_is"))
         if _collided(self.views["fp32"]) or self._shared(second):
+            self._keep("fp32", self.runs.run("fp32", self.done["as_is"].info.id))
+        self._judge_one_rank()
+
+    def _judge_one_rank(self) -> None:
+        """Controls are compared by the rank that the baseline is judged by, which is known when
+        that has ended: the fp32 control beside it may have taken another rank's observations."""
+        judged = self.views["as_is"].outcome
+        if judged.ranks < 2:
+            return
+        settings = (*self.runs.spec.settings, (JUDGED_RANK, str(judged.rank)))
+        self.runs.spec = replace(self.runs.spec, settings=settings)
+        other = self.views["fp32"].outcome
+        if other.ranks > 1 and other.rank != judged.rank:
+            self.say(f"fp32 again: rank {judged.rank} is the one to judge")
             self._keep("fp32", self.runs.run("fp32", self.done["as_is"].info.id))
 
     def _shared(self, run_id: str) -> bool:

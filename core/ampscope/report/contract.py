@@ -91,6 +91,7 @@ def _finding(finding: Finding, report: DiagnosisResult, *, first: bool) -> dict[
         "phase": verdict.phase,
         "step": verdict.step,
         "line": verdict.line or None,
+        "rank": report.rank,  # null of a script that trains in one process
         "explanation": verdict.reason,
         "evidence": [_measurement(m, runs) for m in verdict.evidence],
         "fix": fix,

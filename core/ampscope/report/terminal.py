@@ -71,7 +71,8 @@ def _no_finding(report: DiagnosisResult) -> RenderableType:
 def _finding(finding: Finding, report: DiagnosisResult, *, first: bool) -> RenderableType:
     verdict = finding.verdict
     phase = "the optimizer's step" if verdict.phase == "step" else verdict.phase
-    where = [part for part in (verdict.module, verdict.op, phase, verdict.line) if part]
+    rank = "" if report.rank is None else f"rank {report.rank}"
+    where = [part for part in (rank, verdict.module, verdict.op, phase, verdict.line) if part]
     parts: list[RenderableType] = [_said(verdict.reason)]
     if where:
         step = f", at step {verdict.step}" if verdict.step is not None else ""

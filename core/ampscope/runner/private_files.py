@@ -584,6 +584,8 @@ class Shared:
         if event == "open":
             if isinstance(args[0], int) or not _writes(args[1], args[2]):
                 return
+            if os.path.isdir(args[0]):
+                return  # tempfile says so before its opener opens a file there, which is heard too
             paths: tuple[Any, ...] = (args[0],)
         elif event in ("tempfile.mkstemp", "tempfile.mkdtemp"):
             self._announced.append(os.path.abspath(os.fsdecode(args[0])))

@@ -32,7 +32,7 @@ from ampscope.errors import AmpscopeError, BadInput, StoreError
 from ampscope.observations import COMPILED_NOTE, Observation, Outcome
 from ampscope.policy.device_profiles import PROFILES, USUAL
 from ampscope.policy.stand_in_device import StandInDevice, stand_in
-from ampscope.records import OP_STEP, SEED_SHIFT, Machine, RunSpec, State
+from ampscope.records import JUDGED_RANK, OP_STEP, SEED_SHIFT, Machine, RunSpec, State
 from ampscope.runner import script_ending
 from ampscope.runner.child_frame import Watchdog
 from ampscope.runner.compiled_recorder import CompiledRecorder
@@ -49,7 +49,7 @@ from ampscope.runner.probe import arithmetic
 from ampscope.runner.script_device import CudaRequests
 from ampscope.runner.script_ending import Enough, end_python, hard_limit_s, limit_reached, raised
 from ampscope.runner.script_main import Stage, stage, without_compiling
-from ampscope.runner.script_ranks import Processes, Ranks, of_first_rank
+from ampscope.runner.script_ranks import Processes, Ranks, of_one_rank
 from ampscope.runner.script_recorder import ScriptRecorder, ScriptWriting
 from ampscope.runner.script_text import SEED, execute, folder_of
 from ampscope.script_ends import ending, passed_limit
@@ -95,12 +95,19 @@ def run_script(
     return _Run(spec, policy, following, ranks).run()
 
 
-def run_action(spec: RunSpec, policy: str, following: Following, action: Callable[[], Any]) -> Any:
-    """Call ``action``, which a script of ``spec`` does in a process of its own, under its control.
+def run_action(
+    spec: RunSpec,
+    policy: str,
+    following: Following,
+    action: Callable[[], Any],
+    ranks: Ranks | None = None,
+) -> Any:
+    """Call ``action``, which a script of ``spec`` does in a process of its own, under its control;
+    ``ranks`` follow the processes that it starts.
 
     Returns and raises what it does; at a limit of the run the process ends with status 0.
     """
-    return _Run(spec, policy, following, None).act(action)
+    return _Run(spec, policy, following, ranks).act(action)
 
 
 class _Run:
@@ -300,7 +307,10 @@ def run_child(store: Path, run_id: str, spec: RunSpec, private: Path | None = No
     readings = Readings()
 
     def written(result: ScriptResult) -> tuple[State, str]:
-        observations = of_first_rank(store, run_id, result.observations) or result.observations
+        judged = dict(spec.settings).get(JUDGED_RANK)
+        wanted = None if judged is None else int(judged)
+        taken = of_one_rank(store, run_id, result.observations, wanted)
+        observations = taken or result.observations
         writing.write(observations, result.measured, last=True)
         return ending(outcome_of(observations), spec, result.processes)
 

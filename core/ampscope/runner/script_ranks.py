@@ -3,15 +3,15 @@
 PyTorch's own examples train in children: ``torch.multiprocessing.spawn``, ``mp.Process``, and the
 launchers ``torchrun`` and ``accelerate launch``, also with one process. A child that makes an
 optimizer step registers a run of its own, in a group of the launching run's. When the launching run
-has made no step itself, it takes over what its first rank recorded (:func:`of_first_rank`).
+has made no step itself, it takes over what one rank recorded (:func:`of_one_rank`).
 
 How a child comes under the watch depends on how it is started: the target of a ``Process`` is
 wrapped; a command that starts this Python on a script of the user's becomes
 
     python -m ampscope.runner.script_ranks --store FILE --run LAUNCHER --index 0 -- train.py ARGS…
 
-A launcher may start a second one, as DeepSpeed's does on each node: that one trains nothing itself,
-and what it starts is followed in turn (``--launches``).
+Such a command may be a launcher in its turn, as DeepSpeed's runner starts one per node: unless it
+is started as a rank, what it starts is followed as well (``--launches``).
 """
 
 from __future__ import annotations
@@ -25,11 +25,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ampscope.analysis.ranks import first_at_fault
+from ampscope.analysis.run_view import RunView
 from ampscope.observations import Observation, Outcome
 from ampscope.patches import Patches
 from ampscope.records import RunInfo, RunSpec, State
@@ -63,6 +67,7 @@ class Ticket:
     workload: str
     index: int  # in the order in which children were started
     world: int
+    bound: bool = True  # it is to end with the thread that starts it
 
 
 class Ranks:
@@ -72,7 +77,7 @@ class Ranks:
         self._ticket = Ticket(str(store.absolute()), run_id, policy, spec.workload, 0, 1)
         self._lines = SourceLines(str(Path(spec.workload).resolve().parent))
         self._owner = os.getpid()
-        self._count = 0
+        self.started = 0  # processes that are followed
         self._world = 1
 
     @contextlib.contextmanager
@@ -87,8 +92,12 @@ class Ranks:
             yield
 
     def _next(self) -> Ticket:
-        ticket = dataclasses.replace(self._ticket, index=self._count, world=self._world)
-        self._count += 1
+        # Linux tells a child of the end of a thread: one that is not the main one may end earlier.
+        bound = threading.current_thread() is threading.main_thread()
+        ticket = dataclasses.replace(
+            self._ticket, index=self.started, world=self._world, bound=bound
+        )
+        self.started += 1
         return ticket
 
     def _several(
@@ -128,32 +137,37 @@ class Ranks:
         rest = command[place:]
         environment = kwargs.get("env") or os.environ
         launched = any(name in environment for name in _LAUNCHED)
-        launches = not launched and self._is_launcher(rest)
-        is_module = rest[:1] == ["-m"]
-        if not rest or not (self._is_script(rest[0]) or (is_module and (launched or launches))):
+        if rest[:1] == ["-m"]:
+            if len(rest) < 2 or rest[1].startswith("ampscope"):
+                return None
+            if not launched and not self._is_own_module(rest[1], kwargs.get("cwd") or os.getcwd()):
+                return None
+        elif not rest or not self._is_script(rest[0]):
             return None
-        if is_module and (len(rest) < 2 or rest[1].startswith("ampscope")):
-            return None
-        ticket = self._ticket if launches else self._next()
+        ticket = self._next()
         return [
             *command[:place], "-m", _SELF, "--store", ticket.store, "--run", ticket.run_id,
             "--policy", ticket.policy, "--index", str(ticket.index),
-            *(["--launches"] if launches else []), "--", *rest,
+            *(["--bound"] if ticket.bound else []), *([] if launched else ["--launches"]),
+            "--", *rest,
         ]  # fmt: skip
 
-    def _is_launcher(self, rest: Sequence[str]) -> bool:
-        """Whether the run is a launcher, a module, that starts another module of its package."""
-        own = module_of(self._ticket.workload)
-        return bool(own) and rest[:1] == ["-m"] and len(rest) > 1 and _package(own, rest[1])
+    def _is_own_module(self, name: str, folder: Any) -> bool:
+        """Whether a module is the user's, or of the package of the module that runs: a launcher
+        starts another one of its own."""
+        package = name.partition(".")[0]
+        if package == module_of(self._ticket.workload).partition(".")[0]:
+            return True
+        found = PathFinder.find_spec(package, [os.fspath(folder), *sys.path])  # imports nothing
+        if found is None:
+            return False
+        origin = found.origin or next(iter(found.submodule_search_locations or ()), "")
+        return bool(origin) and self._lines.is_user(compile("", origin, "exec"))
 
     def _is_script(self, path: str) -> bool:
         if not path.endswith(".py") or not os.path.isfile(path):
             return False
         return self._lines.is_user(compile("", os.path.abspath(path), "exec"))
-
-
-def _package(one: str, other: str) -> bool:
-    return one.partition(".")[0] == other.partition(".")[0]
 
 
 def is_helper(process: Any) -> bool:
@@ -169,10 +183,13 @@ def group_of(run_id: str) -> str:
     return f"{run_id}-ranks"
 
 
-def of_first_rank(store: Path, run_id: str, own: Sequence[Observation]) -> list[Observation] | None:
-    """What the first rank of the run recorded, closed with how the run itself ended: the first that
-    has trained, else the first that has raised, for its launcher only says that a child failed.
-    None where there is no such rank, or the run has made optimizer steps of its own."""
+def of_one_rank(
+    store: Path, run_id: str, own: Sequence[Observation], wanted: int | None = None
+) -> list[Observation] | None:
+    """What one rank of the run recorded, closed with how the run itself ended: the ``wanted`` one,
+    else the one whose own numbers were the first to go wrong (:func:`first_at_fault`), else the
+    first that has trained, else the first that has raised, for its launcher only says that a child
+    failed. None where there is no rank, or the run has made optimizer steps of its own."""
     outcome = own[-1]
     if not isinstance(outcome, Outcome) or outcome.attempts:
         return None
@@ -181,18 +198,31 @@ def of_first_rank(store: Path, run_id: str, own: Sequence[Observation]) -> list[
             reader.group(group_of(run_id)),
             key=lambda r: (not r.steps_done, r.spec.rank, r.created),
         )
-        found = list(reader.observations(ranks[0].id)) if ranks else []
-    if not found or not isinstance(found[-1], Outcome):
+        seen = [reader.observations(r.id) for r in ranks]
+    ended = [(r, list(s)) for r, s in zip(ranks, seen, strict=True) if s]
+    ended = [(r, s) for r, s in ended if isinstance(s[-1], Outcome)]
+    if not ended:
         return None
-    rank = found[-1]
-    told = f"Judged by rank {ranks[0].spec.rank} of {_count(ranks)}, in a process of its own."
-    joined = dataclasses.replace(rank, notes=(*rank.notes, *outcome.notes, told))
+    found = first_at_fault([(r, RunView(r.spec.control, r.id, s)) for r, s in ended])
+    if wanted is None:
+        place = found.place if found else 0
+    else:
+        place = next((n for n, (r, _) in enumerate(ended) if r.spec.rank == wanted), 0)
+    info, observations = ended[place]
+    rank, world = observations[-1], _world(ranks)
+    assert isinstance(rank, Outcome)
+    told = f"Judged by rank {info.spec.rank} of {world}, in a process of its own."
+    if found is not None and found.place == place and world > 1:
+        told += f" {found.sentence}"
+    joined = dataclasses.replace(
+        rank, notes=(*rank.notes, *outcome.notes, told), rank=info.spec.rank, ranks=world
+    )
     if rank.ended == "returned" and outcome.ended in ("exit", "exception"):
         joined = dataclasses.replace(joined, ended="exit", exit_code=outcome.exit_code)
-    return [*found[:-1], joined]
+    return [*observations[:-1], joined]
 
 
-def _count(ranks: Sequence[RunInfo]) -> int:
+def _world(ranks: Sequence[RunInfo]) -> int:
     return max(len({r.spec.rank for r in ranks}), *(r.spec.world for r in ranks))
 
 
@@ -208,16 +238,14 @@ class _Followed:
 
 
 class _Record:
-    """The run of one rank; it is registered with the first optimizer step."""
+    """The run of one rank; it is registered with the first optimizer step. ``ranks`` follow what a
+    launcher starts, whose error is no more than that a rank had one."""
 
-    def __init__(self, ticket: Ticket, spec: RunSpec, machine: Any) -> None:
-        self._store = Path(ticket.store)
+    def __init__(self, ticket: Ticket, spec: RunSpec, machine: Any, ranks: Ranks | None) -> None:
+        self._ticket = ticket
+        self._spec = dataclasses.replace(spec, parent=ticket.run_id, group=group_of(ticket.run_id))
         self._machine = machine
-        rank = int(os.environ.get("RANK", ticket.index))
-        world = int(os.environ.get("WORLD_SIZE", ticket.world))
-        self._spec = dataclasses.replace(
-            spec, rank=rank, world=world, parent=ticket.run_id, group=group_of(ticket.run_id)
-        )
+        self._ranks = ranks
         self._writer: RunWriter | None = None
         self._writing: Any = None
 
@@ -230,7 +258,9 @@ class _Record:
         """The process has ended, or its target has."""
         outcome = result.outcome
         trains = outcome.attempts or outcome.backwards or outcome.forwards
-        if self._writer is None and not trains and outcome.ended != "exception":
+        launched = self._ranks is not None and self._ranks.started
+        failed = outcome.ended == "exception" and not launched
+        if self._writer is None and not trains and not failed:
             return
         self._open()
         self._writing.write(result.observations, result.measured, last=True)
@@ -244,38 +274,48 @@ class _Record:
         from ampscope.runner.script_recorder import ScriptWriting
         from ampscope.store.writer import RunWriter
 
-        self._writer = RunWriter.create(self._store, self._spec)
+        rank, world = _place(self._ticket)
+        spec = dataclasses.replace(self._spec, rank=rank, world=world)
+        self._writer = RunWriter.create(Path(self._ticket.store), spec)
         self._writer.start(self._machine)
         self._writing = ScriptWriting(self._writer)
 
 
-def follow(ticket: Ticket, action: Callable[[], Any]) -> Any:
+def _place(ticket: Ticket) -> tuple[int, int]:
+    """(rank, how many ranks) of this process: as torch.distributed knows them, else as the launcher
+    put them into the environment, else in the order in which the ranks were started."""
+    from torch import distributed
+
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    rank = int(os.environ.get("RANK", ticket.index))
+    return rank, int(os.environ.get("WORLD_SIZE", ticket.world))
+
+
+def follow(ticket: Ticket, action: Callable[[], Any], *, launches: bool = False) -> Any:
     """Call ``action`` under the watch and the launching run's control; returns what it returns, and
-    raises what it raises. At a limit of the run the process ends with status 0."""
+    raises what it raises. At a limit of the run the process ends with status 0. If it ``launches``,
+    the processes that it starts are followed in turn."""
     from ampscope.runner.script import Following, run_action
 
-    with_launching_process()
-    with Reader(Path(ticket.store)) as reader:
+    with_launching_process(bound=ticket.bound)
+    store = Path(ticket.store)
+    with Reader(store) as reader:
         launcher = reader.run(ticket.run_id)
     spec = dataclasses.replace(launcher.spec, workload=ticket.workload)
-    record = _Record(ticket, spec, launcher.machine)
-    return run_action(spec, ticket.policy, Following(record.step, record.close), action)
+    ranks = Ranks(store, ticket.run_id, spec, ticket.policy) if launches else None
+    record = _Record(ticket, spec, launcher.machine, ranks)
+    following = Following(record.step, record.close)
+    return run_action(spec, ticket.policy, following, action, ranks)
 
 
-def follow_launcher(ticket: Ticket) -> None:
-    """Run a launcher that a launcher starts: nothing of it is recorded, its ranks are followed."""
-    with_launching_process()
-    with Reader(Path(ticket.store)) as reader:
-        spec = reader.run(ticket.run_id).spec
-    with Ranks(Path(ticket.store), ticket.run_id, spec, ticket.policy).watching():
-        execute(ticket.workload)
-
-
-def with_launching_process() -> None:
-    """Share the private files of the process that launched this one, and end with it."""
+def with_launching_process(*, bound: bool = True) -> None:
+    """Share the private files of the process that launched this one and, if ``bound`` to it, end
+    with it."""
     rejoin()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if bound:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def main() -> None:
@@ -287,6 +327,7 @@ def main() -> None:
     parser.add_argument("--run", required=True)
     parser.add_argument("--policy", required=True)
     parser.add_argument("--index", type=int, required=True)
+    parser.add_argument("--bound", action="store_true")
     parser.add_argument("--launches", action="store_true")
     split = sys.argv.index("--")
     found, rest = parser.parse_args(sys.argv[1:split]), sys.argv[split + 1 :]
@@ -296,16 +337,15 @@ def main() -> None:
         workload, args = os.path.abspath(rest[0]), rest[1:]
     sys.argv = arguments(workload, args)
     put_folder_first(workload)
-    ticket = Ticket(found.store, found.run, found.policy, workload, found.index, 1)
-    if found.launches:
-        follow_launcher(ticket)
-        return
+    ticket = Ticket(
+        found.store, found.run, found.policy, workload, found.index, 1, bound=found.bound
+    )
 
     def action() -> None:
         seed_all()
         execute(workload)
 
-    follow(ticket, action)
+    follow(ticket, action, launches=found.launches)
 
 
 def _is_this_python(command: str) -> bool:
@@ -376,4 +416,7 @@ os.register_at_fork(after_in_child=_in_child, after_in_parent=_in_parent)
 
 
 if __name__ == "__main__":
-    main()
+    # What is pickled for a spawned process must be found there: __main__ becomes the script.
+    from ampscope.runner import script_ranks
+
+    script_ranks.main()

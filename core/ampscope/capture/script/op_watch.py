@@ -54,6 +54,8 @@ _WORKSPACE = {
     "_scaled_dot_product_efficient_attention": (1,),
     "_scaled_dot_product_cudnn_attention": (1,),
 }
+# Results come from other processes: a value that is not finite was made there, or by their sum.
+_COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
 RUNNING_SUMS = frozenset({*op_taint.IN_PLACE, "add", "sub"})
 
 
@@ -305,6 +307,9 @@ class OpWatch(StepListener):
             self.taints.mark(out, taint)
             if position == 0:
                 op_exact.follow(call, out)
+            return
+        if call.func.namespace in _COLLECTIVES:
+            self.taints.mark(out, FOREIGN)
             return
         if taint is not None:
             self._note_source(call, inputs)
