@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ampscope.analysis.ranks import first_nonfinite, merged
+from ampscope.analysis.ranks import FirstAtFault, first_at_fault, first_nonfinite, merged
+from ampscope.analysis.run_view import RunView
 from ampscope.numerics.histogram import RAW_LEN
-from ampscope.records import Event, Frame, Role
+from ampscope.records import Event, Frame, Role, RunInfo, RunSpec, State
+from tests.helpers.evidence_making import FALLING, NAN, OVERFLOWED, bad_op, but, run, search, steps
 
 KEY = st.tuples(st.integers(0, 4), st.sampled_from(["fp16", "fp32"]))
 
@@ -125,3 +127,69 @@ def test_a_single_rank_shares_with_nobody() -> None:
         "At step 5 the gradients were not finite on rank 0, and nothing before them was seen to be:"
         " it was not watched."
     )
+
+
+# A script's ranks: whose observations are judged.
+
+
+def judged(*views: RunView, ended: tuple[float, ...] = ()) -> FirstAtFault | None:
+    """Of ranks 0, 1, …, which ended in that order unless told otherwise."""
+    infos = [
+        RunInfo(
+            f"r{n}", RunSpec("train.py", rank=n, world=len(views)), State.FINISHED, 0.0, 0.0,
+            ended[n] if ended else float(n), None, None, None, "", "", 30, None,
+        )
+        for n in range(len(views))
+    ]  # fmt: skip
+    return first_at_fault(list(zip(infos, views, strict=True)))
+
+
+SKIPPED_LATE = but(steps(), range(4, 30), **OVERFLOWED)  # on all ranks, as gradients are summed
+BAD_LOSS = [replace(a, loss=NAN) if a.attempt >= 4 else a for a in SKIPPED_LATE]
+
+
+def test_the_rank_whose_own_op_overflowed_is_judged() -> None:
+    found = judged(run(SKIPPED_LATE), run(BAD_LOSS, bad_op("aten.addmm", attempt=4)))
+    assert found is not None
+    assert (found.place, found.step) == (1, 4)
+    assert "the skip at step 4 came from rank 1" in found.sentence
+
+
+def test_an_op_is_a_clearer_sign_than_a_loss_in_the_same_step() -> None:
+    """Ranks may exchange numbers in the forward pass, as synchronized batch norm does."""
+    found = judged(run(BAD_LOSS), run(BAD_LOSS, bad_op("aten.addmm", attempt=4)))
+    assert found is not None
+    assert found.place == 1
+
+
+def test_of_ranks_that_fail_in_the_same_step_the_first_of_them_is_judged() -> None:
+    failing = run(BAD_LOSS, bad_op("aten.addmm", attempt=4))
+    found = judged(run(SKIPPED_LATE), failing, failing)
+    assert found is not None
+    assert (found.place, found.sentence) == (
+        1, "Several ranks computed the first value that is not finite, at step 4."
+    )  # fmt: skip
+
+
+def test_a_search_for_the_loss_scale_that_ends_is_no_sign() -> None:
+    overflow = bad_op("aten.mm", phase="backward", reached_loss=False, count=2, last_attempt=1)
+    searched = search(steps(), 2.0**24, 2)
+    assert judged(run(searched), run(searched, overflow)) is None
+    assert judged(run(steps()), run(steps())) is None
+
+
+def test_the_rank_that_raised_first_is_judged() -> None:
+    """The other one raises when the connection to it is closed."""
+    cut = steps(FALLING[:5])
+    waits = run(cut, ended="exception", error_type="RuntimeError")
+    fails = run(cut, ended="exception", error_type="KeyError")
+    found = judged(waits, fails, ended=(9.0, 8.0))
+    assert found is not None
+    assert (found.place, found.sentence) == (1, "It was the first to raise an error, at step 5.")
+
+
+def test_a_rank_that_went_wrong_before_another_raised_is_judged() -> None:
+    raising = run(SKIPPED_LATE, ended="exception", error_type="RuntimeError")
+    found = judged(raising, run(BAD_LOSS, bad_op("aten.addmm", attempt=4)))
+    assert found is not None
+    assert found.place == 1

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
+import re
 import sys
 from pathlib import Path
 
 import numpy
+import psutil
 import pytest
+from click.testing import CliRunner
 
+from ampscope.cli.main import main
 from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.launcher.plan import run_diagnosis
-from ampscope.launcher.script_runs import ScriptRuns
+from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
 from ampscope.observations import Outcome
-from ampscope.records import State
+from ampscope.records import RunInfo, State
 from ampscope.runner.private_files import FORCED, MIRROR
 from ampscope.runner.script_ranks import group_of
 from ampscope.runner.script_text import SEED
@@ -125,7 +130,7 @@ def test_torchrun_with_one_process_is_followed(
 
 NODES = """\
 import os, subprocess, sys
-command = [sys.executable, "-u", "-m", "nodes.launch", *sys.argv[1:]]
+command = [sys.executable, "-u", "-m", "deepspeed.launcher.launch", *sys.argv[1:]]
 sys.exit(subprocess.run(command).returncode)
 """
 LAUNCH = """\
@@ -135,25 +140,149 @@ ranks = [
     subprocess.Popen([sys.executable, *sys.argv[1:]], env=dict(os.environ, LOCAL_RANK=str(rank)))
     for rank in range(2)
 ]
+if "kill" in sys.argv:
+    os.kill(os.getpid(), 9)
 sys.exit(max(rank.wait() for rank in ranks))
+"""
+SPAWNS = """\
+import torch.multiprocessing as mp
+import train
+if __name__ == "__main__":
+    mp.spawn(train.train, (12,), nprocs=2)
 """
 
 
+def deepspeed_like(folder: Path, launch: str = LAUNCH) -> None:
+    """DeepSpeed's runner starts one launcher per node, and that one the ranks."""
+    (folder / "deepspeed" / "launcher").mkdir(parents=True)
+    for name, text in (("runner", NODES), ("launch", launch), ("__init__", "")):
+        (folder / "deepspeed" / "launcher" / f"{name}.py").write_text(text)
+    (folder / "deepspeed" / "__init__.py").write_text("")
+
+
+def recorded(folder: Path, workload: str, *args: str) -> tuple[ScriptRun, list[RunInfo]]:
+    """The baseline run alone, and the ranks that it recorded."""
+    made = dataclasses.replace(spec(folder / "train.py"), workload=workload, args=args)
+    with ScriptRuns(made, folder / "runs.db", private=True) as runs:
+        run = runs.run("as_is")
+    with Reader(folder / "runs.db") as reader:
+        return run, reader.group(group_of(run.info.id))
+
+
+@pytest.mark.slow
 def test_what_a_launcher_of_launchers_starts_is_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DeepSpeed's runner starts one launcher per node, and that one the ranks."""
     monkeypatch.chdir(tmp_path)
     written(tmp_path, PLAIN, 300.0)
-    package = tmp_path / "nodes"
-    package.mkdir()
-    for name, text in (("__init__", ""), ("runner", NODES), ("launch", LAUNCH)):
-        (package / f"{name}.py").write_text(text)
-    report = through("nodes.runner", "train.py", folder=tmp_path, store=tmp_path / "runs.db")
-    assert told(report) == ("activation_overflow", "up", True)
+    deepspeed_like(tmp_path)
+    out = tmp_path / "out.json"
+    command = ["diagnose", "--quiet", "--no-verify", "--store", str(tmp_path / "runs.db")]
+    command += ["--time-limit", "60", "--json", str(out), "deepspeed", "train.py"]
+    assert CliRunner().invoke(main, command).exit_code == 1
+    found = json.loads(out.read_text())
+    assert (found["findings"][0]["cause"], found["findings"][0]["module"]) == (
+        "activation_overflow", "up"
+    )  # fmt: skip
     with Reader(tmp_path / "runs.db") as reader:
-        found = reader.group(group_of(report.runs["as_is"].id))
-        assert [r.steps_done for r in found] == [12, 12]
+        ranks = reader.group(group_of(found["runs"]["as_is"]))
+        assert [r.steps_done for r in ranks] == [12, 12]
+
+
+@pytest.mark.slow
+def test_what_a_launcher_of_launchers_spawns_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is pickled for a spawned process is not of the launcher's ``__main__``."""
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, NET, 1.0)
+    deepspeed_like(tmp_path, SPAWNS)
+    run, ranks = recorded(tmp_path, "-m deepspeed.launcher.runner")
+    assert sorted((r.spec.rank, r.spec.world, r.steps_done) for r in ranks) == [
+        (0, 2, 12), (1, 2, 12)
+    ]  # fmt: skip
+    assert run.info.state is State.FINISHED
+
+
+@pytest.mark.slow
+def test_the_exit_status_of_a_rank_is_the_launchers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, PLAIN + "sys.exit(3 * int(os.environ['LOCAL_RANK']))\n", 1.0)
+    deepspeed_like(tmp_path)
+    run, ranks = recorded(tmp_path, "-m deepspeed.launcher.runner", "train.py")
+    outcome = run.observations[-1]
+    assert isinstance(outcome, Outcome)
+    assert (outcome.ended, outcome.exit_code, len(ranks)) == ("exit", 3, 2)
+
+
+@pytest.mark.slow
+def test_no_rank_outlives_a_launcher_that_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = PLAIN + "print('pid', os.getpid(), flush=True)\nimport time; time.sleep(600)\n"
+    written(tmp_path, text, 1.0)
+    deepspeed_like(
+        tmp_path, LAUNCH.replace('if "kill" in sys.argv:', "import time; time.sleep(20)\nif True:")
+    )
+    run, _ = recorded(tmp_path, "-m deepspeed.launcher.runner", "train.py")
+    pids = [int(pid) for pid in re.findall(r"pid (\d+)", run.output)]
+    assert len(pids) == 2
+    assert not any(map(psutil.pid_exists, pids))
+
+
+HELPED = """\
+import subprocess, sys, threading
+from train import train
+
+def serve():
+    global server
+    server = subprocess.Popen([sys.executable, "-m", "pkg.serve"], stdin=subprocess.PIPE)
+
+starting = threading.Thread(target=serve)
+starting.start()
+starting.join()
+train()
+server.stdin.close()
+assert server.wait() == 5
+"""
+SERVE = "import sys\nsys.stdin.read()\nsys.exit(5)\n"
+
+
+@pytest.mark.slow
+def test_a_helper_of_a_package_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It trains nothing, was started by a thread that has ended, and runs to its own end."""
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, NET, 1.0)
+    (tmp_path / "pkg").mkdir()
+    for name, text in (("__init__", ""), ("work", HELPED), ("serve", SERVE)):
+        (tmp_path / "pkg" / f"{name}.py").write_text(text)
+    run, ranks = recorded(tmp_path, "-m pkg.work")
+    outcome = run.observations[-1]
+    assert isinstance(outcome, Outcome)
+    assert (outcome.ended, outcome.attempts, ranks) == ("returned", 12, [])
+
+
+@pytest.mark.slow
+def test_a_module_of_the_users_that_trains_is_a_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = written(tmp_path, NET, 1.0)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "work.py").write_text("from train import train\ntrain()\n")
+    starts = (
+        "import subprocess, sys\nsubprocess.run([sys.executable, '-m', 'mine.work'], check=True)\n"
+    )
+    (tmp_path / "start.py").write_text(starts)
+    run, ranks = recorded(tmp_path, str(path.with_name("start.py")))
+    assert [r.steps_done for r in ranks] == [12]
+    assert isinstance(run.observations[-1], Outcome)
+    assert run.observations[-1].attempts == 12
 
 
 @pytest.mark.thorough
