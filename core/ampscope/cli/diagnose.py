@@ -347,7 +347,7 @@ def _without_launcher(
 ) -> tuple[str, tuple[str, ...], bool]:
     """What the user's own command line runs: ``torchrun … train.py`` is a module with arguments,
     ``python train.py`` a script."""
-    if module or Path(script).exists():
+    if module or Path(script).is_file():
         return script, args, module
     words = (Path(script).name, *args)
     for launcher, name in _LAUNCHERS.items():

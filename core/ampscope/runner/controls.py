@@ -99,6 +99,12 @@ class _Replace(TorchFunctionMode):
             return self._types.get(name, value)
         return value
 
+    def asked(self, original: Any, holder: Any, *args: Any, **kwargs: Any) -> None:
+        """Make an object that only holds the dtypes that the script asks for."""
+        original(
+            holder, *map(self.swapped, args), **{k: self.swapped(v) for k, v in kwargs.items()}
+        )
+
     def converted(self, result: Any) -> Any:
         """A tensor in a half dtype that is replaced, cast; anything else as it is."""
         if isinstance(result, Tensor) and result.dtype in self.replace:
@@ -119,6 +125,15 @@ def _instead(other: Any, original: Any) -> Any:
     return other
 
 
+def _fsdp_policies() -> tuple[type, ...]:
+    """What holds the dtypes that FSDP casts to, by calls that no mode sees."""
+    if not torch.distributed.is_available():
+        return ()
+    from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
+
+    return MixedPrecision, MixedPrecisionPolicy
+
+
 @contextlib.contextmanager
 def _replaced(replace: dict[torch.dtype, torch.dtype]) -> Iterator[None]:
     """:class:`_Replace`, also where torch asks no mode: the default dtype, tensors out of files,
@@ -134,6 +149,8 @@ def _replaced(replace: dict[torch.dtype, torch.dtype]) -> Iterator[None]:
         for name in ("from_numpy", "from_dlpack", "frombuffer"):
             patches.wrap(torch, name, mode.as_written)
         patches.wrap(torch._utils, "_rebuild_tensor", mode.as_written)
+        for policy in _fsdp_policies():
+            patches.wrap(policy, "__init__", mode.asked)
         for half, target in replace.items():
             wide = getattr(torch, f"{_NAMES[target]}Tensor")
             patches.replace(torch, f"{_NAMES[half]}Tensor", partial(_instead, wide))

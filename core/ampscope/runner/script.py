@@ -163,7 +163,9 @@ class _Run:
                 if isinstance(leaving, Enough):
                     self.following.on_exit(self._result("returned"))
                     sys.exit(0)
-                self.following.on_exit(self._left(leaving))
+                error = script_ending.spawned_error(leaving)
+                failed = self._left(leaving) if error is None else self._failed(error, tell=False)
+                self.following.on_exit(failed)
                 raise
             except BaseException as error:
                 self.following.on_exit(self._failed(error, tell=False))

@@ -120,6 +120,17 @@ def left_because_of(leaving: SystemExit, lines: SourceLines) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if name != "exit_code"}
 
 
+def spawned_error(leaving: SystemExit) -> Exception | None:
+    """The error of a process of ``torch.multiprocessing.spawn``, which hands it to the process that
+    started it, and exits; None where the script left by itself."""
+    last = leaving.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    where = "" if last is None else last.tb_frame.f_globals.get("__name__", "")
+    error = leaving.__context__ if where == "torch.multiprocessing.spawn" else None
+    return error if isinstance(error, Exception) else None
+
+
 def clean(error: BaseException, lines: SourceLines) -> BaseException:
     """``error`` and the errors that led to it, with tracebacks that hold no frame of ampscope."""
     seen: set[int] = set()
