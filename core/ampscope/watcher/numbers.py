@@ -66,9 +66,10 @@ class Readout:
         known_weights: Sequence[float] = (),
         weights: Sequence[Tensor] = (),
         clip: Clip | None = None,
+        scaler: Sequence[Tensor] = (),
     ) -> None:
         """``known`` has a norm for each of ``positions``; ``coming`` those that are not known, by
-        their place among these."""
+        their place among these. ``scaler``: numbers of the GradScaler that come along."""
         self._positions = positions
         self._known = known
         if isinstance(loss, Tensor) and loss.is_cpu:
@@ -77,6 +78,8 @@ class Readout:
         self._has_loss = isinstance(loss, Tensor)
         parts = [*coming.values(), *weights]
         parts += [] if clip is None else [clip.norm.reshape(())]
+        self._scaler = slice(len(parts), len(parts) + len(scaler))
+        parts += [number.detach().reshape(()) for number in scaler]
         parts += [loss.detach().reshape(())] if isinstance(loss, Tensor) else []
         self._clip = clip
         self._missing = list(coming)
@@ -90,12 +93,15 @@ class Readout:
             kinds.setdefault((part.device, part.dtype), []).append(place)
         for (device, _), places in kinds.items():
             self._order += places
-            stacked = torch.stack([parts[place] for place in places])
-            self._copies.append(stacked.to("cpu", non_blocking=True))
-            if device.type == "cuda":
-                event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-                event.record(torch.cuda.current_stream(device))
-                self._events.append(event)
+            if len(places) == 1 and device.type == "cuda":  # the copy is all that it takes
+                together = parts[places[0]].reshape(1)
+            else:
+                together = torch.stack([parts[place] for place in places])
+            self._copies.append(together.to("cpu", non_blocking=True))
+        for device in dict.fromkeys(device for device, _ in kinds if device.type == "cuda"):
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            event.record(torch.cuda.current_stream(device))
+            self._events.append(event)
         self._values: NDArray[np.float64] | None = None
 
     @property
@@ -113,6 +119,12 @@ class Readout:
         """Norms of the weights that were looked at. Waits for the device where it has to."""
         first, end = self._weights
         return self._known_weights + (self._read()[first:end].tolist() if end > first else [])
+
+    @property
+    def scaler(self) -> list[float]:
+        """The GradScaler's numbers, in the order in which they were given. Waits for the device
+        where it has to."""
+        return self._read()[self._scaler].tolist() if self._scaler.stop > self._scaler.start else []
 
     @property
     def unclipped(self) -> float | None:
@@ -186,23 +198,30 @@ def read_numbers(
     loss: Tensor | float | None,
     weights: Sequence[Tensor] = (),
     clip: Clip | None = None,
+    scaler: Sequence[Tensor] = (),
 ) -> Readout:
-    """Start reading the norms of gradients, by position, of some weights, the loss, and what a
-    ``clip`` of these gradients found. A gradient that cannot be read has no norm."""
+    """Start reading the norms of gradients, by position, of some weights, the loss, what a ``clip``
+    of these gradients found, and numbers of a ``scaler``. A gradient that cannot be read has no
+    norm.
+
+    On CUDA that launches, of tensors of one dtype, one norm of all and one op that puts the numbers
+    into one tensor, which travels in one copy.
+    """
     positions: list[int] = []
-    own, others = _Small(), _Others()
+    own, weighed, others = _Small(), _Small(), _Others()
     for position, gradient in gradients.items():
         if own.add(len(positions), gradient) or others.add(len(positions), gradient):
             positions.append(position)
-    weighed, large = _Small(), _Others()
-    for place, weight in enumerate(weights):
-        weighed.add(place, weight) or large.add(place, weight)
+    for place, weight in enumerate(weights, len(positions)):
+        weighed.add(place, weight) or others.add(place, weight)
     known = np.empty(len(positions))
     known[own.places] = own.norms()
     with torch.no_grad():
-        coming = others.norms()
-        sums = [torch.stack(one).sum(dtype=torch.float64) for one in large.groups()]
-    return Readout(tuple(positions), known, coming, loss, weighed.norms().tolist(), sums, clip)
+        norms = others.norms()
+    coming = {place: norm for place, norm in norms.items() if place < len(positions)}
+    large = [norm for place, norm in norms.items() if place >= len(positions)]
+    known_weights = weighed.norms().tolist()
+    return Readout(tuple(positions), known, coming, loss, known_weights, large, clip, scaler)
 
 
 class _Small:
@@ -241,19 +260,13 @@ class _Others:
         self._kinds.setdefault((values.device, values.dtype), {})[place] = values
         return True
 
-    def groups(self) -> list[tuple[Tensor, ...]]:
-        """Norms, by device and dtype: of fp64 in fp64, else in fp32."""
-        wide = torch.float64
-        return [
-            torch._foreach_norm(list(some.values()), 2, wide if dtype is wide else torch.float32)
-            for (_, dtype), some in self._kinds.items()
-        ]
-
     def norms(self) -> dict[int, Tensor]:
-        """By place."""
-        places = (place for some in self._kinds.values() for place in some)
-        norms = (norm for group in self.groups() for norm in group)
-        return dict(zip(places, norms, strict=True))
+        """By place: of fp64 in fp64, else in fp32."""
+        wide, found = torch.float64, dict[int, Tensor]()
+        for (_, dtype), some in self._kinds.items():
+            kind = wide if dtype is wide else torch.float32
+            found |= zip(some, torch._foreach_norm(list(some.values()), 2, kind), strict=True)
+        return found
 
 
 @cache

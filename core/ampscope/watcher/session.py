@@ -52,7 +52,7 @@ from ampscope.watcher.our_optimizers import OurOptimizers
 from ampscope.watcher.recorder import Recorder
 from ampscope.watcher.schedule import EVERY, TIGHT_STEPS, Schedule
 from ampscope.watcher.state_guard import StateGuard
-from ampscope.watcher.step_end import Ended, Part, Present, Reading, as_one
+from ampscope.watcher.step_end import Ended, Part, Present, Reading, as_one, scaler_numbers
 from ampscope.watcher.webhook import Webhook
 
 UNSEEN = 4  # backward passes: a first step by hand, before any training, is none
@@ -226,7 +226,8 @@ class Session(TrainingListener):
         with no_dispatch():
             loss, weights = self.now.take_loss(), self._some_weights(step)
             clip = self._clips.take(self._optimizers.with_gradients(optimizer))
-            read = Reading(read_numbers(gradients, loss, weights, clip))
+            numbers = scaler_numbers(scaler)
+            read = Reading(read_numbers(gradients, loss, weights, clip, numbers))
         self._readings[id(optimizer)] = read
         self._histograms.gradients_complete(optimizer)
         read.read_scaler(scaler)

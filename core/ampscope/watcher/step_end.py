@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -115,8 +116,13 @@ class Reading:
 
     def read_scaler(self, scaler: Any) -> None:
         """Before the optimizer steps, when GradScaler waits for the device anyway: a value read
-        afterwards would wait for the whole step."""
-        if scaler is not None:
+        afterwards would wait for the whole step. See :func:`scaler_numbers`."""
+        if scaler is None:
+            return
+        if isinstance(self.readout, Readout) and (known := self.readout.scaler):
+            interval = max(1, int(scaler.get_growth_interval()))
+            self.scale, self.growth = known[0], GrowthCounter(int(known[1]), interval)
+        else:
             self.scale, self.growth = float(scaler.get_scale()), _growth(scaler)
 
     def run_again(self, result: Replay | str, step: int) -> None:
@@ -244,6 +250,25 @@ class Ended:
 def is_finite(loss: float | None) -> bool:
     """None, where there was no loss, is."""
     return loss is None or math.isfinite(loss)
+
+
+def scaler_numbers(scaler: Any) -> list[Tensor]:
+    """The scale and the growth counter of torch's own GradScaler on a device: read with the norms,
+    they cost no wait of their own. Nothing of any other, whose methods are asked."""
+    base = torch.amp.GradScaler
+    kind = type(scaler)
+    if (
+        not isinstance(scaler, base)
+        or kind.get_scale is not base.get_scale
+        or kind._get_growth_tracker is not base._get_growth_tracker
+    ):
+        return []
+    found = [scaler._get_scale_async(), scaler._growth_tracker]
+    return [t for t in found if t is not None] if all(map(_is_on_device, found)) else []
+
+
+def _is_on_device(value: object) -> bool:
+    return isinstance(value, Tensor) and not value.is_cpu and value.numel() == 1
 
 
 def _growth(scaler: Any) -> GrowthCounter | None:

@@ -1,0 +1,156 @@
+"""What a watched step adds on a CUDA device, counted on a fake one: launches, copies and waits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ampscope
+from tests.helpers.counted_device import CountedDevice
+from tests.helpers.watched import recorded
+
+MOST_LAUNCHES = 3
+STEPS = 8
+Counts = tuple[Counter[str], Counter[str], int]
+
+
+def net() -> nn.Module:
+    """Many parameters, and BatchNorm's buffers of two dtypes."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4),
+        nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 1),
+    )  # fmt: skip
+
+
+def steps(
+    model: nn.Module, watch: Callable[..., object] | None, *,
+    optimizer: str = "AdamW", scaled: bool = False, clipped: bool = False, fake: bool = True,
+) -> list[Counts]:  # fmt: skip
+    """Trains for a few steps, on the ``fake`` device or on the CPU; counts of each."""
+    torch.manual_seed(0)
+    own = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if scaled else None
+    context = nullcontext() if watch is None else watch(model, own, scaler)
+    batches = [torch.randn(4, 1, 8, 8) for _ in range(STEPS)]
+    found = []
+    counted = CountedDevice()
+    with context, counted if fake else nullcontext(counted) as device:
+        for device.step, batch in enumerate(batches):
+            own.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(batch).float().square().mean()
+            (loss if scaler is None else scaler.scale(loss)).backward()
+            if scaler is not None:
+                scaler.unscale_(own)
+            if clipped:
+                nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+            if scaler is None:
+                own.step()
+            else:
+                scaler.step(own)
+                scaler.update()
+            found.append(device.take())
+    return found
+
+
+def added(model: Callable[[], nn.Module], store: Path, **kinds: Any) -> list[Counts]:
+    """What each step has beyond that of the bare training, from the fourth on."""
+    bare = steps(model(), None, **kinds)
+
+    def watch(*args: object) -> object:
+        return ampscope.watch(*(a for a in args if a is not None), store=store, every=0)
+
+    seen = steps(model(), watch, **kinds)
+    for one, other in zip(bare, seen, strict=True):
+        assert not one[0] - other[0]  # the training itself launches what it launched without
+    return [
+        (more[0] - less[0], more[1] - less[1], more[2] - less[2])
+        for less, more in list(zip(bare, seen, strict=True))[3:]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "clipped"), [("AdamW", False), ("SGD", True)], ids=["AdamW", "SGD, clipped"]
+)
+def test_a_quiet_step_waits_for_nothing(tmp_path: Path, optimizer: str, clipped: bool) -> None:
+    """The copies of BatchNorm's buffers, the norms of all gradients and of some weights, and one
+    tensor of all numbers."""
+    path = tmp_path / "runs.db"
+    for launches, waits, copies in added(net, path, optimizer=optimizer, clipped=clipped):
+        assert launches.total() <= MOST_LAUNCHES, launches
+        assert not waits
+        assert copies == 1
+
+
+def test_a_model_without_buffers_launches_two(tmp_path: Path) -> None:
+    def plain() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
+
+    for launches, waits, copies in added(plain, tmp_path / "runs.db"):
+        assert launches == {"aten._foreach_norm": 1, "aten.stack": 1}
+        assert not waits
+        assert copies == 1
+
+
+def test_with_a_scaler_the_host_waits_once(tmp_path: Path) -> None:
+    """Before the optimizer's step, where GradScaler itself waits: norms, loss, scale and growth
+    counter arrive together."""
+    for launches, waits, copies in added(net, tmp_path / "runs.db", scaled=True):
+        assert launches.total() <= MOST_LAUNCHES, launches
+        assert waits == {"event": 1}
+        assert copies == 2  # the growth counter is an integer
+
+
+def test_the_numbers_are_those_of_the_cpu(tmp_path: Path) -> None:
+    """What the device sends is what the same training records without it."""
+    path = tmp_path / "runs.db"
+    ids: list[str] = []
+
+    def watch(*args: object) -> ampscope.Watch:
+        run = ampscope.watch(*(a for a in args if a is not None), store=path, every=0)
+        ids.append(run.id)
+        return run
+
+    for fake in (True, False):
+        torch.manual_seed(1)
+        steps(net(), watch, scaled=True, fake=fake)
+    device, cpu = (recorded(path, run).steps for run in ids)
+    assert len(device) == len(cpu) == STEPS
+    for one, other in zip(device, cpu, strict=True):
+        assert (one.loss, one.scale, one.growth_counter) == (
+            other.loss, other.scale, other.growth_counter,
+        )  # fmt: skip
+        assert one.grad_norm == pytest.approx(other.grad_norm, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("look", "name"),
+    [
+        (lambda x: x.sum().item(), "aten._local_scalar_dense"),
+        (lambda x: bool(x.sum() > 0), "aten._local_scalar_dense"),
+        (lambda x: x.tolist(), "tolist"),
+        (lambda x: x.cpu(), "copy"),
+        (lambda x: x.to("cpu"), "copy"),
+        (lambda x: x.nonzero(), "aten.nonzero"),
+        (lambda x: x[x > 0], "aten.index"),
+        (lambda x: torch.equal(x, x + 1), "aten.equal"),
+        (lambda x: torch.cuda.synchronize(), "synchronize"),
+    ],
+)  # fmt: skip
+def test_the_fake_counts_what_waits(look: Callable[[torch.Tensor], object], name: str) -> None:
+    with CountedDevice() as device:
+        x = torch.randn(8)
+        device.take()
+        look(x)
+        assert device.take()[1] == {name: 1}
+        on_host = x.to("cpu", non_blocking=True)
+        device.take()
+        on_host.double().sum().item()
+        assert device.take() == (Counter(), Counter(), 0)
