@@ -160,7 +160,7 @@ def drawn(
 ) -> Iterator[Drawn]:
     """Proven pairs without end: a cause, one of its faults, a program with a place for it.
     ``offset`` gives another tuning set; ``after`` leaves out as many pairs, unproven."""
-    tried = enumerate(_candidates(which, kinds, offset), 1)
+    tried = enumerate(drawing(which, kinds, offset), 1)
     for batch in iter(lambda: list(islice(tried, ahead)), []):
         new = [(place, pair) for place, pair in batch if place > after]
         proofs = prove(runs, [pair for _, pair in new])
@@ -169,7 +169,7 @@ def drawn(
                 yield Drawn(pair, proof, place)
 
 
-def _candidates(which: str, kinds: dict[str, Kind], offset: int) -> Iterator[Pair]:
+def drawing(which: str, kinds: dict[str, Kind], offset: int) -> Iterator[Pair]:
     """Pairs that no run has proven yet, none twice."""
     rng = random.Random(SEEDS[which] + (0 if kinds is FAULTS else 1) + 2 * offset)
     texts = programs()

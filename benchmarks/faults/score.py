@@ -52,12 +52,13 @@ KEPT = Path(__file__).parent.parent / "results" / "faults_sealed.json"
 UNDETERMINED = ("undetermined", "inconclusive", "failed")
 
 
-def diagnosed(script: Path, policy: str, limit_s: float) -> Row:
+def diagnosed(script: Path, policy: str, limit_s: float, steps: int | None = None) -> Row:
     """The JSON document of ``ampscope diagnose``; a verdict "failed" where there is none."""
     store = script.parent / "runs.db"
     command = [
         sys.executable, "-m", "ampscope.cli.main", "diagnose", "--quiet", "--json", "-", "--store",
-        str(store), "--policy", policy, "--time-limit", str(limit_s), script.name,
+        str(store), "--policy", policy, "--time-limit", str(limit_s),
+        *(() if steps is None else ("--steps", str(steps))), script.name,
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     try:
