@@ -134,6 +134,7 @@ class Measured:
 
     def __init__(self, name: str, recipe: Recipe, asked: argparse.Namespace, place: Path) -> None:
         self.name, self.recipe, self.asked, self.place = name, recipe, asked, place
+        self.plain_s: float | None = None  # of the plain run in the same call
         self.folder = recipe.get("folder", ".")
         path = [str(HERE / "probe"), *([str(asked.packages.resolve())] if asked.packages else [])]
         self.environment = {
@@ -221,6 +222,7 @@ class Measured:
         limits += ["--time-limit", str(self.time_limit_s)]
         recorded = self.traced([*tool, *limits, *self.command()])
         steps = sum(len(lines) for lines in plain["weights"].values())
+        self.plain_s = plain["s"] if steps else None
         keep(
             {
                 "recipe": self.name, "policy": policy, "case": "plain",
@@ -261,7 +263,7 @@ class Measured:
             "precision": (found.get("precision") or {}).get("headline", ""),
             "rules": found.get("rules"), "notes": found.get("notes", []),
             "steps": (found.get("scope") or {}).get("steps"),
-            "runs": len(found.get("runs", {})), "seconds": seconds,
+            "runs": len(found.get("runs", {})), "seconds": seconds, "plain_s": self.plain_s,
         }  # fmt: skip
         if row["verdict"] == "none":
             row["reason"] = output.strip()[-400:]
@@ -328,7 +330,7 @@ def _cells(row: Row, plain: Row, fault: dict[str, Any], right: tuple[bool, bool]
         place += f" (expected {' or '.join(fault['places'])})"
     gone = "pattern gone" if row["fix"] else ""  # and no effect that could be measured
     verified = {True: "verified", False: "not verified", None: gone}[row["verified"]]
-    seconds = plain.get("seconds") if plain.get("steps") else None
+    seconds = row.get("plain_s") or (plain.get("seconds") if plain.get("steps") else None)
     return [
         row["recipe"], "CUDA" if row["policy"] == "cuda" else "own", row["case"], verdict, place,
         " ".join(filter(None, (_short(row["fix"]), verified))), f"{row['seconds']:.0f}",
