@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from ampscope.analysis.run_view import RunView
-from ampscope.analysis.symptoms import Symptom, symptoms
+from ampscope.analysis.symptoms import Symptom, gradient_error, symptoms
+from ampscope.observations import ParameterGradient
 from ampscope.rules.verdict import Status
 from tests.helpers.evidence_making import (
     FALLING,
@@ -167,3 +169,42 @@ def test_weights_that_come_as_far_over_many_steps_do_not_stand_still(
     made = evidence(run(steps(moved_share=0.1, **half), end), fp32_run(None, full))
     assert (Symptom.FROZEN in made.symptoms) is is_one
     assert (status("small_update_lost", made) is Status.FOUND) is is_one
+
+
+WEIGHTS = [("a.weight", 64, (1.0, -2.0) * 32), ("b.weight", 640, (0.5,) * 64)]
+
+
+def _first_gradients(factors: dict[str, float]) -> list[ParameterGradient]:
+    return [
+        ParameterGradient(0, "optimizer0", name, n, total, 0, 0, None,
+                          tuple(factors.get(name, 1.0) * x for x in sample))
+        for n, (name, total, sample) in enumerate(WEIGHTS)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("factors", "error"), [({}, 0.0), ({"b.weight": -1.0}, None), ({"a.weight": 1.2}, None)]
+)
+def test_how_far_first_gradients_are_from_fp32s(
+    factors: dict[str, float], error: float | None
+) -> None:
+    """Against NumPy: each sampled entry stands for the entries that were left out."""
+    full = np.concatenate([np.repeat(sample, total // 64) for _, total, sample in WEIGHTS])
+    own = np.concatenate(
+        [factors.get(n, 1.0) * np.repeat(sample, total // 64) for n, total, sample in WEIGHTS]
+    )
+    found = gradient_error(
+        run(steps(), *_first_gradients(factors)), fp32_run(None, *_first_gradients({}))
+    )
+    assert found is not None
+    assert found.error == pytest.approx(np.linalg.norm(own - full) / np.linalg.norm(full))
+    assert (error is None) is (found.error > 0)
+    assert not factors or found.parameter == next(iter(factors))
+
+
+def test_gradients_of_other_random_numbers_are_not_compared() -> None:
+    own = steps(tuple(1.5 * loss for loss in FALLING))
+    gradients = _first_gradients({"b.weight": -1.0})
+    assert gradient_error(run(own, *gradients), fp32_run(None, *_first_gradients({}))) is None
+    bad = but(steps(), [0], grad_nonfinite=3)
+    assert gradient_error(run(bad, *gradients), fp32_run(None, *_first_gradients({}))) is None
