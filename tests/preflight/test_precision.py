@@ -350,6 +350,25 @@ def test_the_scaler_s_state_in_the_checkpoint(save: str, load: str, found: list[
     assert codes(STATE.format(save=save, load=load)) == found
 
 
+def test_the_scaler_s_state_where_another_file_saves_or_opens_autocast() -> None:
+    elsewhere = STATE.replace(
+        'torch.save({{"optimizer": optimizer.state_dict(), {save}}}, "c.pt")', ""
+    )
+    assert codes(elsewhere.format(load="")) == ["AMP021"]
+    assert codes(elsewhere.format(load='scaler.load_state_dict(saved["scaler"])')) == []
+    assert codes(elsewhere.format(load="restore(scaler, saved)")) == []
+    assert codes(elsewhere.replace("torch.load", "weights_of").format(load="")) == []
+    region = STATE.replace('with torch.autocast("cuda"):', "if True:")
+    assert codes(region.format(load="", save="")) == ["AMP021"]
+
+
+def test_the_scaler_s_state_where_a_function_of_the_file_loads_the_optimizer() -> None:
+    text = STATE.replace('optimizer.load_state_dict(saved["optimizer"])', "resume(opt=optimizer)")
+    text = "def resume(opt):\n    opt.load_state_dict(torch.load('c.pt')['optimizer'])\n" + text
+    assert codes(text.format(load="", save="")) == ["AMP021"]
+    assert codes(text.format(load="", save="**rest(scaler)")) == []
+
+
 AGAIN = """
 for x in batches:
     loss = model(x).mean()
@@ -417,6 +436,60 @@ def train(model, scaler, optimizer):
     evaluate(model, batches)
 """
     assert codes(text) == found
+
+
+TRAINED_WRAPPED = """
+def evaluate(model, batches):
+    {evaluated}
+    with torch.no_grad():
+        for x in batches:
+            out = {called}(x)
+
+def train(model, scaler, optimizer):
+    wrapped = {wrapped}
+    for x in batches:
+        with torch.autocast("cuda"):
+            loss = wrapped(x).mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    evaluate(model, batches)
+"""
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "evaluated", "called", "found"),
+    [
+        ("nn.parallel.DistributedDataParallel(model)", "model.eval()", "model", ["PRE004"]),
+        ("torch.compile(model)", "model.eval()", "model", ["PRE004"]),
+        ("Critic(model)", "model.eval()", "model", []),
+        ("torch.compile(model)", "held = copy.deepcopy(model).eval()", "held", ["PRE004"]),
+        ("torch.compile(model)", "held = copy.deepcopy(other).eval()", "held", []),
+    ],
+)
+def test_evaluation_outside_autocast_of_a_wrapped_or_copied_model(
+    wrapped: str, evaluated: str, called: str, found: list[str]
+) -> None:
+    assert codes(TRAINED_WRAPPED.format(wrapped=wrapped, evaluated=evaluated, called=called)) == found
+
+
+def test_evaluation_outside_autocast_in_a_method_beside_the_one_that_trains() -> None:
+    text = """
+class Trainer:
+    def train(self, batches):
+        for x in batches:
+            with torch.autocast("cuda"):
+                loss = self.model(x).mean()
+            self.scaler.scale(loss).backward()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+{indent}def evaluate(self, batches):
+{indent}    self.model.eval()
+{indent}    for x in batches:
+{indent}        out = self.model(x)
+"""
+    assert codes(text.format(indent="    ")) == ["PRE004"]
+    assert codes(text.format(indent="")) == []
 
 
 def test_evaluation_outside_autocast_of_a_model_that_the_file_s_top_level_trains() -> None:

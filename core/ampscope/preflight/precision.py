@@ -896,10 +896,13 @@ def _lost_state(p: Precision) -> Iterator[Trait]:
         for t in getattr(p.source.statement(call), "targets", [])
     } - {""}
     on = [r for r in p.regions if r.on]
-    if not made or not on or {r.dtype for r in on} == {"bf16"} or _escapes(p, made):
-        return
     aliases = made | _handed_on(p, made)
     used = {o for method in ("scale", "step") for o, _ in p.roles.by_method[method]}
+    # Regions may lie in another file: a scaler that scales and steps is in use all the same.
+    if (p.regions and not on) or (on and {r.dtype for r in on} == {"bf16"}):
+        return
+    if not made or not (on or made & used) or _escapes(p, made):
+        return
     for owner, call in p.roles.by_method["load_state_dict"]:
         if owner in made and owner not in used and made & used and not _handed_on(p, {owner}):
             yield Trait("scaler_state_lost", call, ("elsewhere", owner, sorted(made & used)[0]))
@@ -908,7 +911,7 @@ def _lost_state(p: Precision) -> Iterator[Trait]:
     loads = p.roles.by_method["load_state_dict"]
     if any(o in aliases or "scaler" in o.lower() for o, _ in loads):
         return
-    optimizers = p.roles.optimizers
+    optimizers = p.roles.optimizers | _handed_on(p, p.roles.optimizers)
     saved = [c for o, c in saves if o in optimizers]
     loaded = [c for o, c in loads if o in optimizers]
     stored = [
@@ -917,7 +920,11 @@ def _lost_state(p: Precision) -> Iterator[Trait]:
         if p.source.full_name(c.func) == "torch.save"
         or dotted(c.func).rpartition(".")[2].startswith("save_")
     ]
-    if not saved or not loaded or not stored:
+    if not loaded:
+        return
+    if not saved or not stored:  # another file saves; that the scaler is not loaded shows here
+        if made & used and any(p.source.full_name(c.func) == "torch.load" for c in p.roles.calls):
+            yield Trait("scaler_state_lost", loaded[0], ("loads", sorted(made)[0]))
         return
     if any(o in aliases or "scaler" in o.lower() for o, _ in saves):
         yield Trait("scaler_state_lost", loaded[0], ("loads", sorted(made)[0]))
@@ -1044,6 +1051,19 @@ def _is_scaled(p: Precision, node: ast.expr, function: ast.AST | None) -> bool:
 # ---- evaluation
 
 
+_WRAPPERS = {"DistributedDataParallel", "DDP", "DataParallel", "compile"}
+
+
+def _renamed(node: ast.AST, by: set[str]) -> Iterator[tuple[str, str]]:
+    """``b, a`` of ``b = Wrapper(a, …)`` and of ``b = copy.deepcopy(a).eval()``."""
+    if not isinstance(node, ast.Assign) or len(node.targets) != 1:
+        return
+    calls = list(_chain(node.value))
+    inner = calls[-1] if calls else None
+    if inner is not None and inner.args and dotted(inner.func).rpartition(".")[2] in by:
+        yield dotted(node.targets[0]), dotted(inner.args[0])
+
+
 def _evaluation(p: Precision) -> Iterator[Trait]:
     trained = {
         dotted(c.func)
@@ -1057,7 +1077,15 @@ def _evaluation(p: Precision) -> Iterator[Trait]:
             for n in _scope(p, p.source.function(c))
         )
     }
-    models = {m for m in trained if m in {o for o, _ in p.roles.by_method["eval"]}}
+    classes = {
+        up
+        for c in p.roles.calls
+        if dotted(c.func) in trained
+        for up in p.source.above(c)
+        if isinstance(up, ast.ClassDef)
+    }
+    wrapped = [pair for n in p.source.nodes for pair in _renamed(n, _WRAPPERS)]
+    trained |= {inner for name, inner in wrapped if name in trained}
     called_inside = {
         dotted(c.func).rpartition(".")[2]
         for c in p.roles.calls
@@ -1067,7 +1095,7 @@ def _evaluation(p: Precision) -> Iterator[Trait]:
     for node in p.source.nodes:
         if not isinstance(node, ast.FunctionDef) or node.name in called_inside:
             continue
-        if node.name not in called:
+        if node.name not in called and p.source.parent(node) not in classes:
             continue
         inside = list(_scope(p, node))
         regions = [n for n in inside if isinstance(n, ast.Call) and p.region(n) is not None]
@@ -1087,11 +1115,14 @@ def _evaluation(p: Precision) -> Iterator[Trait]:
             and isinstance(n.func, ast.Attribute)
             and n.func.attr == "eval"
         }
+        copied = [pair for n in inside for pair in _renamed(n, {"deepcopy"})] if "" in evals else []
+        looked_at = {name: name for name in trained & evals}
+        looked_at |= {name: inner for name, inner in copied if inner in trained}
         for n in inside:
             if (
                 isinstance(n, ast.Call)
-                and dotted(n.func) in models & evals
+                and dotted(n.func) in looked_at
                 and any(isinstance(up, ast.For | ast.While) for up in p.source.above(n))
             ):
-                yield Trait("evaluation_outside_autocast", n, (dotted(n.func),))
+                yield Trait("evaluation_outside_autocast", n, (looked_at[dotted(n.func)],))
                 break
