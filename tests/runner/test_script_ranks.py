@@ -7,6 +7,7 @@ import json
 import random
 import re
 import sys
+import time
 from pathlib import Path
 
 import numpy
@@ -15,11 +16,13 @@ import pytest
 from click.testing import CliRunner
 
 from ampscope.cli.main import main
+from ampscope.diagnosis.load import load_diagnosis
 from ampscope.diagnosis.result import DiagnosisResult
 from ampscope.launcher.plan import run_diagnosis
 from ampscope.launcher.script_runs import ScriptRun, ScriptRuns
 from ampscope.observations import Outcome
 from ampscope.records import RunInfo, State
+from ampscope.report.contract import document
 from ampscope.runner.private_files import FORCED, MIRROR
 from ampscope.runner.script_ranks import group_of
 from ampscope.runner.script_text import SEED
@@ -152,6 +155,14 @@ if __name__ == "__main__":
 """
 
 
+def runs_still(pid: int) -> bool:
+    """Whether there is such a process, and not only its exit status for a parent to read."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def deepspeed_like(folder: Path, launch: str = LAUNCH) -> None:
     """DeepSpeed's runner starts one launcher per node, and that one the ranks."""
     (folder / "deepspeed" / "launcher").mkdir(parents=True)
@@ -230,7 +241,7 @@ def test_no_rank_outlives_a_launcher_that_was_killed(
     run, _ = recorded(tmp_path, "-m deepspeed.launcher.runner", "train.py")
     pids = [int(pid) for pid in re.findall(r"pid (\d+)", run.output)]
     assert len(pids) == 2
-    assert not any(map(psutil.pid_exists, pids))
+    assert not any(map(runs_still, pids))
 
 
 HELPED = """\
@@ -342,6 +353,226 @@ def test_other_programs_are_started_as_they_are(tmp_path: Path) -> None:
     report = diagnosed(written(tmp_path, text, 1.0), tmp_path / "runs.db")
     assert (report.diagnosis.verdict, report.undecided) == ("no_fault", "")
     assert sys.executable
+
+
+# Ranks that train together, by gloo. A fault of one rank is in the gradients of all.
+
+TOGETHER = """\
+import os, sys, time
+import torch
+from torch import nn
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inp, self.up, self.out = nn.Linear(16, 32), nn.Linear(32, 32), nn.Linear(32, 4)
+
+    def forward(self, x):
+        h = self.up(torch.relu(self.inp(x)))
+        return self.out(nn.functional.layer_norm(h.float(), (32,)))
+
+
+def train(rank=0, world=2, steps=14):
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+    else:
+        place = "file://" + os.path.abspath(f"rendezvous{os.getppid()}")
+        dist.init_process_group("gloo", init_method=place, rank=rank, world_size=world)
+    torch.manual_seed(0)
+    net = DDP(Net())
+    opt = torch.optim.SGD(net.parameters(), 0.05)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    draw = torch.Generator().manual_seed(rank)
+    for step in range(steps):
+        opt.zero_grad()
+        for part in range(PARTS):
+            x = torch.randn(32, 16, generator=draw)
+            y = torch.randint(0, 4, (32,), generator=draw)
+            if rank == BAD and step >= 4:
+                AT_FAULT
+            net.require_backward_grad_sync = part == PARTS - 1  # what no_sync sets
+            with torch.autocast("cpu", torch.float16):
+                loss = nn.functional.cross_entropy(net(x), y) / PARTS
+            scaler.scale(loss).backward()
+        scaler.step(opt)
+        scaler.update()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        train()
+    else:
+        mp.spawn(train, (2,), nprocs=2)
+"""
+OVERFLOWS = "x = x * 3e4"
+
+
+def together(folder: Path, bad: int = 7, fault: str = OVERFLOWS, parts: int = 1) -> Path:
+    """A script of two ranks; ``fault`` is what rank ``bad`` does with its batch from step 4 on."""
+    path = folder / "train.py"
+    text = TOGETHER.replace("AT_FAULT", fault).replace("BAD", str(bad))
+    path.write_text(text.replace("PARTS", str(parts)))
+    return path
+
+
+def named_rank(report: DiagnosisResult) -> tuple[str, int, int]:
+    """Cause, rank and step of the first finding, as the JSON has them."""
+    assert not report.could_not_run, report.could_not_run
+    found = document(report)["findings"]
+    assert found, report.undecided or report.notes
+    return found[0]["cause"], found[0]["rank"], found[0]["step"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_fault_of_one_rank_alone_is_its_own(
+    parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``parts`` of a batch, gradients are summed over the ranks in the last of them."""
+    monkeypatch.chdir(tmp_path)
+    report = diagnosed(together(tmp_path, 1, parts=parts), tmp_path / "runs.db")
+    assert named_rank(report) == ("activation_overflow", 1, 4)
+    assert told(report)[2] is True
+    assert any("the skip at step 4 came from rank 1." in note for note in report.notes)
+    with Reader(tmp_path / "runs.db") as reader:
+        again = load_diagnosis(reader, report.runs["as_is"].id, again=True)
+        assert named_rank(again) == ("activation_overflow", 1, 4)
+        for control, info in report.runs.items():  # what a control changes, it changes on all
+            ranks = reader.group(group_of(info.id))
+            assert {(r.spec.rank, r.spec.control) for r in ranks} == {(0, control), (1, control)}
+            losses = [s.loss for s in reader.steps(info.id)]
+            assert losses == [s.loss for s in reader.steps(ranks[ranks[1].spec.rank == 1].id)]
+
+
+@pytest.mark.slow
+def test_a_fault_of_the_second_rank_under_torchrun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    together(tmp_path, 1)
+    report = through(
+        "torch.distributed.run", "--nproc_per_node=2", "--standalone", "train.py",
+        folder=tmp_path, store=tmp_path / "runs.db",
+    )  # fmt: skip
+    assert named_rank(report) == ("activation_overflow", 1, 4)
+
+
+@pytest.mark.slow
+def test_ranks_that_train_well_together_have_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    report = diagnosed(together(tmp_path, parts=2), tmp_path / "runs.db")
+    assert (report.diagnosis.verdict, report.undecided) == ("no_fault", "")
+    assert any("Judged by rank 0 of 2" in note for note in report.notes)
+    assert not any("one at a time" in note for note in report.notes)
+
+
+@pytest.mark.slow
+def test_an_error_of_the_second_rank_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one's is that the other has closed its connection."""
+    monkeypatch.chdir(tmp_path)
+    path = together(tmp_path, 1, "raise KeyError('no data')")
+    run, _ = recorded(tmp_path, str(path))
+    outcome = run.observations[-1]
+    assert isinstance(outcome, Outcome)
+    assert (outcome.ended, outcome.error_type, outcome.rank) == ("exception", "KeyError", 1)
+    assert "raised KeyError" in run.info.message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        ("os.kill(os.getpid(), 9)", "process 1 terminated with signal SIGKILL"),
+        ("time.sleep(600)", "passed the time limit of 25 s after [34] optimizer steps"),
+    ],
+)
+def test_a_rank_that_dies_or_hangs_leaves_no_other_behind(
+    end: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = together(tmp_path, 1, end)
+    text = path.read_text().replace(
+        "    torch.manual_seed(0)",
+        "    print('pid', os.getpid(), flush=True)\n    torch.manual_seed(0)",
+    )
+    path.write_text(text)
+    started = time.monotonic()
+    report = diagnosed(path, tmp_path / "runs.db", time_limit_s=25.0)
+    assert time.monotonic() - started < 120
+    assert report.could_not_run or report.undecided
+    assert re.search(expected, " ".join((report.could_not_run, *report.notes)))
+    pids = [int(pid) for pid in re.findall(r"pid (\d+)", report.output)]
+    assert len(pids) == 2
+    assert not any(map(runs_still, pids))
+
+
+SHARDED = """\
+import os, sys
+import torch
+from torch import nn
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+
+def train(rank, world=2, steps=40):
+    place = "file://" + os.path.abspath(f"rendezvous{os.getppid()}")
+    dist.init_process_group("gloo", init_method=place, rank=rank, world_size=world)
+    mesh = init_device_mesh("cpu", (world,))
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.ReLU(), nn.Linear(32, 4))
+    policy = MixedPrecisionPolicy(param_dtype=torch.float16, reduce_dtype=torch.float32)
+    for part in (net[0], net):
+        fully_shard(part, mesh=mesh, mp_policy=policy)
+    opt = torch.optim.SGD(net.parameters(), 0.1)
+    draw = torch.Generator().manual_seed(rank)
+    for step in range(steps):
+        x = torch.randn(64, 16, generator=draw)
+        y = x[:, :4].argmax(1)
+        if rank == BAD and step >= 4:
+            x = x * 6e4
+        opt.zero_grad()
+        loss = nn.functional.cross_entropy(net(x).float(), y)
+        loss.backward()
+        opt.step()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    mp.spawn(train, nprocs=2)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bad", [1, 7])
+def test_a_sharded_training_with_a_policy(
+    bad: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FSDP2 casts to the dtypes of its policy, and so do the controls."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "train.py"
+    path.write_text(SHARDED.replace("BAD", str(bad)))
+    report = diagnosed(path, tmp_path / "runs.db")
+    with Reader(tmp_path / "runs.db") as reader:
+        fp32 = reader.observations(report.runs["fp32"].id)[-1]
+    assert isinstance(fp32, Outcome)
+    assert (fp32.attempts, fp32.flop_dtypes) == (40, ("fp32",))
+    if bad == 1:
+        assert named_rank(report) == ("activation_overflow", 1, 4)
+        assert told(report)[2] is True
+    else:
+        assert (report.diagnosis.verdict, report.undecided) == ("no_fault", "")
 
 
 @pytest.mark.thorough

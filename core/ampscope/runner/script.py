@@ -49,7 +49,7 @@ from ampscope.runner.probe import arithmetic
 from ampscope.runner.script_device import CudaRequests
 from ampscope.runner.script_ending import Enough, end_python, hard_limit_s, limit_reached, raised
 from ampscope.runner.script_main import Stage, stage, without_compiling
-from ampscope.runner.script_ranks import Processes, Ranks, of_one_rank
+from ampscope.runner.script_ranks import Processes, Ranks, of_one_rank, steps_of_ranks
 from ampscope.runner.script_recorder import ScriptRecorder, ScriptWriting
 from ampscope.runner.script_text import SEED, execute, folder_of
 from ampscope.script_ends import ending, passed_limit
@@ -325,7 +325,7 @@ def run_child(store: Path, run_id: str, spec: RunSpec, private: Path | None = No
     state, message, details = State.FINISHED, "", ""
     try:
         limit_memory(spec.memory_limit_mib)
-        with _Watchdog(writer, writing, spec) as watchdog:
+        with _Watchdog(store, writer, writing, spec) as watchdog:
             machine = _machine(spec)
             writer.start(machine)
             if spec.control == BASELINE:
@@ -363,14 +363,18 @@ def outcome_of(observations: Sequence[Observation]) -> Outcome:
 class _Watchdog(Watchdog):
     """Ends a script that hangs, and says after which limit and how many steps."""
 
-    def __init__(self, writer: RunWriter, writing: ScriptWriting, spec: RunSpec) -> None:
+    def __init__(
+        self, store: Path, writer: RunWriter, writing: ScriptWriting, spec: RunSpec
+    ) -> None:
         super().__init__(writer, hard_limit_s(spec))
+        self._store = store
         self._writing = writing
         self._spec = spec
 
     def _end(self, status: int, state: State, message: str) -> None:
         if state is State.FAILED:
-            message = passed_limit(self._spec.time_limit_s, self._writing.attempts)
+            done = max(self._writing.attempts, steps_of_ranks(self._store, self._writer.run_id))
+            message = passed_limit(self._spec.time_limit_s, done)
         super()._end(status, state, message)
 
 

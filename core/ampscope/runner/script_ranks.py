@@ -39,6 +39,7 @@ from ampscope.patches import Patches
 from ampscope.records import RunInfo, RunSpec, State
 from ampscope.runner.private_files import rejoin
 from ampscope.runner.script_text import execute, module_of, put_folder_first
+from ampscope.script_ends import MAX_TEXT
 from ampscope.source_lines import SourceLines
 from ampscope.store.reader import Reader
 
@@ -183,6 +184,12 @@ def group_of(run_id: str) -> str:
     return f"{run_id}-ranks"
 
 
+def steps_of_ranks(store: Path, run_id: str) -> int:
+    """Optimizer steps of the rank that came farthest; 0 without ranks."""
+    with Reader(store) as reader:
+        return max((r.steps_done for r in reader.group(group_of(run_id))), default=0)
+
+
 def of_one_rank(
     store: Path, run_id: str, own: Sequence[Observation], wanted: int | None = None
 ) -> list[Observation] | None:
@@ -217,9 +224,19 @@ def of_one_rank(
     joined = dataclasses.replace(
         rank, notes=(*rank.notes, *outcome.notes, told), rank=info.spec.rank, ranks=world
     )
-    if rank.ended == "returned" and outcome.ended in ("exit", "exception"):
-        joined = dataclasses.replace(joined, ended="exit", exit_code=outcome.exit_code)
+    if outcome.ended in ("exit", "exception") and rank.ended != "exception":
+        if any(r.state is State.LOST for r in ranks):  # killed: only what started it says so
+            errors = {f.name: getattr(outcome, f.name) for f in _ERRORS}
+            said = outcome.error_text.strip().partition("\n")[0][:MAX_TEXT]
+            dead = f"A rank's process was killed{f': {said}' if said else ''}."
+            notes = (*joined.notes, dead)
+            joined = dataclasses.replace(joined, ended=outcome.ended, notes=notes, **errors)
+        elif rank.ended in ("returned", "exit") and not rank.exit_code:  # another rank failed
+            joined = dataclasses.replace(joined, ended="exit", exit_code=outcome.exit_code)
     return [*observations[:-1], joined]
+
+
+_ERRORS = [f for f in dataclasses.fields(Outcome) if f.name.startswith(("error_", "exit_"))]
 
 
 def _world(ranks: Sequence[RunInfo]) -> int:
