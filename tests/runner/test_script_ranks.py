@@ -575,6 +575,58 @@ def test_a_sharded_training_with_a_policy(
         assert (report.diagnosis.verdict, report.undecided) == ("no_fault", "")
 
 
+LIGHTNING = """\
+import sys
+import torch
+from torch import nn
+from lightning import LightningModule, Trainer
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.inp, self.out = nn.Linear(16, 32), nn.Linear(32, 4)
+
+    def training_step(self, batch, index):
+        x, y = batch
+        if self.global_rank == 1 and index >= 4:
+            x = x * 3e4
+        with torch.autocast("cpu", torch.float16):
+            h = nn.functional.layer_norm(self.inp(x).float(), (32,))
+            return nn.functional.cross_entropy(self.out(h), y)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.05)
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(640, 16), torch.randint(0, 4, (640,)))
+    quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    trainer = Trainer(accelerator="cpu", devices=2, strategy=sys.argv[1], max_steps=12, **quiet)
+    trainer.fit(Net(), DataLoader(data, batch_size=16))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
+def test_the_ranks_that_lightning_starts_are_followed(
+    strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under ``ddp`` the script's own process is rank 0, and starts the others as it was started."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "train.py"
+    path.write_text(LIGHTNING)
+    report = diagnosed(path, tmp_path / "runs.db", verify=False, args=(strategy,))
+    assert named_rank(report) == ("activation_overflow", 1, 4)
+    with Reader(tmp_path / "runs.db") as reader:
+        for info in report.runs.values():
+            outcome = reader.observations(info.id)[-1]
+            assert isinstance(outcome, Outcome)
+            assert (outcome.rank, outcome.ranks, outcome.attempts) == (1, 2, 12)
+
+
 @pytest.mark.thorough
 def test_a_spawned_process_writes_into_the_mirror(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

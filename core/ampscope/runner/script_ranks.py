@@ -26,6 +26,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
@@ -55,6 +56,7 @@ _HELPERS = ("torch.utils.data.", "multiprocessing.", "concurrent.")
 _LAUNCHED = ("RANK", "LOCAL_RANK", "ACCELERATE_MIXED_PRECISION")  # in the environment of a rank
 _ALONE = ("-u", "-O", "-OO", "-B", "-E", "-s", "-S", "-I", "-P")  # Python's options without a value
 _SELF = "ampscope.runner.script_ranks"  # also where it runs as __main__
+WAIT_S, POLL_S = 5.0, 0.05  # for ranks that end together with the process that started them
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -196,18 +198,17 @@ def of_one_rank(
     """What one rank of the run recorded, closed with how the run itself ended: the ``wanted`` one,
     else the one whose own numbers were the first to go wrong (:func:`first_at_fault`), else the
     first that has trained, else the first that has raised, for its launcher only says that a child
-    failed. None where there is no rank, or the run has made optimizer steps of its own."""
+    failed. A run that makes steps itself is one of the ranks where it trains together with those
+    that it has started, as under Lightning's launcher. None where there is no rank to take."""
     outcome = own[-1]
-    if not isinstance(outcome, Outcome) or outcome.attempts:
+    if not isinstance(outcome, Outcome):
         return None
     with Reader(store) as reader:
-        ranks = sorted(
-            reader.group(group_of(run_id)),
-            key=lambda r: (not r.steps_done, r.spec.rank, r.created),
-        )
-        seen = [reader.observations(r.id) for r in ranks]
-    ended = [(r, list(s)) for r, s in zip(ranks, seen, strict=True) if s]
-    ended = [(r, s) for r, s in ended if isinstance(s[-1], Outcome)]
+        ranks = _ended_ranks(reader, run_id, WAIT_S if outcome.attempts else 0.0)
+        ended = [(r, list(reader.observations(r.id))) for r in ranks]
+        ended = [(r, s) for r, s in ended if s and isinstance(s[-1], Outcome)]
+        if outcome.attempts:
+            ended = _with_launcher(reader.run(run_id), own, ended)
     if not ended:
         return None
     found = first_at_fault([(r, RunView(r.spec.control, r.id, s)) for r, s in ended])
@@ -216,14 +217,14 @@ def of_one_rank(
     else:
         place = next((n for n, (r, _) in enumerate(ended) if r.spec.rank == wanted), 0)
     info, observations = ended[place]
-    rank, world = observations[-1], _world(ranks)
+    rank, world = observations[-1], _world([r for r, _ in ended])
     assert isinstance(rank, Outcome)
     told = f"Judged by rank {info.spec.rank} of {world}, in a process of its own."
     if found is not None and found.place == place and world > 1:
         told += f" {found.sentence}"
-    joined = dataclasses.replace(
-        rank, notes=(*rank.notes, *outcome.notes, told), rank=info.spec.rank, ranks=world
-    )
+    launchers = () if rank is outcome else outcome.notes
+    notes = (*rank.notes, *launchers, told)
+    joined = dataclasses.replace(rank, notes=notes, rank=info.spec.rank, ranks=world)
     if outcome.ended in ("exit", "exception") and rank.ended != "exception":
         if any(r.state is State.LOST for r in ranks):  # killed: only what started it says so
             errors = {f.name: getattr(outcome, f.name) for f in _ERRORS}
@@ -237,6 +238,30 @@ def of_one_rank(
 
 
 _ERRORS = [f for f in dataclasses.fields(Outcome) if f.name.startswith(("error_", "exit_"))]
+
+
+def _ended_ranks(reader: Reader, run_id: str, wait_s: float) -> list[RunInfo]:
+    """Those that have trained first, by rank. One that is about to end gets ``wait_s`` for it."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        ranks = reader.group(group_of(run_id))
+        if not any(r.state.is_active for r in ranks) or time.monotonic() > deadline:
+            return sorted(ranks, key=lambda r: (not r.steps_done, r.spec.rank, r.created))
+        time.sleep(POLL_S)
+
+
+def _with_launcher(
+    info: RunInfo, own: Sequence[Observation], ranks: list[tuple[RunInfo, list[Observation]]]
+) -> list[tuple[RunInfo, list[Observation]]]:
+    """The ranks of a training in which the launching run is the one that is missing among them, and
+    that run first; none where it is no such training."""
+    together = [(r, s) for r, s in ranks if r.spec.world > 1]
+    world = _world([r for r, _ in together]) if together else 1
+    missing = set(range(world)) - {r.spec.rank for r, _ in together}
+    if not together or not missing:
+        return []
+    spec = dataclasses.replace(info.spec, rank=min(missing), world=world)
+    return [(dataclasses.replace(info, spec=spec, ended=time.time()), list(own)), *together]
 
 
 def _world(ranks: Sequence[RunInfo]) -> int:
