@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -14,11 +14,13 @@ import streamlit as st
 
 from ampscope.analysis.ranks import FirstNonFinite, first_nonfinite
 from ampscope.analysis.training import Training, training_of
+from ampscope.errors import AmpscopeError
 from ampscope.records import Event, Role, RunInfo, StepRecord, StepTotals
 from ampscope.report.palette import MEASURE, OTHER_DTYPE
 from ampscope.report.training_words import ALARM_NAMES, answer, key_figures
-from app import chart, links, states, store
+from app import chart, links, options, permissions, states, store
 from app.figures.training import Curve, control_losses, training_curves
+from app.runs import diagnoses, workload_choice
 from app.text import escape, number, plural, power_of_two
 
 # Sections of the Training page: how a run stands, what went wrong, its curves, what it said.
@@ -28,7 +30,7 @@ AT_FIRST = 5  # alarms and capsules that are shown without being asked for
 _COMMANDS = (
     "The first command runs the step again and names its first bad op. The second one gives the "
     "whole verdict and tries the fix on the step. Both import the file that you name, whose "
-    "function returns the model; this page imports none."
+    "function returns the model; the dashboard itself imports none."
 )
 _MISSING = (
     "This file is not on the machine that runs the dashboard: run the command where the training "
@@ -73,6 +75,14 @@ def show_capsules(trainings: Sequence[Training]) -> None:
         with chart.details(plural(len(found) - AT_FIRST, "later capsule")):
             for training, event in found[AT_FIRST:]:
                 _capsule(training, event, trainings)
+    if permissions.is_trusted():
+        _diagnose_here(
+            {
+                event.path: (training, f"Step {event.step:,}{_of_rank(training, trainings)}")
+                for training, event in found
+                if not training.run.spec.imported and _is_here(event.path)
+            }
+        )
 
 
 def show_curves(training: Training) -> None:
@@ -123,6 +133,47 @@ def _capsule(training: Training, event: Event, trainings: Sequence[Training]) ->
         st.caption(_COMMANDS)
         if not _is_here(event.path):
             st.caption(_MISSING)
+
+
+def _diagnose_here(capsules: Mapping[str, tuple[Training, str]]) -> None:
+    """Start ``ampscope diagnose --capsule`` for one of these files (path: training, title). The
+    browser names one of the listed files, a function and its trust, and no code."""
+    if not capsules:
+        return
+    for path, (_, title) in capsules.items():
+        if diagnoses.job_is_running(path):
+            st.info(f"**{escape(title)} is being diagnosed.** Its verdict comes to:")
+            links.link(links.DIAGNOSIS)
+        elif problem := diagnoses.job_problem(path):
+            st.error(f"**{escape(title)} could not be diagnosed.** {escape(problem)}")
+    folder = options.current().scripts
+    files = workload_choice.listed(folder)
+    if not files:
+        st.caption("To diagnose a capsule from here, start the dashboard with `--scripts DIR`.")
+        return
+    with (
+        st.expander("Diagnose a capsule", icon=":material/play_arrow:"),
+        st.form("tr-capsule", border=False),
+    ):
+        path = st.selectbox(
+            "Capsule", list(capsules), format_func=lambda p: capsules[p][1], key="tr-capsule-path"
+        )
+        left, right = st.columns(2)
+        file = left.selectbox("File that builds the model", files, key="tr-capsule-file")
+        function = right.text_input("Its function", "build", key="tr-capsule-function")
+        trusted = st.checkbox(
+            "I trust this file: a process of its own imports and runs it.", key="tr-capsule-trust"
+        )
+        busy = bool(diagnoses.busy_with())
+        if st.form_submit_button("Diagnose", disabled=busy, key="tr-capsule-start"):
+            try:
+                code = workload_choice.python_file(folder, file, "scripts")
+                run = capsules[path][0].run
+                diagnoses.start_captured(run, Path(path), code, function.strip(), trusted=trusted)
+            except AmpscopeError as error:
+                st.error(escape(str(error)))
+            else:
+                st.rerun()
 
 
 def _is_here(path: str) -> bool:

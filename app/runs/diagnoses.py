@@ -190,6 +190,28 @@ def start_diagnosis(
     _python_of[str(script)] = python
 
 
+def start_captured(
+    run: RunInfo, capsule: Path, file: Path, function: str, *, trusted: bool
+) -> None:
+    """Diagnose the step of a capsule that ``run`` of this store has kept. The started process
+    imports ``file``, which the caller has found below the operator's folder.
+
+    Raises BadInput unless the user has said that the file is trusted, for an imported run, and
+    where there is no such capsule or ``function`` is no name.
+    """
+    permissions.require(permissions.is_trusted(), "starting a diagnosis")
+    if not trusted:
+        raise BadInput("The file is imported only after you have said that you trust it.")
+    if run.spec.imported:  # its paths come from an untrusted file
+        raise BadInput("This run was imported. Diagnose its capsule yourself, with the command.")
+    if not capsule.is_file():
+        raise BadInput(f"There is no capsule at {capsule} any more.")
+    if not function.isidentifier():
+        raise BadInput(f"{function!r} is not the name of a function.")
+    trust = f"{file}:{function}"
+    _jobs[str(capsule)] = script_runs.start_captured(capsule, trust, store.path())
+
+
 def start_controls(run: RunInfo, controls: Sequence[str], python: str = OWN_PYTHON) -> None:
     """Run a recorded script again. Raises BadInput when its file is gone, and for a ``python`` that
     the operator did not name."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ampscope.errors import BadInput
+from ampscope.launcher import script_runs
+from ampscope.launcher.script_runs import Job
 from ampscope.records import Event, Role, State, StepRecord
+from ampscope.store.reader import Reader
 from ampscope.store.writer import RunWriter
+from app.runs import diagnoses
 from app.training import histograms_seen
 from tests.helpers import stores
 from tests.helpers import watched_stores as watched
@@ -105,6 +110,78 @@ def test_what_a_replay_found_stands_with_its_capsule(store_path: Path, open_page
     events = [CAPSULE, Event(7, "replay", "first bad op", told)]
     run = watched.ended(watched.begun(store_path, watched.bad(20, 7), events))
     assert f"Run again: {told}" in texts(open_page("training", run=run)).replace("**", "")
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Commands of the processes that a page would have started."""
+    asked: list[list[str]] = []
+
+    def start(arguments: Sequence[str], folder: Path, python: str) -> Job:
+        asked.append([*arguments, str(folder)])
+        return Job(0)
+
+    monkeypatch.setattr(script_runs, "_start", start)
+    monkeypatch.setattr(diagnoses, "_jobs", {})
+    return asked
+
+
+@pytest.fixture
+def kept(store_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Path]:
+    """A run that has kept a capsule, which is there; the operator's folder has one file."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "model.py").write_text("def build(): ...\n")
+    monkeypatch.setenv("AMPSCOPE_SCRIPTS", str(tmp_path / "mine"))
+    path = tmp_path / "step7.safetensors"
+    path.write_bytes(b"0")
+    events = [replace(CAPSULE, path=str(path)), CAPSULE]
+    run = watched.ended(watched.begun(store_path, watched.bad(20, 7), events))
+    return run, path
+
+
+def test_a_capsule_is_diagnosed_once_its_file_is_trusted(
+    kept: tuple[str, Path], started: list[list[str]], open_page: Open, store_path: Path
+) -> None:
+    run, path = kept
+    app = open_page("training", run=run)
+    assert app.selectbox(key="tr-capsule-path").options == ["Step 7"]  # the other one is gone
+    app.button(key="tr-capsule-start").click().run()
+    assert "only after you have said that you trust it" in texts(app)
+    assert started == []
+    app.checkbox(key="tr-capsule-trust").check()
+    app.text_input(key="tr-capsule-function").set_value("build; rm x")
+    app.button(key="tr-capsule-start").click().run()
+    assert "is not the name of a function" in texts(app)
+    app.text_input(key="tr-capsule-function").set_value("build")
+    app.button(key="tr-capsule-start").click().run()
+    folder = path.parent / "mine"
+    assert started == [
+        ["ampscope.cli.main", "diagnose", "--quiet", "--store", str(store_path.absolute()),
+         "--capsule", str(path), "--trust", f"{folder / 'model.py'}:build", str(folder)]
+    ]  # fmt: skip
+
+
+def test_a_capsule_is_not_diagnosed_from_the_page_without_the_operators_folder(
+    kept: tuple[str, Path], open_page: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AMPSCOPE_SCRIPTS")
+    app = open_page("training", run=kept[0])
+    assert not [b for b in app.button if b.key == "tr-capsule-start"]
+    assert "start the dashboard with" in texts(app)
+
+
+def test_an_imported_runs_capsule_is_never_opened_from_the_page(
+    kept: tuple[str, Path], started: list[list[str]], store_path: Path
+) -> None:
+    run, path = kept
+    with Reader(store_path) as reader:
+        info = reader.run(run)
+    imported = replace(info, spec=replace(info.spec, imported="other.json"))
+    with pytest.raises(BadInput, match="imported"):
+        diagnoses.start_captured(imported, path, path, "build", trusted=True)
+    with pytest.raises(BadInput, match="no capsule"):
+        diagnoses.start_captured(info, path.with_name("gone"), path, "build", trusted=True)
+    assert started == []
 
 
 @pytest.mark.parametrize(("skips", "is_bad"), [(2, False), (3, True)])

@@ -384,6 +384,13 @@ def start_diagnosis(
     return _start([*command, str(script), *args], script.parent, python)
 
 
+def start_captured(capsule: Path, trust: str, store: Path, python: str = sys.executable) -> Job:
+    """``ampscope diagnose --capsule`` by ``python``, which imports ``trust``, FILE.py:FUNCTION."""
+    command = ["ampscope.cli.main", "diagnose", "--quiet", "--store", str(store.absolute())]
+    command += ["--capsule", str(capsule), "--trust", trust]
+    return _start(command, Path(trust.rpartition(":")[0]).parent, python)
+
+
 def start_controls(
     store: Path, run_id: str, controls: Sequence[str], python: str = sys.executable
 ) -> Job:
