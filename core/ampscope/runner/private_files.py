@@ -393,8 +393,8 @@ class Mirror:
                 _copy_file(target, place)
 
     def install(self) -> None:
-        """Lead paths of Python's own functions; see :meth:`own` before each change. For good: the
-        process runs one script and ends."""
+        """Lead paths of Python's own functions; see :meth:`own` before each change. For good, and
+        therefore without `ampscope.patches`: the process runs one script and ends."""
         import builtins
         import io
 

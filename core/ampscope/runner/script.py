@@ -30,6 +30,7 @@ from ampscope.capture.script.script_histograms import ScriptMeasurements
 from ampscope.control import BASELINE, TAPS, Control
 from ampscope.errors import AmpscopeError, BadInput, StoreError
 from ampscope.observations import COMPILED_NOTE, Observation, Outcome
+from ampscope.patches import Patches
 from ampscope.policy.device_profiles import PROFILES, USUAL
 from ampscope.policy.stand_in_device import StandInDevice, stand_in
 from ampscope.records import JUDGED_RANK, OP_STEP, SEED_SHIFT, Machine, RunSpec, State
@@ -200,9 +201,8 @@ class _Run:
     @contextlib.contextmanager
     def _watched_exit(self) -> Iterator[None]:
         """``os._exit`` ends the process at once, so what was recorded is handed over before."""
-        original = os._exit
 
-        def exit_now(code: int) -> None:
+        def exit_now(original: Callable[[int], None], code: int) -> None:
             watchdog = threading.current_thread().name == "ampscope-watchdog"
             if self.processes.is_own:
                 with contextlib.suppress(Exception):  # it must end, whatever happens here
@@ -211,11 +211,9 @@ class _Run:
                     )
             original(code)
 
-        os._exit = exit_now  # type: ignore[assignment]  # it returns no more than the original
-        try:
+        with Patches() as patches:
+            patches.wrap(os, "_exit", exit_now)
             yield
-        finally:
-            os._exit = original
 
     def _attempt(self, count: int) -> None:
         """An optimizer step ended, taken or skipped."""

@@ -353,12 +353,10 @@ class Emulation:
     @contextmanager
     def active(self) -> Iterator[Emulation]:
         """Replace the ops; everything is put back."""
-        replaced = list(self._replace_functions()) + list(self._replace_methods())
-        try:
+        with Patches() as patches:
+            for owner, name, value in [*self._functions(), *self._methods()]:
+                patches.replace(owner, name, lambda original, value=value: value)
             yield self
-        finally:
-            for owner, name, original in reversed(replaced):
-                setattr(owner, name, original)
 
     def run(self, function: Callable[..., Any], op: str, args: Any, kwargs: Any) -> Any:
         """Run one op as a GPU would."""
@@ -417,7 +415,8 @@ class Emulation:
             return rounded_gradient(tensor, mark)
         return function(tensor, dtype)
 
-    def _replace_functions(self) -> Iterator[tuple[Any, str, Any]]:
+    def _functions(self) -> Iterator[tuple[Any, str, Any]]:
+        """Modules, names there, and what is to stand there: wherever Paddle has bound an op."""
         table: Any = paddle._C_ops
         replacements: dict[int, Any] = {}
         for name, function in list(vars(table).items()):
@@ -430,8 +429,7 @@ class Emulation:
             if key.split(".")[0] == "paddle" and key not in _OWNERS and module is not None:
                 for name, value in list(vars(module).items()):
                     if id(value) in replacements:
-                        setattr(module, name, replacements[id(value)])
-                        yield module, name, value
+                        yield module, name, replacements[id(value)]
 
     def _replacement(self, name: str, function: Callable[..., Any]) -> Any:
         if name == "cast":
@@ -443,11 +441,10 @@ class Emulation:
             run = self.run_in_place
         return functools.wraps(function)(lambda *args, **kwargs: run(function, op, args, kwargs))
 
-    def _replace_methods(self) -> Iterator[tuple[Any, str, Any]]:
+    def _methods(self) -> Iterator[tuple[Any, str, Any]]:
+        """The same of the operators of tensors."""
         for method in OPERATORS:
-            original = getattr(Tensor, method)
-            setattr(Tensor, method, self._method(method, original))
-            yield Tensor, method, original
+            yield Tensor, method, self._method(method, getattr(Tensor, method))
 
     def _method(self, method: str, original: Callable[..., Any]) -> Any:
         number, tensor = (operator_name(method, with_number=n) for n in (True, False))
