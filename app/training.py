@@ -147,7 +147,7 @@ def _diagnose_here(capsules: Mapping[str, tuple[Training, str]]) -> None:
         elif problem := diagnoses.job_problem(path):
             st.error(f"**{escape(title)} could not be diagnosed.** {escape(problem)}")
     folder = options.current().scripts
-    files = workload_choice.listed(folder)
+    files = workload_choice.listed(folder).files
     if not files:
         st.caption("To diagnose a capsule from here, start the dashboard with `--scripts DIR`.")
         return

@@ -1,4 +1,4 @@
-"""The import contracts of pyproject.toml cover rooms that nobody has named yet."""
+"""The import contracts of pyproject.toml cover rooms that they do not name."""
 
 from __future__ import annotations
 

@@ -470,7 +470,9 @@ def train(model, scaler, optimizer):
 def test_evaluation_outside_autocast_of_a_wrapped_or_copied_model(
     wrapped: str, evaluated: str, called: str, found: list[str]
 ) -> None:
-    assert codes(TRAINED_WRAPPED.format(wrapped=wrapped, evaluated=evaluated, called=called)) == found
+    assert (
+        codes(TRAINED_WRAPPED.format(wrapped=wrapped, evaluated=evaluated, called=called)) == found
+    )
 
 
 def test_evaluation_outside_autocast_in_a_method_beside_the_one_that_trains() -> None:

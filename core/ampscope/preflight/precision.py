@@ -1051,7 +1051,7 @@ def _is_scaled(p: Precision, node: ast.expr, function: ast.AST | None) -> bool:
 # ---- evaluation
 
 
-_WRAPPERS = {"DistributedDataParallel", "DDP", "DataParallel", "compile"}
+_RENAMING = {*_WRAPPERS, "compile"}  # a model by another name
 
 
 def _renamed(node: ast.AST, by: set[str]) -> Iterator[tuple[str, str]]:
@@ -1084,7 +1084,7 @@ def _evaluation(p: Precision) -> Iterator[Trait]:
         for up in p.source.above(c)
         if isinstance(up, ast.ClassDef)
     }
-    wrapped = [pair for n in p.source.nodes for pair in _renamed(n, _WRAPPERS)]
+    wrapped = [pair for n in p.source.nodes for pair in _renamed(n, _RENAMING)]
     trained |= {inner for name, inner in wrapped if name in trained}
     called_inside = {
         dotted(c.func).rpartition(".")[2]

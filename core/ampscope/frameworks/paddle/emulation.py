@@ -340,6 +340,11 @@ _SKIPPED = frozenset((
 OpSeen = Callable[[OpRun], None]
 
 
+def _instead(value: Any, original: Any) -> Any:
+    """What stands in the place of ``original`` while an emulation is active."""
+    return value
+
+
 class Emulation:
     """Replaces ops inside ``with``. ``fp32_depth`` above zero: everything in fp32, whatever the
     region (layers that a setting keeps in fp32). ``op_seen`` hears of every op that ran."""
@@ -355,7 +360,7 @@ class Emulation:
         """Replace the ops; everything is put back."""
         with Patches() as patches:
             for owner, name, value in [*self._functions(), *self._methods()]:
-                patches.replace(owner, name, lambda original, value=value: value)
+                patches.replace(owner, name, functools.partial(_instead, value))
             yield self
 
     def run(self, function: Callable[..., Any], op: str, args: Any, kwargs: Any) -> Any:
