@@ -67,7 +67,7 @@
 
   // Code that is wider than its frame is moved by keys once it has the focus.
   // Streamlit puts an element for each section between the list and its items, as no list may have.
-  const mend = () => {
+  const fix = () => {
     for (const list of document.querySelectorAll("[data-testid=stSidebarNavItems]:not([role])")) {
       list.setAttribute("role", "none");
     }
@@ -78,6 +78,6 @@
       code.setAttribute("tabindex", "0");
     }
   };
-  mend();
-  new MutationObserver(mend).observe(document.body, { childList: true, subtree: true });
+  fix();
+  new MutationObserver(fix).observe(document.body, { childList: true, subtree: true });
 })();

@@ -4,9 +4,9 @@
 
 Eager: a step of a custom loop as it is, and with everything recorded and written to a store (goal:
 at most 1.3 times). Graph: a batch of `model.fit` as it is, and with the callback that records loss,
-scale and skips (goal: at most 1.05). Both kinds take turns in one process, a few steps each; the
-ratio is taken within each turn, and its median and quartiles over all turns are reported: of wall
-time, and of the process's CPU time, to which other processes do little. CPU time is that of a whole
+scale and skips (goal: at most 1.05). Both kinds run interleaved in one process, a few steps each;
+the ratio is taken within each round, and its median and quartiles over all rounds are reported: of
+wall time, and of the process's CPU time, to which other processes do little. CPU time is that of a whole
 fit, with the making and closing of the callback's run.
 """
 
@@ -45,7 +45,7 @@ BATCHES = 40  # a turn of fit
 
 @dataclass(frozen=True)
 class Result:
-    """Medians in milliseconds; the ratio with its quartiles over the turns."""
+    """Medians in milliseconds; the ratio with its quartiles over the rounds."""
 
     model: str
     policy: str

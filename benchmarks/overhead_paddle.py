@@ -4,7 +4,7 @@
 
 in a Python that has Paddle.
 
-Every network trains several times side by side in one process, and the contestants take turns in a
+Every network trains several times side by side in one process, and the contestants alternate in a
 new order each round, so that whatever else the machine does falls on all of them alike. A round
 gives one ratio a contestant: its time over the bare one's in that round. Shown are the median and
 the quartiles of these ratios. fp16 is emulated (bare as well); fp32 is Paddle as it is.

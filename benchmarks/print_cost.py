@@ -69,7 +69,7 @@ def watched(name: str) -> list[str]:
     return [
         "Time of a training step divided by that of the bare step of the same process,",
         f"interleaved, in {found['training'].partition(',')[0]} on {machine(found)};",
-        f"medians of {found['rounds']} turns, quartiles in {link(name)}:",
+        f"medians of {found['rounds']} rounds, quartiles in {link(name)}:",
         "",
         *table(found["models"], {**WATCH, **PEERS}),
         "",

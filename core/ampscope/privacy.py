@@ -174,7 +174,7 @@ def recorded(spec: RunSpec) -> RunSpec:
 
 
 def recorded_machine(machine: Machine) -> Machine:
-    """Likewise."""
+    """The machine as the store may hold it: without its host name where that is left out."""
     return replace(machine, host="") if leaves_out("host") else machine
 
 

@@ -195,7 +195,7 @@ def test_copies_count_by_their_largest_block() -> None:
     assert copy_rate(ceilings_of(GOOD)) is None
 
 
-def test_a_crooked_size_that_costs() -> None:
+def test_a_misaligned_size_that_costs() -> None:
     times = {4088: 1.0, 4089: 2.2, 4096: 1.0, 4097: 2.3, 4104: 1.0, 4105: 2.4, 4100: 1.05}
     found = bench.costs_of(aligned("align_k", times))
     said = bench.sentence(found)
@@ -203,13 +203,13 @@ def test_a_crooked_size_that_costs() -> None:
     assert "fp16; 2.20 to 2.40" in said
 
 
-def test_a_crooked_size_under_ten_percent_is_noise() -> None:
+def test_a_misaligned_size_under_ten_percent_is_noise() -> None:
     found = bench.costs_of(aligned("align_n", {4096: 1.0, 4097: 1.09}))
     assert bench.worst(found) is None
     assert bench.sentence(found).startswith("No misaligned size costs ten percent")
 
 
-def test_a_crooked_size_whose_quartiles_overlap_is_noise() -> None:
+def test_a_misaligned_size_whose_quartiles_overlap_is_noise() -> None:
     found = bench.costs_of(aligned("align_m", {4096: 1.0, 4097: 1.3}, spread=0.5))
     assert found[0].ratio == pytest.approx(1.3)
     assert bench.worst(found) is None
@@ -234,7 +234,7 @@ def test_the_halves_come_before_fp32() -> None:
     assert bench.sentence(bench.costs_of(dear)).startswith("K = 513 costs 1.9")
 
 
-def test_without_crooked_sizes_nothing_is_said() -> None:
+def test_without_misaligned_sizes_nothing_is_said() -> None:
     assert bench.sentence(bench.costs_of(ceilings_of(GOOD))) == ""
 
 

@@ -212,7 +212,7 @@ def ceiling(dtype: str, size: int, seconds: float | None) -> Rate:
     return matmul_rate("ceiling", dtype, (size, size, size), timing)
 
 
-def test_one_dimension_is_crooked_at_a_time(writer: RunWriter) -> None:
+def test_one_dimension_is_misaligned_at_a_time(writer: RunWriter) -> None:
     rates = [ceiling("fp32", 64, 1e-4), ceiling("bf16", 64, 1e-4), ceiling("fp16", 64, None)]
     effort = alignment.AlignmentEffort((64,), 0.4)
     alignment.aligned_matmuls(effort, rates, CPU, writer, NEVER)

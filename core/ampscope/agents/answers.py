@@ -189,7 +189,8 @@ def read_verdict(reader: Reader, run_id: str, offset: int, limit: int) -> Verdic
 
 
 def verdict(told: dict[str, Any], offset: int = 0, limit: int = MOST_EVIDENCE) -> Verdict:
-    """The same of a diagnosis' JSON document (:mod:`ampscope.report.contract`)."""
+    """The causes, evidence and fixes of a diagnosis, from its JSON document ``told``
+    (:mod:`ampscope.report.contract`); ``offset`` and ``limit`` page through the evidence."""
     causes = [_cause(f, offset, limit) for f in told["findings"][:MOST_FINDINGS]]
     longest = max((c.evidence_total for c in causes), default=0)
     headline = told["precision"]["headline"] if told["precision"] else ""

@@ -431,7 +431,7 @@ def serve_http(server: AgentServer, port: int) -> None:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((HOST, port))
-            listening.listen()  # whoever reads the address below can connect
+            listening.listen()  # a client that reads the address below can connect
         except (OSError, OverflowError) as error:
             raise BadInput(f"Port {port} of {HOST} cannot be had: {error}.") from error
         bound, token = listening.getsockname()[1], secrets.token_urlsafe(32)

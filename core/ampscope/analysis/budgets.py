@@ -177,8 +177,8 @@ def judge_islands(limit: float, head: RunView, base: RunView) -> Outcome:
 def judge_time(
     limit: float, head: Sequence[Sequence[float]], base: Sequence[Sequence[float]]
 ) -> Outcome:
-    """Seconds of each step, by round; head and base ran in turns. The budget is exceeded when it is
-    exceeded in every round: one slow round of a shared machine is no regression."""
+    """Seconds of each step, by round; head and base ran interleaved. The budget is exceeded when it
+    is so in every round: one slow round of a shared machine is no regression."""
     ratios = [
         statistics.median(own) / statistics.median(other)
         for own, other in zip(head, base, strict=False)

@@ -306,7 +306,7 @@ class Parting:
 
     @property
     def is_nonfinite(self) -> bool:
-        """It holds NaN or infinities that the other does not."""
+        """Whether this tensor holds NaN or infinities and its counterpart does not."""
         return self.eager is None or self.tap.nonfinite > self.eager.nonfinite
 
     @property

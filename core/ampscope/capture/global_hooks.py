@@ -81,7 +81,7 @@ class Subscription:
             self._dispatcher.renew()
 
     def remove(self) -> None:
-        """It hears nothing more; again does nothing."""
+        """Unsubscribe: the listener is not called any more. A second call does nothing."""
         self._dispatcher.drop(self)
 
     def __enter__(self) -> Self:

@@ -13,7 +13,7 @@ A *finding* is what no healthy checkpoint has:
                        be loaded in fp16, otherwise a note
 
 Everything else (dtypes, subnormal numbers, how far averages are from their weights) is reported and
-judged by nobody.
+not judged.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from ampscope.report.document import visible
 from ampscope.store.reader import Reader
 
 EXIT_KEPT, EXIT_EXCEEDED, EXIT_NOT_MEASURED = 0, 1, 2
-ROUNDS = 3  # of head and base in turns
+ROUNDS = 3  # of head and base, interleaved
 _CODES = {
     "lost_gradients": ("BUD001", "Gradients lost to half precision"),
     "new_fp32_islands": ("BUD002", "A new fp32 island"),

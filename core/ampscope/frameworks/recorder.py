@@ -163,7 +163,7 @@ class Recorder:
             self._after_step(self)
 
     def scaler_updated(self, scaler: str) -> None:
-        """It decided on its next scale, by the steps through it since it last did."""
+        """Called when a scaler has decided on its next scale, after the steps through it."""
         attempt = max(self.steps - 1, 0)
         self.calls.append(Call(len(self.calls), attempt, "update", subject=scaler))
 

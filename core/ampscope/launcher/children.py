@@ -66,7 +66,7 @@ class Child:
         return bool(self.run_id)
 
     def dismiss(self) -> None:
-        """It ends when no process can give it a run any more."""
+        """End the waiting child, once no process can give it a run any more."""
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()

@@ -39,7 +39,7 @@ _GIT_OWN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")  # of a 
 # Python orders sets of texts by a hash that is another in each process, unless this is set. Repeats
 # come from one process, B from another, so both are given the same.
 _SAME_HASHES = {"PYTHONHASHSEED": "0"}
-_NO_READINGS = {"AMPSCOPE_TELEMETRY": "0"}  # of the machine beside a run: nobody compares them
+_NO_READINGS = {"AMPSCOPE_TELEMETRY": "0"}  # of the machine beside a run: not compared
 Say = Callable[[str], None]
 
 

@@ -1,6 +1,6 @@
 """What this machine reaches: matmuls of every dtype, copies, and what a misaligned size costs.
 
-The rates of one kind are measured interleaved (:class:`Turns`), on random data, each as the median
+The rates of one kind are measured interleaved (:class:`Timed`), on random data, each as the median
 of many with its quartiles. A run with the argument ``quick`` takes a third of the time.
 """
 
@@ -406,17 +406,17 @@ def warm_up(device: torch.device) -> None:
 Call = Callable[[], object]
 Stop = Callable[[], bool]
 
-TURN_S = 0.01  # a fast call is made this long in a row: one alone would find its data out of cache
+ROUND_S = 0.01  # a fast call is made this long in a row: one alone would find its data out of cache
 LEAST, MOST = 7, 200  # times of one call
 STOPPED = "Cancelled between two measurements."
 
 
 @dataclass(slots=True)
-class Turns:
+class Timed:
     """One call and its times so far."""
 
     call: Call
-    each: int  # calls a turn
+    each: int  # calls per round
     seconds: list[float] = field(default_factory=list)
 
 
@@ -432,24 +432,24 @@ def interleaved(
 ) -> list[Timing]:
     """Median and quartiles of each call, given with about how long it takes: rounds over all of
     them, for about ``budget_s`` seconds in all and at least :data:`LEAST` times each. Raises
-    Cancelled between two turns when ``stop()`` is true."""
-    turns = [Turns(call, _each(seconds)) for call, seconds in calls]
+    Cancelled between two calls when ``stop()`` is true."""
+    timed = [Timed(call, _each(seconds)) for call, seconds in calls]
     ends = time.perf_counter() + budget_s
-    while _goes_on(turns, time.perf_counter() < ends):
-        for turn in turns:
+    while _goes_on(timed, time.perf_counter() < ends):
+        for one in timed:
             if stop():
                 raise Cancelled(STOPPED)
-            if len(turn.seconds) < MOST:
-                turn.seconds += times(turn.call, device, turn.each)
-    return [summary(turn.seconds) for turn in turns]
+            if len(one.seconds) < MOST:
+                one.seconds += times(one.call, device, one.each)
+    return [summary(one.seconds) for one in timed]
 
 
 def _each(seconds: float) -> int:
-    return max(1, min(20, int(TURN_S / max(seconds, 1e-6))))
+    return max(1, min(20, int(ROUND_S / max(seconds, 1e-6))))
 
 
-def _goes_on(turns: Sequence[Turns], has_time: bool) -> bool:
-    fewest = min((len(turn.seconds) for turn in turns), default=MOST)
+def _goes_on(timed: Sequence[Timed], has_time: bool) -> bool:
+    fewest = min((len(one.seconds) for one in timed), default=MOST)
     return fewest < (MOST if has_time else LEAST)
 
 

@@ -408,7 +408,7 @@ class _Recording(StepListener):
     def after_scaler_step(
         self, optimizer: Optimizer, scaler: Any, *, stepped: bool, raised: bool
     ) -> None:
-        """It may have left the optimizer's step out."""
+        """Called after GradScaler's step, which may have left the optimizer's step out."""
         if not raised:
             self._stepped(optimizer)
 

@@ -502,7 +502,7 @@ class Event:
         self.at = 0.0
 
     def record(self, *args: object) -> None:
-        """It happens now."""
+        """Take the present time as the time of this event."""
         self.at = time.perf_counter()
 
     def elapsed_time(self, end: Event) -> float:
@@ -510,7 +510,7 @@ class Event:
         return 1e3 * (end.at - self.at)
 
     def query(self) -> bool:
-        """It has happened."""
+        """Whether the event has happened: always, as a CPU works in order."""
         return True
 
     def synchronize(self, *args: object) -> None:

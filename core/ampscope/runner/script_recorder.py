@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -357,7 +358,6 @@ class Sleep(StepListener):
         self._steps = steps
         self._on_step = on_step
         self._started = time.monotonic()
-        self._wake: Callable[[], None] = lambda: None
 
     @property
     def recorded_from(self) -> int:
@@ -367,9 +367,8 @@ class Sleep(StepListener):
     @contextlib.contextmanager
     def until(self, wake: Callable[[], None]) -> Iterator[None]:
         """Asleep from here on; ``wake`` puts the instruments on."""
-        self._wake = wake
         with StepEvents(self), Patches() as patches:
-            patches.wrap(nn.Module, "__call__", self._call)
+            patches.wrap(nn.Module, "__call__", functools.partial(self._call, wake))
             yield
 
     def after_step(self, optimizer: Any, scaler: Any) -> None:
@@ -388,11 +387,18 @@ class Sleep(StepListener):
             self.first_s = self.first_s or self.elapsed_s
             self._on_step(self.passed)
 
-    def _call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def _call(
+        self,
+        wake: Callable[[], None],
+        original: Any,
+        module: nn.Module,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         if not self.is_asleep or self.passed < self._steps or not _begins_a_step():
             return original(module, *args, **kwargs)
         self.is_asleep = False
-        self._wake()
+        wake()
         return nn.Module.__call__(module, *args, **kwargs)  # now with the instruments' wrappers
 
     @property

@@ -47,7 +47,7 @@ class Pace:
         return now >= self._next
 
     def wrote(self, started: float, took_s: float) -> None:
-        """It was written from ``started`` on, which took so long."""
+        """Plan the next write after one that began at ``started`` and took ``took_s`` seconds."""
         shortest, longest = self._limits
         self._next = started + min(max(shortest, took_s / self._share), longest)
 

@@ -46,7 +46,7 @@ class AlarmDispatcher:
         self,
         settings: WatchSettings,
         is_cancelled: Callable[[], bool],
-        send: Callable[[list[Event]], None] = lambda alarms: None,
+        send: Callable[[list[Event]], None],
     ) -> None:
         self.reported: list[Event] = []
         self.should_stop = False

@@ -113,7 +113,8 @@ class OurOptimizers:
         return _Held(ids, ours, {self._models.parameters[i].model for i, _ in ours})
 
     def stepped(self, optimizers: Sequence[Optimizer]) -> int:
-        """They have made a step together, nearly always one alone. A number for who steps."""
+        """Note that these ``optimizers`` have made one step together; nearly always it is one.
+        Returns a number that stands for this set of optimizers."""
         if len(optimizers) == 1:
             self._stepped.add(optimizers[0])
             return id(optimizers[0])

@@ -46,14 +46,14 @@ class StateGuard:
         dict(_tensors(self._ema(), "ema"))  # BadInput for what is none
 
     def after_step(self, optimizers: Iterable[Optimizer]) -> list[tuple[str, str]]:
-        """Alarms that begin: their names and texts. Waits for the device."""
+        """Alarms that begin: names and texts. Waits for the device."""
         return [
             *self._ring("optimizer_state_poisoned", self.optimizer_state(optimizers)),
             *self._ring("buffer_poisoned", self.buffers()),
         ]
 
     def before_backward(self) -> list[tuple[str, str]]:
-        """The same of averages."""
+        """Alarms of the averages of weights that begin: names and texts. Waits for the device."""
         return self._ring("ema_poisoned", self.averages())
 
     def optimizer_state(self, optimizers: Iterable[Optimizer]) -> str:

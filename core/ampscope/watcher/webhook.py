@@ -1,7 +1,7 @@
 """An alarm as a POST to an address of the user's choice, from a thread of its own.
 
 The training never waits: alarms are handed to a queue, and one that cannot be delivered after
-:data:`TRIES` attempts is dropped and noted in the run. What is sent is in docs/privacy.md, and
+:data:`TRIALS` attempts is dropped and noted in the run. What is sent is in docs/privacy.md, and
 nothing else is::
 
     {"text": "ampscope: nonfinite_loss at step 40007 of night run (rank 0).",
@@ -27,7 +27,7 @@ from ampscope.errors import BadInput
 from ampscope.records import Event
 
 TIMEOUT_S = 5.0  # of one attempt
-TRIES = 4
+TRIALS = 4
 FIRST_PAUSE_S = 1.0  # doubled after each attempt: 7 s in all
 MOST_WAITING = 100  # alarms; a run with more of them has been reported well enough
 CLOSING_S = 5.0  # that the end of a run waits for alarms that are still to be sent
@@ -83,7 +83,7 @@ class Webhook:
     def _deliver(self, body: bytes) -> str:
         """Why it was not delivered; "" where it was."""
         pause_s, problem = FIRST_PAUSE_S, ""
-        for attempt in range(TRIES):
+        for attempt in range(TRIALS):
             if attempt and self._ends.wait(pause_s * 2 ** (attempt - 1)):
                 break
             headers = {"Content-Type": "application/json", "User-Agent": f"ampscope/{__version__}"}

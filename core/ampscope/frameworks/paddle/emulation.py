@@ -447,7 +447,7 @@ class Emulation:
         return functools.wraps(function)(lambda *args, **kwargs: run(function, op, args, kwargs))
 
     def _methods(self) -> Iterator[tuple[Any, str, Any]]:
-        """The same of the operators of tensors."""
+        """The class of tensors, names of its operators, and what is to stand there."""
         for method in OPERATORS:
             yield Tensor, method, self._method(method, getattr(Tensor, method))
 
