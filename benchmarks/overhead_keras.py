@@ -6,8 +6,8 @@ Eager: a step of a custom loop as it is, and with everything recorded and writte
 at most 1.3 times). Graph: a batch of `model.fit` as it is, and with the callback that records loss,
 scale and skips (goal: at most 1.05). Both kinds run interleaved in one process, a few steps each;
 the ratio is taken within each round, and its median and quartiles over all rounds are reported: of
-wall time, and of the process's CPU time, to which other processes do little. CPU time is that of a whole
-fit, with the making and closing of the callback's run.
+wall time, and of the process's CPU time, to which other processes do little. CPU time is that of a
+whole fit, with the making and closing of the callback's run.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 HEADINGS = ["What it detects", "Why it matters", "Blind spots", "Remedy"]
 
 
-def test_architecture_prints_the_schema() -> None:
-    text = (ROOT / "docs/architecture.md").read_text()
+def test_the_store_s_page_prints_the_schema() -> None:
+    text = (ROOT / "docs/store.md").read_text()
     found = re.search(r"<!-- schema -->\n```sql\n(.*?)\n```\n<!-- /schema -->", text, re.DOTALL)
     assert found is not None
     assert found[1] == schema_text().strip()
