@@ -8,8 +8,8 @@
 
 One process; every contestant's steps follow bare steps of the same training and are followed by
 others, and the ratio is what counts, so that a slow moment of the machine hits both. Contestants
-run interleaved, in an order that is drawn anew each round. Peers that are not installed are left out
-and named; `--peers DIR` adds folders to look for them (pip install --target DIR transformers …).
+run interleaved, in an order that is drawn anew each round. Peers that are not installed are left
+out and named; `--peers DIR` adds folders to look for them (pip install --target DIR …).
 
 `--taps` compiles the training twice, with taps and without: what taps cost the generated code
 itself is part of the ratio then. Graph breaks, and graphs compiled after the first round, are
